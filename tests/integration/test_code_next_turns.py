@@ -1,4 +1,4 @@
-"""The report that ends a step carries the next turn: it counts if nothing else has happened to the run, and else not."""
+"""The report that ends a step carries the next turn, which counts if nothing else has happened to the run."""
 
 from __future__ import annotations
 

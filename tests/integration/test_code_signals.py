@@ -127,3 +127,20 @@ def test_a_signal_to_a_run_that_fails_at_that_moment_is_in_its_history(
     system.pass_seconds(2)
     assert handle.status() == "failed"
     assert kinds(system, handle)[-2:] == ["run_failed", "signal_received"]
+
+
+def test_many_signals_go_out_in_one_statement_and_runs_that_have_ended_are_named(
+    system: System, worker: Worker, engine_: Engine, hears: CodeWorkflow[..., Any], sends: CodeWorkflow[..., Any]
+) -> None:
+    open_runs = [hears.start() for _ in range(3)]
+    renewed, ended, stranger = hears.start(renewed=False), hears.start(), sends.start(open_runs[0].id)
+    ended.terminate()
+    turn(system, worker, engine_)
+    both = [(run, number) for number in (1, 2) for run in (*open_runs, renewed, ended, stranger)]
+    assert set(hears.signal_many("news", both)) == {ended.id, stranger.id}
+    assert system.sql("SELECT count(*) AS n FROM orchestrator.inbox WHERE kind = 'signal'")[0]["n"] == 8
+    turn(system, worker, engine_)
+    assert [run.result(0) for run in open_runs[1:]] == [[1, 2], [1, 2]]
+    assert renewed.result(0) == [1, 2]
+    (entry,) = system.sql("SELECT target, detail FROM orchestrator.audit WHERE kind = 'runs'")
+    assert (entry["target"], entry["detail"]) == ("hears", {"name": "news", "runs": 4})

@@ -66,8 +66,10 @@ class Decoded(NamedTuple):
 
     def are_plain_successes(self) -> bool:
         """Say whether tasks have succeeded, and that is all: none has asked for others."""
-        return bool(self.reports) and not self.turns and all(
-            isinstance(report, Succeeded) and not report.children for _, _, report in self.reports
+        return (
+            bool(self.reports)
+            and not self.turns
+            and all(isinstance(report, Succeeded) and not report.children for _, _, report in self.reports)
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -169,6 +169,17 @@ class CodeBackend(CodeReading):
         body: dict[str, Any] = {"name": check_name("signal", name), "value": self._outgoing(VALUE, value, run)}
         body |= {} if request is None else {"request": request, "once": True}
         self._send(run, RequestKind.SIGNAL, "signal", **body)
+
+    def signal_many(self, workflow: str, name: str, signals: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+        check_name("signal", name)
+        bodies = [
+            (run, msgspec.json.encode({"name": name, "value": self._outgoing(VALUE, value, run)}).decode())
+            for run, value in signals
+        ]
+        with self._connections.changing(f"{len(signals)} signals {name!r} were stored") as connection:
+            reached = runs.signal_open(connection, workflow, bodies)
+            self._connections.record(connection, "signal", "runs", workflow, name=name, runs=len(reached))
+        return [run for run in dict(signals) if run not in reached]
 
     def cancel(self, run: bytes) -> None:
         run, outcome = self._last(run)

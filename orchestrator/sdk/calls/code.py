@@ -53,6 +53,10 @@ class CodeCalls(Protocol):
     ) -> None:
         """Send a signal to the run, or to the one in which it goes on; with an id of the request, only once."""
 
+    @call(Scope.OPERATE, about={Kind.WORKFLOW: "workflow"}, body=Body.VALUES)
+    def signal_many(self, workflow: str, name: SignalName, signals: list[tuple[Id, bytes]]) -> list[Id]:
+        """Send signals to runs of a workflow, or to those in which they go on; return the runs that have ended."""
+
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
     def resolve(
         self, run: Id, promise: str, value: Annotated[bytes, encoded_value("Promise {promise!r:.100}")], why: str = ""

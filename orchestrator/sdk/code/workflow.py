@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 from asyncio import Future
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack, get_args
+from uuid import UUID
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import CancelChildRun, ClosePolicy, OnCancel, StartChildRun
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.errors import (
     InvalidWorkflow,
@@ -32,11 +34,12 @@ from orchestrator.sdk.code.loop import LONGEST_WAIT
 from orchestrator.sdk.code.messages import SignalMethod
 from orchestrator.sdk.code.ordering import keep_order
 from orchestrator.sdk.code.starting import Starting
+from orchestrator.sdk.ids import parse_id
 from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.tasks.option_types import RunOptionTypes
 from orchestrator.sdk.tasks.resources import dependencies_of
 from orchestrator.sdk.tasks.task import Task
-from orchestrator.sdk.values.payload import digest_call, encode_call
+from orchestrator.sdk.values.payload import digest_call, encode_call, encode_value
 from orchestrator.sdk.waiting.async_variants import async_variant
 
 P = ParamSpec("P")
@@ -190,6 +193,21 @@ class CodeWorkflow(Generic[P, R]):
         return WorkflowHandle(self._client, found, self._signature)
 
     afind = async_variant(find)
+
+    def signal_many(self, name: str, signals: Iterable[tuple[WorkflowHandle[Any] | UUID | str, Any]]) -> list[str]:
+        """Send signals to runs of this workflow, each a run and a value, in one statement; a run may get several.
+
+        Return the ids of runs that have ended, or are none of this workflow: these get nothing. A signal to a run that
+        ends at the same moment is lost, as with `handle.signal`.
+        """
+        most = self._client.settings.largest_value
+        runs = [
+            (run._run if isinstance(run, WorkflowHandle) else parse_id("run", run), value) for run, value in signals
+        ]
+        given = [(run, encode_value(value, f"Signal {name!r}", most)) for run, value in runs]
+        return [to_text(run) for run in self._client.backend.code.signal_many(self.name, name, given)]
+
+    asignal_many = async_variant(signal_many)
 
     def schedule(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         """Inside a workflow: start a child run; the future is there at once."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from itertools import chain
 from typing import NamedTuple
+from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -18,8 +19,9 @@ from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.runs.verdict import GOES_ON
 from orchestrator.store.code.histories import event_rows
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs.creation import NewCode, NewRun
-from orchestrator.store.sql import Prepared
+from orchestrator.store.sql import Prepared, Statement
 
 
 def new_run(
@@ -190,3 +192,23 @@ def _chain(run: bytes, length: int) -> list[bytes]:
     while len(chain) < length:
         chain.append(successor_id(chain[-1]))
     return chain
+
+
+_SIGNAL_OPEN = Statement[UUID](f"""
+INSERT /* code_runs.signal_open */ INTO orchestrator.inbox (kind, target, body)
+SELECT '{RequestKind.SIGNAL}', s.id, s.body
+  FROM unnest(%(ids)s::uuid[], %(bodies)s::jsonb[]) WITH ORDINALITY AS s(id, body, place)
+ CROSS JOIN LATERAL (
+       SELECT FROM orchestrator.runs
+        WHERE id = s.id AND code AND workflow = %(workflow)s AND (ended_at IS NULL OR reason = ANY(%(goes_on)s::text[]))
+        LIMIT 1) AS run
+ ORDER BY s.place
+RETURNING target
+""")
+
+
+def signal_open(connection: Connection, workflow: str, signals: Sequence[tuple[bytes, str]]) -> set[bytes]:
+    """Put signals for open runs of a workflow into the inbox, in their order; return these runs."""
+    ids, bodies = [run for run, _ in signals], [body for _, body in signals]
+    reached = _SIGNAL_OPEN(connection, ids=ids, bodies=bodies, workflow=workflow, goes_on=[*GOES_ON])
+    return {run.bytes for run in reached}

@@ -149,7 +149,8 @@ WITH /* turns.take_next */ taken AS (
               AND blockers > 0 AND attempt >= (SELECT max(fence) FROM orchestrator.leases) LIMIT 1) AS found
      CROSS JOIN LATERAL (
            SELECT FROM orchestrator.runs
-            WHERE id = r.id AND code AND ended_at IS NULL AND stuck IS NULL AND last_event = r.number - 1 LIMIT 1) AS run
+            WHERE id = r.id AND code AND ended_at IS NULL AND stuck IS NULL AND last_event = r.number - 1
+            LIMIT 1) AS run
      WHERE t.ctid = found.place
     RETURNING t.id, r.number, r.at, r.data
 ), ahead AS (
