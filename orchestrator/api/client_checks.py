@@ -76,11 +76,11 @@ def _placed(task: NewTask | Callback, level: int = 0) -> None:
 def _options(text: str | None) -> TaskOptions:
     options: TaskOptions = TaskOptions() if text is None else decoded(text, TaskOptions, "The options of a task")
     seconds = (options.timeout, options.soft_timeout)
-    most = (options.concurrency, options.total_concurrency)
+    most = (options.concurrency, options.total_concurrency, options.max_starts)
     if not all(value is None or _is_within(value, 1e-9, LONGEST) for value in seconds):
         raise InvalidTask("Options timeout and soft_timeout: expected more than zero seconds, up to a hundred years.")
     if not all(value is None or _is_within(value, 1, 2**31 - 1) for value in most):
-        raise InvalidTask("Option concurrency: expected a whole number above zero.")
+        raise InvalidTask("Options concurrency and max_starts: expected a whole number above zero.")
     check_weight(options.weight)
     for rate in (options.rate, options.total_rate):
         if rate is not None:

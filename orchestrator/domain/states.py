@@ -63,7 +63,7 @@ TASK_TRANSITIONS: tuple[Transition[TaskState], ...] = _expand(
         ((_T.DISPATCHED, _T.RUNNING), _T.SUCCESS, "it returned"),
         ((_T.DISPATCHED, _T.RUNNING), _T.FAILED, "raised, timed out or worker lost, with no tries left"),
         ((_T.FAILED, _T.SKIPPED), _T.PENDING, "a person retries it, or its run"),
-        ((_T.CANCELLED,), _T.PENDING, "a person retries its run"),
+        ((_T.CANCELLED,), _T.PENDING, "a person retries it, or its run"),
     ]
 )
 

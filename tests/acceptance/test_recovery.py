@@ -84,6 +84,36 @@ def test_a_killed_machine_loses_no_task(stack: Stack, tmp_path: Path) -> None:
     assert lost_because(stack).startswith("The worker that had this attempt was not heard from for ")
 
 
+@pytest.mark.parametrize("machine", [False, True])
+def test_a_task_that_must_not_start_twice_fails_with_its_worker(stack: Stack, tmp_path: Path, machine: bool) -> None:
+    stack.scheduler()
+    first = stack.worker()
+    started = str(tmp_path / "started")
+    handle = project.held.options(on_loss="fail", retries=2).enqueue(started, str(tmp_path / "go"))
+    (process,) = started_by(tmp_path / "started")
+    stack.worker()
+    if machine:
+        first.kill()
+    else:
+        os.kill(process, signal.SIGKILL)
+    with pytest.raises(TaskFailed, match="It is not started again") as caught:
+        handle.result(60)
+    assert caught.value.kind == "WorkerLost"
+    assert len(lines(tmp_path / "started")) == 1
+    (tmp_path / "go").touch()
+    handle.retry()
+    assert handle.result(60) != process
+
+
+def test_a_task_that_kills_its_process_is_started_only_so_often(stack: Stack, tmp_path: Path) -> None:
+    stack.scheduler()
+    stack.worker()
+    culprit = project.kills_its_process.options(max_starts=2).enqueue(str(tmp_path / "kills"))
+    with pytest.raises(TaskFailed, match=r"at most 2 times \(max_starts\); this was time 2"):
+        culprit.result(60)
+    assert len(lines(tmp_path / "kills")) == 2
+
+
 def test_an_isolated_task_dies_with_its_worker(stack: Stack, tmp_path: Path) -> None:
     stack.scheduler()
     stack.worker()

@@ -36,6 +36,8 @@ SAID: dict[str, Any] = {
     "total_rate": "20/s",
     "weight": 3,
     "headers": {"source": "import"},
+    "on_loss": "fail",
+    "max_starts": 4,
 }
 
 

@@ -12,8 +12,10 @@ from orchestrator.domain.tasks.task import (
     FailTask,
     RetryTask,
     TaskError,
+    TaskOptions,
     after_failure,
     after_loss,
+    within_starts,
 )
 
 ERROR = TaskError("ValueError", "no")
@@ -109,3 +111,16 @@ def test_solitary_losses_count_up_to_the_limit(limit: int) -> None:
     decisions = [after_loss(alone=True, losses=losses, deaths=losses, limit=limit) for losses in range(limit)]
     assert decisions[:-1] == [RetryTask(delay=0, losses=1)] * (limit - 1)
     assert decisions[-1] == FailTask(reason="worker lost", losses=1)
+
+
+def test_a_task_starts_no_more_often_than_it_may() -> None:
+    again, once = RetryTask(delay=1, failures=1), TaskOptions(on_loss="fail")
+    assert within_starts(again, once, 0, lost=False) == again
+    assert within_starts(again, once, 0, lost=True) == FailTask("worker lost", failures=1)
+    thrice = TaskOptions(max_starts=3)
+    assert [within_starts(again, thrice, starts, lost=starts == 1) for starts in range(3)] == [
+        again,
+        again,
+        FailTask("started too often", failures=1),
+    ]
+    assert within_starts(again, TaskOptions(), 10_000, lost=True) == again

@@ -230,13 +230,13 @@ class Child:
             return [
                 Lost(*attempt, alone=False, reason="the code of its workflow kept the whole process to itself")
                 if attempt in self._kept_by
-                else Returned(*attempt, _STOPPED)
+                else Returned(*attempt, _STOPPED, begun=True)
                 for attempt in left
             ]
         if self._frozen_looks > 1:
             overdue = {(limit.id, limit.attempt): limit for limit in self._overdue}
             return [
-                _timed_out(overdue[attempt], now) if attempt in overdue else Returned(*attempt, _STOPPED)
+                _timed_out(overdue[attempt], now) if attempt in overdue else Returned(*attempt, _STOPPED, begun=True)
                 for attempt in left
             ]
         if self.held.farewell is Farewell.UNFINISHED or self.dismissed:
@@ -244,7 +244,7 @@ class Child:
             return [
                 Lost(*attempt, alone=False, reason="the event loop that it ran on was blocked or closed")
                 if attempt in blocking
-                else Returned(*attempt, "worker stops")
+                else Returned(*attempt, "worker stops", begun=True)
                 for attempt in left
             ]
         return [Lost(*attempt, alone=False, reason=died_of) for attempt in left]

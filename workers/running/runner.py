@@ -183,6 +183,7 @@ class Runner:
             and job.completion is None
             and job.interrupted_by is None
             and not may_hold_references(report.result)
+            and job.options.on_loss == "retry"  # else code of the workflow that crashes would fail the task
         )
 
     def follow(self, job: Job, report: AttemptReport) -> Activated | None:
@@ -353,7 +354,7 @@ class Runner:
             log.error("task.returned error=%s: it is tried again", error, extra=job.fields)
         if isinstance(error, NoStore):
             return Returned(task.id, task.attempt, "no payload store", RETURN_DELAY, data_key=MEANS)
-        return Returned(task.id, task.attempt, "payload store away", _STORE_DELAY)
+        return Returned(task.id, task.attempt, "payload store away", _STORE_DELAY, begun=True)
 
     def _failed(self, job: Job, error: BaseException) -> Failed:
         failed = self._as_failed(job, describe(error), retryable=may_be_retried(job, error))

@@ -40,9 +40,13 @@ def completed(job: Job, result: bytes) -> Succeeded:
     return Succeeded(job.dispatch.id, job.dispatch.attempt, time.monotonic() - job.started_at, result)
 
 
-def unknown(job: Job, reason: str = "unknown task") -> Returned:
-    """Return the report for a task that this process does not know, or cannot run: another worker may."""
-    return Returned(job.dispatch.id, job.dispatch.attempt, reason, RETURN_DELAY, job.dispatch.name)
+_UNKNOWN = "unknown task"
+
+
+def unknown(job: Job, reason: str = _UNKNOWN) -> Returned:
+    """Return the report for a task that this process does not know, or that it cannot run on: another worker may."""
+    task = job.dispatch
+    return Returned(task.id, task.attempt, reason, RETURN_DELAY, task.name, begun=reason != _UNKNOWN)
 
 
 def in_own_code(error: BaseException) -> object:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from math import inf
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -19,6 +20,7 @@ from orchestrator.domain.tasks.retry import RetryPolicy, backoff_delay, has_trie
 Isolation = Literal["thread", "process"]
 KeyScope = Literal["pending", "running", "period"]
 DuplicatePolicy = Literal["return", "replace", "raise"]
+OnLoss = Literal["retry", "fail"]
 Id = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 AttemptNumber = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
@@ -55,6 +57,10 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """`redact` patterns of tasks that it may have values from."""
     headers: dict[str, str] = {}
     """Texts that middleware and the task read (`ctx.headers`); `domain/tasks/headers.py` has their bounds."""
+    on_loss: OnLoss = "retry"
+    """Whether it is started again if its worker is lost with it."""
+    max_starts: int | None = None
+    """How often it is started at most, however its attempts end."""
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -314,6 +320,8 @@ class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
     """The id of the data key that the worker lacks: that is this task's own trouble, and none of its name."""
     executor: ExecutorCall | None = None
     """What the task is declared with, where it was enqueued by its name alone: from now on that does it."""
+    begun: bool = False
+    """Its code may have begun. A worker of an earlier release does not say."""
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
@@ -388,6 +396,17 @@ def after_failure(report: Failed, policy: RetryPolicy, failures: int, roll: floa
         delay = backoff_delay(policy, failures, roll) if report.delay is None else report.delay
         return RetryTask(delay=delay, failures=1)
     return FailTask(reason=report.error.kind, failures=1)
+
+
+def within_starts(
+    decision: RetryTask | FailTask, options: TaskOptions, starts: int, *, lost: bool
+) -> RetryTask | FailTask:
+    """Return what follows an attempt of a task that had started `starts` times before it: another only if it may."""
+    may_start = not (lost and options.on_loss == "fail") and starts + 1 < (options.max_starts or inf)
+    if may_start or isinstance(decision, FailTask):
+        return decision
+    reason = "worker lost" if lost else "started too often"
+    return FailTask(reason=reason, failures=decision.failures, losses=decision.losses)
 
 
 DEATHS_PER_LOSS = 10

@@ -159,7 +159,8 @@ class Reconciler:
                 missing[attempt] = self._missing_since.get(attempt, fleet.fair_time)
                 if fleet.in_grace or fleet.fair_time - missing[attempt] < fleet.ttl:
                     continue
-                reports.append(("reconcile", owner or "nobody", Returned(task.id, task.attempt, "message lost")))
+                gone = Returned(task.id, task.attempt, "message lost", begun=message is None)  # Redis may have lost it
+                reports.append(("reconcile", owner or "nobody", gone))
             if message is not None:
                 withdraw[queue].append(message.entry)
         self._missing_since = missing

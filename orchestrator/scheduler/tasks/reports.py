@@ -30,10 +30,12 @@ from orchestrator.domain.tasks.task import (
     Started,
     Succeeded,
     TaskError,
+    TaskOptions,
     after_failure,
     after_loss,
     executor_of,
     parse_options,
+    within_starts,
 )
 from orchestrator.scheduler.code.batches import apply_activations, apply_next_turns
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
@@ -44,6 +46,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import said
 from orchestrator.store.tasks import details, transitions, unique, waiting
 from orchestrator.store.tasks.transitions import Adoption, AttemptEnd, AttemptStart, Moved, Requeue, Success
+from orchestrator.store.tasks.waiting import Earlier
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Malformed, decode_flush, encode
 from orchestrator.transport.leader.streams import Inbound
@@ -139,6 +142,7 @@ class Reports:
         unhappy: list[tuple[str, Failed | Lost]] = []
         again: list[Requeue] = []
         adopted: list[Adoption] = []
+        returned: list[tuple[str, Returned]] = []
         for worker, report in fold(attempts).values():
             if isinstance(report, Succeeded):
                 succeeded.append((worker, report))
@@ -146,20 +150,12 @@ class Reports:
                 activated.append((worker, report))
             elif isinstance(report, Started):
                 started.append(AttemptStart(report.id, report.attempt, report.age, worker))
-            elif isinstance(report, Returned) and report.data_key:
-                hold = hold_for_key(report.data_key)
-                again.append(Requeue(report.id, report.attempt, self.unknown_timeout, hold=hold))
-                tx.result.capacity.lacking.append(hold)
-            elif isinstance(report, Returned) and report.executor is not None:
-                adopted.append(Adoption(report.id, report.attempt, msgspec.json.encode(report.executor).decode()))
-                again.append(Requeue(report.id, report.attempt))
             elif isinstance(report, Returned):
-                again.append(Requeue(report.id, report.attempt, report.delay))
-                self.code.queries.not_shown(tx.result, [(report.id, report.attempt)])
-                if report.unknown:
-                    tx.result.capacity.denied.append((worker, report.unknown))
+                returned.append((worker, report))
             else:
                 unhappy.append((worker, report))
+        if returned:
+            self._take_back(tx, returned, again, adopted, unhappy)
         if children:
             create_enqueued(tx, children)
         if recalled:
@@ -194,6 +190,39 @@ class Reports:
             tx.result.counts.time(moved, [ending for ending, _ in endings])
             log_failed(tx, {task.id: errors[task.id] for task in moved if task.id in lost})
 
+    def _take_back(
+        self,
+        tx: Transaction,
+        returned: Sequence[tuple[str, Returned]],
+        again: list[Requeue],
+        adopted: list[Adoption],
+        unhappy: list[tuple[str, Failed | Lost]],
+    ) -> None:
+        """Sort attempts that were handed back. One that may have begun is lost, if its task counts its starts."""
+        begun = [report.id for _, report in returned if report.begun]
+        policies = waiting.policies(tx.connection, begun) if begun else {}
+        for worker, report in returned:
+            policy = policies.get(report.id)
+            if policy is not None and counts_starts(policy.options):
+                unhappy.append((worker, Lost(report.id, report.attempt, alone=False, reason=report.reason)))
+            elif report.data_key:
+                hold = hold_for_key(report.data_key)
+                again.append(Requeue(report.id, report.attempt, self.unknown_timeout, hold=hold))
+                tx.result.capacity.lacking.append(hold)
+            elif report.executor is not None:
+                adopted.append(Adoption(report.id, report.attempt, msgspec.json.encode(report.executor).decode()))
+                again.append(Requeue(report.id, report.attempt))
+            else:
+                again.append(Requeue(report.id, report.attempt, report.delay))
+                self.code.queries.not_shown(tx.result, [(report.id, report.attempt)])
+                if report.unknown:
+                    tx.result.capacity.denied.append((worker, report.unknown))
+
+
+def counts_starts(options: str | None) -> bool:
+    """Say whether a task with these stored options may be started only so often."""
+    return options is not None and ('"on_loss"' in options or '"max_starts"' in options)
+
 
 def _succeed(tx: Transaction, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:
     rows = [Success(r.id, r.attempt, r.result, r.duration, worker) for worker, r in succeeded]
@@ -225,8 +254,12 @@ def _decide(
     endings: list[tuple[AttemptEnd, TaskError]] = []
     stuck: list[tuple[bytes, int, Violation]] = []
     policies = waiting.policies(tx.connection, [report.id for _, report in unhappy])
-    lost = [report.id for _, report in unhappy if isinstance(report, Lost)]
-    deaths = waiting.deaths(tx.connection, lost) if lost else {}
+    asked = [
+        report.id
+        for _, report in unhappy
+        if isinstance(report, Lost) or (report.id in policies and counts_starts(policies[report.id].options))
+    ]
+    earlier = waiting.earlier(tx.connection, asked) if asked else {}
     executions = {task for task, policy in policies.items() if executor_of(policy.options) is not None}
     for worker, report in unhappy:
         policy = policies.get(report.id)
@@ -237,13 +270,17 @@ def _decide(
             error, duration = report.error, max(0.0, report.duration)
             options = parse_options(policy.options)
             decision = after_failure(report, options.retry, policy.failures, random.random())
+            if counts_starts(policy.options):
+                decision = within_starts(decision, options, earlier[report.id].starts, lost=False)
         elif report.id in executions:  # its watcher died; it goes on elsewhere, and no loss is charged
             outcome, error, duration = "lost", watcher_lost(report), None
             decision = RetryTask(delay=0.0)
         else:
-            before = deaths.get(report.id, 0)
-            outcome, error, duration = "lost", lost_error(report, policy.losses, before, loss_limit), None
-            decision = after_loss(report.alone, policy.losses, before, loss_limit)
+            before, options = earlier[report.id], parse_options(policy.options)
+            outcome, duration = "lost", None
+            error = lost_error(report, policy.losses, before, loss_limit, options)
+            decision = after_loss(report.alone, policy.losses, before.deaths, loss_limit)
+            decision = within_starts(decision, options, before.starts, lost=True)
         text = error_json(error)
         if isinstance(decision, RetryTask):
             again.append(
@@ -286,8 +323,8 @@ def watcher_lost(report: Lost) -> TaskError:
     return TaskError("WorkerLost", f"The worker that watched this execution {said}. Another goes on watching it.")
 
 
-def lost_error(report: Lost, losses: int, deaths: int, limit: int) -> TaskError:
-    """Describe how an attempt was lost, after so many losses of its own and so many of any."""
+def lost_error(report: Lost, losses: int, before: Earlier, limit: int, options: TaskOptions) -> TaskError:
+    """Describe how an attempt was lost, after so many losses of its own and these attempts."""
     if report.unheard:
         what = (
             f"The worker that had this attempt was not heard from for {report.unheard:.1f} s: "
@@ -295,13 +332,15 @@ def lost_error(report: Lost, losses: int, deaths: int, limit: int) -> TaskError:
         )
     else:
         what = f"The process that ran this attempt died: {_died_of(report)}"
-    if report.alone:
+    if options.on_loss == "fail":
+        whose = "It is not started again (on_loss='fail'); it may have done all of its work, a part or nothing"
+    elif options.max_starts is not None:
+        whose = f"It is started at most {options.max_starts} times (max_starts); this was time {before.starts + 1}"
+    elif report.alone:
         whose = f"It ran nothing else. The task fails when that has happened {limit} times; this was time {losses + 1}"
     else:
-        most = DEATHS_PER_LOSS * limit
-        whose = (
-            f"That need not be the task's fault: it fails only if it was there {most} times; this was time {deaths + 1}"
-        )
+        most, time = DEATHS_PER_LOSS * limit, before.deaths + 1
+        whose = f"That need not be the task's fault: it fails only if it was there {most} times; this was time {time}"
     return TaskError("WorkerLost", f"{what}. {whose}.")
 
 

@@ -225,7 +225,8 @@ class TaskBackend(Part, TaskWork):
             run = run_retries.ended_in(connection, task)
         if run is not None and (run.is_code or state in _RETRIED) and (reason := _bound(to_text(task), run)):
             raise WrongState(f"Cannot retry task {to_text(task)}{reason}")
-        check_state(RequestKind.RETRY_TASK, task, state, allowed=state in _RETRIED)
+        is_cancelled = run is None and state == TaskState.CANCELLED
+        check_state(RequestKind.RETRY_TASK, task, state, allowed=is_cancelled or state in _RETRIED)
         what = f"the request to {RequestKind.RETRY_TASK} {to_text(task)} was stored"
         with self._connections.writing(what, transaction=True) as connection:
             held = revival.ask(connection, task)

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 from orchestrator.domain.code.commands import ClosePolicy, OnCancel
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.limits.buckets import Rate
-from orchestrator.domain.tasks.task import DuplicatePolicy, Isolation
+from orchestrator.domain.tasks.task import DuplicatePolicy, Isolation, OnLoss
 from orchestrator.sdk.tasks.options import Computed, Key
 from orchestrator.sdk.tasks.retry import Retry
 
@@ -46,6 +46,8 @@ class OptionTypes(TypedDict, total=False):
     executor: ExecutorOptions | str | None
     executor_options: Mapping[str, Any] | None
     headers: Mapping[str, str] | None
+    on_loss: OnLoss
+    max_starts: int | None
 
 
 class WorkflowOptionTypes(TypedDict, total=False):

@@ -20,7 +20,15 @@ from orchestrator.domain.limits.buckets import Rate
 from orchestrator.domain.limits.names import lane_name
 from orchestrator.domain.tasks.headers import check_headers
 from orchestrator.domain.tasks.retry import RetryPolicy
-from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, DuplicatePolicy, Isolation, TaskOptions, UniqueKey, own_key
+from orchestrator.domain.tasks.task import (
+    DEFAULT_OPTIONS,
+    DuplicatePolicy,
+    Isolation,
+    OnLoss,
+    TaskOptions,
+    UniqueKey,
+    own_key,
+)
 from orchestrator.errors import InvalidTask, did_you_mean
 from orchestrator.sdk.checks import (
     check_key,
@@ -105,6 +113,10 @@ class CallOptions:
     """The options of an executor that is given by its name."""
     headers: Mapping[str, str] | None = None
     """Texts that travel with it and with all that comes of it; the task reads them as `ctx.headers`."""
+    on_loss: OnLoss = "retry"
+    """If its worker is lost with it: start it again (`retry`), or `fail`, so that it is not started twice unasked."""
+    max_starts: int | None = None
+    """How often it is started at most, whether its attempts fail or are lost."""
 
     def __post_init__(self) -> None:
         if self.queue is not None:
@@ -127,6 +139,8 @@ class CallOptions:
             raise InvalidTask(f"Option retries: expected zero or more, or a Retry, found {self.retries!r}.")
         if self.isolation not in get_args(Isolation):
             raise InvalidTask(f"Option isolation: expected 'thread' or 'process', found {self.isolation!r}.")
+        if self.on_loss not in get_args(OnLoss):
+            raise InvalidTask(f"Option on_loss: expected 'retry' or 'fail', found {self.on_loss!r}.")
         if not isinstance(self.store_result, bool):
             raise InvalidTask(f"Option store_result: expected True or False, found {self.store_result!r}.")
         if isinstance(self.redact, str) or not all(isinstance(pattern, str) and pattern for pattern in self.redact):
@@ -184,7 +198,7 @@ class CallOptions:
                 check_key(name, value)
 
     def _check_limits(self) -> None:
-        for name in ("concurrency", "total_concurrency"):
+        for name in ("concurrency", "total_concurrency", "max_starts"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise InvalidTask(f"Option {name}: expected a whole number above zero, found {value!r}.")
@@ -260,6 +274,8 @@ class CallOptions:
             redact=tuple(self.redact) or DEFAULT_OPTIONS.redact,
             executor=self.executor_call,
             headers=dict(self.headers or ()),
+            on_loss=self.on_loss,
+            max_starts=self.max_starts,
         )
 
     def redacting(self, everywhere: Sequence[str], names: Sequence[str]) -> CallOptions:

@@ -1,4 +1,4 @@
-"""Ended → pending: a task that failed or was skipped is opened again, and takes its unique key back.
+"""Ended → pending: a task that failed, was skipped or was cancelled is opened again, and takes its unique key back.
 
 Row and key come back in one statement, so that nobody sees the one without the other. As in `unique.py`, the leader
 waits for no client: where a transaction that has not ended may be taking the same key, the task is to be asked for
@@ -47,7 +47,8 @@ WITH /* revival.revive */ wanted AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT ctid AS place, id, status, run_id, unique_key, options FROM orchestrator.ended_tasks
             WHERE id = asked.id LIMIT 1) AS e
-     WHERE e.status IN {among(ENDED_SOURCES)} AND (%(cancelled)s::boolean OR e.status <> 'cancelled') AND {REVIVABLE}
+     WHERE e.status IN {among(ENDED_SOURCES)} AND {REVIVABLE}
+       AND (e.status <> 'cancelled' OR e.run_id IS NULL OR %(cancelled)s::boolean)
 ), first AS MATERIALIZED (
     SELECT DISTINCT ON (key) id, key, scope, pg_try_advisory_xact_lock({LOCK_OF.format(key="key")}) AS is_mine
       FROM wanted WHERE scope IS NOT NULL ORDER BY key, turn
@@ -84,10 +85,10 @@ class Revived(NamedTuple):
 
 
 def revive(connection: Connection, ids: Sequence[bytes], *, cancelled: bool = False) -> Revived:
-    """Open failed or skipped tasks again, with a fresh count of failures and the fence where it was.
+    """Open failed, skipped and cancelled tasks again, with a fresh count of failures and the fence where it was.
 
-    Cancelled ones are opened only if so asked. Of several with the same key, the first is opened, and the others stay
-    as they are.
+    Cancelled ones of runs are opened only if so asked. Of several with the same key, the first is opened, and the
+    others stay as they are.
     """
     rows = _REVIVE(connection, ids=ids, cancelled=cancelled)
     contested = {row.id for row in rows if row.state == "contested"}

@@ -347,14 +347,24 @@ def policies(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, Policy
     return {task: Policy(*policy) for task, *policy in _POLICIES(connection, ids=ids)}
 
 
-_DEATHS = Prepared[tuple[bytes, int]]("""
-SELECT /* waiting.deaths */ wanted.id, a.deaths
+class Earlier(NamedTuple):
+    """How earlier attempts of a task have ended."""
+
+    deaths: int = 0
+    """With their process, whatever the cause."""
+    starts: int = 0
+    """In any way, once they had begun."""
+
+
+_EARLIER = Prepared[tuple[bytes, int, int]]("""
+SELECT /* waiting.earlier */ wanted.id, a.deaths, a.starts
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (
-       SELECT count(*) AS deaths FROM orchestrator.attempts WHERE task_id = wanted.id AND outcome = 'lost') AS a
+       SELECT count(*) FILTER (WHERE outcome = 'lost') AS deaths, count(*) AS starts
+         FROM orchestrator.attempts WHERE task_id = wanted.id) AS a
 """)
 
 
-def deaths(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, int]:
-    """Return how many earlier attempts of these tasks ended with their process, whatever the cause."""
-    return dict(_DEATHS(connection, ids=ids))
+def earlier(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, Earlier]:
+    """Return how earlier attempts of these tasks have ended."""
+    return {task: Earlier(*counts) for task, *counts in _EARLIER(connection, ids=ids)}
