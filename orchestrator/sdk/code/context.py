@@ -6,8 +6,9 @@ import asyncio
 import inspect
 import logging
 import random
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -37,6 +38,10 @@ _LONG_HISTORY = 10_000
 """Events after which a run had better continue as a new one."""
 _LARGE_HISTORY = 20_000_000
 """Bytes of values that it was given after which it had better, too."""
+_OLD_HISTORY = 30 * 86_400.0
+"""Seconds after which it had better, so that no run holds an old version of its code for ever."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
+"""Seconds between two tries of a side effect, from the first to the longest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,18 +174,45 @@ class WorkflowContext:
     # -- what replay gives again
 
     @overload
-    def run(self, name: str, function: Callable[[], Awaitable[T]], *, type: Any = None) -> asyncio.Future[T]: ...
+    def run(
+        self,
+        name: str,
+        function: Callable[[], Awaitable[T]],
+        *,
+        type: Any = None,
+        retries: int = 0,
+        timeout: float | timedelta | None = None,
+    ) -> asyncio.Future[T]: ...
     @overload
-    def run(self, name: str, function: Callable[[], T], *, type: Any = None) -> asyncio.Future[T]: ...
+    def run(
+        self,
+        name: str,
+        function: Callable[[], T],
+        *,
+        type: Any = None,
+        retries: int = 0,
+        timeout: float | timedelta | None = None,
+    ) -> asyncio.Future[T]: ...
 
-    def run(self, name: str, function: Callable[[], Any], *, type: Any = None) -> asyncio.Future[Any]:
+    def run(
+        self,
+        name: str,
+        function: Callable[[], Any],
+        *,
+        type: Any = None,
+        retries: int = 0,
+        timeout: float | timedelta | None = None,
+    ) -> asyncio.Future[Any]:
         """Run a short side effect here and now, and record what it gives; on replay, the record counts.
 
-        It may run again if the worker dies before the record is kept. What takes long is better made a task.
+        If it raises, or takes longer than `timeout`, it is tried again up to `retries` times, after waits from 0.1 to 2
+        seconds; the last error is recorded. A plain function that timed out is left alone in its thread. It may run
+        again if the worker dies before the record is kept. What takes long is better made a task.
         """
         commander = self._commander
         ordinal, _ = commander.next("operation")
-        record = commander.ledger.operation(ordinal, name) or self._perform(ordinal, name, function)
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        record = commander.ledger.operation(ordinal, name) or self._perform(ordinal, name, function, retries, seconds)
         future = commander.loop.create_future()
         if record.error is not None:
             message = f"Operation {name!r} failed: {record.error.kind}: {record.error.message}"
@@ -191,17 +223,23 @@ class WorkflowContext:
             future.set_result(decode_value(record.result or b"\xc0", kind))
         return future
 
-    def _perform(self, ordinal: int, name: str, function: Callable[[], Any]) -> commands.RecordOperation:
+    def _perform(
+        self, ordinal: int, name: str, function: Callable[[], Any], retries: int, timeout: float | None
+    ) -> commands.RecordOperation:
         commander = self._commander
-        try:
-            with outside():
-                value = function()
-                if inspect.iscoroutine(value):
-                    value = _in_thread(value)
-            data = encode_value(value, f"The result of operation {name!r}", commander.largest)
-            command = commands.RecordOperation(ordinal, name, data)
-        except Exception as error:  # noqa: BLE001  # whatever it raises is recorded
-            command = commands.RecordOperation(ordinal, name, error=describe(error))
+        for number in range(retries + 1):
+            try:
+                with outside():
+                    if number:
+                        threading.Event().wait(min(_FIRST_PAUSE * 2 ** (number - 1), _LONGEST_PAUSE))
+                    value = function() if timeout is None else _within(timeout, function)
+                    if inspect.iscoroutine(value):
+                        value = _in_thread(value if timeout is None else asyncio.wait_for(value, timeout))
+                data = encode_value(value, f"The result of operation {name!r}", commander.largest)
+                command = commands.RecordOperation(ordinal, name, data)
+                break
+            except Exception as error:  # noqa: BLE001  # whatever it raises is recorded
+                command = commands.RecordOperation(ordinal, name, error=describe(error))
         commander.issue(command)
         return command
 
@@ -262,6 +300,11 @@ class WorkflowContext:
             continue_suggested=commander.number >= _LONG_HISTORY or commander.weight >= _LARGE_HISTORY,
         )
 
+    @property
+    def should_continue_as_new(self) -> bool:
+        """Say whether the history is long, holds much data, or is older than 30 days: see `continue_as_new`."""
+        return self.info.continue_suggested or self._commander.now - self._commander.began_at >= _OLD_HISTORY
+
     # -- how it ends
 
     def continue_as_new(self, /, *args: Any, **kwargs: Any) -> NoReturn:
@@ -300,6 +343,25 @@ def _decorated(function: Callable[..., Any] | str | None, add: Callable[[str, Ca
         return given
 
     return decorate(function) if callable(function) else decorate
+
+
+def _within(seconds: float, function: Callable[[], Any]) -> Any:
+    """Call a function in a thread of its own and return its value; TimeoutError if that takes too long."""
+    future: Future[Any] = Future()
+
+    def call() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001  # it is raised where the result is asked for
+            future.set_exception(error)
+
+    threading.Thread(target=call, name="operation", daemon=True).start()
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        if future.done():
+            raise  # its own
+        raise TimeoutError(f"It took longer than {seconds:g} s.") from None
 
 
 def _in_thread(coroutine: Coroutine[Any, Any, T]) -> T:

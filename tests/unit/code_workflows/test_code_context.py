@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -492,6 +493,55 @@ def test_operations_run_once_and_are_recorded() -> None:
 
     started(operates, play)
     assert calls == ["look", "slowly", "fail"]
+
+
+def test_side_effects_are_tried_again_and_given_up_in_time() -> None:
+    calls: list[str] = []
+
+    def third() -> str:
+        calls.append("third")
+        if calls.count("third") < 3:
+            raise OSError("away")
+        return "here"
+
+    async def never() -> None:
+        calls.append("never")
+        await asyncio.sleep(60)
+
+    held = threading.Event()
+
+    @app.workflow(name="tries")
+    async def tries(ctx: WorkflowContext) -> list[str]:
+        found = [await ctx.run("third", third, retries=2, timeout=60)]
+        for name, function in (("never", never), ("held", held.wait)):
+            try:
+                await ctx.run(name, function, retries=1, timeout=timedelta(milliseconds=50))
+            except OperationFailed as error:
+                found.append(error.kind)
+        return found
+
+    async def play(run: TestedRun[Any], _: WorkflowTest) -> None:
+        assert await run.result() == ["here", "TimeoutError", "TimeoutError"]
+        await asyncio.to_thread(replay, tries, run.history)
+
+    started(tries, play)
+    held.set()
+    assert calls == [*["third"] * 3, *["never"] * 2]
+
+
+def test_a_run_should_continue_as_new_once_its_history_is_old() -> None:
+    @app.workflow(name="ages")
+    async def ages(ctx: WorkflowContext) -> list[bool]:
+        found = []
+        for days in (0, 29, 1):
+            await ctx.sleep(days=days)
+            found.append(ctx.should_continue_as_new)
+        return found
+
+    async def play(run: TestedRun[Any], _: WorkflowTest) -> None:
+        assert await run.result() == [False, False, True]
+
+    started(ages, play)
 
 
 @app.workflow(name="chances")
