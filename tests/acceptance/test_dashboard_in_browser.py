@@ -322,6 +322,37 @@ def test_a_paused_queue_is_resumed_where_it_is_named(base: str, window: Watched)
     eventually(lambda: "success" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it runs")
 
 
+def test_a_run_is_started_by_a_form_and_its_steps_stand_in_a_grid(base: str, window: Watched) -> None:
+    tasks = {
+        "add": {"task": "project.add", "input": {"a": 1, "b": 1}},
+        "break": {"task": "project.broken", "depends_on": ["add"], "input": {"text": "as asked"}},
+    }
+    params = {
+        "number": {"type": "integer"},
+        "reason": {"type": "string", "default": "none"},
+        "again": {"type": "boolean", "default": False},
+    }
+    body = {"name": "asked", "params": params, "tasks": tasks}
+    httpx.post(f"{base}/api/v1/workflows", json={"definition": body}).raise_for_status()
+    window.go("/ui/workflows/asked")
+    window.page.get_by_text("Start…").click()
+    window.page.get_by_label("number").fill("7")
+    window.page.get_by_label("reason").fill("5")
+    window.page.get_by_label("again").select_option("true")
+    window.page.get_by_role("button", name="Start a run").click()
+    window.sees("h1", "asked")
+    window.sees("h1 .s-failed")
+    run = window.page.url.rpartition("/")[2]
+    given = httpx.get(f"{base}/api/v1/runs/{run}").json()["run"]["params"]
+    assert given == {"number": 7, "reason": "5", "again": True}
+    window.go("/ui/workflows/asked")
+    window.sees("td.main", "number=7")
+    window.sees(".grid a.s-success", "add: success")
+    window.page.locator(".grid td a.s-failed").click()
+    window.sees("h1", "project.broken")
+    window.sees("details[open] mark", "in broken")
+
+
 def test_times_are_shown_as_ages_or_moments(base: str, browser: Any) -> None:
     task = enqueue(f"{base}/api/v1", "noop", queue="mail")
     created = httpx.get(f"{base}/api/v1/tasks/{task}").json()["task"]["created_at"][:19].replace("T", " ")

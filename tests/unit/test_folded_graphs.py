@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from orchestrator.api.dashboard.graph import MOST_DRAWN, draw, fold, planned_step
+from orchestrator.api.dashboard.graph import MOST_DRAWN, draw, fold, planned_step, rows_of, worst
 from orchestrator.store.insights import StepView
 
 
@@ -44,6 +44,18 @@ def test_an_open_group_has_its_failed_steps_first() -> None:
     assert names[2] == "check-7"
     assert len(names) == 3 + MOST_DRAWN + 1
     assert "check (1000)" in found.groups, "the rest"
+
+
+def test_a_row_of_a_grid_has_the_worst_state_of_like_steps() -> None:
+    names = [f"load_{number}" for number in range(100)]
+    assert rows_of(names[:3], 60) == {name: [name] for name in names[:3]}
+    assert rows_of(names, 60) == {"load": names}
+    assert [worst(one) for one in ([], ["success", "failed"], ["waiting", "success"], ["skipped"])] == [
+        "",
+        "failed",
+        "open",
+        "skipped",
+    ]
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -139,13 +139,11 @@ def _group(name: str, inside: Sequence[StepView], owners: Mapping[str, str]) -> 
     if len(inside) == 1 and inside[0].name == name:
         return replace(inside[0], depends_on=depends_on)
     ends = [step.ended_at for step in inside if step.ended_at is not None]
-    states = {step.state for step in inside}
-    state = next(state for state in (*_WORST, *sorted(states)) if state in states)
     return StepView(
         name=name,
         kind="group",
         calls=f"{len(inside):,} steps",
-        state="open" if state == "waiting" and len(states) > 1 else state,
+        state=worst([step.state for step in inside]),
         fan_out=True,
         total=len(inside),
         ended=sum(step.state not in ("waiting", "open") for step in inside),
@@ -156,6 +154,22 @@ def _group(name: str, inside: Sequence[StepView], owners: Mapping[str, str]) -> 
         ended_at=max(ends) if len(ends) == len(inside) else None,
         error=None,
     )
+
+
+def rows_of(names: Sequence[str], most: int) -> dict[str, list[str]]:
+    """Return the rows of a table of steps: each has its own, or those with like names share one."""
+    if len(names) <= most:
+        return {name: [name] for name in names}
+    rows: dict[str, list[str]] = {}
+    for name in names:
+        rows.setdefault(_STEM.sub("", name) or name, []).append(name)
+    return dict([*rows.items()][:most])
+
+
+def worst(states: Collection[str]) -> str:
+    """Return the state of several steps together; nothing, if there is none."""
+    found = next((state for state in (*_WORST, *sorted(states)) if state in states), "")
+    return "open" if found == "waiting" and len({*states}) > 1 else found
 
 
 def draw(steps: Sequence[StepView], critical: frozenset[str], between: int = _BETWEEN) -> Graph:

@@ -43,7 +43,14 @@ from orchestrator.store.insights.runs import (
     readable_params,
     show_run,
 )
-from orchestrator.store.insights.steps import StepView, find_failed_task, find_step_task, list_steps
+from orchestrator.store.insights.steps import (
+    StepStates,
+    StepView,
+    find_failed_task,
+    find_step_task,
+    list_steps,
+    states_of_runs,
+)
 from orchestrator.store.insights.system import (
     Events,
     FailingSchedule,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -136,6 +136,46 @@ SELECT /* insights.steps.failed_task */ id FROM orchestrator.ended_tasks
 def find_failed_task(connection: Connection, run: UUID, step: str) -> UUID | None:
     """Return the first task of a step that failed."""
     return _FAILED_TASK.first(connection, run=run.hex, step=step)
+
+
+class StepStates(NamedTuple):
+    """How far the steps of a run have come."""
+
+    id: UUID
+    status: str
+    started_at: datetime | None
+    ended_at: datetime | None
+    states: Mapping[str, str]
+    """By name; empty where its definition is not read, or its plan cannot be."""
+
+
+_STATES = Statement[Row]("""
+SELECT /* insights.steps.states */ id, status, version, state, started_at, ended_at
+  FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[]) AND NOT code AND NOT flow ORDER BY id
+""")
+_MOST_VERSIONS = 5
+"""Of a workflow, whose definitions are read for a list of its runs."""
+
+
+def states_of_runs(connection: Connection, workflow: str, runs: Sequence[UUID]) -> list[StepStates]:
+    """Return the states of all steps of some runs of a workflow, the oldest run first."""
+    rows = _STATES(connection, ids=[run.bytes for run in runs])
+    versions = sorted({row.version for row in rows}, reverse=True)[:_MOST_VERSIONS]
+    known = {version: workflows.read(connection, workflow, version) for version in versions}
+    found = []
+    for row in rows:
+        stored = known.get(row.version)
+        states = {} if stored is None else _states(stored.definition, row.status, row.state)
+        found.append(StepStates(row.id, row.status, row.started_at, row.ended_at, states))
+    return found
+
+
+def _states(definition: Definition, status: str, state: Any) -> Mapping[str, str]:
+    try:
+        plan = _plan(definition, status, state)
+    except msgspec.DecodeError:
+        return {}
+    return {step.name: StepState(plan.steps[place]).name.lower() for place, step in enumerate(definition.steps)}
 
 
 def _plan(definition: Definition, status: str, state: Any) -> DagState:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.graph import draw, fold, planned_step
+from orchestrator.api.dashboard.graph import draw, fold, planned_step, rows_of, worst
+from orchestrator.api.dashboard.list_notes import run_notes
 from orchestrator.api.dashboard.rendering import go, page, pages
-from orchestrator.api.dashboard.words import address
+from orchestrator.api.dashboard.words import address, with_query
 from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import workflows as workflow_routes
@@ -19,11 +20,14 @@ from orchestrator.domain.access import KeyScope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.errors import NotFound
 from orchestrator.store import insights
-from orchestrator.store.insights import LastRun, StepView
+from orchestrator.store.insights import LastRun, StepStates, StepView, states_of_runs
 
 routes = pages("/ui/workflows")
 
 _LAST_RUNS = 20
+_GRID_RUNS, _FEW_RUNS, _GRID_ROWS = 50, 10, 60
+_MOST_STEPS = 200
+"""Of a workflow, beyond which the grid has few runs."""
 _MOST_SHOWN = 100
 """Workflows of which the last runs are shown."""
 
@@ -66,6 +70,7 @@ def show_workflow(api: Api, name: str, key_scope: KeyScope) -> Response:
         if code is None and not last_runs(api, name, key_scope):
             raise
     steps = _steps(stored.definition) if stored else []
+    runs = last_runs(api, name, key_scope)
     return page(
         "workflow.html",
         name=name,
@@ -73,9 +78,37 @@ def show_workflow(api: Api, name: str, key_scope: KeyScope) -> Response:
         definition=workflow_routes.plain(stored.definition) if stored else None,
         code=code,
         graph=draw(fold(steps, frozenset()).steps, frozenset()) if steps else None,
-        runs=[*reversed(last_runs(api, name, key_scope))],
+        grid=_grid(api, name, steps) if steps else None,
+        params=stored.definition.params if stored else {},
+        runs=[*reversed(runs)],
+        notes=run_notes(api, runs),
         asked=datetime.now(UTC),
     )
+
+
+class Cell(NamedTuple):
+    """A step, or like steps, of one run."""
+
+    state: str
+    """Empty where the run has no such step."""
+    link: str
+
+
+def _grid(api: Api, name: str, steps: list[StepView]) -> tuple[list[StepStates], dict[str, list[Cell]]]:
+    """Return the last runs of a workflow, the oldest first, and the state of each step in them."""
+    number = _GRID_RUNS if len(steps) <= _MOST_STEPS else _FEW_RUNS
+    ids = [run.id for run in squares(api, [name], number)[name]]
+    runs = api.recent.get(("grid", name, number), 2.0, lambda: api.read(states_of_runs, name, ids))
+    rows = rows_of([step.name for step in steps], _GRID_ROWS)
+    return runs, {label: [_cell(run, names) for run in runs] for label, names in rows.items()}
+
+
+def _cell(run: StepStates, names: list[str]) -> Cell:
+    states = {name: run.states[name] for name in names if name in run.states}
+    state = worst(states.values())
+    link = address("runs", run.id)
+    name = next((name for name in names if states.get(name) == state), "")
+    return Cell(state, with_query(link, {"step": name}) if state not in ("", "waiting", "skipped") else link)
 
 
 def _steps(definition: Definition) -> list[StepView]:

@@ -455,11 +455,25 @@
     }
   });
 
+  // The fields of parameters become the JSON that the server takes; it checks them.
+  function gatherParams(form) {
+    const text = form.elements.params;
+    const given = {};
+    for (const field of form.querySelectorAll("[data-param]")) {
+      if (field.value === "") continue;
+      const isText = ["string", "date", "datetime"].includes(field.dataset.kind);
+      try { given[field.dataset.param] = isText ? field.value : JSON.parse(field.value); } catch (error) { given[field.dataset.param] = field.value; }
+    }
+    if (!Object.keys(given).length) return;
+    try { text.value = JSON.stringify({ ...JSON.parse(text.value || "{}"), ...given }); } catch (error) { /* the server says what is wrong with it */ }
+  }
+
   document.addEventListener("submit", (event) => {
     const form = event.target;
     if (form.dataset.nameInPath) {
       form.action = form.dataset.nameInPath.replace("%", encodeURIComponent(form.querySelector("[data-name]").value));
     }
+    if ("params" in form.dataset) gatherParams(form);
     if (form.matches(".act") && main.dataset.shows) {
       const acted = JSON.stringify({ path: location.pathname, shows: main.dataset.shows });
       try { sessionStorage.setItem(ACTED, acted); } catch (error) { /* not kept */ }
