@@ -54,13 +54,15 @@ class Library(NamedTuple):
     calls: Mapping[str, Mapping[str, Rule]]
     """By the name of a decorator or method, the options that are not the same here; the call itself moves."""
     attributes: Mapping[str, Rule]
-    """Methods and attributes that are not the same here, wherever they stand in a program that uses the library."""
+    """Methods and attributes that are not the same here, in files that import the library."""
     anywhere: frozenset[str] = frozenset()
     """Those of the calls that are counted also in files that do not import the library."""
     settings: Mapping[str, Rule] = {}
     """Settings that are not the same here."""
     prefix: str = ""
     """Before the names of settings in a module of many."""
+    otherwise: Rule = Rule(Verdict.STAYS, "not covered")
+    """What becomes of all else that is imported from it."""
 
 
 _LOCATION = "not used: ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL say where Postgres and Redis are"
@@ -285,7 +287,30 @@ DRAMATIQ = Library(
     anywhere=frozenset(["send_with_options", "message_with_options"]),
 )
 
-LIBRARIES: Mapping[str, Library] = {"celery": CELERY, "rq": RQ, "rq_scheduler": RQ, "dramatiq": DRAMATIQ}
+_DASHBOARD = "the dashboard and `orchestrator top` show queues, tasks and workers"
+_COMPANIONS = {
+    **_stays(
+        django_celery_beat="schedules stand in Postgres: app.orchestrator.schedules.set(…), `orchestrator schedules`",
+        django_celery_results="results stand in Postgres: `orchestrator tasks`, the dashboard, AsyncResult(id)",
+        django_rq="use orchestrator.compat.rq with orchestrator.contrib.django, or its tasks",
+        flask_rq2="use orchestrator.compat.rq",
+        django_dramatiq="use orchestrator.compat.dramatiq with orchestrator.contrib.django",
+        celery_once="a task has unique_key=",
+        celery_singleton="a task has unique_key=",
+        flower=_DASHBOARD,
+        rq_dashboard=_DASHBOARD,
+    ),
+    **_changes(kombu="queues need no declaration; their names count"),
+}
+"""Libraries beside these, by their modules."""
+
+LIBRARIES: Mapping[str, Library] = {
+    "celery": CELERY,
+    "rq": RQ,
+    "rq_scheduler": RQ,
+    "dramatiq": DRAMATIQ,
+    **{name: Library(name, {}, {}, {}, {}, otherwise=rule) for name, rule in _COMPANIONS.items()},
+}
 """By their top-level modules."""
 
 
@@ -299,4 +324,4 @@ def rule_of_name(module: str, name: str) -> Rule:
         return MOVES
     known: Iterable[str] = library.names.get(module, {})
     hint = f"; {module} has {', '.join(sorted(known)[:5])}, …" if known else ""
-    return Rule(Verdict.STAYS, f"not covered{hint}")
+    return Rule(library.otherwise.verdict, library.otherwise.note + hint)

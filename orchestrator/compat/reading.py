@@ -155,7 +155,7 @@ class _Reader(ast.NodeVisitor):
     def visit_Import(self, node: ast.Import) -> None:
         for alias in node.names:
             if (library := LIBRARIES.get(alias.name.partition(".")[0])) is not None:
-                rule = MOVES if alias.name in library.modules else Rule(Verdict.STAYS, "this module is not covered")
+                rule = MOVES if alias.name in library.modules else library.otherwise
                 self._add(node, library, f"import {alias.name}", rule)
                 if alias.asname is None or "." not in alias.name:
                     self._modules[alias.asname or alias.name.partition(".")[0]] = alias.name.partition(".")[0]
@@ -188,7 +188,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         for library in self._used:
-            if (rule := library.attributes.get(node.attr)) is not None:
+            if library.name in self._here and (rule := library.attributes.get(node.attr)) is not None:
                 self._add(node, library, f".{node.attr}", rule)
         module = self._modules.get(getattr(node.value, "id", ""))
         if module is not None:

@@ -268,3 +268,16 @@ def test_rq_scheduler_repeats_jobs(shop: Stack, tmp_path: Path) -> None:
         assert one in scheduler
         scheduler.cancel(one)
     eventually(lambda: not {"often", "nightly", late.id} & {one.id for one in scheduler.get_jobs()}, "all are gone")
+
+
+def test_a_worker_without_the_database_says_that_dependencies_need_it(shop: Stack) -> None:
+    given = shop.environment
+    shop.environment = {name: value for name, value in given.items() if name != "ORCHESTRATOR_DATABASE_URL"}
+    worker = shop._start("worker", ["rq", "worker", "--allow", "rq_shop", "poor"], HERE)
+    shop.environment = given
+    eventually(lambda: worker.logged("process.ready"), f"worker ready, see {worker.log}")
+    poor = Queue("poor")
+    first = poor.enqueue(rq_shop.later, 1)
+    assert ended(first).return_value == 2
+    told = ended(poor.enqueue(rq_shop.later, 1, depends_on=first)).exc_string or ""
+    assert "its worker cannot look at them" in told

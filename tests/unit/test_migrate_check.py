@@ -118,6 +118,18 @@ def test_rq_and_dramatiq_are_known_too(tmp_path: Path) -> None:
     ]
 
 
+def test_libraries_beside_them_are_known_and_attributes_of_others_are_not_taken_for_theirs(tmp_path: Path) -> None:
+    beside = "import django_rq\nfrom django_celery_beat.models import PeriodicTask\nfrom kombu import Queue\n"
+    project(tmp_path, tasks="from rq.job import Job\n", beside=beside, spans="span.set_status(1)\n")
+    assert found(tmp_path) == [
+        ("beside.py:1", "import django_rq", "stays"),
+        ("beside.py:2", "django_celery_beat.models.PeriodicTask", "stays"),
+        ("beside.py:3", "kombu.Queue", "changes"),
+        ("tasks.py:1", "rq.job.Job", "moves"),
+    ]
+    assert "orchestrator schedules" in read_project(tmp_path).uses[1].note
+
+
 def test_settings_of_django_and_of_a_module_are_found(tmp_path: Path) -> None:
     settings = 'CELERY_BROKER_URL = "x"\nCELERY_TASK_ALWAYS_EAGER = True\nDEBUG = True\n'
     project(tmp_path, tasks="from celery import shared_task\n", settings=settings, celeryconfig="broker_url = 'x'\n")
