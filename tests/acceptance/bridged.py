@@ -31,6 +31,11 @@ def total(numbers: list[int]) -> int:
     return sum(numbers)
 
 
+@app.task(name="shop.once", unique_key="once", on_duplicate="raise")
+def once() -> None:
+    """Of which there may be one."""
+
+
 @app.task(name="shop.year")
 def year(when: datetime) -> datetime:
     return when.replace(year=2000)

@@ -1,5 +1,7 @@
 """`orchestrator bridge celery`, with a real producer and a real worker of Celery."""
 
+# ruff: noqa: E402  # Celery is not there before `require_celery`
+
 from __future__ import annotations
 
 import json
@@ -16,7 +18,9 @@ import pytest
 from click.testing import Result
 from redis import Redis
 
-pytest.importorskip("celery", reason="Celery is not installed")
+from tests.celery_packages import require_celery
+
+require_celery()
 
 from celery import Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError
@@ -51,6 +55,8 @@ class Shop:
     def send(self, name: str, *args: Any, **options: Any) -> Any:
         return self.celery.send_task(f"shop.{name}", args, **options)
 
+    app = "bridged:app"
+
     def bridge(self, *words: str) -> Process:
         process = self.stack._start("bridge", ["bridge", "celery", *self._words, *words], HERE)
         eventually(lambda: process.logged("bridge.ready"), f"the bridge is ready, see {process.log}")
@@ -61,7 +67,7 @@ class Shop:
 
     @property
     def _words(self) -> list[str]:
-        return ["--broker", self.broker, "--results", self.results, "--app", "bridged:app", "--log-level", "debug"]
+        return ["--broker", self.broker, "--results", self.results, "--app", self.app, "--log-level", "debug"]
 
     def worker(self) -> None:
         with (self.folder / "celery.log").open("ab") as output:
@@ -145,6 +151,19 @@ def test_chains_callbacks_and_chords_go_on(running: Shop) -> None:
     eventually(lambda: not running.left(), "nothing is left on the way")
 
 
+def test_tasks_that_have_changed_their_import_find_celerys_id_and_retries(shop: Shop) -> None:
+    shop.app = "bridged_import:app"
+    shop.stack.scheduler()
+    shop.stack.worker("--app", shop.app)
+    shop.bridge()
+
+    sent = shop.send("ask", retries=1, headers={"customer": "7"})
+
+    assert sent.get(timeout=WAIT) == [sent.id, 2, "7"], "the first run here was tried again"
+    with pytest.raises(KeyError, match="missing"):
+        shop.send("miss").get(timeout=WAIT)
+
+
 def test_a_message_says_how_its_task_runs(shop: Shop) -> None:
     later = datetime.now(UTC) + timedelta(hours=1)
     shop.send("note", "urgent")
@@ -171,28 +190,31 @@ def test_what_cannot_become_a_task_is_put_aside_and_given_back(shop: Shop) -> No
     shop.send("note", "one")
     shop.send("unheard_of")
     shop.celery.send_task("shop.note", ("pickled",), serializer="pickle")
+    shop.send("once")
+    shop.send("once")
     shop.redis.lpush("celery", "no json", json.dumps({"body": "e30=", "headers": {}, "properties": {}}))
     before = shop.redis.lrange("celery", 0, -1)
 
     dry = shop.run("--dry-run", "--json")
     assert dry.exit_code == 0, dry.output
     found = json.loads(dry.stdout)["queues"]["celery"]
-    assert (found["waiting"], found["would_move"], sum(found["would_stay"].values())) == (5, 1, 4)
+    assert (found["waiting"], found["would_move"], sum(found["would_stay"].values())) == (7, 3, 4)
     assert shop.redis.lrange("celery", 0, -1) == before
 
     moved = shop.run("--once")
-    assert moved.stderr.count("bridge.put_aside queue=celery message=") == 4
+    assert moved.stderr.count("bridge.put_aside queue=celery message=") == 5
     assert "no task is called 'shop.unheard_of'" in moved.stderr
     assert "no pickle" in moved.stderr
-    assert shop.stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 1
+    assert "already has the key" in moved.stderr
+    assert shop.stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 2
     assert shop.redis.llen("celery") == 0
 
     shop.stack.scheduler()
     back = shop.run("--back")
-    assert back.output.count("5 messages given back to Celery.") == 1, back.output
+    assert back.output.count("7 messages given back to Celery.") == 1, back.output
     assert sorted(shop.redis.lrange("celery", 0, -1)) == sorted(before), "as they were"
     assert not shop.left()
-    assert shop.stack.sql("SELECT status FROM orchestrator.ended_tasks") == [("cancelled",)]
+    assert shop.stack.sql("SELECT status FROM orchestrator.ended_tasks") == [("cancelled",)] * 2
 
 
 def test_what_has_not_started_goes_back_in_order_and_the_rest_ends_here(running: Shop) -> None:
@@ -241,7 +263,7 @@ def test_a_bridge_that_died_leaves_its_messages_to_the_next(
     assert shop.run("--once").exit_code == 0
     assert shop.stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 5
     assert shop.redis.hlen("orchestrator:bridge:celery:open") == 5
-    assert bridges(shop) == []
+    assert shop.redis.keys("*:taken:*") == []
 
 
 def bridges(shop: Shop) -> list[bytes]:

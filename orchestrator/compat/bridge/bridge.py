@@ -7,18 +7,19 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from redis.exceptions import RedisError
+from sqlalchemy.exc import DataError
 
-from orchestrator.compat.bridge.calls import Call, Calls
+from orchestrator.compat.bridge.calls import Calls
 from orchestrator.compat.bridge.transit import Taken, Transit
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import TaskState
-from orchestrator.domain.tasks.task import WITHDRAWN, NewTask, TaskError
-from orchestrator.errors import OrchestratorError, Unavailable
+from orchestrator.domain.tasks.task import WITHDRAWN, NewTask
+from orchestrator.errors import OrchestratorError, Unavailable, Uncertain
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.backend.tasks import TaskBackend
 from orchestrator.sdk.calls.waits import MISSING
@@ -26,6 +27,9 @@ from orchestrator.sdk.ids import new_ids
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport.codec import Ended
+
+if TYPE_CHECKING:
+    from orchestrator.compat.bridge.celery import CeleryQueues  # which needs Celery
 
 log = get_logger("bridge")
 
@@ -42,35 +46,10 @@ _PAUSE = 1.0
 """Seconds before something is tried again while a server is away."""
 
 
-class Source(Protocol):
-    """The other task queue."""
-
-    unreachable: tuple[type[Exception], ...]
-    """What it raises while its servers are away."""
-
-    def read(self, message: bytes) -> Call:
-        """Return what a message asks for, or raise Unreadable."""
-
-    def name(self, message: bytes) -> str:
-        """Return the id that a message's task has over there."""
-
-    def list_of(self, queue: str, message: bytes) -> str:
-        """Return the list where a message belongs."""
-
-    def succeed(self, message: bytes, value: Any) -> Sequence[tuple[str, bytes]]:
-        """Write a result back; return the messages that follow, and their lists."""
-
-    def fail(self, message: bytes, state: str, error: TaskError | None) -> Sequence[tuple[str, bytes]]:
-        """Do the same for a task that has not succeeded."""
-
-    def upkeep(self) -> None:
-        """Do what is due every few seconds."""
-
-
 class Bridge:
     """A bridge from some queues."""
 
-    def __init__(self, app: Orchestrator, source: Source, transits: Sequence[Transit], calls: Calls) -> None:
+    def __init__(self, app: Orchestrator, source: CeleryQueues, transits: Sequence[Transit], calls: Calls) -> None:
         backend = app._client.backend.tasks
         if not isinstance(backend, TaskBackend):
             raise OrchestratorError("A bridge needs the database itself. Run it without ORCHESTRATOR_API_URL.")
@@ -117,7 +96,7 @@ class Bridge:
                 self._wake.wait(_BEAT)
                 self._wake.clear()
         for transit in self._transits:
-            transit.leave(transit.name)
+            transit.retire()
 
     def _thread(self, target: Callable[..., None], *arguments: Any) -> None:
         threading.Thread(target=target, args=arguments, daemon=True).start()
@@ -159,16 +138,29 @@ class Bridge:
         if not taken:
             return 0
         tasks, refused = self.prepare(taken)
+        followed = self._create(tasks, refused)
         for one in taken:
             if reason := refused.get(one.id):
                 name = self._source.name(one.message)
                 log.warning("bridge.put_aside queue=%s message=%s: %s", transit.queue, name, reason)
-        followed = dict(zip((task.id for task in tasks), self._tasks.enqueue_missing(tasks), strict=True))
         transit.confirm(bridge, taken, followed)
         self._ends.follow(transit, followed.items())
-        self.moved += len(tasks)
-        log.debug("bridge.moved queue=%s tasks=%d", transit.queue, len(tasks))
+        self.moved += len(followed)
+        log.debug("bridge.moved queue=%s tasks=%d", transit.queue, len(followed))
         return len(taken)
+
+    def _create(self, tasks: Sequence[NewTask], refused: dict[bytes, str]) -> dict[bytes, bytes]:
+        """Create tasks, and return which task each is; one that cannot be stored keeps no other back."""
+        try:
+            return dict(zip((task.id for task in tasks), self._tasks.enqueue_missing(tasks), strict=True))
+        except self._away:
+            raise
+        except (OrchestratorError, DataError) as error:
+            if len(tasks) == 1:
+                refused[tasks[0].id] = first_line(error)
+                return {}
+            half = len(tasks) // 2
+            return self._create(tasks[:half], refused) | self._create(tasks[half:], refused)
 
     def prepare(self, taken: Iterable[Taken]) -> tuple[list[NewTask], dict[bytes, str]]:
         """Return the tasks of messages, and why the others cannot become one; nothing is written."""
@@ -177,8 +169,8 @@ class Bridge:
         for id, message in taken:
             try:
                 tasks.append(msgspec.structs.replace(self._calls.task(self._source.read(message)), id=id))
-            except OrchestratorError as error:
-                refused[id] = str(error)
+            except Exception as error:  # noqa: BLE001  # such as of a function that computes a key
+                refused[id] = str(error) or type(error).__name__
         return tasks, refused
 
     # -- messages back
@@ -236,7 +228,7 @@ class Bridge:
 class _Ends:
     """Follows tasks to their ends, and has these written back. What it follows is in Redis, and read at the start."""
 
-    def __init__(self, app: Orchestrator, source: Source, tasks: TaskBackend, stopped: threading.Event) -> None:
+    def __init__(self, app: Orchestrator, source: CeleryQueues, tasks: TaskBackend, stopped: threading.Event) -> None:
         self._client = app._client
         self._source = source
         self._away = _away(source)
@@ -322,20 +314,19 @@ class _Ends:
             for transit, id in self._awaited.get(ended.id, ()):
                 by_transit[transit][id] = ended
         for transit, ended_by_id in by_transit.items():
-            messages = transit.kept(list(ended_by_id))
-            plain: list[bytes] = []
+            followed: dict[bytes, Sequence[tuple[str, bytes]]] = {}
             withdrawn: list[tuple[bytes, str]] = []
-            for id, message in messages.items():
+            for id, message in transit.kept(list(ended_by_id)).items():
                 ended = ended_by_id[id]
                 if ended.error is not None and ended.error.kind == WITHDRAWN:
                     withdrawn.append((id, self._source.list_of(transit.queue, message)))
-                    continue
-                follow_ups = self._write(message, ended)
+                elif (follow_ups := self._write(message, ended)) is not None:
+                    followed[id] = follow_ups
+            self._source.flush()
+            for id, follow_ups in followed.items():
                 if follow_ups:
                     transit.follow_up(id, follow_ups)
-                elif follow_ups is not None:
-                    plain.append(id)
-            transit.settle(plain)
+            transit.settle([id for id, follow_ups in followed.items() if not follow_ups])
             if withdrawn:
                 self.given += transit.give(transit.open, sorted(withdrawn, reverse=True))
         with self._lock:
@@ -361,9 +352,9 @@ class _Ends:
             return None
 
 
-def _away(source: Source) -> tuple[type[Exception], ...]:
+def _away(source: CeleryQueues) -> tuple[type[Exception], ...]:
     """Return the errors of servers that are away for a while."""
-    return (*source.unreachable, Unavailable, RedisError)
+    return (*source.unreachable, Unavailable, Uncertain, RedisError)
 
 
 def _slices(items: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from celery import Celery, states
 from celery.app.task import Context
+from celery.backends.redis import RedisBackend
 from celery.exceptions import BackendError, TaskRevokedError
 from celery.utils.serialization import create_exception_cls
 from kombu import Connection
@@ -65,6 +66,8 @@ class CeleryQueues:
     ) -> None:
         self._restore_after = restore_after
         self._restore_at = 0.0
+        self._unwritten: list[tuple[Any, Any, int | None]] = []
+        """Results, by their keys, and for how many seconds they are kept."""
         self._app = Celery("bridge", set_as_current=False)
         if config:
             try:
@@ -131,9 +134,10 @@ class CeleryQueues:
 
     def list_of(self, queue: str, message: bytes) -> str:
         """Return the list where a message belongs."""
-        priority = 0
+        priority: Any = 0
         with suppress(Unreadable):
-            priority = _envelope(message)["properties"].get("priority") or 0
+            priority = _envelope(message)["properties"].get("priority")
+        priority = priority if isinstance(priority, int) else 0
         return f"{self._channel.global_keyprefix}{self._channel._q_for_pri(queue, priority)}"
 
     # -- ends
@@ -141,7 +145,7 @@ class CeleryQueues:
     def succeed(self, message: bytes, value: Any) -> list[tuple[str, bytes]]:
         """Write a result where callers of Celery look for it; return the messages that follow, and their lists."""
         list(self._sent())  # of one that failed
-        request, backend = _request(message), self._app.backend
+        request = _request(message)
         followers: list[tuple[Any, dict[str, Any]]] = [(one, {}) for one in request.callbacks or ()]
         if request.chain:
             followers.append((request.chain[-1], {"chain": request.chain[:-1]}))
@@ -149,10 +153,13 @@ class CeleryQueues:
         for follower, more in followers:
             self._app.signature(follower).apply_async((value,), **more, **lineage)
         try:
-            backend.mark_as_done(request.id, value, request, store_result=self.writes_results)
+            self._store(request, value, states.SUCCESS)
         except (EncodeError, TypeError) as error:  # which Celery's workers report the same way
             list(self._sent())
             return self._fail(request, EncodeError(str(error)), "", states.FAILURE)
+        if request.chord:
+            self.flush()
+            self._app.backend.on_chord_part_return(request, states.SUCCESS, value)
         return list(self._sent())
 
     def fail(self, message: bytes, state: str, error: TaskError | None) -> list[tuple[str, bytes]]:
@@ -167,9 +174,36 @@ class CeleryQueues:
         return self._fail(_request(message), raised, error.traceback, states.FAILURE)
 
     def _fail(self, request: Context, error: Exception, traceback: str, state: str) -> list[tuple[str, bytes]]:
-        stores = self.writes_results and not request.ignore_result
-        self._app.backend.mark_as_failure(request.id, error, traceback, request, store_result=stores, state=state)
+        self._store(request, error, state, traceback)
+        if request.chord or request.chain or request.errbacks:
+            self.flush()
+            stores = self.writes_results and not request.ignore_result
+            self._app.backend.mark_as_failure(request.id, error, traceback, request, store_result=stores, state=state)
         return list(self._sent())
+
+    def _store(self, request: Context, value: Any, state: str, traceback: str = "") -> None:
+        """Write one result; where they are in Redis, with the next `flush`."""
+        backend = self._app.backend
+        if not self.writes_results or request.ignore_result:
+            return
+        if not isinstance(backend, RedisBackend):
+            backend.store_result(request.id, value, state, traceback=traceback or None, request=request)
+            return
+        encoded = backend.encode_result(value, state)
+        meta = backend._get_result_meta(encoded, state, traceback or None, request) | {"task_id": request.id}
+        lasting = getattr(backend, "failure_expires", None) if state == states.FAILURE else None
+        self._unwritten.append((backend.get_key_for_task(request.id), backend.encode(meta), lasting or backend.expires))
+
+    def flush(self) -> None:
+        """Write what is not written yet."""
+        if not self._unwritten:
+            return
+        unwritten, self._unwritten = self._unwritten, []  # if this fails, all of them are asked for again
+        with self._app.backend.client.pipeline(transaction=False) as pipeline:
+            for key, value, lasting in unwritten:
+                pipeline.set(key, value, ex=lasting or None)
+                pipeline.publish(key, value)
+            pipeline.execute()
 
     def _sent(self) -> Iterator[tuple[str, bytes]]:
         """Yield what Celery has sent into memory meanwhile, and forget it."""
@@ -264,7 +298,7 @@ def _options(envelope: Mapping[str, Any]) -> dict[str, Any]:
     if soft and not (hard and soft >= hard):
         options["soft_timeout"] = soft
     if priority := envelope["properties"].get("priority"):
-        options["priority"] = -priority  # on Redis, Celery's 0 goes first
+        options["priority"] = max(-100, -priority)  # on Redis, Celery's 0 goes first
     own = {name: value for name, value in headers.items() if name not in _OWN_HEADERS and isinstance(value, str)}
     if own:
         options["headers"] = own

@@ -123,6 +123,10 @@ class Transit:
         living: Any = self._redis.zcount(self._bridges, int(self._now()) + 1, "+inf")
         return int(living) - (self._redis.zscore(self._bridges, self.name) is not None)
 
+    def retire(self) -> None:
+        """Count as dead from now on, so that another bridge follows what this one has followed."""
+        self._redis.zadd(self._bridges, {self.name: 0})
+
     def leave(self, bridge: str) -> bool:
         """Forget a bridge that has nothing on its list."""
         is_empty = not self._redis.llen(self._taken(bridge))

@@ -1,0 +1,32 @@
+"""Celery for tests that need it, beside the environment and not in it: it pins packages that others want newer."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / ".venv-bench" / "celery-packages"
+_PACKAGES = "celery kombu vine amqp billiard click-didyoumean click-plugins click-repl prompt-toolkit wcwidth tzlocal"
+
+
+def require_celery() -> None:
+    """Make Celery importable here and in processes that are started from here, or skip the tests of the module."""
+    if importlib.util.find_spec("celery") is not None:
+        return
+    if not FOLDER.exists():
+        FOLDER.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=FOLDER.parent) as folder:
+            words = ["install", "-q", "--no-deps", "--target", f"{folder}/packages", *_PACKAGES.split()]
+            done = subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"Celery cannot be installed: {done.stderr[-300:]}", allow_module_level=True)
+            if not FOLDER.exists():
+                Path(folder, "packages").rename(FOLDER)
+    sys.path.append(str(FOLDER))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(FOLDER)]))

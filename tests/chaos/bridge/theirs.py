@@ -1,0 +1,27 @@
+"""The program of Celery."""
+
+from __future__ import annotations
+
+import os
+
+from celery import Celery
+
+from tests.chaos.bridge import journal
+
+VISIBILITY = 20
+"""Seconds after which what a dead worker had reserved is given to another."""
+
+app = Celery("shop", broker=os.environ["BRIDGE_BROKER"], backend=os.environ["BRIDGE_RESULTS"])
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    broker_transport_options={"visibility_timeout": VISIBILITY},
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    task_publish_retry=False,
+    worker_prefetch_multiplier=1,
+)
+
+
+@app.task(name="shop.note")
+def note(what: str, seconds: float) -> str:
+    return journal.note("celery", what, seconds)

@@ -1,0 +1,25 @@
+"""A short round of `python -m tests.chaos.bridge`."""
+
+# ruff: noqa: E402  # Celery is not there before `require_celery`
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from tests.celery_packages import require_celery
+
+require_celery()
+
+from tests.chaos.bridge.__main__ import run
+
+
+def test_kills_of_every_part_lose_and_double_nothing() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="orchestrator-bridge-"))
+    folder.chmod(0o755)
+
+    verdict = run(7, 1, folder)
+
+    assert verdict.is_good, f"{verdict} See {folder}"
+    shutil.rmtree(folder)
