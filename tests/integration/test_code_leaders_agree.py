@@ -144,7 +144,8 @@ class Program:
                 payload = encode_call("poke", ["me"], {}, LIMIT)
                 self.asked[request] = run, None
                 self.leader.append(run, history.UpdateRequested(request, "poke", payload))
-                real.ask(RequestKind.UPDATE, run, request=request, name="poke", value=payload)
+                for once in self.random.choice([[{}], [{"once": True}] * 2]):  # with an id, it is applied once
+                    real.ask(RequestKind.UPDATE, run, request=request, name="poke", value=payload, **once)
             case "cancel":
                 self.leader.cancel(run, ASKED)
                 real.ask(RequestKind.CANCEL_RUN, run)

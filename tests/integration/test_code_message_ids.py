@@ -10,6 +10,7 @@ from orchestrator import (
     HandlerFailed,
     InvalidArguments,
     InvalidWorkflow,
+    Orchestrator,
     UpdateHandle,
     UpdateRefused,
     WorkflowContext,
@@ -18,7 +19,9 @@ from orchestrator import (
     workflow,
 )
 from orchestrator.sdk.code.engine import Engine
+from orchestrator.settings import load_settings
 from tests.integration.code_stage import kinds, rest, turn
+from tests.integration.serving import serving
 from tests.integration.stage import System, Worker
 
 
@@ -134,3 +137,20 @@ def test_an_update_starts_a_run_or_reaches_the_open_one(
     assert anew.id != handle.id
     with pytest.raises(InvalidWorkflow, match="give id= and update_id="):
         counter.run.starting(update=("add", 1))
+
+
+def test_the_same_over_http(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:
+    handle = counter.run.start()
+    with serving(system.app.settings) as url, Orchestrator(load_settings(environ={}), api_url=url) as app:
+        away = app.workflow_run(handle.id)
+        for _ in range(2):
+            away.options(id="signal-1").signal(counter.push, 1)
+        first = away.options(id="request-7").start_update(counter.add, 5)
+        assert first.stage() == "sent"
+        rest(system, worker, engine_)
+        assert (first.stage(), first.result()) == ("completed", 2)
+        assert away.options(id="request-7").update(counter.add, 5) == 2
+        assert away.state() == {}
+    handle.signal(counter.push, -1)
+    rest(system, worker, engine_)
+    assert handle.result(0) == [1, -1, 2]

@@ -91,6 +91,11 @@ def talks() -> None:
     item: Item = handle.update(Order.rename, "tea", new="milk")
     text = handle.update(Order.rename, "tea", new="milk")  # wrong
     handle.update("add", 7)
+    total = handle.options(id="a", timeout=5).start_update(Order.add, Item("tea", 3)).result(timeout=3)
+    handle.start_update(Order.add, "tea")  # wrong
+    total = handle.update_handle("a", Order.add).result()
+    text = handle.update_handle("a", Order.add).result()  # wrong
+    handle.options(ids="a")  # wrong
     names: list[str] = handle.result()
     number: int = handle.result()  # wrong
     print(total, text, item, names, number)
@@ -103,6 +108,8 @@ async def talks_async() -> None:
     total: float = await handle.aquery(Order.total)
     total += await handle.aupdate(Order.add, Item("tea", 3))
     await handle.aupdate(Order.add, 3)  # wrong
+    total = await (await handle.astart_update(Order.add, Item("tea", 3))).aresult()
+    await handle.astart_update(Order.add, 3)  # wrong
     async with WorkflowTest() as test:
         run = await test.start(Order.run, "Ann")
         await run.signal(Order.pay, "five")  # wrong
