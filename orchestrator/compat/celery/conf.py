@@ -48,113 +48,32 @@ DEFAULTS: dict[str, Any] = {
 }
 """Settings that have an effect here, or whose value programs read."""
 
-WITHOUT_EFFECT = frozenset(
-    [
-        "broker_connection_max_retries",
-        "broker_connection_retry",
-        "broker_connection_retry_on_startup",
-        "broker_connection_timeout",
-        "broker_heartbeat",
-        "broker_pool_limit",
-        "broker_read_url",
-        "broker_transport_options",
-        "broker_use_ssl",
-        "broker_write_url",
-        "broker_channel_error_retry",
-        "broker_failover_strategy",
-        "broker_heartbeat_checkrate",
-        "broker_login_method",
-        "beat_max_loop_interval",
-        "beat_schedule_filename",
-        "beat_scheduler",
-        "beat_sync_every",
-        "beat_cron_starting_deadline",
-        "control_exchange",
-        "control_queue_expires",
-        "control_queue_ttl",
-        "database_short_lived_sessions",
-        "database_engine_options",
-        "database_table_names",
-        "database_table_schemas",
-        "event_exchange",
-        "event_queue_expires",
-        "event_queue_prefix",
-        "event_queue_ttl",
-        "event_serializer",
-        "redis_backend_health_check_interval",
-        "redis_backend_use_ssl",
-        "redis_db",
-        "redis_host",
-        "redis_max_connections",
-        "redis_password",
-        "redis_port",
-        "redis_retry_on_timeout",
-        "redis_socket_connect_timeout",
-        "redis_socket_keepalive",
-        "redis_socket_timeout",
-        "redis_username",
-        "result_backend_always_retry",
-        "result_backend_max_retries",
-        "result_backend_transport_options",
-        "result_cache_max",
-        "result_chord_join_timeout",
-        "result_chord_retry_interval",
-        "result_compression",
-        "result_exchange",
-        "result_exchange_type",
-        "result_extended",
-        "result_persistent",
-        "result_backend_thread_safe",
-        "security_certificate",
-        "security_digest",
-        "security_key",
-        "task_acks_on_failure_or_timeout",
-        "task_compression",
-        "task_default_delivery_mode",
-        "task_default_exchange",
-        "task_default_exchange_type",
-        "task_default_routing_key",
-        "task_default_queue_type",
-        "task_inherit_parent_priority",
-        "task_protocol",
-        "task_publish_retry_policy",
-        "task_queue_ha_policy",
-        "task_queue_max_priority",
-        "task_reject_on_worker_lost",
-        "task_send_sent_event",
-        "visibility_timeout",
-        "worker_agent",
-        "worker_autoscaler",
-        "worker_cancel_long_running_tasks_on_connection_loss",
-        "worker_consumer",
-        "worker_deduplicate_successful_tasks",
-        "worker_direct",
-        "worker_disable_prefetch",
-        "worker_disable_rate_limits",
-        "worker_enable_prefetch_count_reduction",
-        "worker_enable_remote_control",
-        "worker_eta_task_limit",
-        "worker_hijack_root_logger",
-        "worker_log_color",
-        "worker_log_format",
-        "worker_logfile",
-        "worker_lost_wait",
-        "worker_prefetch_multiplier",
-        "worker_proc_alive_timeout",
-        "worker_redirect_stdouts",
-        "worker_redirect_stdouts_level",
-        "worker_send_task_events",
-        "worker_state_db",
-        "worker_task_log_format",
-        "worker_timer",
-        "worker_timer_precision",
-        "worker_soft_shutdown_timeout",
-        "worker_enable_soft_shutdown_on_idle",
-        "worker_detect_quorum_queues",
-        "broker_native_delayed_delivery_queue_type",
-        "deprecated_settings",
-    ]
-)
+_NAMES = """
+broker_connection_max_retries broker_connection_retry broker_connection_retry_on_startup
+broker_connection_timeout broker_heartbeat broker_pool_limit broker_read_url broker_transport_options
+broker_use_ssl broker_write_url broker_channel_error_retry broker_failover_strategy broker_heartbeat_checkrate
+broker_login_method beat_max_loop_interval beat_schedule_filename beat_scheduler beat_sync_every
+beat_cron_starting_deadline control_exchange control_queue_expires control_queue_ttl
+database_short_lived_sessions database_engine_options database_table_names database_table_schemas event_exchange
+event_queue_expires event_queue_prefix event_queue_ttl event_serializer redis_backend_health_check_interval
+redis_backend_use_ssl redis_db redis_host redis_max_connections redis_password redis_port redis_retry_on_timeout
+redis_socket_connect_timeout redis_socket_keepalive redis_socket_timeout redis_username
+result_backend_always_retry result_backend_max_retries result_backend_transport_options result_cache_max
+result_chord_join_timeout result_chord_retry_interval result_compression result_exchange result_exchange_type
+result_extended result_persistent result_backend_thread_safe security_certificate security_digest security_key
+task_acks_on_failure_or_timeout task_compression task_default_delivery_mode task_default_exchange
+task_default_exchange_type task_default_routing_key task_default_queue_type task_inherit_parent_priority
+task_protocol task_publish_retry_policy task_queue_ha_policy task_queue_max_priority task_reject_on_worker_lost
+task_send_sent_event visibility_timeout worker_agent worker_autoscaler
+worker_cancel_long_running_tasks_on_connection_loss worker_consumer worker_deduplicate_successful_tasks
+worker_direct worker_disable_prefetch worker_disable_rate_limits worker_enable_prefetch_count_reduction
+worker_enable_remote_control worker_eta_task_limit worker_hijack_root_logger worker_log_color worker_log_format
+worker_logfile worker_lost_wait worker_prefetch_multiplier worker_proc_alive_timeout worker_redirect_stdouts
+worker_redirect_stdouts_level worker_send_task_events worker_state_db worker_task_log_format worker_timer
+worker_timer_precision worker_soft_shutdown_timeout worker_enable_soft_shutdown_on_idle
+worker_detect_quorum_queues broker_native_delayed_delivery_queue_type deprecated_settings
+"""
+WITHOUT_EFFECT = frozenset(_NAMES.split())
 """Settings about brokers, result backends and processes that are not here. They are named in one warning."""
 
 _PICKLE = "Pickle is never used: arguments and results are data."

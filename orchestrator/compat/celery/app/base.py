@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -16,8 +15,9 @@ from orchestrator.compat.celery import signals
 from orchestrator.compat.celery.app import calls, lifecycle, periodic, routes
 from orchestrator.compat.celery.app.control import Control
 from orchestrator.compat.celery.app.current import apps, current_task
+from orchestrator.compat.celery.app.registry import PARTS, REFUSED, Registry, each, import_related, imported, star_each
 from orchestrator.compat.celery.app.task import Task as BaseTask
-from orchestrator.compat.celery.canvas import maybe_signature, signature
+from orchestrator.compat.celery.canvas import signature
 from orchestrator.compat.celery.exceptions import NotCovered, NotRegistered
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.names import module_name
@@ -28,47 +28,6 @@ from orchestrator.settings import Settings, load_settings
 
 _DEFAULT_QUEUE = "celery"
 """The queue of tasks that name none, in Celery."""
-_PARTS = ("loader", "amqp", "events", "log", "control", "tasks", "fixups", "autofinalize", "strict_typing")
-"""Arguments of Celery about its own parts, which are not here."""
-_REFUSED = {
-    "amqp": "Queues need no declaration.",
-    "backend": "Results are in Postgres: app.AsyncResult(id).",
-    "connection": "There is no broker connection: app.orchestrator has the clients.",
-    "connection_for_read": "There is no broker connection.",
-    "connection_for_write": "There is no broker connection.",
-    "producer_pool": "There is no broker connection.",
-    "pool": "There is no broker connection.",
-    "events": "Subscribe to server-sent events of the HTTP API, or use middleware.",
-    "steps": "Bootsteps are parts of Celery's worker. Use signals, or app.orchestrator.lifespan.",
-    "user_options": "Read the environment.",
-    "select_queues": "`orchestrator celery worker -Q` chooses queues.",
-    "setup_security": "The setting signing_keys signs messages.",
-    "loader": "app.conf has the settings.",
-    "log": "Logging is that of `logging`; log_level and log_format are settings.",
-    "Beat": "Run `orchestrator celery beat`.",
-    "start": "Run `orchestrator celery -A module worker`.",
-    "worker_main": "Run `orchestrator celery -A module worker`.",
-    "Worker": "Run `orchestrator celery worker`.",
-}
-
-
-class Registry(dict[str, BaseTask]):
-    """`app.tasks`: tasks by name."""
-
-    def __missing__(self, name: str) -> BaseTask:
-        raise NotRegistered(name)
-
-    def register(self, task: BaseTask) -> None:
-        """Add a task."""
-        task.app.register_task(task)
-
-    def unregister(self, name: Any) -> None:
-        """Remove a task."""
-        self.pop(getattr(name, "name", name), None)
-
-    def regular(self) -> dict[str, BaseTask]:
-        """Return the tasks of the program."""
-        return {name: task for name, task in self.items() if not name.startswith("celery.")}
 
 
 class Celery:
@@ -106,14 +65,14 @@ class Celery:
         self.orchestrator._registry.modules.afterwards.append(self.finalize)
         lifecycle.install(self)
         if task_cls is not None:
-            self.task_cls = _imported(task_cls)
+            self.task_cls = imported(task_cls)
         given = {"broker_url": broker, "result_backend": backend, "include": include, **(changes or {})}
-        given |= {name: value for name, value in kwargs.items() if name not in _PARTS}
+        given |= {name: value for name, value in kwargs.items() if name not in PARTS}
         self.conf.take({name: value for name, value in given.items() if value is not None})
         if config_source is not None:
             self.config_from_object(config_source, namespace=namespace)
-        for function in (_map, _starmap):
-            self._task_from(function, name=f"celery.{function.__name__[1:]}", base=self._base_class)
+        for name, function in (("map", each), ("starmap", star_each)):
+            self._task_from(function, name=f"celery.{name}", base=self._base_class)
         if set_as_current:
             self.set_current()
 
@@ -129,8 +88,8 @@ class Celery:
     if not TYPE_CHECKING:  # for which any name would be an attribute
 
         def __getattr__(self, name: str) -> Any:
-            if name in _REFUSED:
-                raise NotCovered(f"app.{name}", _REFUSED[name])
+            if name in REFUSED:
+                raise NotCovered(f"app.{name}", REFUSED[name])
             raise AttributeError(f"'Celery' object has no attribute {name!r}")
 
     def set_current(self) -> None:
@@ -194,7 +153,7 @@ class Celery:
 
         def discover() -> None:
             for package in lifecycle.packages(packages):
-                _import_related(package, related_name)
+                import_related(package, related_name)
 
         if force:
             discover()
@@ -352,29 +311,12 @@ class Celery:
     def _is_routed_by_name(self) -> bool:
         return not any(callable(one) for one in routes.listed(self.conf.task_routes))
 
-    def _is_routed(self, task: BaseTask | None) -> bool:
-        """Say whether routes decide about each call anew."""
-        return task is None or not self._is_routed_by_name
-
-    def _route(
-        self,
-        name: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        options: Mapping[str, Any],
-        task: BaseTask | None,
-    ) -> dict[str, Any]:
-        return routes.find(self, name, args, kwargs, options, task)
-
     def _queue(self, name: str) -> str:
         """Return a queue's name here: Celery's default queue is ours."""
         return DEFAULT_QUEUE if name == _DEFAULT_QUEUE else name
 
     def _celery_queue(self, name: str) -> str:
         return _DEFAULT_QUEUE if name == DEFAULT_QUEUE else name
-
-    def _queue_of(self, exchange: Any, routing_key: Any) -> str:
-        return routes.queue_of(self.conf, exchange, routing_key)
 
     def _priority(self, priority: int) -> int:
         """Return a priority of ours: higher goes first, as with RabbitMQ; with Redis, Celery has it the other way."""
@@ -442,35 +384,6 @@ class _InMain:
 
 
 _InMain.__module__ = "__main__"
-
-
-def _imported(given: Any) -> Any:
-    if not isinstance(given, str):
-        return given
-    module, _, name = given.replace(":", ".").rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
-def _import_related(package: str, related: str | None) -> None:
-    name = f"{package}.{related}" if related else package
-    try:
-        found = importlib.util.find_spec(name)
-    except ModuleNotFoundError:
-        found = None  # `package` is a module, or an entry of Django that names a class
-    if found is not None:
-        importlib.import_module(name)
-
-
-def _map(task: Any, it: Sequence[Any]) -> list[Any]:
-    """Call a task for each item."""
-    called = maybe_signature(task)
-    return [called.type(item) for item in it]
-
-
-def _starmap(task: Any, it: Sequence[Any]) -> list[Any]:
-    """Call a task for each tuple of arguments."""
-    called = maybe_signature(task)
-    return [called.type(*item) for item in it]
 
 
 def _default() -> Celery:

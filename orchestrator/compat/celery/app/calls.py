@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 from orchestrator.compat.celery import request as requests
 from orchestrator.compat.celery import signals
+from orchestrator.compat.celery.app import routes
 from orchestrator.compat.celery.exceptions import NotCovered
 from orchestrator.compat.celery.request import MESSAGE
 from orchestrator.compat.celery.results.single import of_handle
@@ -19,42 +20,13 @@ from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.tasks.task import Task as NativeTask
 from orchestrator.sdk.values.sealing import outgoing_task
 
-WITHOUT_EFFECT = frozenset(
-    [
-        "add_to_parent",
-        "argsrepr",
-        "compression",
-        "connection",
-        "content_encoding",
-        "content_type",
-        "correlation_id",
-        "delivery_mode",
-        "exchange_type",
-        "ignore_result",
-        "kwargsrepr",
-        "mandatory",
-        "immediate",
-        "producer",
-        "publisher",
-        "reply_to",
-        "retry",
-        "retry_policy",
-        "route_name",
-        "router",
-        "root_id",
-        "parent_id",
-        "replaced_task_nesting",
-        "result_cls",
-        "shadow",
-        "declare",
-        "timeout",
-        "group_id",
-        "group_index",
-        "utc",
-        "chain",
-        "chord",
-    ]
-)
+_NAMES = """
+add_to_parent argsrepr compression connection content_encoding content_type correlation_id delivery_mode
+exchange_type ignore_result kwargsrepr mandatory immediate producer publisher reply_to retry retry_policy
+route_name router root_id parent_id replaced_task_nesting result_cls shadow declare timeout group_id group_index
+utc chain chord
+"""
+WITHOUT_EFFECT = frozenset(_NAMES.split())
 """Options of calls about Celery's broker and protocol; they change nothing here."""
 _PROPERTIES = ("app_id", "message_id", "user_id", "type")
 """Properties of a message that a task reads in `request.properties`."""
@@ -163,11 +135,12 @@ def native_options(
     if options.get("serializer") not in _DATA:
         raise NotCovered(f"serializer={options['serializer']!r}", "Arguments are data: see docs/tasks.md#types.")
     found: dict[str, Any] = {}
-    route = app._route(name, args, kwargs, options, task) if app._is_routed(task) else {}
+    is_routed = task is None or not app._is_routed_by_name
+    route = routes.find(app, name, args, kwargs, options, task) if is_routed else {}
     merged = {**route, **{key: value for key, value in options.items() if value is not None}}
     queue = merged.get("queue")
     if queue is None and (merged.get("routing_key") or merged.get("exchange")) is not None:
-        queue = app._queue_of(merged.get("exchange"), merged.get("routing_key"))
+        queue = routes.queue_of(app.conf, merged.get("exchange"), merged.get("routing_key"))
     if queue is not None:
         found["queue"] = app._queue(getattr(queue, "name", queue))
     if (priority := merged.get("priority")) is not None:
@@ -198,26 +171,11 @@ def native_options(
     return found
 
 
-_KNOWN = frozenset(
-    [
-        "serializer",
-        "queue",
-        "routing_key",
-        "exchange",
-        "priority",
-        "countdown",
-        "eta",
-        "expires",
-        "time_limit",
-        "soft_time_limit",
-        "headers",
-        "retries",
-        "link",
-        "link_error",
-        "on_success",
-        "task_id",
-    ]
-)
+_NAMES = """
+serializer queue routing_key exchange priority countdown eta expires time_limit soft_time_limit headers retries
+link link_error on_success task_id
+"""
+_KNOWN = frozenset(_NAMES.split())
 
 
 def _seconds(value: Any) -> float:

@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+from orchestrator.compat.celery.app import routes
 from orchestrator.compat.celery.app.execution import run_in_worker
 from orchestrator.compat.celery.request import MESSAGE
 from orchestrator.sdk.tasks.task import Task as NativeTask
@@ -40,7 +41,7 @@ def register(task: Any) -> NativeTask[..., Any]:
 def options_of(task: Any) -> dict[str, Any]:
     """Return what a task says of itself as options of ours."""
     app, conf = task.app, task.app.conf
-    route = app._route(task.name, (), {}, {}, task) if app._is_routed_by_name else {}
+    route = routes.find(app, task.name, (), {}, {}, task) if app._is_routed_by_name else {}
     queue = task.queue or route.get("queue")
     hard = _first(task.time_limit, conf.task_time_limit)
     soft = _first(task.soft_time_limit, conf.task_soft_time_limit)

@@ -1,0 +1,85 @@
+"""Tasks of an application by name, what it imports, and what of Celery's application is refused."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.compat.celery.app.task import Task
+from orchestrator.compat.celery.canvas import maybe_signature
+from orchestrator.compat.celery.exceptions import NotRegistered
+
+PARTS = ("loader", "amqp", "events", "log", "control", "tasks", "fixups", "autofinalize", "strict_typing")
+"""Arguments of Celery about its own parts, which are not here."""
+REFUSED = {
+    "amqp": "Queues need no declaration.",
+    "backend": "Results are in Postgres: app.AsyncResult(id).",
+    "connection": "There is no broker connection: app.orchestrator has the clients.",
+    "connection_for_read": "There is no broker connection.",
+    "connection_for_write": "There is no broker connection.",
+    "producer_pool": "There is no broker connection.",
+    "pool": "There is no broker connection.",
+    "events": "Subscribe to server-sent events of the HTTP API, or use middleware.",
+    "steps": "Bootsteps are parts of Celery's worker. Use signals, or app.orchestrator.lifespan.",
+    "user_options": "Read the environment.",
+    "select_queues": "`orchestrator celery worker -Q` chooses queues.",
+    "setup_security": "The setting signing_keys signs messages.",
+    "loader": "app.conf has the settings.",
+    "log": "Logging is that of `logging`; log_level and log_format are settings.",
+    "Beat": "Run `orchestrator celery beat`.",
+    "start": "Run `orchestrator celery -A module worker`.",
+    "worker_main": "Run `orchestrator celery -A module worker`.",
+    "Worker": "Run `orchestrator celery worker`.",
+}
+
+
+class Registry(dict[str, Task]):
+    """`app.tasks`: tasks by name."""
+
+    def __missing__(self, name: str) -> Task:
+        raise NotRegistered(name)
+
+    def register(self, task: Task) -> None:
+        """Add a task."""
+        task.app.register_task(task)
+
+    def unregister(self, name: Any) -> None:
+        """Remove a task."""
+        self.pop(getattr(name, "name", name), None)
+
+    def regular(self) -> dict[str, Task]:
+        """Return the tasks of the program."""
+        return {name: task for name, task in self.items() if not name.startswith("celery.")}
+
+
+def imported(given: Any) -> Any:
+    """Return what a text names, or what is given."""
+    if not isinstance(given, str):
+        return given
+    module, _, name = given.replace(":", ".").rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def import_related(package: str, related: str | None) -> None:
+    """Import a module of a package, if there is one."""
+    name = f"{package}.{related}" if related else package
+    try:
+        found = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        found = None  # `package` is a module, or an entry of Django that names a class
+    if found is not None:
+        importlib.import_module(name)
+
+
+def each(task: Any, it: Sequence[Any]) -> list[Any]:
+    """Call a task for each item."""
+    called = maybe_signature(task)
+    return [called.type(item) for item in it]
+
+
+def star_each(task: Any, it: Sequence[Any]) -> list[Any]:
+    """Call a task for each tuple of arguments."""
+    called = maybe_signature(task)
+    return [called.type(*item) for item in it]
