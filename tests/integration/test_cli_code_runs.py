@@ -240,16 +240,20 @@ def test_a_stuck_run_does_not_go_on(system: System, order: CodeWorkflow[..., Any
 
 def test_workflows_as_code_are_listed(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
     system.worker(knows=("job", "order", "order@1", "order@2"))
-    order.start("o-1", [])
+    held = order.start("o-1", [])
     system.app.code_workflows["parcel"].start("tea")
     system.pass_seconds()
     listed = json.loads(invoke("workflows", "list", "--json").output)["code"]
+    (draining,) = listed[0].pop("draining")
     assert listed == [
         {"name": "order", "versions": [1, 2], "workers": 1, "open_runs": 1},
-        {"name": "parcel", "versions": [1], "workers": 0, "open_runs": 1},
+        {"name": "parcel", "versions": [1], "workers": 0, "open_runs": 1, "draining": []},
     ]
+    assert draining.pop("since")
+    assert draining == {"version": 1, "open_runs": 1, "oldest": held.id, "served": True}
     text = invoke("workflows", "list").output
     assert "1 live worker, 1 open run" in text
+    assert "version 1 draining: 1 run" in " ".join(text.split())
     assert "no live worker, 1 open run" in text
 
 

@@ -6,6 +6,7 @@ import difflib
 import sys
 from collections.abc import Iterable
 from contextlib import closing
+from datetime import datetime
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -164,7 +165,7 @@ def list_(as_json: bool) -> None:
                 "",
                 ", ".join(times.get(view.name, [])),
                 "",
-                _about_code(view),
+                _about_code(view, now),
             )
             for view in code
         ],
@@ -314,9 +315,14 @@ def _summary(stored: Stored) -> dict[str, Any]:
     }
 
 
-def _about_code(view: CodeWorkflowView) -> str:
+def _about_code(view: CodeWorkflowView, now: datetime) -> str:
     workers = counted(view.workers, "live worker") if view.workers else "no live worker"
-    return f"{workers}, {counted(view.open_runs, 'open run')}"
+    draining = [
+        f"version {one.version} draining: {counted(one.open_runs, 'run')}, the oldest {one.oldest} from "
+        f"{ago(one.since, now)}{'' if one.served else ', no live worker has it'}"
+        for one in view.draining
+    ]
+    return "; ".join([f"{workers}, {counted(view.open_runs, 'open run')}", *draining])
 
 
 def _events(definition: Definition) -> list[str]:

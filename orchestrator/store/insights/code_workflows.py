@@ -7,11 +7,28 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
+import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.store.code.histories import first_event
 from orchestrator.store.insights.fleet import IS_FRESH
 from orchestrator.store.sql import Row, Statement
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainingVersion:
+    """A version of a workflow as code that is not its newest, and that open runs hold."""
+
+    version: int
+    """Its number."""
+    open_runs: int
+    """How many hold it."""
+    oldest: str
+    """The id of the oldest of these runs."""
+    since: datetime
+    """When that one was created."""
+    served: bool
+    """Whether a live worker has it; else its runs go on with another version, or wait if they are pinned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,20 +43,28 @@ class CodeWorkflowView:
     """Live workers that have it."""
     open_runs: int
     """Its runs that have not ended."""
+    draining: tuple[DrainingVersion, ...] = ()
+    """Older versions that open runs hold, oldest first."""
 
 
 _LIST = Statement[Row](f"""
 WITH /* insights.code_workflows.list */ open AS (
-    SELECT workflow AS name, array_agg(DISTINCT version) AS versions, count(*) AS runs
-      FROM orchestrator.runs WHERE code AND ended_at IS NULL AND workflow IS NOT NULL GROUP BY workflow
+    SELECT name, array_agg(version) AS versions, sum(runs)::bigint AS runs,
+           jsonb_agg(jsonb_build_object('version', version, 'open_runs', runs, 'oldest', oldest, 'since', since)
+                     ORDER BY version) AS held
+      FROM (SELECT workflow AS name, version, count(*) AS runs, min(created_at) AS since,
+                   (array_agg(id ORDER BY id))[1] AS oldest
+              FROM orchestrator.runs WHERE code AND ended_at IS NULL AND workflow IS NOT NULL
+             GROUP BY workflow, version) AS of_version
+     GROUP BY name
 ), announced AS (
     SELECT found[1] AS name, array_agg(DISTINCT found[2]::int) AS versions, count(DISTINCT id) AS workers
       FROM orchestrator.workers CROSS JOIN LATERAL unnest(names) AS known
      CROSS JOIN LATERAL regexp_match(known, '^(.*)@([0-9]{{1,9}})$') AS found
      WHERE state = 'live' AND {IS_FRESH} AND found IS NOT NULL GROUP BY found[1]
 )
-SELECT name, announced.versions || open.versions AS versions, coalesce(workers, 0) AS workers,
-       coalesce(runs, 0) AS open_runs
+SELECT name, coalesce(announced.versions, '{{}}') AS served, coalesce(open.versions, '{{}}') AS versions,
+       coalesce(workers, 0) AS workers, coalesce(runs, 0) AS open_runs, coalesce(held, '[]') AS held
   FROM announced FULL JOIN open USING (name) WHERE starts_with(name, %(within)s::text) ORDER BY name
 """)
 
@@ -49,10 +74,19 @@ def list_code_workflows(connection: Connection, within: str = "") -> list[CodeWo
 
     Those whose names begin with `within`, that is.
     """
-    return [
-        CodeWorkflowView(**row._asdict() | {"versions": tuple(sorted(set(row.versions)))})
-        for row in _LIST(connection, within=within)
-    ]
+    return [_view(row) for row in _LIST(connection, within=within)]
+
+
+def _view(row: Row) -> CodeWorkflowView:
+    versions = tuple(sorted({*row.served, *row.versions}))
+    draining = [held | {"served": held["version"] in row.served} for held in row.held if held["version"] < versions[-1]]
+    return CodeWorkflowView(
+        name=row.name,
+        versions=versions,
+        workers=row.workers,
+        open_runs=row.open_runs,
+        draining=msgspec.convert(draining, tuple[DrainingVersion, ...]),
+    )
 
 
 _OPEN = Statement[Row]("""
