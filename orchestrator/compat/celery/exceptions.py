@@ -50,6 +50,10 @@ class NotCovered(CeleryError, OrchestratorError, NotImplementedError):
         super().__init__(f"{what} is not covered by orchestrator.compat.celery. {instead}".strip())
 
 
+class AttributeNotCovered(NotCovered, AttributeError):
+    """The same of an attribute, so that `hasattr` says that it is not there."""
+
+
 class OperationalError(CeleryError):
     """The broker cannot be reached. Ours is raised as `orchestrator.Unavailable`."""
 

@@ -18,7 +18,7 @@ from orchestrator.compat.celery.app.current import apps, current_task
 from orchestrator.compat.celery.app.registry import PARTS, REFUSED, Registry, each, import_related, imported, star_each
 from orchestrator.compat.celery.app.task import Task as BaseTask
 from orchestrator.compat.celery.canvas import signature
-from orchestrator.compat.celery.exceptions import NotCovered, NotRegistered
+from orchestrator.compat.celery.exceptions import AttributeNotCovered, NotCovered, NotRegistered
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.names import module_name
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, CallOptions
@@ -89,7 +89,7 @@ class Celery:
 
         def __getattr__(self, name: str) -> Any:
             if name in REFUSED:
-                raise NotCovered(f"app.{name}", REFUSED[name])
+                raise AttributeNotCovered(f"app.{name}", REFUSED[name])
             raise AttributeError(f"'Celery' object has no attribute {name!r}")
 
     def set_current(self) -> None:

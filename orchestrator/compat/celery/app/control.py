@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from orchestrator.compat.celery.exceptions import NotCovered
+from orchestrator.compat.celery.exceptions import AttributeNotCovered
 from orchestrator.compat.celery.utils import to_id
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import NotFound, WrongState
@@ -44,7 +44,7 @@ class Control:
 
     def __getattr__(self, name: str) -> Any:
         if name in _REFUSED:
-            raise NotCovered(f"app.control.{name}", _REFUSED[name])
+            raise AttributeNotCovered(f"app.control.{name}", _REFUSED[name])
         raise AttributeError(name)
 
     @property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -124,6 +126,15 @@ class Task:
                 self._check(args, kwargs)
             return self._result(native.enqueue(*args, **kwargs))
         return self.apply_async(args, kwargs)
+
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:
+        """Have a worker run it when the transaction of Django has committed that is open."""
+        self.apply_async_on_commit(args, kwargs)
+
+    def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
+        """Do the same with options of the call."""
+        transaction = importlib.import_module("django.db.transaction")
+        transaction.on_commit(functools.partial(self.apply_async, *args, **kwargs))
 
     @property
     def is_plain(self) -> bool:

@@ -1,0 +1,194 @@
+"""`orchestrator.compat.celery` where no service is needed: settings, schedules, routes, eager mode, refusals."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from orchestrator.compat.celery import Celery, Task, chain, chord, group, shared_task, signals, signature
+from orchestrator.compat.celery.app import calls, periodic, registering, routes
+from orchestrator.compat.celery.exceptions import ImproperlyConfigured, NotCovered, NotRegistered, Retry
+from orchestrator.compat.celery.schedules import crontab, schedule, solar
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    made = Celery("unit")
+    made.conf.task_always_eager = True
+    yield made
+    for signal in (signals.task_prerun, signals.task_success, signals.before_task_publish):
+        signal.receivers.clear()
+
+
+def adding(app: Celery) -> Any:
+    return app.task(name="unit.add")(lambda x, y: x + y)
+
+
+# -- settings
+
+
+def test_settings_have_old_names_new_names_and_those_of_a_namespace() -> None:
+    app = Celery("unit", broker="redis://here/1")
+    app.conf.update(CELERY_TASK_RESULT_EXPIRES=60, CELERYD_CONCURRENCY=4)
+    app.config_from_object(SimpleNamespace(SHOP_TASK_TIME_LIMIT=30, DEBUG=True, CELERY_TIMEZONE="X"), namespace="SHOP")
+    assert (app.conf.worker_concurrency, app.conf.task_time_limit, app.conf["CELERY_TIMEZONE"]) == (4, 30, None)
+    assert app.conf.broker_url == "redis://here/1"
+    assert app.conf.task_default_queue == "celery"
+    assert not hasattr(app.conf, "no_such_setting")
+
+
+def test_settings_without_an_effect_are_named_in_one_warning() -> None:
+    with pytest.warns(UserWarning, match="broker_pool_limit, colour, worker_prefetch_multiplier"):
+        Celery("unit", changes={"broker_pool_limit": 1, "worker_prefetch_multiplier": 2, "colour": "red"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Celery("unit").config_from_object({"task_time_limit": 3, "DEBUG": True}, force=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("task_serializer", "pickle"), ("worker_pool", "gevent"), ("beat_scheduler", "x:DatabaseScheduler")],
+)
+def test_settings_that_would_mean_something_else_are_refused(setting: str, value: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match=setting):
+        Celery("unit").conf.update({setting: value})
+
+
+# -- tasks and options
+
+
+def test_a_task_has_the_options_that_its_decorator_settings_and_routes_give(app: Celery) -> None:
+    app.conf.update(task_time_limit=30, task_routes=([("unit.*", {"queue": "a"})], {"other.*": "b"}))
+    task = app.task(name="unit.limited", rate_limit="10/m", soft_time_limit=40, ignore_result=True)(lambda: None)
+    assert registering.options_of(task) == {"queue": "a", "timeout": 30, "rate": "10/m", "store_result": False}
+    assert routes.find(app, "other.x", (), {}, {}, None) == {"queue": "b"}
+    app.conf.task_routes = (by_first_argument,)
+    assert calls.native_options(app, "unit.x", (7,), {}, {}, None) == {"queue": "for-7"}
+
+
+def by_first_argument(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **_: Any) -> dict[str, str]:
+    return {"queue": f"for-{args[0]}"}
+
+
+def test_options_of_a_call_become_ours(app: Celery) -> None:
+    when = datetime(2030, 1, 1)
+    given = {"eta": when, "expires": timedelta(minutes=1), "priority": 3, "queue": "celery", "time_limit": 5}
+    assert calls.native_options(app, "unit.x", (), {}, given, None) == {
+        "eta": when.replace(tzinfo=UTC),
+        "expires": 60.0,
+        "priority": 3,
+        "queue": "default",
+        "timeout": 5,
+        "soft_timeout": None,
+    }
+    app.conf.broker_url = "redis://here"
+    assert calls.native_options(app, "unit.x", (), {}, {"priority": 3}, None) == {"priority": -3}
+
+
+def test_classes_annotations_and_a_class_for_all_tasks() -> None:
+    class InContext(Task):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return ["context", self.run(*args, **kwargs), self.request.called_directly]
+
+    app = Celery("unit", task_cls=InContext)
+    app.conf.task_annotations = {"*": {"max_retries": 9}, "unit.add": {"rate_limit": "5/s"}}
+    add = adding(app)
+    app._configure()
+    assert (add.max_retries, add.rate_limit) == (9, "5/s")
+    assert add.apply((1, 2)).get() == ["context", 3, False]
+    assert add(1, 2) == ["context", 3, True]
+
+
+def test_retries_here(app: Celery) -> None:
+    tries: list[int] = []
+
+    @app.task(bind=True, autoretry_for=(OSError,), retry_backoff=True, retry_kwargs={"max_retries": 2})
+    def shaky(self: Any) -> None:
+        tries.append(self.request.retries)
+        raise OSError("away")
+
+    result = shaky.delay()
+    assert (tries, result.state, repr(result.result)) == ([0, 1, 2], "FAILURE", "OSError('away')")
+    with pytest.raises(Retry):
+        app.task(bind=True, name="unit.direct")(lambda self: self.retry())()
+
+
+# -- canvas
+
+
+def test_a_canvas_runs_here(app: Celery) -> None:
+    add, total = adding(app), app.task(name="unit.total")(sum)
+    assert (add.s(1, 2) | add.s(3)).delay().get() == 6
+    assert group(add.s(i, i) for i in range(3))().get() == [0, 2, 4]
+    assert chord([add.s(1, 1), add.s(2, 2)])(total.s()).get() == 6
+    assert add.starmap([(1, 2)]).delay().get() == [3]
+    assert chain(add.s(1, 1), group(add.s(1), add.s(2)), total.s()).apply_async().get() == 7
+
+
+def test_a_signature_is_json(app: Celery) -> None:
+    add = adding(app)
+    for sig in (add.s(1, 2), add.si(1) | add.s(3), group([add.s(1, 1)]), chord([add.s(1, 1)], add.s(2)), add.map([1])):
+        again = signature(json.loads(json.dumps(sig)), app=app)
+        assert json.dumps(again, sort_keys=True) == json.dumps(sig, sort_keys=True)
+        assert type(again) is type(sig)
+    assert add.s(2).clone((1,), {"y": 3}).args == (1, 2)
+    assert add.si(2).clone((1,)).args == (2,)
+
+
+# -- schedules, signals, refusals
+
+
+def test_schedules_become_ours() -> None:
+    assert crontab(minute="*/15", hour=[3, 1], day_of_week="Monday,fri").times() == {"cron": "*/15 1,3 * * mon,fri"}
+    assert schedule(timedelta(minutes=2)).times() == {"every": 120.0}
+    for refused in (lambda: solar("sunset", 1, 2), lambda: crontab(day_of_month=1, day_of_week=1)):
+        with pytest.raises(NotCovered):
+            refused()
+    app = Celery("unit", changes={"timezone": "Europe/Berlin"})
+    add = adding(app)
+    app.conf.beat_schedule = {"a b": {"task": "unit.add", "schedule": crontab(hour=3, minute=0), "args": (1, 2)}}
+    app.add_periodic_task(5, add.s(3, y=4), name="added")
+    periodic.declare(app)
+    declared = app.orchestrator.schedules._declared
+    assert dict(declared["a-b"].params) == {"x": 1, "y": 2}
+    assert declared["a-b"].times == {"cron": "0 3 * * *", "timezone": "Europe/Berlin"}
+    assert (dict(declared["added"].params), declared["added"].times) == ({"x": 3, "y": 4}, {"every": 5.0})
+    with pytest.raises(NotCovered, match="periodic chain"):
+        app.add_periodic_task(5, add.s(1, 1) | add.s(1))
+
+
+def test_signals_choose_their_senders(app: Celery) -> None:
+    add, heard = adding(app), list[int]()
+    signals.task_success.connect(lambda result, **_: heard.append(result), sender=add, weak=False)
+    signals.task_prerun.connect(lambda **_: 1 / 0, dispatch_uid="broken")
+    add.delay(1, 2)
+    app.task(name="unit.other")(lambda: 5).delay()
+    assert heard == [3]
+    assert signals.task_prerun.disconnect(dispatch_uid="broken")
+
+
+def test_a_shared_task_belongs_to_the_current_application(app: Celery) -> None:
+    @shared_task(name="unit.shared")
+    def shared(x: int) -> int:
+        return 2 * x
+
+    assert (shared.delay(2).get(), shared.name, shared.app) == (4, "unit.shared", app)
+    other = Celery("other", changes={"task_always_eager": True})
+    assert shared.app is other
+    assert "unit.shared" in other.tasks
+
+
+def test_what_is_refused_says_what_to_use(app: Celery) -> None:
+    with pytest.raises(NotCovered, match="orchestrator celery -A module worker"):
+        app.worker_main(["worker"])  # type: ignore[attr-defined]
+    assert not hasattr(app, "amqp")
+    with pytest.raises(NotRegistered):
+        app.tasks["unit.nothing"]
+    with pytest.raises(TypeError, match="list or tuple"):
+        adding(app).apply_async("ab")
