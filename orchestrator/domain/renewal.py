@@ -35,13 +35,8 @@ def renewed_inside(vault: Vault, data: bytes) -> bytes:
     if not any(key.encode() in data for key in vault.other_keys()):
         return data
     plain = _plain.decode(data)
-    new = _renewed(vault, plain)
+    new = renewed_json(vault, plain)
     return data if new == plain else msgspec.msgpack.encode(new)
-
-
-def renewed_json(vault: Vault, plain: Any) -> Any:
-    """Return decoded JSON with what is sealed in it sealed with the key in use."""
-    return _renewed(vault, plain)
 
 
 def renewed_event(vault: Vault, data: bytes) -> bytes:
@@ -57,21 +52,22 @@ def renewed_lines(vault: Vault, data: bytes) -> bytes:
         plain = _lines.decode(data)
     except msgspec.DecodeError:
         return data  # not ours, and unreadable
-    new = [[*line[:_TEXT], vault.seal_text(_renewed(vault, line[_TEXT])), *line[_TEXT + 1 :]] for line in plain]
+    new = [[*line[:_TEXT], vault.seal_text(renewed_json(vault, line[_TEXT])), *line[_TEXT + 1 :]] for line in plain]
     return data if new == plain else msgspec.msgpack.encode(new)
 
 
 def renewed_error(vault: Vault, error: TaskError) -> TaskError:
     """Return an error, sealed with the key in use."""
-    texts = [_renewed(vault, text) for text in (error.message, error.traceback, error.data)]
+    texts = [renewed_json(vault, text) for text in (error.message, error.traceback, error.data)]
     return seal_error(TaskError(error.kind, *texts), vault)
 
 
-def _renewed(vault: Vault, plain: Any) -> Any:
+def renewed_json(vault: Vault, plain: Any) -> Any:
+    """Return decoded JSON with what is sealed in it sealed with the key in use."""
     if isinstance(plain, dict):
-        return {key: _renewed(vault, value) for key, value in plain.items()}
+        return {key: renewed_json(vault, value) for key, value in plain.items()}
     if isinstance(plain, (list, tuple)):
-        return [_renewed(vault, item) for item in plain]
+        return [renewed_json(vault, item) for item in plain]
     if isinstance(plain, bytes):
         return renewed_value(vault, kind_of(extension_of(plain)), plain) if is_sealed(plain) else plain
     if isinstance(plain, Ext) and plain.code == CODE:

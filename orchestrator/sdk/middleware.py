@@ -171,11 +171,6 @@ class Chain:
         return _around(self._turn, ctx)
 
     @property
-    def sees_turns(self) -> bool:
-        """Say whether anybody stands around turns."""
-        return bool(self._turn)
-
-    @property
     def sees_ends(self) -> bool:
         """Say whether anybody is told of the ends of attempts."""
         return bool(self._ended)

@@ -16,11 +16,11 @@ from orchestrator.cli.runs.progress import watch_drawn
 from orchestrator.cli.runs.view import headline
 from orchestrator.cli.terminal.data import as_json, call_of, call_text, data_text, hidden, short_text, stored_value
 from orchestrator.cli.terminal.output import echo, json_text
-from orchestrator.cli.terminal.times import when
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.runs.verdict import GOES_ON
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import error_text
+from orchestrator.monitoring.times import when
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.store.insights import CodeView, OpenView, ResetView, RunView
 from orchestrator.terminal_safe import one_line

@@ -17,13 +17,13 @@ from orchestrator.cli.code.replay_check import replay_check
 from orchestrator.cli.terminal.options import app_option, json_option, yes_option
 from orchestrator.cli.terminal.output import confirm, counted, echo, print_json, print_table
 from orchestrator.cli.terminal.reading import looking
-from orchestrator.cli.terminal.times import ago, present
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.errors import (
     InvalidWorkflow,
     NotFound,
     OrchestratorError,
 )
+from orchestrator.monitoring.times import ago, present
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.dag import definitions, writing

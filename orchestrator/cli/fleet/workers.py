@@ -7,8 +7,8 @@ import click
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import echo, print_json, print_table, state
 from orchestrator.cli.terminal.reading import looking
-from orchestrator.cli.terminal.times import ago, duration, present
 from orchestrator.domain.fleet.announced import count_known
+from orchestrator.monitoring.times import ago, duration, present
 from orchestrator.monitoring.trouble import stands_still
 from orchestrator.workers.parent.memory import format_memory
 

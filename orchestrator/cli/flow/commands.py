@@ -19,13 +19,13 @@ from orchestrator.cli.terminal.options import app_option, json_option
 from orchestrator.cli.terminal.output import console, counted, echo, print_fields, print_json, print_table, state
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import sending
-from orchestrator.cli.terminal.times import ago, between, present
 from orchestrator.domain.flow.checks import Known
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.flow.rules import differences
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.errors import InvalidWorkflow, NotFound, did_you_mean
+from orchestrator.monitoring.times import ago, between, present
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.flow import reading

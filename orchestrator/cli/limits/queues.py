@@ -19,8 +19,8 @@ from orchestrator.cli.terminal.output import (
 )
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import sending
-from orchestrator.cli.terminal.times import duration
 from orchestrator.domain.durations import parse_duration
+from orchestrator.monitoring.times import duration
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.queue import Queue, refuse_unnamed
 from orchestrator.settings import load_settings

@@ -41,12 +41,12 @@ from orchestrator.cli.terminal.output import (
 )
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import ask_each, sending
-from orchestrator.cli.terminal.times import ago, between, present
 from orchestrator.cli.terminal.waiting import wait_with_notices
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.runs.verdict import RESET
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.errors import NotFound, did_you_mean
+from orchestrator.monitoring.times import ago, between, present
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.insights import list_runs
 from orchestrator.sdk.dag.workflows import StoredWorkflow

@@ -11,9 +11,9 @@ from rich.text import Text
 from orchestrator.cli.code.view import code_fields, repeated
 from orchestrator.cli.terminal.data import short_text
 from orchestrator.cli.terminal.output import print_fields, state
-from orchestrator.cli.terminal.times import between, when
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.runs.verdict import GOES_ON
+from orchestrator.monitoring.times import between, when
 from orchestrator.store.insights import CodeView, RunDetail, RunView
 
 

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from orchestrator.cli.runs.view import Line, changes, draw, to_lines
 from orchestrator.cli.terminal.output import console, counting_bar, echo, on_terminal, text_column
-from orchestrator.cli.terminal.times import present
 from orchestrator.cli.terminal.waiting import ObstacleNotices
 from orchestrator.domain.states import ENDED_RUN_STATES
 from orchestrator.errors import ResultTimeout
+from orchestrator.monitoring.times import present
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.store.insights import RunView, StepView
 from orchestrator.store.schedules.backfills import BackfillView

@@ -11,8 +11,8 @@ from rich.console import Group
 from rich.text import Text
 
 from orchestrator.cli.runs.layout import gutters, layers
-from orchestrator.cli.terminal.times import between
 from orchestrator.domain.tasks.task import error_text
+from orchestrator.monitoring.times import between
 from orchestrator.store.insights import RunView, StepView
 from orchestrator.terminal_safe import one_line
 

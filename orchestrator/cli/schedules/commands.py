@@ -19,8 +19,8 @@ from orchestrator.cli.terminal.options import app_option, json_option, require_a
 from orchestrator.cli.terminal.output import confirm, counted, echo, print_fields, print_json, print_table, state
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import ask_each, sending
-from orchestrator.cli.terminal.times import ago, present
 from orchestrator.domain.schedules.schedule import Overlap, Schedule, from_data
+from orchestrator.monitoring.times import ago, present
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.backend.schedules import upcoming
 from orchestrator.sdk.dag.schedule_fields import checked_schedule

@@ -13,11 +13,11 @@ from orchestrator.cli.system.rotation import rotate_data
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import echo, print_json, print_table
 from orchestrator.cli.terminal.reading import reading, writing
-from orchestrator.cli.terminal.times import ago, present
 from orchestrator.domain.access import Key, Scope, Secret
 from orchestrator.domain.durations import parse_duration
 from orchestrator.domain.quotas import Quotas
 from orchestrator.errors import NotFound
+from orchestrator.monitoring.times import ago, present
 from orchestrator.sdk.checks import check_label, check_name
 from orchestrator.sdk.quotas import parse_quotas
 from orchestrator.sealing import check_key_id

@@ -7,7 +7,7 @@ import click
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import echo, print_json, print_table, state
 from orchestrator.cli.terminal.reading import looking
-from orchestrator.cli.terminal.times import ago, present
+from orchestrator.monitoring.times import ago, present
 from orchestrator.store.insights import RunView, TaskView
 from orchestrator.store.insights.lookup import IdMatch
 

@@ -12,10 +12,10 @@ import msgspec
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import counted, echo, print_fields, print_json
 from orchestrator.cli.terminal.reading import looking
-from orchestrator.cli.terminal.times import ago, duration, present
 from orchestrator.domain.fleet.announced import Standby
 from orchestrator.errors import Unavailable
 from orchestrator.monitoring import trouble
+from orchestrator.monitoring.times import ago, duration, present
 from orchestrator.settings import Settings, load_settings
 from orchestrator.store import database
 from orchestrator.store.insights import Events, Leader, Overview, QueueCounts, Storage

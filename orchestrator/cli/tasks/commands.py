@@ -38,10 +38,10 @@ from orchestrator.cli.terminal.output import (
 )
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import ask_each, sending
-from orchestrator.cli.terminal.times import ago, between, present, when
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import NotFound
+from orchestrator.monitoring.times import ago, between, present, when
 from orchestrator.sdk.calls.insights import list_tasks
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.tasks.progress import TaskProgress

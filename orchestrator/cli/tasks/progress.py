@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 
 from orchestrator.cli.terminal.output import console, echo, on_terminal, text_column
-from orchestrator.cli.terminal.times import duration
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.errors import OrchestratorError
+from orchestrator.monitoring.times import duration
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.tasks.progress import TaskProgress

@@ -11,8 +11,8 @@ import click
 
 from orchestrator.cli.terminal.output import on_terminal
 from orchestrator.cli.terminal.reading import looking
-from orchestrator.cli.terminal.times import ago, present
 from orchestrator.errors import NotFound
+from orchestrator.monitoring.times import ago, present
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.store.insights.lookup import Kind
 from orchestrator.terminal_safe import one_line

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import click
 
-from orchestrator.cli.terminal.times import present
 from orchestrator.domain.durations import parse_duration
 from orchestrator.errors import ConfigurationError
+from orchestrator.monitoring.times import present
 from orchestrator.settings import CHOICES, Settings
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from orchestrator.cli.terminal.data import call_text, data_text, hidden, short_text, stored_value
 from orchestrator.cli.terminal.reading import reading
-from orchestrator.cli.terminal.times import between, duration, present, when
+from orchestrator.monitoring.times import between, duration, present, when
 from orchestrator.settings import Settings
 from orchestrator.store import insights
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from orchestrator.cli.terminal.times import duration
 from orchestrator.cli.top.sampling import QueueNow, Snapshot
 from orchestrator.cli.top.sparklines import bar, rate, sparkline
 from orchestrator.cli.top.view import Panel, View, matches, queues
+from orchestrator.monitoring.times import duration
 from orchestrator.terminal_safe import one_line
 
 _HEADERS = (
