@@ -128,6 +128,7 @@ def test_a_canvas_runs_here(app: Celery) -> None:
     assert group(add.s(i, i) for i in range(3))().get() == [0, 2, 4]
     assert chord([add.s(1, 1), add.s(2, 2)])(total.s()).get() == 6
     assert add.starmap([(1, 2)]).delay().get() == [3]
+    assert app.task(bind=True, name="unit.replaced")(lambda self: self.replace(add.s(4, 1))).delay().get() == 5
     assert chain(add.s(1, 1), group(add.s(1), add.s(2)), total.s()).apply_async().get() == 7
 
 

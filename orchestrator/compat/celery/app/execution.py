@@ -118,6 +118,8 @@ def attempt(task: Any, request: Context) -> tuple[str, Any]:
             task.on_retry(error.exc or error, identifier, args, kwargs, einfo)
             signals.task_retry.send(task, request=request, reason=error, einfo=einfo)
         except (Ignore, Reject) as error:
+            if isinstance(error, Replaced) and request.is_eager:
+                return state, error.reference["value"]
             state, value = (states.IGNORED if isinstance(error, Ignore) else states.REJECTED), error
         except TaskAborted:
             state = states.REVOKED

@@ -26,6 +26,10 @@ def replace(task: Any, sig: Any) -> None:
         new.link(app.signature(link))
     for link in request.errbacks or ():
         new.link_error(app.signature(link))
+    ended = Replaced("Replaced by new task")
+    if request.is_eager:
+        ended.reference = {"value": new.apply().get()}
+        raise ended
     ctx = request.native
     if ctx is None:
         raise NotCovered("self.replace outside of a worker", "Call the other task.")
@@ -39,7 +43,6 @@ def replace(task: Any, sig: Any) -> None:
     if ctx.run_id is not None:
         ctx.heartbeat({**reference, "looks": 0})
         raise Again(0.1, f"replaced by {result.id}")
-    ended = Replaced("Replaced by new task")
     ended.reference = reference
     raise ended
 
