@@ -144,7 +144,8 @@ class Program:
                 payload = encode_call("poke", ["me"], {}, LIMIT)
                 self.asked[request] = run, None
                 self.leader.append(run, history.UpdateRequested(request, "poke", payload))
-                for once in self.random.choice([[{}], [{"once": True}] * 2]):  # with an id, it is applied once
+                once: dict[str, bool] = self.random.choice([{}, {"once": True}])
+                for _ in range(1 + len(once)):  # with an id of the sender's, it is applied once
                     real.ask(RequestKind.UPDATE, run, request=request, name="poke", value=payload, **once)
             case "cancel":
                 self.leader.cancel(run, ASKED)
