@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 from uuid import UUID
@@ -274,6 +276,26 @@ def test_lists_tell_runs_and_failures_apart(house: House, anyone: Visitor) -> No
     assert f"/ui/tasks/{failed}" not in anyone.get("/ui/tasks?since=2999-01-01T00:00").text
     assert f"/ui/runs/{run}" in anyone.get("/ui/runs?span=7d").text
     assert f"/ui/runs/{run}" not in anyone.get("/ui/runs?until=2020-01-01T00:00").text
+
+
+def test_the_page_of_a_very_large_run_is_small(house: House, anyone: Visitor, tmp_path: Path) -> None:
+    parts = {f"part_{number}": {"task": "t.a", "depends_on": ["first"]} for number in range(2_000)}
+    body = {"name": "broad", "tasks": {"first": {"task": "t.a"}, **parts}}
+    written = tmp_path / "broad.json"
+    written.write_text(json.dumps(body))
+    with Orchestrator(house.settings) as app:
+        app.workflows.apply(written)
+        run = app.workflows["broad"].start()
+    try:
+        for path in (f"/ui/runs/{run.id}", f"/ui/runs/{run.id}?open=part+%282000%29", "/ui/workflows/broad"):
+            answer = anyone.get(path)
+            assert answer.status_code == 200
+            shown = answer.text.partition('<details data-key="definition"')[0]
+            assert len(shown) < 300_000, path
+        assert anyone.get(f"/ui/runs/{run.id}?step=nothing").status_code == 404
+    finally:
+        with house.engine.connect() as connection:
+            connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE id = %s", (run.id,))
 
 
 def test_a_composition_is_called_like_its_run(house: House, anyone: Visitor) -> None:

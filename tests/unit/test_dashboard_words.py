@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from orchestrator.api.dashboard.rendering import _environment
 from orchestrator.api.dashboard.words import own_frame, traceback
+from orchestrator.store.insights import ErrorView
 
 TEXT = """Traceback (most recent call last):
   File "/srv/shop/tasks.py", line 8, in <lambda>
@@ -31,3 +35,14 @@ def test_without_own_code_nothing_is_marked() -> None:
     assert own_frame(text) == ""
     assert "<mark>" not in traceback(text)
     assert "&lt;b&gt;" in traceback(text)
+
+
+def test_a_remote_traceback_is_shown_once() -> None:
+    env = _environment()
+    macro = env.get_template("macros.html").make_module({"visit": None, "now": None}).error  # type: ignore[attr-defined]
+    remote = f"the task failed\n\nRemote traceback:\n{TEXT}"
+    inner = ErrorView(kind="TaskFailed", message=remote, traceback=f"{TEXT}TaskFailed: {remote}", data={})
+    for error in (inner, replace(inner, traceback="")):
+        shown = str(macro(error, open=True))
+        assert "<p><strong>TaskFailed</strong>: the task failed</p>" in shown
+        assert shown.count("<mark>") == 1

@@ -157,7 +157,7 @@
   const logBox = document.getElementById("log");
   const chip = document.getElementById("log-end");
   const HEAR = 300; // milliseconds for which new lines are gathered
-  let isFollowing = true, hearing = null, added = 0;
+  let isFollowing = true, hearing = null, isAdding = false, added = 0;
 
   function toEnd() {
     logBox.scrollTop = logBox.scrollHeight;
@@ -179,10 +179,16 @@
     return `${logBox.dataset.after}?${query}`;
   }
 
+  function hear() { if (logBox) hearing ??= setTimeout(addNew, HEAR); }
+
   async function addNew() {
-    const part = await readLog(wanted(logBox.dataset.last ? { after: logBox.dataset.last } : {}));
     hearing = null;
-    if (!part) return;
+    if (isAdding) { hear(); return; }
+    isAdding = true;
+    const last = logBox.dataset.last;
+    let part = null;
+    try { part = await readLog(wanted(last ? { after: last } : {})); } catch (error) { hear(); } finally { isAdding = false; }
+    if (!part || logBox.dataset.last !== last) return; // another search has been made meanwhile
     const rows = [...part.box.children];
     const before = logBox.querySelector("p:last-of-type")?.dataset.attempt;
     if (before && rows[0]?.nodeName === "DIV" && rows[1]?.dataset.attempt === before) rows.shift();
@@ -270,7 +276,7 @@
     // Something may have happened between the page and the stream; those of the system hear of the next thing anyway.
     stream.addEventListener("snapshot", () => { if (!isFirst || !path.includes("/status/")) soon(); isFirst = false; });
     for (const name of ["task", "tasks", "run", "activity", "workers", "progress"]) stream.addEventListener(name, soon);
-    stream.addEventListener("log", () => { if (logBox) hearing ??= setTimeout(addNew, HEAR); });
+    stream.addEventListener("log", hear);
     stream.addEventListener("end", () => { stream.close(); stream = null; say("off"); soon(); });
   }
 
