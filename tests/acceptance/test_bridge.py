@@ -281,6 +281,16 @@ def test_a_result_is_written_although_no_bridge_ran_when_the_task_ended(running:
     assert sent.get(timeout=WAIT) == 5
 
 
+def test_a_bridge_that_stops_leaves_its_tasks_to_the_others(running: Shop) -> None:
+    both = [running.bridge(), running.bridge()]
+    sent = running.send("note", "slow", 2)
+    eventually(running.journal, "it runs")
+    mover = eventually(lambda: next((one for one in both if one.logged("bridge.moved")), None), "one has moved it")
+    mover.stop()
+
+    assert sent.get(timeout=WAIT) == "slow"
+
+
 def test_messages_of_dead_workers_are_taken_when_that_is_asked_for(shop: Shop) -> None:
     shop.send("note", "slow", 60)
     shop.worker()
