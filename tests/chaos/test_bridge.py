@@ -8,6 +8,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from tests.celery_packages import require_celery
 
 require_celery()
@@ -15,6 +17,7 @@ require_celery()
 from tests.chaos.bridge.__main__ import run
 
 
+@pytest.mark.slow
 def test_kills_of_every_part_lose_and_double_nothing() -> None:
     folder = Path(tempfile.mkdtemp(prefix="orchestrator-bridge-"))
     folder.chmod(0o755)

@@ -25,10 +25,13 @@ from orchestrator.embedded.redis import EmbeddedRedis
 from orchestrator.store import database
 from tests.chaos.breaking import send_group
 from tests.chaos.bridge import journal
+from tests.chaos.bridge.broker_log import lost_by_celery
 
 ROOT = Path(__file__).parents[3]
 VISIBILITY = 20
 """As in `theirs.py`, which needs Celery."""
+_KEPT: dict[str, str | int] = {"appendfsync": "always", "auto-aof-rewrite-percentage": 0}
+"""Settings of Celery's Redis: a kill loses nothing, and its whole log can be read afterwards."""
 _READY = {
     "scheduler": b"scheduler.ready",
     "worker": b"process.ready",
@@ -41,6 +44,8 @@ _BACK_EVERY = 20
 """Kills between two times that everything is given back to Celery."""
 _QUIET = 90.0
 """Seconds without a new line in the journal after which what has not run is lost."""
+_SETTLED = 10.0
+"""Seconds after which nothing comes any more if Celery's Redis has no messages."""
 _REPORTED = 5.0
 """Seconds after which the end of a run is known elsewhere, or its worker was killed before it could say so."""
 
@@ -59,6 +64,8 @@ class Verdict:
     """Tasks that Celery itself ran again, because its Redis was killed while it ran them."""
     given_back: int = 0
     lost: list[str] = field(default_factory=list)
+    lost_by_celery: list[str] = field(default_factory=list)
+    """A worker of Celery had taken them out of Redis and not reserved them yet when it, or Redis, was killed."""
     doubled: list[str] = field(default_factory=list)
     without_result: list[str] = field(default_factory=list)
 
@@ -71,9 +78,9 @@ class Verdict:
         return (
             f"{sum(self.kills.values())} kills ({kills}); {self.sent} tasks sent, {self.ran['ours']} runs here, "
             f"{self.ran['celery']} by Celery, {self.given_back} messages given back; {self.again} ran again after "
-            f"their worker was killed, {self.by_celery} because Celery lost its Redis. Lost: {len(self.lost)} "
-            f"{self.lost[:5]}, doubled: {len(self.doubled)} {self.doubled[:5]}, without result: "
-            f"{len(self.without_result)} {self.without_result[:5]}."
+            f"their worker was killed, {self.by_celery} because Celery lost its Redis; Celery's own workers lost "
+            f"{len(self.lost_by_celery)}. Lost: {len(self.lost)} {self.lost[:5]}, doubled: {len(self.doubled)} "
+            f"{self.doubled[:5]}, without result: {len(self.without_result)} {self.without_result[:5]}."
         )
 
 
@@ -84,7 +91,7 @@ class Arena:
         self.folder = folder
         self.journal = folder / "journal"
         self.services = EmbeddedServices(folder / "services")
-        self.redis = EmbeddedRedis(folder / "celery", settings={"appendfsync": "always"})
+        self.redis = EmbeddedRedis(folder / "celery", settings=_KEPT)
         self.strokes: list[tuple[float, str, set[int]]] = []
         """When which part was killed, with these processes."""
         self._strokes = (folder / "kills").open("a")
@@ -197,22 +204,27 @@ class Arena:
         self.stop("bridge-2")
         if roll.random() < 0.5:
             interrupted = self.launch("back", self.bridging("--back"))
-            time.sleep(roll.uniform(1.0, 4.0))
+            time.sleep(roll.uniform(2.0, 8.0))
             send_group(interrupted.pid, signal.SIGKILL)
             interrupted.wait()
-        else:
-            time.sleep(roll.uniform(0.0, 2.0))
-        until = time.monotonic() + 60
-        self.start("worker")
-        while time.monotonic() < until:
-            if self.launch("back", self.bridging("--back")).wait(120) == 0:
+        before, until = self._given(), time.monotonic() + 120
+        while (back := self.launch("back", self.bridging("--back"))) and time.monotonic() < until:
+            while back.poll() is None and len(self._given()) == len(before):
+                time.sleep(0.1)
+            if len(self._given()) > len(before):
+                self.start("worker")  # for which those wait that had started
+                back.wait(120)
                 break
-            time.sleep(1)
         time.sleep(1)
         self.start("bridge")
         self.start("bridge-2")
-        said = (self.folder / "back.log").read_text().splitlines()
-        return sum(int(line.split()[0].replace(",", "")) for line in said if "given back to Celery" in line)
+        return sum(self._given())
+
+    def _given(self) -> list[int]:
+        """Return how many messages each `--back` has given back."""
+        log = self.folder / "back.log"
+        said = log.read_text().splitlines() if log.exists() else []
+        return [int(line.split()[0].replace(",", "")) for line in said if "given back to Celery" in line]
 
     def close(self) -> None:
         for process in self._processes.values():
@@ -262,10 +274,12 @@ def _wait_for_rest(arena: Arena) -> None:
     while time.monotonic() - since < _QUIET:
         entries = journal.read(arena.journal)
         ended = {entry["what"] for entry in entries if entry["event"] == "end"}
-        if all(what in ended for entry in entries if entry["event"] == "sent" for what in entry["ids"]):
-            if not _has_messages(arena):
-                return
-        elif len(entries) != size:
+        if not _has_messages(arena) and (
+            time.monotonic() - since > _SETTLED
+            or all(what in ended for entry in entries if entry["event"] == "sent" for what in entry["ids"])
+        ):
+            return
+        if len(entries) != size:
             size, since = len(entries), time.monotonic()
         arena.revive(but="producer")
         time.sleep(0.5)
@@ -291,7 +305,10 @@ def _judge(arena: Arena, verdict: Verdict) -> None:
             ends[entry["what"], entry["pid"]] = entry["at"]
     sent = {what: id for entry in entries if entry["event"] == "sent" for what, id in entry["ids"].items()}
     verdict.sent = len(sent)
-    verdict.lost = sorted(what for what in sent if what not in starts)
+    celerys = lost_by_celery(arena.redis.folder)
+    missing = sorted(what for what in sent if what not in starts)
+    verdict.lost_by_celery = [what for what in missing if {sent[what], sent[what.removesuffix("/2")]} & celerys]
+    verdict.lost = [what for what in missing if what not in verdict.lost_by_celery]
     excused: dict[str, str] = {}
     for what, runs in sorted(starts.items()):
         if len(runs) == 1:

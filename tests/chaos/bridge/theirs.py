@@ -17,7 +17,6 @@ app.conf.update(
     broker_transport_options={"visibility_timeout": VISIBILITY},
     task_acks_late=True,
     task_reject_on_worker_lost=True,
-    task_publish_retry=False,
     worker_prefetch_multiplier=1,
 )
 
