@@ -66,6 +66,7 @@ class Library(NamedTuple):
 
 
 _LOCATION = "not used: ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL say where Postgres and Redis are"
+_FALLBACK = "used for Redis or Postgres where ORCHESTRATOR_REDIS_URL or ORCHESTRATOR_DATABASE_URL is not set"
 _NO_BROKER = "no broker and no result backend is left to set up: delete it"
 _FLEET = "holds for the whole fleet, not for each worker"
 _SAFE = "nothing to set: tasks of a dead worker run again, once"
@@ -76,7 +77,11 @@ _TASK_OPTIONS = {
     **_changes(
         rate_limit=_FLEET, acks_late=_SAFE, reject_on_worker_lost=_SAFE, serializer=_DATA, compression=_NO_BROKER
     ),
-    **_changes(send_events="has no effect: nothing is to be enabled", track_started="tasks always say that they run"),
+    **_changes(
+        time_limit="raised in the task; its process is not killed at once",
+        send_events="has no effect: nothing is to be enabled",
+        track_started="tasks always say that they run",
+    ),
 }
 _CALL_OPTIONS = {
     **_changes(serializer=_DATA, compression=_NO_BROKER, exchange=_NO_BROKER, routing_key=_NO_BROKER),
@@ -103,7 +108,10 @@ CELERY = Library(
             "MaxRetriesExceededError NotRegistered OperationalError QueueNotFound Reject Retry SoftTimeLimitExceeded "
             "TaskError TaskPredicate TaskRevokedError TimeLimitExceeded TimeoutError WorkerLostError"
         ),
-        "celery.result": _moving("AsyncResult EagerResult GroupResult ResultSet allow_join_result result_from_tuple"),
+        "celery.result": {
+            **_moving("AsyncResult EagerResult GroupResult ResultSet result_from_tuple"),
+            **_changes(allow_join_result="refused when it is used: a task cannot wait for another"),
+        },
         "celery.schedules": {
             **_moving("crontab maybe_schedule schedule"),
             **_stays(solar="compute the times, and enqueue with eta"),
@@ -132,7 +140,7 @@ CELERY = Library(
         "autodiscover_tasks": {},
         "config_from_object": {},
         "add_periodic_task": {},
-        "Celery": _changes(broker=_LOCATION, backend=_LOCATION),
+        "Celery": _changes(broker=_FALLBACK, backend=_FALLBACK),
     },
     attributes={
         **_stays(
@@ -152,7 +160,7 @@ CELERY = Library(
     },
     anywhere=frozenset(["apply_async", "delay", "send_task"]),
     settings={
-        **_changes(broker_url=_LOCATION, result_backend=_LOCATION, broker_transport_options=_NO_BROKER),
+        **_changes(broker_url=_FALLBACK, result_backend=_FALLBACK, broker_transport_options=_NO_BROKER),
         **_changes(broker_use_ssl=_NO_BROKER, broker_pool_limit=_NO_BROKER, broker_heartbeat=_NO_BROKER),
         **_changes(broker_connection_retry_on_startup=_NO_BROKER, task_default_exchange=_NO_BROKER),
         **_changes(task_acks_late=_SAFE, task_reject_on_worker_lost=_SAFE, worker_prefetch_multiplier=_NO_BROKER),
