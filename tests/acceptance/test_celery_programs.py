@@ -107,3 +107,17 @@ def test_a_project_of_django(programs: Stack) -> None:
     run(programs, "manage.py", "migrate", "--run-syncdb", folder=project)
     serve(programs, "mysite", folder=project)
     assert run(programs, "place.py", folder=project) == IN_DJANGO
+
+
+def test_the_commands_of_celery(programs: Stack) -> None:
+    serve(programs, "signalled", "-P", "prefork", "-Q", "celery,mail", "-n", "w1@%h", "--max-tasks-per-child", "100")
+
+    def celery(*words: str) -> str:
+        return run(programs, "-m", "orchestrator", "celery", "-A", "signalled", *words).strip()
+
+    assert celery("status").endswith("1 node online.")
+    called = celery("call", "signalled.mail_welcome", "--args", '["bob"]')
+    assert celery("result", called) == "welcome, bob, by mail"
+    assert '"max-concurrency": 2' in celery("inspect", "stats")
+    assert "signalled.whose" in celery("inspect", "registered")
+    assert celery("purge", "-f").startswith("Purged ")
