@@ -18,6 +18,7 @@ from redis import Redis
 from sqlalchemy import Engine, text
 
 from orchestrator import Handle, Orchestrator, RunHandle, Settings, WorkflowHandle
+from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.tasks.reports import Flush, Report
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Recalled, Started, Succeeded, TaskError
@@ -145,7 +146,7 @@ class Worker:
         self.held += [(task.id, task.attempt) for task in taken]
         return taken
 
-    def report(self, *reports: Report) -> Receipt:
+    def report(self, *reports: Report, turns: Sequence[Activated] = ()) -> Receipt:
         """Hand reports in, and drop the messages of which nothing is left."""
         ended = {
             (report.id, report.attempt) for report in reports if not isinstance(report, (Started, Enqueued, Recalled))
@@ -157,7 +158,7 @@ class Worker:
                 done.setdefault(queue, []).append(entry)
         self._messages = [message for message in self._messages if message[2]]
         self.held = [attempt for attempt in self.held if attempt not in ended]
-        return self.flush(encode(Flush(self.name, list(reports))), done)
+        return self.flush(encode(Flush(self.name, list(reports), list(turns))), done)
 
     def flush(self, body: bytes, done: dict[str, list[str]] | None = None) -> Receipt:
         generation = self._streams.generation()

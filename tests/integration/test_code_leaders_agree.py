@@ -162,13 +162,17 @@ class Real:
         self.worker: Worker = system.worker(knows=("program", "child", "work"), slots=10_000)
         self.tasks: dict[bytes, Dispatch] = {}
         self.turns: dict[bytes, Dispatch] = {}
+        self.followed = 0
 
     def end_task(self, task: bytes, result: bytes | None) -> None:
         sent = self.tasks.pop(task)
         if result is None:
             self.worker.report(Failed(task, sent.attempt, 0.1, NO, False))
         else:
-            self.worker.report(Succeeded(task, sent.attempt, 0.1, result))
+            assert sent.run_id is not None
+            turn = self.engine.follow(sent.run_id, task, result, lambda attempt: attempt)
+            self.followed += turn is not None
+            self.worker.report(Succeeded(task, sent.attempt, 0.1, result), turns=[] if turn is None else [turn])
 
     def ask(self, kind: RequestKind, run: Run, **body: Any) -> None:
         with self.system.engine.begin() as connection:
@@ -176,6 +180,8 @@ class Real:
 
     def move(self) -> None:
         self.system.scheduler._leadership._clock_offset += timedelta(seconds=MOVE)
+        for cached in self.engine._cache.values():
+            cached.shown_at -= MOVE
 
     def settle(self) -> None:
         owners = {run: program for program in self.played for run in program.leader.runs}
@@ -267,6 +273,7 @@ def play(system: System, first: int, number: int) -> list[str]:
     found = [f"{p.seed} {p.steps}\n{one}" for p in played for one in differences(p, real)]
     here.close()
     real.engine.close()
+    assert real.followed
     return found
 
 
