@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import text
 
 from orchestrator import Handle, TaskFailed, WrongState
 from orchestrator.domain.tasks.task import Returned
@@ -34,6 +35,8 @@ def test_a_message_that_redis_has_lost_may_have_been_received(system: System) ->
     worker = system.worker("w1")
     handle: Handle[int] = system.job.options(on_loss="fail").enqueue(1)
     system.tick()
+    with system.engine.begin() as connection:  # nobody asks for a task that was dispatched just now
+        connection.execute(text("UPDATE orchestrator.tasks SET dispatched_at = now() - interval '1 minute'"))
     system.redis.flushall()
     system.pass_seconds(60)
     assert [task for task in worker.take() if task.attempt > 1] == []

@@ -353,7 +353,7 @@ class Runner:
         if self._is_new("store", kind):
             log.error("task.returned error=%s: it is tried again", error, extra=job.fields)
         if isinstance(error, NoStore):
-            return Returned(task.id, task.attempt, "no payload store", RETURN_DELAY, data_key=MEANS)
+            return Returned(task.id, task.attempt, "no payload store", RETURN_DELAY, data_key=MEANS, begun=True)
         return Returned(task.id, task.attempt, "payload store away", _STORE_DELAY, begun=True)
 
     def _failed(self, job: Job, error: BaseException) -> Failed:
