@@ -42,6 +42,7 @@ READS = {
 }
 READS_TOO = {
     "migrate check",
+    "celery inspect",
     "audit",
     "flows list",
     "flows runs",
@@ -100,6 +101,7 @@ def test_the_commands_are_these() -> None:
         *(f"flows {verb}" for verb in ("validate", "publish", "list", "start", "show", "watch", "runs")),
         *(f"flows {verb}" for verb in ("signal", "approve", "reject")),
         "bridge celery",
+        *(f"celery {verb}" for verb in ("worker", "beat", "inspect", "status", "call", "result", "purge", "control")),
         "rq import",
         "rq worker",
         "migrate check",
@@ -112,7 +114,10 @@ def test_help_explains_every_option_and_gives_an_example(name: str) -> None:
     result = CliRunner().invoke(main, [*name.split(), "--help"])
     assert result.exit_code == 0
     assert "Example:\n" in result.output
-    assert f"orchestrator {name}".rstrip() in result.output.partition("Example:")[2]
+    assert (
+        f"orchestrator {name.replace('celery ', 'celery -A proj ', name.startswith('celery'))}".rstrip()
+        in result.output.partition("Example:")[2]
+    )
     command = ALL[name] if name else main
     for parameter in command.params:
         if isinstance(parameter, click.Option):

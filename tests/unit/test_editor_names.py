@@ -49,13 +49,14 @@ NAMES: dict[type[Any], tuple[str, str]] = {
         "id",
     ),
     WorkflowHandle: (
-        "result status signal resolve reject query update cancel terminate reset retry rerun history",
-        "id",
+        "result status state signal resolve reject query update start_update cancel terminate reset retry rerun "
+        "history",
+        "id options update_handle",
     ),
     Queue: ("pause resume limit retain purge open drain", "name"),
     Workflows: ("names apply", "get items keys values"),
     StoredWorkflow: ("definition start delete", "name options"),
-    CodeWorkflow: ("start find", "name version function options starting schedule"),
+    CodeWorkflow: ("start find signal_many", "name version function options starting schedule"),
     CodeWorkflows: ("", "find get items keys values"),
     Starting: ("start", ""),
     Schedules: ("names page apply forget set", "get items keys values"),
@@ -71,8 +72,8 @@ NAMES: dict[type[Any], tuple[str, str]] = {
     ),
     WorkflowContext: (
         "",
-        "clear compensate continue_as_new get info logger now patched promise query random run schedule set signals "
-        "sleep update uuid",
+        "all_handlers_finished clear compensate continue_as_new get info logger now patched promise query random run "
+        "schedule set should_continue_as_new signal signals sleep update uuid wait_condition",
     ),
 }
 """Of each class: the methods that wait for Postgres or for an end, and all other names."""

@@ -156,7 +156,7 @@ def test_no_message_and_nobody_has_it_means_that_the_message_was_lost() -> None:
     situation.judge_for(TTL - 1, Streams(), in_flight())
     situation.wait()
     reports, withdraw = situation.judge(Streams(), in_flight())
-    assert reports == [("reconcile", "nobody", Returned(A, 1, "message lost"))]
+    assert reports == [("reconcile", "nobody", Returned(A, 1, "message lost", begun=True))]
     assert not withdraw
 
 

@@ -45,16 +45,26 @@ _REFUSED = {
 
 def _ignored(*names: str, **options: Any) -> Callable[[F], F]:
     """Take an option of Celery that has no effect."""
-    return click.option(*names, hidden=True, expose_value=False, **options)
+    return click.option(*names, hidden=True, expose_value=False, help="It has no effect here.", **options)
 
 
-@click.group("celery")
+class _Commands(click.Group):
+    """The commands of Celery; those that are not here say what to use instead."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, or one that refuses."""
+        if instead := _REFUSED.get(cmd_name):
+            return _refusing(cmd_name, instead)
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group("celery", cls=_Commands)
 @click.option("-A", "--app", "where", metavar="MODULE", help="The program: `proj`, `proj.celery` or `proj.celery:app`.")
 @_ignored("-b", "--broker")
 @click.option("--workdir", metavar="FOLDER", help="Change to this folder first.")
 @click.pass_context
 def command(context: click.Context, where: str | None, workdir: str | None) -> None:
-    """Understand the commands of Celery, for a program that uses orchestrator.compat.celery.
+    """Run the commands of Celery, for a program that uses orchestrator.compat.celery.
 
     \b
     Example:
@@ -64,13 +74,13 @@ def command(context: click.Context, where: str | None, workdir: str | None) -> N
     """
     if workdir is not None:
         os.chdir(workdir)
-    if where is None and context.invoked_subcommand not in _REFUSED:
-        raise click.UsageError("Name the program: orchestrator celery -A proj …")
     context.obj = where
 
 
 def _found(context: click.Context) -> tuple[str, Celery]:
     """Return where the application is, and itself; what its settings say of Redis and Postgres counts from now on."""
+    if context.obj is None:
+        raise click.UsageError("Name the program: orchestrator celery -A proj …")
     where = _place(context.obj)
     load_app(where)
     module, _, name = where.partition(":")
@@ -135,7 +145,12 @@ def run_worker(
     max_memory_per_child: int | None,
     purges: bool,
 ) -> None:
-    """Run tasks, as `orchestrator worker` does."""
+    """Run tasks, as `orchestrator worker` does.
+
+    \b
+    Example:
+      orchestrator celery -A proj worker -Q default,mail -c 8 -l info
+    """
     where, app = _found(context)
     conf = app.conf
     pool = pool or conf.worker_pool
@@ -167,11 +182,16 @@ def run_worker(
 
 @command.command("beat")
 @click.option("-l", "--loglevel", default="info", help="Log this and above.")
-@click.option("-S", "--scheduler", "kind", hidden=True)
+@click.option("-S", "--scheduler", "kind", hidden=True, help="Celery's class of a scheduler; none is needed.")
 @_ignored("-s", "--schedule", "--pidfile", "-f", "--logfile", "--max-interval")
 @click.pass_context
 def beat(context: click.Context, loglevel: str, kind: str | None) -> None:
-    """Store the schedules, and run a scheduler, which fires them. Any scheduler does: several may run."""
+    """Store the schedules, and run a scheduler, which fires them. Any scheduler does: several may run.
+
+    \b
+    Example:
+      orchestrator celery -A proj beat
+    """
     where, app = _found(context)
     if kind is not None and "database" in kind.lower():
         raise NotCovered(f"beat with the scheduler {kind!r}", "app.orchestrator.schedules.set(…) changes schedules.")
@@ -192,7 +212,12 @@ def _store_schedules(where: str) -> None:
 @_ignored("-j", "--json", is_flag=True)
 @click.pass_context
 def inspect(context: click.Context, method: str, arguments: tuple[str, ...], destination: str | None) -> None:
-    """Show what workers do, as JSON."""
+    """Show what workers do, as JSON.
+
+    \b
+    Example:
+      orchestrator celery -A proj inspect active
+    """
     _, app = _found(context)
     _print(getattr(app.control.inspect(destination.split(",") if destination else None), method)(*arguments))
 
@@ -200,7 +225,12 @@ def inspect(context: click.Context, method: str, arguments: tuple[str, ...], des
 @command.command("status")
 @click.pass_context
 def status(context: click.Context) -> None:
-    """List the workers."""
+    """List the workers.
+
+    \b
+    Example:
+      orchestrator celery -A proj status
+    """
     _, app = _found(context)
     names = app.control.inspect().names()
     for name in names:
@@ -227,7 +257,12 @@ def call(
     expires: str | None,
     queue: str | None,
 ) -> None:
-    """Call a task by its name, and print the id of the call."""
+    """Call a task by its name, and print the id of the call.
+
+    \b
+    Example:
+      orchestrator celery -A proj call shop.tasks.charge -a '[17]' --countdown 10
+    """
     _, app = _found(context)
     seconds = None if expires is None else parse_duration(expires)
     options: dict[str, Any] = {"eta": eta, "countdown": countdown, "expires": seconds or expires, "queue": queue}
@@ -240,7 +275,12 @@ def call(
 @click.option("--traceback", is_flag=True, help="Print where it was raised.")
 @click.pass_context
 def result(context: click.Context, task_id: str, traceback: bool) -> None:
-    """Print the result of a call."""
+    """Print the result of a call.
+
+    \b
+    Example:
+      orchestrator celery -A proj result 0199cf5e-8f10-7c3e-9d3a-2f1b6f0f6a11
+    """
     _, app = _found(context)
     found = app.AsyncResult(task_id)
     echo(str(found.traceback if traceback else found.get()))
@@ -250,7 +290,12 @@ def result(context: click.Context, task_id: str, traceback: bool) -> None:
 @click.option("-f", "--force", is_flag=True, help="Do not ask.")
 @click.pass_context
 def purge(context: click.Context, force: bool) -> None:
-    """Cancel what waits in the queues of the program."""
+    """Cancel what waits in the queues of the program.
+
+    \b
+    Example:
+      orchestrator celery -A proj purge -f
+    """
     _, app = _found(context)
     if not force:
         click.confirm("This cancels everything that waits. Go on?", abort=True)
@@ -262,7 +307,12 @@ def purge(context: click.Context, force: bool) -> None:
 @click.argument("arguments", nargs=-1)
 @click.pass_context
 def control(context: click.Context, method: str, arguments: tuple[str, ...]) -> None:
-    """Revoke tasks, or drain the workers."""
+    """Revoke tasks, or drain the workers.
+
+    \b
+    Example:
+      orchestrator celery -A proj control revoke 0199cf5e-8f10-7c3e-9d3a-2f1b6f0f6a11
+    """
     _, app = _found(context)
     if method == "shutdown":
         app.control.shutdown()
@@ -282,7 +332,3 @@ def _refusing(name: str, instead: str) -> click.Command:
 
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
     return click.Command(name, callback=refuse, hidden=True, context_settings=anything)
-
-
-for _name, _instead in _REFUSED.items():
-    command.add_command(_refusing(_name, _instead))
