@@ -19,3 +19,8 @@ def ask(self: Any) -> list[Any]:
 @app.task(name="shop.miss")
 def miss() -> None:
     raise KeyError("missing")
+
+
+@app.task(name="shop.kinds")
+def kinds(*values: Any) -> list[Any]:
+    return [[type(one).__name__ for one in values], *values]

@@ -10,9 +10,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from signal import SIGKILL
 from typing import Any
+from uuid import UUID
 
 import pytest
 from click.testing import Result
@@ -162,6 +164,9 @@ def test_tasks_that_have_changed_their_import_find_celerys_id_and_retries(shop: 
     assert sent.get(timeout=WAIT) == [sent.id, 2, "7"], "the first run here was tried again"
     with pytest.raises(KeyError, match="missing"):
         shop.send("miss").get(timeout=WAIT)
+    values = [Decimal("1.10"), UUID(int=1), datetime(2026, 1, 2), [Decimal("2")]]
+    names = ["Decimal", "UUID", "datetime", "list"]
+    assert shop.send("kinds", *values).get(timeout=WAIT) == [names, *values]
 
 
 def test_a_message_says_how_its_task_runs(shop: Shop) -> None:

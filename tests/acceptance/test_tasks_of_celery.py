@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from datetime import time as clock
+from decimal import Decimal
 from multiprocessing.pool import ThreadPool
 from types import FunctionType
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from orchestrator.compat.celery import chain, chord, group, signature
 from orchestrator.compat.celery.exceptions import (
     ChordError,
+    EncodeError,
     NotCovered,
     Reject,
     TaskRevokedError,
     TimeLimitExceeded,
     TimeoutError,
+    WorkerLostError,
 )
 from orchestrator.compat.celery.result import AsyncResult, GroupResult
 from tests.acceptance import test_canvas_of_celery as canvas
@@ -439,11 +443,66 @@ def test_the_error_callback_is_called(name: str) -> None:
 def test_the_errors_of_a_chord_are_those_of_its_body() -> None:
     key = f"errors-{uuid4()}"
     result = chord([fail.s(), identity.s(1)], identity.s().on_error(tasks.errback_new_style.s(key=key))).apply_async()
-    with pytest.raises(ChordError, match="Task expected to fail"):
+    with pytest.raises(tasks.ExpectedException, match="Task expected to fail"):
         get(result)
+    assert (result.state, type(result.result)) == ("FAILURE", ChordError)
+    with pytest.raises(ChordError, match="Task expected to fail"):
+        get(AsyncResult(result.id, app=app))
     eventually(lambda: tasks.redis().llen(key) == 1, "the callback")
+    [noted] = tasks.redis().lrange(key, 0, -1)
+    assert noted.startswith("canvas_tasks.fail ChordError Dependency ")
     old = fail.apply_async(link_error=tasks.errback_old_style.s())
     eventually(lambda: tasks.redis().lrange(f"old-errback-{old.id}", 0, -1) == [old.id], "the callback by id")
+
+
+VALUES = [
+    Decimal("1.10"),
+    UUID(int=7),
+    date(2026, 1, 2),
+    datetime(2026, 1, 2, 3, 4, 5, 6),
+    datetime(2026, 1, 2, tzinfo=UTC),
+    clock(3, 4),
+    b"\xff",
+    {"in": [Decimal("0.5")]},
+]
+
+
+def test_values_arrive_as_they_were_sent() -> None:
+    kinds = [type(one).__name__ for one in (*VALUES, Decimal())]
+    given = {"annotated": Decimal("3.0")}
+    assert get(tasks.types_of.delay(*VALUES, **given)) == [kinds, VALUES]
+    called = tasks.types_of.apply_async(VALUES, given, headers={"x": Decimal("1.0")})
+    assert get(called) == called.result == [kinds, VALUES]
+    assert (called.args, called.kwargs) == (VALUES, given)
+    assert get(app.send_task("canvas_tasks.types_of", VALUES, given)) == [kinds, VALUES]
+    assert get(group(tasks.types_of.s(*VALUES, **given) for _ in range(2))()) == [[kinds, VALUES]] * 2
+    chained = add.s(Decimal("1.1"), Decimal("1")) | add.s(Decimal("2")) | add.s(1)
+    assert get(chained.delay()) == Decimal("5.1")
+    assert get(chord([identity.s(Decimal("1.1")), identity.s(Decimal("2.2"))])(tsum.s())) == Decimal("3.3")
+    assert get(tasks.retry_with_decimal.delay(Decimal("1"))) == ["Decimal", Decimal("2.50")]
+    assert tasks.types_of.apply(VALUES, given).get() == [kinds, VALUES]
+    key = f"linked-{uuid4()}"
+    add.apply_async((Decimal("1"), 1), link=chain(add.s(Decimal("0.50")), redis_echo.s(redis_key=key)))
+    eventually(lambda: tasks.redis().lrange(key, 0, -1) == ["2.50"], "the callback")
+
+
+@pytest.mark.parametrize("value", [{1, 2}, timedelta(1), [{1}], 2**70, "x" * 2_000_000])
+def test_values_that_are_no_data_are_refused(value: Any) -> None:
+    for call in (identity.delay, lambda one: identity.apply_async((one,)), lambda one: group(identity.s(one))()):
+        with pytest.raises(EncodeError):
+            call(value)
+
+
+def test_an_error_is_an_exception_in_the_caller() -> None:
+    lost, many, args = (tasks.raise_base.delay(kind) for kind in ("exit", "group", "decimal"))
+    with pytest.raises(WorkerLostError, match="SystemExit"):
+        get(lost)
+    with pytest.raises(Exception, match="many") as raised:
+        get(many)
+    assert type(raised.value).__name__ == "ExceptionGroup"
+    with pytest.raises(ValueError, match=r"Decimal\('1.10'\), 42"):
+        get(args)
+    assert [one.state for one in (lost, many, args)] == ["FAILURE"] * 3
 
 
 def test_parts_and_children_are_found() -> None:
@@ -494,6 +553,13 @@ def test_states_hooks_and_limits() -> None:
         result = tasks.hooked.delay(how)
         result.get(timeout=30, propagate=False)
         assert tasks.redis().lrange(f"hooks-{result.id}", 0, -1) == expected
+    for seconds in (0, 60):
+        result = tasks.hooked_limit.delay(seconds)
+        with pytest.raises(TimeLimitExceeded):
+            get(result)
+        failed, *rest = eventually(lambda: tasks.redis().lrange(f"hooks-{result.id}", 1, -1), "the hooks")  # noqa: B023
+        assert failed.startswith("on_failure TaskTimeout")
+        assert rest == ["task_failure TaskTimeout", "after_return FAILURE"]
     with pytest.raises(RuntimeError, match="within a task"):
         get(tasks.waits_for_other.delay())
 

@@ -9,6 +9,7 @@ from inspect import signature
 from typing import Any, NamedTuple
 
 from orchestrator.compat.celery.request import MESSAGE
+from orchestrator.compat.celery.tags import tagged_call
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import ConfigurationError, OrchestratorError, did_you_mean
 from orchestrator.sdk.app import Orchestrator
@@ -58,10 +59,11 @@ class Calls:
         task = self._app.tasks[name]
         if call.retries_done:
             options["retries"] = _left(task._call_options.retries, call.retries_done)
-        keywords = call.keywords
-        if call.message and _takes_message(task.function):
-            keywords = {**keywords, MESSAGE: call.message}
-        return (task.options(**options) if options else task)._new(call.arguments, keywords)
+        arguments, keywords = call.arguments, call.keywords
+        if _takes_message(task.function):
+            message = {MESSAGE: call.message} if call.message else {}
+            arguments, keywords = tagged_call(arguments, {**keywords, **message})
+        return (task.options(**options) if options else task)._new(arguments, keywords)
 
 
 @lru_cache(maxsize=4096)

@@ -7,11 +7,12 @@ from typing import Any
 
 from orchestrator.compat.celery import states
 from orchestrator.compat.celery.app import calls
-from orchestrator.compat.celery.exceptions import NotCovered
-from orchestrator.compat.celery.request import MESSAGE
+from orchestrator.compat.celery.exceptions import EncodeError, NotCovered
 from orchestrator.compat.celery.results.many import GroupResult, of_run
 from orchestrator.compat.celery.results.single import EagerResult
+from orchestrator.compat.celery.signatures import maybe_signature
 from orchestrator.compat.celery.utils import listed, uuid
+from orchestrator.errors import PayloadError
 from orchestrator.sdk.tasks.compositions import Call, Chain, Composition, Group
 
 Part = Composition[Any]
@@ -44,7 +45,10 @@ def start(sig: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Map
         return prepared.apply_async(task_id=task_id, on_success=on_success or None)
     composition = compose(app, prepared, ())
     key = None if task_id is None else f"celery:{task_id}"
-    run = composition.start(key=key, on_success=on_success)
+    try:
+        run = composition.start(key=key, on_success=on_success)
+    except PayloadError as error:
+        raise EncodeError(str(error)) from error
     return of_run(app, run, composition, task_id)
 
 
@@ -122,7 +126,7 @@ def compose(app: Any, sig: Any, errbacks: Sequence[Any]) -> Part:
         for link in links:
             body.link(link)
         # Where a task of the header fails, the body is not run: its error callbacks are called in its place.
-        of_body = [*errors, *_errbacks(body)]
+        of_body = [_of_chord(error) for error in (*errors, *_errbacks(body))]
         header = Group([compose(app, one, of_body) for one in _flat(sig.tasks)])
         return Chain([header, compose(app, body, errors)])
     return _call(app, sig, links, errors)
@@ -131,6 +135,11 @@ def compose(app: Any, sig: Any, errbacks: Sequence[Any]) -> Part:
 def _errbacks(body: Any) -> list[Any]:
     found = listed(body.options.get("link_error"))
     return [*found, *(error for one in _children(body)[:1] for error in _errbacks(one))]
+
+
+def _of_chord(errback: Any) -> Any:
+    """Return an error callback that is to be given a ChordError."""
+    return maybe_signature(errback).clone().set(of_chord=True)
 
 
 def _flat(tasks: Sequence[Any]) -> Iterator[Any]:
@@ -162,9 +171,8 @@ def _call(app: Any, sig: Any, links: Sequence[Any], errors: Sequence[Any]) -> Pa
         chosen["store_result"] = True  # what follows is given the result
     if chosen:
         native = native.options(**chosen)
-    if message:
-        kwargs = {**kwargs, MESSAGE: message}
-    return Call(native, tuple(args), dict(kwargs), immutable=bool(sig.immutable))
+    data, named = calls.as_data(known, args, kwargs, message)
+    return Call(native, tuple(data), dict(named), immutable=bool(sig.immutable))
 
 
 def _distinct(errors: Sequence[Any]) -> list[Any]:

@@ -6,7 +6,7 @@ import numbers
 from datetime import datetime
 from typing import Any
 
-from orchestrator.errors import ConfigurationError, OrchestratorError, RetryLater
+from orchestrator.errors import ConfigurationError, OrchestratorError, PayloadError, RetryLater
 from orchestrator.errors import ResultTimeout as TimeoutError  # Celery's name
 from orchestrator.errors import SoftTimeout as SoftTimeLimitExceeded
 from orchestrator.errors import TaskTimeout as TimeLimitExceeded
@@ -15,6 +15,7 @@ __all__ = [
     "AlreadyRegistered",
     "CeleryError",
     "ChordError",
+    "EncodeError",
     "Ignore",
     "ImproperlyConfigured",
     "InvalidTaskError",
@@ -52,6 +53,10 @@ class NotCovered(CeleryError, OrchestratorError, NotImplementedError):
 
 class AttributeNotCovered(NotCovered, AttributeError):
     """The same of an attribute, so that `hasattr` says that it is not there."""
+
+
+class EncodeError(CeleryError, PayloadError):
+    """A value cannot be an argument or a result: it is no data, or too large. Kombu's error of that name."""
 
 
 class OperationalError(CeleryError):

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from orchestrator.compat.celery import exceptions
 from orchestrator.compat.celery.request import ARGS
+from orchestrator.compat.celery.tags import untagged
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.errors import OrchestratorError, RunFailed, TaskCancelled, TaskFailed
 from orchestrator.sdk.names import module_name
@@ -89,7 +90,7 @@ def rebuilt(kind: str, message: str, data: Mapping[str, Any] | None, traceback: 
     """Return an exception from its data."""
     data = dict(data or {})
     args = data.pop(ARGS, None)
-    given = tuple(args) if isinstance(args, list) else ((message,) if message else ())
+    given = tuple(untagged(args)) if isinstance(args, list) else ((message,) if message else ())
     error = named(kind, given, message)
     for name, value in data.items():
         with suppress(Exception):  # an attribute may be computed
@@ -104,12 +105,16 @@ def rebuilt(kind: str, message: str, data: Mapping[str, Any] | None, traceback: 
 def named(kind: str, args: Sequence[Any], message: str = "") -> BaseException:
     """Return an exception of the class of that name, if a loaded module has it; else of a new class of that name."""
     found = _OURS.get(kind) or _loaded(kind) or _made(kind)
+    if not issubclass(found, Exception):  # SystemExit, say: it ends a worker, and never who asks for the result
+        return exceptions.WorkerLostError(f"Worker exited prematurely: {kind}({message})")
     for given in (tuple(args), (message,) if message else ()):
         with suppress(Exception):  # a class may take other arguments than it keeps
             return found(*given)
-    error = found.__new__(found)
-    error.args = tuple(args)
-    return error
+    with suppress(Exception):  # and be made in no other way, as an ExceptionGroup
+        error = found.__new__(found)
+        error.args = tuple(args)
+        return error
+    return _made(kind)(*args)
 
 
 def _loaded(kind: str) -> type[BaseException] | None:

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from orchestrator.compat.celery import failures, states
 from orchestrator.compat.celery.request import MARK, MESSAGE
+from orchestrator.compat.celery.tags import untagged
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.values.payload import decode_call, decode_value
@@ -64,7 +65,7 @@ def _of_run(result: Any) -> Outcome:
     status = run.status()
     state = _RUNS.get(RunState(status), states.PENDING)
     if state == states.SUCCESS:
-        return Outcome(state=state, result=run.result(timeout=5))
+        return Outcome(state=state, result=untagged(run.result(timeout=5)))
     if state == states.FAILURE:
         error = failures.of_run(result.app, run)
         return Outcome(state=state, result=error, traceback=getattr(error, "celery_traceback", None))
@@ -82,7 +83,7 @@ def of_task(app: Any, detail: Any) -> Outcome:
     status = detail.status
     common: dict[str, Any] = {"date_done": detail.ended_at, "detail": detail, "retries": _retries(detail)}
     if status == TaskState.SUCCESS:
-        value = None if detail.result is None else decode_value(detail.result)
+        value = None if detail.result is None else untagged(decode_value(detail.result))
         if type(value) is dict and MARK in value and "state" in value[MARK]:
             state, value = of_mark(value[MARK])
             return Outcome(state=state, result=value, **common)
@@ -113,7 +114,7 @@ def _open(app: Any, detail: Any, common: Mapping[str, Any]) -> Outcome:
         if said is not None and said.attempt == detail.attempt:
             try:
                 found = json.loads(said.text)
-                return Outcome(state=found["state"], result=found["meta"], **common)
+                return Outcome(state=found["state"], result=untagged(found["meta"]), **common)
             except (ValueError, KeyError, TypeError):
                 pass  # it is progress, and no state
         return Outcome(state=states.STARTED if _tracks(app) else states.PENDING, **common)
@@ -132,7 +133,7 @@ def _open(app: Any, detail: Any, common: Mapping[str, Any]) -> Outcome:
 
 def of_mark(mark: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the state and result that a task has given itself."""
-    state, meta = mark.get("state") or states.IGNORED, mark.get("meta")
+    state, meta = mark.get("state") or states.IGNORED, untagged(mark.get("meta"))
     if state in states.PROPAGATE_STATES and isinstance(meta, Mapping) and "exc_type" in meta:
         message = meta.get("exc_message", "")
         return state, failures.named(str(meta["exc_type"]), [message] if isinstance(message, str) else list(message))
@@ -145,5 +146,5 @@ def arguments(detail: Any) -> tuple[list[Any] | None, dict[str, Any] | None]:
     """Return the arguments of a task."""
     if detail is None:
         return None, None
-    args, kwargs = decode_call(detail.payload)[:2]
+    args, kwargs = untagged(decode_call(detail.payload)[:2])
     return list(args), {name: value for name, value in kwargs.items() if name != MESSAGE}

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
+from orchestrator.compat.celery.tags import untagged
 from orchestrator.sdk.tasks.context import TaskContext
 
 MARK = "__celery__"
@@ -88,8 +89,9 @@ class Context:
 
 def of_attempt(task: Any, ctx: TaskContext, args: list[Any], kwargs: dict[str, Any]) -> Context:
     """Return the request of an attempt in a worker; what came in the message is taken out of the arguments."""
+    args, kwargs = untagged(args), untagged(kwargs)
     message: Mapping[str, Any] = kwargs.pop(MESSAGE, None) or {}
-    details = ctx.details if isinstance(ctx.details, dict) else {}
+    details = untagged(ctx.details) if isinstance(ctx.details, dict) else {}
     if "args" in message:
         args = [*args, *message["args"]]
     identifier = message.get("id") or str(ctx.task_id)

@@ -2,10 +2,11 @@
 
 import os
 import time
+from decimal import Decimal
 
 from redis import Redis
 
-from orchestrator.compat.celery import Celery, Task, chain, group, signature
+from orchestrator.compat.celery import Celery, Task, chain, group, signals, signature
 from orchestrator.compat.celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 app = Celery("canvas_tasks")
@@ -35,6 +36,28 @@ class UnpicklableError(Exception):
 @app.task
 def identity(x):
     return x
+
+
+@app.task
+def types_of(*values, annotated: Decimal | None = None):
+    """Name the types of arguments, and return them."""
+    return [[type(one).__name__ for one in (*values, annotated)], list(values)]
+
+
+@app.task(bind=True, max_retries=1)
+def retry_with_decimal(self, value):
+    if self.request.retries:
+        return [type(value).__name__, value]
+    raise self.retry(args=(Decimal("2.50"),), countdown=0)
+
+
+@app.task
+def raise_base(kind):
+    if kind == "group":
+        raise ExceptionGroup("many", [ValueError("one")])
+    if kind == "decimal":
+        raise ValueError(Decimal("1.10"), 42)
+    raise SystemExit(3)
 
 
 @app.task
@@ -302,6 +325,19 @@ def hooked(self, how):
     if how == "retry" and not self.request.retries:
         raise self.retry(exc=KeyError("x"), countdown=0)
     return how
+
+
+@app.task(base=Hooked, time_limit=0.5)
+def hooked_limit(seconds):
+    """Run into the hard time limit: in Python, or in C for so many seconds."""
+    time.sleep(seconds)
+    while True:
+        time.sleep(0.05)
+
+
+@signals.task_failure.connect(sender=hooked_limit)
+def note_failure(task_id, exception, **_):
+    redis().rpush(f"hooks-{task_id}", f"task_failure {type(exception).__name__}")
 
 
 @app.task

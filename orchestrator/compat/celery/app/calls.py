@@ -11,10 +11,12 @@ from zoneinfo import ZoneInfo
 from orchestrator.compat.celery import request as requests
 from orchestrator.compat.celery import signals
 from orchestrator.compat.celery.app import routes
-from orchestrator.compat.celery.exceptions import NotCovered
+from orchestrator.compat.celery.exceptions import EncodeError, NotCovered
 from orchestrator.compat.celery.request import MESSAGE
 from orchestrator.compat.celery.results.single import of_handle
+from orchestrator.compat.celery.tags import tagged, tagged_call
 from orchestrator.compat.celery.utils import listed, to_id
+from orchestrator.errors import PayloadError
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.tasks.task import Task as NativeTask
@@ -56,18 +58,29 @@ def publish(
     chosen = native_options(app, name, args, kwargs, options, known)
     if task_id is not None and to_id(task_id) is not None and str(to_id(task_id)) != task_id:
         message["id"] = task_id
-    if message:
-        kwargs = {**kwargs, MESSAGE: message}
     if chosen:
         native = native.options(**chosen)
-    handle: Handle[Any] = (
-        native.enqueue(*args, **kwargs) if task_id is None else _enqueue_as(native, to_id(task_id), args, kwargs)
-    )
+    data, named = as_data(known, args, kwargs, message)
+    try:
+        handle: Handle[Any] = (
+            native.enqueue(*data, **named) if task_id is None else _enqueue_as(native, to_id(task_id), data, named)
+        )
+    except PayloadError as error:
+        raise EncodeError(str(error)) from error
     if signals.after_task_publish.receivers:
         body = (args, kwargs, {"callbacks": message.get("link"), "errbacks": message.get("errbacks")})
         headers = {"id": task_id or handle.id, "task": name, **(message.get("headers") or {})}
         signals.after_task_publish.send(name, body=body, headers=headers, exchange="", routing_key=native.queue)
     return of_handle(app, handle, task_id)
+
+
+def as_data(
+    task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], message: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the arguments of a call as they travel, with what is beside them."""
+    if task is None or not task.pydantic:
+        args, kwargs = tagged_call(args, kwargs)
+    return args, {**kwargs, MESSAGE: tagged(message)} if message else kwargs
 
 
 def _announced(

@@ -11,15 +11,17 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
+from orchestrator.compat.celery import failures, signals, states
 from orchestrator.compat.celery import request as requests
-from orchestrator.compat.celery import signals, states
 from orchestrator.compat.celery.app.replacing import awaited
-from orchestrator.compat.celery.exceptions import Again, Ignore, NotCovered, Reject, Replaced, Retry
+from orchestrator.compat.celery.exceptions import Again, ChordError, Ignore, NotCovered, Reject, Replaced, Retry
 from orchestrator.compat.celery.request import ARGS, MARK, MESSAGE, Context, hostname, of_attempt
 from orchestrator.compat.celery.results.single import EagerResult
+from orchestrator.compat.celery.tags import tagged
 from orchestrator.compat.celery.utils import listed, uuid
 from orchestrator.errors import OrchestratorError, TaskAborted, TaskTimeout
-from orchestrator.sdk.tasks.context import TEXT_LIMIT, current_task
+from orchestrator.sdk.middleware import AttemptEnd, Middleware
+from orchestrator.sdk.tasks.context import TEXT_LIMIT, TaskContext, current_task
 
 
 class ExceptionInfo:
@@ -43,16 +45,57 @@ def run_in_worker(task: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
         kwargs.pop(MESSAGE, None)
         return task(*args, **kwargs)
     request = of_attempt(task, ctx, list(args), kwargs)
+    if _watched is not None:
+        _watched[str(ctx.task_id)] = (task, request)
     token = requests.current.set((task, request))
     try:
         if isinstance(ctx.details, dict) and "replaced" in ctx.details:
-            return awaited(task, ctx)
+            return tagged(awaited(task, ctx))
         state, value = attempt(task, request)
         if state == states.SUCCESS:
-            return value
+            return tagged(value)
         return _other_end(request, state, value)
     finally:
         requests.current.reset(token)
+        if _watched is not None:
+            _watched.pop(str(ctx.task_id), None)
+
+
+class _Timeouts(Middleware):
+    """Sends what a task cannot whose code did not stop at its hard time limit."""
+
+    def ended(self, ctx: TaskContext, end: AttemptEnd) -> None:
+        found = (_watched or {}).pop(str(ctx.task_id), None)
+        if found is not None and end.error is not None:
+            error = failures.named(end.error.kind, [end.error.message])
+            if isinstance(error, TaskTimeout):
+                timed_out(*found, error)
+
+
+_watched: dict[str, tuple[Any, Context]] | None = None
+"""Attempts that run here, by the ids of their tasks; None where nobody wants to know of hard time limits."""
+
+
+def watch_timeouts(app: Any) -> None:
+    """Tell hooks and receivers of a hard time limit also where the task's code does not stop, in this process."""
+    global _watched
+    has_hooks = any(
+        "on_failure" in vars(kind) or "after_return" in vars(kind)
+        for task in app.tasks.values()
+        for kind in type(task).__mro__
+        if not kind.__module__.startswith(__package__)
+    )
+    if _watched is None and (signals.task_failure.receivers or has_hooks):
+        _watched = {}
+        app.orchestrator.middleware.add(_Timeouts())
+
+
+def timed_out(task: Any, request: Context, error: TaskTimeout) -> None:
+    """Call the hooks and receivers that Celery's worker calls at a hard time limit."""
+    einfo = ExceptionInfo(error)
+    _failed(task, request, error, einfo)
+    args, kwargs = request.args or (), request.kwargs or {}
+    task.after_return(states.FAILURE, error, request.id or "", args, kwargs, einfo)
 
 
 def _other_end(request: Context, state: str, error: BaseException) -> Any:
@@ -65,8 +108,8 @@ def _other_end(request: Context, state: str, error: BaseException) -> Any:
         args, kwargs = error.sig or (None, None)
         if args is not None or kwargs is not None:
             details |= {
-                "args": list(request.args or ()) if args is None else list(args),
-                "kwargs": dict(request.kwargs or {}) if kwargs is None else dict(kwargs),
+                "args": tagged(list(request.args or ()) if args is None else list(args)),
+                "kwargs": tagged(dict(request.kwargs or {}) if kwargs is None else dict(kwargs)),
             }
         ctx.heartbeat(details)
         again = Again(_seconds_until(error.when), str(error))
@@ -82,10 +125,10 @@ def _other_end(request: Context, state: str, error: BaseException) -> Any:
         if said == states.FAILURE or ctx.run_id is not None:
             error.state, error.meta = said, meta  # type: ignore[attr-defined]  # which travel with it
             raise error
-        return {MARK: {"state": said, "meta": meta}}
+        return {MARK: {"state": said, "meta": tagged(meta)}}
     if error.args and error.args != (str(error),):
         with suppress(Exception):  # an exception may take no attributes
-            setattr(error, ARGS, list(error.args))
+            setattr(error, ARGS, tagged(list(error.args)))
     raise error
 
 
@@ -128,10 +171,16 @@ def attempt(task: Any, request: Context) -> tuple[str, Any]:
         except TaskTimeout as error:
             state = states.FAILURE
             call_errbacks(task, request, error)
+            if _watched is None or _watched.pop(str(request.native and request.native.task_id), None) is not None:
+                timed_out(task, request, error)
             raise
         except Exception as error:  # noqa: BLE001  # whatever the task raises is its failure
             state, value, einfo = states.FAILURE, error, ExceptionInfo(error)
+            call_errbacks(task, request, error)
             _failed(task, request, error, einfo)
+        except BaseException:
+            state = states.FAILURE
+            raise
         else:
             task.on_success(value, identifier, args, kwargs)
             if signals.task_success.receivers:
@@ -148,7 +197,6 @@ def attempt(task: Any, request: Context) -> tuple[str, Any]:
 
 def _failed(task: Any, request: Context, error: Exception, einfo: ExceptionInfo) -> None:
     args, kwargs, identifier = request.args or (), request.kwargs or {}, request.id or ""
-    call_errbacks(task, request, error)
     task.on_failure(error, identifier, args, kwargs, einfo)
     if signals.task_failure.receivers:
         signals.task_failure.send(
@@ -198,10 +246,14 @@ def _callbacks(task: Any, request: Context, value: Any) -> None:
             callback.apply_async((value,), on_success=request.native is not None)
 
 
-def call_errbacks(task: Any, request: Context, error: BaseException) -> None:
+def call_errbacks(task: Any, request: Context, raised: BaseException) -> None:
     """Call what is linked to the failure of the call: here if it takes request, exception and traceback."""
     for link in request.errbacks or ():
         errback = task.app.signature(link)
+        error = raised
+        if errback.options.pop("of_chord", False):
+            error = ChordError(f"Dependency {request.id} raised {raised!r}")
+            error.__cause__ = raised
         known = task.app.tasks.get(errback["task"])
         if known is not None and _takes_more_than_an_id(known):
             errback(request, error, "".join(traceback.format_exception(error)))
@@ -225,7 +277,7 @@ def update_state(request: Context, task_id: str | None, state: str | None, meta:
     ctx = request.native
     if ctx is None:
         return
-    text = json.dumps({"state": state, "meta": meta}, default=str, separators=(",", ":"))
+    text = json.dumps({"state": state, "meta": tagged(meta)}, default=str, separators=(",", ":"))
     if len(text) > TEXT_LIMIT:
         raise NotCovered(
             f"update_state with meta of {len(text):,} characters",

@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator.compat.celery import request as requests
 from orchestrator.compat.celery import signals
+from orchestrator.compat.celery.app.execution import watch_timeouts
 from orchestrator.compat.celery.request import hostname
 
 
@@ -28,6 +29,7 @@ def install(app: Any) -> None:
         signals.worker_init.send(app)
         signals.worker_process_init.send(None)
         signals.worker_ready.send(app)
+        watch_timeouts(app)
         yield
         signals.worker_shutting_down.send(name, sig="SIGTERM", how="Warm", exitcode=0)
         signals.worker_process_shutdown.send(None, pid=os.getpid(), exitcode=0)

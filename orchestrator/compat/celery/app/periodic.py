@@ -11,6 +11,7 @@ from orchestrator.compat.celery.app import calls
 from orchestrator.compat.celery.exceptions import NotCovered
 from orchestrator.compat.celery.request import MESSAGE
 from orchestrator.compat.celery.schedules import crontab, maybe_schedule
+from orchestrator.compat.celery.tags import tagged
 
 _LONGEST_NAME = 100
 
@@ -90,6 +91,8 @@ def _declare(app: Any, name: str, entry: Entry) -> None:
         message.pop("args", None) if MESSAGE not in params else None
     if message:
         params = {**params, MESSAGE: {**params.get(MESSAGE, {}), **message}}
+    if task is None or not task.pydantic:
+        params = tagged(params)
     app.orchestrator.schedules._declare(_label(name), params, times)(native)
 
 

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from typing import Any
-from uuid import UUID
 
 from orchestrator.compat.celery.app import routes
 from orchestrator.compat.celery.app.execution import run_in_worker
 from orchestrator.compat.celery.request import MESSAGE
 from orchestrator.sdk.tasks.task import Task as NativeTask
-
-_RESTORED = {datetime, date, time, timedelta, Decimal, UUID, types.NoneType}
-"""Types that arrive as what they were in Celery, too; all other annotations say nothing there about values."""
 
 
 def register(task: Any) -> NativeTask[..., Any]:
@@ -81,17 +74,14 @@ def _signature(task: Any) -> inspect.Signature:
 
 
 def _hints(task: Any) -> dict[str, Any]:
+    """Return the types that arguments are turned into: Celery looks at annotations where it is told to."""
+    if not task.pydantic:
+        return {}
     try:
         hints = typing.get_type_hints(inspect.unwrap(task.run))
     except (NameError, TypeError, AttributeError):
         return {}
-    return {name: kind for name, kind in hints.items() if task.pydantic or _is_restored(kind)}
-
-
-def _is_restored(kind: Any) -> bool:
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return all(one in _RESTORED for one in typing.get_args(kind))
-    return kind in _RESTORED and kind is not types.NoneType
+    return hints
 
 
 def checking(name: str, signature: inspect.Signature) -> Callable[[Sequence[Any], Mapping[str, Any]], None] | None:

@@ -16,9 +16,18 @@ from orchestrator.compat.celery.app import calls, registering
 from orchestrator.compat.celery.app.current import app_or_default
 from orchestrator.compat.celery.app.execution import run_eagerly, update_state
 from orchestrator.compat.celery.app.replacing import replace
-from orchestrator.compat.celery.exceptions import Ignore, MaxRetriesExceededError, NotCovered, Reject, Retry
+from orchestrator.compat.celery.exceptions import (
+    EncodeError,
+    Ignore,
+    MaxRetriesExceededError,
+    NotCovered,
+    Reject,
+    Retry,
+)
 from orchestrator.compat.celery.request import Context
 from orchestrator.compat.celery.results.single import of_handle
+from orchestrator.compat.celery.tags import tagged_call
+from orchestrator.errors import PayloadError
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.task import Task as NativeTask
 
@@ -124,7 +133,11 @@ class Task:
             native = self._native or self._registered()
             if self._check is not None:
                 self._check(args, kwargs)
-            return self._result(native.enqueue(*args, **kwargs))
+            given, named = (args, kwargs) if self.pydantic else tagged_call(args, kwargs)
+            try:
+                return self._result(native.enqueue(*given, **named))
+            except PayloadError as error:
+                raise EncodeError(str(error)) from error
         return self.apply_async(args, kwargs)
 
     def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:

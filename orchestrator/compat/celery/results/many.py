@@ -13,6 +13,7 @@ from orchestrator.compat.celery.app.current import app_or_default
 from orchestrator.compat.celery.exceptions import NotCovered
 from orchestrator.compat.celery.request import MARK
 from orchestrator.compat.celery.results.single import AsyncResult, ResultBase, of_handle, refuse_in_task
+from orchestrator.compat.celery.tags import untagged
 from orchestrator.compat.celery.utils import to_id, uuid
 from orchestrator.domain.dag.composed import RESULT, child_id
 from orchestrator.domain.ids import derived_id
@@ -114,7 +115,7 @@ class ResultSet(ResultBase):
     def _of_run(self, timeout: float | None) -> list[Any]:
         assert self._run is not None
         try:
-            values: list[Any] = self._run.result(timeout)
+            values: list[Any] = untagged(self._run.result(timeout))
         except RunFailed as error:
             raise failures.of_end(self.app, error, self._run) from None
         return [

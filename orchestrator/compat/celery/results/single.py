@@ -10,8 +10,9 @@ from typing import Any
 from orchestrator.compat.celery import failures, outcomes, states
 from orchestrator.compat.celery import request as requests
 from orchestrator.compat.celery.app.current import app_or_default
-from orchestrator.compat.celery.exceptions import NotCovered, TimeoutError
+from orchestrator.compat.celery.exceptions import ChordError, NotCovered, TimeoutError
 from orchestrator.compat.celery.request import MARK
+from orchestrator.compat.celery.tags import untagged
 from orchestrator.compat.celery.utils import to_id
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import NotFound, OrchestratorError, RunFailed, TaskEnded
@@ -69,9 +70,11 @@ class AsyncResult(ResultBase):
         if disable_sync_subtasks:
             refuse_in_task()
         try:
-            value = self._wait(timeout)
+            value = untagged(self._wait(timeout))
         except (TaskEnded, RunFailed) as error:
             exception = failures.of_end(self.app, error, self._run or self._around)
+            if propagate and self.parent is not None and isinstance(exception, ChordError):
+                exception = exception.__cause__ or exception  # Celery looks at the tasks of the header first
             if propagate:
                 raise exception from None
             value = exception
