@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from datetime import datetime
 from functools import partial
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 from uuid import UUID
 
 from orchestrator.errors import InvalidTask
@@ -27,6 +27,7 @@ from orchestrator.sdk.code.workflow import (
 from orchestrator.sdk.code.workflow_class import function_of, registered
 from orchestrator.sdk.dag.composing import Composer
 from orchestrator.sdk.dag.workflows import Workflows
+from orchestrator.sdk.decorators import TaskDecorator, WorkflowDecorator
 from orchestrator.sdk.flow.flows import Flows
 from orchestrator.sdk.ids import new_id, parse_id
 from orchestrator.sdk.middleware import CarriedContext, HookStack, Middleware, MiddlewareList, each_of
@@ -124,7 +125,7 @@ class Orchestrator:
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
     @overload
-    def task(self, /, *, name: str | None = None, **options: Unpack[OptionTypes]) -> _Decorator: ...
+    def task(self, /, *, name: str | None = None, **options: Unpack[OptionTypes]) -> TaskDecorator: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any) -> Any:
         """Register a function as a task: `@app.task`, or `@app.task(retries=3, timeout=30)`."""
@@ -222,7 +223,7 @@ class Orchestrator:
     @overload
     def workflow(
         self, /, *, name: str | None = None, version: int = 1, **options: Unpack[WorkflowOptionTypes]
-    ) -> _WorkflowDecorator: ...
+    ) -> WorkflowDecorator: ...
 
     def workflow(
         self,
@@ -376,28 +377,6 @@ class Orchestrator:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-
-class _Decorator(Protocol):
-    """The type of `@app.task(...)` with options."""
-
-    @overload
-    def __call__(self, function: Callable[Concatenate[TaskContext, P], Awaitable[R]], /) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[TaskContext, P], R], /) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
-
-
-class _WorkflowDecorator(Protocol):
-    """The type of `@app.workflow(...)` with options."""
-
-    @overload
-    def __call__(self, kind: K, /) -> K: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[WorkflowContext, P], Awaitable[R]], /) -> CodeWorkflow[P, R]: ...
 
 
 def _code(function: Callable[..., Any]) -> object:

@@ -1,6 +1,6 @@
 """A leader and a worker in memory, for tasks: when each runs, and what follows from it.
 
-    task.enqueue(…) ──▶ MemoryCalls ──▶ MemoryTasks ──▶ the worker's Runner ──▶ report ──▶ domain/tasks/task.py
+    task.enqueue(…) ──▶ MemoryCalls ──▶ MemoryTasks ──▶ the worker's Runner ──▶ report ──▶ domain/tasks/outcomes.py
                         (for Postgres)  (queue, clock)                                      (what follows)
 
 The code of tasks is run by what runs it in a worker, and what follows is decided by what decides it in the leader. Only
@@ -26,18 +26,17 @@ from orchestrator.domain.runs.verdict import RunCounters, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, TaskState
 from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
 from orchestrator.domain.tasks.headers import headers_of
+from orchestrator.domain.tasks.outcomes import RetryTask, after_failure
 from orchestrator.domain.tasks.reports import AttemptReport
 from orchestrator.domain.tasks.starts import StartCode, StartMany, StartSteps, is_start, of_task
 from orchestrator.domain.tasks.task import (
     Failed,
     KeyHolder,
     NewTask,
-    RetryTask,
     Returned,
     Succeeded,
     TaskError,
     UniqueKey,
-    after_failure,
     given_key,
 )
 from orchestrator.errors import Duplicate, NotFound, OrchestratorError, WrongState

@@ -20,7 +20,7 @@ from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.domain.tasks.reports import Report
 from orchestrator.domain.tasks.task import Dispatch, Failed, Returned, Succeeded, TaskError
 from orchestrator.scheduler.requests import ASKED
-from orchestrator.sdk.backend.code import add_request
+from orchestrator.sdk.backend.code_requests import add_request
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.store.code import histories

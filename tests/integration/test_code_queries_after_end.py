@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator import WorkflowContext, WorkflowHandle
 from orchestrator.scheduler.code import runs
-from orchestrator.sdk.backend.code import add_request
+from orchestrator.sdk.backend.code_requests import add_request
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.ids import new_id

@@ -6,17 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.domain.tasks.outcomes import FailTask, RetryTask, after_failure, after_loss, within_starts
 from orchestrator.domain.tasks.retry import RetryPolicy, backoff_delay, has_tries_left
-from orchestrator.domain.tasks.task import (
-    Failed,
-    FailTask,
-    RetryTask,
-    TaskError,
-    TaskOptions,
-    after_failure,
-    after_loss,
-    within_starts,
-)
+from orchestrator.domain.tasks.task import Failed, TaskError, TaskOptions
 
 ERROR = TaskError("ValueError", "no")
 KINDS = ["exponential", "linear", "constant"]

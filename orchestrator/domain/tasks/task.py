@@ -1,4 +1,4 @@
-"""Tasks as they are created, reports of workers, and what follows from a report.
+"""Tasks as they are created, and reports of workers.
 
 Messages between processes are these structs as MessagePack arrays: small, fast, typed, and never pickle.
 Ids are 16 raw bytes in messages. Field order is the wire format; new fields go last, with a default.
@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from math import inf
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from orchestrator.domain.executors.call import ExecutorCall
 from orchestrator.domain.limits.buckets import Rate
-from orchestrator.domain.tasks.retry import RetryPolicy, backoff_delay, has_tries_left
+from orchestrator.domain.tasks.retry import RetryPolicy
 
 Isolation = Literal["thread", "process"]
 KeyScope = Literal["pending", "running", "period"]
@@ -367,61 +366,3 @@ class Recalled(msgspec.Struct, frozen=True, array_like=True, tag="recalled"):
     """
 
     tasks: list[KnownTask]
-
-
-class RetryTask(msgspec.Struct, frozen=True):
-    """The task goes back to pending."""
-
-    delay: float
-    failures: int = 0
-    """Failures that are charged for this attempt."""
-    losses: int = 0
-    """Losses that are charged for this attempt."""
-
-
-class FailTask(msgspec.Struct, frozen=True):
-    """The task ends as failed."""
-
-    reason: str
-    failures: int = 0
-    losses: int = 0
-
-
-def after_failure(report: Failed, policy: RetryPolicy, failures: int, roll: float) -> RetryTask | FailTask:
-    """Decide what follows a failed attempt of a task that had failed `failures` times before it."""
-    if not report.charged:
-        return RetryTask(delay=report.delay or 0.0)
-    failures += 1
-    if report.retryable and has_tries_left(policy, failures):
-        delay = backoff_delay(policy, failures, roll) if report.delay is None else report.delay
-        return RetryTask(delay=delay, failures=1)
-    return FailTask(reason=report.error.kind, failures=1)
-
-
-def within_starts(
-    decision: RetryTask | FailTask, options: TaskOptions, starts: int, *, lost: bool
-) -> RetryTask | FailTask:
-    """Return what follows an attempt of a task that had started `starts` times before it: another only if it may."""
-    may_start = not (lost and options.on_loss == "fail") and starts + 1 < (options.max_starts or inf)
-    if may_start or isinstance(decision, FailTask):
-        return decision
-    reason = "worker lost" if lost else "started too often"
-    return FailTask(reason=reason, failures=decision.failures, losses=decision.losses)
-
-
-DEATHS_PER_LOSS = 10
-"""Deaths of shared processes and machines that count as much as that of a process of its own."""
-
-
-def after_loss(alone: bool, losses: int, deaths: int, limit: int) -> RetryTask | FailTask:
-    """Decide what follows the death of a task's process, after `losses` of its own processes and `deaths` of any.
-
-    Only the death of a process that it had to itself is held against the task: where others were, in the same worker or
-    on the same machine, one of them may have been the cause. So the first loss is free, and from then on it runs in a
-    process of its own, and dies with its worker free of charge. Still, one that is there whenever a worker dies is
-    not tried for ever.
-    """
-    charged = 1 if alone else 0
-    if losses + charged >= limit or deaths + 1 >= DEATHS_PER_LOSS * limit:
-        return FailTask(reason=LOST, losses=charged)
-    return RetryTask(delay=0.0, losses=charged)

@@ -14,28 +14,30 @@ from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.obstacles import hold_for_key
+from orchestrator.domain.tasks.outcomes import (
+    DEATHS_PER_LOSS,
+    FailTask,
+    RetryTask,
+    after_failure,
+    after_loss,
+    within_starts,
+)
 from orchestrator.domain.tasks.reports import AttemptReport, Report, fold, fold_notes
 from orchestrator.domain.tasks.task import (
-    DEATHS_PER_LOSS,
     Enqueued,
     Failed,
-    FailTask,
     KnownTask,
     Lost,
     NewTask,
     Noted,
     Recalled,
-    RetryTask,
     Returned,
     Started,
     Succeeded,
     TaskError,
     TaskOptions,
-    after_failure,
-    after_loss,
     executor_of,
     parse_options,
-    within_starts,
 )
 from orchestrator.scheduler.code.batches import apply_activations, apply_next_turns
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck

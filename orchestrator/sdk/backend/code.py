@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
@@ -16,58 +14,41 @@ from orchestrator.domain.code.activation import NO_HANDLER
 from orchestrator.domain.code.promises import misfit
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
-from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.headers import headers_of_start
-from orchestrator.domain.tasks.obstacles import NO_LEADER
 from orchestrator.domain.tasks.starts import OnConflict
-from orchestrator.domain.tasks.task import TaskError, error_text
 from orchestrator.errors import (
-    HANDLER_ERRORS,
     Duplicate,
     Forbidden,
     NotFound,
-    OrchestratorError,
     PayloadError,
     ResultTimeout,
-    Unavailable,
     Uncertain,
     WrongState,
 )
 from orchestrator.sdk.acting import may_operate
-from orchestrator.sdk.backend.asking import obstacles
-from orchestrator.sdk.backend.code_reading import CodeReading
+from orchestrator.sdk.backend.code_requests import CodeRequests, add_request
 from orchestrator.sdk.backend.connections import LONGEST_AUDITED
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.code.messages import request_id
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.steps import Steps, time_limit
-from orchestrator.sealing import CALL, VALUE, reveal
-from orchestrator.store import audit, inbox
-from orchestrator.store.code import expectations, histories, reads, resolutions, runs
+from orchestrator.sealing import CALL, VALUE
+from orchestrator.store import inbox
+from orchestrator.store.code import expectations, histories, reads, runs
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code.keys import Sent
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import creation
 from orchestrator.time_limits import TimeLimit
 from orchestrator.trace_context import current_trace
-from orchestrator.transport.codec import Ended
-
-_ASK_AGAIN = 5.0
-"""Seconds after which a query is asked again: it may have been lost with a worker or a leader."""
-
-_SETTLING = 2.0
-"""Seconds after which it is checked whether a leader could settle a promise."""
 
 _RESETTING = 20.0
 """Seconds to wait for the run that a reset starts."""
 
-_SETTLES = frozenset({RequestKind.RESOLVE, RequestKind.REJECT})
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-
-class CodeBackend(CodeReading):
+class CodeBackend(CodeRequests):
     """Calls about runs of code."""
 
     # -- starting
@@ -280,18 +261,6 @@ class CodeBackend(CodeReading):
         has_handler = not any(one.startswith(f"{name}{NO_HANDLER}") for one in waiting.get("updates", []))
         return "accepted" if found.is_shown and has_handler else "sent"
 
-    def _find_update(self, run: bytes, request: bytes) -> Ended | None:
-        """Return the answer to an update, also long after."""
-        if (found := self._find_answer(request)) is not None:
-            return found
-        with self._reading() as connection:
-            last = runs.latest(connection, [run]).get(run, run)
-            answer = histories.update_events(connection, [run, last], request).answer
-        if answer is None:
-            return None
-        state = RunState.FAILED if answer.error is not None else RunState.SUCCESS
-        return Ended(request, state, reveal(answer.result or b"\xc0"), answer.error and reveal_error(answer.error))
-
     def reset(self, run: bytes, to: int, reason: str) -> Steps[bytes]:
         resets.check(
             run, self.history(run).events, to
@@ -310,130 +279,3 @@ class CodeBackend(CodeReading):
         if answer.error is not None:
             raise (NotFound if answer.error.kind == "NotFound" else WrongState)(answer.error.message)
         return UUID(decode_value(answer.result or b"\xc0")).bytes
-
-    # -- requests and answers
-
-    def _send(
-        self, run: bytes, request_kind: RequestKind, verb: str, audited: Mapping[str, Any] = _NOTHING, **body: Any
-    ) -> bytes:
-        """Put a request for an open run into the inbox; return the run, which may be a successor."""
-        is_act = request_kind != RequestKind.QUERY
-        try:
-            run = self._open(run, verb) if is_act else self._last(run)[0]
-        except WrongState as error:
-            if request_kind not in _SETTLES or (known := self._decision(run, body["name"])) is None:
-                raise
-            raise WrongState(f"{error} Promise {body['name']!r} was {known}.") from None
-        what = f"the request to {verb} run {to_text(run)} was stored"
-        with self._connections.writing(what, transaction=is_act) as connection:
-            if request_kind in _SETTLES:
-                _refuse_second(connection, run, body["name"])
-            add_request(connection, request_kind, run, **body)
-            if is_act:
-                detail = ({"name": body["name"]} if "name" in body else {}) | dict(audited)
-                self._connections.record(connection, request_kind.split(" ")[0], "run", to_text(run), **detail)
-        self._connections.nudge()
-        return run
-
-    def _request(
-        self,
-        run: bytes,
-        request_kind: RequestKind,
-        verb: str,
-        timeout: float | None,
-        audited: Mapping[str, Any] = _NOTHING,
-        **body: Any,
-    ) -> Steps[bytes]:
-        """Ask for something that is answered, and return the answer; `audited` goes into the audit log."""
-        request = new_id()
-        with time_limit(timeout, writes=True):
-            run = self._send(run, request_kind, verb, audited, request=request, **body)
-        again = partial(self._send, run, request_kind, verb, request=request, **body)
-        return (yield from self._answer(run, request_kind, verb, request, timeout, body["name"], again))
-
-    def _answer(
-        self,
-        run: bytes,
-        request_kind: RequestKind,
-        verb: str,
-        request: bytes,
-        timeout: float | None,
-        name: str,
-        again: Callable[[], object] | None = None,
-    ) -> Steps[bytes]:
-        """Wait for the answer to a request, and return it; `again` asks a query again."""
-        limit = time_limit(timeout, writes=True)
-        find = partial(self._find_answer, request) if again else partial(self._find_update, run, request)
-        is_settled = request_kind in _SETTLES
-        pause = _SETTLING if is_settled and timeout is not None else _ASK_AGAIN
-        while True:
-            part = limit.for_at_most(pause)
-            answer = yield from self._waiting.wait(request, find, part)
-            if answer is not None:
-                break
-            with limit:
-                if is_settled and timeout is not None and self._is_without_leader(run):
-                    raise ResultTimeout("no scheduler leads, and the next one that does comes to it")
-                if is_settled and limit.is_up:
-                    raise ResultTimeout(f"no scheduler has come to it within {timeout:g} s, and one will")
-                if limit.is_up:
-                    raise ResultTimeout(
-                        f"No answer to {verb} run {to_text(run)} within {timeout:g} s. {self.overdue(run, name)}."
-                    )
-                if request_kind is RequestKind.QUERY and again is not None:
-                    again()
-                elif find() is None:
-                    self._open(run, verb)
-        if answer.error is not None:
-            kind = HANDLER_ERRORS.get(answer.error.phase, OrchestratorError)
-            refused = (WrongState if answer.error.kind == "WrongState" else kind)(_refused(verb, name, answer.error))
-            refused.data = answer.error.attributes
-            raise refused
-        return answer.result or b"\xc0"
-
-    def _decision(self, run: bytes, name: str) -> str | None:
-        """Say who decided a promise of a run, or of the run in which it goes on, and how, if that is known."""
-        last, _ = self._last(run)
-        with self._reading() as connection:
-            return audit.decision(connection, to_text(last), name)
-
-    def _is_without_leader(self, run: bytes) -> bool:
-        """Return whether it is known that there is no leader."""
-        try:
-            return NO_LEADER in obstacles(self._connections, run)
-        except Unavailable:
-            return False
-
-    def _find_answer(self, request: bytes) -> Ended | None:
-        with self._reading() as connection:
-            found = expectations.find_answer(connection, request)
-        if found is None:
-            return None
-        state = RunState.FAILED if found.error is not None else RunState.SUCCESS
-        return Ended(request, state, reveal(found.result or b"\xc0"), found.error and reveal_error(found.error))
-
-    def _outgoing(self, kind: bytes, data: bytes, run: bytes) -> bytes:
-        """Return what a run is given as it is stored: what is large elsewhere, and what is here sealed."""
-        payloads = self._connections.payloads
-        return self._sealed(kind, data if payloads is None else payloads.arguments(data, run, None))
-
-    def _sealed(self, kind: bytes, data: bytes) -> bytes:
-        return data if self._vault is None else self._vault.seal(kind, data)
-
-
-def add_request(connection: Connection, request_kind: RequestKind, run: bytes, **body: Any) -> int:
-    """Put a request into the inbox; return its number."""
-    return inbox.add(connection, request_kind, run, msgspec.json.encode(body).decode())
-
-
-def _refuse_second(connection: Connection, run: bytes, name: str) -> None:
-    """Refuse to decide a promise that is decided, so that the audit log has only what was done."""
-    if resolutions.take_turn(connection, run, name):
-        known = audit.decision(connection, to_text(run), name) or "resolved, rejected or given up before"
-        raise WrongState(f"No promise {name!r} is open in run {to_text(run)}: it was {known}.")
-
-
-def _refused(verb: str, name: str, error: TaskError) -> str:
-    if error.kind == "WrongState":
-        return error.message
-    return f"The {verb.split()[0]} {name!r} failed: {error_text(error.kind, error.message)}"

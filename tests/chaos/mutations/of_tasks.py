@@ -81,7 +81,7 @@ TASKS = (
     Mutation(
         "first-loss-charged",
         "the first loss is not free: who died with others is charged for it",
-        "orchestrator/domain/tasks/task.py",
+        "orchestrator/domain/tasks/outcomes.py",
         "    charged = 1 if alone else 0\n",
         "    charged = 1\n",
         (
@@ -95,7 +95,7 @@ TASKS = (
     Mutation(
         "losses-free",
         "no loss is charged: what kills its process is tried until it has killed thirty",
-        "orchestrator/domain/tasks/task.py",
+        "orchestrator/domain/tasks/outcomes.py",
         "    charged = 1 if alone else 0\n",
         "    charged = 0\n",
         (tests("tests/unit/test_retry_policy.py::test_solitary_losses_count_up_to_the_limit", "^E "),),
