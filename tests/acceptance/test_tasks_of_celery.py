@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from orchestrator.compat.celery import chain, chord, group, signature
+from orchestrator.compat.celery import chain, chord, group, signals, signature
 from orchestrator.compat.celery.exceptions import (
     ChordError,
     EncodeError,
@@ -503,6 +503,36 @@ def test_an_error_is_an_exception_in_the_caller() -> None:
     with pytest.raises(ValueError, match=r"Decimal\('1.10'\), 42"):
         get(args)
     assert [one.state for one in (lost, many, args)] == ["FAILURE"] * 3
+
+
+def test_receivers_see_every_call_before_it_is_stored() -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def publish(sender: str, headers: dict[str, Any], routing_key: str, properties: dict[str, Any], **_: Any) -> None:
+        seen.append((sender, headers["id"], routing_key))
+        headers["tenant"] = "acme"
+        properties["priority"] = 5
+
+    signals.before_task_publish.connect(publish)
+    try:
+        alone = tasks.requested.delay()
+        many = group(tasks.requested.s(i) for i in range(2))()
+        chained = (identity.s(1) | tasks.requested.s()).apply_async(queue="celery")
+    finally:
+        signals.before_task_publish.disconnect(publish)
+    for found in (get(alone), *get(many), get(chained)):
+        assert (found["headers"], found["delivery_info"]["priority"]) == ({"tenant": "acme"}, 5)
+    requested = "canvas_tasks.requested"
+    assert seen[:3] == [(requested, alone.id, "celery"), *[(requested, None, "celery")] * 2]
+    assert [sender for sender, *_ in seen[3:]] == ["canvas_tasks.identity", requested]
+
+
+def test_a_request_has_the_times_of_its_call() -> None:
+    when = datetime.now(UTC) - timedelta(seconds=1)
+    eta, expires, limits = get(tasks.times.apply_async(eta=when, expires=60, time_limit=9, soft_time_limit=8))
+    assert (datetime.fromisoformat(eta), limits) == (when, [9, 8])
+    assert datetime.now(UTC) < datetime.fromisoformat(expires) < datetime.now(UTC) + timedelta(seconds=60)
+    assert get(tasks.times.apply_async(countdown=0.01))[0] is not None
 
 
 def test_parts_and_children_are_found() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.compat.celery import states
+from orchestrator.compat.celery import signals, states
 from orchestrator.compat.celery.app import calls
 from orchestrator.compat.celery.exceptions import EncodeError, NotCovered
 from orchestrator.compat.celery.results.many import GroupResult, of_run
@@ -165,6 +165,8 @@ def _call(app: Any, sig: Any, links: Sequence[Any], errors: Sequence[Any]) -> Pa
     native = app._by_name(name) if known is None else known._registered()
     message = calls.message_of(list(links), _distinct(errors), options)
     chosen = calls.native_options(app, name, args, kwargs, options, known)
+    if signals.before_task_publish.receivers:
+        calls.announce(app, native, args, kwargs, None, chosen, message)
     if (eta := chosen.pop("eta", None)) is not None:
         chosen["delay"] = max(0.0, (eta - app.now()).total_seconds())
     if not native._call_options.store_result or "store_result" in chosen:

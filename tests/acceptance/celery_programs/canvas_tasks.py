@@ -370,6 +370,11 @@ def retry_keeps(self):
 
 
 @app.task(bind=True)
+def times(self):
+    return [self.request.eta, self.request.expires, self.request.timelimit]
+
+
+@app.task(bind=True)
 def properties(self):
     return self.request.properties
 

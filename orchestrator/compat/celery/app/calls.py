@@ -8,6 +8,8 @@ from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+from msgspec import structs
+
 from orchestrator.compat.celery import request as requests
 from orchestrator.compat.celery import signals
 from orchestrator.compat.celery.app import routes
@@ -16,11 +18,14 @@ from orchestrator.compat.celery.request import MESSAGE
 from orchestrator.compat.celery.results.single import of_handle
 from orchestrator.compat.celery.tags import tagged, tagged_call
 from orchestrator.compat.celery.utils import listed, to_id
+from orchestrator.domain.ids import to_text
 from orchestrator.errors import PayloadError
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.tasks.task import Task as NativeTask
 from orchestrator.sdk.values.sealing import outgoing_task
+from orchestrator.trace_context import current_trace
 
 _NAMES = """
 add_to_parent argsrepr compression connection content_encoding content_type correlation_id delivery_mode
@@ -52,10 +57,12 @@ def publish(
     known = app.tasks.get(name) if isinstance(task, str) else task
     native = app._by_name(name) if known is None else known._registered()
     message = message_of(link, link_error, options)
-    options = dict(options)
-    if signals.before_task_publish.receivers:
-        options, message = _announced(name, args, kwargs, task_id, options, message)
     chosen = native_options(app, name, args, kwargs, options, known)
+    if signals.before_task_publish.receivers:
+        if task_id is None:
+            runtime = current_runtime()
+            task_id = to_text(new_id() if runtime is None else runtime.next_id())
+        announce(app, native, args, kwargs, task_id, chosen, message)
     if task_id is not None and to_id(task_id) is not None and str(to_id(task_id)) != task_id:
         message["id"] = task_id
     if chosen:
@@ -70,7 +77,9 @@ def publish(
     if signals.after_task_publish.receivers:
         body = (args, kwargs, {"callbacks": message.get("link"), "errbacks": message.get("errbacks")})
         headers = {"id": task_id or handle.id, "task": name, **(message.get("headers") or {})}
-        signals.after_task_publish.send(name, body=body, headers=headers, exchange="", routing_key=native.queue)
+        signals.after_task_publish.send(
+            name, body=body, headers=headers, exchange="", routing_key=app._celery_queue(native.queue)
+        )
     return of_handle(app, handle, task_id)
 
 
@@ -83,32 +92,33 @@ def as_data(
     return args, {**kwargs, MESSAGE: tagged(message)} if message else kwargs
 
 
-def _announced(
-    name: str,
+def announce(
+    app: Any,
+    native: NativeTask[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     task_id: str | None,
-    options: dict[str, Any],
+    chosen: dict[str, Any],
     message: dict[str, Any],
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Let receivers see a call before it is stored; headers that they add travel with it."""
-    given = dict(message.get("headers") or {})
-    headers = {"id": task_id, "task": name, **given}
-    properties = {"priority": options.get("priority")}
+) -> None:
+    """Let receivers see a call before it is stored; headers that they add, and a priority, travel with it."""
+    headers = {"id": task_id, "task": native.name, **(message.get("headers") or {})}
+    properties: dict[str, Any] = {"priority": message.get("priority"), "correlation_id": task_id}
     signals.before_task_publish.send(
-        name,
+        native.name,
         body=(args, kwargs, {}),
         headers=headers,
         properties=properties,
         exchange="",
-        routing_key=options.get("queue"),
+        routing_key=app._celery_queue(chosen.get("queue") or native.queue),
         declare=[],
         retry_policy={},
     )
-    added = {key: value for key, value in headers.items() if key not in ("id", "task")}
-    if properties["priority"] is not None:
-        options["priority"] = properties["priority"]
-    return options, {**message, "headers": added} if added else message
+    if added := {key: value for key, value in headers.items() if key not in ("id", "task")}:
+        message["headers"] = added
+    if properties["priority"] != message.get("priority"):
+        message["priority"] = properties["priority"]
+        chosen["priority"] = app._priority(properties["priority"])
 
 
 def message_of(link: Any, link_error: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,9 +140,11 @@ def message_of(link: Any, link_error: Any, options: Mapping[str, Any]) -> dict[s
     running = requests.current.get()
     if running is not None and running[1].id is not None:
         message |= {"parent_id": running[1].id, "root_id": running[1].root_id}
-    for name in ("eta", "expires"):
-        if isinstance(options.get(name), datetime):
-            message[name] = options[name].isoformat()
+    for name, given in (("eta", options.get("eta") or options.get("countdown")), ("expires", options.get("expires"))):
+        if given is not None:
+            is_moment = isinstance(given, (datetime, str))
+            when = given if is_moment else datetime.now(UTC) + timedelta(seconds=_seconds(given))
+            message[name] = when if isinstance(when, str) else when.isoformat()
     return message
 
 
@@ -213,9 +225,13 @@ def _enqueue_as(native: NativeTask[..., Any], identifier: UUID, args: Sequence[A
     """Enqueue a call under an id that the caller has chosen; the same id again is the same call."""
     client = native._client
     native._refuse_in_workflow("enqueued")
+    if client.middleware is not None and not native._is_hooked:
+        with client.middleware.enqueuing(call := native._as_call(args, kwargs)):
+            call.id = str(identifier)
+            return _enqueue_as(native._hooked(call), identifier, args, kwargs)
     runtime = current_runtime()
     task = native._described(identifier.bytes, args, kwargs, None, None, in_task=runtime is not None)
-    task = outgoing_task(task, client.settings)
+    task = outgoing_task(structs.replace(task, trace=current_trace()), client.settings)
     hand_over = native._enqueue_path()
     if hand_over is not None:
         hand_over([task])

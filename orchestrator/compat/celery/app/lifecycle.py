@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.compat.celery import request as requests
@@ -20,20 +21,21 @@ def install(app: Any) -> None:
 
     def worker() -> Iterator[None]:
         name = hostname()
+        sender = SimpleNamespace(app=app, hostname=name, pid=os.getpid())
         signals.celeryd_init.send(name, instance=app, conf=app.conf, options={})
         signals.celeryd_after_setup.send(name, instance=app, conf=app.conf)
         told = {"loglevel": None, "logfile": None, "format": "", "colorize": False}
         signals.setup_logging.send(None, **told)
         signals.after_setup_logger.send(None, logger=logging.getLogger(), **told)
         signals.after_setup_task_logger.send(None, logger=logging.getLogger("celery.task"), **told)
-        signals.worker_init.send(app)
+        signals.worker_init.send(sender)
         signals.worker_process_init.send(None)
-        signals.worker_ready.send(app)
+        signals.worker_ready.send(sender)
         watch_timeouts(app)
         yield
         signals.worker_shutting_down.send(name, sig="SIGTERM", how="Warm", exitcode=0)
         signals.worker_process_shutdown.send(None, pid=os.getpid(), exitcode=0)
-        signals.worker_shutdown.send(app)
+        signals.worker_shutdown.send(sender)
 
     app.orchestrator.lifespan(worker)
 
