@@ -54,7 +54,8 @@ class Library(NamedTuple):
     calls: Mapping[str, Mapping[str, Rule]]
     """By the name of a decorator or method, the options that are not the same here; the call itself moves."""
     attributes: Mapping[str, Rule]
-    """Methods and attributes that are not the same here, in files that import the library."""
+    """Methods and attributes that are not the same here, in files that import the library; `get(option=…)` is one
+    option of a method."""
     anywhere: frozenset[str] = frozenset()
     """Those of the calls that are counted also in files that do not import the library."""
     settings: Mapping[str, Rule] = {}
@@ -110,7 +111,7 @@ CELERY = Library(
         ),
         "celery.result": {
             **_moving("AsyncResult EagerResult GroupResult ResultSet result_from_tuple"),
-            **_changes(allow_join_result="refused when it is used: a task cannot wait for another"),
+            **_stays(allow_join_result="a task cannot wait for another: link it, or use self.replace(…)"),
         },
         "celery.schedules": {
             **_moving("crontab maybe_schedule schedule"),
@@ -156,7 +157,12 @@ CELERY = Library(
             connection_for_read="there is no broker connection",
             add_to_chord="start the chord when all of its tasks are known, or write a workflow as code",
             setup_security="the setting signing_keys signs messages",
+            backend="there is no result backend: AsyncResult(id) and `orchestrator tasks` find results",
+            build_graph="`orchestrator runs show ID` draws the graph of a run",
+            graph="`orchestrator runs show ID` draws the graph of a run",
         ),
+        **_changes(forget=f"forgets in this program; elsewhere it {_RETENTION}"),
+        "get(on_message=…)": Rule(Verdict.STAYS, "look at .state and .info while you wait"),
     },
     anywhere=frozenset(["apply_async", "delay", "send_task"]),
     settings={
@@ -295,6 +301,12 @@ DRAMATIQ = Library(
     anywhere=frozenset(["send_with_options", "message_with_options"]),
 )
 
+PREFORK = Rule(
+    Verdict.CHANGES,
+    "`orchestrator celery worker` has one task in a process at a time, in a thread: signal.signal is refused. "
+    "`orchestrator worker` and `dev` run 10 at once in each process, which share its globals: --concurrency 1",
+)
+"""What to know about each project that runs Celery's default pool."""
 _DASHBOARD = "the dashboard and `orchestrator top` show queues, tasks and workers"
 _COMPANIONS = {
     **_stays(
@@ -303,6 +315,7 @@ _COMPANIONS = {
         django_rq="use orchestrator.compat.rq with orchestrator.contrib.django, or its tasks",
         flask_rq2="use orchestrator.compat.rq",
         django_dramatiq="use orchestrator.compat.dramatiq with orchestrator.contrib.django",
+        billiard="exceptions are in orchestrator.compat.celery.exceptions; for processes, use multiprocessing",
         celery_once="a task has unique_key=",
         celery_singleton="a task has unique_key=",
         flower=_DASHBOARD,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.compat.coverage import LIBRARIES, MOVES, Library, Rule, Verdict, rule_of_name
+from orchestrator.compat.coverage import LIBRARIES, MOVES, PREFORK, Library, Rule, Verdict, rule_of_name
 
 _LARGEST = 2_000_000
 """Bytes of a file that is read; programs that people write are smaller."""
@@ -55,9 +55,9 @@ class Findings:
 
     @property
     def score(self) -> int | None:
-        """The per cent of uses that move, rounded down; None if there are none."""
+        """The per cent of uses that move, rounded down, a file that was not read as one that does not; or None."""
         moving = len(self.uses) - self.count(Verdict.STAYS)
-        return 100 * moving // len(self.uses) if self.uses else None
+        return 100 * moving // (len(self.uses) + len(self.unread)) if self.uses else None
 
 
 def read_project(path: Path) -> Findings:
@@ -82,6 +82,9 @@ def read_project(path: Path) -> Findings:
         findings.uses += reader.uses
         changed = difflib.unified_diff(_lines(text), _lines(_changed(text, reader)), f"a/{name}", f"b/{name}")
         findings.diffs.append("".join(changed))
+    if (first := next((use for use in findings.uses if use.what == "Celery(…)"), None)) is not None:
+        pool = first._replace(what="prefork", verdict=PREFORK.verdict, note=PREFORK.note)
+        findings.uses.insert(findings.uses.index(first) + 1, pool)
     return findings
 
 
@@ -180,6 +183,10 @@ class _Reader(ast.NodeVisitor):
                 for keyword in node.keywords:
                     if (rule := library.calls[name].get(keyword.arg or "")) is not None:
                         self._add(keyword, library, f"{name}({keyword.arg}=…)", rule)
+        for library in self._here.values():
+            for keyword in node.keywords:
+                if (rule := library.attributes.get(what := f"{name}({keyword.arg}=…)")) is not None:
+                    self._add(keyword, library, what, rule)
         if name == "update" and isinstance(node.func, ast.Attribute) and _is_conf(node.func.value):
             for library in self._configured:
                 for keyword in node.keywords:

@@ -601,5 +601,8 @@ def test_what_is_not_covered_says_what_to_do() -> None:
         add.apply_async((1, 1), serializer="pickle")
     with pytest.raises(NotCovered, match="queues limit"):
         app.control.rate_limit("canvas_tasks.add", "1/s")
-    with pytest.raises(TypeError, match="unknown options"):
-        add.apply_async((1, 1), colour="red")
+    with pytest.raises(TypeError, match="unknown option"):
+        add.apply_async((1, 1), countdwon=3)
+    with pytest.raises(TypeError, match="missing a required argument") as wrong:
+        app.send_task("canvas_tasks.add", (1,))
+    assert "_celery" not in str(wrong.value)

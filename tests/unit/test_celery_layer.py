@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.compat.celery import Celery, Task, chain, chord, group, shared_task, signals, signature
+from orchestrator.compat.celery import Celery, Task, chain, chord, failures, group, shared_task, signals, signature
 from orchestrator.compat.celery.app import calls, periodic, registering, routes
 from orchestrator.compat.celery.exceptions import ImproperlyConfigured, NotCovered, NotRegistered, Retry
 from orchestrator.compat.celery.schedules import crontab, schedule, solar
@@ -60,7 +60,50 @@ def test_settings_that_would_mean_something_else_are_refused(setting: str, value
         Celery("unit").conf.update({setting: value})
 
 
+@pytest.mark.parametrize(("setting", "value"), [("timezone", "Mars/X"), ("worker_concurrency", -1)])
+def test_settings_that_cannot_be_meant_are_refused_at_once(setting: str, value: Any) -> None:
+    with pytest.raises(ImproperlyConfigured, match=f"{setting}: expected .* found {value!r}"):
+        Celery("unit").conf.update({setting: value})
+
+
+def test_a_module_of_settings_that_is_not_there_is_named() -> None:
+    app = Celery("unit")
+    app.config_from_object("no_such_settings")
+    with pytest.raises(ImproperlyConfigured, match=r"config_from_object\('no_such_settings'\)"):
+        app._configure()
+
+
+def test_settings_of_libraries_are_kept_and_misspelt_ones_named() -> None:
+    app = Celery("unit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        app.conf.ONCE = {"backend": "redis"}
+    assert (app.conf.ONCE, app.conf.get("ONCE")) == ({"backend": "redis"},) * 2
+    with pytest.warns(UserWarning, match="task_time_limitt"):
+        app.conf.update(TASK_TIME_LIMITT=3)
+
+
 # -- tasks and options
+
+
+def test_libraries_pass_options_of_their_own(app: Celery) -> None:
+    class Once(Task):
+        abstract = True
+
+        def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+            assert (self._get_app() is app, options["once"]) == (True, {"graceful": True})
+            return super().apply_async(args, kwargs, **options)
+
+    add = app.task(base=Once, name="unit.once")(lambda x, y: x + y)
+    assert add.apply_async((1, 2), once={"graceful": True}).get() == 3
+    assert calls.message_of(None, None, {"once": {"graceful": True}}) == {"properties": {"once": {"graceful": True}}}
+    with pytest.raises(TypeError, match="Did you mean 'countdown'"):
+        calls.native_options(app, "unit.once", (), {}, {"countdwon": 3}, add)
+
+
+def test_a_refusal_reads_the_same_in_the_caller() -> None:
+    text = str(NotCovered("allow_join_result", "Link it."))
+    assert str(failures.rebuilt("orchestrator.compat.celery.exceptions.NotCovered", text, {})) == text
 
 
 def test_a_task_has_the_options_that_its_decorator_settings_and_routes_give(app: Celery) -> None:

@@ -45,6 +45,7 @@ def test_resident_memory() -> None:
         (["--max-memory", "lots"], "'lots' is not an amount of memory of 32MB or more, such as 512MB or 2GB."),
         (["--max-memory", "512"], "'512' is not an amount of memory of 32MB or more"),
         (["--max-tasks-per-process", "0"], "0 is not in the range x>=1"),
+        (["-Q", "mail"], "use --app, --queues, --processes and --concurrency, or `orchestrator celery -A proj worker"),
     ],
 )
 def test_bad_flags_are_refused(words: list[str], message: str) -> None:

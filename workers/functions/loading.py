@@ -47,7 +47,8 @@ def _find_app(where: str) -> Orchestrator:
         found = _as_app(getattr(module, attribute, None))
         if found is not None:
             return found
-        hint = did_you_mean(attribute, apps) or (f" It has: {', '.join(apps)}." if apps else _NONE)
+        inner = _meant(f"{module_name}.celery", attribute) if hasattr(module, "__path__") else ""
+        hint = inner or did_you_mean(attribute, apps) or (f" It has: {', '.join(apps)}." if apps else _NONE)
         raise ConfigurationError(f"{attribute!r} in module {module_name!r} is not an Orchestrator.{hint}")
     if len({id(app) for app in apps.values()}) != 1:
         several = f" Say which: {', '.join(f'{module_name}:{name}' for name in apps)}." if apps else _NONE

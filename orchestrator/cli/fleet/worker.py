@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 import click
 
@@ -23,6 +24,12 @@ _LEAST_MEMORY = 32 * 2**20
 
 @click.command("worker", context_settings={"show_default": True})
 @app_option
+@click.option(
+    *("-A", "-Q", "-c", "-P", "of_celery"),
+    hidden=True,
+    expose_value=False,
+    callback=lambda _context, _option, value: value and _of_celery(),
+)
 @click.option(
     "--queues",
     metavar="A,B",
@@ -131,6 +138,13 @@ def command(
     if spec.commands:
         forbid_inspection()
     sys.exit(run_worker(spec, settings))
+
+
+def _of_celery() -> NoReturn:
+    raise click.UsageError(
+        "-A, -Q, -c and -P are options of Celery: use --app, --queues, --processes and --concurrency, or "
+        "`orchestrator celery -A proj worker -Q … -c …`."
+    )
 
 
 def _queue(name: str) -> str:

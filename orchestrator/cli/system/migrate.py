@@ -45,6 +45,8 @@ def check(path: Path, diff: bool, as_json: bool) -> None:
         _tell(found)
     for name, reason in found.unread.items():
         echo(f"Not read: {name}: {reason}.", err=True)
+    if found.unread:
+        raise SystemExit(1)
 
 
 def _document(found: Findings) -> dict[str, object]:
@@ -59,9 +61,14 @@ def _document(found: Findings) -> dict[str, object]:
 
 def _tell(found: Findings) -> None:
     if found.score is None:
-        echo(f"{counted(found.files, 'file')} read; Celery, RQ and Dramatiq are not used.")
+        echo(f"{counted(found.files, 'file')} read{_unread(found)}; Celery, RQ and Dramatiq are not used.")
         return
     rows = [(f"{use.file}:{use.line}", use.verdict.value, use.what, use.note) for use in found.uses]
     print_table(["where", "", "what", "what to know"], rows)
     counts = ", ".join(f"{found.count(verdict)} {verdict.value}" for verdict in Verdict)
-    echo(f"\n{found.score} % of {counted(len(found.uses), 'use')} in {counted(found.files, 'file')} move: {counts}.")
+    where = f"{counted(len(found.uses), 'use')} in {counted(found.files, 'file')}"
+    echo(f"\n{found.score} % of {where} move: {counts}{_unread(found)}.")
+
+
+def _unread(found: Findings) -> str:
+    return f"; {counted(len(found.unread), 'file')} could not be read" if found.unread else ""

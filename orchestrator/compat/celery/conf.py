@@ -6,7 +6,9 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from orchestrator.compat.celery.exceptions import ImproperlyConfigured
 
@@ -93,6 +95,23 @@ REFUSED: dict[str, Callable[[Any], str | None]] = {
 }
 """Settings that would change what a program does, and why they are refused."""
 
+
+def _zone(value: Any) -> str | None:
+    try:
+        if isinstance(value, str):
+            ZoneInfo(value)
+    except (ValueError, OSError, ZoneInfoNotFoundError):
+        return "the name of a time zone, such as Europe/Paris"
+    return None
+
+
+def _count(value: Any) -> str | None:
+    return None if value is None or str(value).isdecimal() else "a number of processes, or 0 for one per CPU"
+
+
+CHECKED: dict[str, Callable[[Any], str | None]] = {"timezone": _zone, "worker_concurrency": _count}
+"""Settings that would fail later, and what is expected of them."""
+
 OLD_NAMES = {
     "broker_url": "broker_url",
     "celery_broker_url": "broker_url",
@@ -171,7 +190,13 @@ class Conf(dict[str, Any]):
             key = _name(name)
             if key in REFUSED and (reason := REFUSED[key](value)) is not None:
                 raise ImproperlyConfigured(f"Celery setting {name} = {value!r}: {reason}")
-            if key not in DEFAULTS and (key in WITHOUT_EFFECT or is_own) and key not in self._warned:
+            if key in CHECKED and (problem := CHECKED[key](value)) is not None:
+                raise ImproperlyConfigured(f"Celery setting {name}: expected {problem}, found {value!r}.")
+            if (
+                key not in DEFAULTS
+                and (key in WITHOUT_EFFECT or (is_own and not _is_of_library(name)))
+                and key not in self._warned
+            ):
                 unused.append(key)
             dict.__setitem__(self, key, value)
         if unused:
@@ -232,6 +257,11 @@ class Conf(dict[str, Any]):
         return self[f"{namespace}_{name}".lower() if namespace else name.lower()]
 
 
+def _is_of_library(name: str) -> bool:
+    """Say whether this is a setting of another library, such as ONCE, and not one of Celery's that is misspelt."""
+    return name.isupper() and not get_close_matches(name.lower(), [*DEFAULTS, *WITHOUT_EFFECT, *OLD_NAMES], n=1)
+
+
 def _name(name: str) -> str:
     key = name.lower()
     if key in OLD_NAMES:
@@ -243,7 +273,10 @@ def _name(name: str) -> str:
 def _read(source: Any, namespace: str | None) -> dict[str, Any]:
     """Return the settings of a module, an object or a mapping that are meant for Celery."""
     if isinstance(source, str):
-        source = _imported(source)
+        try:
+            source = _imported(source)
+        except (ImportError, AttributeError) as error:
+            raise ImproperlyConfigured(f"config_from_object({source!r}): {error}.") from error
     names: Iterable[str] = source.keys() if isinstance(source, Mapping) else dir(source)
     found: dict[str, Any] = {}
     prefix = f"{namespace}_" if namespace else ""

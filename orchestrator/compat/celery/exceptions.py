@@ -47,8 +47,9 @@ class ImproperlyConfigured(CeleryError, ConfigurationError):
 class NotCovered(CeleryError, OrchestratorError, NotImplementedError):
     """A part of Celery that has no counterpart here; the message says what to use."""
 
-    def __init__(self, what: str = "", instead: str = "") -> None:
-        super().__init__(f"{what} is not covered by orchestrator.compat.celery. {instead}".strip())
+    def __init__(self, what: str = "", instead: str | None = None) -> None:
+        is_whole = instead is None  # it comes from a worker
+        super().__init__(what if is_whole else f"{what} is not covered by orchestrator.compat.celery. {instead}")
 
 
 class AttributeNotCovered(NotCovered, AttributeError):

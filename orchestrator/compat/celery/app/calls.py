@@ -19,7 +19,7 @@ from orchestrator.compat.celery.results.single import of_handle
 from orchestrator.compat.celery.tags import tagged, tagged_call
 from orchestrator.compat.celery.utils import listed, to_id
 from orchestrator.domain.ids import to_text
-from orchestrator.errors import PayloadError
+from orchestrator.errors import PayloadError, did_you_mean
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.handle import Handle
@@ -34,9 +34,10 @@ route_name router root_id parent_id replaced_task_nesting result_cls shadow decl
 utc chain chord
 """
 WITHOUT_EFFECT = frozenset(_NAMES.split())
-"""Options of calls about Celery's broker and protocol; they change nothing here."""
-_PROPERTIES = ("app_id", "message_id", "user_id", "type")
-"""Properties of a message that a task reads in `request.properties`."""
+"""Options of calls about Celery's broker and protocol; they change nothing here. A task reads all others that have no
+meaning here in `request.properties`."""
+_PROPERTIES = frozenset(["app_id", "message_id", "user_id", "type"])
+"""Options that are properties of a message, and no others misspelt."""
 _DATA = ("json", "application/json", "msgpack", "application/x-msgpack", "yaml", None)
 
 
@@ -55,6 +56,8 @@ def publish(
     app._configure()
     name = task if isinstance(task, str) else task.name
     known = app.tasks.get(name) if isinstance(task, str) else task
+    if known is not None and known is not task and known._check is not None:
+        known._check(args, kwargs)
     native = app._by_name(name) if known is None else known._registered()
     message = message_of(link, link_error, options)
     chosen = native_options(app, name, args, kwargs, options, known)
@@ -135,7 +138,7 @@ def message_of(link: Any, link_error: Any, options: Mapping[str, Any]) -> dict[s
             message[name] = options[name]
     if options.get("time_limit") or options.get("soft_time_limit"):
         message["timelimit"] = [options.get("time_limit"), options.get("soft_time_limit")]
-    if properties := {name: options[name] for name in _PROPERTIES if name in options}:
+    if properties := {name: options[name] for name in options.keys() - _TAKEN}:
         message["properties"] = properties
     running = requests.current.get()
     if running is not None and running[1].id is not None:
@@ -187,12 +190,9 @@ def native_options(
         found["store_result"] = False
     if merged.get("on_success"):
         found["on_success"] = True
-    unknown = options.keys() - WITHOUT_EFFECT - _KNOWN - {*_PROPERTIES}
-    if unknown:
-        raise TypeError(
-            f"apply_async of {name}: unknown options {', '.join(sorted(unknown))}. Values that a task reads go into "
-            f"headers={{…}}."
-        )
+    for unknown in options.keys() - _TAKEN - _PROPERTIES:
+        if meant := did_you_mean(unknown, _KNOWN):
+            raise TypeError(f"apply_async of {name}: unknown option {unknown}.{meant}")
     return found
 
 
@@ -201,6 +201,7 @@ serializer queue routing_key exchange priority countdown eta expires time_limit 
 link link_error on_success task_id
 """
 _KNOWN = frozenset(_NAMES.split())
+_TAKEN = _KNOWN | WITHOUT_EFFECT
 
 
 def _seconds(value: Any) -> float:

@@ -122,6 +122,11 @@ class Task:
         """Act after each end."""
 
     @classmethod
+    def _get_app(cls) -> Any:
+        """Return the application; libraries of Celery ask for it."""
+        return cls.app
+
+    @classmethod
     def on_bound(cls, app: Any) -> None:
         """Act when the class is bound to an application."""
 

@@ -12,7 +12,13 @@ from orchestrator.compat.celery import failures, outcomes
 from orchestrator.compat.celery.app.current import app_or_default
 from orchestrator.compat.celery.exceptions import NotCovered
 from orchestrator.compat.celery.request import MARK
-from orchestrator.compat.celery.results.single import AsyncResult, ResultBase, of_handle, refuse_in_task
+from orchestrator.compat.celery.results.single import (
+    AsyncResult,
+    ResultBase,
+    of_handle,
+    refuse_in_task,
+    refuse_on_message,
+)
 from orchestrator.compat.celery.tags import untagged
 from orchestrator.compat.celery.utils import to_id, uuid
 from orchestrator.domain.dag.composed import RESULT, child_id
@@ -98,9 +104,11 @@ class ResultSet(ResultBase):
         propagate: bool = True,
         callback: Any = None,
         disable_sync_subtasks: bool = True,
+        on_message: Any = None,
         **_: Any,
     ) -> list[Any]:
         """Wait for all and return their results in order; the first failure is raised."""
+        refuse_on_message(on_message)
         if disable_sync_subtasks:
             refuse_in_task()
         if self._run is not None and propagate and callback is None:

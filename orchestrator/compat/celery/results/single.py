@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.compat.celery import failures, outcomes, states
 from orchestrator.compat.celery import request as requests
 from orchestrator.compat.celery.app.current import app_or_default
-from orchestrator.compat.celery.exceptions import ChordError, NotCovered, TimeoutError
+from orchestrator.compat.celery.exceptions import AttributeNotCovered, ChordError, NotCovered, TimeoutError
 from orchestrator.compat.celery.request import MARK
 from orchestrator.compat.celery.tags import untagged
 from orchestrator.compat.celery.utils import to_id
@@ -64,9 +64,11 @@ class AsyncResult(ResultBase):
         *,
         callback: Callable[[str, Any], Any] | None = None,
         disable_sync_subtasks: bool = True,
+        on_message: Any = None,
         **_: Any,
     ) -> Any:
         """Wait for the result and return it, or raise what the task raised."""
+        refuse_on_message(on_message)
         if disable_sync_subtasks:
             refuse_in_task()
         try:
@@ -264,6 +266,11 @@ class AsyncResult(ResultBase):
 
     graph = property(build_graph)
 
+    @property
+    def backend(self) -> Any:
+        """Refuse it."""
+        raise AttributeNotCovered("AsyncResult.backend", "There is no result backend: AsyncResult(id) finds results.")
+
     def __str__(self) -> str:
         return str(self.id)
 
@@ -283,6 +290,12 @@ class AsyncResult(ResultBase):
 
     def __reduce__(self) -> Any:
         return AsyncResult, (self.id, None, self._name)
+
+
+def refuse_on_message(function: Any) -> None:
+    """Refuse to call a function with each message of the result backend."""
+    if function is not None:
+        raise NotCovered("get(on_message=…)", "Look at .state and .info while you wait.")
 
 
 def refuse_in_task() -> None:
