@@ -522,6 +522,7 @@ def test_receivers_see_every_call_before_it_is_stored() -> None:
         signals.before_task_publish.disconnect(publish)
     for found in (get(alone), *get(many), get(chained)):
         assert (found["headers"], found["delivery_info"]["priority"]) == ({"tenant": "acme"}, 5)
+    assert tasks.redis().get("ready") == get(alone)["hostname"]
     requested = "canvas_tasks.requested"
     assert seen[:3] == [(requested, alone.id, "celery"), *[(requested, None, "celery")] * 2]
     assert [sender for sender, *_ in seen[3:]] == ["canvas_tasks.identity", requested]

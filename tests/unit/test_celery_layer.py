@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,9 +91,9 @@ def test_libraries_pass_options_of_their_own(app: Celery) -> None:
     class Once(Task):
         abstract = True
 
-        def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
             assert (self._get_app() is app, options["once"]) == (True, {"graceful": True})
-            return super().apply_async(args, kwargs, **options)
+            return super().apply_async(args, kwargs, *more, **options)
 
     add = app.task(base=Once, name="unit.once")(lambda x, y: x + y)
     assert add.apply_async((1, 2), once={"graceful": True}).get() == 3
@@ -197,12 +198,13 @@ def test_schedules_become_ours() -> None:
     app = Celery("unit", changes={"timezone": "Europe/Berlin"})
     add = adding(app)
     app.conf.beat_schedule = {"a b": {"task": "unit.add", "schedule": crontab(hour=3, minute=0), "args": (1, 2)}}
-    app.add_periodic_task(5, add.s(3, y=4), name="added")
+    app.add_periodic_task(5, add.s(3, y=Decimal("4.0")), name="added")
     periodic.declare(app)
     declared = app.orchestrator.schedules._declared
     assert dict(declared["a-b"].params) == {"x": 1, "y": 2}
     assert declared["a-b"].times == {"cron": "0 3 * * *", "timezone": "Europe/Berlin"}
-    assert (dict(declared["added"].params), declared["added"].times) == ({"x": 3, "y": 4}, {"every": 5.0})
+    assert declared["added"].times == {"every": 5.0}
+    assert dict(declared["added"].params) == {"x": 3, "y": {"__type__": "decimal", "__value__": "4.0"}}
     with pytest.raises(NotCovered, match="periodic chain"):
         app.add_periodic_task(5, add.s(1, 1) | add.s(1))
 

@@ -33,6 +33,11 @@ class UnpicklableError(Exception):
         super().__init__(bar)
 
 
+@signals.worker_ready.connect
+def note_ready(sender, **_):
+    redis().set("ready", sender.hostname)
+
+
 @app.task
 def identity(x):
     return x
