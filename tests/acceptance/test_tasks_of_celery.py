@@ -546,6 +546,8 @@ def test_parts_and_children_are_found() -> None:
     many.save()
     again = GroupResult.restore(many.id, app=app)
     assert (get(again), again.completed_count(), again.ready()) == ([0, 2, 4], 3, True)
+    again.results = []  # as it is restored before the scheduler has made its tasks
+    assert (again.ready(), get(again), many.results[0].queue) == (True, [0, 2, 4], "celery")
     parent = tasks.enqueues_child.delay()
     child = app.AsyncResult(get(parent))
     found = get(child)

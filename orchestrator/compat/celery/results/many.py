@@ -79,6 +79,8 @@ class ResultSet(ResultBase):
 
     def ready(self) -> bool:
         """Say whether all have ended."""
+        if self._run is not None and not self.results:
+            return self._run.status() not in ("pending", "running")
         return all(one.ready() for one in self.results)
 
     def maybe_throw(self, callback: Any = None, propagate: bool = True) -> None:
@@ -126,6 +128,8 @@ class ResultSet(ResultBase):
             values: list[Any] = untagged(self._run.result(timeout))
         except RunFailed as error:
             raise failures.of_end(self.app, error, self._run) from None
+        if len(self.results) != len(values):  # it was restored before the scheduler had made its tasks
+            self.results = restore(self.app, self._run.id).results
         return [
             one.get(timeout) if type(value) is dict and MARK in value else value
             for one, value in zip(self.results, values, strict=True)

@@ -169,7 +169,7 @@ class AsyncResult(ResultBase):
 
     name = property(lambda self: self._name or getattr(self._handle._signature, "name", None) or self._meta("name"))
     worker = property(lambda self: self._meta("worker"))
-    queue = property(lambda self: self._meta("queue"))
+    queue = property(lambda self: self.app._celery_queue(self._meta("queue")))
     retries = property(lambda self: self._outcome().retries)
     args = property(lambda self: outcomes.arguments(self._outcome().detail)[0])
     kwargs = property(lambda self: outcomes.arguments(self._outcome().detail)[1])
