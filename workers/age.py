@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from orchestrator.workers.parent.messages import Leaving
-from orchestrator.workers.running.pool import Pool
+from orchestrator.workers.running.received_jobs import ReceivedJobs
 
 _NO_LIMIT = 1_000_000
 """More than there is ever room for."""
@@ -14,11 +14,11 @@ _SUCCESSION = 3.0
 
 
 class Age:
-    """Counts what the pool has used up of `most`, and has the parent start a successor in time."""
+    """Counts what a process has used up of `most`, and has the parent start a successor in time."""
 
-    def __init__(self, most: int | None, pool: Pool, notify_parent: Callable[[Leaving], None]) -> None:
+    def __init__(self, most: int | None, received: ReceivedJobs, notify_parent: Callable[[Leaving], None]) -> None:
         self._most = most
-        self._pool = pool
+        self._received = received
         self._notify_parent = notify_parent
         self._is_leaving = False
         self._is_spent = False
@@ -30,17 +30,17 @@ class Age:
 
     def left(self) -> int:
         """Return how many tasks this process may still take."""
-        return _NO_LIMIT if self._most is None else max(0, self._most - self._pool.used)
+        return _NO_LIMIT if self._most is None else max(0, self._most - self._received.used)
 
     def check(self) -> None:
         """Have a successor ready by the time that this process has run all it may; then take no more."""
         most = self._most
         if most is None or self._is_spent:
             return
-        left = max(0, most - self._pool.used)
+        left = max(0, most - self._received.used)
         if left == 0:
             self._is_spent = True
             self._notify_parent(Leaving(f"it has run {most} tasks", at_once=True, is_last=False))
-        elif not self._is_leaving and left <= min(most / 2, max(most / 5, self._pool.pace.rate * _SUCCESSION)):
+        elif not self._is_leaving and left <= min(most / 2, max(most / 5, self._received.pace.rate * _SUCCESSION)):
             self._is_leaving = True
-            self._notify_parent(Leaving(f"it has run {self._pool.ended} tasks of {most}", at_once=False))
+            self._notify_parent(Leaving(f"it has run {self._received.ended} tasks of {most}", at_once=False))

@@ -158,12 +158,12 @@ class WorkerProcess:
             on_standstill=self.leave_loop,
             spans=AttemptSpans(self._spans),
         )
-        self._reporter.jobs = self._pool.jobs
+        self._reporter.jobs = self._pool.received.snapshot
         self._setup = Setup(settings=settings, worker=worker, commands=spec.commands)
         self._driver = self._pool.driver = Driver(
             self._pool.runner, outbox, self._reporter, self._pool.task_log, self._setup, spec.executions
         )
-        self._age = Age(spec.max_tasks_per_process, self._pool, self._notify_parent)
+        self._age = Age(spec.max_tasks_per_process, self._pool.received, self._notify_parent)
         self._receiver = Receiver(
             settings,
             worker,
@@ -217,11 +217,11 @@ class WorkerProcess:
         Tasks on an event loop that is blocked for good are not waited for.
         """
         began = time.monotonic()
-        while not self._pool.wait_until_idle(_LOOK):
+        while not self._pool.received.wait_until_idle(_LOOK):
             give_up_at = self._give_up_at
             if self._pool.standstill.is_blocked():
                 give_up_at = min(give_up_at, began + self._settings.drain_timeout)
-            if time.monotonic() >= give_up_at or self._pool.standstill.is_hopeless(self._pool.jobs()):
+            if time.monotonic() >= give_up_at or self._pool.standstill.is_hopeless(self._pool.received.snapshot()):
                 self._pool.standstill.mark_blocking()
                 return False
         return True

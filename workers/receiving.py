@@ -103,7 +103,7 @@ class Receiver:
                 self._age.check()
                 self._closed.wait(_UNHEARD_PAUSE)
                 continue
-            room = self._pool.wait_for_room(_WAIT) if self._has_space() else 0
+            room = self._pool.received.wait_for_room(_WAIT) if self._has_space() else 0
             room = min(room, self._age.left())
             if room > 0 and not self._closed.is_set():
                 asked_at = time.monotonic()

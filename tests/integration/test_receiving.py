@@ -32,7 +32,7 @@ class KeepingPool:
 
     def __init__(self) -> None:
         self.jobs: dict[bytes, Job] = {}
-        self.driver = self
+        self.driver = self.received = self
         self.slots = 0
         self.asked = 0
         self.standstill = SimpleNamespace(sends_away=False)

@@ -182,7 +182,7 @@ def world() -> Any:
     world = World()
     yield world
     let_go.append(True)
-    eventually(lambda: not world.pool._jobs, "all code has ended")
+    eventually(lambda: not world.pool.received.jobs, "all code has ended")
 
 
 @pytest.mark.parametrize("name", ["spins", "sleeps"])
@@ -211,7 +211,7 @@ def test_code_that_will_not_end_is_left_behind_with_its_process(world: World) ->
     assert report.stuck is not None
     assert report.stuck.kind == "TurnTooLong"
     eventually(lambda: world.replaced == ["clings"], "the process is replaced")
-    assert world.pool.wait_until_idle(60), "nothing is left but what does not end"
+    assert world.pool.received.wait_until_idle(60), "nothing is left but what does not end"
 
 
 def test_many_short_turns_and_what_runs_outside_may_take_their_time(world: World) -> None:
@@ -274,7 +274,7 @@ def test_what_runs_in_a_process_of_its_own_is_ended_with_it(tmp_path: Path, monk
     assert isinstance(report, Activated)
     assert report.stuck is not None
     assert "ran for 1.5 s in a process of its own, and did not come back" in report.stuck.message
-    assert world.pool.wait_until_idle(60)
+    assert world.pool.received.wait_until_idle(60)
     assert world.replaced == []
     isolation.close()
 
@@ -295,7 +295,7 @@ def test_a_turn_in_a_process_of_its_own_has_no_more_time_than_others(
     assert isinstance(report, Activated)
     assert report.stuck is not None
     assert "ran for 0.2 s without waiting for anything: whirling.py, line " in report.stuck.message
-    assert world.pool.wait_until_idle(60)
+    assert world.pool.received.wait_until_idle(60)
     isolation.close()
 
 

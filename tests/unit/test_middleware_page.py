@@ -40,7 +40,7 @@ def test_timing(caplog: pytest.LogCaptureFixture) -> None:
     assert isinstance(runner.run(job), Succeeded)
     assert "timing.resize waited 0.0" in caplog.text
     job = new_job("timing.resize", "a.png", options=stored.new[0].options)
-    runner.ended(job, runner.failure(job, ValueError()))
+    runner.ended(job, runner.failures.failure(job, ValueError()))
     assert "timing.resize: failure ValueError" in caplog.text
 
 

@@ -60,7 +60,7 @@ def test_a_task_that_does_not_end_has_failed_unless_it_had_completed(completed: 
     eventually(lambda: stuck == ["hangs"], "the pool is stuck")
     assert isinstance(reports[0], Succeeded if completed else Failed)
     assert getattr(reports[0], "lingering", False) is not completed
-    assert pool.wait_until_idle(60), "nothing is left but what does not end"
+    assert pool.received.wait_until_idle(60), "nothing is left but what does not end"
     let_go.append(True)
     eventually(lambda: not job.lingers, "the job has ended")
     assert len(reports) == 1, "its late return is not reported"

@@ -78,7 +78,7 @@ def test_the_kind_of_an_error_repeats_no_secret() -> None:
     runner = Runner(app, ClosedOutbox(), Allowed(app, ()))
     runner.call(job)
     said = reported({"kind": "Denied s3cret", "message": "no"})
-    report = runner.broken(job, TaskError(said.kind, said.message, ""), retryable=True)
+    report = runner.failures.broken(job, TaskError(said.kind, said.message, ""), retryable=True)
     assert "s3cret" not in report.error.kind
     assert report.error.kind.startswith("Denied")
     assert len(reported({"kind": "x" * 1_000}).kind) == 100

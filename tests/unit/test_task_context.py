@@ -242,7 +242,7 @@ def test_what_was_left_is_sent_once_and_not_with_a_success(reporter: tuple[Repor
 def test_what_runs_when_the_process_ends_has_left_its_last_too(reporter: tuple[Reporter, Stream]) -> None:
     pool = Pool(None, None, reporter[0], HeldAttempts(), concurrency=1, ttl=5.0, stop_grace=5.0, on_stuck=print)  # type: ignore[arg-type]
     job = new_job()
-    pool._jobs[id(job)] = job
+    pool.received.jobs[id(job)] = job
     job.noted = b"last"
     pool.send_notes()
     assert sent(*reporter) == [Noted(TASK, 3, b"last")]

@@ -176,7 +176,7 @@ class Driver:
             try:
                 watched = await self._begin(job)
             except BaseException as error:  # noqa: BLE001  # no fault of the work, which has not begun
-                self._end(job, self._runner.failure(job, error))
+                self._end(job, self._runner.failures.failure(job, error))
                 return
             if watched is not None and watched.ends:
                 await self._finish_off(watched)
@@ -251,14 +251,14 @@ class Driver:
                 self._hand_back(job, str(error))
                 return
             if reason is None and isinstance(error, (NoStore, Unavailable)):  # what was done already stays
-                self._end(job, self._runner.failure(job, error))
+                self._end(job, self._runner.failures.failure(job, error))
                 return
             if reason is None and isinstance(error, Gone):
                 lost = TaskError("ExecutionLost", f"Execution {watched.execution.name} is gone: {error}")
-                report = self._runner.broken(job, lost, retryable=True)
+                report = self._runner.failures.broken(job, lost, retryable=True)
             else:
                 await self._cancel(watched)
-                report = self._runner.failure(job, error if reason is None else interruption(job, reason))
+                report = self._runner.failures.failure(job, error if reason is None else interruption(job, reason))
         self._end(job, report, watched)
 
     async def _finish_off(self, watched: _Job) -> None:
@@ -272,7 +272,7 @@ class Driver:
             self._hand_back(job, str(error))
             return
         except BaseException as error:  # noqa: BLE001  # whatever an executor raises is the failure of this try
-            report = self._runner.failure(job, error)
+            report = self._runner.failures.failure(job, error)
             watched.external_id = ""  # which keeps what is left of it for the next try
         self._end(job, report, watched)
 
@@ -352,7 +352,7 @@ class Driver:
         if isinstance(outcome, Finished):
             return self._runner.finished(job, outcome.output)
         error = TaskError(outcome.kind, outcome.message, outcome.detail)
-        return self._runner.broken(job, error, retryable=outcome.retryable)
+        return self._runner.failures.broken(job, error, retryable=outcome.retryable)
 
     def _end(self, job: Job, report: AttemptReport, watched: _Job | None = None) -> None:
         if not job.finish():

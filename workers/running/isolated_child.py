@@ -130,7 +130,7 @@ def _run(runner: Runner, job: Job) -> AttemptReport:
     try:
         return runner.run(job)
     except SoftTimeout as late:  # arrived when the code had just ended
-        return runner.failure(job, late)
+        return runner.failures.failure(job, late)
     finally:
         timer.cancel()
 

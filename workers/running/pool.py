@@ -25,7 +25,7 @@ from orchestrator.workers.running.delivery import DELIVERY
 from orchestrator.workers.running.isolated import Isolation
 from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.large_results import in_thread
-from orchestrator.workers.running.pace import Pace
+from orchestrator.workers.running.received_jobs import LOOK, ReceivedJobs
 from orchestrator.workers.running.runner import Runner
 from orchestrator.workers.running.spans import AttemptSpans
 from orchestrator.workers.running.standstill import BLOCKED_FOR, Standstill
@@ -36,8 +36,6 @@ from orchestrator.workers.running.verdicts import retries_timeouts
 
 log = get_logger("worker")
 
-_LOOK = 0.05
-"""Seconds between two looks at the clock while anything is here."""
 _ANNOUNCE_AFTER = 0.05
 """Seconds after which a run is worth a report of its own; most tasks have ended by then."""
 _IDLE_LOOK = 1.0
@@ -83,39 +81,19 @@ class Pool:
         self._threads = Threads(concurrency, self._run)
         self._coroutines = Coroutines(self._run_async)
         self.standstill = Standstill(self._coroutines, held, on_standstill, blocked_for)
-        self._jobs: dict[int, Job] = {}
-        """Everything that was received and whose code has not ended."""
+        self.received = ReceivedJobs(concurrency, held)
         self.task_log = TaskLog()
         self._busy = threading.Event()
-        self._freed = threading.Event()
-        self.ended = 0
-        """How many jobs have run to their end in this very process."""
-        self.pace = Pace(concurrency, _LOOK)
 
     def start(self) -> None:
         """Begin to watch the time, in a thread of its own.
 
         The first beat is here: the very first task may keep the interpreter from that thread for ever.
         """
-        self._held.beat(time.monotonic(), self.pace.load)
+        self._held.beat(time.monotonic(), self.received.pace.load)
         start_critical_thread("timekeeper", self._keep_time)
 
     # -- taking in
-
-    def room(self) -> int:
-        """Return how many tasks may be received now: free slots, and what is finished in the next 20 ms."""
-        ahead = min(500, int(self.pace.rate * 0.02))
-        return min(self.concurrency + ahead - len(self._jobs), self._held.room)
-
-    def wait_for_room(self, timeout: float) -> int:
-        """Return the room, waiting for some if there is none."""
-        if (room := self.room()) > 0:
-            return room
-        self._freed.clear()
-        if (room := self.room()) <= 0:
-            self._freed.wait(timeout)
-            room = self.room()
-        return max(0, room)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Run these jobs."""
@@ -123,7 +101,7 @@ class Pool:
             self._execute(executions)
             jobs = [job for job in jobs if job.options.executor is None]
         for job in jobs:
-            self._jobs[id(job)] = job
+            self.received.jobs[id(job)] = job
         self.task_log.received(jobs)
         self._busy.set()
         for job in jobs:
@@ -164,7 +142,7 @@ class Pool:
                 report = self._runner.run(job)
         except _INTERRUPTIONS as reason:  # its process was killed, or the code had just ended
             job.uninterruptible()
-            report = self._runner.failure(job, reason.with_traceback(None))
+            report = self._runner.failures.failure(job, reason.with_traceback(None))
         turn = None if job.dispatch.run_id is None or is_traced else self._follow(job, report)
         self._end(job, report, turn)
         if is_traced:
@@ -236,8 +214,8 @@ class Pool:
             self._report_end(job, report, turn)
         else:
             self._reporter.code_ended(job)
-        self.ended += not job.is_isolated
-        self._forget(job)
+        self.received.ended += not job.is_isolated
+        self.received.remove(job)
 
     def _report_end(self, job: Job, report: AttemptReport, turn: Activated | None = None) -> None:
         if job.deadline is not None or job.dispatch.is_turn_task:
@@ -252,39 +230,33 @@ class Pool:
         if self._runner.client.middleware is not None:
             self._runner.ended(job, report)
 
-    def _forget(self, job: Job) -> None:
-        self._jobs.pop(id(job), None)
-        self.pace.finished += 1
-        if not self._freed.is_set():  # a waiting thread has cleared it before its last look
-            self._freed.set()
-
     # -- the clock
 
     def _keep_time(self) -> None:
         while True:
             self._busy.wait(_IDLE_LOOK)
             now = time.monotonic()
-            self._held.beat(now, self.pace.load)
+            self._held.beat(now, self.received.pace.load)
             if self.driver is not None:
                 self._held.show_executing(len(self.driver))
             self.task_log.flush_due(now)
             DELIVERY.look()
-            if not self._jobs:
+            if not self.received.jobs:
                 self._busy.clear()
                 self._held.show_running(0)
                 self.standstill.rest()
-                if self._jobs:
+                if self.received.jobs:
                     self._busy.set()
-                self.pace.measure(now, 0)
+                self.received.pace.measure(now, 0)
                 continue
             self._check_all(now)
-            threading.Event().wait(_LOOK)
+            threading.Event().wait(LOOK)
 
     def _check_all(self, now: float) -> None:
         running = 0
         stale = False
         waiting: list[Job] = []
-        jobs = self.jobs()
+        jobs = self.received.snapshot()
         self.standstill.look(now)
         for job in jobs:
             if job.stage is Stage.RUNNING:
@@ -303,12 +275,12 @@ class Pool:
         self._held.show_running(running)
         if not stale:
             self._threads.relieve()
-        self.pace.measure(now, len(jobs))
+        self.received.pace.measure(now, len(jobs))
 
     def _send_away(self, jobs: Sequence[Job], now: float) -> None:
         """Hand back the jobs that wait for the event loop, but for one that only this worker takes, if that leaves a
         slot."""
-        has_room = len(self._jobs) - len(jobs) + 1 < self.concurrency
+        has_room = len(self.received.jobs) - len(jobs) + 1 < self.concurrency
         for job in jobs:
             task = job.dispatch.id
             if has_room and self.standstill.may_stay(task, now - job.received_at):
@@ -337,11 +309,11 @@ class Pool:
         assert reason is not None
         if not job.finish(lingers=True):
             return  # it has ended at this very moment
-        report = self._turns.verdict(job) or self._runner.failure(job, interruption(job, reason))
+        report = self._turns.verdict(job) or self._runner.failures.failure(job, interruption(job, reason))
         if isinstance(report, Failed):  # one that had completed in its transaction has succeeded
             report = msgspec.structs.replace(report, lingering=True)
         self._report_end(job, report)
-        self._freed.set()
+        self.received.freed.set()
         log.warning(
             "task.still_running: the task was told to stop and goes on; this process is replaced", extra=job.fields
         )
@@ -355,7 +327,7 @@ class Pool:
         if self.driver is not None:
             self.driver.revoke(wanted, set(moved))
         now = time.monotonic()
-        for job in self._among(wanted):
+        for job in self.received.among(wanted):
             job.stop_with(TaskAborted, now)
             self._hand_back(job, "cancelled")
         for job in self._reporter.succeeded(wanted):
@@ -363,19 +335,12 @@ class Pool:
 
     def spare(self, attempts: Iterable[tuple[bytes, int]]) -> None:
         """Give these back if they have not begun: others that know them have room."""
-        for job in self._among(set(attempts)):
+        for job in self.received.among(set(attempts)):
             self._hand_back(job, "others have room")
-
-    def _among(self, wanted: set[tuple[bytes, int]]) -> list[Job]:
-        return [job for job in self.jobs() if (job.dispatch.id, job.dispatch.attempt) in wanted]
-
-    def jobs(self) -> list[Job]:
-        """Return what waits or runs here."""
-        return list(self._jobs.values())
 
     def hand_back_waiting(self) -> int:
         """Give back what has not begun; return how many."""
-        return sum(self._hand_back(job, "worker stops") for job in self.jobs())
+        return sum(self._hand_back(job, "worker stops") for job in self.received.snapshot())
 
     def let_go(self) -> int:
         """Hand executions back, which go on elsewhere; return how many."""
@@ -393,29 +358,12 @@ class Pool:
 
     def send_notes(self) -> None:
         """Send what running tasks have left for their next attempts: the process ends before they do."""
-        for job in self.jobs():
+        for job in self.received.snapshot():
             self._reporter.note(job)
-
-    def wait_until_idle(self, timeout: float) -> bool:
-        """Wait until nothing is left here but code that does not end."""
-        deadline = time.monotonic() + timeout
-        while any(not job.lingers for job in self.jobs()):
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self._freed.clear()
-            if any(not job.lingers for job in self.jobs()):
-                self._freed.wait(min(left, 1.0))
-        return True
-
-    @property
-    def used(self) -> int:
-        """Return how many tasks this process has run or received to run; child processes count their own."""
-        return self.ended + sum(not job.is_isolated for job in self.jobs())
 
     def _hand_back(self, job: Job, reason: str, delay: float = 0.0) -> bool:
         if not job.take_back():
             return False
         self._reporter.report(Returned(job.dispatch.id, job.dispatch.attempt, reason, delay), job)
-        self._forget(job)
+        self.received.remove(job)
         return True

@@ -16,53 +16,40 @@ import msgspec
 from orchestrator.domain import redaction
 from orchestrator.domain.code.activation import Activated, Activation
 from orchestrator.domain.code.history import Event
-from orchestrator.domain.executors.call import ExecutorCall
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.sealed import open_activation
 from orchestrator.domain.tasks.reports import AttemptReport
-from orchestrator.domain.tasks.retry import is_worth_retrying
-from orchestrator.domain.tasks.task import Failed, Returned, Succeeded, TaskError
+from orchestrator.domain.tasks.task import Failed, Succeeded
 from orchestrator.errors import (
     PayloadError,
-    RetryLater,
     SoftTimeout,
     TaskTimeout,
-    Unavailable,
 )
-from orchestrator.payloads.keeping import MEANS, NoStore
 from orchestrator.references import is_reference, may_hold_references
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.code.engine import Engine, Running
 from orchestrator.sdk.tasks.context import enter_task
-from orchestrator.sdk.tasks.failure import describe, without_secrets
-from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_call, decode_unread, encode_value
-from orchestrator.sealing import Sealed
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Malformed, decode
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.reporting.task_output import end_lines
 from orchestrator.workers.running.delivery import DELIVERY
+from orchestrator.workers.running.failures import Failures
 from orchestrator.workers.running.forks import end_fork
 from orchestrator.workers.running.hooks import around, around_turn, async_around, attempt_end
 from orchestrator.workers.running.interrupt import Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.running.job import Job
 from orchestrator.workers.running.large_results import LargeResults, finished_output, in_thread, read_events
-from orchestrator.workers.running.task_runtime import NOTHING, JobRuntime, NoDatabase, Outbox, interruption
+from orchestrator.workers.running.task_runtime import NOTHING, JobRuntime, Outbox, interruption
 from orchestrator.workers.running.verdicts import (
-    RETURN_DELAY,
     completed,
-    in_own_code,
-    may_be_retried,
     timed_out,
     unknown,
 )
 
 log = get_logger("worker")
-
-_STORE_DELAY = 2.0
-"""Seconds before a task is tried again whose payload store did not answer."""
 
 
 class Runner:
@@ -77,8 +64,7 @@ class Runner:
         """Of what executors bring."""
         self._redacted = {*redaction.words(app.settings.redact)}
         self._outbox = outbox
-        self._told: set[tuple[str, str]] = set()
-        """Warnings that were logged once: the kind, and the subject."""
+        self.failures = Failures(self.find, self._redacted)
         settings, self._workflows = app.settings, app.code_workflows
         self._engine = Engine(app.code_workflows.find, settings.max_payload, largest=settings.largest_value)
 
@@ -102,7 +88,7 @@ class Runner:
         if task is None:
             return unknown(job)
         if (executor := task._call_options.executor_call) is not None:
-            return self._for_executor(job, executor)
+            return self.failures.for_executor(job, executor)
         if task._is_async:
             return self.run_on(asyncio.Runner(), job)
         thread = threading.get_ident()
@@ -121,7 +107,7 @@ class Runner:
             return self._large.left(job, report) if self._large.has_store else report
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, SystemExit too
             end_fork(error)
-            return self.failure(job, error)
+            return self.failures.failure(job, error)
         finally:
             job.uninterruptible()
             if job.interrupted_by is not None:
@@ -143,7 +129,7 @@ class Runner:
                             raise
         except BaseException as error:  # noqa: BLE001  # the task ended its loop, not only itself
             end_fork(error)
-            return self.failure(job, error)
+            return self.failures.failure(job, error)
 
     def _activate(self, job: Job) -> AttemptReport:
         """Show a workflow's code what is new to it. A workflow that is unknown here may be known elsewhere."""
@@ -163,7 +149,7 @@ class Runner:
                 report = copy_context().run(around_turn, self._engine, hooks, job, activation)
             return self._large.left_turn(job, report)
         except BaseException as error:  # noqa: BLE001  # no fault of the code: that would be in the report
-            return self.failure(job, error)
+            return self.failures.failure(job, error)
         finally:
             job.uninterruptible()
             if job.interrupted_by is not None:
@@ -235,7 +221,7 @@ class Runner:
         if task is None:
             return unknown(job)
         if (executor := task._call_options.executor_call) is not None:
-            return self._for_executor(job, executor)
+            return self.failures.for_executor(job, executor)
         current = asyncio.current_task()
         loop = asyncio.get_running_loop()
         assert current is not None
@@ -258,7 +244,7 @@ class Runner:
             return await in_thread(lambda: self._large.left(job, report)) if self._large.are_large(report) else report
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, CancelledError too
             end_fork(error)
-            return self.failure(job, error)
+            return self.failures.failure(job, error)
         finally:
             job.uninterruptible()
             end_lines(job)
@@ -304,84 +290,12 @@ class Runner:
                 )
             return completed(job, job.completion)
         if job.interrupted_by is not None and timed_out(job, ended_at):  # and returned all the same
-            return self._failed(job, interruption(job, TaskTimeout))
+            return self.failures.failed(job, interruption(job, TaskTimeout))
         if job.options.store_result and job.output is None:
             task._signature.check_result(value, data)
         return Succeeded(job.dispatch.id, job.dispatch.attempt, ended_at - job.started_at, data, job.children)
 
-    def failure(self, job: Job, error: BaseException) -> Failed | Succeeded | Returned:
-        """Return the report of a failed attempt; what was interrupted failed for the reason of the interruption.
-
-        An attempt that timed out has failed of that, whatever its code made of the exception. One that needs the
-        database, which its worker was not given, has not failed: it is handed back like a task that is unknown here.
-        One whose values cannot be opened here is handed back alone: others of its name may be sealed with other keys.
-        """
-        if job.output is not None:
-            job.output.abandon()
-        if job.completion is not None:
-            log.warning("task.failed_after_complete: the task counts as completed", exc_info=error, extra=job.fields)
-            return completed(job, job.completion)
-        reason = job.interrupted_by
-        if reason is not None and isinstance(error, (reason, asyncio.CancelledError)):
-            error = interruption(job, reason).with_traceback(error.__traceback__)
-        elif timed_out(job, time.monotonic()):
-            late, error = error, interruption(job, TaskTimeout)
-            error.__cause__ = late
-        elif isinstance(error, Sealed) and error.is_missing and not in_own_code(error):
-            if self._is_new("key", error.key):
-                log.error("task.returned error=%s: the task waits for a worker with that key", error, extra=job.fields)
-            return Returned(job.dispatch.id, job.dispatch.attempt, "no data key", RETURN_DELAY, data_key=error.key)
-        elif isinstance(error, (NoStore, Unavailable)) and (error is job.store_failure or not in_own_code(error)):
-            return self._handed_back(job, error)
-        elif isinstance(error, NoDatabase):
-            if self._is_new("task", job.dispatch.name):
-                log.error(
-                    "task.returned error=%s: the task waits for a worker with a database", error, extra=job.fields
-                )
-            return unknown(job, "no database")
-        return self._failed(job, error)
-
-    def _is_new(self, kind: str, which: str) -> bool:
-        """Say whether nothing was said of this yet; from now on, it was."""
-        known = len(self._told)
-        self._told.add((kind, which))
-        return len(self._told) > known
-
-    def _handed_back(self, job: Job, error: Exception) -> Returned:
-        """Return the report of an attempt whose payload could not be read or kept: that is no fault of the task."""
-        task, kind = job.dispatch, type(error).__name__
-        if self._is_new("store", kind):
-            log.error("task.returned error=%s: it is tried again", error, extra=job.fields)
-        if isinstance(error, NoStore):
-            return Returned(task.id, task.attempt, "no payload store", RETURN_DELAY, data_key=MEANS, begun=True)
-        return Returned(task.id, task.attempt, "payload store away", _STORE_DELAY, begun=True)
-
-    def _failed(self, job: Job, error: BaseException) -> Failed:
-        failed = self._as_failed(job, describe(error), retryable=may_be_retried(job, error))
-        if isinstance(error, RetryLater):
-            return msgspec.structs.replace(failed, delay=error.seconds, charged=False)
-        return failed
-
-    def _as_failed(self, job: Job, described: TaskError, *, retryable: bool) -> Failed:
-        if patterns := self._redacted | {*job.options.hidden}:
-            described = without_secrets(described, patterns, job.secrets)
-        ran = time.monotonic() - job.started_at
-        return Failed(job.dispatch.id, job.dispatch.attempt, ran, described, retryable, self._backoff(job))
-
     # -- what executors do
-
-    def _for_executor(self, job: Job, call: ExecutorCall) -> Returned:
-        """Hand back a task that was enqueued without the executor that it is declared with; its body is never run.
-
-        The leader writes the executor into the row, and sends it to a worker that has it, like any other. One of an
-        earlier release does not, and sends it again after the delay.
-        """
-        task = job.dispatch
-        if self._is_new("task", task.name):
-            log.info(
-                "task.redirected executor=%s: the task was enqueued by its name alone", call.name, extra=job.fields
-            )
-        return Returned(task.id, task.attempt, "an executor does it", RETURN_DELAY, executor=call)
 
     def call(self, job: Job) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return the arguments of a job as plain data, for an executor: by name, where this worker knows the task."""
@@ -411,28 +325,9 @@ class Runner:
                 if (task := self._tasks.get(job.dispatch.name)) is not None:
                     task._signature.check_result(output, data)
         except PayloadError as error:
-            return self._failed(job, error)
+            return self.failures.failed(job, error)
         return Succeeded(job.dispatch.id, job.dispatch.attempt, time.monotonic() - job.started_at, data)
 
     async def kept(self, job: Job, report: AttemptReport) -> AttemptReport:
         """Return a report with its result in the payload store, if that is large; Unavailable if the store is away."""
         return await in_thread(lambda: self._large.left(job, report)) if self._large.are_large(report) else report
-
-    def broken(self, job: Job, error: TaskError, *, retryable: bool) -> Failed:
-        """Return the report of work that has failed where an executor does it."""
-        worth = retryable and is_worth_retrying(job.options.retry, frozenset({error.kind}))
-        return self._as_failed(job, error, retryable=worth)
-
-    def _backoff(self, job: Job) -> float | None:
-        """Return the wait that the task's own function gives; if it fails too, the scheduler decides."""
-        if job.options.retry.backoff != "computed":
-            return None
-        task = self.find(job)
-        retries = task._call_options.retries if task is not None else 0
-        if not isinstance(retries, Retry) or not callable(retries.backoff):
-            return None
-        try:
-            return min(max(0.0, float(retries.backoff(job.dispatch.failures + 1))), retries.cap)
-        except Exception:
-            log.exception("task.backoff_failed: the task waits for the default time", extra=job.fields)
-            return None

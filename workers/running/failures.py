@@ -1,0 +1,137 @@
+"""Reports of attempts that did not succeed: failed, or handed back for another worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from orchestrator.domain.executors.call import ExecutorCall
+from orchestrator.domain.tasks.retry import is_worth_retrying
+from orchestrator.domain.tasks.task import Failed, Returned, Succeeded, TaskError
+from orchestrator.errors import RetryLater, TaskTimeout, Unavailable
+from orchestrator.payloads.keeping import MEANS, NoStore
+from orchestrator.sdk.tasks.failure import describe, without_secrets
+from orchestrator.sdk.tasks.retry import Retry
+from orchestrator.sdk.tasks.task import Task
+from orchestrator.sealing import Sealed
+from orchestrator.telemetry import get_logger
+from orchestrator.workers.running.job import Job
+from orchestrator.workers.running.task_runtime import NoDatabase, interruption
+from orchestrator.workers.running.verdicts import (
+    RETURN_DELAY,
+    completed,
+    in_own_code,
+    may_be_retried,
+    timed_out,
+    unknown,
+)
+
+log = get_logger("worker")
+
+_STORE_DELAY = 2.0
+"""Seconds before a task is tried again whose payload store did not answer."""
+
+
+class Failures:
+    """Writes the reports; `find` returns the task that a job names, `redacted` are patterns of all tasks."""
+
+    def __init__(self, find: Callable[[Job], Task[..., Any] | None], redacted: set[str]) -> None:
+        self._find = find
+        self._redacted = redacted
+        self._told: set[tuple[str, str]] = set()
+        """Warnings that were logged once: the kind, and the subject."""
+
+    def failure(self, job: Job, error: BaseException) -> Failed | Succeeded | Returned:
+        """Return the report of a failed attempt; what was interrupted failed for the reason of the interruption.
+
+        An attempt that timed out has failed of that, whatever its code made of the exception. One that needs the
+        database, which its worker was not given, has not failed: it is handed back like a task that is unknown here.
+        One whose values cannot be opened here is handed back alone: others of its name may be sealed with other keys.
+        """
+        if job.output is not None:
+            job.output.abandon()
+        if job.completion is not None:
+            log.warning("task.failed_after_complete: the task counts as completed", exc_info=error, extra=job.fields)
+            return completed(job, job.completion)
+        reason = job.interrupted_by
+        if reason is not None and isinstance(error, (reason, asyncio.CancelledError)):
+            error = interruption(job, reason).with_traceback(error.__traceback__)
+        elif timed_out(job, time.monotonic()):
+            late, error = error, interruption(job, TaskTimeout)
+            error.__cause__ = late
+        elif isinstance(error, Sealed) and error.is_missing and not in_own_code(error):
+            if self._is_new("key", error.key):
+                log.error("task.returned error=%s: the task waits for a worker with that key", error, extra=job.fields)
+            return Returned(job.dispatch.id, job.dispatch.attempt, "no data key", RETURN_DELAY, data_key=error.key)
+        elif isinstance(error, (NoStore, Unavailable)) and (error is job.store_failure or not in_own_code(error)):
+            return self._handed_back(job, error)
+        elif isinstance(error, NoDatabase):
+            if self._is_new("task", job.dispatch.name):
+                log.error(
+                    "task.returned error=%s: the task waits for a worker with a database", error, extra=job.fields
+                )
+            return unknown(job, "no database")
+        return self.failed(job, error)
+
+    def _is_new(self, kind: str, which: str) -> bool:
+        """Say whether nothing was said of this yet; from now on, it was."""
+        known = len(self._told)
+        self._told.add((kind, which))
+        return len(self._told) > known
+
+    def _handed_back(self, job: Job, error: Exception) -> Returned:
+        """Return the report of an attempt whose payload could not be read or kept: that is no fault of the task."""
+        task, kind = job.dispatch, type(error).__name__
+        if self._is_new("store", kind):
+            log.error("task.returned error=%s: it is tried again", error, extra=job.fields)
+        if isinstance(error, NoStore):
+            return Returned(task.id, task.attempt, "no payload store", RETURN_DELAY, data_key=MEANS, begun=True)
+        return Returned(task.id, task.attempt, "payload store away", _STORE_DELAY, begun=True)
+
+    def failed(self, job: Job, error: BaseException) -> Failed:
+        failed = self._as_failed(job, describe(error), retryable=may_be_retried(job, error))
+        if isinstance(error, RetryLater):
+            return msgspec.structs.replace(failed, delay=error.seconds, charged=False)
+        return failed
+
+    def _as_failed(self, job: Job, described: TaskError, *, retryable: bool) -> Failed:
+        if patterns := self._redacted | {*job.options.hidden}:
+            described = without_secrets(described, patterns, job.secrets)
+        ran = time.monotonic() - job.started_at
+        return Failed(job.dispatch.id, job.dispatch.attempt, ran, described, retryable, self._backoff(job))
+
+    def broken(self, job: Job, error: TaskError, *, retryable: bool) -> Failed:
+        """Return the report of work that has failed where an executor does it."""
+        worth = retryable and is_worth_retrying(job.options.retry, frozenset({error.kind}))
+        return self._as_failed(job, error, retryable=worth)
+
+    def for_executor(self, job: Job, call: ExecutorCall) -> Returned:
+        """Hand back a task that was enqueued without the executor that it is declared with; its body is never run.
+
+        The leader writes the executor into the row, and sends it to a worker that has it, like any other. One of an
+        earlier release does not, and sends it again after the delay.
+        """
+        task = job.dispatch
+        if self._is_new("task", task.name):
+            log.info(
+                "task.redirected executor=%s: the task was enqueued by its name alone", call.name, extra=job.fields
+            )
+        return Returned(task.id, task.attempt, "an executor does it", RETURN_DELAY, executor=call)
+
+    def _backoff(self, job: Job) -> float | None:
+        """Return the wait that the task's own function gives; if it fails too, the scheduler decides."""
+        if job.options.retry.backoff != "computed":
+            return None
+        task = self._find(job)
+        retries = task._call_options.retries if task is not None else 0
+        if not isinstance(retries, Retry) or not callable(retries.backoff):
+            return None
+        try:
+            return min(max(0.0, float(retries.backoff(job.dispatch.failures + 1))), retries.cap)
+        except Exception:
+            log.exception("task.backoff_failed: the task waits for the default time", extra=job.fields)
+            return None

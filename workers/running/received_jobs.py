@@ -1,0 +1,75 @@
+"""The jobs that a worker process has received, and how many more it may receive."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from orchestrator.workers.parent.held import HeldAttempts
+from orchestrator.workers.running.job import Job
+from orchestrator.workers.running.pace import Pace
+
+LOOK = 0.05
+"""Seconds between two looks at the clock while anything is here."""
+
+
+class ReceivedJobs:
+    """Jobs that were received and whose code has not ended."""
+
+    def __init__(self, concurrency: int, held: HeldAttempts) -> None:
+        self._concurrency = concurrency
+        self._held = held
+        self.jobs: dict[int, Job] = {}
+        """By the id of the object."""
+        self.freed = threading.Event()
+        """There may be room."""
+        self.ended = 0
+        """How many jobs have run to their end in this very process."""
+        self.pace = Pace(concurrency, LOOK)
+
+    def room(self) -> int:
+        """Return how many tasks may be received now: free slots, and what is finished in the next 20 ms."""
+        ahead = min(500, int(self.pace.rate * 0.02))
+        return min(self._concurrency + ahead - len(self.jobs), self._held.room)
+
+    def wait_for_room(self, timeout: float) -> int:
+        """Return the room, waiting for some if there is none."""
+        if (room := self.room()) > 0:
+            return room
+        self.freed.clear()
+        if (room := self.room()) <= 0:
+            self.freed.wait(timeout)
+            room = self.room()
+        return max(0, room)
+
+    def among(self, wanted: set[tuple[bytes, int]]) -> list[Job]:
+        """Return those of these attempts that are here."""
+        return [job for job in self.snapshot() if (job.dispatch.id, job.dispatch.attempt) in wanted]
+
+    def snapshot(self) -> list[Job]:
+        """Return what waits or runs here."""
+        return list(self.jobs.values())
+
+    def remove(self, job: Job) -> None:
+        """Let go of a job whose code has ended, or that was handed back."""
+        self.jobs.pop(id(job), None)
+        self.pace.finished += 1
+        if not self.freed.is_set():  # a waiting thread has cleared it before its last look
+            self.freed.set()
+
+    def wait_until_idle(self, timeout: float) -> bool:
+        """Wait until nothing is left here but code that does not end."""
+        deadline = time.monotonic() + timeout
+        while any(not job.lingers for job in self.snapshot()):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self.freed.clear()
+            if any(not job.lingers for job in self.snapshot()):
+                self.freed.wait(min(left, 1.0))
+        return True
+
+    @property
+    def used(self) -> int:
+        """Return how many tasks this process has run or received to run; child processes count their own."""
+        return self.ended + sum(not job.is_isolated for job in self.snapshot())
