@@ -191,7 +191,7 @@ _RQ_OPTIONS = {
     ),
     **_stays(pipeline="enqueue_many stores all or none", webhooks="post from the job", job_class="there is one Job"),
 }
-_RQ_CALLS = ["enqueue", "enqueue_call", "enqueue_at", "enqueue_in", "enqueue_many", "prepare_data"]
+_RQ_CALLS = ["enqueue", "enqueue_call", "enqueue_at", "enqueue_in", "enqueue_many", "prepare_data", "job"]
 _WORKER = "run `orchestrator rq worker --allow MODULE QUEUE…`"
 
 RQ = Library(
@@ -229,10 +229,7 @@ RQ = Library(
         "rq_scheduler.scheduler": _moving("Scheduler"),
     },
     calls={
-        **dict.fromkeys(
-            ["enqueue", "enqueue_call", "enqueue_at", "enqueue_in", "enqueue_many", "prepare_data"], _RQ_OPTIONS
-        ),
-        "job": _RQ_OPTIONS,
+        **dict.fromkeys(_RQ_CALLS, _RQ_OPTIONS),
         "Queue": {
             **_RQ_OPTIONS,
             **_changes(is_async="False runs the job at once, without a trace of it in Postgres"),
@@ -251,6 +248,7 @@ RQ = Library(
     anywhere=frozenset(["enqueue", "enqueue_at", "enqueue_call", "enqueue_in"]),
 )
 
+_DRAMATIQ_BROKER = "there is no broker, and settings say where Postgres and Redis are: delete it"
 _DRAMATIQ_OPTIONS = {
     **_changes(
         store_results="results are always kept",
@@ -261,7 +259,9 @@ _DRAMATIQ_OPTIONS = {
         retry_when="raise orchestrator.GiveUp, or name exceptions with throws",
         on_success="add a message to a pipeline",
         on_failure="use a task with on_failure=",
-        broker="there is no broker",
+        on_retry_exhausted="use a task with on_failure=",
+        notify_shutdown="a worker that drains lets actors finish",
+        broker=_DRAMATIQ_BROKER,
     ),
 }
 
@@ -276,12 +276,12 @@ DRAMATIQ = Library(
         "dramatiq": {
             **_moving("Actor Message actor group pipeline"),
             **_stays(
-                Broker=_NO_BROKER,
+                Broker=_DRAMATIQ_BROKER,
                 GenericActor="write an actor as a function",
                 Middleware="use orchestrator.Middleware",
                 Worker="run `orchestrator worker --app MODULE`",
-                get_broker=_NO_BROKER,
-                set_broker=_NO_BROKER,
+                get_broker=_DRAMATIQ_BROKER,
+                set_broker=_DRAMATIQ_BROKER,
                 set_encoder="arguments are data, and need no encoder",
             ),
         },
@@ -297,7 +297,9 @@ DRAMATIQ = Library(
         "message_with_options": _DRAMATIQ_OPTIONS,
         "pipeline": {},
     },
-    attributes=_stays(declare_actor=_NO_BROKER, declare_queue=_NO_BROKER, add_middleware="use app.middleware.add"),
+    attributes=_stays(
+        declare_actor=_DRAMATIQ_BROKER, declare_queue=_DRAMATIQ_BROKER, add_middleware="use app.middleware.add"
+    ),
     anywhere=frozenset(["send_with_options", "message_with_options"]),
 )
 
@@ -333,6 +335,11 @@ LIBRARIES: Mapping[str, Library] = {
     **{name: Library(name, {}, {}, {}, {}, otherwise=rule) for name, rule in _COMPANIONS.items()},
 }
 """By their top-level modules."""
+
+
+def refused(rules: Mapping[str, Rule]) -> dict[str, str]:
+    """Return the names that are refused, each with what to write instead."""
+    return {name: rule.note for name, rule in rules.items() if rule.verdict is Verdict.STAYS}
 
 
 def rule_of_name(module: str, name: str) -> Rule:

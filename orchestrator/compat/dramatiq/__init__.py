@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from orchestrator.compat.coverage import DRAMATIQ, refused
 from orchestrator.compat.dramatiq.errors import DramatiqError, Retry
 from orchestrator.compat.dramatiq.messages import DECLARED, PIPED, Message, app, group, pipeline
 from orchestrator.compat.dramatiq.options import DEFAULTS, native_options
@@ -17,19 +18,8 @@ from orchestrator.sdk.app import Orchestrator
 
 __all__ = ["Actor", "DramatiqError", "Message", "Retry", "actor", "app", "group", "pipeline"]
 
-_NO_BROKER = "There is no broker: settings say where Postgres and Redis are. Delete the call."
-_REFUSED = {
-    "Broker": _NO_BROKER,
-    "set_broker": _NO_BROKER,
-    "get_broker": _NO_BROKER,
-    "set_encoder": "Arguments are data, and need no encoder.",
-    "Middleware": "Use orchestrator.Middleware.",
-    "Worker": "Run `orchestrator worker --app MODULE`.",
-    "GenericActor": "Write an actor as a function.",
-}
-
-
-_PLACES: dict[str, str] = {}
+_REFUSED = refused(DRAMATIQ.names["dramatiq"])
+_MODULES: dict[str, str] = {}
 """By the names of actors, their modules."""
 
 
@@ -40,7 +30,7 @@ class Actor:
         functools.update_wrapper(self, fn)
         self.fn, self.actor_name, self.queue_name, self.options = fn, actor_name, queue_name, dict(options)
         chosen = native_options({**DEFAULTS, **options})
-        if _PLACES.setdefault(actor_name, fn.__module__) != fn.__module__:
+        if _MODULES.setdefault(actor_name, fn.__module__) != fn.__module__:
             raise ValueError(f"An actor named {actor_name!r} is already registered.")
         DECLARED[actor_name] = self.options
         app.task(name=actor_name, queue=queue_name, **chosen)(_called(fn))
@@ -117,5 +107,5 @@ def _called(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def __getattr__(name: str) -> Any:
     if name in _REFUSED:
-        raise ImportError(f"dramatiq.{name} is not covered. {_REFUSED[name]}")
+        raise ImportError(f"dramatiq.{name} is not covered: {_REFUSED[name]}.")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

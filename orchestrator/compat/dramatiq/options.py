@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.compat.coverage import DRAMATIQ, refused
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.tasks.retry import Retry
 
@@ -15,14 +16,7 @@ DEFAULTS: Mapping[str, Any] = {
     "time_limit": 600_000,
 }
 """Of actors, as Dramatiq's middleware has them."""
-REFUSED = {
-    "retry_when": "Raise orchestrator.GiveUp in the actor to stop retrying, or name exceptions with throws.",
-    "on_success": "Add a message to a pipeline.",
-    "on_failure": "Use a task with on_failure=.",
-    "on_retry_exhausted": "Use a task with on_failure=.",
-    "notify_shutdown": "A worker that drains lets actors finish.",
-    "broker": "There is no broker: settings say where Postgres and Redis are.",
-}
+_REFUSED = refused(DRAMATIQ.calls["actor"])
 _RETRIES = ("max_retries", "min_backoff", "max_backoff", "throws")
 _SECONDS = {"time_limit": "timeout", "max_age": "expires", "delay": "delay"}
 _NO_EFFECT = ("store_results", "result_ttl", "pipe_target", "pipe_ignore")
@@ -34,14 +28,14 @@ def native_options(given: Mapping[str, Any], declared: Mapping[str, Any] = DEFAU
     """Return options of an actor or a message as those of a task; `declared` are those that the actor has."""
     found: dict[str, Any] = {}
     for name, value in given.items():
-        if name in REFUSED and value is not None:
-            raise InvalidTask(f"Option {name} of Dramatiq is not covered. {REFUSED[name]}")
+        if name in _REFUSED and value is not None:
+            raise InvalidTask(f"Option {name} of Dramatiq is not covered: {_REFUSED[name]}.")
         if name in _SECONDS:
             if value is not None and value != float("inf"):
                 found[_SECONDS[name]] = value / 1_000
         elif name == "priority":
             found["priority"] = max(-_MOST, min(_MOST, -value))
-        elif name not in (*_RETRIES, *_NO_EFFECT, *REFUSED):
+        elif name not in (*_RETRIES, *_NO_EFFECT, *_REFUSED):
             raise InvalidTask(f"Unknown option {name!r} of Dramatiq.")
     if any(name in given for name in _RETRIES):
         chosen = {**DEFAULTS, **declared, **given}
