@@ -53,7 +53,7 @@ class Gantt:
         """Seconds from the start for the marks of the axis: round ones, four to eight of them."""
         wanted = self.seconds / 5
         size = next((one for one in _TICKS if one >= wanted), None) or 86_400 * -(-wanted // 86_400)
-        return [size * place for place in range(int(self.seconds / size) + 1)] if self.seconds > 0 else [0.0]
+        return [size * number for number in range(int(self.seconds / size) + 1)] if self.seconds > 0 else [0.0]
 
 
 def gantt_of_steps(run: RunView, steps: Sequence[StepView], critical: frozenset[str], now: datetime) -> Gantt:

@@ -240,7 +240,7 @@ def status(context: click.Context) -> None:
 
 @command.command("call")
 @click.argument("name")
-@click.option("-a", "--args", "given", default="[]", metavar="JSON", help="Arguments by place.")
+@click.option("-a", "--args", "given", default="[]", metavar="JSON", help="Positional arguments.")
 @click.option("-k", "--kwargs", "named", default="{}", metavar="JSON", help="Arguments by name.")
 @click.option("--eta", help="Not before this time.")
 @click.option("--countdown", type=float, help="Not before so many seconds.")

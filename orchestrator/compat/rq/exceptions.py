@@ -9,8 +9,8 @@ class InvalidJobOperation(Exception):
     """The job is in a state that does not allow this."""
 
 
-class InvalidJobOperationError(Exception):
-    """RQ's other name for the same."""
+InvalidJobOperationError = InvalidJobOperation
+"""RQ's other name for the same."""
 
 
 class InvalidJobDependency(Exception):

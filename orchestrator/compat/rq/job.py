@@ -169,12 +169,12 @@ class Job:
 
     @property
     def args(self) -> Sequence[Any]:
-        """Its arguments by place, as data."""
+        """Its positional arguments, as data."""
         return self._arguments()[0]
 
     @property
     def kwargs(self) -> Mapping[str, Any]:
-        """Its arguments by name, as data."""
+        """Its keyword arguments, as data."""
         return self._arguments()[1]
 
     # -- where it stands

@@ -24,7 +24,7 @@ PREFIX = "composed:"
 """With which the names of these definitions begin, and no others."""
 ARGS, PREVIOUS, RESULT = "args", "previous", "result"
 BY_PLACE = "*"
-"""In the input of a step: the arguments of its task that are given by place."""
+"""In the input of a step: the positional arguments of its task."""
 _DIGITS = 32
 
 

@@ -95,14 +95,14 @@ class CodeBackend(CodeRequests):
         )
         with self._connections.changing(f"run {to_text(run_id)} was stored") as connection:
             full_key = scoped(started.workflow, key or "")
-            tells = signal or update
-            anew, in_order = tells is not None or on_conflict == "anew", tells is not None and may_operate.get()
+            message = signal or update
+            anew, in_order = message is not None or on_conflict == "anew", message is not None and may_operate.get()
             held = None if key is None else run_keys.take(connection, full_key, run.id, anew=anew, in_order=in_order)
             if held is None:
                 creation.create(connection, [run])
-            elif tells is not None and not may_operate.get():
+            elif message is not None and not may_operate.get():
                 raise Forbidden(
-                    f"{'Update' if signal is None else 'Signal'} {tells.name!r}: a run is open under the id {key!r}, "
+                    f"{'Update' if signal is None else 'Signal'} {message.name!r}: a run is open under the id {key!r}, "
                     f"and to send it to one that is there needs the scope operate. The scope enqueue is enough to "
                     f"start one."
                 )

@@ -77,7 +77,7 @@ def check_call(settings: Settings, what: str, data: bytes) -> None:
         raise PayloadError(f"{what} cannot be read: {error}.") from None
     is_text = isinstance(keywords, dict) and all(isinstance(name, str) for name in keywords)
     if not isinstance(arguments, list) or not is_text:
-        raise PayloadError(f"{what}: expected those by place and those by name.")
+        raise PayloadError(f"{what}: expected positional ones and those by name.")
 
 
 def check_value(settings: Settings, what: str, data: bytes) -> None:

@@ -30,7 +30,7 @@ O_co = TypeVar("O_co", covariant=True)
 MOST_NESTED = 100
 """Chains and groups within each other: each group may be a level of child runs, and each takes a part of the stack."""
 Arguments = tuple[Any, ...] | list[Any] | Mapping[str, Any]
-"""The arguments of one call: all by place, or all by name."""
+"""The arguments of one call: all positional, or all by name."""
 
 
 class Composition(Generic[O_co]):
@@ -301,7 +301,7 @@ class _Once(Generic[T]):
 
 
 def arguments_of(task: str, position: int, call: Arguments) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return the arguments of one of many calls, by place and by name."""
+    """Return the arguments of one of many calls, positional and by name."""
     if type(call) is tuple:
         return call, _NONE
     if isinstance(call, Mapping):

@@ -201,7 +201,7 @@ class Signature:
         }
 
     def normal(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return a call in the one form that all its spellings share: by place where that is possible."""
+        """Return a call in the one form that all its spellings share: positional where that is possible."""
         bound = self._signature.bind(*arguments, **keywords)
         return bound.args, bound.kwargs
 
@@ -326,7 +326,7 @@ def _are_among(
 
 
 def _forms(parameters: Sequence[inspect.Parameter]) -> list[tuple[frozenset[str], frozenset[str]]]:
-    """Return, by the number of arguments given by place, which must be named beside them, and which can be.
+    """Return, by the number of positional arguments, which must be named beside them, and which can be.
 
     There is no such list for a function that takes any number.
     """

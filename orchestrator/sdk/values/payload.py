@@ -93,7 +93,7 @@ _parts = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
 
 
 def decode_call(data: bytes) -> Any:
-    """Decode the arguments of a call: by place, by name and, for a step of a workflow, what it knows of itself."""
+    """Decode the arguments of a call: positional, by name and, for a step of a workflow, what it knows of itself."""
     return _decoder.decode(_call(data))
 
 

@@ -197,12 +197,12 @@ def _chain(run: bytes, length: int) -> list[bytes]:
 _SIGNAL_OPEN = Statement[UUID](f"""
 INSERT /* code_runs.signal_open */ INTO orchestrator.inbox (kind, target, body)
 SELECT '{RequestKind.SIGNAL}', s.id, s.body
-  FROM unnest(%(ids)s::uuid[], %(bodies)s::jsonb[]) WITH ORDINALITY AS s(id, body, place)
+  FROM unnest(%(ids)s::uuid[], %(bodies)s::jsonb[]) WITH ORDINALITY AS s(id, body, position)
  CROSS JOIN LATERAL (
        SELECT FROM orchestrator.runs
         WHERE id = s.id AND code AND workflow = %(workflow)s AND (ended_at IS NULL OR reason = ANY(%(goes_on)s::text[]))
         LIMIT 1) AS run
- ORDER BY s.place
+ ORDER BY s.position
 RETURNING target
 """)
 

@@ -175,7 +175,7 @@ def _states(definition: Definition, status: str, state: Any) -> Mapping[str, str
         plan = _plan(definition, status, state)
     except msgspec.DecodeError:
         return {}
-    return {step.name: StepState(plan.steps[place]).name.lower() for place, step in enumerate(definition.steps)}
+    return {step.name: StepState(plan.steps[index]).name.lower() for index, step in enumerate(definition.steps)}
 
 
 def _plan(definition: Definition, status: str, state: Any) -> DagState:

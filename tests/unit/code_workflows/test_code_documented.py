@@ -23,6 +23,6 @@ def test_everything_public_is_in_the_guide() -> None:
         *(field.name for kind in (CodeOptions, RunInfo) for field in dataclasses.fields(kind)),
         *(name for kind in (*CLASSES, *TESTING) for name in dir(kind) if not name.startswith("_")),
     }
-    twins = {name for name in names if name[:1] == "a" and name[1:] in names}
-    missing = sorted(name for name in names - twins if not re.search(rf"\b{name}\b", GUIDE))
+    variants = {name for name in names if name[:1] == "a" and name[1:] in names}
+    missing = sorted(name for name in names - variants if not re.search(rf"\b{name}\b", GUIDE))
     assert missing == []
