@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 
-from orchestrator import WorkflowContext
+from orchestrator import WorkflowContext, unguarded
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.tasks.reports import Flush
 from orchestrator.domain.tasks.task import Dispatch, Succeeded
@@ -16,7 +18,16 @@ from orchestrator.sdk.code.replaying import replay
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.transport.codec import encode
 from tests.integration.code_stage import act, activation, kinds, run_row
-from tests.integration.stage import ONE, System, Worker
+from tests.integration.stage import ONE, System, Worker, raw
+
+MEANWHILE: dict[int, Callable[[], object]] = {}
+"""By number of a step, what happens in another thread while the code is about to begin it, once."""
+
+
+def meanwhile(number: int) -> None:
+    thread = threading.Thread(target=MEANWHILE.pop(number, lambda: None))
+    thread.start()
+    thread.join()
 
 
 @pytest.fixture
@@ -33,6 +44,8 @@ def steps(system: System) -> CodeWorkflow[..., Any]:
     async def steps(ctx: WorkflowContext, count: int, together: bool = False) -> list[Any]:
         done: list[Any] = []
         for number in range(count):
+            with unguarded():
+                meanwhile(number)
             tasks = [job.schedule(number) for _ in range(1 + together)]
             done += [await task for task in tasks]
             ctx.set("at", str(ctx.now()))
@@ -154,3 +167,54 @@ def test_a_leader_of_the_previous_release_is_sent_no_next_turns(
     system.pass_seconds()
     (task,) = worker.take()
     assert not engine_.may_follow(first.id, task.id)
+
+
+def test_a_turn_that_the_leader_sends_replaces_a_next_turn_of_the_same_number(
+    system: System, worker: Worker, engine_: Engine, steps: CodeWorkflow[..., Any]
+) -> None:
+    """A busy worker is sent the whole history, and has taken that turn while its code still takes the next one."""
+    handle = steps.start(2)
+    (task,) = begin(system, worker, engine_)
+    worker.held = [(bytes(16), number) for number in range(100)]  # it has no room
+    worker.beat()
+    handle.signal("news", 1)
+    system.pass_seconds()
+    (whole,) = [sent for other in system.workers for sent in other.take()]
+    assert activation(whole).after == 0
+    worker.held = []
+    sent: list[Activated] = []
+    MEANWHILE[1] = lambda: sent.append(act(engine_, whole))
+    turn = succeed(worker, engine_, task)
+    assert sent[0].attempt == turn.attempt
+    worker.report(*sent)
+    finish(system, worker, engine_)
+    assert handle.result(0) == [1, 1, 1]
+    replay(steps, handle.history(), exactly=True)
+
+
+def test_a_next_turn_counts_only_from_the_worker_that_took_the_last_turn(
+    system: System, worker: Worker, engine_: Engine, steps: CodeWorkflow[..., Any]
+) -> None:
+    """Another one may still have code that has not seen a signal, and come to the same number of events."""
+    handle = steps.start(3)
+    (task,) = begin(system, worker, engine_)
+    other = next(one for one in system.workers if one is not worker)
+    turn = engine_.follow(raw(handle), task.id, ONE, lambda attempt: attempt)
+    assert turn is not None
+    other.flush(encode(Flush(other.name, [Succeeded(task.id, task.attempt, 0.1, ONE)], [turn])))
+    system.tick()
+    assert run_row(system, handle)["cached"] < turn.attempt
+    finish(system, worker, engine_)
+    assert handle.result(0) == [1, 1, 1, 0]
+
+
+def finish(system: System, worker: Worker, engine: Engine) -> None:
+    """Take turns and steps, each by itself, until nothing comes any more."""
+    for _ in range(20):
+        system.pass_seconds()
+        taken = [task for one in system.workers for task in one.take()]
+        if not taken:
+            return
+        for task in taken:
+            worker.report(act(engine, task) if task.is_turn_task else Succeeded(task.id, task.attempt, 0.1, ONE))
+    raise AssertionError("it never ends")

@@ -240,6 +240,37 @@ def test_code_that_kills_its_workers_is_stuck_and_not_failed(system: System, dou
     assert run_row(system, handle)["stuck"]["kind"] == "WorkerLost"
 
 
+def test_workers_that_died_before_the_last_turn_are_not_held_against_a_run(system: System, engine_: Engine) -> None:
+    """A run that lives for months may see many die; they count only while it does not get on."""
+
+    @system.app.workflow(name="sleeper")
+    async def listener(ctx: WorkflowContext) -> int:
+        return await ctx.signals("more", type=int).get()
+
+    worker = worker_of(system)
+    handle = listener.start()
+    system.pass_seconds()
+    (turn,) = worker.take()
+    system.sql(
+        "INSERT INTO orchestrator.attempts (task_id, attempt, outcome, ended_at) "
+        "SELECT CAST(:id AS uuid), -number, 'lost', now() - interval '1 day' FROM generate_series(1, 40) AS number "
+        "RETURNING 1",
+        id=handle.id,
+    )
+    worker.report(act(engine_, turn))
+    system.pass_seconds()
+    handle.signal("more", 7)
+    system.pass_seconds()
+    (turn,) = worker.take()
+    worker.report(Lost(turn.id, turn.attempt, alone=False))
+    system.pass_seconds()
+    assert handle.status() == "running"
+    (turn,) = worker.take()
+    worker.report(act(engine_, turn))
+    system.tick()
+    assert handle.result(0) == 7
+
+
 def test_a_timer_wakes_the_code_when_it_is_due(system: System, engine_: Engine) -> None:
     @system.app.workflow(name="sleeper", timeout=7200)
     async def sleeper(ctx: WorkflowContext) -> str:

@@ -51,7 +51,7 @@ def apply_next_turns(
         match changes.facts:
             case [history.TaskCompleted(id=turn.follows) as fact]:
                 found[turn.id] = worker, turn
-                given.append(NextTurn(turn.id, turn.attempt, turn.through, turn.at, histories.encoded(fact)))
+                given.append(NextTurn(turn.id, turn.attempt, turn.through, turn.at, histories.encoded(fact), worker))
     if not given:
         return
     taken = take_next(tx.connection, given, tx.now)

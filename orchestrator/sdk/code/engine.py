@@ -32,7 +32,7 @@ next turn, that costs another replay."""
 class _Cached:
     """A flow that waits for more events, and the attempt that left it so."""
 
-    __slots__ = ("attempt", "flow", "last_attempt", "last_event", "may_follow", "shown_at", "turns")
+    __slots__ = ("attempt", "flow", "is_next", "last_attempt", "last_event", "may_follow", "shown_at", "turns")
 
     def __init__(self, flow: LiveRun, replayed: int = 0) -> None:
         self.flow = flow
@@ -44,6 +44,8 @@ class _Cached:
         self.shown_at = 0.0
         """When the code was last shown an event, by the clock of this process."""
         self.may_follow = False
+        self.is_next = False
+        """It was left so by a next turn. The leader drops that if it has sent a turn of the same number."""
         self.turns = -(replayed // _EVENTS_PER_TURN)
 
     def left(self, activation: Activation, report: Activated, begun: float) -> None:
@@ -97,6 +99,11 @@ class Engine:
         found = self._take(activation)
         if found is None:
             return Activated(identifier, attempt, time.monotonic() - begun, missing=True)
+        found.is_next = False
+        return self._show(found, activation, identifier, attempt, begun)
+
+    def _show(self, found: _Cached, activation: Activation, identifier: bytes, attempt: int, begun: float) -> Activated:
+        """Show the events to code that was taken out of the cache, and put it back if it waits for more."""
         flow = found.flow
         commander = flow.commander
         self._running[identifier, attempt] = Running(commander)
@@ -141,22 +148,22 @@ class Engine:
         `begin` is called with the number of the attempt. None if the code is elsewhere by now, or cannot go on: then
         the leader sends a turn.
         """
-        found = self._cache.get(run_id)
-        if found is None or not self.may_follow(run_id, task):
+        with self._lock:  # from here on, no activation that the leader has sent meanwhile can change it
+            found = self._cache.pop(run_id) if self.may_follow(run_id, task) else None
+        if found is None:
             return None
+        begun, found.is_next = time.monotonic(), True
         commander = found.flow.commander
         attempt, number = found.last_attempt + 1, found.last_event + 1
-        at = round(commander.now + time.monotonic() - found.shown_at, 6)
+        at = round(commander.now + begun - found.shown_at, 6)
         event = Event(number, at, history.TaskCompleted(task, result))
         name, version = found.flow.workflow.name, found.flow.workflow.version
         activation = Activation(
             *(run_id, name, version, commander.number, number, [event]), cached=found.attempt, may_follow=True
         )
         begin(attempt)
-        report = self.activate(activation, run_id, attempt)
-        if report.missing or report.stuck is not None:
-            return None
-        return msgspec.structs.replace(report, follows=task, at=at)
+        report = self._show(found, activation, run_id, attempt, begun)
+        return None if report.stuck is not None else msgspec.structs.replace(report, follows=task, at=at)
 
     def running(self, identifier: bytes, attempt: int) -> Running | None:
         """Return the activation of this attempt, while its code runs."""
@@ -195,7 +202,8 @@ class Engine:
         """Put a run into the cache, and the one out of it that has waited longest."""
         with self._lock:
             others = [self._cache.pop(run_id)] if run_id in self._cache else []
-            newest = max([mine, *others], key=lambda one: one.attempt)  # an attempt that was given up may come late
+            # An attempt that was given up may come late, and a next turn after one that the leader has sent.
+            newest = max([mine, *others], key=lambda one: (one.attempt, not one.is_next))
             self._cache[run_id] = newest
             if len(self._cache) > self._capacity:
                 others.append(self._cache.popitem(last=False)[1])

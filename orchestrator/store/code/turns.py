@@ -135,6 +135,7 @@ class NextTurn(NamedTuple):
     at: float
     data: Blob
     """The event, encoded."""
+    worker: str
 
 
 _NEXT = Batch("r", NextTurn)
@@ -146,7 +147,8 @@ WITH /* turns.take_next */ taken AS (
      CROSS JOIN LATERAL (
            SELECT ctid AS place FROM orchestrator.tasks
             WHERE id = r.id AND attempt = r.attempt - 1 AND status IN {among(sources_of(TaskState.DISPATCHED))}
-              AND blockers > 0 AND attempt >= (SELECT max(fence) FROM orchestrator.leases) LIMIT 1) AS found
+              AND blockers > 0 AND worker = r.worker
+              AND attempt >= (SELECT max(fence) FROM orchestrator.leases) LIMIT 1) AS found
      CROSS JOIN LATERAL (
            SELECT FROM orchestrator.runs
             WHERE id = r.id AND code AND ended_at IS NULL AND stuck IS NULL AND last_event = r.number - 1
@@ -170,7 +172,8 @@ SELECT id FROM taken
 def take_next(connection: Connection, turns: Sequence[NextTurn], now: datetime) -> set[bytes]:
     """Let turns count that workers have taken by themselves, where the event that they have shown comes next indeed.
 
-    The run's code was asleep, and nothing else has happened since its last turn. Return these runs: their turns are in
-    flight now, like those that were sent.
+    The run's code was asleep, nothing else has happened since its last turn, and this worker took that one: another may
+    have code in memory that has seen something else. Return these runs: their turns are in flight now, like those that
+    were sent.
     """
     return set(_TAKE(connection, _NEXT(turns), now=now))

@@ -361,10 +361,14 @@ SELECT /* waiting.earlier */ wanted.id, a.deaths, a.starts
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (
        SELECT count(*) FILTER (WHERE outcome = 'lost') AS deaths, count(*) AS starts
-         FROM orchestrator.attempts WHERE task_id = wanted.id) AS a
+         FROM orchestrator.attempts
+        WHERE task_id = wanted.id AND ended_at > coalesce((
+              SELECT at FROM orchestrator.histories
+               WHERE run_id = wanted.id AND kind = 'activation_applied' ORDER BY number DESC LIMIT 1), '-infinity')
+       ) AS a
 """)
 
 
 def earlier(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, Earlier]:
-    """Return how earlier attempts of these tasks have ended."""
+    """Return how earlier attempts of these tasks have ended; of those that carry turns, since the last turn."""
     return {task: Earlier(*counts) for task, *counts in _EARLIER(connection, ids=ids)}
