@@ -66,13 +66,13 @@ class Library(NamedTuple):
     """What becomes of all else that is imported from it."""
 
 
-_LOCATION = "not used: ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL say where Postgres and Redis are"
+_LOCATION = "not used: ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL decide"
 _FALLBACK = "used for Redis or Postgres where ORCHESTRATOR_REDIS_URL or ORCHESTRATOR_DATABASE_URL is not set"
 _NO_BROKER = "no broker and no result backend is left to set up: delete it"
 _FLEET = "holds for the whole fleet, not for each worker"
 _SAFE = "nothing to set: tasks of a dead worker run again, once"
 _DATA = "arguments and results are data; pickle is refused"
-_RETENTION = "has no effect: the settings retention_success and retention_failed say how long ended tasks are kept"
+_RETENTION = "has no effect: the settings retention_success and retention_failed decide"
 
 _TASK_OPTIONS = {
     **_changes(
