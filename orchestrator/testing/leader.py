@@ -98,7 +98,7 @@ class MemoryLeader:
             run.applied = run.attempt if activation.events else run.applied
             run.shown = report.through
             if has_unseen_facts:
-                self.append(run, history.ActivationApplied(report.through))
+                self.append(run, history.ActivationApplied(report.through, report.accepted))
             for command in report.commands:
                 self.append(run, record := history.record(command))
                 self._note_state(run, record)

@@ -29,6 +29,8 @@ from tests.integration.stage import System, Worker
 def counter(system: System) -> Any:
     @system.app.workflow(name="counter")
     class Counter:
+        most = 10
+
         def __init__(self, ctx: WorkflowContext) -> None:
             self.ctx, self.count, self.heard = ctx, 0, list[int]()
 
@@ -49,7 +51,7 @@ def counter(system: System) -> Any:
 
         @add.validator
         def check(self, number: int) -> None:
-            if number > 10:
+            if number > self.most:
                 raise ValueError("too much")
 
     return Counter
@@ -87,6 +89,26 @@ def test_updates_with_ids_are_applied_once_and_their_answers_stay(
     assert handle.options(id="request-7").update(counter.add, 5) == 2
     with pytest.raises(WrongState, match="it is in state 'success'"):
         handle.options(id="request-8").update(counter.add, 5)
+
+
+def test_validators_are_asked_once(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:
+    handle = counter.run.start()
+    rest(system, worker, engine_)
+    sent = [handle.start_update(counter.add, number) for number in (5, 20)]
+    rest(system, worker, engine_)
+    assert [update.stage() for update in sent] == ["accepted", "completed"]
+    for most in (1, 100):  # another release
+        engine_.close()
+        counter.most = most
+        handle.signal(counter.push, 1)
+        rest(system, worker, engine_)
+        assert sent[0].result() == 2
+        with pytest.raises(UpdateRefused, match="too much"):
+            sent[1].result()
+    engine_.close()
+    handle.signal(counter.push, -1)
+    rest(system, worker, engine_)
+    assert handle.result(0) == [1, 1, -1, 2]
 
 
 def test_each_way_to_fail_has_a_type(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:

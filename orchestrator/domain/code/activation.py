@@ -125,3 +125,5 @@ class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
     """Of a next turn: the task whose success the code was shown as event `through`."""
     at: float = 0.0
     """Of a next turn: the time of that event, in Unix seconds."""
+    accepted: list[str] = []
+    """For the mark: see `history.ActivationApplied`."""

@@ -146,6 +146,8 @@ class ActivationApplied(Message, frozen=True):
     """The code had been shown every fact up to number `through`; the records that follow are its commands."""
 
     through: int
+    accepted: list[str] = []
+    """Ids of updates whose handlers began in this turn and had not answered at its end."""
 
 
 class RunReset(Message, frozen=True):

@@ -49,6 +49,8 @@ class Ledger:
         """The number of the last event that the code had been shown when its last batch was applied."""
         self.went_on = 0
         """The number of the last event after which the code is known to have gone on."""
+        self.accepted: set[str] = set()
+        """Ids of updates that were accepted in a turn in which they were not answered."""
         self.is_copy = False
         """The history is that of a run that was reset: records of what was open are left out of it."""
         self.violation: Violation | None = None
@@ -65,6 +67,7 @@ class Ledger:
             what = event.what
             if isinstance(what, history.ActivationApplied):
                 self.went_on, self.shown = self.shown, max(self.shown, what.through)
+                self.accepted.update(what.accepted)
             elif isinstance(what, history.RunReset):
                 self.is_copy = True
             elif isinstance(what, history.PatchRecorded):

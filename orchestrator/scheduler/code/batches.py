@@ -115,7 +115,7 @@ def _landed(moved: list[Moved], are_next: bool) -> list[Moved]:
 
 def _turn(worker: str, report: Activated) -> Turn:
     seen = report.cached == report.attempt
-    events: list[HistoryItem] = [history.ActivationApplied(report.through)] if seen else []
+    events: list[HistoryItem] = [history.ActivationApplied(report.through, report.accepted)] if seen else []
     events.extend(history.record(command) for command in report.commands)
     opened = sum(isinstance(command, _OPENING) for command in report.commands)
     waiting = None if report.waiting is None else json_text(report.waiting)
@@ -154,7 +154,7 @@ def _end_turn_tasks(
         if isinstance(last, commands.ContinueRun):
             continuing[turn_task.id] = with_seen(last, report.through)
         records = [history.record(command) for command in report.commands]
-        events[report.id] = [history.ActivationApplied(report.through), *records]
+        events[report.id] = [history.ActivationApplied(report.through, report.accepted), *records]
     moved: list[Moved] = []
     if successes:
         moved += transitions.succeed(tx.connection, successes, tx.now)

@@ -122,6 +122,7 @@ class Engine:
                 waiting=waiting(commander, flow.handlers.open_updates()) if kept and activation.events else None,
                 version=flow.workflow.version,
                 awaits=commander.awaits,
+                accepted=flow.handlers.take_accepted(),
             )
             found.left(activation, report, begun)
             return report

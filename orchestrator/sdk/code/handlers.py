@@ -13,6 +13,7 @@ import msgspec
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import NO_HANDLER, Query, QueryResult
 from orchestrator.domain.code.commands import AnswerUpdate
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
 from orchestrator.sdk.checks import check_name
@@ -25,6 +26,8 @@ from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_call, decode_value, encode_value
 
 _UNKNOWN = "The workflow answers no"
+_REFUSALS = ("unknown", "arguments", "refused")
+"""Phases of an update before its handler."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Handlers:
         """Updates that have no answer yet, with their names, in order."""
         self._early: dict[bytes, history.UpdateRequested] = {}
         """Updates that wait for a handler, in order."""
+        self._accepted: list[bytes] = []
+        """Updates that were accepted in this turn."""
         self._signalled = 0
         """Signals whose handlers run."""
 
@@ -135,16 +140,22 @@ class Handlers:
             self._commander.spoilt |= before
 
     def update(self, request: history.UpdateRequested) -> None:
-        """Take an update; one without a handler yet waits, as a signal does."""
-        if request.name in self._updates or self._was_unknown(request):
+        """Take an update; one without a handler yet waits, as a signal does. One that was refused stays so."""
+        told = self._commander.ledger.answer(request.id)
+        if told is not None and told.error is not None and _is_refusal(told.error):
+            self._commander.issue_once(AnswerUpdate(request.id, error=told.error), request.id, anyway=True)
+        elif request.name in self._updates:
             self._begin(request)
         else:
             self._early[request.id] = request
 
-    def _was_unknown(self, request: history.UpdateRequested) -> bool:
-        """Say whether the history has it refused for want of a handler, as older releases did at once."""
-        answer = self._commander.ledger.answer(request.id)
-        return answer is not None and answer.error is not None and answer.error.message.startswith(_UNKNOWN)
+    def _was_accepted(self, update: bytes) -> bool:
+        """Say whether the history has the handler of an update run: then no validator is asked again."""
+        ledger = self._commander.ledger
+        told = ledger.answer(update)
+        if told is not None and (told.error is None or told.error.phase == "failed"):
+            return True
+        return bool(ledger.accepted) and to_text(update) in ledger.accepted
 
     def _begin(self, request: history.UpdateRequested) -> None:
         """Refuse an update, or run its handler beside the workflow's own code."""
@@ -154,14 +165,20 @@ class Handlers:
             phase = "arguments"
             arguments, keywords = handler.arguments(request.payload)
             phase = "refused"
-            if handler.validate is not None:
+            if handler.validate is not None and not self._was_accepted(request.id):
                 with read_only(self._commander, f"validator of update {request.name!r}"):
                     handler.validate(*arguments, **keywords)
         except Exception as error:  # noqa: BLE001  # whatever it raises is the reason of the refusal
             self._commander.issue_once(AnswerUpdate(request.id, error=_failed(error, phase)), request.id, anyway=True)
             return
         self._running[request.id] = request.name
+        self._accepted.append(request.id)
         self._commander.loop.create_task(self._run(request, handler, arguments, keywords))
+
+    def take_accepted(self) -> list[str]:
+        """Return the ids of updates that were accepted in this turn and that their handlers have not answered."""
+        accepted, self._accepted = self._accepted, []
+        return [to_text(update) for update in accepted if update in self._running]
 
     def open_updates(self) -> Iterable[str]:
         """Return the names of updates that have no answer yet."""
@@ -215,6 +232,11 @@ def signal_signature(name: str, function: Callable[..., Any], leading: int = 0) 
     except InvalidTask as error:
         raise InvalidWorkflow(f"{error} A signal carries one value or none; that may be a dataclass.") from None
     return signature
+
+
+def _is_refusal(error: TaskError) -> bool:
+    """Say whether a recorded answer is that no handler was run; older releases refused an unknown update at once."""
+    return error.phase in _REFUSALS or error.message.startswith(_UNKNOWN)
 
 
 def _failed(error: BaseException, phase: str) -> TaskError:

@@ -98,7 +98,8 @@ def _field_to_plain(name: str, value: Any, hidden: Redaction, called: str) -> An
         known = "" if is_sealed_text(value.data) else value.data
         data = {"data": hidden.shown(msgspec.json.decode(known))} if known else {}
         texts = {"message": hidden.text(value.message), "traceback": hidden.text(value.traceback)}
-        return {"kind": value.kind, **texts, **data}
+        phase = {"phase": value.phase} if value.phase else {}
+        return {"kind": value.kind, **texts, **data, **phase}
     if isinstance(value, bytes):
         return to_text(value) if name in ID_FIELDS else {"value": _to_plain(hidden.named(called, _decode(value)))}
     return value

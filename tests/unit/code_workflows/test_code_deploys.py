@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from orchestrator import DeterminismViolation, InvalidTask, Orchestrator, WorkflowContext, WorkflowFailed
@@ -237,6 +238,87 @@ def test_an_update_that_raises_on_replay_and_did_not_is_a_misfit(begin: Callable
     world.redeploy(answering(raises))
     with pytest.raises(DeterminismViolation, match="answer mismatch.*ValueError: no more"):
         world.check()
+
+
+def limited(most: int, *, answers: bool = True) -> Callable[..., Any]:
+    """Return code whose validator refuses what is above `most`, and whose handler answers at once or never."""
+
+    async def account(ctx: WorkflowContext) -> None:
+        total = 0
+
+        def check(amount: int) -> None:
+            if amount > most:
+                raise ValueError(f"over {most}")
+
+        @ctx.query
+        def item_name() -> int:
+            return total
+
+        @ctx.update(validate=check)
+        async def add(amount: int) -> int:
+            nonlocal total
+            total += amount
+            if not answers:
+                await ctx.promise("approval")
+            return total
+
+        await ctx.promise("never")
+
+    return account
+
+
+def add(world: World, amount: int) -> None:
+    world.leader.append(world.run, history.UpdateRequested(b"u" * 16, "add", encoded(([amount], {}))))
+    world.leader.activate(world.run)
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    ("amount", "answers", "total"), [(500, True, 0), (50, True, 50), (50, False, 50)], ids=["refused", "done", "open"]
+)
+@pytest.mark.parametrize("most", [10, 1_000])
+def test_whether_an_update_is_refused_is_decided_once(
+    begin: Callable[..., World], amount: int, answers: bool, total: int, most: int, as_json: bool
+) -> None:
+    world = begin(limited(100, answers=answers))
+    add(world, amount)
+    if as_json:
+        world.run.history[:] = Recording.from_json(Recording(world.run.id, world.run.history).to_json()).events
+    before = list(world.run.history)
+    world.redeploy(limited(most, answers=answers))
+    world.check()
+    (answer,) = world.ask("item_name")
+    assert answer.result == encoded(total)
+    assert world.run.stuck is None
+    assert world.run.history == before
+
+
+def test_an_update_that_came_before_its_handler_is_validated_when_there_is_one(begin: Callable[..., World]) -> None:
+    async def waits(ctx: WorkflowContext) -> None:
+        await ctx.promise("never")
+
+    world = begin(waits)
+    add(world, 500)
+    world.redeploy(limited(100))
+    (answer,) = world.ask("item_name")
+    assert answer.result == encoded(0)
+    assert "over 100" in str(world.run.answers)
+
+
+def test_an_open_update_of_the_previous_release_is_validated_again(begin: Callable[..., World]) -> None:
+    """Its marks do not say which updates were accepted."""
+    world = begin(limited(100, answers=False))
+    add(world, 50)
+    world.run.history[:] = [
+        msgspec.structs.replace(event, what=history.ActivationApplied(event.what.through))
+        if isinstance(event.what, history.ActivationApplied)
+        else event
+        for event in world.run.history
+    ]
+    world.redeploy(limited(100, answers=False))
+    world.check()
+    (answer,) = world.ask("item_name")
+    assert answer.result == encoded(50)
 
 
 def test_arguments_of_the_wrong_type_are_refused_where_a_run_is_started() -> None:

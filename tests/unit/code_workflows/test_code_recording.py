@@ -58,7 +58,7 @@ def test_a_history_survives_json_whatever_it_holds() -> None:
 
 
 def test_every_kind_of_event_survives_json() -> None:
-    error = TaskError("ValueError", "no", "Traceback")
+    error = TaskError("ValueError", "no", "Traceback", phase="refused")
     kinds = [*history.Fact.__args__, *history.Record.__args__, *history.Marker.__args__]
     values = {
         "bool": True,
@@ -68,6 +68,7 @@ def test_every_kind_of_event_survives_json() -> None:
         "TaskError": error,
         "float": 1.5,
         "dict[str, int]": {"a": 1},
+        "list[str]": ["a"],
         "RunWanted": None,  # which is a matter of the leader, and stands in no recording
     }
     for kind in kinds:
