@@ -681,6 +681,20 @@ def test_replay_check_finds_what_a_deploy_would_make_stuck(
 
 
 @pytest.mark.usefixtures("open_orders")
+def test_replay_check_goes_on_after_code_that_exits(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exits(*_: object) -> None:
+        raise SystemExit("bad")
+
+    monkeypatch.setattr("orchestrator.cli.code.replay_check.replay", exits)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    result = run("workflows", "replay-check", "--app", "orders:app")
+    assert result.output.count("SystemExit: bad") == 3
+    assert "3 open runs: the code fits 0, and does not fit 3." in result.output
+
+
+@pytest.mark.usefixtures("open_orders")
 def test_replay_check_leaves_out_what_another_application_has(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

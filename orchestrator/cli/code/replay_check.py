@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from asyncio import CancelledError
 from datetime import datetime
 
 import click
@@ -52,12 +53,15 @@ def replay_check(
                 waiting += 1
                 continue
             checked += 1
+            recording = calls.code.history(run.id)
             try:
-                replay(known.find(run.workflow, run.version), calls.code.history(run.id))
-            except (DeterminismViolation, NotDeterministic) as error:
+                replay(known.find(run.workflow, run.version), recording)
+            except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001  # code may raise anything
+                fits_not = isinstance(error, (DeterminismViolation, NotDeterministic))
+                problem = str(error) if fits_not else f"{type(error).__name__}: {error}"
                 misfits += 1
-                problems.append({"workflow": run.workflow, "run": to_text(run.id), "problem": str(error)})
-                echo(f"{run.workflow}, run {to_text(run.id)}: {error}", colour="red", err=True)
+                problems.append({"workflow": run.workflow, "run": to_text(run.id), "problem": problem})
+                echo(f"{run.workflow}, run {to_text(run.id)}: {problem}", colour="red", err=True)
         gone = calls.insights.count_open_others(sorted({*known, *elsewhere}), since)
     for name, count in gone.items():
         checked, misfits = checked + count, misfits + count

@@ -23,7 +23,7 @@ from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.endings import Compensations, ContinueAsNew
 from orchestrator.sdk.code.futures import DurableFuture, SleepFuture
 from orchestrator.sdk.code.handlers import Handlers
-from orchestrator.sdk.code.read_only import RunRandom, read_only
+from orchestrator.sdk.code.read_only import RunRandom, is_awaitable, read_only
 from orchestrator.sdk.code.scope import outside
 from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.code.workflow import CodeWorkflow
@@ -142,9 +142,18 @@ class WorkflowContext:
 
         def is_met() -> bool:
             with read_only(self._commander, "condition of ctx.wait_condition"):
-                return bool(predicate())
+                value = predicate()
+            if is_awaitable(value):
+                raise TypeError(
+                    "ctx.wait_condition: expected a plain function that returns true or false, found an async one, "
+                    "whose call is always true."
+                )
+            return bool(value)
 
-        async with asyncio.timeout(timeout.total_seconds() if isinstance(timeout, timedelta) else timeout):
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if seconds is not None and seconds <= 0 and is_met():
+            return
+        async with asyncio.timeout(seconds):
             await self._commander.loop.wait_until(is_met)
 
     # -- answering others

@@ -18,8 +18,8 @@ from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.code.commander import Commander
-from orchestrator.sdk.code.endings import UNSTOPPABLE, EndTurn, continuation
-from orchestrator.sdk.code.read_only import read_only
+from orchestrator.sdk.code.endings import UNSTOPPABLE, EndTurn, Evicted, continuation
+from orchestrator.sdk.code.read_only import is_awaitable, read_only
 from orchestrator.sdk.code.signals import Mailbox
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.tasks.signature import Signature
@@ -103,13 +103,14 @@ class Handlers:
     def add_query(self, name: str, function: Callable[..., Any]) -> None:
         """Let a function answer queries."""
         self._commander.check_unseen("registering a query")
-        if inspect.iscoroutinefunction(function):
-            raise InvalidWorkflow(f"Query {name!r}: a query only looks, so its handler is a plain function, not async.")
+        check_query(name, function)
         self._queries[name] = Handler(function, Signature(name, function, what="Query"))
 
     def add_update(self, name: str, function: Callable[..., Any], validate: Callable[..., Any] | None) -> None:
         """Let a function answer updates, once `validate` has let them pass."""
         self._commander.check_unseen("registering an update")
+        if validate is not None:
+            check_validator(name, function, validate)
         self._updates[name] = Handler(function, Signature(name, function, what="Update"), validate)
         for request in [request for request in self._early.values() if request.name == name]:
             del self._early[request.id]
@@ -167,8 +168,12 @@ class Handlers:
             phase = "refused"
             if handler.validate is not None and not self._was_accepted(request.id):
                 with read_only(self._commander, f"validator of update {request.name!r}"):
-                    handler.validate(*arguments, **keywords)
-        except Exception as error:  # noqa: BLE001  # whatever it raises is the reason of the refusal
+                    value = handler.validate(*arguments, **keywords)
+                if is_awaitable(value):
+                    raise InvalidWorkflow(f"The validator of update {request.name!r} must not be async.")
+        except (Evicted, EndTurn):
+            raise
+        except BaseException as error:  # noqa: BLE001  # whatever it raises is the reason of the refusal
             self._commander.issue_once(AnswerUpdate(request.id, error=_failed(error, phase)), request.id, anyway=True)
             return
         self._running[request.id] = request.name
@@ -232,6 +237,33 @@ def signal_signature(name: str, function: Callable[..., Any], leading: int = 0) 
     except InvalidTask as error:
         raise InvalidWorkflow(f"{error} A signal carries one value or none; that may be a dataclass.") from None
     return signature
+
+
+def check_query(name: str, function: Callable[..., Any]) -> None:
+    """Refuse a handler of queries that would have to be awaited."""
+    if inspect.iscoroutinefunction(function):
+        raise InvalidWorkflow(f"Query {name!r}: a query only looks, so its handler is a plain function, not async.")
+
+
+def check_validator(name: str, function: Callable[..., Any], validate: Callable[..., Any]) -> None:
+    """Refuse a validator that would have to be awaited, or cannot be called as the handler of its update is."""
+    called = f"Update {name!r}, its validator {getattr(validate, '__name__', validate)!r}"
+    if inspect.iscoroutinefunction(validate):
+        raise InvalidWorkflow(f"{called}: a validator only looks, so it is a plain function, not async.")
+    try:
+        expected, found = inspect.signature(function), inspect.signature(validate)
+    except ValueError:  # of some that are written in C
+        return
+    parameters = expected.parameters.values()
+    for given in (parameters, [one for one in parameters if one.default is one.empty]):
+        by_place = [one for one in given if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        by_name = {one.name: one for one in given if one.kind is one.KEYWORD_ONLY}
+        try:
+            found.bind(*by_place, **by_name)
+        except TypeError as error:
+            raise InvalidWorkflow(
+                f"{called}: it gets the arguments of the update, expected {expected}, found {found}: {error}."
+            ) from None
 
 
 def _is_refusal(error: TaskError) -> bool:

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Any, NoReturn, Protocol, TypeVar
 
 from orchestrator.errors import InvalidWorkflow, NotDeterministic, OrchestratorError
-from orchestrator.sdk.code.endings import UNSTOPPABLE, Evicted
+from orchestrator.sdk.code.endings import UNSTOPPABLE, EndTurn, Evicted
 from orchestrator.sdk.inside import running
 
 T = TypeVar("T")
@@ -129,9 +129,13 @@ class Loop(asyncio.AbstractEventLoop):
     def _meet_condition(self) -> bool:
         """Wake the first task whose condition is met: one at a time, so that it is still met when the task resumes."""
         for future, check in self._conditions.items():
-            with contextlib.suppress(Exception):
+            try:
                 if not check():
                     continue
+            except (Evicted, EndTurn):
+                raise
+            except BaseException:  # noqa: BLE001  # the task itself is to raise it
+                pass
             future.set_result(None)
             return True
         return False

@@ -8,6 +8,7 @@ future is refused before it begins.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import sys
 from collections.abc import Iterator
@@ -52,6 +53,13 @@ def read_only(commander: Commander, who: str) -> Iterator[None]:
         sys.setprofile(before)
         commander.loop.sealed = False
         commander.read_only = ""
+
+
+def is_awaitable(value: object) -> bool:
+    """Say whether a function that only looks has returned something to await; a coroutine is closed."""
+    if inspect.iscoroutine(value):
+        value.close()
+    return inspect.isawaitable(value)
 
 
 def _watch(frame: FrameType, event: str, argument: Any) -> None:

@@ -23,7 +23,16 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.code.context import WorkflowContext
-from orchestrator.sdk.code.messages import MessageMethod, UpdateMethod, query, signal, update
+from orchestrator.sdk.code.handlers import check_query, check_validator, signal_signature
+from orchestrator.sdk.code.messages import (
+    MessageMethod,
+    QueryMethod,
+    SignalMethod,
+    UpdateMethod,
+    query,
+    signal,
+    update,
+)
 from orchestrator.sdk.code.workflow import CodeWorkflow
 
 __all__ = ["query", "run", "signal", "update"]
@@ -70,6 +79,8 @@ def function_of(kind: type) -> Callable[..., Any]:
             f"Workflow class {kind.__qualname__!r}: an instance is made for each run, with its context as the one "
             f"argument. Write `def __init__(self, ctx: WorkflowContext)`, or a dataclass with the field `ctx`."
         ) from None
+    for message in messages:
+        _check(message)
     method = runs[0].function
 
     @functools.wraps(method)
@@ -85,6 +96,16 @@ def function_of(kind: type) -> Callable[..., Any]:
 def registered(kind: type, workflow: CodeWorkflow[..., Any]) -> None:
     """Let a class find its workflow."""
     setattr(kind, _WORKFLOW, workflow)
+
+
+def _check(message: MessageMethod[..., Any]) -> None:
+    """Refuse a method that could not handle its messages."""
+    if isinstance(message, SignalMethod):
+        signal_signature(message.name, message.function, leading=1)
+    elif isinstance(message, QueryMethod):
+        check_query(message.name, message.function)
+    elif isinstance(message, UpdateMethod) and message.check is not None:
+        check_validator(message.name, message.function, message.check)
 
 
 def _register(ctx: WorkflowContext, message: MessageMethod[..., Any], instance: object) -> None:

@@ -160,7 +160,56 @@ def test_wrong_classes_are_refused() -> None:
         @workflow.run  # type: ignore[arg-type]
         def run(self) -> None: ...
 
+    class TwoValues:
+        def __init__(self, ctx: WorkflowContext) -> None: ...
+
+        @workflow.run
+        async def run(self) -> None: ...
+
+        @workflow.signal
+        def move(self, x: int, y: int) -> None: ...
+
+    class AsyncQuery:
+        def __init__(self, ctx: WorkflowContext) -> None: ...
+
+        @workflow.run
+        async def run(self) -> None: ...
+
+        @workflow.query
+        async def total(self) -> int:
+            return 1
+
+    class AsyncValidator:
+        def __init__(self, ctx: WorkflowContext) -> None: ...
+
+        @workflow.run
+        async def run(self) -> None: ...
+
+        @workflow.update
+        def add(self, number: int) -> int:
+            return number
+
+        @add.validator  # type: ignore[arg-type]
+        async def check(self, number: int) -> None: ...
+
+    class OtherValidator:
+        def __init__(self, ctx: WorkflowContext) -> None: ...
+
+        @workflow.run
+        async def run(self) -> None: ...
+
+        @workflow.update
+        def add(self, number: int, by: int = 1) -> int:
+            return number + by
+
+        @add.validator  # type: ignore[arg-type]
+        def check(self, number: int) -> None: ...
+
     for kind, says in (
+        (TwoValues, "Signal 'move': .* A signal carries one value or none"),
+        (AsyncQuery, "Query 'total': .* not async"),
+        (AsyncValidator, "Update 'add', its validator 'check': .* not async"),
+        (OtherValidator, r"its validator 'check': .* expected \(self, number: .*, by: .*\).*, found \(self, number"),
         (NoRun, "expected one @workflow.run method, found none"),
         (NoContext, "with its context as the one argument"),
         (NotAsync, "expected an `async def` function"),

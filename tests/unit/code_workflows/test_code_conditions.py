@@ -38,6 +38,43 @@ async def greeter(ctx: WorkflowContext) -> list[str]:
     return names
 
 
+def test_an_async_condition_is_refused() -> None:
+    async def never() -> bool:
+        return False
+
+    @app.workflow(name="impatient")
+    async def impatient(ctx: WorkflowContext) -> None:
+        await ctx.wait_condition(never)
+
+    with pytest.raises(RunFailed, match="TypeError: ctx.wait_condition: expected a plain function"):
+        played(impatient)
+
+
+@pytest.mark.parametrize("seconds", [0, -1])
+def test_a_condition_that_is_met_does_not_time_out(seconds: float) -> None:
+    @app.workflow(name="late")
+    async def late(ctx: WorkflowContext) -> str:
+        await ctx.wait_condition(lambda: True, timeout=seconds)
+        with pytest.raises(TimeoutError):
+            await ctx.wait_condition(lambda: False, timeout=seconds)
+        return "met"
+
+    assert played(late) == "met"
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+def test_a_condition_may_raise_anything(kind: type[BaseException]) -> None:
+    @app.workflow(name="raising")
+    async def raising(ctx: WorkflowContext) -> None:
+        def check() -> bool:
+            raise kind("no")
+
+        await ctx.wait_condition(check)
+
+    with pytest.raises(RunFailed, match=kind.__name__):
+        played(raising)
+
+
 async def greets(run: TestedRun[list[str]], test: WorkflowTest) -> list[str]:
     await run.signal("greet", "Ann")
     await run.signal("greet", "Bob")

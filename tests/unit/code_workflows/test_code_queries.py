@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import Orchestrator, OrchestratorError, WorkflowContext
+from orchestrator import InvalidWorkflow, Orchestrator, OrchestratorError, UpdateRefused, WorkflowContext
 from orchestrator.testing import After, TestedRun, WorkflowTest
 from tests.unit.code_workflows.playing import started
 
@@ -153,6 +153,56 @@ def test_a_query_that_exits_is_answered() -> None:
         return await ended(run)
 
     assert started(watched, play, mocks={work: After(500, "late")}) == untouched()
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit, BaseException])
+def test_a_validator_refuses_by_whatever_it_raises(kind: type[BaseException]) -> None:
+    own = Orchestrator()
+
+    @own.workflow(name="exits")
+    async def exits(ctx: WorkflowContext) -> str:
+        def check() -> None:
+            raise kind("bad")
+
+        ctx.update("poke", validate=check)(lambda: None)
+        await ctx.signals("end").get()
+        return "went on"
+
+    async def play(run: TestedRun[str], _: WorkflowTest) -> str:
+        with pytest.raises(UpdateRefused, match=kind.__name__):
+            await run.update("poke")
+        await run.signal("end")
+        return await run.result()
+
+    assert started(exits, play) == "went on"
+
+
+@pytest.mark.parametrize("name", ["async", "no argument", "awaitable"])
+def test_a_validator_that_could_not_refuse_is_refused(name: str) -> None:
+    own = Orchestrator()
+
+    async def never(number: int) -> None:
+        raise ValueError("no")
+
+    given: dict[str, Any] = {"async": never, "no argument": lambda: None, "awaitable": lambda number: never(number)}
+
+    @own.workflow(name="hopes")
+    async def hopes(ctx: WorkflowContext) -> str:
+        try:
+            ctx.update("poke", validate=given[name])(lambda number: number)
+        except InvalidWorkflow as error:
+            return str(error)
+        await ctx.signals("end").get()
+        return ""
+
+    async def play(run: TestedRun[str], _: WorkflowTest) -> str:
+        if name == "awaitable":
+            with pytest.raises(UpdateRefused, match="must not be async") as raised:
+                await run.update("poke", 1)
+            return str(raised.value)
+        return await run.result()
+
+    assert "validator" in started(hopes, play)
 
 
 def test_validators_only_look() -> None:
