@@ -178,6 +178,10 @@ CELERY = Library(
     prefix="CELERY_",
 )
 
+_PICKLE = (
+    "not used: data, `bytes`, `tuple`, `set`, dates, times, `timedelta`, `Decimal` and `UUID` keep their types; other "
+    "arguments keep those of annotations, and all else is refused with `PayloadError`"
+)
 _RQ_OPTIONS = {
     **_changes(
         result_ttl=f"0 keeps no result; else {_RETENTION}",
@@ -187,7 +191,7 @@ _RQ_OPTIONS = {
         at_front="a priority of 1",
         meta="JSON; a running job saves up to 1,000 characters, kept for an hour",
         connection=_LOCATION,
-        serializer=_DATA,
+        serializer=_PICKLE,
     ),
     **_stays(pipeline="enqueue_many stores all or none", webhooks="post from the job", job_class="there is one Job"),
 }

@@ -71,6 +71,21 @@ def hold(folder: str) -> str:
     return "held"
 
 
+def give(value, *others):  # type: ignore[no-untyped-def]
+    """Return what arrived, and its types."""
+    return value, [type(one).__name__ for one in others]
+
+
+def named(path: Path, when):  # type: ignore[no-untyped-def]
+    """Return the types of what arrived."""
+    return [isinstance(path, Path), type(when).__name__]
+
+
+def make(kind: str) -> Any:
+    """Return a value of a class."""
+    return Path(kind)
+
+
 def sum_up() -> list[Any]:
     """Add what the jobs before it returned."""
     job = get_current_job()

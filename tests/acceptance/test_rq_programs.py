@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 import rq_shop
@@ -20,7 +22,7 @@ from orchestrator.compat.rq.exceptions import (
 from orchestrator.compat.rq.job import Dependency, JobStatus, Result
 from orchestrator.compat.rq.registry import FailedJobRegistry, FinishedJobRegistry
 from orchestrator.compat.rq.scheduler import Scheduler
-from orchestrator.errors import InvalidTask
+from orchestrator.errors import InvalidTask, PayloadError
 from tests.acceptance.stack import HERE, Stack
 from tests.waiting import eventually
 
@@ -167,6 +169,29 @@ def test_a_job_is_stopped_and_its_callback_called(shop: Stack, tmp_path: Path) -
     assert job.is_canceled
     eventually(lambda: words(tmp_path) == ["stopped"], "the callback was called")
     assert Job.fetch(job.id).is_canceled
+
+
+def test_arguments_and_results_keep_the_types_that_pickles_keep(shop: Stack) -> None:
+    day, key = datetime(2020, 1, 1), UUID(int=7)
+    value = {"a": (day, timedelta(days=1)), "b": [{Decimal("1.10")}, b"x", day.date()], key: frozenset([key])}
+    job = queue.enqueue(rq_shop.give, value, day, timedelta(1), (1,), {1}, key, Decimal("1.0"))
+
+    names = ["datetime", "timedelta", "tuple", "set", "UUID", "Decimal"]
+    assert ended(job).return_value == (value, names)
+    found = Job.fetch(job.id)
+    assert (found.args[0], found.args[3]) == (value, (1,))
+    assert ended(queue.enqueue(rq_shop.named, Path("a"), timedelta(1))).return_value == [True, "timedelta"]
+
+
+def test_a_value_that_would_change_is_refused(shop: Stack, tmp_path: Path) -> None:
+    with pytest.raises(PayloadError, match=r"PosixPath would not keep its type"):
+        queue.enqueue(rq_shop.give, [Path("a")])
+    with pytest.raises(PayloadError, match="JobStatus"):
+        queue.enqueue("rq_shop.give", JobStatus.FAILED)
+    job = queue.enqueue(rq_shop.make, "a", retry=Retry(max=3))
+    assert "PosixPath would not keep its type" in (ended(job).exc_string or "")
+    assert Job.fetch(job.id)._read().attempt == 1
+    assert ended(queue.enqueue(rq_shop.make, "a", result_ttl=0)).type is Result.Type.SUCCESSFUL
 
 
 def test_a_callback_that_the_worker_does_not_allow_is_not_called(shop: Stack, tmp_path: Path) -> None:

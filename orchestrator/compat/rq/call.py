@@ -12,6 +12,7 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 
 import msgspec
 
+from orchestrator.compat.rq import values
 from orchestrator.compat.rq.exceptions import TimeoutFormatError
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask
@@ -142,8 +143,10 @@ def new_task(
     kwargs: Mapping[str, Any],
     info: JobInfo,
     delay: float = 0.0,
+    function: Callable[..., Any] | None = None,
 ) -> NewTask:
     """Return a job as a task that can be stored."""
+    args, kwargs = values.tagged_call(name, function, args, kwargs, app.settings.largest_value)
     options: dict[str, Any] = {"queue": queue, "headers": {HEADER: msgspec.json.encode(info).decode()}}
     if info.timeout > 0:
         options["timeout"] = info.timeout

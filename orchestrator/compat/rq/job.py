@@ -27,6 +27,7 @@ from orchestrator.compat.rq.call import (
 )
 from orchestrator.compat.rq.exceptions import DuplicateJobError, InvalidJobOperation, NoSuchJobError
 from orchestrator.compat.rq.options import STATUSES, Dependency, JobStatus, Result, job_info
+from orchestrator.compat.rq.values import untagged
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, NotFound, OrchestratorError, ResultTimeout, TaskEnded, WrongState
@@ -67,6 +68,8 @@ class Job:
         detail: TaskDetail | None = None,
     ) -> None:
         self._task, self._name, self._info, self._call, self._detail = task, name, info, call, detail
+        self._function: Callable[..., Any] | None = None
+        """Where it is created from one."""
         self._context: TaskContext | None = None
         """Inside the job: the attempt that runs."""
         self._status: JobStatus | None = None
@@ -109,6 +112,7 @@ class Job:
         """Return a job that is not stored yet: `queue.enqueue_job(job)` stores it."""
         info = job_info(default_timeout, job_id=id, **options)
         job = cls(new_task_id(info), function_name(func), origin, info, (args or (), kwargs or {}))
+        job._function = None if isinstance(func, str) else func
         job._status = JobStatus.CREATED
         return job
 
@@ -147,7 +151,8 @@ class Job:
         return self
 
     def _as_task(self, delay: float = 0.0) -> NewTask:
-        return new_task(app, self._task, self._name, self.origin, *self._arguments(), self._info, delay)
+        call = self._arguments()
+        return new_task(app, self._task, self._name, self.origin, *call, self._info, delay, self._function)
 
     # -- what it is
 
@@ -163,7 +168,7 @@ class Job:
 
     def _arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         if self._call is None:
-            args, kwargs, *_ = decode_call(self._read().payload)
+            args, kwargs, *_ = untagged(decode_call(self._read().payload))
             self._call = tuple(args), kwargs
         return self._call
 
@@ -230,7 +235,9 @@ class Job:
         if self._here is not None:
             return self._here.return_value
         detail = self._read(refresh=True)
-        return decode_value(detail.result) if detail.status == "success" and detail.result is not None else None
+        if detail.status != "success" or detail.result is None:
+            return None
+        return untagged(decode_value(detail.result))
 
     result = property(return_value)
 

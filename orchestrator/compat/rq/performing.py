@@ -17,6 +17,7 @@ from orchestrator.compat.rq.application import RQApplication, app
 from orchestrator.compat.rq.call import Retry, function_name, new_task, new_task_id, read_info, waits_of
 from orchestrator.compat.rq.exceptions import InvalidJobDependency
 from orchestrator.compat.rq.job import Job, _current
+from orchestrator.compat.rq.values import tagged, untagged
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.errors import ConfigurationError, GiveUp, InvalidTask, RetryLater, TaskAborted
 from orchestrator.sdk.tasks.context import TaskContext, current_runtime, current_task
@@ -34,7 +35,7 @@ def perform(function: Callable[..., Any], find: Find) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         context = current_task() or TaskContext(task_name=name)
-        job = Job(context.task_id, name, context.queue, read_info(context.headers), (args, kwargs))
+        job = Job(context.task_id, name, context.queue, read_info(context.headers), untagged((args, kwargs)))
         _await_dependencies(job, context)
         return run_job(job, context, function, signature, find)
 
@@ -42,7 +43,7 @@ def perform(function: Callable[..., Any], find: Find) -> Callable[..., Any]:
 
 
 def run_job(job: Job, context: TaskContext, function: Callable[..., Any], signature: Signature, find: Find) -> Any:
-    """Run a job in an attempt, with its callbacks; return its result."""
+    """Run a job in an attempt, with its callbacks; return its result as data."""
     job._context, info, token = context, job._info, _current.set(job)
     try:
         keywords = signature.pick(job.kwargs) if context.workflow_name else dict(job.kwargs)
@@ -54,11 +55,12 @@ def run_job(job: Job, context: TaskContext, function: Callable[..., Any], signat
             value = asyncio.run(value)
         if isinstance(value, Retry):
             raise _later(value, context)
+        data = None if info.result_ttl == 0 else tagged(value)
         if info.success is not None:
             _callback(find, info.success)(job, None, value)
         if info.repeats:
             _repeat(job)
-        return value
+        return data
     except RetryLater:
         raise
     except TaskAborted:

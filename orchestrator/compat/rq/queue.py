@@ -14,6 +14,7 @@ from orchestrator.compat.rq.call import DEFAULT_TIMEOUT, parse_timeout, store
 from orchestrator.compat.rq.job import Job
 from orchestrator.compat.rq.options import OPTIONS, JobStatus, Result
 from orchestrator.compat.rq.performing import run_job
+from orchestrator.compat.rq.values import untagged
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.checks import check_name
@@ -211,11 +212,11 @@ def _run_here(job: Job) -> Job:
     """Run a job of a queue with `is_async=False`; its failure is the job's."""
     try:
         context = TaskContext(task_id=job._task, task_name=job._name, queue=job.origin)
-        value = run_job(job, context, job.func, Signature(job._name, job.func), resolve_name)
+        data = run_job(job, context, job.func, Signature(job._name, job.func), resolve_name)
     except Exception:  # noqa: BLE001  # whatever it raises
         job._status = JobStatus.FAILED
         job._here = Result(type=Result.Type.FAILED, job_id=job.id, exc_string=traceback.format_exc())
     else:
         job._status = JobStatus.FINISHED
-        job._here = Result(type=Result.Type.SUCCESSFUL, job_id=job.id, return_value=value)
+        job._here = Result(type=Result.Type.SUCCESSFUL, job_id=job.id, return_value=untagged(data))
     return job

@@ -15,6 +15,7 @@ from orchestrator.compat.rq.call import DEFAULT_TIMEOUT, function_name, parse_ti
 from orchestrator.compat.rq.job import Job
 from orchestrator.compat.rq.queue import Queue
 from orchestrator.compat.rq.registry import ScheduledJobRegistry
+from orchestrator.compat.rq.values import tagged
 from orchestrator.errors import InvalidTask, NotFound
 from orchestrator.sdk.schedule_declarations import STEP
 
@@ -102,7 +103,7 @@ class Scheduler:
             "description": description or f"{name}, scheduled by a program written for rq-scheduler.",
             "queue": queue_name or self._queue.name,
             "schedule": dict(times),
-            "params": {one: {"default": value} for one, value in given.items()},
+            "params": {one: {"default": tagged(value)} for one, value in given.items()},
             "tasks": {
                 STEP: {
                     "task": name,

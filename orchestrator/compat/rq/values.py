@@ -1,0 +1,74 @@
+"""Arguments and results of jobs as data that keep their types, where RQ has pickles. What would change is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from orchestrator.compat.values import PLAIN, TYPE, Values, tag
+from orchestrator.errors import PayloadError
+from orchestrator.sdk.tasks.signature import Signature
+from orchestrator.sdk.values.payload import decode_call, encode_call
+
+_AS_IN_CELERY = frozenset((list, datetime, date, time, Decimal, UUID))
+
+
+class _RQValues(Values):
+    read = Values.read | {  # type: ignore[operator]  # a dict
+        "tuple": tuple,
+        "set": set,
+        "frozenset": frozenset,
+        "timedelta": lambda parts: timedelta(*parts),
+        "dict": dict,
+    }
+
+    def tagged(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in PLAIN:
+            return value
+        if kind is dict:
+            if PLAIN.issuperset(map(type, value)) and TYPE not in value:
+                return super().tagged(value)
+            return tag("dict", [[self.tagged(key), self.tagged(item)] for key, item in value.items()])
+        if kind in (tuple, set, frozenset):
+            return tag(kind.__name__, [self.tagged(item) for item in value])
+        if kind is timedelta:
+            return tag("timedelta", [value.days, value.seconds, value.microseconds])
+        if kind is time and value.tzinfo is not None and value.utcoffset() is None:
+            return value  # refused when it is encoded: its zone would be lost
+        return super().tagged(value) if kind in _AS_IN_CELERY else self.other(value)
+
+    def other(self, value: Any) -> Any:
+        raise PayloadError(
+            f"A value of type {type(value).__module__}.{type(value).__qualname__} would not keep its type: it is not "
+            f"pickled here. Pass data, such as its id or its fields in a dictionary, or give an argument its type as "
+            f"the annotation of its parameter."
+        )
+
+
+class _Annotated(_RQValues):
+    def other(self, value: Any) -> Any:
+        return value
+
+
+_values = _RQValues()
+tagged, untagged = _values.tagged, _values.untagged
+
+
+def tagged_call(
+    name: str, function: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the arguments of a call as data; annotations of the function keep types that have no tag."""
+    try:
+        return _values.tagged_call(args, kwargs)
+    except PayloadError:
+        if function is None:
+            raise
+        data = _Annotated().tagged_call(args, kwargs)
+        arrived = untagged(decode_call(encode_call(name, *data, limit)))
+        if repr(Signature(name, function).restore(*arrived)) != repr((list(args), dict(kwargs))):
+            raise
+        return data
