@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests.benchmarks.bench.compositions import composing
-from tests.benchmarks.bench.contestants import OURS, PEERS, Contestant
+from tests.benchmarks.bench.contestants import LAYER, OURS, PEERS, Contestant
 from tests.benchmarks.bench.environments import with_environment
 from tests.benchmarks.bench.finished import beside_finished
 from tests.benchmarks.bench.idle import idle_cpu
@@ -49,7 +49,7 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     contestants = [OURS]
     for name in options.peers:
         say(f"{name}: environment")
-        contestants.append(with_environment(PEERS[name]))
+        contestants.append(with_environment(LAYER if name == LAYER.name else PEERS[name]))
     with started() as services:
         rounds = run_rounds(contestants, services, sizes, options.rounds, say)
         folded = {name: medians(found) for name, found in rounds.items()}

@@ -71,4 +71,12 @@ PGQUEUER = Contestant(
     workers=(("-P", "-m", f"{QUEUES}.pgqueuer"),) * 2,
 )
 
+LAYER = replace(
+    OURS,
+    name="celery-layer",
+    module=f"{QUEUES}.celery_layer",
+    workers=(("-P", "-m", "orchestrator", "worker", "--app", f"{QUEUES}.celery_layer:app", "--processes", "2"),),
+)
+"""Ours, by Celery's API: what the layer costs."""
+
 PEERS = {peer.name: peer for peer in (CELERY, DRAMATIQ, PGQUEUER)}

@@ -16,6 +16,8 @@ FOLDER = REPOSITORY / ".venv-bench"
 
 def with_environment(contestant: Contestant) -> Contestant:
     """Return the contestant with an interpreter that has what it requires; make it if it is not there yet."""
+    if not contestant.requirements:
+        return contestant
     folder = FOLDER / contestant.name
     python = folder / "bin" / "python"
     stamp = folder / "installed"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from tests.benchmarks.bench.contestants import PEERS
+from tests.benchmarks.bench.contestants import LAYER, PEERS
 from tests.benchmarks.bench.rounds import Sizes
 
 QUICK = {"tasks": 2_000, "singles": 300, "probes": 60, "seconds": 2.0, "rounds": 1, "patience": 0.0}
@@ -24,7 +24,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         const=",".join(PEERS),
         default="",
         metavar="NAMES",
-        help=f"compare with {', '.join(PEERS)}, or with those named",
+        help=f"compare with {', '.join(PEERS)}, or with those named; {LAYER.name} is ours by Celery's API",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--rounds", type=int, default=3, help="how often each contestant goes through all passes (3)")
@@ -105,6 +105,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         for name, value in QUICK.items():
             setattr(options, name, value)
     options.peers = [name for name in options.peers.split(",") if name]
-    if unknown := set(options.peers) - set(PEERS):
+    if unknown := set(options.peers) - {LAYER.name, *PEERS}:
         parser.error(f"--peers: unknown: {', '.join(sorted(unknown))}. Known: {', '.join(PEERS)}.")
     return options
