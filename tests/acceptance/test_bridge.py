@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +19,7 @@ from uuid import UUID
 import pytest
 from click.testing import Result
 from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from tests.celery_packages import require_celery
 
@@ -28,6 +29,7 @@ from celery import Celery, chain, chord, group
 from celery.exceptions import TaskRevokedError
 
 from orchestrator.compat.bridge.transit import Transit
+from orchestrator.errors import Unavailable
 from orchestrator.sdk.backend.tasks import TaskBackend
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import HERE, Process, Stack
@@ -153,6 +155,39 @@ def test_chains_callbacks_and_chords_go_on(running: Shop) -> None:
     eventually(lambda: not running.left(), "nothing is left on the way")
 
 
+@pytest.mark.parametrize("moment", ["Redis is away", "another bridge died"])
+def test_the_body_of_a_chord_is_sent_although_that_was_interrupted(
+    running: Shop, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    add, total = running.celery.signature("shop.add"), running.celery.signature("shop.total")
+    body = chord([add.clone((1, 1)), add.clone((2, 2))], total).apply_async()
+    assert running.run("--once").exit_code == 0
+    eventually(lambda: running.stack.scalar("SELECT count(*) FROM orchestrator.ended_tasks") == 2, "both have ended")
+    follow_up, failed = Transit.follow_up, list[bytes]()
+
+    def fail_once(transit: Transit, id: bytes, messages: Sequence[tuple[str, bytes]]) -> None:
+        if messages and not failed:
+            failed.append(id)
+            raise RedisConnectionError("away")
+        follow_up(transit, id, messages)
+
+    if moment == "Redis is away":
+        with monkeypatch.context() as patched:
+            patched.setattr(Transit, "follow_up", fail_once)
+            running.run("--back")
+        assert failed
+    else:
+        claim = running.celery.backend.get_key_for_group(body.parent.id, ".c")
+        running.celery.backend.client.set(claim, "until it expires")
+    running.bridge()
+    if moment == "another bridge died":
+        eventually(lambda: body.parent.completed_count() == 2, "the results of the parts are written")
+        running.celery.backend.client.delete(claim)
+
+    assert body.get(timeout=WAIT) == 6
+    eventually(lambda: not running.left(), "nothing is left on the way")
+
+
 def test_tasks_that_have_changed_their_import_find_celerys_id_and_retries(shop: Shop) -> None:
     shop.app = "bridged_import:app"
     shop.stack.scheduler()
@@ -264,6 +299,37 @@ def test_a_bridge_that_died_leaves_its_messages_to_the_next(
     assert shop.redis.llen("celery") == 0
     assert shop.stack.scalar("SELECT count(*) FROM orchestrator.tasks") == (0 if moment == "after taking" else 5)
     shop.redis.zadd("orchestrator:bridge:celery:bridges", dict.fromkeys(bridges(shop), 1))  # ten seconds later
+
+    assert shop.run("--once").exit_code == 0
+    assert shop.stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 5
+    assert shop.redis.hlen("orchestrator:bridge:celery:open") == 5
+    assert shop.redis.keys("*:taken:*") == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (TaskBackend, "enqueue_missing", Unavailable("Postgres is away")),
+        (Transit, "take", RedisConnectionError("away")),
+        (Transit, "confirm", RedisConnectionError("away")),
+    ],
+)
+def test_a_bridge_goes_on_with_what_it_had_taken_when_a_server_went_away(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: Exception
+) -> None:
+    for number in range(5):
+        shop.send("note", str(number))
+    work, failed = getattr(owner, name), list[str]()
+
+    def fail_once(*arguments: Any) -> Any:
+        if failed:
+            return work(*arguments)
+        failed.append(name)
+        if name == "take":  # only its answer is lost
+            work(*arguments)
+        raise error
+
+    monkeypatch.setattr(owner, name, fail_once)
 
     assert shop.run("--once").exit_code == 0
     assert shop.stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 5

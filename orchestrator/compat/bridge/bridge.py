@@ -6,6 +6,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import msgspec
 from redis.exceptions import RedisError
 from sqlalchemy.exc import DataError
 
-from orchestrator.compat.bridge.calls import Calls
+from orchestrator.compat.bridge.calls import Calls, NotYet
 from orchestrator.compat.bridge.transit import Taken, Transit
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.sealed import open_error
@@ -29,7 +30,7 @@ from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport.codec import Ended
 
 if TYPE_CHECKING:
-    from orchestrator.compat.bridge.celery import CeleryQueues  # which needs Celery
+    from orchestrator.compat.bridge.celery import CeleryQueues, Settle  # which needs Celery
 
 log = get_logger("bridge")
 
@@ -87,6 +88,7 @@ class Bridge:
                 self._outage.worked()
             except self._away as error:
                 self._outage.failed(first_line(error))
+                has_begun = False  # what it had taken is on its list, and what it had confirmed is not followed
                 self._stopped.wait(_PAUSE)
                 continue
             if not moved:
@@ -277,10 +279,12 @@ class _Ends:
 
     def run(self, *, once: bool = False) -> None:
         """Write ends back until this is stopped; if it is for `once`, until nothing is left to follow."""
+        look_at = time.monotonic() + _LOOK_AGAIN
         while not self._stopped.is_set() and not (once and not self._awaited):
-            is_quiet = not self._wake.wait(_LOOK_AGAIN)
+            self._wake.wait(max(0.0, look_at - time.monotonic()))
             self._wake.clear()
-            if is_quiet or self._has_missed:
+            if self._has_missed or time.monotonic() >= look_at:
+                look_at = time.monotonic() + _LOOK_AGAIN
                 self._heard.extend(self._longest_not_asked(None if self._has_missed else _LOOK_AT_ONCE))
                 self._has_missed = False
             asked = list(dict.fromkeys(self._take_heard()))
@@ -313,6 +317,7 @@ class _Ends:
         for ended in ends:
             for transit, id in self._awaited.get(ended.id, ()):
                 by_transit[transit][id] = ended
+        postponed: set[bytes] = set()
         for transit, ended_by_id in by_transit.items():
             followed: dict[bytes, Sequence[tuple[str, bytes]]] = {}
             withdrawn: list[tuple[bytes, str]] = []
@@ -320,7 +325,13 @@ class _Ends:
                 ended = ended_by_id[id]
                 if ended.error is not None and ended.error.kind == WITHDRAWN:
                     withdrawn.append((id, self._source.list_of(transit.queue, message)))
-                elif (follow_ups := self._write(message, ended)) is not None:
+                    continue
+                try:
+                    follow_ups = self._write(message, ended, partial(transit.follow_up, id))
+                except NotYet:
+                    postponed.add(ended.id)
+                    continue
+                if follow_ups is not None:
                     followed[id] = follow_ups
             self._source.flush()
             for id, follow_ups in followed.items():
@@ -329,21 +340,24 @@ class _Ends:
             transit.settle([id for id, follow_ups in followed.items() if not follow_ups])
             if withdrawn:
                 self.given += transit.give(transit.open, sorted(withdrawn, reverse=True))
+        ends = [ended for ended in ends if ended.id not in postponed]
         with self._lock:
             for ended in ends:
                 self._awaited.pop(ended.id, None)
         for ended in ends:
             self._tasks._waiting.announcements.forget(ended.id, self._hear)
 
-    def _write(self, message: bytes, ended: Ended) -> Sequence[tuple[str, bytes]] | None:
+    def _write(self, message: bytes, ended: Ended, settle: Settle) -> Sequence[tuple[str, bytes]] | None:
         """Write an end back; return what follows, or None if that failed: the next bridge tries it again."""
         try:
             if ended.state == TaskState.SUCCESS:
-                return self._source.succeed(message, Handle[Any](self._client, ended.id)._value(ended))
+                return self._source.succeed(message, Handle[Any](self._client, ended.id)._value(ended), settle)
             if ended.state == MISSING:
                 log.warning("bridge.result_gone task=%s: it was deleted before its end was read", to_text(ended.id))
                 return ()
-            return self._source.fail(message, ended.state, ended.error and open_error(ended.error))
+            return self._source.fail(message, ended.state, ended.error and open_error(ended.error), settle)
+        except NotYet:
+            raise
         except self._away:
             raise
         except Exception as error:  # noqa: BLE001 - one message must not stop the others

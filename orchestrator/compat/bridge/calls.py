@@ -21,6 +21,10 @@ class Unreadable(OrchestratorError):
     """A message of another task queue cannot become a task."""
 
 
+class NotYet(OrchestratorError):
+    """The end of a task cannot be written back now; it is tried again."""
+
+
 class Call(NamedTuple):
     """What a message of another task queue asks for."""
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from queue import Empty
-from time import monotonic, time
+from time import monotonic, sleep, time
 from typing import Any
 
-from celery import Celery, states
+from celery import Celery, maybe_signature, states
 from celery.app.task import Context
 from celery.backends.redis import RedisBackend
 from celery.exceptions import BackendError, TaskRevokedError
@@ -29,8 +29,9 @@ from kombu.transport.memory import Channel as Memory
 from kombu.transport.redis import Mutex, MutexHeld
 from kombu.utils.json import dumps, loads
 from redis import Redis
+from redis.exceptions import RedisError
 
-from orchestrator.compat.bridge.calls import Call, Unreadable
+from orchestrator.compat.bridge.calls import Call, NotYet, Unreadable
 from orchestrator.compat.bridge.transit import Transit
 from orchestrator.compat.celery.request import ARGS
 from orchestrator.domain.states import TaskState
@@ -39,6 +40,10 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.telemetry import get_logger
 
 log = get_logger("bridge")
+
+Settle = Callable[[Sequence[tuple[str, bytes]]], None]
+"""Forgets a message whose task has ended, and sends those that follow it to their lists, in one step."""
+
 _ACCEPTED = {"application/json", "application/x-msgpack"}
 _RESTORED_AT_ONCE = 1_000
 _OWN_HEADERS = {"lang", "task", "id", "shadow", "eta", "expires", "group", "root_id", "parent_id", "argsrepr"} | {
@@ -47,6 +52,8 @@ _OWN_HEADERS = {"lang", "task", "id", "shadow", "eta", "expires", "group", "root
 """Texts among the headers that Celery itself has put there."""
 _RESTORE_EVERY = 10.0
 """Seconds between two looks for messages of dead workers, as in kombu."""
+_PAUSE = 1.0
+"""Seconds before a chord's body is sent again while Celery's Redis is away."""
 
 
 class CeleryQueues:
@@ -142,10 +149,9 @@ class CeleryQueues:
 
     # -- ends
 
-    def succeed(self, message: bytes, value: Any) -> list[tuple[str, bytes]]:
+    def succeed(self, message: bytes, value: Any, settle: Settle) -> list[tuple[str, bytes]]:
         """Write a result where callers of Celery look for it; return the messages that follow, and their lists."""
-        list(self._sent())  # of one that failed
-        request = _request(message)
+        request = self._ended(message, settle)
         followers: list[tuple[Any, dict[str, Any]]] = [(one, {}) for one in request.callbacks or ()]
         if request.chain:
             followers.append((request.chain[-1], {"chain": request.chain[:-1]}))
@@ -156,30 +162,74 @@ class CeleryQueues:
             self._store(request, value, states.SUCCESS)
         except (EncodeError, TypeError) as error:  # which Celery's workers report the same way
             list(self._sent())
-            return self._fail(request, EncodeError(str(error)), "", states.FAILURE)
+            return self._fail(request, EncodeError(str(error)), "", states.FAILURE, settle)
         if request.chord:
             self.flush()
             self._app.backend.on_chord_part_return(request, states.SUCCESS, value)
-        return list(self._sent())
+        return self._follow_ups(request, settle)
 
-    def fail(self, message: bytes, state: str, error: TaskError | None) -> list[tuple[str, bytes]]:
+    def fail(self, message: bytes, state: str, error: TaskError | None, settle: Settle) -> list[tuple[str, bytes]]:
         """Do the same for a task that has not succeeded."""
+        request = self._ended(message, settle)
         if state == TaskState.CANCELLED or (error and error.kind == "TaskExpired"):
             reason = "revoked" if state == TaskState.CANCELLED else "expired"
-            return self._fail(_request(message), TaskRevokedError(reason), "", states.REVOKED)
+            return self._fail(request, TaskRevokedError(reason), "", states.REVOKED, settle)
         error = error or TaskError("RuntimeError", f"The task was {state}.")
         module, _, name = error.kind.rpartition(".")
         arguments = error.attributes.get(ARGS, [error.message])
         raised = create_exception_cls(name, module or "builtins")(*arguments)
-        return self._fail(_request(message), raised, error.traceback, states.FAILURE)
+        return self._fail(request, raised, error.traceback, states.FAILURE, settle)
 
-    def _fail(self, request: Context, error: Exception, traceback: str, state: str) -> list[tuple[str, bytes]]:
+    def _fail(
+        self, request: Context, error: Exception, traceback: str, state: str, settle: Settle
+    ) -> list[tuple[str, bytes]]:
         self._store(request, error, state, traceback)
         if request.chord or request.chain or request.errbacks:
             self.flush()
             stores = self.writes_results and not request.ignore_result
             self._app.backend.mark_as_failure(request.id, error, traceback, request, store_result=stores, state=state)
-        return list(self._sent())
+        return self._follow_ups(request, settle)
+
+    def _ended(self, message: bytes, settle: Settle) -> Context:
+        """Return the request of a message whose task has ended.
+
+        Celery forgets a chord as soon as it has sent the body. So that step settles the message, too: a bridge that
+        dies afterwards has sent the body, and one that dies before leaves the chord as it was.
+        """
+        list(self._sent())  # of one that failed
+        request = _request(message)
+        if request.chord:
+            body = request.chord = maybe_signature(request.chord, app=self._app)
+
+            def send(*arguments: Any) -> Any:
+                sent = type(body).delay(body, *arguments)
+                messages = list(self._sent())
+                while True:  # an error would make Celery fail the chord
+                    try:
+                        settle(messages)
+                    except RedisError as error:
+                        log.warning("bridge.chord_waits task=%s: %s", request.id, error)
+                        sleep(_PAUSE)
+                    else:
+                        return sent
+
+            body.delay = send
+        return request
+
+    def _follow_ups(self, request: Context, settle: Settle) -> list[tuple[str, bytes]]:
+        """Return what Celery has sent. A part of a chord is settled at once: repeated, it could send the body again.
+
+        If another process is sending the body, or died while it did, the part waits until that one's claim is over.
+        """
+        if not request.chord:
+            return list(self._sent())
+        backend = self._app.backend
+        if request.group and isinstance(backend, RedisBackend):
+            claim, is_open = (backend.get_key_for_group(request.group, suffix) for suffix in (".c", ".s"))
+            if backend.client.get(claim) not in (None, b"done") and backend.client.exists(is_open):
+                raise NotYet(f"the body of chord {request.group} is being sent")
+        settle(list(self._sent()))
+        return []
 
     def _store(self, request: Context, value: Any, state: str, traceback: str = "") -> None:
         """Write one result; where they are in Redis, with the next `flush`."""

@@ -23,16 +23,20 @@ _NOBODY = bytes(_ID)
 _TTL = 10
 """Seconds without a sign of life after which a bridge counts as dead."""
 
-_TAKE = """
-local taken = {}
+_MOST_BYTES = 16 * 1024 * 1024
+"""Bytes after which a bridge takes no more messages at once."""
+
+_TAKE = f"""
+local taken, size = {{}}, 0
 redis.call('ZADD', KEYS[1], 'NX', 0, ARGV[1])
 for place = 3, #KEYS do
-    while #taken < #ARGV - 1 do
+    while #taken < #ARGV - 1 and size < {_MOST_BYTES} do
         local message = redis.call('RPOP', KEYS[place])
         if not message then break end
         message = ARGV[#taken + 2] .. message
         redis.call('RPUSH', KEYS[2], message)
         table.insert(taken, message)
+        size = size + #message
     end
 end
 return taken

@@ -1,4 +1,4 @@
-"""Who had a message last, read from the append-only file of Celery's Redis.
+"""Who had a message last, and how often Celery sent it, read from the append-only file of Celery's Redis.
 
 Celery's workers take messages with BRPOP and note them as reserved in a second command. If a worker or Redis is killed
 between the two, Celery loses the message. In the file, that is an RPOP outside of a script, and no HSET after it.
@@ -7,15 +7,16 @@ between the two, Celery loses the message. In the file, that is an RPOP outside 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 _ID = re.compile(rb'\\?"id\\?": \\?"([0-9a-f-]+)')
 
 
-def lost_by_celery(folder: Path) -> set[str]:
-    """Return the ids of tasks whose messages a worker of Celery took and did not reserve."""
+def read_log(folder: Path) -> tuple[set[str], Counter[str]]:
+    """Return the tasks whose messages a worker of Celery took and did not reserve, and how often Celery sent each."""
+    sent: Counter[str] = Counter()
     lists: defaultdict[bytes, list[bytes]] = defaultdict(list)
     lost: set[str] = set()
     in_script = False
@@ -26,6 +27,8 @@ def lost_by_celery(folder: Path) -> set[str]:
             lists[words[0]] += words[1:]
         elif name == b"LPUSH":
             lists[words[0]][:0] = reversed(words[1:])
+            if not in_script:
+                sent.update(one for message in words[1:] for one in _ids(message))
         elif name == b"LMOVE" and lists[words[0]]:
             lists[words[1]].insert(0, lists[words[0]].pop())
         elif name == b"LREM" and words[2] in lists[words[0]]:
@@ -36,7 +39,7 @@ def lost_by_celery(folder: Path) -> set[str]:
                 lost |= _ids(message)
         elif name == b"HSET" and words[0] == b"unacked":
             lost -= _ids(words[2])
-    return lost
+    return lost, sent
 
 
 def _ids(message: bytes) -> set[str]:
