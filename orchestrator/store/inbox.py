@@ -103,6 +103,17 @@ def is_asked(connection: Connection, kind: RequestKind) -> bool:
     return _IS_ASKED.one(connection, kind=str(kind))
 
 
+_HAS_REQUEST = Statement[bool]("""
+SELECT /* inbox.has_request */ EXISTS (
+       SELECT FROM orchestrator.inbox WHERE kind = %(kind)s AND body->>'request' = encode(%(request)s::bytea, 'base64'))
+""")
+
+
+def has_request(connection: Connection, kind: RequestKind, request: bytes) -> bool:
+    """Say whether a request with this id of its sender's waits for the leader."""
+    return _HAS_REQUEST.one(connection, kind=str(kind), request=request)
+
+
 _READ = Prepared[Request]("""
 SELECT /* inbox.read */ id, kind, target, extract(epoch FROM now() - created_at)::double precision AS age, body
   FROM orchestrator.inbox ORDER BY id LIMIT %(limit)s

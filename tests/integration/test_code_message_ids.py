@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 
 from orchestrator import (
+    Duplicate,
     HandlerFailed,
     InvalidArguments,
     InvalidWorkflow,
+    NotFound,
     Orchestrator,
+    ResultTimeout,
     UpdateHandle,
     UpdateRefused,
     WorkflowContext,
@@ -42,6 +45,17 @@ def counter(system: System) -> Any:
         @workflow.signal
         def push(self, number: int) -> None:
             self.heard.append(number)
+
+        @workflow.signal
+        def reset(self, number: int) -> None:
+            self.count = number
+
+        @workflow.signal
+        def halt(self) -> None: ...
+
+        @workflow.update
+        def drop(self) -> None:
+            self.count = 0
 
         @workflow.update
         async def add(self, number: int) -> int:
@@ -109,6 +123,42 @@ def test_validators_are_asked_once(system: System, counter: Any, worker: Worker,
     handle.signal(counter.push, -1)
     rest(system, worker, engine_)
     assert handle.result(0) == [1, 1, -1, 2]
+
+
+def test_an_id_belongs_to_one_name(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:
+    handle = counter.run.start()
+    handle.options(id="m-1").signal(counter.push, 1)
+    sent = handle.options(id="m-1").start_update(counter.add, 5)
+    rest(system, worker, engine_)
+    assert sent.result() == 2
+    handle.options(id="m-1").signal(counter.push, 1)
+    with pytest.raises(Duplicate, match="signal 'push' was sent to this run under the same id"):
+        handle.options(id="m-1").signal(counter.reset, 1)
+    with pytest.raises(Duplicate, match="update 'add' was sent to this run under the same id"):
+        handle.options(id="m-1").update(counter.drop)
+    assert handle.options(id="m-1").update(counter.add, 5) == 2
+
+
+def test_a_found_update_names_itself(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:
+    handle = counter.run.start()
+    handle.options(id="big").start_update(counter.add, 11)
+    with pytest.raises(ResultTimeout):
+        handle.update_handle("big").result(0.01)
+    rest(system, worker, engine_)
+    with pytest.raises(UpdateRefused, match="The update 'add' failed: ValueError: too much"):
+        handle.update_handle("big", counter.add).result()
+    with pytest.raises(NotFound, match="No update was sent to run .* under this id"):
+        handle.update_handle("never-sent").result(0.01)
+
+
+def test_a_signal_that_starts_a_run_is_checked(system: System, counter: Any) -> None:
+    with pytest.raises(InvalidArguments, match="argument 'number'"):
+        counter.run.starting(id="c-2", signal=(counter.push, "much")).start()
+    with pytest.raises(InvalidArguments):
+        counter.run.starting(id="c-2", signal=(counter.push,)).start()
+    assert not system.sql("SELECT 1 FROM orchestrator.runs")
+    counter.run.starting(id="c-2", signal=(counter.push, 1)).start()
+    counter.run.starting(id="c-3", signal=(counter.halt, None)).start()
 
 
 def test_each_way_to_fail_has_a_type(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:

@@ -50,7 +50,8 @@ def signal(tx: Transaction, items: Sequence[Request]) -> None:
             passed.append(Answered(fact.otherwise.id, run))
     heard = append_facts(tx, facts)
     reply(tx, [word for word in passed if word.result in heard])
-    reply(tx, [Answered(_data(item.body["request"])) for item in items if "request" in item.body])
+    named = ((_data(item.body["request"]), item.body["name"]) for item in items if "request" in item.body)
+    reply(tx, [Answered(request, msgspec.msgpack.encode(name)) for request, name in named])
     late = {run: some for run, some in facts.items() if run not in heard}
     if late:
         _keep_late(tx, late)

@@ -27,7 +27,7 @@ from orchestrator.errors import (
     WrongState,
 )
 from orchestrator.sdk.acting import may_operate
-from orchestrator.sdk.backend.code_requests import CodeRequests, add_request
+from orchestrator.sdk.backend.code_requests import CodeRequests, add_request, refuse_other_name
 from orchestrator.sdk.backend.connections import LONGEST_AUDITED
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.code.messages import request_id
@@ -145,7 +145,8 @@ class CodeBackend(CodeRequests):
     # -- telling
 
     def signal(self, run: bytes, name: str, value: bytes, request: bytes | None = None) -> None:
-        if request is not None and self._find_answer(request) is not None:
+        if request is not None and (applied := self._find_answer(request)) is not None:
+            refuse_other_name("signal", name, decode_value(applied.result or b"\xc0"))
             return
         body: dict[str, Any] = {"name": check_name("signal", name), "value": self._outgoing(VALUE, value, run)}
         body |= {} if request is None else {"request": request, "once": True}
@@ -244,6 +245,7 @@ class CodeBackend(CodeRequests):
         if request is None:
             return (yield from self._request(run, RequestKind.UPDATE, "update", timeout, name=name, value=value))
         with time_limit(timeout, writes=True):
+            refuse_other_name("update", name, self._update_name(run, request))
             if self._find_update(run, request) is None:
                 self._send(run, RequestKind.UPDATE, "update", request=request, once=True, name=name, value=value)
         return (yield from self._answer(run, RequestKind.UPDATE, "update", request, timeout, name)) if answered else b""

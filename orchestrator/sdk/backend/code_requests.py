@@ -17,6 +17,8 @@ from orchestrator.domain.tasks.obstacles import NO_LEADER
 from orchestrator.domain.tasks.task import TaskError, error_text
 from orchestrator.errors import (
     HANDLER_ERRORS,
+    Duplicate,
+    NotFound,
     OrchestratorError,
     ResultTimeout,
     Unavailable,
@@ -108,6 +110,8 @@ class CodeRequests(CodeReading):
                     raise ResultTimeout("no scheduler leads, and the next one that does comes to it")
                 if is_settled and limit.is_up:
                     raise ResultTimeout(f"no scheduler has come to it within {timeout:g} s, and one will")
+                if limit.is_up and not name and not self._is_sent(run, request):
+                    raise NotFound(f"No update was sent to run {to_text(run)} under this id.")
                 if limit.is_up:
                     raise ResultTimeout(
                         f"No answer to {verb} run {to_text(run)} within {timeout:g} s. {self.overdue(run, name)}."
@@ -117,6 +121,7 @@ class CodeRequests(CodeReading):
                 elif find() is None:
                     self._open(run, verb)
         if answer.error is not None:
+            name = name or self._update_name(run, request)
             kind = HANDLER_ERRORS.get(answer.error.phase, OrchestratorError)
             refused = (WrongState if answer.error.kind == "WrongState" else kind)(_refused(verb, name, answer.error))
             refused.data = answer.error.attributes
@@ -156,6 +161,20 @@ class CodeRequests(CodeReading):
         state = RunState.FAILED if answer.error is not None else RunState.SUCCESS
         return Ended(request, state, reveal(answer.result or b"\xc0"), answer.error and reveal_error(answer.error))
 
+    def _update_name(self, run: bytes, request: bytes) -> str:
+        """Return the name under which an update was sent; nothing if no history has it."""
+        with self._reading() as connection:
+            last = runs.latest(connection, [run]).get(run, run)
+            found = histories.update_events(connection, [run, last], request).request
+        return "" if found is None else found.name
+
+    def _is_sent(self, run: bytes, request: bytes) -> bool:
+        """Say whether an update is in a history, or on its way there."""
+        if self._update_name(run, request):
+            return True
+        with self._reading() as connection:
+            return inbox.has_request(connection, RequestKind.UPDATE, request)
+
     def _outgoing(self, kind: bytes, data: bytes, run: bytes) -> bytes:
         """Return what a run is given as it is stored: what is large elsewhere, and what is here sealed."""
         payloads = self._connections.payloads
@@ -168,6 +187,15 @@ class CodeRequests(CodeReading):
 def add_request(connection: Connection, request_kind: RequestKind, run: bytes, **body: Any) -> int:
     """Put a request into the inbox; return its number."""
     return inbox.add(connection, request_kind, run, msgspec.json.encode(body).decode())
+
+
+def refuse_other_name(what: str, name: str, first: object) -> None:
+    """Refuse a message under the id of one that was applied under another name."""
+    if first and first != name:
+        raise Duplicate(
+            f"The {what} {name!r} was not sent: {what} {first!r} was sent to this run under the same id. Only the same "
+            f"{what} is sent again with it; another one needs an id of its own."
+        )
 
 
 def _refuse_second(connection: Connection, run: bytes, name: str) -> None:

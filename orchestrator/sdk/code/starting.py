@@ -16,7 +16,7 @@ from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.known_updates import WorkflowSignature
-from orchestrator.sdk.code.messages import SignalMethod, name_of
+from orchestrator.sdk.code.messages import SignalMethod, name_of, signal_value
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.tasks.context import current_runtime
@@ -132,7 +132,10 @@ class Starting(Generic[P, R]):
     def _encoded_signal(self, run: bytes) -> history.SignalReceived | None:
         if self._signal is None:
             return None
-        name, value = name_of(self._signal[0]), self._signal[1]
         settings = self._client.settings
+        signal, *given = self._signal
+        if not isinstance(signal, str) and given == [None] and not signal.signature.names:
+            given = []  # it takes no value
+        name, value = signal_value(signal, given, {}, settings.largest_value)
         data = encode_value(value, f"Signal {name!r}", settings.largest_value)
         return history.SignalReceived(check_name("signal", name), outgoing(data, VALUE, run, settings))
