@@ -2,8 +2,9 @@
 
 On replay the code commands again what it commanded before. The n-th command of a kind meets the n-th record of that
 kind: if they agree, nothing happens, for it was applied long ago; if they do not, the code no longer fits. A command
-without a record is progress, and goes into the next batch. A record without a command is allowed, too: code may have
-become shorter. But code that raises where it went on before does not fit: a deploy never fails a run.
+without a record is progress, and goes into the next batch. A record without a command is allowed in a live run,
+whose code may have become shorter; `replay` refuses it. But code that raises where it went on before does not fit: a
+deploy never fails a run.
 
 Cancelling is the one thing that is not counted: `CancelTimer` and its like name what they cancel, and answers to
 updates name the update.
@@ -150,6 +151,24 @@ class Ledger:
         assert isinstance(record, history.OperationRecorded)
         self.issue(commands.RecordOperation(ordinal, name, record.result, record.error))
         return record
+
+    def check_met(self) -> None:
+        """Refuse code that has not given every command of the history that it was shown.
+
+        A copy is exempt: what was open in it is done again by other code.
+        """
+        answers = (found for found in self._named.values() if isinstance(found[1], history.UpdateAnswered))
+        left = sorted((*self._records.values(), *answers), key=lambda found: found[0])
+        if not left or self.is_copy:
+            return
+        number, record = left[0]
+        claim = _claim(record)
+        self.violate(
+            number,
+            "CommandMissing",
+            f"Command missing at {'an answer to an update' if claim is None else _line(claim)} (event {number}): "
+            f"the history has it, and the code does not give it any more.",
+        )
 
     def withdraw(self, command: commands.StartTimer) -> bool:
         """Take a timer back that has not left yet; False if it has."""

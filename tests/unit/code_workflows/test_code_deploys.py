@@ -321,6 +321,56 @@ def test_an_open_update_of_the_previous_release_is_validated_again(begin: Callab
     assert answer.result == encoded(50)
 
 
+async def steps(ctx: WorkflowContext, item: str) -> None:
+    @ctx.update
+    def add(amount: int) -> int:
+        return amount
+
+    await ctx.schedule("charge", item)
+    ctx.set("charged", True)
+    await ctx.schedule("ship", item)
+
+
+async def no_steps(ctx: WorkflowContext, item: str) -> None:
+    ctx.update("add")(lambda amount: amount)
+    await ctx.promise("never")
+
+
+async def no_state(ctx: WorkflowContext, item: str) -> None:
+    ctx.update("add")(lambda amount: amount)
+    await ctx.schedule("charge", item)
+    await ctx.schedule("ship", item)
+
+
+async def renamed(ctx: WorkflowContext, item: str) -> None:
+    ctx.update("put")(lambda amount: amount)
+    await ctx.schedule("charge", item)
+    ctx.set("charged", True)
+    await ctx.schedule("ship", item)
+
+
+@pytest.mark.parametrize(
+    ("code", "missing"),
+    [
+        (no_steps, r"at task 1 charge \(event 3\)"),
+        (no_state, r"at state 1 set charged \("),
+        (renamed, r"at an answer to an update \("),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_a_check_finds_commands_that_the_code_no_longer_gives(
+    begin: Callable[..., World], code: Callable[..., Any], missing: str
+) -> None:
+    world = begin(steps, "tea")
+    add(world, 1)
+    world.complete("charge-7")
+    world.redeploy(steps)
+    world.check()
+    world.redeploy(code)
+    with pytest.raises(DeterminismViolation, match=f"Command missing {missing}"):
+        world.check()
+
+
 def test_arguments_of_the_wrong_type_are_refused_where_a_run_is_started() -> None:
     app = application(other_type)
     with pytest.raises(InvalidTask, match="Workflow 'order', argument 'item': expected int"):
