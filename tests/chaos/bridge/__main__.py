@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -48,6 +49,7 @@ _QUIET = 90.0
 """Seconds without a new line in the journal after which what has not run is lost."""
 _SETTLED = 10.0
 """Seconds after which nothing comes any more if Celery's Redis has no messages."""
+_LOST_REDIS = re.compile(r"ConnectionError|BusyLoadingError|TimeoutError")
 _REPORTED = 5.0
 """Seconds after which the end of a run is known elsewhere, or its worker was killed before it could say so."""
 
@@ -378,7 +380,11 @@ def _judge(arena: Arena, verdict: Verdict) -> None:
             verdict.again += excused[what] != "redis"
             verdict.by_celery += excused[what] == "redis"
     verdict.read = len(read)
-    verdict.wrong = [f"{what}: read {value}" for what, value in read.items() if value != what and what not in broken]
+    verdict.wrong = [
+        f"{what}: read {value}"
+        for what, value in read.items()
+        if value != what and what not in broken and sent[what] not in cut_off  # which may have run again since
+    ]
     for what, found in written.items():
         if what in starts and not found:
             verdict.without_result.append(what)
@@ -402,8 +408,8 @@ def _is_cut_off(id: str, found: dict[str, Any], cut_off: set[str]) -> bool:
         return False
     error, message = found["result"]["exc_type"], str(found["result"]["exc_message"])
     if error == "ChordError":
-        return any(f"Dependency {part} raised" in message and "ConnectionError" in message for part in cut_off)
-    return error == "ConnectionError" and id in cut_off
+        return any(f"Dependency {part} raised" in message and _LOST_REDIS.search(message) for part in cut_off)
+    return bool(found["result"]["exc_module"] == "redis.exceptions") and id in cut_off
 
 
 def _family(what: str) -> str:
