@@ -45,8 +45,11 @@ _READY = {
 """What each part logs when it works."""
 _BACK_EVERY = 20
 """Kills between two times that everything is given back to Celery."""
-_QUIET = 90.0
-"""Seconds without a new line in the journal after which what has not run is lost."""
+_QUIET = 330.0
+"""Seconds without a new line in the journal after which what has not run is lost.
+
+Longer than kombu's lock on reserved messages, which stays for 300 s if its holder is killed.
+"""
 _SETTLED = 10.0
 """Seconds after which nothing comes any more if Celery's Redis has no messages."""
 _LOST_REDIS = re.compile(r"ConnectionError|BusyLoadingError|TimeoutError")
