@@ -71,6 +71,12 @@ def hold(folder: str) -> str:
     return "held"
 
 
+def block(folder: str) -> None:
+    """Hold in a call that nothing interrupts."""
+    Path(folder, "began").touch()
+    time.sleep(120)
+
+
 def give(value, *others):  # type: ignore[no-untyped-def]
     """Return what arrived, and its types."""
     return value, [type(one).__name__ for one in others]
@@ -117,6 +123,11 @@ def on_failure(job: Any, connection: Any, kind: Any, value: Any, traceback: Any)
 def on_stopped(job: Any, connection: Any) -> None:
     """Note a stop."""
     note(job.args[0], "stopped")
+
+
+def on_timeout(job: Any, connection: Any, kind: Any, value: Any, traceback: Any) -> None:
+    """Note a failure."""
+    note(job.args[0], f"failure {kind.__name__}")
 
 
 def with_folder(value: str, folder: str) -> str:

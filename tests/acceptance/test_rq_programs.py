@@ -194,6 +194,20 @@ def test_a_value_that_would_change_is_refused(shop: Stack, tmp_path: Path) -> No
     assert ended(queue.enqueue(rq_shop.make, "a", result_ttl=0)).type is Result.Type.SUCCESSFUL
 
 
+def test_a_job_that_blocks_is_stopped_or_timed_out_and_its_callbacks_called(shop: Stack, tmp_path: Path) -> None:
+    late = tmp_path / "late"
+    late.mkdir()
+    both: dict[str, Any] = {"on_stopped": rq_shop.on_stopped, "on_failure": rq_shop.on_timeout}
+    job = queue.enqueue(rq_shop.block, str(tmp_path), **both)
+    slow = queue.enqueue(rq_shop.block, str(late), job_timeout=1, **both)
+    eventually(lambda: (tmp_path / "began").exists(), "it has begun")
+    job.cancel()
+
+    eventually(lambda: words(tmp_path) == ["stopped"], "the callback of the stop was called", 30)
+    assert ended(slow).type is Result.Type.FAILED
+    eventually(lambda: words(late) == ["failure TaskTimeout"], "the callback of the failure was called", 30)
+
+
 def test_a_callback_that_the_worker_does_not_allow_is_not_called(shop: Stack, tmp_path: Path) -> None:
     job = queue.enqueue(rq_shop.with_folder, "fine", folder=str(tmp_path), on_success="os.system")
     assert "not among the functions that this worker allows" in (ended(job).exc_string or "")

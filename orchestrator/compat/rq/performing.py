@@ -10,6 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import msgspec
 
@@ -19,7 +20,9 @@ from orchestrator.compat.rq.exceptions import InvalidJobDependency
 from orchestrator.compat.rq.job import Job, _current
 from orchestrator.compat.rq.values import tagged, untagged
 from orchestrator.domain.states import ENDED_TASK_STATES
-from orchestrator.errors import ConfigurationError, GiveUp, InvalidTask, RetryLater, TaskAborted
+from orchestrator.errors import ConfigurationError, GiveUp, InvalidTask, RetryLater, TaskAborted, TaskTimeout
+from orchestrator.sdk.middleware import AttemptEnd, Middleware
+from orchestrator.sdk.names import type_name
 from orchestrator.sdk.tasks.context import TaskContext, current_runtime, current_task
 from orchestrator.sdk.tasks.signature import Signature
 
@@ -45,6 +48,10 @@ def perform(function: Callable[..., Any], find: Find) -> Callable[..., Any]:
 def run_job(job: Job, context: TaskContext, function: Callable[..., Any], signature: Signature, find: Find) -> Any:
     """Run a job in an attempt, with its callbacks; return its result as data."""
     job._context, info, token = context, job._info, _current.set(job)
+    if info.stopped or info.failure:
+        _running[job._task] = job, find
+        if not any(isinstance(one, _Ends) for one in app.middleware):
+            app.middleware.add(_Ends())
     try:
         keywords = signature.pick(job.kwargs) if context.workflow_name else dict(job.kwargs)
         arguments, keywords = signature.restore(list(job.args), keywords)
@@ -64,15 +71,33 @@ def run_job(job: Job, context: TaskContext, function: Callable[..., Any], signat
     except RetryLater:
         raise
     except TaskAborted:
-        if info.stopped is not None:
+        if info.stopped and _running.pop(job._task, None):
             _callback(find, info.stopped)(job, None)
         raise
     except Exception:
-        if info.failure is not None:
+        if info.failure and _running.pop(job._task, None):
             _callback(find, info.failure)(job, None, *sys.exc_info())
         raise
     finally:
         _current.reset(token)
+        _running.pop(job._task, None)
+
+
+_running: dict[UUID, tuple[Job, Find]] = {}
+"""Jobs that run here and have callbacks for their end, which have not been called."""
+
+
+class _Ends(Middleware):
+    """Calls what a job cannot whose code blocks: its process is replaced after a cancel or timeout."""
+
+    def ended(self, ctx: TaskContext, end: AttemptEnd) -> None:
+        job, find = _running.pop(ctx.task_id, (None, None))
+        if job is None or find is None:
+            return
+        if end.outcome == "cancelled" and job._info.stopped:
+            _callback(find, job._info.stopped)(job, None)
+        elif end.error is not None and end.error.kind == type_name(TaskTimeout) and job._info.failure:
+            _callback(find, job._info.failure)(job, None, TaskTimeout, TaskTimeout(end.error.message), None)
 
 
 def _callback(find: Find, name: str) -> Callable[..., Any]:
