@@ -197,22 +197,24 @@ _RQ_OPTIONS = {
 }
 _RQ_CALLS = ["enqueue", "enqueue_call", "enqueue_at", "enqueue_in", "enqueue_many", "prepare_data", "job"]
 _WORKER = "run `orchestrator rq worker --allow MODULE QUEUE…`"
+_RQ_WORKERS = _stays(Worker=_WORKER, SimpleWorker=_WORKER, SpawnWorker=_WORKER)
+_RQ_MODULES = ["rq", "rq.job", "rq.queue", "rq.registry", "rq.decorators", "rq.exceptions", "rq.command"]
+_RQ_MODULES += ["rq.dependency", "rq.repeat", "rq.results", "rq.timeouts"]
+_GROUP = "use orchestrator.group"
+_DRAIN = "run `orchestrator workers drain NAME`"
 
 RQ = Library(
     name="RQ",
     modules={
-        **{
-            module: f"orchestrator.compat.{module}"
-            for module in ["rq", "rq.job", "rq.queue", "rq.registry", "rq.decorators", "rq.exceptions"]
-        },
+        **{module: f"orchestrator.compat.{module}" for module in _RQ_MODULES},
         "rq_scheduler": "orchestrator.compat.rq.scheduler",
         "rq_scheduler.scheduler": "orchestrator.compat.rq.scheduler",
     },
     names={
         "rq": {
             **_moving("Callback Queue Repeat Retry cancel_job get_current_job requeue_job"),
-            **_stays(Worker=_WORKER, SimpleWorker=_WORKER, SpawnWorker=_WORKER),
-            **_stays(Connection="leave the block out", Webhook="post from the job", Group="use orchestrator.group"),
+            **_RQ_WORKERS,
+            **_stays(Connection="leave the block out", Webhook="post from the job", Group=_GROUP),
         },
         "rq.job": _moving(
             "Callback Dependency Job JobStatus Repeat Result Retry cancel_job get_current_job requeue_job"
@@ -227,8 +229,17 @@ RQ = Library(
             "DuplicateJobError InvalidJobDependency InvalidJobOperation InvalidJobOperationError NoSuchJobError "
             "TimeoutFormatError"
         ),
-        "rq.command": _stays(send_stop_job_command="job.cancel() stops a job that runs"),
-        "rq.timeouts": _stays(JobTimeoutException="catch orchestrator.TaskTimeout"),
+        "rq.command": {
+            **_changes(send_stop_job_command="the same as job.cancel()"),
+            **_stays(send_kill_horse_command="job.cancel() stops a job that runs", send_shutdown_command=_DRAIN),
+        },
+        "rq.dependency": _moving("Dependency"),
+        "rq.repeat": _moving("Repeat"),
+        "rq.results": _moving("Result"),
+        "rq.timeouts": _moving("JobTimeoutException"),
+        "rq.group": _stays(Group=_GROUP),
+        "rq.worker": _RQ_WORKERS,
+        "rq.serializers": _stays(DefaultSerializer=_PICKLE, JSONSerializer=_PICKLE),
         "rq_scheduler": _moving("Scheduler"),
         "rq_scheduler.scheduler": _moving("Scheduler"),
     },
@@ -246,7 +257,11 @@ RQ = Library(
     },
     attributes={
         **_stays(
-            dependent_ids="keep the ids that you enqueue with depends_on", set_status="use cancel() and requeue()"
+            dependent_ids="keep the ids that you enqueue with depends_on",
+            delete_dependents="cancel the dependent jobs by their ids",
+            set_status="use cancel() and requeue()",
+            get_position="see `orchestrator queues`",
+            perform="call the function",
         ),
     },
     anywhere=frozenset(["enqueue", "enqueue_at", "enqueue_call", "enqueue_in"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -22,7 +23,7 @@ from orchestrator.compat.rq.exceptions import (
 from orchestrator.compat.rq.job import Dependency, JobStatus, Result
 from orchestrator.compat.rq.registry import FailedJobRegistry, FinishedJobRegistry
 from orchestrator.compat.rq.scheduler import Scheduler
-from orchestrator.errors import InvalidTask, PayloadError
+from orchestrator.errors import InvalidTask, OrchestratorError, PayloadError
 from tests.acceptance.stack import HERE, Stack
 from tests.waiting import eventually
 
@@ -171,6 +172,20 @@ def test_a_job_is_stopped_and_its_callback_called(shop: Stack, tmp_path: Path) -
     assert Job.fetch(job.id).is_canceled
 
 
+def test_a_job_that_blocks_is_stopped_or_timed_out_and_its_callbacks_called(shop: Stack, tmp_path: Path) -> None:
+    late = tmp_path / "late"
+    late.mkdir()
+    both: dict[str, Any] = {"on_stopped": rq_shop.on_stopped, "on_failure": rq_shop.on_timeout}
+    job = queue.enqueue(rq_shop.block, str(tmp_path), **both)
+    slow = queue.enqueue(rq_shop.block, str(late), job_timeout=1, **both)
+    eventually(lambda: (tmp_path / "began").exists(), "it has begun")
+    job.cancel()
+
+    eventually(lambda: words(tmp_path) == ["stopped"], "the callback of the stop was called", 30)
+    assert ended(slow).type is Result.Type.FAILED
+    eventually(lambda: words(late) == ["failure TaskTimeout"], "the callback of the failure was called", 30)
+
+
 def test_arguments_and_results_keep_the_types_that_pickles_keep(shop: Stack) -> None:
     day, key = datetime(2020, 1, 1), UUID(int=7)
     value = {"a": (day, timedelta(days=1)), "b": [{Decimal("1.10")}, b"x", day.date()], key: frozenset([key])}
@@ -180,6 +195,7 @@ def test_arguments_and_results_keep_the_types_that_pickles_keep(shop: Stack) -> 
     assert ended(job).return_value == (value, names)
     found = Job.fetch(job.id)
     assert (found.args[0], found.args[3]) == (value, (1,))
+    assert found.get_call_string().endswith("(1,), {1}, UUID('00000000-0000-0000-0000-000000000007'), Decimal('1.0'))")
     assert ended(queue.enqueue(rq_shop.named, Path("a"), timedelta(1))).return_value == [True, "timedelta"]
 
 
@@ -194,18 +210,18 @@ def test_a_value_that_would_change_is_refused(shop: Stack, tmp_path: Path) -> No
     assert ended(queue.enqueue(rq_shop.make, "a", result_ttl=0)).type is Result.Type.SUCCESSFUL
 
 
-def test_a_job_that_blocks_is_stopped_or_timed_out_and_its_callbacks_called(shop: Stack, tmp_path: Path) -> None:
-    late = tmp_path / "late"
-    late.mkdir()
-    both: dict[str, Any] = {"on_stopped": rq_shop.on_stopped, "on_failure": rq_shop.on_timeout}
-    job = queue.enqueue(rq_shop.block, str(tmp_path), **both)
-    slow = queue.enqueue(rq_shop.block, str(late), job_timeout=1, **both)
-    eventually(lambda: (tmp_path / "began").exists(), "it has begun")
-    job.cancel()
-
-    eventually(lambda: words(tmp_path) == ["stopped"], "the callback of the stop was called", 30)
-    assert ended(slow).type is Result.Type.FAILED
-    eventually(lambda: words(late) == ["failure TaskTimeout"], "the callback of the failure was called", 30)
+def test_jobs_and_queues_are_asked_as_in_rq(shop: Stack) -> None:
+    idle = Queue("idle-2")
+    job = idle.enqueue(rq_shop.send, "x" * 100, copies=2)
+    assert job.get_call_string() == f"rq_shop.send('{'x' * 74}, copies=2)"
+    assert (Job.exists(job.id), Job.exists("nobody"), job.results()) == (True, False, [])
+    importlib.import_module("orchestrator.compat.rq.command").send_stop_job_command(None, job.id)
+    eventually(lambda: [one.type for one in Job.fetch(job.id).results()] == [Result.Type.STOPPED], "it was cancelled")
+    idle.enqueue(rq_shop.send, "y")
+    idle.delete()
+    eventually(idle.is_empty, "it is empty")
+    with pytest.raises(OrchestratorError, match="Job.get_position is not covered: see"):
+        job.get_position()
 
 
 def test_a_callback_that_the_worker_does_not_allow_is_not_called(shop: Stack, tmp_path: Path) -> None:
@@ -289,6 +305,8 @@ def test_what_cannot_be_a_job_is_refused(shop: Stack) -> None:
         queue.enqueue(rq_shop.send, "x", job_timeout="soon")
     with pytest.raises(ImportError, match="orchestrator rq worker"):
         from orchestrator.compat.rq import Worker  # noqa: F401
+    with pytest.raises(ImportError, match="orchestrator rq worker"):
+        importlib.import_module("orchestrator.compat.rq.worker").SimpleWorker  # noqa: B018
 
 
 def test_rq_scheduler_repeats_jobs(shop: Stack, tmp_path: Path) -> None:

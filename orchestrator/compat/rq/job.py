@@ -12,6 +12,7 @@ from uuid import UUID
 
 import msgspec
 
+from orchestrator.compat.coverage import RQ
 from orchestrator.compat.rq.application import app
 from orchestrator.compat.rq.call import (
     Callback,
@@ -130,6 +131,11 @@ class Job:
         return [cls._find(id) for id in job_ids]
 
     @classmethod
+    def exists(cls, job_id: str, connection: Any = None) -> bool:
+        """Say whether a job has that id."""
+        return cls._find(job_id) is not None
+
+    @classmethod
     def _find(cls, id: str) -> Job | None:
         detail = app._client.backend.insights.show_task(task_id(id))
         if detail is None:
@@ -165,6 +171,11 @@ class Job:
     def func(self) -> Any:
         """Its function, imported here."""
         return resolve_name(self._name)
+
+    def get_call_string(self) -> str:
+        """Return its call as Python writes it; long arguments are cut."""
+        named = sorted(f"{name}={value!r:.75}" for name, value in self.kwargs.items())
+        return f"{self.func_name}({', '.join([*(f'{value!r:.75}' for value in self.args), *named])})"
 
     def _arguments(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         if self._call is None:
@@ -268,6 +279,11 @@ class Job:
             created_at=self.ended_at,
         )
 
+    def results(self) -> list[Result]:
+        """Return how it ended, as a list: the results of earlier attempts are not kept."""
+        found = self.latest_result()
+        return [] if found is None else [found]
+
     # -- meta
 
     @property
@@ -354,18 +370,10 @@ class Job:
             self.cancel()
 
     def __getattr__(self, name: str) -> Any:
-        if name in _REFUSED:
-            raise OrchestratorError(f"Job.{name} is not covered. {_REFUSED[name]}")
+        if name in RQ.attributes:
+            raise OrchestratorError(f"Job.{name} is not covered: {RQ.attributes[name].note}.")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-
-_REFUSED = {
-    "dependent_ids": "Keep the ids of the jobs that you enqueue with depends_on.",
-    "delete_dependents": "Cancel the dependent jobs by their ids.",
-    "perform": "Call the function.",
-    "set_status": "The scheduler alone changes states: use cancel() and requeue().",
-    "get_position": "See `orchestrator queues`.",
-}
 
 _current: ContextVar[Job | None] = ContextVar("orchestrator_rq_job", default=None)
 

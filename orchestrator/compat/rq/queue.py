@@ -178,6 +178,11 @@ class Queue:
         """Cancel all that waits in it."""
         app.queue(self.name).purge()
 
+    def delete(self, delete_jobs: bool = True) -> None:
+        """Cancel all that waits in it: a queue is there while it has jobs, workers or settings."""
+        if delete_jobs:
+            self.empty()
+
     def remove(self, job_or_id: Job | str, pipeline: Any = None) -> None:
         """Cancel a job."""
         (Job.fetch(job_or_id) if isinstance(job_or_id, str) else job_or_id).cancel()
