@@ -27,6 +27,7 @@ _LEAST_MEMORY = 32 * 2**20
 @click.option(
     *("-A", "-Q", "-c", "-P", "of_celery"),
     hidden=True,
+    help="Options of Celery, which are named otherwise here.",
     expose_value=False,
     callback=lambda _context, _option, value: value and _of_celery(),
 )
