@@ -110,7 +110,9 @@ def body(call: Endpoint, house: House) -> dict[str, Any]:
         "new": data(new_id()),
         "number": house.backfills["bank"],
         "run": str(house.runs["bank"]) if part == "insights" else data(house.runs["bank"]),
+        "request": data(new_id()),
         "run_id": data(new_id()),
+        "signals": [(data(house.runs["bank"]), data(b"\xc0"))],
         "sent": Sent(house.runs["bank"].bytes, new_id(), 1),
         "started": started,
         "tags": "[]" if part == "code" else [],
@@ -276,7 +278,7 @@ def test_who_may_only_enqueue_starts_runs_with_a_signal_and_signals_none_that_is
     assert status == 200, text
     status, text, signals = start(Scope.ENQUEUE)
     assert (status, signals) == (403, before), text
-    assert "to signal one that is there needs the scope operate" in text
+    assert "is there needs the scope operate" in text
     status, text, signals = start(Scope.OPERATE)
     assert (status, signals) == (200, before + 1), text
 

@@ -352,7 +352,7 @@ def test_what_a_task_says_cannot_command_the_terminal(
     say(engine, loud, LogLine(1_700_000_000.0, 1, "info", "\x1b]0;title\x07 [bold]"))
     redis.close()
     done = run("tasks", "logs", text(loud))
-    assert (done.exit_code, done.stdout) == (0, "22:13:20 info     \ufffd]0;title\ufffd [bold]\n")
+    assert (done.exit_code, done.stdout) == (0, "22:13:20 info      [bold]\n")
     assert "█████░░░░░░░░░░░░░░░ 25 % \ufffd[2Jquarter" in run("tasks", "show", text(loud)).stdout
     nothing = run("tasks", "logs", text(silent))
     assert (nothing.exit_code, nothing.stdout) == (0, "")

@@ -28,8 +28,11 @@ name: known
 params: {day: {type: date, default: today}, count: {type: integer, default: 3}, any: {type: any, default: null}}
 tasks: {only: {task: job}}
 """
-RUN_FOR_EVER = {"serve", "api", "dev", "scheduler", "worker", "runs watch"}
-WAIT_FOR_EVER = {"--wait", "--watch"}
+RUN_FOR_EVER = {
+    *("serve", "api", "dev", "scheduler", "worker", "runs watch"),
+    *("bridge celery", "celery beat", "celery worker", "rq worker"),
+}
+WAIT_FOR_EVER = {"--wait", "--watch", "--follow"}
 
 
 def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
@@ -91,7 +94,7 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     for parameter in COMMANDS[name].params:
         if isinstance(parameter, click.Argument):
             line += draw(st.lists(words, max_size=3 if parameter.nargs == -1 else 1))
-        elif parameter.opts[0] in WAIT_FOR_EVER:
+        elif not WAIT_FOR_EVER.isdisjoint(parameter.opts):
             continue
         elif isinstance(parameter, click.Option) and parameter.is_flag:
             line += [parameter.opts[0]] if draw(st.booleans()) else []

@@ -20,8 +20,7 @@ from orchestrator.api.dashboard.flow_graph import graphs
 from orchestrator.domain.access import Scope
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.errors import WrongState
-from orchestrator.sdk.backend import Backend
-from orchestrator.sdk.backend import code as code_backend
+from orchestrator.sdk.backend import Backend, code_requests
 from orchestrator.sdk.values.payload import encode_value
 from orchestrator.store import insights
 from tests.emptying import empty
@@ -137,7 +136,7 @@ def test_a_promise_is_not_resolved_by_a_value_of_another_type(house: House) -> N
 def test_without_a_scheduler_it_is_said_that_what_was_decided_of_a_promise_is_stored(
     house: House, monkeypatch: pytest.MonkeyPatch, act: str, form: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(code_backend, "_SETTLING", 0.1)
+    monkeypatch.setattr(code_requests, "_SETTLING", 0.1)
     run = code_that_asks(house, "mail")
     visitor = Visitor(house.app)
     visitor.get("/ui/approvals")

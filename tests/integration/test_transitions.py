@@ -168,7 +168,9 @@ MOVES = {
     "cancel the attempt": Move(_end(T.CANCELLED, by_attempt=True), T.CANCELLED, IN_FLIGHT_STATES),
     "skip": Move(_end(T.SKIPPED, by_attempt=False), T.SKIPPED, (T.PENDING,)),
     "revive": Move(
-        lambda connection, task, _: revival.revive(connection, [task]).moved, T.PENDING, (T.FAILED, T.SKIPPED)
+        lambda connection, task, _: revival.revive(connection, [task]).moved,
+        T.PENDING,
+        (T.FAILED, T.SKIPPED, T.CANCELLED),
     ),
     "revive with its run": Move(
         lambda connection, task, _: revival.revive(connection, [task], cancelled=True).moved,

@@ -8,7 +8,7 @@ from orchestrator import WorkflowContext
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard import rendering
 from orchestrator.api.dashboard.pages import tasks
-from orchestrator.api.routes.tasks import TaskQuery
+from orchestrator.api.dashboard.pages.tasks import TasksQuery
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.sdk.code.engine import Engine
 from tests.integration.code_stage import act
@@ -79,7 +79,7 @@ def test_from_a_turn_of_code_to_what_it_commands(system: System, engine_: Engine
     worker.report(act(engine_, *worker.take()))
     with following(*marks_of(raw(handle))) as walk:
         system.tick()
-    short(walk, files=24, stays=40)
+    short(walk, files=24, stays=43)
 
 
 def test_from_a_page_of_the_dashboard_to_its_rows(system: System, request: pytest.FixtureRequest) -> None:
@@ -90,6 +90,6 @@ def test_from_a_page_of_the_dashboard_to_its_rows(system: System, request: pytes
     request.addfinalizer(lambda: rendering.current.reset(reset))
     handle = system.job.enqueue(1)
     with following(*marks_of(raw(handle))) as walk:
-        tasks.list_tasks(api, TaskQuery(), KeyScope())
+        tasks.list_tasks(api, TasksQuery(), KeyScope())
     walk.calls = [file for file in walk.calls if not file.endswith(".html")]  # which jinja enters line by line
     short(walk, files=8, stays=9)

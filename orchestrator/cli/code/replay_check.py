@@ -55,7 +55,7 @@ def replay_check(
             checked += 1
             recording = calls.code.history(run.id)
             try:
-                replay(known.find(run.workflow, run.version), recording)
+                replay(known.find(run.workflow, run.version), recording, strict=True)
             except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001  # code may raise anything
                 fits_not = isinstance(error, (DeterminismViolation, NotDeterministic))
                 problem = str(error) if fits_not else f"{type(error).__name__}: {error}"

@@ -3,8 +3,8 @@
 On replay the code commands again what it commanded before. The n-th command of a kind meets the n-th record of that
 kind: if they agree, nothing happens, for it was applied long ago; if they do not, the code no longer fits. A command
 without a record is progress, and goes into the next batch. A record without a command is allowed in a live run,
-whose code may have become shorter; `replay` refuses it. But code that raises where it went on before does not fit: a
-deploy never fails a run.
+whose code may have become shorter; a strict `replay` refuses it. But code that raises where it went on before does not
+fit: a deploy never fails a run.
 
 Cancelling is the one thing that is not counted: `CancelTimer` and its like name what they cancel, and answers to
 updates name the update.

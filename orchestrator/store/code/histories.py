@@ -262,9 +262,9 @@ def update_events(connection: Connection, runs: Sequence[bytes], update: bytes) 
 _SENT = Batch("sent", "run uuid, id uuid")
 _REQUESTED = Prepared[bytes](f"""
 SELECT /* histories.requested */ sent.id FROM {_SENT}
- WHERE EXISTS (SELECT FROM orchestrator.answers WHERE id = sent.id)
-    OR EXISTS (SELECT FROM orchestrator.histories WHERE run_id = sent.run AND kind = 'update_requested'
-                  AND position(uuid_send(sent.id) IN data) > 0)
+ WHERE (SELECT true FROM orchestrator.answers WHERE id = sent.id LIMIT 1)
+    OR (SELECT true FROM orchestrator.histories WHERE run_id = sent.run AND kind = 'update_requested'
+           AND position(uuid_send(sent.id) IN data) > 0 LIMIT 1)
 """)
 
 

@@ -80,7 +80,7 @@ class World:
 
     def check(self) -> None:
         """Hold the present code against the history, as `workflows replay-check` does."""
-        replay(self.app.code_workflows["order"], Recording(self.run.id, self.run.history))
+        replay(self.app.code_workflows["order"], Recording(self.run.id, self.run.history), strict=True)
 
 
 async def order(ctx: WorkflowContext, item: str) -> str:
