@@ -95,13 +95,15 @@ def of_attempt(task: Any, ctx: TaskContext, args: list[Any], kwargs: dict[str, A
     if "args" in message:
         args = [*args, *message["args"]]
     identifier = message.get("id") or str(ctx.task_id)
-    is_member = ctx.parallel_index is not None
+    retries = details.get("retries", message.get("retries", 0))
+    root = identifier if ctx.run_id is None else str(ctx.run_id)
+    limits = message.get("timelimit") or (task.time_limit, task.soft_time_limit)
     request = Context(
         args=details.get("args", args),
         kwargs=details.get("kwargs", kwargs),
         id=identifier,
         task=task.name,
-        retries=details.get("retries", message.get("retries", 0)),
+        retries=retries,
         called_directly=False,
         headers=message.get("headers") or {},
         delivery_info={
@@ -111,22 +113,19 @@ def of_attempt(task: Any, ctx: TaskContext, args: list[Any], kwargs: dict[str, A
             "redelivered": ctx.attempt > 1 + details.get("retries", 0),
         },
         hostname=hostname(),
-        root_id=message.get("root_id") or (str(ctx.run_id) if ctx.run_id else identifier),
-        parent_id=message.get("parent_id"),
-        group=str(ctx.run_id) if is_member and ctx.run_id else None,
-        group_index=ctx.parallel_index if is_member else None,
-        eta=message.get("eta"),
-        expires=message.get("expires"),
-        callbacks=message.get("link"),
-        errbacks=message.get("errbacks"),
+        root_id=message.get("root_id") or root,
         correlation_id=identifier,
         ignore_result=bool(task.ignore_result),
         properties=message.get("properties") or {},
-        time_limit=(limits := message.get("timelimit") or [task.time_limit, task.soft_time_limit])[0],
+        time_limit=limits[0],
         soft_time_limit=limits[1],
         timelimit=tuple(limits),
-        origin=message.get("origin"),
     )
+    if message:
+        found = {name: message.get(name) for name in ("parent_id", "eta", "expires", "errbacks", "origin")}
+        request.update(found, callbacks=message.get("link"))
+    if ctx.parallel_index is not None:
+        request.update(group=root if ctx.run_id else None, group_index=ctx.parallel_index)
     request.native = ctx
     return request
 
