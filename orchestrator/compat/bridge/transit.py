@@ -1,4 +1,4 @@
-"""The messages of one old queue on their way, in the Redis of that queue.
+"""The messages of one old queue in transit, in the Redis of that queue.
 
 Keys, all below `orchestrator:bridge:<queue>`:
 
@@ -187,7 +187,7 @@ class Transit:
             self._redis.hdel(self.open, *ids)
 
     def follow_up(self, id: bytes, messages: Sequence[tuple[str, bytes]]) -> None:
-        """Do the same for one that has others follow it; these are sent once, whoever does this."""
+        """Do the same for one that has others follow it; these are sent once, by whichever process does it first."""
         self._settle([self.open, *(key for key, _ in messages)], [id, *(message for _, message in messages)])
 
     def give(self, source: str, messages: Sequence[tuple[bytes, str]]) -> int:
