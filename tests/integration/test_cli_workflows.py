@@ -684,7 +684,7 @@ def test_replay_check_finds_what_a_deploy_would_make_stuck(
 def test_replay_check_goes_on_after_code_that_exits(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exits(*_: object) -> None:
+    def exits(*_: object, strict: bool) -> None:
         raise SystemExit("bad")
 
     monkeypatch.setattr("orchestrator.cli.code.replay_check.replay", exits)
