@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator
+from copy import copy
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from types import SimpleNamespace
@@ -13,9 +14,15 @@ from typing import Any
 import pytest
 
 from orchestrator.compat.celery import Celery, Task, chain, chord, failures, group, shared_task, signals, signature
-from orchestrator.compat.celery.app import calls, periodic, registering, routes
+from orchestrator.compat.celery.app import calls, execution, periodic, registering, routes
 from orchestrator.compat.celery.exceptions import ImproperlyConfigured, NotCovered, NotRegistered, Retry
 from orchestrator.compat.celery.schedules import crontab, schedule, solar
+from orchestrator.domain.ids import to_text
+from orchestrator.domain.tasks.task import Dispatch, Succeeded
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.runner import Runner
+from tests.outbox import ClosedOutbox
 
 
 @pytest.fixture
@@ -238,3 +245,39 @@ def test_what_is_refused_says_what_to_use(app: Celery) -> None:
         app.tasks["unit.nothing"]
     with pytest.raises(TypeError, match="list or tuple"):
         adding(app).apply_async("ab")
+
+
+# -- in a worker
+
+
+def test_a_request_computes_what_is_read_and_keeps_what_is_set() -> None:
+    app, seen = Celery("unit"), []
+
+    @app.task(name="unit.seen", bind=True)
+    def see(self: Any, x: int) -> int:
+        request = self.request
+        request.root_id = "mine"
+        seen.append(
+            (request.id, request.hostname, request.root_id, request.args, request.no_such_field, request.native)
+        )
+        assert vars(copy(request))["task"] == "unit.seen"
+        return x
+
+    native = see._registered()
+    new = native._new((3,), {})
+    job = Job(Dispatch(new.id, 2, new.name, new.payload, "default"), Bundle("g", "default", "0-1", 1), 0, 0.0)
+    job.begin(0.0)
+    report = Runner(app.orchestrator, ClosedOutbox(), Allowed(app.orchestrator, ())).run(job)
+    assert isinstance(report, Succeeded)
+    [(identifier, host, *others, ctx)] = seen
+    assert (identifier, others) == (to_text(new.id), ["mine", [3], None])
+    assert (host.startswith("celery@"), ctx.attempt) == (True, 2)
+
+
+def test_a_hook_of_an_annotation_is_called_at_a_hard_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execution, "_watched", None)
+    app = Celery("unit", changes={"task_annotations": {"unit.add": {"on_failure": lambda *_: None}}})
+    adding(app)
+    app._configure()
+    execution.watch_timeouts(app)
+    assert execution._watched == {}

@@ -17,7 +17,7 @@ from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.redaction import handed_on, scrub
 from orchestrator.domain.tasks.headers import check_headers, headers_of, inheriting
-from orchestrator.domain.tasks.task import KeyHolder, NewTask, with_inherited
+from orchestrator.domain.tasks.task import Dispatch, KeyHolder, NewTask, with_inherited
 from orchestrator.errors import (
     AttemptOver,
     ConfigurationError,
@@ -135,6 +135,10 @@ class JobRuntime:
         self._large = large
         self.printed: PrintBuffer | None = None
         """Its printed text, once there is some."""
+
+    @property
+    def dispatch(self) -> Dispatch:
+        return self.job.dispatch
 
     def context(self) -> TaskContext:
         job = self.job

@@ -9,7 +9,8 @@ from functools import cache
 from typing import Any
 
 from orchestrator.compat.celery.tags import untagged
-from orchestrator.sdk.tasks.context import TaskContext
+from orchestrator.domain.ids import to_text
+from orchestrator.sdk.tasks.context import TaskContext, TaskRuntime
 
 MARK = "__celery__"
 """In the result of a task that has none of its own: what `AsyncResult` shows in its place."""
@@ -62,13 +63,13 @@ class Context:
     stamps: Mapping[str, Any] | None = None
     stamped_headers: Sequence[str] | None = None
     replaced_task_nesting: int = 0
+    state: tuple[str, Any] | None = None
+    """What `update_state` has said last."""
+    native: TaskContext | None = None
+    """The attempt in a worker of ours; None where the task runs elsewhere."""
 
     def __init__(self, *args: Mapping[str, Any], **fields: Any) -> None:
         self.update(*args, **fields)
-        self.state: tuple[str, Any] | None = None
-        """What `update_state` has said last."""
-        self.native: TaskContext | None = None
-        """The attempt in a worker of ours; None where the task runs elsewhere."""
 
     def update(self, *args: Mapping[str, Any], **fields: Any) -> None:
         """Set attributes."""
@@ -87,47 +88,92 @@ class Context:
         return f"<Context: {self.task} {self.id}>"
 
 
-def of_attempt(task: Any, ctx: TaskContext, args: list[Any], kwargs: dict[str, Any]) -> Context:
-    """Return the request of an attempt in a worker; what came in the message is taken out of the arguments."""
-    args, kwargs = untagged(args), untagged(kwargs)
-    message: Mapping[str, Any] = kwargs.pop(MESSAGE, None) or {}
-    details = untagged(ctx.details) if isinstance(ctx.details, dict) else {}
-    if "args" in message:
-        args = [*args, *message["args"]]
-    identifier = message.get("id") or str(ctx.task_id)
-    retries = details.get("retries", message.get("retries", 0))
-    root = identifier if ctx.run_id is None else str(ctx.run_id)
+class Attempt(Context):
+    """The request of an attempt in a worker. Few tasks read all of it: most fields are computed when one is read."""
+
+    called_directly = False
+    _details: Mapping[str, Any] = {}
+    """What an earlier attempt has left."""
+    _source: tuple[Any, TaskRuntime, Mapping[str, Any]] | None = None
+    """The task, its attempt and its message, of which fields have still to be computed."""
+
+    def __init__(self, task: Any, runtime: TaskRuntime, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Take what came in the message out of the arguments."""
+        dispatch = runtime.dispatch
+        args = untagged([*args]) if args else []
+        message: Mapping[str, Any] = {}
+        if kwargs:
+            kwargs = untagged(kwargs)
+            message = kwargs.pop(MESSAGE, None) or {}
+        self.id = to_text(dispatch.id)
+        if message:
+            self.id = message.get("id") or self.id
+            self.retries = message.get("retries", 0)
+            self.callbacks, self.errbacks = message.get("link"), message.get("errbacks")
+            args = [*args, *message.get("args", ())]
+        if dispatch.details is not None and isinstance(details := runtime.context().details, dict):
+            self._details = details = untagged(details)
+            self.retries = details.get("retries", self.retries)
+            args, kwargs = details.get("args", args), details.get("kwargs", kwargs)
+        self.args, self.kwargs = args, kwargs
+        self._source = task, runtime, message
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        """All fields."""
+        fields: dict[str, Any] = super().__dict__
+        if self._source is not None:
+            for name, value in _computed(self, *self._source).items():
+                fields.setdefault(name, value)
+            self._source = None
+        return fields
+
+
+class _Computed:
+    """A field of an `Attempt` that is computed, with all others, when it is read."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, request: Context | None, owner: type[Context]) -> Any:
+        return getattr(Context, self._name) if request is None else request.__dict__[self._name]
+
+
+_COMPUTED = """
+task headers delivery_info hostname root_id parent_id correlation_id ignore_result properties time_limit soft_time_limit
+timelimit eta expires origin group group_index native
+"""
+for _name in _COMPUTED.split():
+    setattr(Attempt, _name, _Computed(_name))
+
+
+def _computed(request: Attempt, task: Any, runtime: TaskRuntime, message: Mapping[str, Any]) -> dict[str, Any]:
+    ctx = runtime.context()
+    root = request.id if ctx.run_id is None else str(ctx.run_id)
     limits = message.get("timelimit") or (task.time_limit, task.soft_time_limit)
-    request = Context(
-        args=details.get("args", args),
-        kwargs=details.get("kwargs", kwargs),
-        id=identifier,
-        task=task.name,
-        retries=retries,
-        called_directly=False,
-        headers=message.get("headers") or {},
-        delivery_info={
+    is_in_group = ctx.parallel_index is not None and ctx.run_id is not None
+    return {
+        "task": task.name,
+        "headers": message.get("headers") or {},
+        "delivery_info": {
             "exchange": "",
             "routing_key": task.app._celery_queue(ctx.queue),
             "priority": message.get("priority"),
-            "redelivered": ctx.attempt > 1 + details.get("retries", 0),
+            "redelivered": ctx.attempt > 1 + request._details.get("retries", 0),
         },
-        hostname=hostname(),
-        root_id=message.get("root_id") or root,
-        correlation_id=identifier,
-        ignore_result=bool(task.ignore_result),
-        properties=message.get("properties") or {},
-        time_limit=limits[0],
-        soft_time_limit=limits[1],
-        timelimit=tuple(limits),
-    )
-    if message:
-        found = {name: message.get(name) for name in ("parent_id", "eta", "expires", "errbacks", "origin")}
-        request.update(found, callbacks=message.get("link"))
-    if ctx.parallel_index is not None:
-        request.update(group=root if ctx.run_id else None, group_index=ctx.parallel_index)
-    request.native = ctx
-    return request
+        "hostname": hostname(),
+        "root_id": message.get("root_id") or root,
+        "correlation_id": request.id,
+        "ignore_result": bool(task.ignore_result),
+        "properties": message.get("properties") or {},
+        "time_limit": limits[0],
+        "soft_time_limit": limits[1],
+        "timelimit": tuple(limits),
+        **{name: message.get(name) for name in ("parent_id", "eta", "expires", "origin")},
+        "group": root if is_in_group else None,
+        "group_index": ctx.parallel_index,
+        "native": ctx,
+    }
 
 
 current: ContextVar[tuple[Any, Context] | None] = ContextVar("celery_request", default=None)

@@ -13,7 +13,7 @@ from numbers import Real
 from typing import IO, TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar, cast, get_args
 from uuid import UUID, uuid4
 
-from orchestrator.domain.tasks.task import NewTask
+from orchestrator.domain.tasks.task import Dispatch, NewTask
 from orchestrator.errors import InvalidTask, OrchestratorError, PayloadError
 from orchestrator.sdk.values.payload import encode_value
 
@@ -183,6 +183,10 @@ class Enqueued(Protocol[P, Handle]):
 
 class TaskRuntime(Protocol):
     """The way out of a worker, which has no database: tasks that a task enqueues go through the events stream."""
+
+    @property
+    def dispatch(self) -> Dispatch:
+        """The attempt, as the worker has received it."""
 
     def context(self) -> TaskContext:
         """Return what the running task may know of itself."""

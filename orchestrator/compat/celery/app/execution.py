@@ -15,13 +15,13 @@ from orchestrator.compat.celery import failures, signals, states
 from orchestrator.compat.celery import request as requests
 from orchestrator.compat.celery.app.replacing import awaited
 from orchestrator.compat.celery.exceptions import Again, ChordError, Ignore, NotCovered, Reject, Replaced, Retry
-from orchestrator.compat.celery.request import ARGS, MARK, MESSAGE, Context, hostname, of_attempt
+from orchestrator.compat.celery.request import ARGS, MARK, MESSAGE, Attempt, Context, hostname
 from orchestrator.compat.celery.results.single import EagerResult
 from orchestrator.compat.celery.tags import tagged
 from orchestrator.compat.celery.utils import listed, uuid
 from orchestrator.errors import OrchestratorError, TaskAborted, TaskTimeout
 from orchestrator.sdk.middleware import AttemptEnd, Middleware
-from orchestrator.sdk.tasks.context import TEXT_LIMIT, TaskContext, current_task
+from orchestrator.sdk.tasks.context import TEXT_LIMIT, TaskContext, current_runtime
 
 
 class ExceptionInfo:
@@ -40,17 +40,17 @@ class ExceptionInfo:
 
 def run_in_worker(task: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run one attempt in a worker of ours."""
-    ctx = current_task()
-    if ctx is None:  # a plain call of our task
+    runtime = current_runtime()
+    if runtime is None:  # a plain call of our task
         kwargs.pop(MESSAGE, None)
         return task(*args, **kwargs)
-    request = of_attempt(task, ctx, list(args), kwargs)
+    request = Attempt(task, runtime, args, kwargs)
     if _watched is not None:
-        _watched[str(ctx.task_id)] = (task, request)
+        _watched[runtime.dispatch.id] = (task, request)
     token = requests.current.set((task, request))
     try:
-        if isinstance(ctx.details, dict) and "replaced" in ctx.details:
-            return tagged(awaited(task, ctx))
+        if "replaced" in request._details:
+            return tagged(awaited(task, runtime.context()))
         state, value = attempt(task, request)
         if state == states.SUCCESS:
             return tagged(value)
@@ -58,21 +58,21 @@ def run_in_worker(task: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     finally:
         requests.current.reset(token)
         if _watched is not None:
-            _watched.pop(str(ctx.task_id), None)
+            _watched.pop(runtime.dispatch.id, None)
 
 
 class _Timeouts(Middleware):
     """Sends what a task cannot whose code did not stop at its hard time limit."""
 
     def ended(self, ctx: TaskContext, end: AttemptEnd) -> None:
-        found = (_watched or {}).pop(str(ctx.task_id), None)
+        found = (_watched or {}).pop(ctx.task_id.bytes, None)
         if found is not None and end.error is not None:
             error = failures.named(end.error.kind, [end.error.message])
             if isinstance(error, TaskTimeout):
                 timed_out(*found, error)
 
 
-_watched: dict[str, tuple[Any, Context]] | None = None
+_watched: dict[bytes, tuple[Any, Context]] | None = None
 """Attempts that run here, by the ids of their tasks; None where nobody wants to know of hard time limits."""
 
 
@@ -82,7 +82,7 @@ def watch_timeouts(app: Any) -> None:
     has_hooks = any(
         "on_failure" in vars(kind) or "after_return" in vars(kind)
         for task in app.tasks.values()
-        for kind in type(task).__mro__
+        for kind in (task, *type(task).__mro__)
         if not kind.__module__.startswith(__package__)
     )
     if _watched is None and (signals.task_failure.receivers or has_hooks):
@@ -155,7 +155,8 @@ def attempt(task: Any, request: Context) -> tuple[str, Any]:
         try:
             task.before_start(identifier, args, kwargs)
             value = call(task, request)
-            _callbacks(task, request, value)
+            if request.callbacks:
+                _callbacks(task, request, value)
         except Retry as error:
             state, value, einfo = states.RETRY, error, ExceptionInfo(error)
             task.on_retry(error.exc or error, identifier, args, kwargs, einfo)
@@ -171,7 +172,7 @@ def attempt(task: Any, request: Context) -> tuple[str, Any]:
         except TaskTimeout as error:
             state = states.FAILURE
             call_errbacks(task, request, error)
-            if _watched is None or _watched.pop(str(request.native and request.native.task_id), None) is not None:
+            if _watched is None or (request.native and _watched.pop(request.native.task_id.bytes, None) is not None):
                 timed_out(task, request, error)
             raise
         except Exception as error:  # noqa: BLE001  # whatever the task raises is its failure
