@@ -106,7 +106,7 @@ def test_libraries_pass_options_of_their_own(app: Celery) -> None:
     assert add.apply_async((1, 2), once={"graceful": True}).get() == 3
     assert calls.message_of(None, None, {"once": {"graceful": True}}) == {"properties": {"once": {"graceful": True}}}
     with pytest.raises(TypeError, match="Did you mean 'countdown'"):
-        calls.native_options(app, "unit.once", (), {}, {"countdwon": 3}, add)
+        calls.native_options(routes.Invocation(app, "unit.once", (), {}, {"countdwon": 3}, add))
 
 
 def test_a_refusal_reads_the_same_in_the_caller() -> None:
@@ -118,9 +118,26 @@ def test_a_task_has_the_options_that_its_decorator_settings_and_routes_give(app:
     app.conf.update(task_time_limit=30, task_routes=([("unit.*", {"queue": "a"})], {"other.*": "b"}))
     task = app.task(name="unit.limited", rate_limit="10/m", soft_time_limit=40, ignore_result=True)(lambda: None)
     assert registering.options_of(task) == {"queue": "a", "timeout": 30, "rate": "10/m", "store_result": False}
-    assert routes.find(app, "other.x", (), {}, {}, None) == {"queue": "b"}
+    assert routes.find(routes.Invocation(app, "other.x")) == {"queue": "b"}
     app.conf.task_routes = (by_first_argument,)
-    assert calls.native_options(app, "unit.x", (7,), {}, {}, None) == {"queue": "for-7"}
+    assert calls.native_options(routes.Invocation(app, "unit.x", (7,), {}, {})) == {"queue": "for-7"}
+
+
+def test_a_router_that_fails_is_no_router_of_before_celery_4(app: Celery) -> None:
+    def broken(name: str, args: Any = (), kwargs: Any = None, options: Any = None, task: Any = None) -> Any:
+        return None if options is None else name + 1  # type: ignore[operator]
+
+    app.conf.task_routes = broken
+    with pytest.raises(TypeError, match="concatenate"):
+        routes.find(routes.Invocation(app, "unit.x"))
+    for given in (OldRouter, OldRouter(), f"{__name__}.OldRouter"):
+        app.conf.task_routes = [given]
+        assert routes.find(routes.Invocation(app, "unit.x", (7,))) == {"queue": "old-7"}
+
+
+class OldRouter:
+    def route_for_task(self, name: str, args: Any, kwargs: Any) -> dict[str, str]:  # noqa: ARG002
+        return {"queue": f"old-{args[0]}"}
 
 
 def by_first_argument(name: str, args: Any, kwargs: Any, options: Any, task: Any = None, **_: Any) -> dict[str, str]:
@@ -130,7 +147,7 @@ def by_first_argument(name: str, args: Any, kwargs: Any, options: Any, task: Any
 def test_options_of_a_call_become_ours(app: Celery) -> None:
     when = datetime(2030, 1, 1)
     given = {"eta": when, "expires": timedelta(minutes=1), "priority": 3, "queue": "celery", "time_limit": 5}
-    assert calls.native_options(app, "unit.x", (), {}, given, None) == {
+    assert calls.native_options(routes.Invocation(app, "unit.x", (), {}, given)) == {
         "eta": when.replace(tzinfo=UTC),
         "expires": 60.0,
         "priority": 3,
@@ -139,7 +156,7 @@ def test_options_of_a_call_become_ours(app: Celery) -> None:
         "soft_timeout": None,
     }
     app.conf.broker_url = "redis://here"
-    assert calls.native_options(app, "unit.x", (), {}, {"priority": 3}, None) == {"priority": -3}
+    assert calls.native_options(routes.Invocation(app, "unit.x", (), {}, {"priority": 3})) == {"priority": -3}
 
 
 def test_classes_annotations_and_a_class_for_all_tasks() -> None:

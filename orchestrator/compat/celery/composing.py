@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.compat.celery import signals, states
 from orchestrator.compat.celery.app import calls
+from orchestrator.compat.celery.app.routes import Invocation
 from orchestrator.compat.celery.exceptions import EncodeError, NotCovered
 from orchestrator.compat.celery.results.many import GroupResult, of_run
 from orchestrator.compat.celery.results.single import EagerResult
@@ -164,7 +165,7 @@ def _call(app: Any, sig: Any, links: Sequence[Any], errors: Sequence[Any]) -> Pa
     known = app.tasks.get(name)
     native = app._by_name(name) if known is None else known._registered()
     message = calls.message_of(list(links), _distinct(errors), options)
-    chosen = calls.native_options(app, name, args, kwargs, options, known)
+    chosen = calls.native_options(Invocation(app, name, args, kwargs, options, known))
     if signals.before_task_publish.receivers:
         calls.announce(app, native, args, kwargs, None, chosen, message)
     if (eta := chosen.pop("eta", None)) is not None:

@@ -15,10 +15,11 @@ from orchestrator.compat.celery import signals
 from orchestrator.compat.celery.app import calls, lifecycle, periodic, routes
 from orchestrator.compat.celery.app.control import Control
 from orchestrator.compat.celery.app.current import apps, current_task
-from orchestrator.compat.celery.app.registry import PARTS, REFUSED, Registry, each, import_related, imported, star_each
+from orchestrator.compat.celery.app.registry import PARTS, REFUSED, Registry, each, import_related, star_each
 from orchestrator.compat.celery.app.task import Task as BaseTask
 from orchestrator.compat.celery.canvas import signature
 from orchestrator.compat.celery.exceptions import AttributeNotCovered, NotCovered, NotRegistered
+from orchestrator.compat.celery.utils import imported
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.names import module_name
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, CallOptions

@@ -13,6 +13,7 @@ from msgspec import structs
 from orchestrator.compat.celery import request as requests
 from orchestrator.compat.celery import signals
 from orchestrator.compat.celery.app import routes
+from orchestrator.compat.celery.app.routes import Invocation
 from orchestrator.compat.celery.exceptions import EncodeError, NotCovered
 from orchestrator.compat.celery.request import MESSAGE
 from orchestrator.compat.celery.results.single import of_handle
@@ -60,7 +61,7 @@ def publish(
         known._check(args, kwargs)
     native = app._by_name(name) if known is None else known._registered()
     message = message_of(link, link_error, options)
-    chosen = native_options(app, name, args, kwargs, options, known)
+    chosen = native_options(Invocation(app, name, args, kwargs, options, known))
     if signals.before_task_publish.receivers:
         if task_id is None:
             runtime = current_runtime()
@@ -151,20 +152,14 @@ def message_of(link: Any, link_error: Any, options: Mapping[str, Any]) -> dict[s
     return message
 
 
-def native_options(
-    app: Any,
-    name: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    options: Mapping[str, Any],
-    task: Any,
-) -> dict[str, Any]:
+def native_options(call: Invocation) -> dict[str, Any]:
     """Return options of a call as ours, or refuse those that mean nothing here."""
+    app, options, task = call.app, call.options, call.task
     if options.get("serializer") not in _DATA:
         raise NotCovered(f"serializer={options['serializer']!r}", "Arguments are data: see docs/tasks.md#types.")
     found: dict[str, Any] = {}
     is_routed = task is None or not app._is_routed_by_name
-    route = routes.find(app, name, args, kwargs, options, task) if is_routed else {}
+    route = routes.find(call) if is_routed else {}
     merged = {**route, **{key: value for key, value in options.items() if value is not None}}
     queue = merged.get("queue")
     if queue is None and (merged.get("routing_key") or merged.get("exchange")) is not None:
@@ -192,7 +187,7 @@ def native_options(
         found["on_success"] = True
     for unknown in options.keys() - _TAKEN - _PROPERTIES:
         if meant := did_you_mean(unknown, _KNOWN):
-            raise TypeError(f"apply_async of {name}: unknown option {unknown}.{meant}")
+            raise TypeError(f"apply_async of {call.name}: unknown option {unknown}.{meant}")
     return found
 
 

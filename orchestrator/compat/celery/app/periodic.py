@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.compat.celery.app import calls
+from orchestrator.compat.celery.app.routes import Invocation
 from orchestrator.compat.celery.exceptions import NotCovered
 from orchestrator.compat.celery.request import MESSAGE
 from orchestrator.compat.celery.schedules import crontab, maybe_schedule
@@ -74,7 +75,7 @@ def declare(app: Any) -> None:
 def _declare(app: Any, name: str, entry: Entry) -> None:
     task = app._tasks.get(entry.task)
     native = app._by_name(entry.task) if task is None else task._registered()
-    options = calls.native_options(app, entry.task, entry.args, entry.kwargs, entry.options, task)
+    options = calls.native_options(Invocation(app, entry.task, entry.args, entry.kwargs, entry.options, task))
     options.pop("eta", None)
     if options:
         native = native.options(**options)

@@ -54,14 +54,6 @@ class Registry(dict[str, Task]):
         return {name: task for name, task in self.items() if not name.startswith("celery.")}
 
 
-def imported(given: Any) -> Any:
-    """Return what a text names, or what is given."""
-    if not isinstance(given, str):
-        return given
-    module, _, name = given.replace(":", ".").rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
 def import_related(package: str, related: str | None) -> None:
     """Import a module of a package, if there is one."""
     name = f"{package}.{related}" if related else package

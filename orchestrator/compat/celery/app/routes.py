@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from orchestrator.compat.celery.exceptions import NotCovered
+from orchestrator.compat.celery.utils import imported
+
+
+class Invocation(NamedTuple):
+    """A call of a task, as routers see it."""
+
+    app: Any
+    name: str
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}
+    task: Any = None
+    """None where the program calls a task by its name alone."""
 
 
 def listed(routes: Any) -> list[Any]:
@@ -16,35 +28,29 @@ def listed(routes: Any) -> list[Any]:
     if not routes:
         return []
     found = routes if isinstance(routes, (list, tuple)) and not _is_pairs(routes) else [routes]
-    return [_imported(one) if isinstance(one, str) else getattr(one, "route_for_task", one) for one in found]
+    return [_router(one) for one in found]
 
 
 def _is_pairs(routes: Sequence[Any]) -> bool:
     return all(isinstance(one, (list, tuple)) and len(one) == 2 and isinstance(one[1], Mapping) for one in routes)
 
 
-def _imported(name: str) -> Any:
-    module, _, attribute = name.replace(":", ".").rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+def _router(given: Any) -> Any:
+    """Return a router; as in Celery, one with `route_for_task` is of before Celery 4, and is not given options."""
+    router = imported(given)
+    if not hasattr(router, "route_for_task"):
+        return router
+    route = (router() if isinstance(router, type) else router).route_for_task
+    return lambda name, args, kwargs, *_, **__: route(name, args, kwargs)
 
 
-def find(
-    app: Any,
-    name: str,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    options: Mapping[str, Any],
-    task: Any,
-) -> dict[str, Any]:
+def find(call: Invocation) -> dict[str, Any]:
     """Return the options that the first router which knows a task gives its calls."""
-    for router in listed(app.conf.task_routes):
+    for router in listed(call.app.conf.task_routes):
         if callable(router):
-            try:
-                found = router(name, args, kwargs, options, task=task)
-            except TypeError:
-                found = router(name, args, kwargs)  # of before Celery 4
+            found = router(call.name, call.args, call.kwargs, call.options, task=call.task)
         else:
-            found = next((route for pattern, route in _pairs(router) if _fits(pattern, name)), None)
+            found = next((route for pattern, route in _pairs(router) if _fits(pattern, call.name)), None)
         if found:
             return {"queue": found} if isinstance(found, str) else dict(found)
     return {}

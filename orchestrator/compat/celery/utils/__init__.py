@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
@@ -20,6 +21,14 @@ def to_id(task_id: str) -> UUID:
         return UUID(task_id)
     except ValueError:
         return uuid5(NAMESPACE_URL, f"celery:{task_id}")
+
+
+def imported(given: Any) -> Any:
+    """Return what a text names, or what is given."""
+    if not isinstance(given, str):
+        return given
+    module, _, name = given.replace(":", ".").rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def listed(given: Any) -> list[Any]:
