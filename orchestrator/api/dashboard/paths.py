@@ -9,6 +9,7 @@ import dataclasses
 
 from orchestrator.api.dashboard.pages import (
     approvals,
+    compare,
     entry,
     fleet,
     flows,
@@ -68,7 +69,7 @@ _LIVE = [
     dataclasses.replace(one, path=one.path.replace("/api/v1", "/ui/live", 1), tag="dashboard") for one in live.routes
 ]
 """Event streams of the API, for pages that are open."""
-_PAGES = (overview, queues, tasks, logs, runs, workflows, flows, approvals, schedules, fleet, search, records)
+_PAGES = (overview, queues, tasks, logs, runs, compare, workflows, flows, approvals, schedules, fleet, search, records)
 PAGES: tuple[Endpoint, ...] = (
     *(route for subject in _PAGES for route in subject.routes),
     *_LIVE,

@@ -26,6 +26,7 @@ from orchestrator.domain.code.resets import allowed
 from orchestrator.domain.states import RunState
 from orchestrator.errors import WrongState
 from orchestrator.monitoring.times import present
+from orchestrator.sdk.code.recording import Recording
 from orchestrator.store.insights import Relative, RunDetail, StepView, find_failed_task, find_relative, find_step_task
 
 routes = pages("/ui/runs")
@@ -104,7 +105,7 @@ def _of_steps(
     api: Api, run: RunDetail, steps: list[StepView], query: StepsQuery, key_scope: KeyScope
 ) -> dict[str, Any]:
     critical = critical_path(steps)
-    before = _run_before(api, run, key_scope)
+    before = run_before(api, run, key_scope)
     earlier = {step.name: step for step in run_routes.find(api, before).steps} if before else {}
     folded = fold(steps, critical, query.open)
     is_large = len(steps) > MOST_DRAWN
@@ -130,16 +131,21 @@ def _urgency(step: StepView) -> int:
     return {"failed": 0, "open": 1}.get(step.state, 2)
 
 
-def _run_before(api: Api, run: RunDetail, key_scope: KeyScope) -> UUID | None:
+def run_before(api: Api, run: RunDetail, key_scope: KeyScope) -> UUID | None:
     """Return the last run of the same workflow before this one that succeeded."""
     query = run_routes.RunQuery(workflow=run.workflow, statuses=(RunState.SUCCESS,), limit=1, cursor=run.id)
     found = run_routes.list_page(api, query, key_scope).items
     return found[0].id if found else None
 
 
+def events_of(api: Api, run: UUID) -> tuple[Recording, list[dict[str, Any]]]:
+    """Return the history of a run of code, and its events as they are shown."""
+    recording = api.backend.code.history(run.bytes)
+    return recording, msgspec.json.decode(recording.to_json(api.redaction_of_run(run)))["events"]
+
+
 def _of_code(api: Api, run: RunDetail) -> dict[str, Any]:
-    recording = api.backend.code.history(run.id.bytes)
-    events = msgspec.json.decode(recording.to_json(api.redaction_of_run(run.id)))["events"]
+    recording, events = events_of(api, run.id)
     return {
         "story": story(events[-_MOST_EVENTS:]),
         "left_out": max(0, len(events) - _MOST_EVENTS),
@@ -180,5 +186,4 @@ def _shown(
 
 def _sentence(api: Api, id: UUID, number: int) -> Sentence | None:
     """Return what the last event says that would be kept; None if it says nothing to people."""
-    events = msgspec.json.decode(api.backend.code.history(id.bytes).to_json(api.redaction_of_run(id)))["events"]
-    return next((one for one in story(events[:number]) if one.number == number), None)
+    return next((one for one in story(events_of(api, id)[1][:number]) if one.number == number), None)

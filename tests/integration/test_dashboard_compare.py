@@ -1,0 +1,94 @@
+"""Two runs beside each other in the dashboard."""
+
+from __future__ import annotations
+
+import html
+import re
+
+import pytest
+
+from orchestrator.api import access
+from orchestrator.api.app import create_app
+from orchestrator.domain.access import Scope
+from orchestrator.sdk.dag.definitions import loads
+from orchestrator.sdk.values.payload import encode_value
+from tests.integration.api_client import make_key
+from tests.integration.stage import System, Worker
+from tests.integration.visitor import Visitor
+
+FIRST = """
+name: nightly
+params: {region: {type: string, default: eu}}
+tasks:
+  fetch: {task: job}
+  load: {task: job, depends_on: [fetch]}
+"""
+SECOND = FIRST.replace("load: {task: job,", "load: {task: job, retries: 0,")
+
+
+def play(system: System, worker: Worker, region: str, result: object, *, fails: bool = False) -> str:
+    """Run the workflow to its end; return the id of the run."""
+    run = system.app.workflows["nightly"].start(region=region)
+    for step in range(2):
+        system.pass_seconds()
+        taken = worker.take()
+        if fails and step:
+            worker.fail(*taken, retryable=False)
+        else:
+            worker.succeed(*taken, result=encode_value(result, "a result", 1_000))
+    system.pass_seconds()
+    assert run.progress().status == ("failed" if fails else "success")
+    return str(run.id)
+
+
+@pytest.fixture
+def played(system: System) -> tuple[Visitor, str, str]:
+    worker = system.worker(knows=("job",), slots=10)
+    system.app.workflows.apply(loads(FIRST))
+    good = play(system, worker, "eu", {"rows": 7})
+    system.app.workflows.apply(loads(SECOND))
+    bad = play(system, worker, "us", {"rows": 8}, fails=True)
+    return Visitor(create_app(system.settings)), good, bad
+
+
+def shown(page: str) -> str:
+    """Return what a reader sees of a page."""
+    return html.unescape(re.sub(r"<[^>]+>", " ", page.partition("<main")[2]))
+
+
+def test_a_failed_run_is_one_click_from_the_last_good_one(played: tuple[Visitor, str, str]) -> None:
+    visitor, good, bad = played
+    link = f"/ui/compare?run={bad}"
+    assert f'href="{link}"' in visitor.get(f"/ui/runs/{bad}").text
+    page = visitor.get(link).text
+    for run in (good, bad):
+        assert f'href="/ui/runs/{run}"' in page
+    text = shown(page)
+    for line in ('-  "region": "eu"', '+  "region": "us"', "+    retries: 0", '-  "rows": 7', '+  "rows": 8'):
+        assert line in text, (line, text)
+    assert re.search(r"load\s+✓\s+success\s+100ms\s+✗\s+failed\s+100ms", text), text
+
+
+def test_two_runs_are_marked_in_the_grid(played: tuple[Visitor, str, str]) -> None:
+    visitor, good, bad = played
+    grid = visitor.get("/ui/workflows/nightly").text
+    marks = re.findall(r'type="checkbox" name="run" value="([^"]+)"', grid)
+    assert marks == [good, bad]
+    assert '<form action="/ui/compare">' in grid
+    page = visitor.get(f"/ui/compare?run={bad}&run={good}").text
+    assert shown(page) == shown(visitor.get(f"/ui/compare?run={bad}").text), "the older one is the measure"
+    assert "Mark two runs" in visitor.get("/ui/compare").text
+    assert "No earlier run" in visitor.get(f"/ui/compare?run={good}").text
+    assert visitor.get(f"/ui/compare?run={good}&run={bad}&run={good}").status_code == 422
+
+
+def test_a_bound_key_compares_its_own_runs_only(
+    played: tuple[Visitor, str, str], system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    _, good, bad = played
+    own, other = Visitor(create_app(system.settings)), Visitor(create_app(system.settings))
+    own.log_in(make_key(system.engine, Scope.READ, "ada", queues=None, workflows="night"))
+    other.log_in(make_key(system.engine, Scope.READ, "bob", queues=None, workflows="mail"))
+    assert own.get(f"/ui/compare?run={bad}").status_code == 200
+    assert other.get(f"/ui/compare?run={bad}&run={good}").status_code == 404
