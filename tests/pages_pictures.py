@@ -205,8 +205,8 @@ def main(target: Path) -> None:
         for file, text in FILES.items():
             (folder / file).write_text(text)
         with dev(folder, "shop:app"):
-            eventually(lambda: "dashboard at" in (folder / "dev.log").read_text(), "the dashboard is served")
-            base = (folder / "dev.log").read_text().partition("dashboard at ")[2].split("/ui")[0]
+            eventually(lambda: "dashboard=http" in (folder / "dev.log").read_text(), "the dashboard is served")
+            base = (folder / "dev.log").read_text().partition("dashboard=")[2].split("/ui")[0]
             pages = fill(folder, base)
             write_an_hour(folder)
             take(base, pages, target)

@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -471,6 +471,9 @@ def requests(planted: Planted, endpoint: Endpoint) -> Iterator[tuple[str, str, b
         for kind, ids in (("task", tasks), ("run", runs)):
             yield from ((endpoint.path, "", called(planted, endpoint, id, kind)) for id in ids)
         return
+    if endpoint.path == "/ui/compare":
+        for two in pairwise(planted.runs):
+            yield endpoint.path, urlencode([("run", run) for run in two]), b""
     for place in places(planted, endpoint):
         path = re.sub(r"{(\w+)}", lambda found: place.get(found[1], "x"), endpoint.path)  # noqa: B023
         known = () if endpoint.query is None else msgspec.structs.fields(endpoint.query)
@@ -497,7 +500,7 @@ LOOKS = [
 
 
 NOT_THERE = re.compile(
-    r"schedules/|backfill|quarantine|anything|runs_under|code/find|version|update_|allocate|ui/(tasks|queues)/|reset|name}/logs"
+    r"schedules/|backfill|quarantine|anything|runs_under|code/find|version|update_|allocate|ui/(tasks|queues|workers)/|reset|name}/logs"
 )
 """What there is none of here, and what needs more than an id."""
 

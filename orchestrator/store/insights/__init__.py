@@ -18,8 +18,9 @@ from orchestrator.store.insights.code_workflows import (
 from orchestrator.store.insights.failures import GroupKey, spread_of_failures
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, empty_queue, list_queues, list_workers
 from orchestrator.store.insights.lineage import Lineage, Relative, find_relative, lineage
+from orchestrator.store.insights.longest import minutes_of_worker, slowest
 from orchestrator.store.insights.lookup import Found, find_run_owners, find_task_owners, search
-from orchestrator.store.insights.obstacles import find_obstacles
+from orchestrator.store.insights.obstacles import Wait, find_obstacles, longest_waits
 from orchestrator.store.insights.pressure import (
     Connections,
     LongTransaction,

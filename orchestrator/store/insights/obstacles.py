@@ -1,9 +1,14 @@
-"""What keeps one task, or the tasks of one run, from going on."""
+"""What keeps one task, the tasks of one run, or the oldest of a queue, from going on."""
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
+
 from sqlalchemy import Connection
 
+from orchestrator.domain.limits.names import gate_of
 from orchestrator.domain.tasks.obstacles import (
     NO_LEADER,
     executor_of_hold,
@@ -15,9 +20,9 @@ from orchestrator.domain.tasks.obstacles import (
     paused,
     unknown_task,
 )
-from orchestrator.store.insights.fleet import IS_FRESH, IS_KNOWN
+from orchestrator.store.insights.fleet import IS_FRESH, IS_KNOWN, QueueCounts
 from orchestrator.store.sql import Row, Statement
-from orchestrator.store.tables.tasks import NOBODY, READY
+from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY, READY_IN_LANE, READY_PLAIN
 
 _LEADS = Statement[bool]("""
 SELECT /* insights.leads */ EXISTS (SELECT FROM orchestrator.leases
@@ -27,13 +32,15 @@ SELECT /* insights.leads */ EXISTS (SELECT FROM orchestrator.leases
 _WAITING = f"(({READY}) OR (status = 'pending' AND {NOBODY})) AND created_at < now() - interval '2 seconds'"
 """What is newer may not have been looked at: the fleet is mirrored about once a second."""
 
-# Of a run, a thousand open tasks: it may have a million, and their queues are few.
-_OBSTACLES = Statement[Row](f"""
-SELECT /* insights.obstacles */ DISTINCT queue, CASE WHEN {NOBODY} THEN name END AS unknown, hold,
+_FOUND = f"""queue, CASE WHEN {NOBODY} THEN name END AS unknown, hold,
        EXISTS (SELECT FROM orchestrator.queues AS q WHERE q.name = found.queue AND q.paused) AS paused,
        EXISTS (SELECT FROM orchestrator.workers
                 WHERE state = 'live' AND {IS_FRESH} AND found.queue = ANY(queues)) AS served,
-       hold = 'unknown' AND {IS_KNOWN.format(task="found")} AS handed_back
+       hold = 'unknown' AND {IS_KNOWN.format(task="found")} AS handed_back"""
+
+# Of a run, a thousand open tasks: it may have a million, and their queues are few.
+_OBSTACLES = Statement[Row](f"""
+SELECT /* insights.obstacles */ DISTINCT {_FOUND}
   FROM (SELECT * FROM orchestrator.tasks WHERE id = %(id)s::uuid
          UNION ALL
         (SELECT * FROM orchestrator.tasks WHERE run_id = %(id)s::uuid LIMIT 1000)) AS found
@@ -46,16 +53,71 @@ def find_obstacles(connection: Connection, identifier: bytes, *, shard: int = 0)
     """Return why a task or a run cannot go on, in words; nothing where it can, or waits for its time or for others."""
     if not _LEADS.one(connection, shard=shard):
         return [NO_LEADER]
-    found: list[str] = []
-    for row in _OBSTACLES(connection, id=identifier):
-        if row.paused:
-            found.append(paused(row.queue))
-        elif not row.served:
-            found.append(no_worker(row.queue))
-        elif row.unknown is not None and (key := key_of_hold(row.hold)) is not None:
-            found.append(no_data_key(row.queue, repr(row.unknown), key))
-        elif row.unknown is not None and (wants := executor_of_hold(row.hold)) is not None:
-            found.append(no_executor(row.queue, repr(row.unknown), wants))
-        elif row.unknown is not None:
-            found.append((no_database if row.handed_back else unknown_task)(row.queue, repr(row.unknown)))
-    return list(dict.fromkeys(found))
+    said = (_obstacle(row) for row in _OBSTACLES(connection, id=identifier))
+    return [*dict.fromkeys(one for one in said if one is not None)]
+
+
+def _obstacle(row: Row) -> str | None:
+    if row.paused:
+        return paused(row.queue)
+    if not row.served:
+        return no_worker(row.queue)
+    if row.unknown is None:
+        return None
+    if (key := key_of_hold(row.hold)) is not None:
+        return no_data_key(row.queue, repr(row.unknown), key)
+    if (wants := executor_of_hold(row.hold)) is not None:
+        return no_executor(row.queue, repr(row.unknown), wants)
+    return (no_database if row.handed_back else unknown_task)(row.queue, repr(row.unknown))
+
+
+class Wait(NamedTuple):
+    """A task that waits, and why."""
+
+    id: UUID
+    name: str
+    created_at: datetime
+    why: str
+
+
+_MOST_LOOKED_AT = 1_000
+# Of ready tasks, the first in the order of each index; of others, those of the queue among the oldest of all.
+_OLDEST = Statement[Row](f"""
+WITH /* insights.longest_waits */ candidates AS (
+    (SELECT id FROM orchestrator.tasks WHERE queue = %(queue)s::text AND {READY_PLAIN}
+      ORDER BY queue, priority DESC, seq LIMIT {_MOST_LOOKED_AT})
+     UNION
+    (SELECT id FROM orchestrator.tasks WHERE queue = %(queue)s::text AND {READY_IN_LANE}
+      ORDER BY queue, lane, priority DESC, seq LIMIT {_MOST_LOOKED_AT})
+     UNION
+    (SELECT id FROM (SELECT * FROM orchestrator.tasks ORDER BY id LIMIT {10 * _MOST_LOOKED_AT}) AS old
+      WHERE queue = %(queue)s::text AND status = 'pending' AND NOT ({DELAYED}))
+)
+SELECT id, name, created_at, blockers, lane, {_FOUND}
+  FROM (SELECT * FROM orchestrator.tasks WHERE id IN (SELECT id FROM candidates) AND status = 'pending'
+         ORDER BY created_at LIMIT %(limit)s) AS found ORDER BY created_at
+""")
+
+
+def longest_waits(connection: Connection, queue: QueueCounts, *, limit: int = 10, shard: int = 0) -> list[Wait]:
+    """Return the tasks of a queue that wait longest, and why each does; a task that waits for its time is not among
+    them."""
+    leads = _LEADS.one(connection, shard=shard)
+    rows = _OLDEST(connection, queue=queue.queue, limit=limit)
+    return [Wait(row.id, row.name, row.created_at, _why(row, queue) if leads else NO_LEADER) for row in rows]
+
+
+def _why(row: Row, queue: QueueCounts) -> str:
+    """Say why a task waits: what stands in its way, or else which limit it may wait for."""
+    if row.blockers:
+        return "Waiting on dependencies"
+    in_flight = queue.running + queue.dispatched
+    waits_for = (
+        (queue.concurrency and in_flight >= queue.concurrency, f"The limit of the queue: {queue.concurrency} at once"),
+        (row.lane and gate_of(row.lane), "The limit of its task, or of its key"),
+        (row.lane, "Its turn among the keys of the queue"),
+        (queue.rate, f"The rate of the queue: {queue.rate:g} a second" if queue.rate else ""),
+        (in_flight >= queue.slots, f"No capacity: the workers have {queue.slots} slots"),
+        (row.hold, "No capacity: the workers that know it are busy"),
+    )
+    return _obstacle(row) or next((said for holds, said in waits_for if holds), "Its turn")

@@ -1,19 +1,23 @@
-"""Workers, and the tasks that each of them runs."""
+"""Workers: the tasks that each of them runs, and its last hour."""
 
 from __future__ import annotations
 
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
+from orchestrator.api.dashboard.charts import hour
 from orchestrator.api.dashboard.rendering import page, pages
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.routes import system
 from orchestrator.api.routes import tasks as task_routes
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.states import TaskState
-from orchestrator.store.insights import TaskView
+from orchestrator.errors import NotFound
+from orchestrator.monitoring.exposition import SECONDS
+from orchestrator.store.insights import TaskView, minutes_of_worker, slowest
 
 routes = pages("/ui/workers")
 
@@ -24,20 +28,45 @@ _GONE = ("dead", "stopped")
 @routes.get("", about=WHOLE)
 def list_workers(api: Api) -> Response:
     """Show the fleet."""
-    query = task_routes.TaskQuery(statuses=(TaskState.RUNNING, TaskState.DISPATCHED), limit=_MOST_TASKS)
-    running: dict[str, list[TaskView]] = {}
-    for task in task_routes.list_tasks(api, query, KeyScope()).items:
-        if task.worker is not None:
-            running.setdefault(task.worker, []).append(task)
     workers = api.backend.insights.list_workers()
     there = [worker for worker in workers if worker.state not in _GONE]
     parents = {worker.parent: worker.parent_memory or 0 for worker in there}
     return page(
         "workers.html",
         workers=workers,
-        running=running,
+        running=_running(api),
         sizes=Counter(worker.parent for worker in there),
         first={worker.parent: worker.id for worker in reversed(there)},
         memory=sum(worker.memory or 0 for worker in there) + sum(parents.values()),
         overview=api.recent.get(("overview",), 1.0, lambda: system.status(api)),
+    )
+
+
+def _running(api: Api) -> dict[str, list[TaskView]]:
+    """Return the tasks in flight, by worker."""
+    query = task_routes.TaskQuery(statuses=(TaskState.RUNNING, TaskState.DISPATCHED), limit=_MOST_TASKS)
+    running: dict[str, list[TaskView]] = {}
+    for task in task_routes.list_tasks(api, query, KeyScope()).items:
+        if task.worker is not None:
+            running.setdefault(task.worker, []).append(task)
+    return running
+
+
+@routes.get("/{worker}", about=WHOLE)
+def show_worker(api: Api, worker: str) -> Response:
+    """Show one worker process: what it runs, and what it has done in the last hour."""
+    found = next((one for one in api.backend.insights.list_workers() if one.id == worker), None)
+    if found is None:
+        raise NotFound(f"There is no worker {worker!r:.140}: those that ended a while ago are forgotten.")
+    now = datetime.now(UTC)
+    since = now.replace(second=0, microsecond=0) - timedelta(minutes=59)
+    minutes = api.recent.get(
+        ("minutes", worker), 5.0, lambda: api.read(minutes_of_worker, worker, since, tuple(SECONDS))
+    )
+    return page(
+        "worker.html",
+        worker=found,
+        running=_running(api).get(worker, []),
+        hour=hour(minutes, now),
+        slow=api.recent.get(("slowest of", worker), 5.0, lambda: api.read(slowest, since, worker=worker)),
     )

@@ -1,8 +1,8 @@
-"""Queues: their tasks, limits and last hour."""
+"""Queues: their tasks, limits and last hour; what runs and waits longest."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from starlette.responses import Response
 
@@ -16,7 +16,7 @@ from orchestrator.api.routes import tasks as task_routes
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.states import TaskState
 from orchestrator.sdk.queue import refuse_unnamed
-from orchestrator.store.insights import empty_queue
+from orchestrator.store.insights import empty_queue, longest_waits, slowest
 from orchestrator.store.limits.queues import of_workflows
 from orchestrator.store.throughput import Throughput
 
@@ -45,12 +45,16 @@ def show_queue(api: Api, name: str) -> Response:
     minutes = system.read_minutes(api, key_scope, name)
     if found is None and not (minutes or listed.items or _has_ended_tasks(api, name, key_scope)):
         refuse_unnamed(name, {queue.queue for queue in queues} | api.read(of_workflows), if_new="")
+    queue, now = found or empty_queue(name), datetime.now(UTC)
+    since = now - timedelta(hours=1)
     return page(
         "queue.html",
         name=name,
-        queue=found or empty_queue(name),
-        hour=hour(minutes, datetime.now(UTC)),
+        queue=queue,
+        hour=hour(minutes, now),
         tasks=listed.items,
+        slow=api.recent.get(("slowest", name), 5.0, lambda: api.read(slowest, since, queue=name)),
+        waits=api.recent.get(("waits", name), 2.0, lambda: api.read(longest_waits, queue)),
     )
 
 

@@ -1,0 +1,95 @@
+"""The pages of a queue and of a worker: what ran longest, what waits longest and why, and the last hour."""
+
+from __future__ import annotations
+
+import html
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from orchestrator.api.app import create_app
+from orchestrator.store.insights import longest, obstacles
+from tests.integration.stage import System
+from tests.integration.visitor import Visitor
+
+AGE = "UPDATE orchestrator.tasks SET created_at = created_at - interval '1 hour'"
+
+
+def waits(system: System, queue: str = "default") -> list[str]:
+    """Return why the tasks of a queue wait, as its page says it, the oldest first."""
+    page = Visitor(create_app(system.settings)).get(f"/ui/queues/{queue}").text
+    part = page.partition("Waiting longest")[2].partition("Slowest in")[0]
+    return [html.unescape(one) for one in re.findall(r'class="why">(.*?)</small>', part)]
+
+
+def test_a_queue_says_why_its_oldest_tasks_wait(system: System) -> None:
+    system.worker(knows=("job",), slots=2)
+    system.job.options(delay=3600).enqueue(0)
+    system.dispatch(2)
+    system.job.enqueue(3)
+    assert waits(system) == ["No capacity: the workers have 2 slots"]
+    system.app.queue("default").limit(concurrency=2)
+    assert waits(system) == ["The limit of the queue: 2 at once"]
+    system.sql(AGE)
+    system.app.queue("default").pause()
+    assert waits(system)[0].startswith("Queue 'default' is paused.")
+    system.app.queue("default").resume()
+    system.job.options(queue="empty").enqueue(4)
+    assert waits(system, "empty")[0].startswith("Queue 'empty' has ready tasks and no live worker.")
+
+
+def test_a_limit_of_a_task_and_a_dependency_are_named(system: System) -> None:
+    worker = system.worker(knows=("job", "limited"), slots=50)
+    limited = system.app.task(name="limited", concurrency=1)(lambda: None)
+    for _ in range(2):
+        limited.enqueue()
+    system.pass_seconds()
+    assert waits(system) == ["The limit of its task, or of its key"]
+    worker.succeed(*worker.take())
+    system.pass_seconds()
+    worker.succeed(*worker.take())
+    system.job.enqueue(1)
+    system.sql("UPDATE orchestrator.tasks SET blockers = 1 WHERE name = 'job'")
+    assert waits(system) == ["Waiting on dependencies"]
+    system.expire_lease()
+    assert waits(system)[0].startswith("No scheduler leads")
+
+
+def test_the_slowest_tasks_of_a_queue_and_a_worker_are_listed(system: System) -> None:
+    worker = system.worker(knows=("job",), slots=50)
+    tasks = system.dispatch(12)
+    worker.succeed(*worker.take())
+    system.pass_seconds()
+    for number, task in enumerate(tasks):
+        slow = "UPDATE orchestrator.ended_tasks SET started_at = ended_at - make_interval(secs => :n) WHERE id = :id"
+        system.sql(slow, n=number + 1, id=str(task.id))
+    visitor = Visitor(create_app(system.settings))
+    for path in ("/ui/queues/default", "/ui/workers/w1"):
+        page = visitor.get(path).text
+        listed = re.findall(r'data-key="slow-([^"]+)"', page)
+        assert listed == [str(task.id) for task in reversed(tasks)][:10], path
+    assert 'href="/ui/workers/w1"' in visitor.get("/ui/workers").text
+    page = visitor.get("/ui/workers/w1").text
+    assert "12 succeeded" in page
+    assert re.search(r"Run time</td><td class=\"number\">[\d.]+s", page)
+    assert visitor.get("/ui/workers/nobody").status_code == 404
+
+
+@pytest.mark.parametrize("table", ["tasks", "ended_tasks"])
+def test_what_is_longest_is_found_by_an_index(system: System, table: str) -> None:
+    since = datetime.now(UTC) - timedelta(hours=1)
+    indexes: tuple[str, ...]
+    given: dict[str, object]
+    if table == "tasks":
+        statement, given = obstacles._OLDEST.sql, {"queue": "q", "limit": 10}
+        indexes = ("tasks_ready", "tasks_in_lane", "tasks_pkey")
+    else:
+        statement, given = longest._SLOWEST.sql, {"since": since, "queue": "q", "worker": None, "limit": 10}
+        indexes = ("ended_tasks_by_time",)
+    with system.engine.begin() as connection:
+        connection.exec_driver_sql("SET LOCAL enable_seqscan = off")  # as in a table with more than a few rows
+        plan = "\n".join(connection.exec_driver_sql(f"EXPLAIN {statement}", given).scalars())
+    for index in indexes:
+        assert index in plan, plan
+    assert not re.search(rf"Seq Scan on {table}\b", plan), plan
