@@ -33,6 +33,7 @@ _SIGNS = {
     "cancelled": "⊘",
     "skipped": "↷",
     "lost": "✗",
+    "missed": "!",
     "dead": "✗",
     "still": "‖",
     "paused": "‖",

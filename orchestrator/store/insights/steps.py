@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -147,12 +148,21 @@ class StepStates(NamedTuple):
     ended_at: datetime | None
     states: Mapping[str, str]
     """By name; empty where its definition is not read, or its plan cannot be."""
+    seconds: Mapping[str, float] = MappingProxyType({})
+    """How long each step took that has ended, by name; of very large runs, nothing."""
 
 
 _STATES = Statement[Row]("""
-SELECT /* insights.steps.states */ id, status, version, state, started_at, ended_at
+SELECT /* insights.steps.states */ id, status, version, state, started_at, ended_at, total
   FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[]) AND NOT code AND NOT flow ORDER BY id
 """)
+_SECONDS = Statement[Row]("""
+SELECT /* insights.steps.seconds */ run_id, step,
+       extract(epoch FROM max(ended_at) - min(started_at))::double precision AS seconds
+  FROM orchestrator.ended_tasks WHERE run_id = ANY(%(ids)s::uuid[]) AND step IS NOT NULL GROUP BY run_id, step
+""")
+_MOST_TASKS = 20_000
+"""Tasks whose times are read for a list of runs."""
 _MOST_VERSIONS = 5
 """Of a workflow, whose definitions are read for a list of its runs."""
 
@@ -162,11 +172,15 @@ def states_of_runs(connection: Connection, workflow: str, runs: Sequence[UUID]) 
     rows = _STATES(connection, ids=[run.bytes for run in runs])
     versions = sorted({row.version for row in rows}, reverse=True)[:_MOST_VERSIONS]
     known = {version: workflows.read(connection, workflow, version) for version in versions}
+    seconds: dict[UUID, dict[str, float]] = {row.id: {} for row in rows}
+    if sum(row.total for row in rows) <= _MOST_TASKS:
+        for one in _SECONDS(connection, ids=[row.id.bytes for row in rows]):
+            seconds[one.run_id][one.step] = one.seconds or 0.0
     found = []
     for row in rows:
         stored = known.get(row.version)
         states = {} if stored is None else _states(stored.definition, row.status, row.state)
-        found.append(StepStates(row.id, row.status, row.started_at, row.ended_at, states))
+        found.append(StepStates(row.id, row.status, row.started_at, row.ended_at, states, seconds[row.id]))
     return found
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -119,6 +120,29 @@ def had_runs(connection: Connection, new: NewBackfill, due: Sequence[datetime]) 
     """Return those fires that have had their run."""
     by_key = {fire_key(key_of(new.workflow, new.schedule.name), fire): fire for fire in due}
     return {by_key[key] for key in _HAD_RUNS(connection, keys=by_key, workflow=new.workflow)}
+
+
+class FireRun(NamedTuple):
+    """The run of one fire."""
+
+    key: str
+    id: UUID
+    status: str
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+_RUNS_OF_FIRES = Statement[FireRun]("""
+SELECT /* backfills.runs_of_fires */ key, id, status, created_at, started_at, ended_at FROM orchestrator.runs
+ WHERE key = ANY(%(keys)s::text[]) AND workflow = %(workflow)s::text
+""")
+
+
+def runs_of_fires(connection: Connection, workflow: str, name: str, due: Sequence[datetime]) -> dict[datetime, FireRun]:
+    """Return the runs of these fires of a schedule; a fire that was missed or skipped has none."""
+    by_key = {fire_key(key_of(workflow, name), fire): fire for fire in due}
+    return {by_key[run.key]: run for run in _RUNS_OF_FIRES(connection, keys=list(by_key), workflow=workflow)}
 
 
 _VIEW = """

@@ -1,13 +1,14 @@
-"""Schedules: when they fire next, how their last runs went, and backfills, with a preview of their fires."""
+"""Schedules: when they fire next, a calendar of past fires, and backfills, with a preview of their fires."""
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -19,10 +20,10 @@ from orchestrator.api.dashboard.rendering import page, pages
 from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes.schedules import SchedulesQuery
 from orchestrator.domain.access import KeyScope, Scope
-from orchestrator.domain.schedules.schedule import Schedule, fires, key_of
+from orchestrator.domain.schedules.schedule import Schedule, delay_of, fires, key_of
 from orchestrator.errors import InvalidWorkflow, NotFound
 from orchestrator.store.insights import LastRun
-from orchestrator.store.schedules.backfills import BackfillView
+from orchestrator.store.schedules.backfills import BackfillView, FireRun, runs_of_fires
 from orchestrator.store.schedules.definitions import StoredSchedule
 
 routes = pages("/ui/schedules")
@@ -87,6 +88,70 @@ def _days(api: Api, backfill: BackfillView) -> tuple[datetime, datetime]:
     with suppress(NotFound):  # it may be deleted by now
         zone = api.backend.schedules.find(key_of(backfill.workflow, backfill.name)).schedule.zone
     return backfill.start_at.astimezone(zone), backfill.end_at.astimezone(zone)
+
+
+_WINDOWS = tuple(timedelta(hours=hours) for hours in (28 * 24, 7 * 24, 24, 6, 1))
+_MOST_PAST = 400
+"""Fires of a calendar: a schedule that fires more often has a shorter one."""
+_LATE = timedelta(minutes=1)
+
+
+class Fire(NamedTuple):
+    """A past fire."""
+
+    at: datetime
+    """In the zone of its schedule."""
+    state: str
+    """The state of its run, `skipped`, `missed`, or nothing before the first run, or if its run may be deleted."""
+    run: FireRun | None
+    late: float
+    """Seconds by which its run began too late; 0 if it was in time."""
+
+
+@routes.get("/{workflow}/{name}", about=WORKFLOW)
+def show_schedule(api: Api, workflow: str, name: str) -> Response:
+    """Show the past fires of a schedule as a calendar."""
+    stored = api.backend.schedules.find(f"{workflow}/{name}")
+    now = datetime.now(UTC)
+    window, past = _past(stored.schedule, now)
+    runs = api.read(runs_of_fires, stored.workflow, stored.name, past)
+    kept = api.settings.retention_success
+    since = max(min(runs, default=now), now - timedelta(seconds=kept) if kept else now - window)
+    shown = [_fire(stored, fire, runs, since, now) for fire in past]
+    days: dict[date, list[Fire]] = {}
+    for one in shown:
+        days.setdefault(one.at.date(), []).append(one)
+    first, last = ((one.astimezone(stored.schedule.zone)).date() for one in (now - window, now))
+    wide = 1
+    if window == _WINDOWS[0]:
+        wide, first = 7, first - timedelta(days=first.weekday())
+    dates = [first + timedelta(days=day) for day in range((last - first).days + 1)]
+    weeks = [dates[start : start + wide] for start in range(0, len(dates), wide)]
+    counts = Counter("late" if one.late else one.state for one in shown)
+    return page("schedule.html", stored=stored, weeks=weeks, days=days, counts=counts, total=len(shown), window=window)
+
+
+def _past(schedule: Schedule, now: datetime) -> tuple[timedelta, list[datetime]]:
+    """Return the fires of the last weeks, or of the last days or hours if there are too many."""
+    found: list[datetime] = []
+    for window in _WINDOWS:
+        found = [*islice(fires(schedule, now - window, now), _MOST_PAST + 1)]
+        if len(found) <= _MOST_PAST:
+            break
+    return window, found[:_MOST_PAST]
+
+
+def _fire(
+    stored: StoredSchedule, fire: datetime, runs: dict[datetime, FireRun], since: datetime, now: datetime
+) -> Fire:
+    local, run = fire.astimezone(stored.schedule.zone), runs.get(fire)
+    if run is not None:
+        late = (run.started_at or now) - fire - delay_of(stored.schedule, stored.key)
+        return Fire(local, run.status, run, late.total_seconds() if late > _LATE else 0.0)
+    if fire < since:
+        return Fire(local, "", None, 0.0)
+    is_open = any(one.created_at <= fire + _LATE and (one.ended_at or now) >= fire for one in runs.values())
+    return Fire(local, "skipped" if stored.schedule.overlap == "skip" and is_open else "missed", None, 0.0)
 
 
 _MOST_SHOWN = 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from math import ceil
 from typing import Any, NamedTuple
 
 from starlette.responses import Response
@@ -92,6 +93,9 @@ class Cell(NamedTuple):
     state: str
     """Empty where the run has no such step."""
     link: str
+    seconds: float | None = None
+    part: int = 0
+    """How long it took, in fifths of the slowest in its row."""
 
 
 def _grid(api: Api, name: str, steps: list[StepView]) -> tuple[list[StepStates], dict[str, list[Cell]]]:
@@ -100,7 +104,12 @@ def _grid(api: Api, name: str, steps: list[StepView]) -> tuple[list[StepStates],
     ids = [run.id for run in squares(api, [name], number)[name]]
     runs = api.recent.get(("grid", name, number), 2.0, lambda: api.read(states_of_runs, name, ids))
     rows = rows_of([step.name for step in steps], _GRID_ROWS)
-    return runs, {label: [_cell(run, names) for run in runs] for label, names in rows.items()}
+    return runs, {label: _scaled([_cell(run, names) for run in runs]) for label, names in rows.items()}
+
+
+def _scaled(cells: list[Cell]) -> list[Cell]:
+    slowest = max((cell.seconds or 0.0 for cell in cells), default=0.0) or 1.0
+    return [cell._replace(part=ceil(5 * (cell.seconds or 0.0) / slowest)) for cell in cells]
 
 
 def _cell(run: StepStates, names: list[str]) -> Cell:
@@ -108,7 +117,8 @@ def _cell(run: StepStates, names: list[str]) -> Cell:
     state = worst(states.values())
     link = address("runs", run.id)
     name = next((name for name in names if states.get(name) == state), "")
-    return Cell(state, with_query(link, {"step": name}) if state not in ("", "waiting", "skipped") else link)
+    seconds = max((run.seconds[name] for name in names if name in run.seconds), default=None)
+    return Cell(state, with_query(link, {"step": name}) if state not in ("", "waiting", "skipped") else link, seconds)
 
 
 def _steps(definition: Definition) -> list[StepView]:
