@@ -42,12 +42,13 @@ end
 if entry or not has_reports then
   local next = 4
   for stream = 4, #KEYS do
-    for _ = 1, tonumber(ARGV[next]) do
-      next = next + 1
-      redis.pcall('XACK', KEYS[stream], ARGV[1], ARGV[next])
-      redis.pcall('XDEL', KEYS[stream], ARGV[next])
+    local last = next + tonumber(ARGV[next])
+    for first = next + 1, last, 1000 do
+      local entries = {unpack(ARGV, first, math.min(first + 999, last))}
+      redis.pcall('XACK', KEYS[stream], ARGV[1], unpack(entries))
+      redis.pcall('XDEL', KEYS[stream], unpack(entries))
     end
-    next = next + 1
+    next = last + 1
   end
 end
 local function read(key)

@@ -1,0 +1,148 @@
+"""What tasks cost, counted: round trips, transactions, write-ahead log, commands of Redis, calls of Python.
+
+Counts do not depend on how busy the machine is: a change that makes a task more expensive fails here, and does not wait
+for somebody to run a benchmark. If a figure falls, write the new one down in `COSTS`.
+
+The client and the leader are the real ones. The worker is made of its streams, so its own Python is not counted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from psycopg2.extensions import cursor as driver_cursor
+
+from tests.integration.stage import System, Worker
+
+MANY = 1_000
+ROOM = 1.1
+"""How much more than the figure in the table is allowed."""
+
+
+class Cost(NamedTuple):
+    """What something costs, all of it together."""
+
+    round_trips: int
+    """To Postgres."""
+    transactions: int
+    """That have written something."""
+    wal: int
+    """Bytes of the write-ahead log, without images of whole pages."""
+    redis: int
+    """Commands that Redis has run, those inside scripts included."""
+    calls: int
+    """Functions, of Python and of C, that the client and the leader have called."""
+
+
+COSTS = {
+    "a thousand tasks at once": Cost(round_trips=8, transactions=3, wal=1_024_000, redis=1_038, calls=101_659),
+    "a thousand tasks of ten keys with a limit": Cost(
+        round_trips=14, transactions=3, wal=1_286_000, redis=1_038, calls=159_986
+    ),
+    "ten tasks, one after another": Cost(round_trips=70, transactions=30, wal=13_040, redis=260, calls=22_043),
+    "ten ticks with nothing to do": Cost(round_trips=30, transactions=10, wal=984, redis=0, calls=3_404),
+}
+
+
+def at_once(system: System, worker: Worker) -> None:
+    system.app.enqueue_many(system.job, [(number,) for number in range(MANY)])
+    finish(system, worker, MANY)
+
+
+def of_keys(system: System, worker: Worker) -> None:
+    task = system.job.options(concurrency=MANY, concurrency_key=lambda number: f"customer {number % 10}")
+    system.app.enqueue_many(task, [(number,) for number in range(MANY)])
+    finish(system, worker, MANY)
+
+
+def one_by_one(system: System, worker: Worker) -> None:
+    for number in range(10):
+        system.job.enqueue(number)
+        finish(system, worker, 1)
+
+
+def nothing(system: System, worker: Worker) -> None:
+    del worker
+    system.tick(10)
+
+
+WORK: dict[str, Callable[[System, Worker], None]] = dict(
+    zip(COSTS, (at_once, of_keys, one_by_one, nothing), strict=True)
+)
+
+
+def finish(system: System, worker: Worker, count: int) -> None:
+    """Have tasks dispatched, and succeed."""
+    while count:
+        system.tick()
+        taken = worker.take()
+        assert taken, "nothing was dispatched"
+        worker.succeed(*taken)
+        count -= len(taken)
+    system.tick()
+
+
+class Counts:
+    """Everything that is counted from the beginning."""
+
+    def __init__(self, system: System) -> None:
+        self._system = system
+        self._round_trips = self._calls = 0
+
+    def saw(self, _: object, event: str, called: Any) -> None:
+        if event == "call":
+            self._calls += 1
+        elif event == "c_call":
+            self._calls += 1
+            if called.__name__ in ("execute", "copy_expert") and isinstance(called.__self__, driver_cursor):
+                self._round_trips += 1
+
+    def now(self) -> Cost:
+        (row,) = self._system.sql("""
+            SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS transactions,
+                   pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint AS wal""")
+        commands: Any = self._system.redis.info("commandstats")
+        redis = sum(command["calls"] for name, command in commands.items() if name != "cmdstat_info")
+        return Cost(self._round_trips, row["transactions"], row["wal"], redis, self._calls)
+
+
+def measure(system: System, work: Callable[[], None]) -> Cost:
+    counts = Counts(system)
+    before = counts.now()
+    sys.setprofile(counts.saw)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return Cost(*(after - since for after, since in zip(counts.now(), before, strict=True)))
+
+
+@pytest.fixture
+def quiet_log(system: System) -> Iterator[None]:
+    """No images of whole pages, which depend on the last checkpoint."""
+
+    def change(sql: str) -> None:
+        with system.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql(sql)
+            connection.exec_driver_sql("SELECT pg_reload_conf()")
+
+    change("ALTER SYSTEM SET full_page_writes = off")
+    yield
+    change("ALTER SYSTEM RESET full_page_writes")
+
+
+@pytest.mark.usefixtures("quiet_log")
+@pytest.mark.parametrize("name", COSTS)
+def test_work_costs_no_more_than_it_did(system: System, name: str) -> None:
+    worker = system.worker(slots=MANY)
+    system.settle()
+    WORK[name](system, worker)  # statements are prepared, code is imported
+    cost, bounds = measure(system, lambda: WORK[name](system, worker)), COSTS[name]
+    print(f'\n    "{name}": {cost},')
+    more = {
+        field: (now, most) for field, now, most in zip(Cost._fields, cost, bounds, strict=True) if now > most * ROOM
+    }
+    assert not more, f"{name} costs more than it did (now, before): {more}"
