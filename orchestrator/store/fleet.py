@@ -104,14 +104,11 @@ def drains(connection: Connection) -> frozenset[bytes]:
     return frozenset(_DRAINS(connection))
 
 
-_FORGET_DRAINS = Prepared[None]("""
+@Prepared.function("""
 DELETE /* fleet.forget_drains */ FROM orchestrator.drains AS d
  WHERE d.asked_at < %(now)s::timestamptz - interval '1 day'
    AND NOT EXISTS (SELECT FROM orchestrator.workers AS w
                     WHERE w.parent = d.parent AND w.state NOT IN ('dead', 'stopped'))
 """)
-
-
 def forget_drains(connection: Connection, now: datetime) -> None:
     """Forget those of more than a day ago whose workers are gone."""
-    _FORGET_DRAINS(connection, now=now)

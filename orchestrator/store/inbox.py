@@ -114,30 +114,21 @@ def has_request(connection: Connection, kind: RequestKind, request: bytes) -> bo
     return _HAS_REQUEST.one(connection, kind=str(kind), request=request)
 
 
-_READ = Prepared[Request]("""
+@Prepared.function("""
 SELECT /* inbox.read */ id, kind, target, extract(epoch FROM now() - created_at)::double precision AS age, body
   FROM orchestrator.inbox ORDER BY id LIMIT %(limit)s
 """)
-
-
 def read(connection: Connection, limit: int) -> list[Request]:
     """Return the oldest requests."""
-    return _READ(connection, limit=limit)
 
 
-_REMOVE = Prepared[None]("DELETE /* inbox.remove */ FROM orchestrator.inbox WHERE id = ANY(%(ids)s::bigint[])")
-
-
+@Prepared.function("DELETE /* inbox.remove */ FROM orchestrator.inbox WHERE id = ANY(%(ids)s::bigint[])")
 def remove(connection: Connection, ids: list[int]) -> None:
     """Forget requests that have been applied."""
-    _REMOVE(connection, ids=ids)
 
 
-_GO_ON = Prepared[None]("""
-UPDATE /* inbox.go_on */ orchestrator.inbox SET body = body || %(state)s::jsonb WHERE id = %(id)s::bigint
+@Prepared.function("""
+UPDATE /* inbox.go_on */ orchestrator.inbox SET body = body || %(state)s::jsonb WHERE id = %(item)s::bigint
 """)
-
-
 def go_on(connection: Connection, item: int, state: str) -> None:
     """Keep a request that takes several ticks, and how far it has come, as JSON to be merged into its body."""
-    _GO_ON(connection, id=item, state=state)

@@ -49,7 +49,6 @@ RETURNING {COLUMNS}
 """)
 _FIND = Statement[KeyRow](f"SELECT /* keys.find */ {COLUMNS} FROM orchestrator.api_keys WHERE id = %(id)s")
 _LIST = Statement[KeyRow](f"SELECT /* keys.list */ {COLUMNS} FROM orchestrator.api_keys ORDER BY created_at, id")
-_HAS_ANY = Statement[bool]("SELECT /* keys.has_any */ EXISTS (SELECT FROM orchestrator.api_keys)")
 _REVOKE = Statement[None]("""
 WITH /* keys.revoke */ ended AS (
     DELETE FROM orchestrator.sessions WHERE key_id = %(id)s
@@ -87,9 +86,9 @@ def list_all(connection: Connection) -> list[Key]:
     return [row.key for row in _LIST(connection)]
 
 
+@Statement.function("SELECT /* keys.has_any */ EXISTS (SELECT FROM orchestrator.api_keys)")
 def has_any(connection: Connection) -> bool:
     """Say whether there is a key, or ever was one: that the last is revoked or has expired opens no door."""
-    return _HAS_ANY.one(connection)
 
 
 def revoke(connection: Connection, id: str) -> bool:

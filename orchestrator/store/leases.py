@@ -22,7 +22,8 @@ from orchestrator.store.namespaces import namespace_of
 from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tasks.waiting import PENDING_WORK, PendingWorkProbe
 
-_ACQUIRE = Statement[int]("""
+
+@Statement.function("""
 INSERT /* leases.acquire */ INTO orchestrator.leases AS held
        (shard, owner, term, expires_at, address, useful_at, useful_term)
 VALUES (%(shard)s, %(owner)s::uuid, 1, clock_timestamp() + %(lease)s::double precision * interval '1 second',
@@ -40,8 +41,6 @@ VALUES (%(shard)s, %(owner)s::uuid, 1, clock_timestamp() + %(lease)s::double pre
     OR held.expires_at = %(abandoned)s::timestamptz
 RETURNING term
 """)
-
-
 def acquire(
     connection: Connection,
     shard: int,
@@ -58,16 +57,6 @@ def acquire(
     With `idle_limit`, also in place of a leader that has done nothing useful for so many seconds, and of one whose
     lease still ends when `abandoned` says. A leader that takes its own lease again has not been useful by that.
     """
-    return _ACQUIRE.first(
-        connection,
-        shard=shard,
-        owner=owner,
-        lease=lease,
-        address=address,
-        trouble=trouble,
-        idle_limit=idle_limit,
-        abandoned=abandoned,
-    )
 
 
 class LeaseView(NamedTuple):
@@ -156,14 +145,9 @@ def release(connection: Connection, shard: int, term: int) -> None:
     _RELEASE(connection, shard=shard, term=term, channel=namespace_of(connection), released=RELEASED)
 
 
-_RAISE_FENCE = Statement[None](
-    f"UPDATE /* leases.raise_fence */ orchestrator.leases SET fence = fence + %(by)s {_MINE}"
-)
-
-
+@Statement.function(f"UPDATE /* leases.raise_fence */ orchestrator.leases SET fence = fence + %(by)s {_MINE}")
 def raise_fence(connection: Connection, shard: int, term: int, by: int) -> None:
     """Have attempts numbered from far above what has been given away."""
-    _RAISE_FENCE(connection, shard=shard, term=term, by=by)
 
 
 _IDENTITY = Statement[str]("""
@@ -186,16 +170,13 @@ def identity(connection: Connection) -> str:
         return ""
 
 
-_HAS_CLAIMED = Statement[bool]("""
+@Statement.function("""
 SELECT /* leases.has_claimed */
-       EXISTS (SELECT FROM orchestrator.tasks WHERE id = %(id)s::uuid AND attempt >= %(attempt)s)
-    OR EXISTS (SELECT FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid AND attempt >= %(attempt)s)
+       EXISTS (SELECT FROM orchestrator.tasks WHERE id = %(task)s::uuid AND attempt >= %(attempt)s)
+    OR EXISTS (SELECT FROM orchestrator.ended_tasks WHERE id = %(task)s::uuid AND attempt >= %(attempt)s)
 """)
-
-
 def has_claimed(connection: Connection, task: bytes, attempt: int) -> bool:
     """Say whether a task has come to an attempt."""
-    return _HAS_CLAIMED.one(connection, id=task, attempt=attempt)
 
 
 class Cursor(NamedTuple):
@@ -206,14 +187,11 @@ class Cursor(NamedTuple):
     server: str
 
 
-_CURSOR = Statement[Cursor](
+@Statement.function(
     "SELECT /* leases.cursor */ generation, position, server FROM orchestrator.cursors WHERE shard = %(shard)s"
 )
-
-
 def read_cursor(connection: Connection, shard: int) -> Cursor | None:
     """Return the cursor, or None before the first leader."""
-    return _CURSOR.first(connection, shard=shard)
 
 
 _SAVE_CURSOR = Prepared[None]("""

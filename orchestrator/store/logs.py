@@ -53,16 +53,6 @@ def insert(connection: Connection, chunks: Iterable[NewChunk]) -> int:
 
 _COLUMNS = "id, task_id, attempt, step, lines"
 # A task has few chunks, and they are found by its id. `id + 0` keeps the planner from walking along the ids of all.
-_OF_TASK = Statement[Chunk](f"""
-SELECT /* logs.of_task */ {_COLUMNS} FROM orchestrator.task_logs
- WHERE task_id = %(target)s::uuid AND id + 0 >= %(after)s::bigint
-   AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)
- ORDER BY id + 0 LIMIT %(limit)s
-""")
-_OF_RUN = Statement[Chunk](f"""
-SELECT /* logs.of_run */ {_COLUMNS} FROM orchestrator.task_logs
- WHERE run_id = %(target)s::uuid AND id >= %(after)s::bigint ORDER BY id LIMIT %(limit)s
-""")
 _EARLIER = """task_id = %(target)s::uuid AND id + 0 < %(before)s::bigint
    AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)"""
 _LAST_OF_TASK = Statement[Chunk](f"""
@@ -83,9 +73,14 @@ SELECT /* logs.of_tasks */ said.id, said.task_id, said.attempt, said.step, said.
 """)
 
 
+@Statement.function(f"""
+SELECT /* logs.of_task */ {_COLUMNS} FROM orchestrator.task_logs
+ WHERE task_id = %(task)s::uuid AND id + 0 >= %(after)s::bigint
+   AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)
+ ORDER BY id + 0 LIMIT %(limit)s
+""")
 def of_task(connection: Connection, task: bytes, after: int, limit: int, attempt: int | None = None) -> list[Chunk]:
     """Return chunks of a task from a place on, the oldest first."""
-    return _OF_TASK(connection, target=task, after=after, limit=limit, attempt=attempt)
 
 
 def last_of_task(
@@ -109,9 +104,12 @@ def _length(head: bytes) -> int:
     return head[0] & 0x0F if head and head[0] & 0xF0 == 0x90 else 0
 
 
+@Statement.function(f"""
+SELECT /* logs.of_run */ {_COLUMNS} FROM orchestrator.task_logs
+ WHERE run_id = %(run)s::uuid AND id >= %(after)s::bigint ORDER BY id LIMIT %(limit)s
+""")
 def of_run(connection: Connection, run: bytes, after: int, limit: int) -> list[Chunk]:
     """Return chunks of all tasks of a run from a place on, the oldest first."""
-    return _OF_RUN(connection, target=run, after=after, limit=limit)
 
 
 def of_tasks(connection: Connection, after: Mapping[bytes, int], limit: int) -> list[Chunk]:

@@ -73,20 +73,17 @@ def keep_named(connection: Connection, events: Iterable[tuple[bytes, int, str, b
         keep(connection, pairs)
 
 
-_KEEP_ALL = Statement[None]("""
+@Statement.function("""
 INSERT /* payloads.keep_all */ INTO orchestrator.payload_keeps (owner, keeper)
 SELECT %(run)s::uuid, %(new)s::uuid
  UNION SELECT owner, %(new)s::uuid FROM orchestrator.payload_keeps WHERE keeper = %(run)s::uuid
 ON CONFLICT DO NOTHING
 """)
-
-
 def keep_all(connection: Connection, run: bytes, new: bytes) -> None:
     """Note that a run names, from now on, what another one names: some of its rows were copied."""
-    _KEEP_ALL(connection, run=run, new=new)
 
 
-_PRUNE = Statement[int](f"""
+@Statement.function(f"""
 WITH /* payloads.prune */ old AS (
     DELETE FROM orchestrator.payload_keeps WHERE ctid = ANY (ARRAY(
            SELECT ctid FROM orchestrator.payload_keeps k WHERE NOT {_IS_THERE.format(id="k.keeper")} LIMIT %(limit)s))
@@ -94,8 +91,5 @@ WITH /* payloads.prune */ old AS (
 )
 SELECT count(*) FROM old
 """)
-
-
 def prune(connection: Connection, limit: int) -> int:
     """Forget keepers that are no more; return how many."""
-    return _PRUNE.one(connection, limit=limit)

@@ -121,7 +121,6 @@ _SIZES = " UNION ALL ".join(
     f"SELECT greatest(reltuples, 0)::bigint AS rows FROM pg_class WHERE oid = 'orchestrator.{table.name}'::regclass"
     for table in TABLES
 )
-_ESTIMATE = Statement[int](f"SELECT /* rotation.estimate */ sum(rows)::bigint AS rows FROM ({_SIZES}) AS t")
 _UNHURRIED = Statement[str]("SELECT /* rotation.unhurried */ set_config('synchronous_commit', 'off', false)")
 
 
@@ -137,9 +136,9 @@ class Step(NamedTuple):
     problem: str = ""
 
 
+@Statement.function(f"SELECT /* rotation.estimate */ sum(rows)::bigint AS rows FROM ({_SIZES}) AS t")
 def estimate(connection: Connection) -> int:
     """Return about how many rows there are to look at."""
-    return _ESTIMATE.one(connection)
 
 
 def rotate(connection: Connection, vault: Vault) -> Iterator[Step]:

@@ -29,9 +29,6 @@ ON CONFLICT (id) DO UPDATE SET url = excluded.url, services = excluded.services,
 WHERE (s.url, s.services) IS DISTINCT FROM (excluded.url, excluded.services)
 RETURNING true
 """)
-_FIND = Statement[Registered]("""
-SELECT /* services.find */ id, url, services FROM orchestrator.services WHERE id = %(id)s
-""")
 _TOUCH = Statement[None]("UPDATE /* services.touch */ orchestrator.services SET seen_at = now() WHERE id = %(id)s")
 _FORGET = Statement[None]("""
 DELETE /* services.forget */ FROM orchestrator.services WHERE id IN (
@@ -46,9 +43,11 @@ def put(connection: Connection, worker: Registered) -> bool:
     return _PUT.first(connection, id=worker.id, url=worker.url, services=worker.services) is not None
 
 
+@Statement.function("""
+SELECT /* services.find */ id, url, services FROM orchestrator.services WHERE id = %(worker)s
+""")
 def find(connection: Connection, worker: str) -> Registered | None:
     """Return what a service worker said of itself."""
-    return _FIND.first(connection, id=worker)
 
 
 def touch(connection: Connection, worker: str) -> None:

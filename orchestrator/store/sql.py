@@ -5,6 +5,9 @@
 
     END(connection, ENDED(endings), now=now)
 
+    @Statement.function("SELECT /* inbox.size */ count(*)::int FROM orchestrator.inbox WHERE kind = %(kind)s")
+    def size(connection: Connection, kind: str) -> int: ...
+
 The name is a comment behind the first word, and so `pg_stat_activity` and `pg_stat_statements` show it; what stands
 before the first word, Postgres 18 leaves out. A value is sent as the cast behind its parameter says: a list as an array
 literal, which is one string whatever its length, and 16 bytes as a uuid.
@@ -12,12 +15,13 @@ literal, which is one string whatever its length, and 16 bytes as a uuid.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import namedtuple
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import starmap
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
@@ -26,6 +30,7 @@ from sqlalchemy import Connection, Engine, TextClause, text
 from orchestrator.store.driver import Channel, StatementResult, channel, execute, flush
 from orchestrator.store.other_drivers import PARAMETER, DriverConnection
 
+F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 Row = Any
 """A row of which each column is an attribute, for statements whose rows are made into nothing else."""
@@ -69,6 +74,33 @@ class Statement(Generic[R]):
         self._casts = dict(sorted(PARAMETER.findall(sql)))  # of one that stands in several places, the cast it has
         self._encoders = {name: _ENCODERS[cast] for name, cast in self._casts.items() if cast in _ENCODERS}
         self._make: Callable[..., R] | None = None
+
+    @classmethod
+    def function(cls, sql: str) -> Callable[[F], F]:
+        """Make a function without a body run a statement, whose values are its arguments.
+
+        The type that it returns says what it does with the rows: a list has them all, `… | None` is the first if there
+        is one, and any other is the only one.
+        """
+
+        def declare(function: F) -> F:
+            _, *parameters = inspect.signature(function).parameters.values()
+            names = [one.name for one in parameters]
+            defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+            returned = get_type_hints(function)["return"]
+            is_first, is_list = type(None) in get_args(returned), get_origin(returned) is list
+            row = get_args(returned)[0] if is_first or is_list else returned
+            statement = cls[row](sql)  # type: ignore[index]  # a class with a type that is known only now
+            run = statement.first if is_first else statement if is_list or row is type(None) else statement.one
+
+            @wraps(function)
+            def call(connection: Connection, /, *args: Any, **values: Any) -> Any:
+                found = run(connection, **(defaults | dict(zip(names, args, strict=False)) | values))
+                return None if row is type(None) else found
+
+            return call  # type: ignore[return-value]
+
+        return declare
 
     def __call__(self, connection: Connection, /, *batches: Values, **values: Any) -> list[R]:
         """Run it with the columns of batches and other values; return its rows."""

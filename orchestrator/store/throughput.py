@@ -76,17 +76,14 @@ def add(connection: Connection, term: int, bucket: datetime, rows: Sequence[Mapp
     _ADD(connection, term=term, bucket=bucket, rows=msgspec.json.encode(rows).decode())
 
 
-_LIST = Statement[Throughput]("""
+@Statement.function("""
 SELECT /* throughput.list */ bucket, queue, success, failed, cancelled, skipped, dispatched, retried, lost, waits, runs
   FROM orchestrator.throughput
  WHERE bucket >= %(since)s::timestamptz AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
  ORDER BY bucket, queue, term
 """)
-
-
 def read(connection: Connection, since: datetime, queue: str | None = None) -> list[Throughput]:
     """Return what was counted since then, oldest first; of one queue, or of all."""
-    return _LIST(connection, since=since, queue=queue)
 
 
 MOST_BOUNDS = 24

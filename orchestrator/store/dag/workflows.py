@@ -65,16 +65,13 @@ def of_run(connection: Connection, run: bytes) -> Definition | None:
     return _stored(row).definition if row else None
 
 
-_VERSIONS = Statement[Version]("""
+@Statement.function("""
 SELECT /* workflows.versions */ version, hash, created_at, deleted_at FROM orchestrator.workflows
  WHERE name = %(name)s AND (%(before)s::int IS NULL OR version < %(before)s::int)
  ORDER BY version DESC LIMIT %(limit)s
 """)
-
-
 def list_versions(connection: Connection, name: str, limit: int, before: int | None = None) -> list[Version]:
     """Return the versions that a workflow has had, newest first."""
-    return _VERSIONS(connection, name=name, limit=limit, before=before)
 
 
 class Triggered(NamedTuple):
@@ -87,28 +84,22 @@ class Triggered(NamedTuple):
 
 
 # What the release before this one stores has no triggers beside it.
-_TRIGGERED = Statement[Triggered]("""
+@Statement.function("""
 SELECT /* workflows.triggered */ name, version, triggers::text AS triggers FROM (
        SELECT DISTINCT ON (name) name, version, coalesce(triggers, definition->'on') AS triggers
          FROM orchestrator.workflows WHERE deleted_at IS NULL ORDER BY name, version DESC) AS newest
  WHERE jsonb_array_length(triggers) > 0
 """)
-
-
 def list_triggered(connection: Connection) -> list[Triggered]:
     """Return the workflows that events and ends of other runs start."""
-    return _TRIGGERED(connection)
 
 
-_STAMP = Statement[tuple[object, ...]](f"""
+@Statement.function(f"""
 SELECT /* workflows.stamp */ count(*), max(created_at), count(deleted_at) FROM orchestrator.workflows
  WHERE NOT starts_with(name, '{PREFIX}')
 """)
-
-
 def stamp(connection: Connection) -> tuple[object, ...]:
     """Return something that changes whenever a definition is added or deleted that is no shape of a composition."""
-    return _STAMP.one(connection)
 
 
 _RESTORE = Statement[None]("""

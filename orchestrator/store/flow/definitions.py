@@ -73,17 +73,14 @@ class FlowName(NamedTuple):
     created_at: datetime
 
 
-_LIST = Statement[FlowName]("""
+@Statement.function("""
 SELECT /* flows.list */ name, coalesce(max(version) FILTER (WHERE published), 0) AS version,
        min(created_at) AS created_at
   FROM orchestrator.flows WHERE deleted_at IS NULL AND starts_with(name, %(within)s::text)
  GROUP BY name ORDER BY name
 """)
-
-
 def list_names(connection: Connection, within: str = "") -> list[FlowName]:
     """Return all flows whose names begin with `within`."""
-    return _LIST(connection, within=within)
 
 
 _ASKED = Batch("v", "name text, version int")

@@ -236,25 +236,19 @@ def _cut_short(connection: Connection, run: bytes) -> Row | None:
     )
 
 
-_VISITED = Statement[str]("""
+@Statement.function("""
+SELECT /* flow_reads.last_visit */ coalesce(max(number), 0) FROM orchestrator.node_runs WHERE run_id = %(run)s::uuid
+""")
+def last_visit(connection: Connection, run: bytes) -> int:
+    """Return the number of the last visit of a run that is kept. Its steps are fewer, if it was retried."""
+
+
+@Statement.function("""
 SELECT /* flow_reads.visited */ DISTINCT node FROM orchestrator.node_runs
  WHERE run_id = %(run)s::uuid AND status = 'success'
 """)
-
-
-_LAST_VISIT = Statement[int]("""
-SELECT /* flow_reads.last_visit */ coalesce(max(number), 0) FROM orchestrator.node_runs WHERE run_id = %(run)s::uuid
-""")
-
-
-def last_visit(connection: Connection, run: bytes) -> int:
-    """Return the number of the last visit of a run that is kept. Its steps are fewer, if it was retried."""
-    return _LAST_VISIT.one(connection, run=run)
-
-
 def visited(connection: Connection, run: bytes) -> list[str]:
     """Return the nodes that a run has visited with success, each once."""
-    return _VISITED(connection, run=run)
 
 
 def _calls(run: bytes, visit: Row) -> list[bytes]:

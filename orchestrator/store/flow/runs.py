@@ -115,14 +115,11 @@ def again(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
     return started._replace(fire_time=fire_time, headers=found.headers)
 
 
-_WHICH = Statement[tuple[str, int]]("""
-SELECT /* flow_runs.which */ workflow, version FROM orchestrator.runs WHERE id = %(id)s::uuid AND flow
+@Statement.function("""
+SELECT /* flow_runs.which */ workflow, version FROM orchestrator.runs WHERE id = %(run)s::uuid AND flow
 """)
-
-
 def which(connection: Connection, run: bytes) -> tuple[str, int] | None:
     """Return the flow and the version of a run; None if it is of no flow."""
-    return _WHICH.first(connection, id=run)
 
 
 class Standing(NamedTuple):

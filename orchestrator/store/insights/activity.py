@@ -43,12 +43,9 @@ SELECT /* insights.activity.ended */ queue, status, floor(extract(epoch FROM end
 """)
 
 
-_NOW = Statement[float]("SELECT /* insights.activity.now */ extract(epoch FROM clock_timestamp())::double precision")
-
-
+@Statement.function("SELECT /* insights.activity.now */ extract(epoch FROM clock_timestamp())::double precision")
 def time_of(connection: Connection) -> float:
     """Return the time of Postgres's clock, as Unix time."""
-    return _NOW.one(connection)
 
 
 def ended_lately(connection: Connection, seconds: float) -> list[EndedInSecond]:
@@ -78,7 +75,7 @@ class TaskInFlight:
     """For how long."""
 
 
-_IN_FLIGHT = Statement[TaskInFlight](f"""
+@Statement.function(f"""
 SELECT /* insights.activity.in_flight */ id::text AS id, name, queue, status,
        CASE WHEN status = 'running' THEN worker END AS worker, attempt, run_id::text AS run_id,
        extract(epoch FROM clock_timestamp() - coalesce(CASE WHEN status = 'running' THEN started_at END,
@@ -87,11 +84,8 @@ SELECT /* insights.activity.in_flight */ id::text AS id, name, queue, status,
           FROM orchestrator.tasks WHERE status IN ('dispatched', 'running') ORDER BY id LIMIT {MOST_RUNNING}) AS first
  ORDER BY status DESC, seconds DESC
 """)
-
-
 def in_flight(connection: Connection) -> list[TaskInFlight]:
     """Return what runs, the longest first, then what is on its way; of very many, those that were created first."""
-    return _IN_FLIGHT(connection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,16 +104,13 @@ class WorkerNow:
     """`live`, `draining`, `still` or `unheard`."""
 
 
-_WORKERS = Statement[WorkerNow](f"""
+@Statement.function(f"""
 SELECT /* insights.activity.workers */ id, queues, slots, running,
        CASE WHEN NOT {IS_FRESH} THEN 'unheard' WHEN still_since IS NOT NULL THEN 'still' ELSE state END AS state
   FROM orchestrator.workers WHERE state NOT IN ('dead', 'stopped') ORDER BY host, started_at, id LIMIT {MOST_WORKERS}
 """)
-
-
 def workers_now(connection: Connection) -> list[WorkerNow]:
     """Return the workers that there are."""
-    return _WORKERS(connection)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -195,15 +195,12 @@ class Fleet(NamedTuple):
     """There are others whose process does nothing."""
 
 
-_FLEET = Statement[Fleet](f"""
+@Statement.function(f"""
 SELECT /* insights.fleet.numbers */ count(*) FILTER (WHERE state = 'live') AS workers,
        coalesce(sum(slots) FILTER (WHERE state = 'live'), 0) AS slots,
        coalesce(sum(running) FILTER (WHERE state = 'live'), 0) AS running,
        coalesce(bool_or(state = 'still'), false) AS has_still
   FROM (SELECT {_STATE} AS state, slots, running FROM orchestrator.workers AS w) AS fleet
 """)
-
-
 def count_fleet(connection: Connection) -> Fleet:
     """Return how many live workers there are; what each serves and knows can be long, and is not read."""
-    return _FLEET.one(connection)

@@ -49,7 +49,15 @@ def _front(name: str, condition: str, oldest: Callable[[str], str]) -> str:
           FROM (SELECT queue FROM {name} WHERE queue IS NOT NULL LIMIT {MOST_QUEUES}) AS {name}"""
 
 
-_QUEUES = Statement[QueueLoad](f"""
+def use_indexes(connection: Connection, seconds: float) -> None:
+    """Have these statements take the indexes, also where Postgres has no statistics yet, and no longer than this."""
+    connection.exec_driver_sql(
+        f"SET statement_timeout = {int(1_000 * seconds)}; SET jit = off; "
+        "SET enable_seqscan = off; SET enable_bitmapscan = off"
+    )
+
+
+@Statement.function(f"""
 WITH /* insights.load.queues */ RECURSIVE {walk("plain", READY_PLAIN)}, {walk("in_lanes", READY_IN_LANE)}, waiting AS (
     SELECT queue, sum(number) AS ready, min(oldest) AS oldest
       FROM ({_front("plain", READY_PLAIN, oldest_plain)}
@@ -75,19 +83,8 @@ SELECT queue, coalesce(ready, 0)::int AS ready, coalesce(delayed, 0)::int AS del
   FULL JOIN (SELECT name AS queue, paused FROM orchestrator.queues WHERE paused) AS chosen USING (queue)
  ORDER BY queue LIMIT {MOST_QUEUES}
 """)
-
-
-def use_indexes(connection: Connection, seconds: float) -> None:
-    """Have these statements take the indexes, also where Postgres has no statistics yet, and no longer than this."""
-    connection.exec_driver_sql(
-        f"SET statement_timeout = {int(1_000 * seconds)}; SET jit = off; "
-        "SET enable_seqscan = off; SET enable_bitmapscan = off"
-    )
-
-
 def queue_loads(connection: Connection) -> list[QueueLoad]:
     """Return the queues that have something to do, a live worker, or are paused."""
-    return _QUEUES(connection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +125,7 @@ class SystemLoad:
     """Bytes of our tables on disk, with their indexes."""
 
 
-_SYSTEM = Statement[SystemLoad](f"""
+@Statement.function(f"""
 SELECT /* insights.load.system */ lease.term,
        extract(epoch FROM lease.expires_at - clock_timestamp())::double precision AS lease_remaining,
        CASE WHEN lease.useful_term = lease.term AND lease.expires_at > clock_timestamp()
@@ -156,8 +153,5 @@ SELECT /* insights.load.system */ lease.term,
   LEFT JOIN orchestrator.leases AS lease ON lease.shard = %(shard)s
   LEFT JOIN pg_stat_user_tables AS kept ON kept.schemaname = 'orchestrator' AND kept.relname = 'tasks'
 """)
-
-
 def system_load(connection: Connection, *, shard: int = 0) -> SystemLoad:
     """Return numbers about the whole."""
-    return _SYSTEM.one(connection, shard=shard)

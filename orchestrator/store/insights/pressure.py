@@ -51,7 +51,7 @@ class LongTransaction:
 
 
 # Only what has a snapshot or an id of its own holds anything back; vacuum itself does not.
-_LONG_TRANSACTIONS = Statement[LongTransaction]("""
+@Statement.function("""
 SELECT /* insights.long_transactions */ pid,
        extract(epoch FROM clock_timestamp() - xact_start)::double precision AS age,
        coalesce(application_name, '') AS application, coalesce(usename, '') AS role, coalesce(state, '') AS state,
@@ -67,14 +67,11 @@ SELECT NULL, extract(epoch FROM clock_timestamp() - prepared)::double precision,
    AND prepared < clock_timestamp() - %(seconds)s::double precision * interval '1 second'
  ORDER BY age DESC LIMIT 5
 """)
-
-
 def long_transactions(connection: Connection, seconds: float) -> list[LongTransaction]:
     """Return the oldest transactions of this database that have been open for so many seconds."""
-    return _LONG_TRANSACTIONS(connection, seconds=seconds)
 
 
-_HOLDERS = Statement[tuple[int, str, str]]("""
+@Statement.function("""
 SELECT /* insights.lock_holders */ DISTINCT a.pid, a.application_name,
        left(regexp_replace(a.query, '\\s+', ' ', 'g'), 200)
   FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid JOIN pg_class c ON c.oid = l.relation
@@ -82,11 +79,8 @@ SELECT /* insights.lock_holders */ DISTINCT a.pid, a.application_name,
  WHERE a.datname = current_database() AND n.nspname = 'orchestrator' AND l.granted AND l.mode = 'AccessExclusiveLock'
  ORDER BY a.pid LIMIT 5
 """)
-
-
 def lock_holders(connection: Connection) -> list[tuple[int, str, str]]:
     """Return the process that keeps others from reading our tables: process, application and last statement."""
-    return _HOLDERS(connection)
 
 
 _DEAD_ROWS = Statement[int]("""

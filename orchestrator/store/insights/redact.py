@@ -115,12 +115,6 @@ _KINDS = [
 ]
 
 
-_OF_WORKFLOW = Statement[str](f"""
-SELECT /* insights.redact.of_workflow */ DISTINCT jsonb_path_query(definition, '{_OF_STEPS}') #>> '{{}}'
-  FROM orchestrator.workflows WHERE name = %(name)s
-""")
-
-
 class Relative(NamedTuple):
     """A task that names what is secret of it."""
 
@@ -143,9 +137,12 @@ class Family(NamedTuple):
     """There is more of it than was read."""
 
 
+@Statement.function(f"""
+SELECT /* insights.redact.of_workflow */ DISTINCT jsonb_path_query(definition, '{_OF_STEPS}') #>> '{{}}'
+  FROM orchestrator.workflows WHERE name = %(name)s
+""")
 def patterns_of_workflow(connection: Connection, name: str) -> list[str]:
     """Return the patterns of the tasks of a workflow, in any version."""
-    return _OF_WORKFLOW(connection, name=name)
 
 
 def family_of(

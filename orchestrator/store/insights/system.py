@@ -208,7 +208,7 @@ def overview(
     )
 
 
-_LEADER = Statement[Leader]("""
+@Statement.function("""
 SELECT /* insights.leader */ address, term,
        extract(epoch FROM expires_at - clock_timestamp())::double precision AS lease_remaining,
        CASE WHEN useful_term = term
@@ -216,11 +216,8 @@ SELECT /* insights.leader */ address, term,
        CASE WHEN useful_term = term THEN trouble END AS trouble
   FROM orchestrator.leases WHERE shard = %(shard)s AND expires_at > clock_timestamp()
 """)
-
-
 def find_leader(connection: Connection, shard: int = 0) -> Leader | None:
     """Return the leader."""
-    return _LEADER.first(connection, shard=shard)
 
 
 def _ended(connection: Connection) -> Ends:

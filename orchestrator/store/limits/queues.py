@@ -105,17 +105,14 @@ def set_limits(connection: Connection, name: str, concurrency: int | None, rate:
     inbox.add(connection, RequestKind.QUEUES, _NOBODY)
 
 
-_RETAIN = Statement[None]("""
+@Statement.function("""
 INSERT /* queues.retain */ INTO orchestrator.queues (name, retention_success, retention_failed)
 VALUES (%(name)s, %(success)s, %(failed)s)
     ON CONFLICT (name) DO UPDATE
    SET retention_success = excluded.retention_success, retention_failed = excluded.retention_failed
 """)
-
-
 def set_retention(connection: Connection, name: str, success: float | None, failed: float | None) -> None:
     """Set for how many seconds a queue's tasks are kept: 0 for ever, None as the settings say."""
-    _RETAIN(connection, name=name, success=success, failed=failed)
 
 
 def ask_purge(connection: Connection, name: str) -> None:
@@ -169,15 +166,12 @@ def open_tasks(connection: Connection, name: str) -> int:
     return _OPEN.one(connection, queue=name)
 
 
-_COUNTED = Statement[int]("""
+@Statement.function("""
 SELECT /* queues.count_open */ count(*) FROM (
        SELECT FROM orchestrator.tasks WHERE queue = %(queue)s LIMIT %(most)s::bigint) AS counted
 """)
-
-
 def count_open(connection: Connection, queue: str, most: int) -> int:
     """Return how many tasks of a queue have not ended, up to so many."""
-    return _COUNTED.one(connection, queue=queue, most=most)
 
 
 _DELAYED = Statement[tuple[int, datetime | None]](

@@ -12,18 +12,16 @@ from orchestrator.domain.runs.verdict import TERMINATED, TIMED_OUT
 from orchestrator.store.runs.transitions import COUNTERS, RunRow
 from orchestrator.store.sql import Prepared
 
-_MARK = Prepared[bytes](f"""
+
+@Prepared.function(f"""
 UPDATE /* cancels.mark */ orchestrator.runs
    SET cancelling = true, reason = CASE WHEN code THEN '{TERMINATED}' ELSE reason END
  WHERE id = ANY(%(ids)s::uuid[]) AND status IN ('pending', 'running') AND NOT cancelling
    AND (%(code)s::boolean OR NOT code)
 RETURNING id
 """)
-
-
 def mark(connection: Connection, ids: Sequence[bytes], *, code: bool = False) -> list[bytes]:
     """Note that runs are to be cancelled; their tasks follow in slices. `code` is not spared: those are terminated."""
-    return _MARK(connection, ids=ids, code=code)
 
 
 class Late(NamedTuple):
@@ -34,7 +32,7 @@ class Late(NamedTuple):
     """Its code must be notified, and has a grace period to end."""
 
 
-_TIME_OUT = Prepared[Late](f"""
+@Prepared.function(f"""
 WITH /* cancels.time_out */ due AS MATERIALIZED (
     SELECT id, code, shown, stuck, reason IS NOT DISTINCT FROM '{TIMED_OUT}' AS over FROM orchestrator.runs
      WHERE deadline <= %(now)s::timestamptz AND status = 'running' AND ended_at IS NULL AND NOT cancelling
@@ -58,18 +56,15 @@ UPDATE orchestrator.runs r
  WHERE r.ctid = found.place
 RETURNING r.id, late.is_told
 """)
-
-
 def time_out(connection: Connection, now: datetime, limit: int, grace: float) -> list[Late]:
     """Note that runs have taken too long; their tasks are cancelled in slices, and then they have failed.
 
     Runs of code only when their grace is over, too; and for another grace they are excused while their code could not
     know: they are stuck, or no worker has come for them.
     """
-    return _TIME_OUT(connection, now=now, limit=limit, grace=grace)
 
 
-_MARK_BELOW = Prepared[RunRow](f"""
+@Prepared.function(f"""
 WITH /* cancels.mark_below */ RECURSIVE below (id, code, is_given) AS (
     SELECT given.id, r.code, true FROM unnest(%(ids)s::uuid[]) AS given(id)
      CROSS JOIN LATERAL (SELECT code FROM orchestrator.runs WHERE id = given.id LIMIT 1) AS r
@@ -90,35 +85,26 @@ UPDATE orchestrator.runs r
  WHERE r.ctid = found.place
 RETURNING {COUNTERS}
 """)
-
-
 def mark_below(connection: Connection, ids: Sequence[bytes], now: datetime, limit: int) -> list[RunRow]:
     """Cancel what was started by runs that are being cancelled, and by what these started, however deep.
 
     What has not begun ends at once. Children of runs of code follow when those end, each as its close policy says.
     """
-    return _MARK_BELOW(connection, ids=ids, now=now, limit=limit)
 
 
-_NEXT = Prepared[bytes]("""
+@Prepared.function("""
 SELECT /* cancels.next */ id FROM orchestrator.runs
  WHERE cancelling AND ended_at IS NULL AND id > %(after)s::uuid ORDER BY id LIMIT %(limit)s
 """)
-
-
 def following(connection: Connection, after: bytes, limit: int) -> list[bytes]:
     """Return the runs after one that are being cancelled."""
-    return _NEXT(connection, after=after, limit=limit)
 
 
-_OPEN_TASKS = Prepared[bytes]("""
+@Prepared.function("""
 SELECT /* cancels.open_tasks */ id FROM orchestrator.tasks WHERE run_id = ANY(%(ids)s::uuid[]) LIMIT %(limit)s
 """)
-
-
 def open_tasks(connection: Connection, ids: Sequence[bytes], limit: int) -> list[bytes]:
     """Return some of the open tasks of runs."""
-    return _OPEN_TASKS(connection, ids=ids, limit=limit)
 
 
 class AtRest(NamedTuple):
@@ -129,7 +115,7 @@ class AtRest(NamedTuple):
     """Its parent is being cancelled, too, and need not be notified."""
 
 
-_AT_REST = Prepared[AtRest]("""
+@Prepared.function("""
 SELECT /* cancels.at_rest */ r.id, coalesce(
        (SELECT cancelling AND ended_at IS NULL AND stuck IS NULL AND NOT code
           FROM orchestrator.runs WHERE id = r.parent_run), false) AS is_with_parent
@@ -141,8 +127,5 @@ SELECT /* cancels.at_rest */ r.id, coalesce(
    AND (SELECT 1 FROM orchestrator.runs
          WHERE parent_run = wanted.id AND ended_at IS NULL AND NOT detached LIMIT 1) IS NULL
 """)
-
-
 def at_rest(connection: Connection, ids: Sequence[bytes]) -> list[AtRest]:
     """Return those of these runs that are being cancelled and have neither open tasks nor open child runs."""
-    return _AT_REST(connection, ids=ids)

@@ -65,16 +65,13 @@ def add(connection: Connection, some: Iterable[tuple[bytes, RunChanges]], *, is_
         _ADD(connection, _NEW(rows), held=is_over)
 
 
-_RELEASE = Prepared[None]("""
+@Prepared.function("""
 UPDATE /* untold.release */ orchestrator.untold u SET held = false
  WHERE u.run_id = ANY (%(runs)s::uuid[]) AND u.held
    AND (SELECT stuck IS NULL FROM orchestrator.runs WHERE id = u.run_id)
 """)
-
-
 def release(connection: Connection, runs: Sequence[bytes]) -> None:
     """Release the changes of runs that have begun again."""
-    _RELEASE(connection, runs=runs)
 
 
 def facts_of(body: bytes) -> list[Fact]:

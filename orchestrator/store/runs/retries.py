@@ -69,15 +69,12 @@ def with_children(connection: Connection, run: bytes, steps: Sequence[str]) -> s
     return set(_WITH_CHILDREN(connection, run=run, steps=steps))
 
 
-_PARENT = Statement[tuple[str, str]]("""
+@Statement.function("""
 SELECT /* run_retries.parent */ parent_run::text, parent_step FROM orchestrator.runs
  WHERE id = %(run)s::uuid AND parent_step IS NOT NULL
 """)
-
-
 def parent_of(connection: Connection, run: bytes) -> tuple[str, str] | None:
     """Return the run of which a run is a step, and that step."""
-    return _PARENT.first(connection, run=run)
 
 
 class EndedIn(NamedTuple):
@@ -93,31 +90,25 @@ class EndedIn(NamedTuple):
     """If it has failed, it is retried as a whole: it timed out, stands in line for a limit or is a step of another."""
 
 
-_ENDED_IN = Statement[EndedIn]("""
+@Statement.function("""
 SELECT /* run_retries.ended_in */ e.run_id::text AS run, r.status, r.code AS is_code, r.flow AS is_flow,
        r.cancelling AS is_cancelled, r.workflow IS NOT NULL AS has_workflow,
        r.lane IS NOT NULL OR r.parent_step IS NOT NULL OR (r.cancelling AND r.workflow IS NOT NULL) AS is_whole
   FROM orchestrator.ended_tasks e JOIN orchestrator.runs r ON r.id = e.run_id
  WHERE e.id = %(task)s::uuid
 """)
-
-
 def ended_in(connection: Connection, task: bytes) -> EndedIn | None:
     """Return the run of a task that has ended."""
-    return _ENDED_IN.first(connection, task=task)
 
 
-_UNFINISHED = Prepared[bytes]("""
+@Prepared.function("""
 SELECT /* run_retries.unfinished */ id FROM orchestrator.ended_tasks
  WHERE run_id = %(run)s::uuid AND step = %(step)s AND status IN ('failed', 'cancelled', 'skipped')
        AND ended_at <= %(until)s::timestamptz
  ORDER BY position LIMIT %(limit)s
 """)
-
-
 def unfinished_tasks(connection: Connection, run: bytes, step: str, until: datetime, limit: int) -> list[bytes]:
     """Return the first tasks of a step that had not succeeded by then."""
-    return _UNFINISHED(connection, run=run, step=step, until=until, limit=limit)
 
 
 _CREATED = Prepared[tuple[str, int]]("""
@@ -136,7 +127,7 @@ def created(connection: Connection, run: bytes, steps: Sequence[str]) -> dict[st
 
 # Attempts that are taken back stay where those of tasks stand that were tried again, so that a task that is created
 # once more counts on from there, and no report of theirs is taken for one of its own.
-_TAKE_BACK = Prepared[int](f"""
+@Prepared.function(f"""
 WITH /* run_retries.take_back */ old AS (
     DELETE FROM orchestrator.ended_tasks WHERE ctid = ANY (ARRAY(
            SELECT ctid FROM orchestrator.ended_tasks
@@ -153,11 +144,8 @@ WITH /* run_retries.take_back */ old AS (
 )
 SELECT count(*) FROM (SELECT id FROM old UNION ALL SELECT id FROM orphaned) AS gone
 """)
-
-
 def take_back(connection: Connection, run: bytes, steps: Sequence[str], limit: int) -> int:
     """Forget what steps came to that are considered anew, a slice at a time; return how many rows there were."""
-    return _TAKE_BACK.one(connection, run=run, steps=steps, limit=limit)
 
 
 _PAST = Prepared[tuple[bytes, int]]("""

@@ -137,18 +137,15 @@ def free_code(connection: Connection, workflows: Sequence[str], after: bytes, li
     return _FREE_CODE(connection, workflows=workflows, after=to_text(after), limit=limit)
 
 
-_REASON = Statement[dict[str, Any]]("""
+@Statement.function("""
 SELECT /* stuck.reason */ stuck FROM orchestrator.runs
  WHERE id = %(run)s::uuid AND stuck IS NOT NULL AND ended_at IS NULL
 """)
-
-
 def reason(connection: Connection, run: bytes) -> dict[str, Any] | None:
     """Return why a run cannot go on, or None if it can."""
-    return _REASON.first(connection, run=run)
 
 
-_AT_REST = Prepared[bytes]("""
+@Prepared.function("""
 SELECT /* stuck.at_rest */ r.id FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT id FROM orchestrator.runs
                       WHERE id = wanted.id AND stuck IS NOT NULL AND NOT code LIMIT 1) AS r
@@ -156,11 +153,8 @@ SELECT /* stuck.at_rest */ r.id FROM unnest(%(ids)s::uuid[]) AS wanted(id)
    AND (SELECT 1 FROM orchestrator.runs
          WHERE parent_run = wanted.id AND ended_at IS NULL AND NOT detached LIMIT 1) IS NULL
 """)
-
-
 def at_rest(connection: Connection, ids: Sequence[bytes]) -> list[bytes]:
     """Return those of these runs of steps that are stuck, and have neither open tasks nor open child runs."""
-    return _AT_REST(connection, ids=ids)
 
 
 _WAKE = Prepared[bytes]("""

@@ -255,25 +255,19 @@ def end(connection: Connection, ends: Iterable[tuple[bytes, RunState, str | None
     return _END(connection, _ENDS(ends), now=now)
 
 
-_REOPEN = Prepared[None](f"""
+@Prepared.function(f"""
 UPDATE /* runs.reopen */ orchestrator.runs SET status = 'running', ended_at = NULL, reason = NULL, deadline = NULL
  WHERE id = ANY(%(ids)s::uuid[]) AND status IN {sources(RunState.RUNNING)} AND status <> 'pending' AND NOT code
 """)
-
-
 def reopen(connection: Connection, ids: Sequence[bytes]) -> None:
     """Set failed runs running again, because tasks of theirs are open again."""
-    _REOPEN(connection, ids=ids)
 
 
-_RETRYABLE = Prepared[bytes]("""
+@Prepared.function("""
 SELECT /* runs.retryable */ id FROM orchestrator.ended_tasks
  WHERE run_id = %(run)s::uuid AND status IN ('failed', 'skipped', 'cancelled') AND ended_at <= %(until)s::timestamptz
        AND (SELECT workflow IS NULL FROM orchestrator.runs WHERE id = %(run)s::uuid)
  LIMIT %(limit)s
 """)
-
-
 def retryable_tasks(connection: Connection, run: bytes, until: datetime, limit: int) -> list[bytes]:
     """Return some of the tasks of a run without a workflow that had not succeeded by then."""
-    return _RETRYABLE(connection, run=run, until=until, limit=limit)

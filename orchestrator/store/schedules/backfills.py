@@ -157,18 +157,16 @@ SELECT /* backfills.{name} */ b.id, b.workflow, b.name, b.start_at, b.end_at, b.
         WHERE r.schedule = b.workflow || '/' || b.name || '#' || b.id AND r.status IN ('failed', 'cancelled')) AS ended
  {which}
 """
-_SHOW = Statement[BackfillView](_VIEW.format(name="show", which="WHERE b.id = %(id)s"))
-_NEWEST = Statement[BackfillView](_VIEW.format(name="newest", which="ORDER BY b.id DESC LIMIT %(limit)s"))
 
 
+@Statement.function(_VIEW.format(name="show", which="WHERE b.id = %(number)s"))
 def show(connection: Connection, number: int) -> BackfillView | None:
     """Return one backfill."""
-    return _SHOW.first(connection, id=number)
 
 
+@Statement.function(_VIEW.format(name="newest", which="ORDER BY b.id DESC LIMIT %(limit)s"))
 def list_newest(connection: Connection, limit: int) -> list[BackfillView]:
     """Return the newest backfills, newest first."""
-    return _NEWEST(connection, limit=limit)
 
 
 _GIVE_UP = Statement[None]("""
@@ -239,16 +237,13 @@ def open_backfills(connection: Connection, limit: int) -> list[OpenBackfill]:
     return _OPEN(connection, limit=limit)
 
 
-_SAVE = Prepared[None]("""
+@Prepared.function("""
 UPDATE /* backfills.save */ orchestrator.backfills
    SET next_fire = %(next_fire)s::timestamptz, passed = passed + %(passed)s::int, started = started + %(started)s::int,
        error = %(error)s::text
- WHERE id = %(id)s::bigint
+ WHERE id = %(backfill)s::bigint
 """)
-
-
 def save(
     connection: Connection, backfill: int, next_fire: datetime | None, passed: int, started: int, error: str | None
 ) -> None:
     """Note how far a backfill has come."""
-    _SAVE(connection, id=backfill, next_fire=next_fire, passed=passed, started=started, error=error)

@@ -56,12 +56,9 @@ class StoredSchedule:
         return key_of(self.workflow, self.name)
 
 
-_NOW = Statement[datetime]("SELECT /* schedules.now */ now()")
-
-
+@Statement.function("SELECT /* schedules.now */ now()")
 def clock(connection: Connection) -> datetime:
     """Return the database's time, by which schedules fire."""
-    return _NOW.one(connection)
 
 
 def _select(name: str, which: str = "", some: str = "orchestrator.schedules") -> Statement[Row]:

@@ -71,26 +71,20 @@ def ask(connection: Connection, wanted: OpenFilter, within: str = "") -> int:
     return _ASK.count(connection, _parameters(wanted), within=within)
 
 
-_WITHDRAW = Statement[None](f"""
+@Statement.function(f"""
 INSERT /* cancels.withdraw */ INTO orchestrator.inbox (kind, target)
-SELECT '{RequestKind.WITHDRAW_TASK}', id FROM unnest(%(ids)s::uuid[]) AS asked(id)
+SELECT '{RequestKind.WITHDRAW_TASK}', id FROM unnest(%(tasks)s::uuid[]) AS asked(id)
 """)
-
-
 def ask_withdrawal(connection: Connection, tasks: Sequence[bytes]) -> None:
     """Ask the leader to cancel those of these tasks that no worker was given yet."""
-    _WITHDRAW(connection, ids=tasks)
 
 
-_UNSTARTED = Prepared[bytes](f"""
+@Prepared.function(f"""
 SELECT /* cancels.unstarted */ id FROM orchestrator.tasks
- WHERE id = ANY (%(ids)s::uuid[]) AND status = '{TaskState.PENDING}' AND attempt = 0
+ WHERE id = ANY (%(tasks)s::uuid[]) AND status = '{TaskState.PENDING}' AND attempt = 0
 """)
-
-
 def unstarted(connection: Connection, tasks: Sequence[bytes]) -> list[bytes]:
     """Return those of these tasks that no worker was ever given."""
-    return _UNSTARTED(connection, ids=tasks)
 
 
 def _parameters(wanted: OpenFilter) -> dict[str, object]:

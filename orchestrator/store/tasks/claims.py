@@ -135,9 +135,6 @@ def claim_behind(
     return most_urgent_first(_CLAIM_BEHIND(connection, _MARKED(marked), now=now))
 
 
-_NEWEST = Prepared[int]("SELECT /* tasks.newest */ last_value - (NOT is_called)::int FROM orchestrator.tasks_seq_seq")
-
-
+@Prepared.function("SELECT /* tasks.newest */ last_value - (NOT is_called)::int FROM orchestrator.tasks_seq_seq")
 def newest(connection: Connection) -> int:
     """Return the number of the newest task that anyone has begun to insert."""
-    return _NEWEST.one(connection)

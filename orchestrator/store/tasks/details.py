@@ -39,7 +39,7 @@ class Execution(NamedTuple):
     details: bytes
 
 
-_EXECUTIONS = Prepared[Execution]("""
+@Prepared.function("""
 SELECT /* details.executions */ t.id, t.name, t.queue, t.attempt, t.status <> 'pending' AS is_in_flight,
        t.options::text AS options, t.details
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
@@ -47,11 +47,8 @@ SELECT /* details.executions */ t.id, t.name, t.queue, t.attempt, t.status <> 'p
        SELECT id, name, queue, attempt, status, options, details FROM orchestrator.tasks
         WHERE id = wanted.id AND options ? 'executor' AND details IS NOT NULL LIMIT 1) AS t
 """)
-
-
 def executions(connection: Connection, ids: Sequence[bytes]) -> list[Execution]:
     """Return those of these tasks that executors may have begun."""
-    return _EXECUTIONS(connection, ids=ids)
 
 
 _OPEN = Statement[Row]("SELECT /* details.open */ failures, details FROM orchestrator.tasks WHERE id = %(id)s::uuid")

@@ -31,7 +31,7 @@ def named_in(error: BaseException) -> bytes | None:
 
 # Whether a task has ended is asked by a scalar subquery: EXISTS lets the planner read all that ever ended. Its run has
 # counted the recorded end, and its follow-ups exist: neither happens again.
-_REMOVE = Prepared[Moved](f"""
+@Prepared.function(f"""
 WITH /* duplicates.remove */ gone AS (
     DELETE FROM orchestrator.tasks t WHERE t.ctid = ANY (ARRAY(
            SELECT place FROM (
@@ -47,8 +47,5 @@ SELECT gone.id, (SELECT status FROM orchestrator.ended_tasks e WHERE e.id = gone
        gone.unique_key
   FROM gone
 """)
-
-
 def remove(connection: Connection, task: bytes, limit: int) -> list[Moved]:
     """Remove the open rows of this task, and of those in flight, that have ended; return them as what they ended as."""
-    return _REMOVE(connection, task=task, limit=limit)

@@ -128,12 +128,9 @@ def copy_tasks(connection: Connection, tasks: Iterable[NewTask], now: datetime |
     return count
 
 
-_NOW = Statement[datetime]("SELECT /* enqueue.now */ now()")
-
-
+@Statement.function("SELECT /* enqueue.now */ now()")
 def _clock(connection: Connection) -> datetime:
     """Return the time of the transaction."""
-    return _NOW.one(connection)
 
 
 def _copy_lines(tasks: Iterable[NewTask], clock: Callable[[], datetime]) -> Iterator[str]:

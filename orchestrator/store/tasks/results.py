@@ -79,14 +79,11 @@ def _outcome(row: Row) -> TaskOutcome:
     return TaskOutcome(row.status, None if row.result is None else bytes(row.result), TaskError.stored(row.error))
 
 
-_HAS_ENDED = Statement[bool](
-    "SELECT /* results.has_ended */ EXISTS (SELECT FROM orchestrator.ended_tasks WHERE id = ANY (%(ids)s::uuid[]))"
+@Statement.function(
+    "SELECT /* results.has_ended */ EXISTS (SELECT FROM orchestrator.ended_tasks WHERE id = ANY (%(tasks)s::uuid[]))"
 )
-
-
 def has_ended(connection: Connection, tasks: Sequence[bytes]) -> bool:
     """Say whether any of these tasks has ended."""
-    return _HAS_ENDED.one(connection, ids=tasks)
 
 
 _NAMED = Statement[tuple[UUID, str, str]]("""

@@ -17,7 +17,9 @@ _COUNT_READY = f"""), arrived AS (
 )
 SELECT count(*) FROM ready"""
 """The end of a statement that makes tasks `ready`."""
-_PROMOTE = Prepared[int](f"""
+
+
+@Prepared.function(f"""
 WITH /* waiting.promote */ ready AS (
     UPDATE orchestrator.tasks
        SET wake_at = NULL, hold = NULL, ready_at = CASE WHEN trace IS NOT NULL THEN wake_at END
@@ -28,35 +30,26 @@ WITH /* waiting.promote */ ready AS (
     RETURNING id, lane
 {_COUNT_READY}
 """)
-
-
 def promote_due(connection: Connection, now: datetime, limit: int) -> int:
     """Make tasks ready whose time has come; return how many."""
-    return _PROMOTE.one(connection, now=now, limit=limit)
 
 
-_EXPIRED = Prepared[tuple[bytes, float]]("""
+@Prepared.function("""
 SELECT /* waiting.expired */ id, extract(epoch FROM %(now)s::timestamptz - created_at)::double precision
   FROM orchestrator.tasks
  WHERE expires_at <= %(now)s::timestamptz AND status = 'pending' ORDER BY expires_at LIMIT %(limit)s
 """)
-
-
 def expired(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, float]]:
     """Return the tasks that should have started by now, and how many seconds they have waited."""
-    return _EXPIRED(connection, now=now, limit=limit)
 
 
-_OVERDUE = Prepared[tuple[bytes, str, str, bool, str]](f"""
+@Prepared.function(f"""
 SELECT /* waiting.overdue */ id, name, queue, id IS NOT DISTINCT FROM run_id, hold FROM orchestrator.tasks
  WHERE wake_at <= %(now)s::timestamptz AND {NOBODY} ORDER BY wake_at LIMIT %(limit)s
 """)
-
-
 def overdue_unknown(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, str, str, bool, str]]:
     """Return id, name and queue of tasks that no worker could run for too long, whether they are turns, and their
     hold."""
-    return _OVERDUE(connection, now=now, limit=limit)
 
 
 _KNOWN = Batch("known", "queue text, name text")
@@ -105,15 +98,12 @@ def release_opened(connection: Connection, opened: Sequence[tuple[str, str]], li
     return _RELEASE_OPENED.one(connection, _OPENED(opened), limit=limit)
 
 
-_LACKING = Statement[str]("""
+@Statement.function("""
 SELECT /* waiting.lacking */ DISTINCT hold FROM orchestrator.tasks
  WHERE hold IS NOT NULL AND (starts_with(hold, 'no data key: ') OR starts_with(hold, 'no executor: '))
 """)
-
-
 def lacking(connection: Connection) -> list[str]:
     """Return why tasks are kept back that wait for a data key or an executor; for a new leader."""
-    return _LACKING(connection)
 
 
 _HELD = Batch("held", "queue text, name text, hold text")
@@ -164,15 +154,12 @@ def release_crowded(connection: Connection, wanted: Sequence[tuple[str, str, str
     return set(_RELEASE_CROWDED(connection, _WANTED(wanted)))
 
 
-_CROWDED = Statement[tuple[str, str, str]]("""
+@Statement.function("""
 SELECT /* waiting.crowded */ DISTINCT queue, name, hold FROM orchestrator.tasks
  WHERE hold IS NOT NULL AND starts_with(hold, 'crowded')
 """)
-
-
 def crowded(connection: Connection) -> list[tuple[str, str, str]]:
     """Return queue, name and hold of tasks that wait for capacity; for a new leader."""
-    return _CROWDED(connection)
 
 
 class PendingWorkProbe(NamedTuple):
@@ -252,18 +239,15 @@ class InFlight(NamedTuple):
     """It should have started by now, or not at all."""
 
 
-_IN_FLIGHT = Prepared[InFlight]("""
+@Prepared.function("""
 SELECT /* waiting.in_flight */ id, attempt, queue, status, alone, worker,
        extract(epoch FROM now() - dispatched_at)::double precision AS age,
        lane, coalesce(run_id = id, false) AS is_turn_task, coalesce(options ? 'executor', false) AS is_execution,
        coalesce(expires_at <= now(), false) AS has_expired
   FROM orchestrator.tasks WHERE status IN ('dispatched', 'running')
 """)
-
-
 def in_flight(connection: Connection) -> list[InFlight]:
     """Return every task that is dispatched or running; the windows keep this small."""
-    return _IN_FLIGHT(connection)
 
 
 _ASKED = Batch("asked", "id uuid, attempt bigint")
@@ -297,7 +281,7 @@ def succeeded(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> 
     return set(_SUCCEEDED(connection, _ASKED(attempts)))
 
 
-_HAS_READY = Prepared[bool](f"""
+@Prepared.function(f"""
 SELECT /* waiting.has_ready */ EXISTS (
        SELECT FROM unnest(%(queues)s::text[]) AS asked(queue)
         CROSS JOIN LATERAL (
@@ -306,11 +290,8 @@ SELECT /* waiting.has_ready */ EXISTS (
              (SELECT 1 FROM orchestrator.tasks WHERE queue = asked.queue AND {READY_IN_LANE} LIMIT 1)) AS ready
         WHERE NOT EXISTS (SELECT FROM orchestrator.queues WHERE name = asked.queue AND paused))
 """)
-
-
 def has_ready(connection: Connection, queues: Sequence[str]) -> bool:
     """Say whether one of these queues, unless it is paused, holds anything that is ready: two index probes each."""
-    return _HAS_READY.one(connection, queues=queues)
 
 
 _BUSY = Statement[bool]("""
