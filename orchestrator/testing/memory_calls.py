@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, NoReturn
 from uuid import UUID
@@ -43,30 +42,12 @@ class MemoryCalls:
 
     def __init__(self, tasks: MemoryTasks) -> None:
         self._leader = tasks
-
-    @cached_property
-    def tasks(self) -> _Tasks:
-        return _Tasks(self._leader, "tasks")
-
-    @cached_property
-    def runs(self) -> _Runs:
-        return _Runs(self._leader, "runs")
-
-    @cached_property
-    def workflows(self) -> _Workflows:
-        return _Workflows(self._leader, "workflows")
-
-    @cached_property
-    def flows(self) -> _Flows:
-        return _Flows(self._leader, "flows")
-
-    @cached_property
-    def insights(self) -> _Insights:
-        return _Insights(self._leader, "insights")
-
-    @cached_property
-    def code(self) -> _Code:
-        return _Code(self._leader, "code")
+        self.tasks = _Tasks(tasks, "tasks")
+        self.runs = _Runs(tasks, "runs")
+        self.workflows = _Workflows(tasks, "workflows")
+        self.flows = _Flows(tasks, "flows")
+        self.insights = _Insights(tasks, "insights")
+        self.code = _Code(tasks, "code")
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

@@ -14,7 +14,6 @@ from orchestrator.domain.dag.definition import Definition, resolve_params
 from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.scope import Scope
 from orchestrator.domain.dag.state import ENDED, STATE_OF_TASK, StepState, step_output
-from orchestrator.domain.dag.steps import FanOut, Skip
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.states import RunState
@@ -127,18 +126,7 @@ class MemoryDags:
         run, plan = dag.run, dag.run.plan
         while plan.has_more:
             while (place := plan.next_candidate()) is not None:
-                program = run.compiled.programs[place]
-                try:
-                    decision = program.decide(dag.names(program.decision_needs))
-                except InvalidWorkflow as error:
-                    plan.fail(place, str(error))
-                    continue
-                if isinstance(decision, Skip):
-                    plan.skip(place, decision.reason)
-                elif isinstance(decision, FanOut):
-                    plan.open_fan(place, decision.total)
-                else:
-                    plan.open_single(place)
+                if run.open(place, dag.names(run.compiled.programs[place].decision_needs)):
                     self._instantiate(dag, place, range(1), None, now)
             for place in list(plan.fans_with_room):
                 fan = plan.fan(place)
@@ -183,7 +171,5 @@ class MemoryDags:
             return
         parent, place, position = dag.parent
         compiled = dag.run.compiled
-        ends = {name: dag.output(name) for name in (compiled.graph.steps[last].name for last in compiled.last)}
-        output = ends if compiled.result is None else compiled.result.render(ends)
-        is_done = state == RunState.SUCCESS
-        self._note(parent, place, position, state, timezones.encode(output) if is_done else None, now)
+        output = timezones.encode(compiled.output(dag.names(compiled.last))) if state == RunState.SUCCESS else None
+        self._note(parent, place, position, state, output, now)

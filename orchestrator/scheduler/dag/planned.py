@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,8 @@ from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.placement import of_step
 from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.scope import Scope, Work
-from orchestrator.domain.dag.steps import StepProgram
+from orchestrator.domain.dag.steps import FanOut, Skip, StepProgram
+from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.budget import TickBudget
 
 
@@ -35,6 +36,11 @@ class Compiled:
         self.placements = [of_step(step, definition.queue) for step in self.graph.steps]
         self.expensive: set[tuple[str, int]] = set()
         """Kinds of expressions, and places of the steps, that took long to evaluate for one run or another."""
+
+    def output(self, names: Mapping[str, Any]) -> Any:
+        """Return what a run gives to its parent, by the outputs of its last steps."""
+        ends = {name: names.get(name) for name in (self.graph.steps[place].name for place in self.last)}
+        return ends if self.result is None else self.result.render(ends)
 
     @cached_property
     def begun(self) -> tuple[Plan, bytes] | None:
@@ -64,6 +70,22 @@ class DagRun:
     """The first of the runs that started each other, and at last this one."""
     params_size: int = 0
     """Bytes of its parameters, as they are stored."""
+
+    def open(self, place: int, names: Scope, said: Callable[[Exception], str] = str) -> bool:
+        """Decide what a candidate becomes; True if that is a single task."""
+        try:
+            decision = self.compiled.programs[place].decide(names)
+        except InvalidWorkflow as error:
+            self.plan.fail(place, said(error))
+            return False
+        if isinstance(decision, Skip):
+            self.plan.skip(place, decision.reason)
+        elif isinstance(decision, FanOut):
+            self.plan.open_fan(place, decision.total)
+        else:
+            self.plan.open_single(place)
+            return True
+        return False
 
 
 _EXPENSIVE = 20_000

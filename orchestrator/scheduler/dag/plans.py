@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC
+from functools import partial
 from itertools import islice
-from typing import Any
 
 import msgspec
 
@@ -18,13 +18,10 @@ from orchestrator.domain.dag import composed
 from orchestrator.domain.dag.checks import MOST_STEPS
 from orchestrator.domain.dag.definition import hooks_of
 from orchestrator.domain.dag.plan import Plan
-from orchestrator.domain.dag.scope import Scope
 from orchestrator.domain.dag.state import STATE_OF_TASK, DagState, Delta
-from orchestrator.domain.dag.steps import FanOut, Skip
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.runs.verdict import Nesting
-from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.dag.creation import StepCreation, reason_of
 from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.outputs import Outputs, RunStep
@@ -146,7 +143,7 @@ class Dags(PlannedRuns[DagRun]):
         runs = self._load(tx, ids)
         last = [(run, place) for run in runs for place in run.compiled.last]
         names = self._outputs.names(tx.connection, last, is_urgent=True).names
-        outputs = {run.id: _encode(_output(run.compiled, names[run.id])) for run in runs}
+        outputs = {run.id: _encode(run.compiled.output(names[run.id])) for run in runs}
         return outputs if tx.vault is None else {run: tx.vault.seal(VALUE, data) for run, data in outputs.items()}
 
     # -- loading and saving
@@ -224,35 +221,13 @@ class Dags(PlannedRuns[DagRun]):
                 with work.on(run, place, found.names[run.id]) as may_be_done:
                     if not may_be_done:
                         found.late.append((run, place))
-                    elif self._open(tx, run, place, found.names[run.id]):
+                    elif run.open(place, found.names[run.id], partial(reason_of, tx)):
                         singles.append((run, place))
             for run, place in found.late:
                 run.plan.put_back(place)
             if found.late:
                 return singles, 0
         return singles, room
-
-    def _open(self, tx: Transaction, run: DagRun, place: int, names: Scope) -> bool:
-        """Decide what a candidate becomes; True if that is a single task."""
-        try:
-            decision = run.compiled.programs[place].decide(names)
-        except InvalidWorkflow as error:
-            run.plan.fail(place, reason_of(tx, error))
-            return False
-        if isinstance(decision, Skip):
-            run.plan.skip(place, decision.reason)
-        elif isinstance(decision, FanOut):
-            run.plan.open_fan(place, decision.total)
-        else:
-            run.plan.open_single(place)
-            return True
-        return False
-
-
-def _output(compiled: Compiled, names: Scope) -> Any:
-    """Return what a run gives to its parent."""
-    ends = {name: names.get(name) for name in (compiled.graph.steps[place].name for place in compiled.last)}
-    return ends if compiled.result is None else compiled.result.render(ends)
 
 
 def _apply_to_plan(run: DagRun, changes: RunChanges) -> None:
