@@ -96,12 +96,9 @@ def ask_drain(connection: Connection, parent: bytes) -> None:
     inbox.add(connection, RequestKind.DRAIN, parent)
 
 
-_DRAINS = Prepared[bytes]("SELECT /* fleet.drains */ parent FROM orchestrator.drains")
-
-
+@Prepared.function("SELECT /* fleet.drains */ parent FROM orchestrator.drains")
 def drains(connection: Connection) -> frozenset[bytes]:
     """Return the workers that are ordered to drain, by the ids of their parent processes."""
-    return frozenset(_DRAINS(connection))
 
 
 @Prepared.function("""

@@ -79,8 +79,8 @@ class Statement(Generic[R]):
     def function(cls, sql: str) -> Callable[[F], F]:
         """Make a function without a body run a statement, whose values are its arguments.
 
-        The type that it returns says what it does with the rows: a list has them all, `… | None` is the first if there
-        is one, and any other is the only one.
+        The type that it returns says what it does with the rows: a list, set or dictionary has them all, `… | None` is
+        the first if there is one, and any other is the only one.
         """
 
         def declare(function: F) -> F:
@@ -88,15 +88,16 @@ class Statement(Generic[R]):
             names = [one.name for one in parameters]
             defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
             returned = get_type_hints(function)["return"]
-            is_first, is_list = type(None) in get_args(returned), get_origin(returned) is list
-            row = get_args(returned)[0] if is_first or is_list else returned
+            args, collect = get_args(returned), get_origin(returned)
+            is_first, is_all = type(None) in args, collect in (list, set, frozenset, dict)
+            row = tuple[Any, ...] if collect is dict else args[0] if is_first or is_all else returned
             statement = cls[row](sql)  # type: ignore[index]  # a class with a type that is known only now
-            run = statement.first if is_first else statement if is_list or row is type(None) else statement.one
+            run = statement.first if is_first else statement if is_all or row is type(None) else statement.one
 
             @wraps(function)
             def call(connection: Connection, /, *args: Any, **values: Any) -> Any:
                 found = run(connection, **(defaults | dict(zip(names, args, strict=False)) | values))
-                return None if row is type(None) else found
+                return collect(found) if collect in (set, frozenset, dict) else None if row is type(None) else found
 
             return call  # type: ignore[return-value]
 

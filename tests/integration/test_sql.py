@@ -168,6 +168,42 @@ def test_columns_in_another_order_than_the_fields_are_refused(connection: Connec
         Prepared[Pair]("SELECT /* test.pair */ 2 AS b, 1 AS a")(connection)
 
 
+@Statement.function("SELECT /* test.pairs */ a, a + 1 AS b FROM generate_series(1, %(most)s::int) AS t(a)")
+def pairs(connection: Connection, most: int = 2) -> list[Pair]: ...
+
+
+@Prepared.function("SELECT /* test.by_name */ a::text, a FROM generate_series(1, %(most)s::int) AS t(a)")
+def by_name(connection: Connection, *, most: int) -> dict[str, int]: ...
+
+
+@Prepared.function("SELECT /* test.set */ a / 2 FROM generate_series(1, %(most)s::int) AS t(a)")
+def halves(connection: Connection, most: int) -> set[int]: ...
+
+
+@Prepared.function("SELECT /* test.first_of */ a FROM generate_series(1, %(most)s::int) AS t(a)")
+def first(connection: Connection, most: int) -> int | None: ...
+
+
+@Statement.function("SELECT /* test.only */ a FROM generate_series(1, %(most)s::int) AS t(a)")
+def only(connection: Connection, most: int) -> int: ...
+
+
+@Prepared.function("INSERT /* test.nothing */ INTO numbers VALUES (%(number)s::int) RETURNING number")
+def add(connection: Connection, number: int) -> None: ...
+
+
+def test_a_function_does_with_rows_what_its_type_says(connection: Connection) -> None:
+    assert pairs(connection) == [Pair(1, 2), Pair(2, 3)]
+    assert pairs(connection, 1) == pairs(connection, most=1) == [Pair(1, 2)]
+    assert by_name(connection, most=2) == {"1": 1, "2": 2}
+    assert halves(connection, 3) == {0, 1}
+    assert (first(connection, 3), first(connection, 0)) == (1, None)
+    assert only(connection, 1) == 1
+    with pytest.raises(ValueError, match="unpack"):
+        only(connection, 2)
+    assert add(connection, 7) is None
+
+
 # -- connections
 
 

@@ -113,17 +113,14 @@ def open_runs(connection: Connection, workflows: Sequence[str], since: datetime 
     return [OpenRun(row.id.bytes, row.workflow, row.version, row.pinned) for row in rows]
 
 
-_OPEN_OTHERS = Statement[tuple[str, int]]("""
+@Statement.function("""
 SELECT /* insights.code_workflows.open_others */ workflow, count(*) FROM orchestrator.runs
  WHERE code AND ended_at IS NULL AND NOT workflow = ANY(%(workflows)s::text[])
    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
  GROUP BY workflow ORDER BY workflow
 """)
-
-
 def count_open_others(connection: Connection, workflows: Sequence[str], since: datetime | None) -> dict[str, int]:
     """Return how many runs of workflows that are none of these are open, by workflow."""
-    return dict(_OPEN_OTHERS(connection, workflows=workflows, since=since))
 
 
 _ANNOUNCED = Statement[Row](f"""

@@ -169,15 +169,11 @@ def lanes_of(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> d
 
 
 # -- buckets
-
-_BUCKETS = Statement[tuple[str, float]]("""
+@Statement.function("""
 SELECT /* lanes.buckets */ name, extract(epoch FROM due)::double precision FROM orchestrator.buckets WHERE due > now()
 """)
-
-
 def buckets(connection: Connection) -> dict[str, float]:
     """Return every bucket that is not full, by name, as seconds since 1970."""
-    return dict(_BUCKETS(connection))
 
 
 _DUE = Batch("b", "name text, due double precision")

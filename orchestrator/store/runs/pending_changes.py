@@ -34,16 +34,13 @@ def waiting(connection: Connection, limit: int) -> set[bytes] | None:
     return None if len(rows) > limit else set(rows)
 
 
-_WAITING_AMONG = Prepared[bytes]("""
+@Prepared.function("""
 SELECT /* untold.waiting_among */ w.id FROM unnest(%(runs)s::uuid[]) AS w(id)
  WHERE (SELECT true FROM orchestrator.untold WHERE run_id = w.id LIMIT 1)
     OR (SELECT stuck IS NOT NULL AND ended_at IS NULL AND NOT code FROM orchestrator.runs WHERE id = w.id LIMIT 1)
 """)
-
-
 def waiting_among(connection: Connection, runs: Iterable[bytes]) -> set[bytes]:
     """Return those of these runs that are not notified at the moment."""
-    return set(_WAITING_AMONG(connection, runs=runs))
 
 
 _NEW = Batch("n", "run_id uuid, body bytea, place int")
@@ -124,17 +121,14 @@ def read(connection: Connection, ids: Sequence[int]) -> list[Waited]:
 
 
 # The rows that it deletes are there for all of the statement.
-_REMOVE = Prepared[bytes]("""
+@Prepared.function("""
 WITH /* untold.remove */ gone AS (DELETE FROM orchestrator.untold WHERE id = ANY (%(ids)s::bigint[]) RETURNING run_id)
 SELECT DISTINCT run_id FROM gone
  WHERE (SELECT true FROM orchestrator.untold u
          WHERE u.run_id = gone.run_id AND u.id <> ALL (%(ids)s::bigint[]) LIMIT 1)
 """)
-
-
 def remove(connection: Connection, ids: Sequence[int]) -> set[bytes]:
     """Keep these changes no longer; return the runs among theirs for which there is more."""
-    return set(_REMOVE(connection, ids=ids))
 
 
 _TAKE_OF = Prepared[tuple[bytes, bytes]]("""

@@ -16,7 +16,8 @@ from orchestrator.store.tasks.row import archive_last_attempt
 _BACK = "status = 'pending', ended_at = NULL, reason = NULL, cancelling = false, parked = false, deadline = NULL"
 _UNSUCCESSFUL = sources(RunState.PENDING)
 
-_REQUEUE = Prepared[bytes](f"""
+
+@Prepared.function(f"""
 UPDATE /* run_retries.requeue */ orchestrator.runs SET {_BACK}
  WHERE ctid = ANY (ARRAY(
        SELECT found.place FROM unnest(%(ids)s::uuid[]) AS wanted(id)
@@ -26,11 +27,8 @@ UPDATE /* run_retries.requeue */ orchestrator.runs SET {_BACK}
         WHERE found.status = 'failed' AND found.workflow IS NOT NULL AND NOT found.code AND found.parent_step IS NULL))
 RETURNING id
 """)
-
-
 def requeue(connection: Connection, ids: Sequence[bytes]) -> set[bytes]:
     """Let failed runs of workflows stand in line again, as if they were new; return those that do."""
-    return set(_REQUEUE(connection, ids=ids))
 
 
 _HAS_WORKFLOW = Prepared[bool](
@@ -58,15 +56,12 @@ def requeue_children(connection: Connection, run: bytes, step: str, until: datet
     return len(_REQUEUE_CHILDREN(connection, run=run, step=step, until=until, limit=limit))
 
 
-_WITH_CHILDREN = Prepared[str](f"""
+@Prepared.function(f"""
 SELECT /* run_retries.with_children */ DISTINCT parent_step FROM orchestrator.runs
  WHERE parent_run = %(run)s::uuid AND parent_step = ANY(%(steps)s::text[]) AND status IN {_UNSUCCESSFUL}
 """)
-
-
 def with_children(connection: Connection, run: bytes, steps: Sequence[str]) -> set[str]:
     """Return those of these steps that have a child run to be retried."""
-    return set(_WITH_CHILDREN(connection, run=run, steps=steps))
 
 
 @Statement.function("""
@@ -111,18 +106,15 @@ def unfinished_tasks(connection: Connection, run: bytes, step: str, until: datet
     """Return the first tasks of a step that had not succeeded by then."""
 
 
-_CREATED = Prepared[tuple[str, int]]("""
+@Prepared.function("""
 SELECT /* run_retries.created */ wanted.step,
        (SELECT count(*) FROM orchestrator.ended_tasks WHERE run_id = %(run)s::uuid AND step = wanted.step)
        + (SELECT count(*) FROM orchestrator.tasks WHERE run_id = %(run)s::uuid AND step = wanted.step)
        + (SELECT count(*) FROM orchestrator.runs WHERE parent_run = %(run)s::uuid AND parent_step = wanted.step)
   FROM unnest(%(steps)s::text[]) AS wanted(step)
 """)
-
-
 def created(connection: Connection, run: bytes, steps: Sequence[str]) -> dict[str, int]:
     """Return how many tasks or child runs steps of a run have."""
-    return dict(_CREATED(connection, run=run, steps=steps))
 
 
 # Attempts that are taken back stay where those of tasks stand that were tried again, so that a task that is created
@@ -148,13 +140,10 @@ def take_back(connection: Connection, run: bytes, steps: Sequence[str], limit: i
     """Forget what steps came to that are considered anew, a slice at a time; return how many rows there were."""
 
 
-_PAST = Prepared[tuple[bytes, int]]("""
-SELECT /* run_retries.past */ wanted.id, past.attempt FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+@Prepared.function("""
+SELECT /* run_retries.past */ wanted.id, past.attempt FROM unnest(%(tasks)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT max(attempt) AS attempt FROM orchestrator.attempts WHERE task_id = wanted.id) AS past
  WHERE past.attempt IS NOT NULL
 """)
-
-
 def past_attempts(connection: Connection, tasks: Sequence[bytes]) -> dict[bytes, int]:
     """Return the last attempts that were taken back of tasks that are created once more."""
-    return dict(_PAST(connection, ids=tasks))

@@ -157,9 +157,9 @@ def at_rest(connection: Connection, ids: Sequence[bytes]) -> list[bytes]:
     """Return those of these runs of steps that are stuck, and have neither open tasks nor open child runs."""
 
 
-_WAKE = Prepared[bytes]("""
+@Prepared.function("""
 WITH /* stuck.wake */ open AS (
-    SELECT wanted.id, r.stuck IS NULL AS free FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+    SELECT wanted.id, r.stuck IS NULL AS free FROM unnest(%(runs)s::uuid[]) AS wanted(id)
      CROSS JOIN LATERAL (
            SELECT stuck FROM orchestrator.runs WHERE id = wanted.id AND code AND ended_at IS NULL LIMIT 1) AS r
 ), woken AS (
@@ -170,8 +170,5 @@ WITH /* stuck.wake */ open AS (
 )
 SELECT id FROM open WHERE free
 """)
-
-
 def wake(connection: Connection, runs: Sequence[bytes]) -> set[bytes]:
     """Have runs activated although nothing is new; return those that are open and not stuck."""
-    return set(_WAKE(connection, ids=runs))
