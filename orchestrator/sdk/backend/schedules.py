@@ -59,11 +59,6 @@ def _no_backfill(number: int) -> NotFound:
     return NotFound(f"There is no backfill {number}. See: orchestrator schedules backfills")
 
 
-def _check_fires(schedule: Schedule, now: datetime) -> None:
-    if next_fire(schedule, now) is None:
-        raise InvalidWorkflow(f"The schedule {schedule.words()} would never fire: that time has passed.")
-
-
 def _schedule_of_code(workflow: str, data: dict[str, Any], target: CodeTarget) -> Schedule:
     """Return a schedule of a workflow as code, or say what is wrong with it."""
     schedule = schedule_of_code(data)
@@ -259,12 +254,7 @@ class ScheduleBackend(Part, ScheduleCalls):
     def set_code(self, workflow: str, data: dict[str, Any], target: CodeTarget) -> StoredSchedule:
         schedule = _schedule_of_code(workflow, data, target)
         with self._connections.changing(f"the schedule of workflow {workflow!r} was stored") as connection:
-            now = schedules.clock(connection)
-            _check_fires(schedule, now)
-            schedules.put(connection, workflow, schedule, now, code=target)
-            found = _one(connection, f"{workflow}/{schedule.name}")
-            self._connections.record(connection, "set", "schedule", found.key, when=schedule.words())
-        return found
+            return self._put(connection, workflow, schedule, code=target)
 
     def set(self, workflow: str, data: dict[str, Any], version: int | None = None) -> StoredSchedule:
         if problem := unstorable(data):
@@ -272,17 +262,21 @@ class ScheduleBackend(Part, ScheduleCalls):
         read = checked_schedule(data)
         schedule = from_data(read)
         with self._connections.changing(f"the schedule of workflow {workflow!r} was stored") as connection:
-            now = schedules.clock(connection)
             stored = workflows.latest(connection, workflow)
             if stored is not None:
                 _check_workflow(stored.definition, read, version)
             else:
-                target = _flow_target(connection, workflow, version)
+                target, now = _flow_target(connection, workflow, version), schedules.clock(connection)
                 store.run_of(target, schedule, now, bytes(16), workflow)  # says what is wrong with its parameters
-            _check_fires(schedule, now)
-            schedules.put(connection, workflow, schedule, now, flow=stored is None, flow_version=version)
-            found = _one(connection, f"{workflow}/{schedule.name}")
-            self._connections.record(connection, "set", "schedule", found.key, when=schedule.words())
+            return self._put(connection, workflow, schedule, flow=stored is None, flow_version=version)
+
+    def _put(self, connection: Connection, workflow: str, schedule: Schedule, **target: Any) -> StoredSchedule:
+        now = schedules.clock(connection)
+        if next_fire(schedule, now) is None:
+            raise InvalidWorkflow(f"The schedule {schedule.words()} would never fire: that time has passed.")
+        schedules.put(connection, workflow, schedule, now, **target)
+        found = _one(connection, f"{workflow}/{schedule.name}")
+        self._connections.record(connection, "set", "schedule", found.key, when=schedule.words())
         return found
 
     def pause(self, key: str) -> None:
