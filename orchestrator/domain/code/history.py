@@ -167,7 +167,7 @@ class Reopened(Message, frozen=True):
     """For people to read: `task 3 ship`."""
 
 
-# -- records
+# -- records; one that keeps all that its command says has the fields of that
 
 
 class TaskScheduled(Message, frozen=True):
@@ -197,13 +197,8 @@ class TimerCancelled(OfId, frozen=True):
     """By `CancelTimer`."""
 
 
-class PromiseCreated(Message, frozen=True):
+class PromiseCreated(commands.CreatePromise, frozen=True):
     """By `CreatePromise`."""
-
-    ordinal: int
-    id: bytes
-    name: str
-    schema: str = ""
 
 
 class PromiseCancelled(OfId, frozen=True):
@@ -226,28 +221,16 @@ class ChildCancelRequested(OfId, frozen=True):
     """By `CancelChildRun`."""
 
 
-class OperationRecorded(Message, frozen=True):
+class OperationRecorded(commands.RecordOperation, frozen=True):
     """By `RecordOperation`."""
 
-    ordinal: int
-    name: str
-    result: bytes | None = None
-    error: TaskError | None = None
 
-
-class StateSet(Message, frozen=True):
+class StateSet(commands.SetState, frozen=True):
     """By `SetState`."""
 
-    ordinal: int
-    key: str
-    value: bytes
 
-
-class StateCleared(Message, frozen=True):
+class StateCleared(commands.ClearState, frozen=True):
     """By `ClearState`."""
-
-    ordinal: int
-    key: str
 
 
 class SignalSent(Message, frozen=True):
@@ -261,42 +244,28 @@ class SignalSent(Message, frozen=True):
     """Of the value, as in `TaskScheduled`."""
 
 
-class PatchRecorded(Message, frozen=True):
+class PatchRecorded(commands.RecordPatch, frozen=True):
     """By `RecordPatch`."""
 
-    name: str
 
-
-class UpdateAnswered(Message, frozen=True):
+class UpdateAnswered(commands.AnswerUpdate, frozen=True):
     """By `AnswerUpdate`."""
 
-    id: bytes
-    result: bytes | None = None
-    error: TaskError | None = None
 
-
-class RunCompleted(Message, frozen=True):
+class RunCompleted(commands.CompleteRun, frozen=True):
     """By `CompleteRun`."""
 
-    result: bytes
 
-
-class RunFailed(Message, frozen=True):
+class RunFailed(commands.FailRun, frozen=True):
     """By `FailRun`."""
-
-    error: TaskError
 
 
 class RunCancelled(Message, frozen=True):
     """By `CancelRun`."""
 
 
-class RunContinued(Message, frozen=True):
+class RunContinued(commands.ContinueRun, frozen=True):
     """By `ContinueRun`."""
-
-    payload: bytes
-    signals: dict[str, int] = {}
-    seen: int = 0
 
 
 Outcome = TaskCompleted | TaskFailed | TaskCancelled | ChildCompleted | ChildFailed | ChildCancelled
