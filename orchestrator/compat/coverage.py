@@ -72,6 +72,7 @@ _NO_BROKER = "no broker and no result backend is left to set up: delete it"
 _FLEET = "holds for the whole fleet, not for each worker"
 _SAFE = "nothing to set: tasks of a dead worker run again, once"
 _DATA = "arguments and results are data; pickle is refused"
+_EVENTS = "no events are sent: use metrics, server-sent events of the HTTP API, middleware or the dashboard"
 _RETENTION = "has no effect: the settings retention_success and retention_failed decide"
 
 _TASK_OPTIONS = {
@@ -80,7 +81,7 @@ _TASK_OPTIONS = {
     ),
     **_changes(
         time_limit="raised in the task; its process is not killed at once",
-        send_events="has no effect: nothing is to be enabled",
+        send_events=_EVENTS,
         track_started="tasks always say that they run",
     ),
 }
@@ -104,6 +105,7 @@ CELERY = Library(
         "celery.app": _moving("Celery Task app_or_default current_app current_task shared_task"),
         "celery.app.task": _moving("Context Task"),
         "celery.canvas": _moving("Signature chain chord chunks group maybe_signature signature xmap xstarmap"),
+        "celery.events": _stays(EventDispatcher=_EVENTS, EventReceiver=_EVENTS),
         "celery.exceptions": _moving(
             "AlreadyRegistered CeleryError ChordError Ignore ImproperlyConfigured InvalidTaskError "
             "MaxRetriesExceededError NotRegistered OperationalError QueueNotFound Reject Retry SoftTimeLimitExceeded "
@@ -151,7 +153,8 @@ CELERY = Library(
             pool_grow="start workers with --autoscale MIN,MAX",
             pool_shrink="start workers with --autoscale MIN,MAX",
             pool_restart="`orchestrator workers drain NAME` ends a worker; a service manager starts another",
-            enable_events="`orchestrator top` and the HTTP API show what happens; nothing is to be enabled",
+            enable_events=_EVENTS,
+            events=_EVENTS,
             worker_main="run `orchestrator celery -A module worker`",
             connection_for_write="there is no broker connection",
             connection_for_read="there is no broker connection",
@@ -171,7 +174,8 @@ CELERY = Library(
         **_changes(broker_connection_retry_on_startup=_NO_BROKER, task_default_exchange=_NO_BROKER),
         **_changes(task_acks_late=_SAFE, task_reject_on_worker_lost=_SAFE, worker_prefetch_multiplier=_NO_BROKER),
         **_changes(task_serializer=_DATA, result_serializer=_DATA, accept_content=_DATA),
-        **_changes(result_expires=_RETENTION, task_default_rate_limit=_FLEET, worker_send_task_events=_NO_BROKER),
+        **_changes(result_expires=_RETENTION, task_default_rate_limit=_FLEET, worker_send_task_events=_EVENTS),
+        **_changes(task_send_sent_event=_EVENTS),
         **_changes(worker_pool="prefork and threads are the same here; gevent and eventlet are refused"),
         **_stays(beat_scheduler="schedules stand in Postgres: app.orchestrator.schedules.set(…) changes them"),
     },

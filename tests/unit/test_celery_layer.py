@@ -12,7 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from orchestrator.cli.fleet import celery
 from orchestrator.compat.celery import Celery, Task, chain, chord, failures, group, shared_task, signals, signature
 from orchestrator.compat.celery.app import calls, execution, periodic, registering, routes
 from orchestrator.compat.celery.exceptions import ImproperlyConfigured, NotCovered, NotRegistered, Retry
@@ -262,6 +264,18 @@ def test_what_is_refused_says_what_to_use(app: Celery) -> None:
         app.tasks["unit.nothing"]
     with pytest.raises(TypeError, match="list or tuple"):
         adding(app).apply_async("ab")
+
+
+def test_events_are_refused_with_what_to_use(app: Celery) -> None:
+    with pytest.raises(NotCovered, match="metrics"):
+        app.events.Receiver(None)  # type: ignore[attr-defined]
+    with pytest.raises(NotCovered, match="Log a line"):
+        adding(app).send_event("task-custom")
+    with pytest.warns(UserWarning, match="task_send_sent_event, worker_send_task_events"):
+        Celery("unit", changes={"worker_send_task_events": True, "task_send_sent_event": True})
+    for command in ("events", "flower"):
+        refused = CliRunner().invoke(celery.command, ["-A", "proj", command])
+        assert (refused.exit_code != 0, "dashboard" in str(refused.exception)) == (True, True)
 
 
 # -- in a worker

@@ -21,7 +21,7 @@ REFUSED = {
     "connection_for_write": "There is no broker connection.",
     "producer_pool": "There is no broker connection.",
     "pool": "There is no broker connection.",
-    "events": "Subscribe to server-sent events of the HTTP API, or use middleware.",
+    "events": "Scrape metrics, subscribe to server-sent events of the HTTP API, or use middleware.",
     "steps": "Bootsteps are parts of Celery's worker. Use signals, or app.orchestrator.lifespan.",
     "user_options": "Read the environment.",
     "select_queues": "`orchestrator celery worker -Q` chooses queues.",
