@@ -257,7 +257,7 @@ def test_a_shared_task_belongs_to_the_current_application(app: Celery) -> None:
 
 
 def test_what_is_refused_says_what_to_use(app: Celery) -> None:
-    with pytest.raises(NotCovered, match="orchestrator celery -A module worker"):
+    with pytest.raises(NotCovered, match="Run `orchestrator celery -A module worker`."):
         app.worker_main(["worker"])  # type: ignore[attr-defined]
     assert not hasattr(app, "amqp")
     with pytest.raises(NotRegistered):

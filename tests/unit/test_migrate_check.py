@@ -274,11 +274,10 @@ def test_what_is_said_of_celery_agrees_with_the_layer() -> None:
     assert never == {*signals.NEVER_SENT}
     app = Celery("shop", set_as_current=False)
     result = app.AsyncResult("x")
-    for name in {*CELERY.attributes} - {"add_to_chord", "forget", "build_graph", "get(on_message=…)"}:
+    for name in {*CELERY.attributes} - {"add_to_chord", "forget", "get(on_message=…)"}:
         assert is_refused(app, name) or is_refused(app.control, name) or is_refused(result, name), name
-    for refused in (result.build_graph, lambda: result.get(on_message=print)):
-        with pytest.raises(NotCovered):
-            refused()
+    with pytest.raises(NotCovered):
+        result.get(on_message=print)
 
 
 def is_refused(holder: object, name: str) -> bool:

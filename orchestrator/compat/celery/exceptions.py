@@ -55,6 +55,24 @@ class NotCovered(CeleryError, OrchestratorError, NotImplementedError):
 class AttributeNotCovered(NotCovered, AttributeError):
     """The same of an attribute, so that `hasattr` says that it is not there."""
 
+    def __init__(self, what: str = "", instead: str | None = None) -> None:
+        super().__init__(what, instead and f"{instead[0].upper()}{instead[1:].rstrip('.')}.")
+
+
+class Refused:
+    """An attribute that classes of Celery have, and those here refuse."""
+
+    def __init__(self, instead: str) -> None:
+        self._instead = instead
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._what = f"{owner.__name__}.{name}"
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        if instance is None:
+            return self
+        raise AttributeNotCovered(self._what, self._instead)
+
 
 class EncodeError(CeleryError, PayloadError):
     """A value cannot be an argument or a result: it is no data, or too large. Kombu's error of that name."""

@@ -8,7 +8,7 @@ from copy import deepcopy
 from typing import Any, ClassVar
 
 from orchestrator.compat.celery.app.current import app_or_default
-from orchestrator.compat.celery.exceptions import NotCovered
+from orchestrator.compat.celery.exceptions import Refused
 from orchestrator.compat.celery.utils import listed, uuid
 
 
@@ -198,13 +198,8 @@ class Signature(dict[str, Any]):
         links = listed(self.options.get("link"))
         return [self, *itertools.chain.from_iterable(maybe_signature(one).flatten_links() for one in links)]
 
-    def stamp(self, *_: Any, **__: Any) -> Any:
-        """Refuse it."""
-        raise NotCovered("stamping", "Headers travel to every part: .set(headers={…}), or middleware.")
-
-    def election(self) -> Any:
-        """Refuse it."""
-        raise NotCovered("Signature.election", "Give the call a task_id: the same id is one call.")
+    stamp = Refused("Headers travel to every part: .set(headers={…}), or middleware.")
+    election = Refused("Give the call a task_id: the same id is one call.")
 
     def __or__(self, other: Any) -> Any:
         if not isinstance(other, Signature):

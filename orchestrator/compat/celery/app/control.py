@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.compat.celery.exceptions import AttributeNotCovered
 from orchestrator.compat.celery.utils import to_id
+from orchestrator.compat.coverage import CELERY, refused
 from orchestrator.domain.states import TaskState
 from orchestrator.errors import NotFound, WrongState
 from orchestrator.sdk.tasks.handle import Handle
@@ -16,16 +17,10 @@ from orchestrator.sdk.values.payload import decode_call
 _MOST = 1_000
 """Tasks that one look shows."""
 _REFUSED = {
-    "broadcast": "There are no commands of your own: use an API of your program.",
-    "add_consumer": "Start a worker with -Q, or `orchestrator worker --queues`.",
-    "cancel_consumer": "Pause the queue: `orchestrator queues pause NAME`.",
+    **refused(CELERY.attributes),
     "time_limit": "Set time_limit on the task.",
     "rate_limit": "Set rate_limit on the task, or `orchestrator queues limit NAME --rate 10/s`.",
-    "pool_grow": "Start workers with --autoscale.",
-    "pool_shrink": "Start workers with --autoscale.",
-    "pool_restart": "`orchestrator workers drain NAME` ends a worker; a service manager starts another.",
     "autoscale": "Start workers with --autoscale MIN,MAX.",
-    "enable_events": "`orchestrator top` and the HTTP API show what happens; nothing is to be enabled.",
     "disable_events": "Nothing is to be disabled.",
     "election": "Schedules and runs have one leader already.",
     "revoke_by_stamped_headers": "Give the tasks a tag or a run, and cancel that.",

@@ -10,27 +10,23 @@ from typing import Any
 from orchestrator.compat.celery.app.task import Task
 from orchestrator.compat.celery.canvas import maybe_signature
 from orchestrator.compat.celery.exceptions import NotRegistered
+from orchestrator.compat.coverage import CELERY, refused
 
 PARTS = ("loader", "amqp", "events", "log", "control", "tasks", "fixups", "autofinalize", "strict_typing")
 """Arguments of Celery about its own parts, which are not here."""
 REFUSED = {
+    **refused(CELERY.attributes),
     "amqp": "Queues need no declaration.",
-    "backend": "Results are in Postgres: app.AsyncResult(id).",
     "connection": "There is no broker connection: app.orchestrator has the clients.",
-    "connection_for_read": "There is no broker connection.",
-    "connection_for_write": "There is no broker connection.",
     "producer_pool": "There is no broker connection.",
     "pool": "There is no broker connection.",
-    "events": "Scrape metrics, subscribe to server-sent events of the HTTP API, or use middleware.",
     "steps": "Bootsteps are parts of Celery's worker. Use signals, or app.orchestrator.lifespan.",
     "user_options": "Read the environment.",
     "select_queues": "`orchestrator celery worker -Q` chooses queues.",
-    "setup_security": "The setting signing_keys signs messages.",
     "loader": "app.conf has the settings.",
     "log": "Logging is that of `logging`; log_level and log_format are settings.",
     "Beat": "Run `orchestrator celery beat`.",
     "start": "Run `orchestrator celery -A module worker`.",
-    "worker_main": "Run `orchestrator celery -A module worker`.",
     "Worker": "Run `orchestrator celery worker`.",
 }
 

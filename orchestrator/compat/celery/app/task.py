@@ -21,6 +21,7 @@ from orchestrator.compat.celery.exceptions import (
     Ignore,
     MaxRetriesExceededError,
     NotCovered,
+    Refused,
     Reject,
     Retry,
 )
@@ -238,17 +239,13 @@ class Task:
         replace(self, sig)
         raise Ignore("Replaced by new task")
 
-    def add_to_chord(self, *_: Any, **__: Any) -> Any:
-        """Refuse it."""
-        raise NotCovered("Task.add_to_chord", "self.replace(group(…)) adds tasks where this one stands.")
+    add_to_chord = Refused("self.replace(group(…)) adds tasks where this one stands.")
 
     def update_state(self, task_id: str | None = None, state: str | None = None, meta: Any = None, **_: Any) -> None:
         """Set the state and meta that `AsyncResult.state` and `.info` show while the task runs."""
         update_state(self.request, task_id, state, meta)
 
-    def send_event(self, *_: Any, **__: Any) -> None:
-        """Refuse it."""
-        raise NotCovered("Task.send_event", "Log a line: what a task logs is kept with it.")
+    send_event = Refused("Log a line: what a task logs is kept with it.")
 
     # -- signatures
 
@@ -290,11 +287,7 @@ class Task:
         """The result backend, of which there is none."""
         return self.app.backend
 
-    def subtask_from_request(self, *_: Any, **__: Any) -> Any:
-        """Refuse it."""
-        raise NotCovered("Task.subtask_from_request", "self.retry(args=…, kwargs=…) runs it again.")
-
-    signature_from_request = subtask_from_request
+    signature_from_request = subtask_from_request = Refused("self.retry(args=…, kwargs=…) runs it again.")
 
     @cached_property
     def _function_signature(self) -> inspect.Signature:

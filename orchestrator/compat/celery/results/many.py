@@ -10,7 +10,7 @@ from uuid import UUID
 
 from orchestrator.compat.celery import failures, outcomes
 from orchestrator.compat.celery.app.current import app_or_default
-from orchestrator.compat.celery.exceptions import NotCovered
+from orchestrator.compat.celery.exceptions import NotCovered, Refused
 from orchestrator.compat.celery.request import MARK
 from orchestrator.compat.celery.results.single import (
     AsyncResult,
@@ -147,9 +147,7 @@ class ResultSet(ResultBase):
         """Yield results in order."""
         return (one.get(timeout, propagate=propagate) for one in self.results)
 
-    def then(self, *_: Any, **__: Any) -> Any:
-        """Refuse it."""
-        raise NotCovered("ResultSet.then", "chord(group, callback) calls a task after all of them.")
+    then = Refused("chord(group, callback) calls a task after all of them.")
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.results)

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.compat.celery import failures, outcomes, states
 from orchestrator.compat.celery import request as requests
 from orchestrator.compat.celery.app.current import app_or_default
-from orchestrator.compat.celery.exceptions import AttributeNotCovered, ChordError, NotCovered, TimeoutError
+from orchestrator.compat.celery.exceptions import ChordError, NotCovered, Refused, TimeoutError
 from orchestrator.compat.celery.request import MARK
 from orchestrator.compat.celery.tags import untagged
 from orchestrator.compat.celery.utils import to_id
@@ -256,20 +256,9 @@ class AsyncResult(ResultBase):
         """Forget the result here; the settings retention_success and retention_failed say when it is deleted."""
         self._is_forgotten = True
 
-    def then(self, *_: Any, **__: Any) -> Any:
-        """Refuse it."""
-        raise NotCovered("AsyncResult.then", "link=… calls a task after it; get() waits.")
-
-    def build_graph(self, *_: Any, **__: Any) -> Any:
-        """Refuse it."""
-        raise NotCovered("AsyncResult.build_graph", "`orchestrator runs show ID` draws the graph of a run.")
-
-    graph = property(build_graph)
-
-    @property
-    def backend(self) -> Any:
-        """Refuse it."""
-        raise AttributeNotCovered("AsyncResult.backend", "There is no result backend: AsyncResult(id) finds results.")
+    then = Refused("link=… calls a task after it; get() waits.")
+    graph = build_graph = Refused("`orchestrator runs show ID` draws the graph of a run.")
+    backend = Refused("There is no result backend: AsyncResult(id) finds results.")
 
     def __str__(self) -> str:
         return str(self.id)

@@ -13,6 +13,4 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def get_task_logger(name: str) -> logging.Logger:
-    """Return a logger for tasks."""
-    return logging.getLogger(name)
+get_task_logger = get_logger
