@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from orchestrator.scheduler.code.ends import close_runs
+from orchestrator.scheduler.code.other_runs import look_after
 from orchestrator.scheduler.code.runs import CodeRuns, fire_timers
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.isolation import attempt
@@ -101,6 +102,8 @@ class PendingWork(CommitHooks):
             do("find places for tasks", lambda tx, limit: release_crowded(tx, fleet, over, limit))
         if thorough:
             do("free stuck runs", self.code.free_stuck)
+            if not self.code.has_looked:
+                do("look after waits for runs", lambda tx, _: look_after(tx, self.code))
         if _is_due(pending_work.next_due, tx.now):
             do("make due tasks ready", fire_due)
             do("fire timers", self._fire_timers)

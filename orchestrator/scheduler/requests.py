@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.domain.code import history
+from orchestrator.domain.code.ends import ASKED
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.starts import is_start
 from orchestrator.domain.tasks.task import WITHDRAWN, KeyHolder, NewTask, TaskError
@@ -44,8 +45,6 @@ _SLICE = 250
 """Tasks that a request about many of them looks at between two looks at the clock."""
 _SLICES_TIME = 0.05
 """Seconds for which it goes on in one tick: all others wait for that long."""
-ASKED = "somebody asked for it"
-"""Why code is cancelled, for its history."""
 _WITHDRAWN = TaskError(WITHDRAWN, "It was withdrawn before a worker was given it.")
 Handler = Callable[[Transaction, list[Request], int], Iterable[int] | None]
 """Applies requests of a kind, with about so many rows; returns the ids of those that go on in a later tick."""

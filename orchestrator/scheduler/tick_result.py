@@ -180,6 +180,8 @@ class TickCode(_Mergeable):
     """Tasks that code waits for and for nothing else, and the worker that has the code: they had better run there."""
     freed: tuple[frozenset[str], bytes] | None = None
     """For which workers stuck runs were freed, and up to which run; empty if all were."""
+    has_looked: bool = False
+    """Runs were told of the ends that they wait for, and that a leader before did not look for."""
 
 
 class Outgoing(_Mergeable):

@@ -28,7 +28,7 @@ from orchestrator.store.namespaces import namespace_of, use_namespace
 from orchestrator.store.tables.columns import SCHEMA
 from orchestrator.terminal_safe import sentence, without_password, without_password_of
 
-REVISION = "0037"
+REVISION = "0038"
 """The newest migration. `orchestrator db upgrade` brings a database here."""
 
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)

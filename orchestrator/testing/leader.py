@@ -10,12 +10,14 @@ from typing import Any
 
 from orchestrator.domain.code import commands, history, resets
 from orchestrator.domain.code.activation import Activation, Query, QueryResult
-from orchestrator.domain.code.ends import PARENT_ASKS, PARENT_ENDED, CommandsByKind
+from orchestrator.domain.code.ends import ASKED, PARENT_ASKS, PARENT_ENDED, CommandsByKind
 from orchestrator.domain.code.history import Event
+from orchestrator.domain.code.other_runs import CANCEL, Target, has_ended, is_wait, not_found, settled
 from orchestrator.domain.code.promises import Resolution, resolutions
 from orchestrator.domain.code.succession import carried_over, ignores_cancel
 from orchestrator.domain.ids import derived_id, successor_id
 from orchestrator.domain.runs.verdict import TIMED_OUT, Nesting
+from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import NotFound
 from orchestrator.sdk.code.engine import Engine
@@ -154,6 +156,7 @@ class MemoryLeader:
             events=list(events),
             cached=run.applied,
             queries=queries,
+            tells=True,
         )
 
     def _carry_out(self, run: Run, batch: list[commands.Command]) -> None:
@@ -181,18 +184,46 @@ class MemoryLeader:
             facts.extend([history.ChildFailed(child.id, refused)] if refused is not None else [])
         for _, stopped in wanted.of(commands.CancelChildRun):
             self.cancel(run.children.get(stopped.id), PARENT_ASKS)
-        for _, sent in wanted.of(commands.SignalRun):
-            self._pass_on(self.runs.get(sent.run), history.SignalReceived(sent.name, sent.value))
+        for _, wait in wanted.of(commands.CreatePromise):
+            if is_wait(wait.name) and wait.id in run.promises and (end := self._end_of(wait)) is not None:
+                del run.promises[wait.id]
+                self.append(run, end)
+        told = [(sent.id, self._send(sent)) for _, sent in wanted.of(commands.SignalRun)]
+        for id, problem in told:
+            if id is not None and not isinstance(batch[-1], commands.EndCommand):
+                self.append(run, settled(id, problem))
         run.answers.update((answer.id, answer) for _, answer in wanted.of(commands.AnswerUpdate))
         for fact in facts:
             self.append(run, fact)
 
-    def _pass_on(self, run: Run | None, signal: history.SignalReceived) -> None:
-        """Hand a signal to the run in which another one goes on; one that has ended does not hear it."""
+    def _send(self, sent: commands.SignalRun) -> TaskError | None:
+        """Hand a signal or a cancel to the run in which another one goes on; return why not, if that has ended."""
+        target = Target(sent.run, sent.key)
+        run = self._latest(target)
+        if run is None:
+            return not_found(target)
+        if run.end is not None:
+            is_done = sent.name == CANCEL and run.status == RunState.CANCELLED
+            return None if is_done else has_ended("cancel" if sent.name == CANCEL else "signal", target, run.status)
+        if sent.name == CANCEL:
+            self.cancel(run, ASKED)
+        else:
+            self.append(run, history.SignalReceived(sent.name, sent.value))
+        return None
+
+    def _latest(self, target: Target) -> Run | None:
+        run = self.runs.get(target.run)
         while run is not None and run.next is not None:
             run = run.next
-        if run is not None and run.end is None:
-            self.append(run, signal)
+        return run
+
+    def _end_of(self, wait: commands.CreatePromise) -> history.PromiseSettled | None:
+        """Return what a run learns of another one whose end it waits for; None while that is open."""
+        target = Target.of_wait(wait.name)
+        run = self._latest(target)
+        if run is None:
+            return settled(wait.id, not_found(target))
+        return None if run.end is None else run.settles(wait.id)
 
     def settle_promise(self, run: Run, resolution: Resolution) -> bool:
         """Settle the oldest open promise of a name, or keep what was said; False if that comes too late."""
@@ -292,16 +323,27 @@ class MemoryLeader:
             return
         self.append(parent, fact_for_parent(run.child_id, end, run.timed_out))
 
+    def _tell_waiting(self, ended: Run) -> None:
+        """Tell the runs that wait for the end of this one."""
+        for run in list(self.runs.values()):
+            for identifier, name in list(run.promises.items()):
+                if run.end is None and is_wait(name) and self._latest(Target.of_wait(name)) is ended:
+                    del run.promises[identifier]
+                    self.append(run, ended.settles(identifier))
+
     def _close(self, run: Run, end: commands.EndCommand) -> None:
         """End a run, and what is open in it."""
         run.end = end
         run.tasks.clear()
         run.timers.clear()
         for child in run.children.values():
+            if not child.terminates and not child.detached:
+                self.cancel(child, PARENT_ENDED)
+        if not isinstance(end, commands.ContinueRun):
+            self._tell_waiting(run)
+        for child in run.children.values():
             if child.terminates and child.end is None:
                 self.end(child, commands.CancelRun())
-            elif not child.detached:
-                self.cancel(child, PARENT_ENDED)
 
     def _put_in_place(self, new: Run, old: Run) -> None:
         """Let a run go on where another one ends: its waiters follow it."""

@@ -6,9 +6,11 @@ from typing import get_args
 
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Violation
-from orchestrator.domain.code.ends import child_outcome, end_of, run_state
+from orchestrator.domain.code.ends import NOTHING, child_outcome, end_of, run_error, run_state
 from orchestrator.domain.code.history import Event
+from orchestrator.domain.code.other_runs import failure, settled
 from orchestrator.domain.code.promises import Resolution
+from orchestrator.domain.runs.verdict import WAS_TERMINATED
 from orchestrator.domain.tasks.task import NewTask
 
 _FACTS = get_args(history.Fact)
@@ -58,6 +60,18 @@ class Run:
         what = self.history[0].what
         assert isinstance(what, history.RunStarted)
         return what
+
+    @property
+    def status(self) -> str:
+        """How it ended."""
+        return "running" if self.end is None else run_state(end_of(self.id, self.end), self.timed_out)
+
+    def settles(self, wait: bytes) -> history.PromiseSettled:
+        """Return what a run learns that waits for the end of this one."""
+        assert self.end is not None
+        end = end_of(self.id, self.end)
+        error = WAS_TERMINATED if self.terminated else run_error(end, self.status)
+        return settled(wait, failure(self.status, error), end.result or NOTHING)
 
     @property
     def depth(self) -> int:

@@ -91,6 +91,11 @@ class TestedRun(Generic[R]):
             run = run.next
 
     @property
+    def id(self) -> str:
+        """The run's id."""
+        return to_text(self._first.id)
+
+    @property
     def history(self) -> Recording:
         """Everything that has happened so far, in the last run of those that continued one another."""
         return Recording(self._run.id, list(self._run.history))

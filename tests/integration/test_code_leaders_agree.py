@@ -13,13 +13,12 @@ from typing import Any
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Activation
-from orchestrator.domain.code.ends import end_of, run_state
+from orchestrator.domain.code.ends import ASKED, end_of, run_state
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.domain.tasks.reports import Report
 from orchestrator.domain.tasks.task import Dispatch, Failed, Returned, Succeeded, TaskError
-from orchestrator.scheduler.requests import ASKED
 from orchestrator.sdk.backend.code_requests import add_request
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.values.payload import encode_call, encode_value
@@ -47,7 +46,7 @@ def steps(random: random.Random, depth: int = 2) -> list[Any]:
 
 def step(random: random.Random, depth: int) -> list[Any]:
     leaves = ["task", "sleep", "timer", "promise", "shield", "operation", "state", "tell", "signal", "put"]
-    leaves += ["drop", "open", "open", "fail", "again", "condition", "finished"]
+    leaves += ["drop", "open", "open", "fail", "again", "condition", "finished", "ask", "ask"]
     branches = ["gather", "group", "first", "as completed", "wait for", "timeout", "cancel", "child", "start", "start"]
     kind = random.choice(leaves + branches * 2 if depth else leaves)
     seconds = random.choice([2, 4, 6]) * MOVE
@@ -56,6 +55,8 @@ def step(random: random.Random, depth: int) -> list[Any]:
             return [kind, seconds]
         case "task" | "operation" | "state" | "tell":
             return [kind, random.randint(0, 9)]
+        case "ask":
+            return [kind, random.choice(["signal", "cancel", "await", "await"]), seconds]
         case "again":
             return [kind, [one for one in steps(random, 0) if one[0] != "again"]]
         case "gather":

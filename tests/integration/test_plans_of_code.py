@@ -11,9 +11,10 @@ import pytest
 from sqlalchemy import Connection
 
 from orchestrator.domain.code import history
+from orchestrator.domain.code.other_runs import Target
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.store.code import expectations, histories, resolutions
+from orchestrator.store.code import expectations, histories, reads, resolutions
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
@@ -137,6 +138,11 @@ STATEMENTS: dict[str, Call] = {
     "met": lambda leader: lambda c: resolutions.remove(c, [Kept(run, 1, Resolution("approval")) for run in leader.ids]),
     "made": lambda leader: lambda c: histories.promises(c, leader.ids),
     "open_promises": lambda leader: lambda c: expectations.open_promises(c, leader.ids),
+    "waits": lambda leader: lambda c: expectations.waits(c, [Target(run).wait for run in leader.ids]),
+    "rename_waits": lambda leader: (
+        lambda c: expectations.rename_waits(c, [NewPromise(*pair, "x", 1) for pair in pairs(leader)])
+    ),
+    "outcomes": lambda leader: lambda c: reads.outcomes(c, leader.ids),
     "answer": lambda leader: lambda c: expectations.answer(c, [Answered(run) for run in leader.ids], NOW),
     "mark_stuck": lambda leader: lambda c: stuck.mark_stuck(c, [(*attempt, "{}") for attempt in leader.batch]),
     "mark_unknown": lambda leader: lambda c: stuck.mark_unknown(c, [(run, "{}") for run in leader.ids]),
@@ -171,6 +177,7 @@ def test_no_statement_reads_a_whole_table(leader: Leader, name: str) -> None:
         ("fire_timers", "timers_due"),
         ("forget_timers", "timers_pkey"),
         ("open_promises", "promises_pkey"),
+        ("waits", "promises_of_runs"),
         ("resolutions", "resolutions_pkey"),
         ("met", "resolutions_pkey"),
         ("made", "histories_pkey"),

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from orchestrator import NotDeterministic, Orchestrator, Settings, WorkflowContext, agather, as_completed
+from orchestrator import NotDeterministic, NotFound, Orchestrator, Settings, WorkflowContext, agather, as_completed
 from orchestrator.domain.code import history
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.waiting.async_variants import async_variant, blocking
@@ -160,7 +160,8 @@ def test_inside_a_workflow_a_twin_is_the_command_or_the_refusal_that_the_method_
             with pytest.raises(NotDeterministic) as refused:
                 await call
             found.append(str(refused.value))
-        await app.workflow_run("0" * 32).asignal("hello", 1)
+        with pytest.raises(NotFound):
+            await app.workflow_run("0" * 32).asignal("hello", 1)
         return found
 
     async def main() -> None:

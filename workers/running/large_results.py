@@ -175,8 +175,8 @@ def _left_command(command: Command, store: PayloadStore, run: bytes, attempt: in
             return replace(command, payload=store.arguments(payload, child, None))
         case commands.ContinueRun(payload=payload):
             return replace(command, payload=store.arguments(payload, successor_id(run), None))
-        case commands.SignalRun(run=target, value=value):
-            return replace(command, value=store.arguments(value, target, None))
+        case commands.SignalRun(run=target, value=value, key=key):
+            return replace(command, value=store.arguments(value, run if key else target, None))
         case commands.RecordOperation(result=bytes() as result):
             return replace(command, result=store.arguments(result, run, None))
         case commands.CompleteRun(result=result):

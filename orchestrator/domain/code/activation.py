@@ -73,6 +73,8 @@ class Activation(msgspec.Struct, frozen=True, array_like=True):
     """In how many pages the events stand, if they are not here."""
     may_follow: bool = False
     """The leader takes next turns; one of the previous release does not."""
+    tells: bool = False
+    """The leader says what became of signals, and how other runs end; one of the previous release does not."""
 
 
 class Violation(msgspec.Struct, frozen=True, array_like=True):

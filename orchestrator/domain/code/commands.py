@@ -168,7 +168,10 @@ class ClearState(Message, frozen=True):
 
 
 class SignalRun(Message, frozen=True):
-    """Send a signal to another run, or to the one in which that goes on; once, whatever is replayed."""
+    """Send a signal to another run, or to the one in which that goes on; once, whatever is replayed.
+
+    A signal of the name `CANCEL` is a request to cancel (`domain/code/other_runs.py`).
+    """
 
     ordinal: int
     run: bytes
@@ -176,6 +179,10 @@ class SignalRun(Message, frozen=True):
     value: bytes
     digest: str = ""
     """Of the value, as in `ScheduleTask`."""
+    id: bytes | None = None
+    """Under which the code waits for what becomes of it; None if it does not."""
+    key: str = ""
+    """The chosen id of the run, as `run_keys` has it, if that is all that is known of it."""
 
 
 class RecordPatch(Message, frozen=True):

@@ -19,6 +19,8 @@ NOTHING = b"\xc0"
 """The result of what returns none."""
 PARENT_ASKS, PARENT_ENDED = "its parent asks for it", "its parent has ended"
 """Why a child is asked to cancel itself, for its history."""
+ASKED = "somebody asked for it"
+"""Why any run is."""
 _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 
 

@@ -242,6 +242,10 @@ class SignalSent(Message, frozen=True):
     name: str
     digest: str = ""
     """Of the value, as in `TaskScheduled`."""
+    id: bytes | None = None
+    """If the code waits for what becomes of it: the `id` of the `PromiseSettled` that says so."""
+    key: str = ""
+    """The chosen id of the run, if it was sent by that."""
 
 
 class PatchRecorded(commands.RecordPatch, frozen=True):

@@ -33,13 +33,14 @@ class Resolution(NamedTuple):
 
 
 def resolutions(settled: Sequence[PromiseSettled], created: Iterable[history.PromiseCreated]) -> list[Resolution]:
-    """Return by name what became of promises, given how they were created."""
+    """Return by name what became of promises, given how they were created; what became of signals is none."""
     names = {promise.id: promise.name for promise in created}
     return [
         Resolution(names[fact.id], fact.value)
         if isinstance(fact, history.PromiseResolved)
         else Resolution(names[fact.id], error=fact.error)
         for fact in settled
+        if fact.id in names
     ]
 
 

@@ -287,8 +287,8 @@ def _claim(what: history.HistoryItem) -> Claim | None:
             return "state", ordinal, {"State change": "set", "State key": key}
         case history.StateCleared(ordinal=ordinal, key=key):
             return "state", ordinal, {"State change": "clear", "State key": key}
-        case history.SignalSent(ordinal=ordinal, run=run, name=name):
-            return "signal", ordinal, {"Signal name": name, "Signalled run": to_text(run)}
+        case history.SignalSent(ordinal=ordinal, run=run, name=name, key=key):
+            return "signal", ordinal, {"Signal name": name, "Signalled run": key or to_text(run)}
         case _:
             return None
 

@@ -46,6 +46,7 @@ _KINDS: dict[type, Kind] = {
     history.TimerStarted: "timer",
     history.PromiseCreated: "promise",
     history.ChildStarted: "child",
+    history.SignalSent: "signal",
 }
 
 
@@ -96,6 +97,11 @@ class Cut:
                 self.waiting[what.id] = what
             else:
                 self.reopened.add(what.id)
+        sent = {event.what.id: event for event in events if isinstance(event.what, history.SignalSent)}
+        self.sent = {id for id in sent if id is not None}
+        """Signals whose sender learns what became of them."""
+        self.untold = {id for id in self.sent if sent[id].number <= to and id not in ended}
+        """Those of which it learnt after the cut."""
         self.refused = {
             event.what.id
             for event in self.later
@@ -112,8 +118,9 @@ class Cut:
                     facts.append(fact)
                 case history.UpdateRequested(id=id) as fact if id not in self.refused:
                     facts.append(fact)
-                case history.PromiseResolved(id=id) | history.PromiseRejected(id=id) as fact if id in self.waiting:
-                    facts.append(fact)
+                case history.PromiseResolved(id=id) | history.PromiseRejected(id=id) as fact:
+                    if id in self.waiting or id in self.untold:
+                        facts.append(fact)
                 case history.ChildCompleted(id=id) | history.ChildFailed(id=id) | history.ChildCancelled(id=id) as fact:
                     if id in self.followed:
                         facts.append(fact)
@@ -157,7 +164,7 @@ def reset(run: bytes, events: Sequence[Event], new: bytes, to: int, now: float, 
     ids = {run: new} | {
         event.what.id: command_id(new, kind_of(event.what), event.what.ordinal)
         for event in cut.past
-        if isinstance(event.what, Created)
+        if isinstance(event.what, Created | history.SignalSent) and event.what.id is not None
     }
     copy = [Event(event.number, event.at, _copied(event.what, run, ids, cut.reopened)) for event in cut.past]
     copy.append(Event(to + 1, now, history.RunReset(run, to, reason)))
@@ -189,7 +196,7 @@ def _renamed(what: T, ids: Mapping[bytes, bytes]) -> T:
     if isinstance(what, (Created, Cancelled, EndFact)):
         return msgspec.structs.replace(what, id=ids.get(what.id, what.id))
     if isinstance(what, history.SignalSent):  # it may have been to itself
-        return msgspec.structs.replace(what, run=ids.get(what.run, what.run))
+        return msgspec.structs.replace(what, run=ids.get(what.run, what.run), id=ids.get(what.id or b""))
     return what
 
 
@@ -198,8 +205,8 @@ def _delivered(what: HistoryItem) -> HistoryItem:
     return msgspec.structs.replace(what, otherwise=None) if isinstance(what, history.SignalReceived) else what
 
 
-def kind_of(record: Created) -> Kind:
-    """Return what kind of thing a record created."""
+def kind_of(record: Created | history.SignalSent) -> Kind:
+    """Return what kind of thing a record created or sent."""
     return _KINDS[type(record)]
 
 
@@ -266,7 +273,7 @@ def _later(what: HistoryItem, cut: Cut) -> Fate | None:
             return Fate.TOLD
         case history.UpdateRequested(id=id):
             return Fate.DROPPED if id in cut.refused else Fate.TOLD
-        case history.PromiseResolved(id=id) | history.PromiseRejected(id=id):
+        case history.PromiseResolved(id=id) | history.PromiseRejected(id=id) if id not in cut.sent:
             return Fate.TOLD if id in cut.waiting else Fate.ANEW
         case history.ChildCompleted(id=id) | history.ChildFailed(id=id) | history.ChildCancelled(id=id):
             return Fate.TOLD if id in cut.followed else None

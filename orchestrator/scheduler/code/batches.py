@@ -18,7 +18,8 @@ from orchestrator.domain.code.succession import with_seen
 from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.scheduler.code.requests import give_up_promises, meet_promises, pass_on_signals
+from orchestrator.scheduler.code import other_runs
+from orchestrator.scheduler.code.requests import give_up_promises, meet_promises
 from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, json_text, mark_stuck, reply
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_enqueued, error_json
@@ -104,7 +105,7 @@ def apply_activations(
         code.queries.forget(tx.result, [run for run, _, _ in stuck])
         mark_stuck(tx, stuck)
     tx.result.code.near.update((report.awaits, worker) for worker, report in reports if report.awaits)
-    _carry_out(tx, code.nesting, {run: batch for run, batch in batches.items() if run in accepted})
+    _carry_out(tx, code, {run: batch for run, batch in batches.items() if run in accepted})
     reply(tx, [Answered(answer.id, answer.result, answer.error) for answer in answers])
 
 
@@ -194,7 +195,7 @@ def _child(run: bytes, command: commands.StartChildRun) -> NewRun:
     )
 
 
-def _carry_out(tx: Transaction, nesting: Nesting, batches: Mapping[bytes, Sequence[Command]]) -> None:
+def _carry_out(tx: Transaction, code: CodeRuns, batches: Mapping[bytes, Sequence[Command]]) -> None:
     """Do what the accepted batches ask for."""
     wanted = CommandsByKind(batches)
     children = [_child(run, command) for run, command in wanted.of(commands.StartChildRun)]
@@ -216,7 +217,9 @@ def _carry_out(tx: Transaction, nesting: Nesting, batches: Mapping[bytes, Sequen
         tx.result.wake.delayed = True
     if gone := [(run, command.id) for run, command in wanted.of(commands.CancelTimer)]:
         expectations.forget_timers(tx.connection, gone)
-    promises = [NewPromise(run, one.id, one.name, one.ordinal) for run, one in wanted.of(commands.CreatePromise)]
+    promises, waits = other_runs.split(
+        [NewPromise(run, one.id, one.name, one.ordinal) for run, one in wanted.of(commands.CreatePromise)]
+    )
     given_up = [(run, command.id) for run, command in wanted.of(commands.CancelPromise)]
     if promises:
         expectations.create_promises(tx.connection, promises)
@@ -226,11 +229,14 @@ def _carry_out(tx: Transaction, nesting: Nesting, batches: Mapping[bytes, Sequen
         gone_promises = set(given_up)
         meet_promises(tx, [one for one in promises if (one.run, one.id) not in gone_promises])
     if children:
-        _start_children(tx, nesting, children)
+        _start_children(tx, code.nesting, children)
     if cancelled := [command.id for _, command in wanted.of(commands.CancelChildRun)]:
         ask_to_cancel(tx, code_runs.latest(tx.connection, cancelled).values(), PARENT_ASKS)
+    if waits := [one for one in waits if (one.run, one.id) not in given_up]:
+        other_runs.wait(tx, code, waits)
     if signals := wanted.of(commands.SignalRun):
-        pass_on_signals(tx, [(sent.run, history.SignalReceived(sent.name, sent.value)) for _, sent in signals])
+        ending = {run for run, batch in batches.items() if batch and isinstance(batch[-1], commands.EndCommand)}
+        other_runs.send(tx, signals, ending)
     reply(tx, [Answered(one.id, one.result, one.error) for _, one in wanted.of(commands.AnswerUpdate)])
 
 

@@ -99,24 +99,6 @@ def begin_with(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalRece
         _start_with(tx, by_key)
 
 
-def pass_on_signals(tx: Transaction, signals: Sequence[tuple[bytes, history.SignalReceived]]) -> None:
-    """Hand signals that runs send each other to those in which their targets go on now."""
-    latest = code_runs.latest(tx.connection, {run for run, _ in signals})
-    facts: dict[bytes, list[Fact]] = defaultdict(list)
-    for run, fact in signals:
-        facts[latest[run]].append(fact)
-    heard = append_facts(tx, facts)
-    for run, fact in signals:
-        if latest[run] not in heard:
-            whose = about_run(run)
-            log.warning(
-                "run.signal_late run=%s signal=%s: the run has ended or does not exist",
-                *whose.values(),
-                fact.name,
-                extra=whose,
-            )
-
-
 def _start_with(tx: Transaction, late: Mapping[str, Sequence[tuple[RunWanted, history.SignalReceived]]]) -> None:
     """Give signals to the open runs of the chosen ids, or begin runs with them; store which run got each.
 

@@ -27,7 +27,8 @@ from orchestrator.domain.runs.changes import TurnTaskEnd
 from orchestrator.domain.runs.verdict import TIMED_OUT
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import WrongState
-from orchestrator.scheduler.code.runs import reply
+from orchestrator.scheduler.code import other_runs
+from orchestrator.scheduler.code.runs import CodeRuns, reply
 from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import cancel_tasks
@@ -100,7 +101,7 @@ def reset_runs(tx: Transaction, runs: Runs, items: Sequence[Request]) -> set[int
         ending = [plan.head.id for plan in planned if plan.head.open]
         kept = resolutions.of_runs(tx.connection, ending)
         _end(tx, runs, ending)
-        _start(tx, planned, last)
+        _start(tx, runs.code, planned, last)
         _keep(tx, planned, kept)
     reply(tx, answers)
     return waiting
@@ -138,21 +139,23 @@ def _end(tx: Transaction, runs: Runs, ids: list[bytes]) -> None:
         runs.advance(tx, resetting=ids)
 
 
-def _start(tx: Transaction, planned: Sequence[_Planned], last: Mapping[bytes, bytes]) -> None:
+def _start(tx: Transaction, code: CodeRuns, planned: Sequence[_Planned], last: Mapping[bytes, bytes]) -> None:
     """Start the new runs, with everything that belongs to them."""
     ends, handed_over = _hand_over_children(tx, planned)
     started = create_runs(tx, [_new_run(plan, ends[plan.new]) for plan in planned])
     planned = [plan for plan in planned if plan.new in started]
     for plan in planned:
         payloads.keep_all(tx.connection, plan.head.id, plan.new)  # which its history names
-    expectations.create_promises(
-        tx.connection,
+    promises, waits = other_runs.split(
         [
             NewPromise(plan.new, promise.id, promise.name, promise.ordinal)
             for plan in planned
             for promise in plan.begins.promises
-        ],
+        ]
     )
+    expectations.create_promises(tx.connection, promises)
+    if waits:
+        other_runs.wait(tx, code, waits)
     run_keys.pass_on(tx.connection, [(last[plan.head.id], plan.new) for plan in planned])
     if handed_over:
         store.count(tx.connection, handed_over)

@@ -127,6 +127,10 @@ class CodeRuns(RunKind):
         self.paging = Paging()
         self.queries = Queries()
         self._members: frozenset[str] = frozenset()
+        self.has_waits = False
+        """Runs may wait for the ends of others."""
+        self.has_looked = False
+        """It is known whether they did when this leader began."""
         self._freeing = b""
         """Up to which run the stuck ones have been freed; nothing where all have."""
 
@@ -134,6 +138,7 @@ class CodeRuns(RunKind):
         """Keep queries until the code has answered, and the workers for which stuck runs were freed."""
         self.paging.committed(tick)
         self.queries.committed(tick)
+        self.has_looked |= tick.code.has_looked
         self._members, self._freeing = tick.code.freed or (self._members, self._freeing)
 
     def ask(self, tx: Transaction, queries: Iterable[tuple[bytes, Query]]) -> None:
@@ -319,7 +324,9 @@ class CodeRuns(RunKind):
 def _activation(run: Unshown, events: list[Event], asked: Asked) -> Activation:
     queries = list(asked.get(run.id, {}).values())
     return Activation(
-        *(run.id, run.workflow, run.version, run.after, run.through, events, run.cached, queries), may_follow=True
+        *(run.id, run.workflow, run.version, run.after, run.through, events, run.cached, queries),
+        may_follow=True,
+        tells=True,
     )
 
 

@@ -20,6 +20,7 @@ from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd, total
 from orchestrator.domain.runs.verdict import TIMED_OUT, verdict
 from orchestrator.domain.states import RunState, run_sources_of
 from orchestrator.scheduler.budget import COST, TooSlow
+from orchestrator.scheduler.code import other_runs
 from orchestrator.scheduler.code.ends import RunEnd, end_runs
 from orchestrator.scheduler.code.runs import CodeRuns, append_facts
 from orchestrator.scheduler.dag.plans import Dags
@@ -315,6 +316,8 @@ class Runs:
         if not ended:
             return
         over = [row for row in ended if not row.goes_on]
+        if self.code.has_waits:
+            other_runs.ended(tx, [row.id for row in ended])
         tx.result.outgoing.runs.extend(ended)
         tx.result.outgoing.ended.extend(_announced(row, turn_task_ends.get(row.id)) for row in ended)
         giving: list[bytes] = []

@@ -60,6 +60,8 @@ class Commander:
         """Something runs in its thread that is not its code."""
         self.read_only = ""
         """The query or validator that runs, if nothing may be commanded or changed at the moment."""
+        self.is_told = True
+        """The leader says what becomes of signals, and how other runs end."""
         self.spoilt = False
         """A query has tried to change it: it must not be kept in memory."""
         self.offence: OrchestratorError | None = None
@@ -101,10 +103,10 @@ class Commander:
         self.commanded += 1
         return self.ledger.next(kind)
 
-    def issue(self, command: Command) -> None:
-        """Take a command from the code."""
+    def issue(self, command: Command) -> history.Record | None:
+        """Take a command from the code; return its record if it was applied before."""
         self.check_writable()
-        self._allow(self.ledger.issue(command))
+        return self._allow(self.ledger.issue(command))
 
     def issue_once(self, command: Command, key: bytes | str, *, anyway: bool = False) -> None:
         """Take a command that names its subject; `anyway` is for commands that are allowed also during a query."""

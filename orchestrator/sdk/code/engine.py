@@ -100,6 +100,7 @@ class Engine:
         if found is None:
             return Activated(identifier, attempt, time.monotonic() - begun, missing=True)
         found.is_next = False
+        found.flow.commander.is_told = activation.tells
         return self._show(found, activation, identifier, attempt, begun)
 
     def _show(self, found: _Cached, activation: Activation, identifier: bytes, attempt: int, begun: float) -> Activated:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from orchestrator.domain.code.commands import SignalRun
+from orchestrator.domain.code.other_runs import Target
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.runs.verdict import WAS_TERMINATED
 from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import OrchestratorError, ResultTimeout, RunFailed
-from orchestrator.sdk.checks import check_label, check_name
+from orchestrator.sdk.checks import check_label
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.known_updates import WorkflowSignature
@@ -26,9 +27,10 @@ from orchestrator.sdk.code.messages import (
     request_id,
     signal_value,
 )
+from orchestrator.sdk.code.other_runs import cancel_inside, commanded_by, result_inside, signal_inside
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import refuse_inside_task
-from orchestrator.sdk.values.payload import decode_value, digest_call, encode_call, encode_value
+from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
 from orchestrator.sdk.waiting.async_variants import async_variant, async_variant_of, blocking
 from orchestrator.sdk.waiting.steps import Steps, check_timeout, time_limit
 from orchestrator.sealing import legible
@@ -51,10 +53,17 @@ class WorkflowHandle(Generic[R]):
     """
 
     def __init__(
-        self, client: Client, identifier: bytes, signature: WorkflowSignature | None = None, sent: Sent | None = None
+        self,
+        client: Client,
+        identifier: bytes,
+        signature: WorkflowSignature | None = None,
+        sent: Sent | None = None,
+        *,
+        key: str = "",
     ) -> None:
         self._client = client
         self._id = identifier
+        self._target = Target(identifier, key)
         self._signature = signature
         self._sent = sent
         self._message_id: str | None = None
@@ -73,8 +82,8 @@ class WorkflowHandle(Generic[R]):
 
     @property
     def id(self) -> str:
-        """The run's id."""
-        return to_text(self._id)
+        """The run's id; of one that a workflow has found by an id of your own, that one behind `workflow/`."""
+        return str(self._target)
 
     @property
     def _run(self) -> bytes:
@@ -85,16 +94,19 @@ class WorkflowHandle(Generic[R]):
         return f"<WorkflowHandle {self._signature.name + ' ' if self._signature else ''}{self.id}>"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, WorkflowHandle) and other._id == self._id
+        return isinstance(other, WorkflowHandle) and other._target == self._target
 
     def __hash__(self) -> int:
-        return hash(self._id)
+        return hash(self._target)
 
     # -- its end
 
     @blocking
     def result(self, timeout: float | None = None) -> Steps[R]:
-        """Wait for the result and return it; raise RunFailed if it failed or was cancelled, else ResultTimeout."""
+        """Wait for the result and return it; raise RunFailed if it failed or was cancelled, else ResultTimeout.
+
+        Inside a workflow, `await handle.aresult()` waits for the end of any run; that of a DAG or a flow gives None.
+        """
         refuse_inside_task("a workflow")
         limit = time_limit(timeout)
         code = self._client.backend.code
@@ -127,18 +139,16 @@ class WorkflowHandle(Generic[R]):
     def signal(self, signal: str | SignalMethod[..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Send a signal, by its name or its method: `Order.pay`; it waits until the code takes it.
 
-        Inside a workflow this is a command, and is sent once.
+        WrongState if the run has ended, NotFound if there is none. Inside a workflow this is a command, and is sent
+        once; there, only `await handle.asignal(…)` raises these.
         """
-        name, value = signal_value(signal, args, kwargs, self._client.settings.largest_value)
-        commander = current()
-        if commander is None:
-            data = encode_value(value, f"Signal {name!r}", self._client.settings.largest_value)
-            request = None if self._message_id is None else request_id(self._id, "signal", self._message_id)
-            self._client.backend.code.signal(self._run, name, data, request)
+        if current() is not None:
+            signal_inside(self, signal, *args, **kwargs)
             return
-        data = encode_value(value, f"Signal {check_name('signal', name)!r}", commander.largest)
-        ordinal, _ = commander.next("signal")
-        commander.issue(SignalRun(ordinal, self._id, name, data, digest_call([value], {})))
+        name, value = signal_value(signal, args, kwargs, self._client.settings.largest_value)
+        data = encode_value(value, f"Signal {name!r}", self._client.settings.largest_value)
+        request = None if self._message_id is None else request_id(self._id, "signal", self._message_id)
+        self._client.backend.code.signal(self._run, name, data, request)
 
     @blocking
     def resolve(self, promise: str, value: Any = None) -> Steps[None]:
@@ -227,8 +237,14 @@ class WorkflowHandle(Generic[R]):
             return self._run, payload
 
     def cancel(self) -> None:
-        """Ask the run to cancel itself: its code gets CancelledError, and may clean up."""
-        self._client.backend.code.cancel(self._run)
+        """Ask the run to cancel itself: its code gets CancelledError, and may clean up; WrongState if it has ended.
+
+        Inside a workflow this is a command; there, only `await handle.acancel()` raises.
+        """
+        if current() is None:
+            self._client.backend.code.cancel(self._run)
+        else:
+            cancel_inside(self)
 
     def terminate(self) -> None:
         """End the run at once, without asking its code."""
@@ -261,12 +277,12 @@ class WorkflowHandle(Generic[R]):
         """Return everything that has happened so far."""
         return self._client.backend.code.history(self._run)
 
-    aresult = async_variant(result)
+    aresult = commanded_by(result_inside, async_variant(result))
     astatus = async_variant(status)
     astate = async_variant(state)
     aresolve = async_variant(resolve)
     areject = async_variant(reject)
-    acancel = async_variant(cancel)
+    acancel = commanded_by(partial(cancel_inside, is_awaited=True), async_variant(cancel))
     aterminate = async_variant(terminate)
     areset = async_variant(reset)
     aretry = async_variant(retry)
@@ -277,6 +293,7 @@ class WorkflowHandle(Generic[R]):
     async def asignal(self, signal: str, /, value: Any = None) -> None: ...
     @overload
     async def asignal(self, signal: SignalMethod[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    @partial(commanded_by, partial(signal_inside, is_awaited=True))
     @async_variant_of(signal)
     async def asignal(self, *_: Any, **__: Any) -> Any: ...
 

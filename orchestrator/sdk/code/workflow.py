@@ -14,6 +14,7 @@ from uuid import UUID
 from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import CancelChildRun, ClosePolicy, OnCancel, StartChildRun
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.errors import (
     InvalidWorkflow,
@@ -23,7 +24,7 @@ from orchestrator.errors import (
     UnknownTask,
     did_you_mean,
 )
-from orchestrator.sdk.checks import SECONDS, check_name, check_options, in_seconds
+from orchestrator.sdk.checks import SECONDS, check_label, check_name, check_options, in_seconds
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.futures import DurableFuture
@@ -35,6 +36,7 @@ from orchestrator.sdk.code.messages import SignalMethod
 from orchestrator.sdk.code.ordering import keep_order
 from orchestrator.sdk.code.starting import Starting
 from orchestrator.sdk.ids import parse_id
+from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.tasks.option_types import RunOptionTypes
 from orchestrator.sdk.tasks.resources import dependencies_of
@@ -183,7 +185,13 @@ class CodeWorkflow(Generic[P, R]):
         )
 
     def find(self, id: str) -> WorkflowHandle[R]:
-        """Return the newest run that was started under an id of your own; NotFound if there is none."""
+        """Return the newest run that was started under an id of your own; NotFound if there is none.
+
+        Inside a workflow, the scheduler looks for it when it is signalled, cancelled or awaited.
+        """
+        if inside_workflow():
+            key = scoped(self.name, check_label("run id", id))
+            return WorkflowHandle(self._client, bytes(16), self._signature, key=key)
         found = self._client.backend.code.find(self.name, id)
         if found is None:
             raise NotFound(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
+from orchestrator.domain.code.other_runs import WAIT
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
 
@@ -98,6 +99,40 @@ SELECT * FROM {_PROMISES}
 def create_promises(connection: Connection, promises: Sequence[NewPromise]) -> None:
     """Create promises."""
     _CREATE_PROMISES(connection, _PROMISES(promises))
+
+
+_ALL_WAITS = Prepared[NewPromise](f"""
+SELECT /* expectations.all_waits */ run_id AS run, id, name, ordinal FROM orchestrator.promises
+ WHERE name LIKE '{WAIT}%%'
+""")
+_WAITS = Prepared[NewPromise](f"""
+SELECT /* expectations.waits */ p.run_id AS run, p.id, p.name, p.ordinal FROM unnest(%(names)s::text[]) AS wanted(name)
+ CROSS JOIN LATERAL (
+       SELECT * FROM orchestrator.promises WHERE name = wanted.name AND name LIKE '{WAIT}%%' OFFSET 0) AS p
+""")
+_RENAMED = Batch("n", NewPromise)
+_RENAME_WAITS = Prepared[None](f"""
+UPDATE /* expectations.rename_waits */ orchestrator.promises p SET name = n.name
+  FROM {_RENAMED}
+ CROSS JOIN LATERAL (
+       SELECT ctid AS place FROM orchestrator.promises WHERE run_id = n.run AND id = n.id LIMIT 1) AS found
+ WHERE p.ctid = found.place
+""")
+
+
+def all_waits(connection: Connection) -> list[NewPromise]:
+    """Return all waits for the ends of runs."""
+    return _ALL_WAITS(connection)
+
+
+def waits(connection: Connection, names: Sequence[str]) -> list[NewPromise]:
+    """Return the waits of these names for the ends of runs."""
+    return _WAITS(connection, names=names)
+
+
+def rename_waits(connection: Connection, renamed: Sequence[NewPromise]) -> None:
+    """Let waits wait for the runs in which others go on."""
+    _RENAME_WAITS(connection, _RENAMED(renamed))
 
 
 _OPEN_PROMISES = Prepared[tuple[bytes, bytes, str]]("""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -13,7 +14,7 @@ from orchestrator.domain.tasks.task import TaskError
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.histories import first_event
 from orchestrator.store.runs.creation import NewRun
-from orchestrator.store.sql import Row, Statement
+from orchestrator.store.sql import Prepared, Row, Statement
 
 _OUTCOME = Statement[Row]("""
 SELECT /* code_reads.outcome */ r.status, r.reason, t.result, t.error, r.stuck, t.status AS task_status
@@ -37,12 +38,30 @@ def outcome(connection: Connection, run: bytes) -> CodeRunOutcome | None:
     row = _OUTCOME.first(connection, id=run)
     if row is None:
         return None
+    return _outcome_of(row)
+
+
+def _outcome_of(row: Row) -> CodeRunOutcome:
     error = TaskError.stored(row.error)
     if row.status == RunState.FAILED and row.task_status == TaskState.CANCELLED:
         error = RAN_TOO_LONG
     elif row.status == RunState.CANCELLED and row.reason == TERMINATED:
         error = WAS_TERMINATED
     return CodeRunOutcome(row.status, row.reason, None if row.result is None else bytes(row.result), error, row.stuck)
+
+
+_OUTCOMES = Prepared[Row]("""
+SELECT /* code_reads.outcomes */ r.id, r.status, r.reason, t.result, t.error, r.stuck, t.status AS task_status
+  FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
+  LEFT JOIN LATERAL (
+       SELECT result, error, status FROM orchestrator.ended_tasks WHERE id = r.id AND r.code LIMIT 1) AS t ON true
+""")
+
+
+def outcomes(connection: Connection, runs: Collection[bytes]) -> dict[bytes, CodeRunOutcome]:
+    """Return where runs of any kind stand, as far as they are there; results have those of code."""
+    return {row.id: _outcome_of(row) for row in _OUTCOMES(connection, ids=runs)} if runs else {}
 
 
 _WAITING = Statement[dict[str, Any] | None](

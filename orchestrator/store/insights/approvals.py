@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain import timezones
+from orchestrator.domain.code.other_runs import WAIT
 from orchestrator.domain.flow.definition import Flow, Node, node_at
 from orchestrator.domain.flow.state import FlowState, Wait
 from orchestrator.store.code import histories
@@ -67,9 +68,11 @@ SELECT /* insights.approvals.promises */ p.run_id, p.name, r.workflow, r.tags, c
        first.data AS start,
        coalesce(r.key, (SELECT {run_keys.OWN_ID} FROM orchestrator.run_keys k WHERE k.run_id = r.id LIMIT 1)) AS key
   FROM (SELECT DISTINCT run_id FROM orchestrator.promises
-         WHERE %(after)s::uuid IS NULL OR run_id > %(after)s::uuid ORDER BY run_id LIMIT %(limit)s) AS waiting
+         WHERE name NOT LIKE '{WAIT}%%' AND (%(after)s::uuid IS NULL OR run_id > %(after)s::uuid)
+         ORDER BY run_id LIMIT %(limit)s) AS waiting
  CROSS JOIN LATERAL (
-       SELECT * FROM orchestrator.promises WHERE run_id = waiting.run_id ORDER BY ordinal LIMIT {_MOST_OF_A_RUN}) AS p
+       SELECT * FROM orchestrator.promises WHERE run_id = waiting.run_id AND name NOT LIKE '{WAIT}%%'
+        ORDER BY ordinal LIMIT {_MOST_OF_A_RUN}) AS p
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = p.run_id LIMIT 1) AS r
   LEFT JOIN LATERAL (
        SELECT at FROM orchestrator.histories WHERE run_id = p.run_id AND kind = 'promise_created'

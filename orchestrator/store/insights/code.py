@@ -10,6 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain.code import history
+from orchestrator.domain.code.other_runs import WAIT
 from orchestrator.domain.runs.verdict import GOES_ON
 from orchestrator.sealing import CALL, reveal
 from orchestrator.store.code import histories
@@ -27,7 +28,7 @@ class OpenView:
     """Something that a run has asked for, and that has not ended."""
 
     kind: str
-    """promise, timer, task or child."""
+    """promise, run (another one, whose end it waits for), timer, task or child."""
     name: str
     """What the code calls it; of a timer maybe nothing."""
     id: UUID
@@ -89,9 +90,11 @@ SELECT /* insights.code.now */ CASE WHEN r.ended_at IS NOT NULL THEN NULL
  WHERE r.id = %(run)s::uuid AND r.code
 """)
 _OPEN = Statement[OpenView](f"""
-(SELECT /* insights.code.open */ 'promise' AS kind, name, id, NULL::timestamptz AS due, NULL AS status
-   FROM orchestrator.promises
-  WHERE run_id = %(run)s::uuid ORDER BY ordinal LIMIT {_MOST + 1})
+(SELECT /* insights.code.open */ CASE WHEN r.id IS NULL THEN 'promise' ELSE 'run' END AS kind,
+        coalesce(r.name, p.name) AS name, coalesce(r.id, p.id) AS id, NULL::timestamptz AS due, r.status
+   FROM orchestrator.promises p
+   LEFT JOIN orchestrator.runs r ON r.id = CASE WHEN p.name ~ '^{WAIT}[0-9a-f-]{{36}}$' THEN substr(p.name, 5)::uuid END
+  WHERE p.run_id = %(run)s::uuid ORDER BY p.ordinal LIMIT {_MOST + 1})
  UNION ALL
 (SELECT 'timer', '', id, due, NULL FROM orchestrator.timers
   WHERE run_id = %(run)s::uuid ORDER BY due LIMIT {_MOST + 1})
@@ -126,7 +129,7 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
                 state.pop(key, None)
             case history.TimerStarted():
                 timers[what.id] = what.name
-    shown = [view for kind in ("promise", "timer", "task", "child") for view in _of_kind(open_, kind)[:_MOST]]
+    shown = [view for kind in ("promise", "run", "timer", "task", "child") for view in _of_kind(open_, kind)[:_MOST]]
     waiting = row.waiting or {}
     return CodeView(
         payload=payload,

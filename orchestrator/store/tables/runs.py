@@ -17,6 +17,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
+from orchestrator.domain.code.other_runs import WAIT
 from orchestrator.domain.states import RunState
 from orchestrator.store.tables.columns import NOW, Time, count, flag, index, one_of, table
 
@@ -71,6 +72,7 @@ runs = table(
     flag("flow", "of a flow graph: its planner ends it"),
     Column("parent_task", Uuid, comment="the task that started it"),
     Column("headers", JSONB, comment="texts that its tasks and child runs have, too"),
+    Column("attributes", JSONB, comment="what its code has set for lists to be filtered by: names and scalars"),
     CheckConstraint(one_of(RunState), name="runs_have_a_known_status"),
     CheckConstraint("total = open + success + failed + cancelled + skipped", name="runs_counters_add_up"),
     CheckConstraint("open >= 0", name="runs_open_not_negative"),
@@ -85,6 +87,13 @@ index("runs_holding_lane", runs.c.lane, where="status = 'running' AND lane IS NO
 index("runs_waiting_below", runs.c.lane, where="status = 'pending' AND parked AND parent_run IS NOT NULL")
 index("runs_of_workflow", runs.c.workflow, runs.c.id, where="workflow IS NOT NULL")
 index("runs_by_tag", runs.c.tags, postgresql_using="gin", where="tags <> '{}'")
+index(
+    "runs_by_attributes",
+    runs.c.attributes,
+    postgresql_using="gin",
+    postgresql_ops={"attributes": "jsonb_path_ops"},
+    where="attributes IS NOT NULL",
+)
 index("runs_of_schedule", runs.c.schedule, runs.c.id, where="schedule IS NOT NULL AND ended_at IS NULL")
 index(
     "runs_failed_of_schedule",
@@ -143,6 +152,7 @@ promises = table(
     Column("ordinal", Integer, nullable=False),
     comment="what runs of workflows as code wait for from outside",
 )
+index("promises_of_runs", promises.c.name, where=f"name LIKE '{WAIT}%'")
 
 resolutions = table(
     "resolutions",

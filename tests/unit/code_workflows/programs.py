@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import random
 from typing import Any
+from uuid import UUID
 
 from hypothesis import strategies as st
 
@@ -177,6 +178,16 @@ async def _step(ctx: WorkflowContext, step: Step, played: Played) -> None:
                 await asyncio.gather(*some, *others, return_exceptions=True)
             case "tell":
                 app.workflow_run(ctx.info.run_id).signal("signal", given[0])
+            case "ask":
+                child_id = getattr(played.children[-1], "id", b"") if played.children else b""
+                to = UUID(bytes=child_id) if child_id else ctx.info.parent_id or ctx.info.run_id
+                other = app.workflow_run(to)
+                if given[0] == "signal":
+                    diary.append(f"told: {await other.asignal('signal', 1)}")
+                elif given[0] == "cancel":
+                    diary.append(f"asked: {await other.acancel()}")
+                else:
+                    diary.append(f"ended: {await other.aresult(timeout=given[1] or None)}")
             case "as completed":
                 for next_one in asyncio.as_completed([branch(steps, f"raced {n}") for n, steps in enumerate(given[0])]):
                     diary.append(str(await next_one))
@@ -202,6 +213,7 @@ LEAVES = st.one_of(
     st.tuples(st.sampled_from(["sleep", "timer", "promise", "shield", "condition", "finished"]), SECONDS),
     st.tuples(st.sampled_from(["operation", "state", "tell"]), st.integers(0, 9)),
     st.tuples(st.sampled_from(["signal", "put", "get"])),
+    st.tuples(st.just("ask"), st.sampled_from(["signal", "cancel", "await"]), SECONDS),
 )
 
 
@@ -316,5 +328,6 @@ class World:
 
 def _is_leaders(event: Event) -> bool:
     """Say whether the leader itself appended an event while it applied a batch."""
-    answered = history.PromiseResolved  # one that came as the code gave up a promise goes to the next of the name
-    return isinstance(event.what, history.TaskCancelled | history.ChildFailed | history.SignalReceived | answered)
+    answered = history.PromiseSettled  # one that came as the code gave up a promise goes to the next of the name
+    said = history.SignalReceived | history.RunCancelRequested  # to itself
+    return isinstance(event.what, history.TaskCancelled | history.ChildFailed | said | answered)

@@ -98,7 +98,6 @@ def test_a_run_that_signals_itself_still_fits_after_a_reset() -> None:
 
 
 FORBIDDEN: dict[str, Callable[[], Any]] = {
-    "cancel": lambda: app.workflow_run(SOMEBODY).cancel(),
     "terminate": lambda: app.workflow_run(SOMEBODY).terminate(),
     "resolve": lambda: app.workflow_run(SOMEBODY).resolve("approval"),
     "reject": lambda: app.workflow_run(SOMEBODY).reject("approval", "no"),

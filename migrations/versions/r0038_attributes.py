@@ -1,0 +1,31 @@
+"""Attributes of runs, which lists are filtered by; and an index of the runs that wait for the ends of others."""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0038"
+down_revision = "0037"
+
+
+def upgrade() -> None:
+    op.execute("ALTER TABLE orchestrator.runs ADD COLUMN attributes jsonb")
+    op.execute(
+        """
+        COMMENT ON COLUMN orchestrator.runs.attributes IS
+        'what its code has set for lists to be filtered by: names and scalars'
+        """
+    )
+    op.execute(
+        """
+        CREATE INDEX runs_by_attributes ON orchestrator.runs USING gin (attributes jsonb_path_ops)
+         WHERE attributes IS NOT NULL
+        """
+    )
+    op.execute("CREATE INDEX promises_of_runs ON orchestrator.promises (name) WHERE name LIKE 'run %'")
+
+
+def downgrade() -> None:
+    op.execute("DROP INDEX orchestrator.promises_of_runs")
+    op.execute("DROP INDEX orchestrator.runs_by_attributes")
+    op.execute("ALTER TABLE orchestrator.runs DROP COLUMN attributes")

@@ -1,0 +1,156 @@
+"""What runs of code say to other runs, and learn of them: signals, cancels and ends, all of a tick at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Container, Iterable, Sequence
+
+from orchestrator.domain.code import history
+from orchestrator.domain.code.commands import SignalRun
+from orchestrator.domain.code.ends import ASKED, NOTHING
+from orchestrator.domain.code.history import Fact
+from orchestrator.domain.code.other_runs import (
+    CANCEL,
+    Target,
+    failure,
+    has_ended,
+    is_wait,
+    not_found,
+    settled,
+    wrong_state,
+)
+from orchestrator.domain.ids import about_run
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState
+from orchestrator.domain.tasks.task import TaskError
+from orchestrator.scheduler.code.runs import CodeRuns, append_facts
+from orchestrator.scheduler.transaction import Transaction
+from orchestrator.store import inbox
+from orchestrator.store.code import expectations, reads
+from orchestrator.store.code import keys as run_keys
+from orchestrator.store.code import runs as code_runs
+from orchestrator.store.code.expectations import NewPromise
+from orchestrator.store.code.reads import CodeRunOutcome
+from orchestrator.store.inbox import RequestKind
+from orchestrator.telemetry import get_logger
+
+log = get_logger("scheduler")
+
+
+def send(tx: Transaction, sent: Sequence[tuple[bytes, SignalRun]], ending: Container[bytes]) -> None:
+    """Hand signals and cancels that runs send each other to those in which their targets go on now.
+
+    Tell the senders that wait for it what became of them; those that are `ending` do not.
+    """
+    found = _found(tx, {Target(one.run, one.key) for _, one in sent})
+    facts: dict[bytes, list[Fact]] = defaultdict(list)
+    for _, one in sent:
+        run = found.get(Target(one.run, one.key))
+        if run is not None:
+            facts[run].append(
+                history.RunCancelRequested(ASKED) if one.name == CANCEL else history.SignalReceived(one.name, one.value)
+            )
+    heard = append_facts(tx, facts)
+    known = reads.outcomes(tx.connection, set(found.values()) - heard)
+    told: dict[bytes, list[Fact]] = defaultdict(list)
+    cancelled: list[inbox.NewRequest] = []
+    for sender, one in sent:
+        target = Target(one.run, one.key)
+        run = found.get(target)
+        problem = None if run in heard else _problem(target, known.get(run or b""), one.name)
+        if problem is None and run is not None and run not in heard:  # of a DAG or a flow
+            cancelled.append(inbox.NewRequest(run, "{}"))
+        if one.id is not None and sender not in ending:
+            told[sender].append(settled(one.id, problem))
+        elif problem is not None:
+            _warn(run or one.run, one.name)
+    if cancelled:
+        inbox.add_all(tx.connection, RequestKind.CANCEL_RUN, cancelled)
+        tx.result.wake.requests = True
+    append_facts(tx, told)
+
+
+def _problem(target: Target, known: CodeRunOutcome | None, name: str) -> TaskError | None:
+    """Say why a run does not get a message; None if it does, or was cancelled before."""
+    if known is None:
+        return not_found(target)
+    verb = "cancel" if name == CANCEL else "signal"
+    if known.status in ENDED_RUN_STATES:
+        is_done = name == CANCEL and known.status == RunState.CANCELLED
+        return None if is_done else has_ended(verb, target, known.status)
+    return None if name == CANCEL else wrong_state(verb, target, "it is no run of a workflow as code")
+
+
+def _warn(run: bytes, name: str) -> None:
+    whose = about_run(run)
+    log.warning(
+        "run.signal_late run=%s signal=%s: the run has ended or does not exist", *whose.values(), name, extra=whose
+    )
+
+
+def _found(tx: Transaction, targets: Iterable[Target]) -> dict[Target, bytes]:
+    """Return the runs in which targets go on now; nothing of a chosen id that no run has."""
+    targets = list(targets)
+    keys = [target.key for target in targets if target.key]
+    holders = run_keys.holders(tx.connection, keys) if keys else {}
+    runs = {target: holders.get(target.key) if target.key else target.run for target in targets}
+    latest = code_runs.latest(tx.connection, {run for run in runs.values() if run is not None})
+    return {target: latest[run] for target, run in runs.items() if run is not None}
+
+
+# -- waits for ends
+
+
+def wait(tx: Transaction, code: CodeRuns, waits: Sequence[NewPromise]) -> None:
+    """Let runs wait for the ends of others; of those that have ended, they learn at once."""
+    code.has_waits = True
+    expectations.create_promises(tx.connection, _open(tx, waits))
+
+
+def ended(tx: Transaction, runs: Sequence[bytes]) -> None:
+    """Tell the runs that wait for the ends of these; of one that goes on in another, they wait for that one."""
+    if found := expectations.waits(tx.connection, [Target(run).wait for run in runs]):
+        _go_on(tx, found)
+
+
+def look_after(tx: Transaction, code: CodeRuns) -> None:
+    """Tell runs of ends that a leader of the previous release did not look for; a new leader does that once."""
+    found = expectations.all_waits(tx.connection)
+    code.has_waits |= bool(found)
+    if found:
+        _go_on(tx, found)
+    tx.result.code.has_looked = True
+
+
+def _go_on(tx: Transaction, waits: Sequence[NewPromise]) -> None:
+    still = {(one.run, one.id): one for one in _open(tx, waits)}
+    over = [(one.run, one.id) for one in waits if (one.run, one.id) not in still]
+    if over:
+        expectations.forget_promises(tx.connection, over)
+    if renamed := [one for one in still.values() if one not in waits]:
+        expectations.rename_waits(tx.connection, renamed)
+
+
+def _open(tx: Transaction, waits: Sequence[NewPromise]) -> list[NewPromise]:
+    """Tell runs of the ends that have come; return the other waits, for the runs in which their targets go on."""
+    targets = {one.name: Target.of_wait(one.name) for one in waits}
+    found = _found(tx, set(targets.values()))
+    known = reads.outcomes(tx.connection, set(found.values()))
+    facts: dict[bytes, list[Fact]] = defaultdict(list)
+    left: list[NewPromise] = []
+    for one in waits:
+        target = targets[one.name]
+        run = found.get(target, b"")
+        end = known.get(run)
+        if end is not None and end.status in ENDED_RUN_STATES:
+            facts[one.run].append(settled(one.id, failure(end.status, end.error), end.result or NOTHING))
+        elif end is not None or (run != target.run and not target.key):  # of a reset run, the next is about to begin
+            left.append(one._replace(name=Target(run).wait))
+        else:
+            facts[one.run].append(settled(one.id, not_found(target)))
+    append_facts(tx, facts)
+    return left
+
+
+def split(promises: Sequence[NewPromise]) -> tuple[list[NewPromise], list[NewPromise]]:
+    """Return promises for people to settle, and waits for the ends of runs."""
+    return [one for one in promises if not is_wait(one.name)], [one for one in promises if is_wait(one.name)]

@@ -1,0 +1,153 @@
+"""Other runs, from inside a workflow: signalled, cancelled and awaited by commands, and what became of that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchestrator import NotFound, Orchestrator, RunFailed, WorkflowContext, WorkflowFailed, WrongState
+from orchestrator.domain.code import history
+from orchestrator.domain.code.history import Event
+from orchestrator.testing import Recording, WorkflowTest, replay
+
+app = Orchestrator(database_url="postgresql://nobody@nowhere.invalid/none")
+NOBODY = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
+
+
+@app.workflow(name="target")
+async def target(ctx: WorkflowContext, how: str = "returns") -> str:
+    if how == "continues":
+        ctx.continue_as_new("waits")
+    if how == "fails":
+        raise WorkflowFailed("no")
+    if how == "waits":
+        return f"got {await ctx.signals('news').get()}"
+    return how
+
+
+@app.workflow(name="watcher")
+async def watcher(ctx: WorkflowContext, of: str, what: str, later: float = 0.0) -> str:
+    handle = app.workflow_run(of)
+    if later:
+        await ctx.sleep(later)
+    calls: dict[str, Callable[[], Any]] = {
+        "signal": lambda: handle.asignal("news", 7),
+        "cancel": handle.acancel,
+        "await": handle.aresult,
+        "expire": lambda: handle.aresult(timeout=60),
+    }
+    try:
+        return f"{await calls[what]()}"
+    except (NotFound, WrongState, RunFailed, TimeoutError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def watched(how: str, *whats: str, later: float = 0.0, signal: int | None = None) -> list[str]:
+    """Return what runs learn of another that does this, and have each replayed."""
+
+    async def play() -> list[str]:
+        async with WorkflowTest() as test:
+            one = await test.start(target, how)
+            runs = [await test.start(watcher, one.id, what, later) for what in whats]
+            if signal is not None:
+                await one.signal("news", signal)
+            return [await run.result() for run in runs]  # which also replays the history, values and all
+
+    return asyncio.run(play())
+
+
+def test_the_end_of_a_run_is_awaited_whether_it_has_come_or_comes_later() -> None:
+    assert watched("returns", "await", "await") == ["returns", "returns"]
+    assert watched("waits", "await", signal=7) == ["got 7"]
+    assert watched("continues", "await", signal=8) == ["got 8"]
+    (failed,) = watched("fails", "await")
+    assert failed.startswith("RunFailed: Run ")
+    assert failed.endswith("failed: orchestrator.errors.WorkflowFailed: no")
+    assert watched("waits", "expire")[0].startswith("TimeoutError: Run ")
+
+
+def test_a_signal_says_whether_it_arrived() -> None:
+    assert watched("waits", "signal", "await") == ["None", "got 7"]
+    assert watched("continues", "signal", "await") == ["None", "got 7"]
+    (late,) = watched("returns", "signal")
+    assert late.startswith("WrongState: Cannot signal run ")
+    assert late.endswith("it is in state 'success'.")
+
+
+def test_a_cancel_reaches_the_run_once_and_says_so() -> None:
+    cancelled, awaited, again = watched("waits", "cancel", "await", "cancel")
+    assert (cancelled, again) == ("None", "None")  # it has been cancelled, and stays so
+    assert awaited.startswith("RunFailed: ")
+    assert awaited.endswith("was cancelled.")
+    assert watched("returns", "cancel")[0].endswith("it is in state 'success'.")
+
+
+@pytest.mark.parametrize("what", ["signal", "cancel", "await"])
+def test_a_run_that_is_not_there_is_not_found(what: str) -> None:
+    async def play() -> str:
+        async with WorkflowTest() as test:
+            return await test.run(watcher, NOBODY, what)
+
+    assert asyncio.run(play()).startswith(f"NotFound: No run has the id {NOBODY}")
+
+
+def recorded(*args: Any) -> Recording:
+    async def play() -> Recording:
+        async with WorkflowTest() as test:
+            run = await test.start(watcher, *args)
+            await run.result()
+            return run.history
+
+    return Recording.from_json(asyncio.run(play()).to_json())
+
+
+def test_a_history_of_the_previous_release_still_fits() -> None:
+    """Its senders heard nothing: `await handle.asignal(…)` returned at once."""
+    new = recorded(NOBODY, "signal")
+    kept = [one for one in new.events if not isinstance(one.what, (history.PromiseRejected, history.RunCompleted))]
+    old: list[Event] = []
+    for event in kept[:-1]:  # without the last turn
+        what = event.what
+        if isinstance(what, history.SignalSent):
+            what = msgspec.structs.replace(what, id=None)
+        old.append(Event(len(old) + 1, event.at, what))
+    completed = history.RunCompleted(b"\xa4None")
+    replay(watcher, Recording(new.run_id, [*old, Event(len(old) + 1, old[-1].at, completed)]), exactly=True)
+    replay(watcher, new, exactly=True)
+
+
+def test_a_reset_between_a_signal_and_its_answer_delivers_the_answer() -> None:
+    async def play() -> list[str]:
+        async with WorkflowTest() as test:
+            run = await test.start(watcher, NOBODY, "signal", 5.0)
+            first = await run.result()
+            (number,) = [one.number for one in run.history.events if isinstance(one.what, history.SignalSent)]
+            again = await run.reset(to=number)
+            return [first, await again.result()]
+
+    first, again = asyncio.run(play())
+    assert first == again
+    assert first.startswith("NotFound")
+
+
+def test_a_run_that_is_not_awaited_any_more_goes_on() -> None:
+    @app.workflow(name="impatient")
+    async def impatient(ctx: WorkflowContext, of: str) -> str:
+        waiting = asyncio.ensure_future(app.workflow_run(of).aresult())
+        await ctx.sleep(1)
+        waiting.cancel()
+        await ctx.sleep(1)
+        return "gone"
+
+    async def play() -> list[str]:
+        async with WorkflowTest() as test:
+            one = await test.start(target, "waits")
+            assert await (await test.start(impatient, one.id)).result() == "gone"
+            await one.signal("news", 1)
+            return [await one.result()]
+
+    assert asyncio.run(play()) == ["got 1"]
