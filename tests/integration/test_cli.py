@@ -625,6 +625,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
     assert [run("status", *words).exit_code for words in ((), ("--check",), ("--check", "--json"))] == [0, 1, 1]
     people = run("status").output
     assert "! No scheduler leads" in people
+    assert re.search(r"^workers +unknown: no scheduler leads", people, re.MULTILINE)
     assert "no live worker" not in people
     assert "! No live worker of queue 'system' knows 'shop.unheard_of': 1 wait, the first fails in " in people
 
@@ -637,6 +638,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
     assert led["events"] == {"generation": "1-1", "position": "5-0"}
     people = run("status").output
     assert f"here:7 leads in term {term}" in people
+    assert re.search(r"^workers +\d+ live", people, re.MULTILINE)
     assert "No scheduler leads" not in people
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from html import unescape
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
 from orchestrator.api import access, login_limits
 from orchestrator.domain.access import Scope
 from orchestrator.domain.fleet.announced import Standby
+from orchestrator.domain.redaction import HIDDEN
 from orchestrator.sdk.backend import Backend
+from orchestrator.sdk.tasks.by_name import call_by_name
+from orchestrator.sdk.values.payload import decode_call
 from orchestrator.store import fleet
 from orchestrator.store.fleet import WorkerRow
 from orchestrator.transport import standbys
@@ -220,3 +226,183 @@ def test_who_stands_by_is_shown_beside_the_leader(house: House) -> None:
     finally:
         standbys.withdraw(redis, keys, "b")
         redis.close()
+
+
+def test_a_pause_is_undone_from_its_notice(house: House) -> None:
+    visitor = Visitor(house.app)
+    for path in ("/ui/queues/mail.out", "/ui/schedules/mail-flow/default"):
+        visitor.get("/ui")
+        visitor.post(f"{path}/pause", back="/ui/queues")
+        page = visitor.get("/ui/queues").text
+        assert re.search(r'class="said.*form="undo">Undo</button>', page)
+        assert f'<form id="undo" method="post" action="{path}/resume">' in page
+        assert "Undo" not in visitor.get("/ui/queues").text, "it is offered once"
+        visitor.post(f"{path}/resume", back="/ui/queues")
+        assert f'action="{path}/pause"' in visitor.get("/ui/queues").text
+    assert rows(house, "SELECT paused FROM orchestrator.queues WHERE name = 'mail.out'") == [(False,)]
+    visitor.post("/ui/queues/mail.out/limits", concurrency="7", back="/ui/queues")
+    assert 'id="undo"' not in visitor.get("/ui/queues").text, "the limits before are not known"
+
+
+def test_a_notice_offers_no_other_action_as_undo(house: House) -> None:
+    """A cookie is no proof: somebody else may have set it."""
+    visitor = Visitor(house.app)
+    for path in ("/ui/queues/mail.out/purge", "https://evil.example/ui/queues/a/pause", "/ui/keys/revoke"):
+        said = urlsafe_b64encode(json.dumps(["Paused.", False, path]).encode()).decode()
+        visitor.cookies["orchestrator_said"] = said
+        page = visitor.get("/ui/queues").text
+        assert ">Paused.</p>" in page
+        assert "Undo" not in page
+
+
+def test_a_worker_that_stands_still_is_drained_from_its_warning(house: House) -> None:
+    with house.engine.connect() as connection:
+        empty(connection, "workers", "drains")
+        row = WorkerRow("web-1-aa", "web", 7, ["default"], [], 10, 1, "live", 0.0, still=9.0, parent=str(uuid4()))
+        fleet.mirror(connection, [row], datetime.now(UTC))
+        connection.exec_driver_sql("UPDATE orchestrator.workers SET seen_at = now() + interval '1 hour'")
+    visitor = Visitor(house.app)
+    visitor.log_in(make_key(house, Scope.OPERATE))
+    found = re.search(r'data-key="worker stands still-web-1-aa".*?action="([^"]*)"', visitor.get("/ui").text, re.DOTALL)
+    assert found, "it has a button"
+    visitor.post(found[1], back="/ui")
+    assert len(rows(house, "SELECT parent FROM orchestrator.drains")) == 1
+    reader = Visitor(house.app)
+    reader.log_in(make_key(house, Scope.READ))
+    page = reader.get("/ui").text
+    assert "stands still" in page
+    assert "Drain" not in page
+
+
+def form_of(page: str) -> dict[str, str]:
+    """Return what the form of a new task is filled in with."""
+    texts = dict(re.findall(r'<textarea name="(\w+)"[^>]*>(.*?)</textarea>', page, re.DOTALL))
+    return {name: unescape(text) for name, text in texts.items()}
+
+
+def stored_task(house: House, **options: Any) -> str:
+    backend = Backend(house.settings)
+    try:
+        kwargs = {"to": "ada", "password": "hunter22", "since": datetime(2026, 1, 2, tzinfo=UTC)}
+        task = call_by_name(
+            house.settings, "t.a", [1, "two"], kwargs, options={"queue": "mail.out", **options}, queue="default"
+        )
+        return str(UUID(bytes=backend.tasks.enqueue(task)))
+    finally:
+        backend.close()
+
+
+def test_a_task_like_another_keeps_what_is_not_changed(house: House) -> None:
+    id = stored_task(house, redact=["password"], retries=7, priority=3)
+    visitor = Visitor(house.app)
+    assert f'href="/ui/tasks/{id}/again"' in visitor.get(f"/ui/tasks/{id}").text
+    form = form_of(visitor.get(f"/ui/tasks/{id}/again").text)
+    assert json.loads(form["args"]) == [1, "two"]
+    named = json.loads(form["kwargs"])
+    assert (named["to"], named["password"]) == ("ada", HIDDEN)
+    sent = visitor.post(f"/ui/tasks/{id}/again", args="[1, 2]", kwargs=json.dumps(named | {"to": "bob"}))
+    new = sent.headers["Location"].rpartition("/")[2]
+    assert visitor.said().startswith("The task is enqueued: this is it")
+    columns = "payload, queue, priority, options, parent_id"
+    [(payload, queue, priority, options, parent)] = rows(
+        house, f"SELECT {columns} FROM orchestrator.tasks WHERE id = '{new}'"
+    )
+    args, kwargs, *_ = decode_call(bytes(payload))
+    assert (args, kwargs["to"], kwargs["password"]) == ([1, 2], "bob", "hunter22")
+    assert kwargs["since"] == datetime(2026, 1, 2, tzinfo=UTC), "JSON has no times"
+    assert (queue, priority, str(parent)) == ("mail.out", 3, id)
+    assert rows(house, f"SELECT options FROM orchestrator.tasks WHERE id = '{id}'") == [(options,)]
+    assert "hunter22" not in visitor.get(f"/ui/tasks/{new}").text
+
+
+def test_a_form_of_a_task_that_does_not_fit_stays_filled_in(house: House) -> None:
+    id = stored_task(house, redact=["password"])
+    before = changes(house)
+    visitor = Visitor(house.app)
+    visitor.get("/ui")
+    for args, kwargs, wrong in (
+        ("[1", "{}", "args: expected a JSON list"),
+        ("{}", "{}", "args: expected a JSON list"),
+        ("[]", "[]", "kwargs: expected a JSON object"),
+        ("[]", json.dumps({"other": HIDDEN}), "is partly hidden"),
+        ("[]", json.dumps({"password": f"{HIDDEN}!"}), "is partly hidden"),
+    ):
+        answer = visitor.post(f"/ui/tasks/{id}/again", args=args, kwargs=kwargs)
+        assert answer.status_code == 422
+        assert wrong in unescape(answer.text)
+        assert form_of(answer.text) == {"args": args, "kwargs": kwargs}
+    assert changes(house) == before
+
+
+def test_a_task_like_another_needs_a_key_for_both(house: House) -> None:
+    id = stored_task(house)
+    reader, bound = Visitor(house.app), Visitor(house.app)
+    reader.log_in(make_key(house, Scope.ENQUEUE))
+    assert "/again" not in reader.get(f"/ui/tasks/{id}").text
+    assert reader.get(f"/ui/tasks/{id}/again").status_code == 403
+    bound.log_in(make_key(house, Scope.OPERATE, "mail.", "mail-"))
+    before = changes(house)
+    answer = bound.post(f"/ui/tasks/{id}/again", args="[]", kwargs="{}", queue="bank.out")
+    assert (answer.status_code, form_of(answer.text)["args"]) == (403, "[]")
+    bound.post(f"/ui/tasks/{house.tasks['bank']}/again", args="[]")
+    assert "No task has the id" in bound.said()
+    assert changes(house) == before
+
+
+def test_runs_are_counted_before_they_are_cancelled(house: House) -> None:
+    visitor = Visitor(house.app)
+    assert "Cancel all open" not in visitor.get("/ui/runs").text, "nothing is said of which"
+    listed = visitor.get("/ui/runs?workflow=mail-flow&span=1h").text
+    assert "/ui/runs/cancel?workflow=mail-flow&amp;span=1h" in listed
+    assert "Say which" in visitor.get("/ui/runs/cancel").text
+    page = visitor.get("/ui/runs/cancel?workflow=mail-flow&span=1h").text
+    assert "Cancel 1 run<" in page
+    ids = re.findall(r'type="hidden" name="id" value="([^"]*)"', page)
+    assert ids == [str(house.runs["mail"])]
+    visitor.post("/ui/runs/cancel-chosen", id=ids, back="/ui/runs")
+    assert visitor.said() == "1 of 1 runs are being cancelled."
+    assert rows(house, "SELECT kind, target FROM orchestrator.inbox") == [("cancel run", house.runs["mail"])]
+    assert rows(house, "SELECT act, kind, target FROM orchestrator.audit") == [("cancel", "run", ids[0])]
+
+
+def test_failed_and_stuck_runs_are_retried_and_no_others(house: House) -> None:
+    made = {name: uuid4() for name in ("failed", "code", "stuck", "good")}
+    with house.engine.connect() as connection:
+        for name, status, more in (
+            ("failed", "failed", "false, NULL, now()"),
+            ("code", "failed", "true, NULL, now()"),
+            ("stuck", "running", 'true, \'{"kind": "K", "message": "m"}\', NULL'),
+            ("good", "success", "false, NULL, now()"),
+        ):
+            connection.exec_driver_sql(
+                "INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, code, stuck, ended_at)"
+                f" VALUES (%s, 'n', %s, 0, 0, 'nightly', {more})",
+                (made[name].hex, status),
+            )
+    visitor = Visitor(house.app)
+    try:
+        page = visitor.get("/ui/runs/retry?workflow=nightly").text
+        assert "Retry 2 runs<" in page
+        ids = re.findall(r'type="hidden" name="id" value="([^"]*)"', page)
+        assert {*ids} == {str(made["failed"]), str(made["stuck"])}
+        assert "Retry 1 run<" in visitor.get("/ui/runs/retry?workflow=nightly&stuck=true").text
+        assert "No run that is open" not in visitor.get("/ui/runs/cancel?workflow=nightly&status=running").text
+        assert "No run that is open fits" in visitor.get("/ui/runs/cancel?workflow=nightly&status=failed").text
+    finally:
+        rows(house, "DELETE FROM orchestrator.runs WHERE workflow = 'nightly' RETURNING id")
+
+
+def test_marked_runs_of_others_are_left_alone_all_of_them(house: House) -> None:
+    bound = Visitor(house.app)
+    bound.log_in(make_key(house, Scope.OPERATE, "mail.", "mail-"))
+    page = bound.get("/ui/runs").text
+    assert f'name="id" value="{house.runs["mail"]}" form="chosen"' in page
+    before = changes(house)
+    bound.post("/ui/runs/cancel-chosen", id=[str(house.runs["mail"]), str(house.runs["bank"])])
+    assert "No run has the id" in bound.said()
+    assert changes(house) == before, "none of them is cancelled"
+    assert str(house.runs["bank"]) not in bound.get("/ui/runs/cancel?status=pending").text
+    reader = Visitor(house.app)
+    reader.log_in(make_key(house, Scope.READ))
+    assert 'form="chosen"' not in reader.get("/ui/runs").text
+    assert reader.get("/ui/runs/cancel?status=pending").status_code == 403

@@ -54,7 +54,7 @@ class Visitor:
 
     def said(self) -> str:
         """Return what the next page says came of the last form."""
-        found = re.search(r'<p class="said[^>]*>(.*?)</p>', self.get("/ui/search").text, re.DOTALL)
+        found = re.search(r'<p class="said[^>]*>(.*?)<', self.get("/ui/search").text, re.DOTALL)
         return unescape(found[1]) if found else ""
 
     def _send(self, method: str, path: str, headers: dict[str, str], **given: Any) -> httpx.Response:

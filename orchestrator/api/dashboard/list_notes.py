@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -30,6 +30,16 @@ def within_span(query: Q) -> Q:
     """Return a query that begins where its span does, if it has one."""
     span: str = getattr(query, "span")  # noqa: B009
     return msgspec.structs.replace(query, since=datetime.now(UTC) - SPANS[span], until=None) if span else query
+
+
+def given(query: msgspec.Struct) -> dict[str, Any]:
+    """Return what a query of a list asks for, as its address says it: a span, not its times; and of any page."""
+    left_out = {"cursor", "limit"} | ({"since", "until"} if getattr(query, "span", "") else set())
+    return {
+        field.encode_name: "true" if value is True else value
+        for field in msgspec.structs.fields(query)
+        if field.name not in left_out and (value := getattr(query, field.name)) != field.default
+    }
 
 
 def task_errors(api: Api, tasks: Sequence[TaskView]) -> dict[UUID, str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import dataclasses
 
 from orchestrator.api.dashboard.pages import (
+    again,
     approvals,
+    bulk_runs,
     compare,
     entry,
     fleet,
@@ -69,13 +71,29 @@ _LIVE = [
     dataclasses.replace(one, path=one.path.replace("/api/v1", "/ui/live", 1), tag="dashboard") for one in live.routes
 ]
 """Event streams of the API, for pages that are open."""
-_PAGES = (overview, queues, tasks, logs, runs, compare, workflows, flows, approvals, schedules, fleet, search, records)
+_PAGES = (
+    overview,
+    queues,
+    tasks,
+    again,
+    logs,
+    bulk_runs,
+    runs,
+    compare,
+    workflows,
+    flows,
+    approvals,
+    schedules,
+    fleet,
+    search,
+    records,
+)
 PAGES: tuple[Endpoint, ...] = (
     *(route for subject in _PAGES for route in subject.routes),
     *_LIVE,
     *entry.routes,
     *ACTIONS,
-    *(action for subject in (tasks, approvals, records) for action in subject.actions),
+    *(action for subject in (tasks, again, bulk_runs, approvals, records) for action in subject.actions),
 )
 NOWHERE = "/ui/{anything}"
 """The page for unknown paths."""

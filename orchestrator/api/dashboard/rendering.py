@@ -82,6 +82,11 @@ class Action(Endpoint):
     needs: str = ""
     """A field that the form requires, though the route has a default for it."""
 
+    def undone_by(self, path: str) -> str:
+        """Return the path of the action that takes this one back, whose form has no fields; empty if there is none."""
+        before, _, act = path.rpartition("/")
+        return f"{before}/{_OPPOSITE[act]}" if act in _OPPOSITE else ""
+
     def outcome(self, answer: Any) -> str:
         """Say what came of it."""
         note = getattr(answer, "note", None)
@@ -96,6 +101,8 @@ class Note(msgspec.Struct, frozen=True):
     """The outcome of an action that only pages have."""
 
     note: str
+    to: str = ""
+    """The page to go to; where the form was, if empty."""
 
 
 def page_actions(prefix: str) -> Routes:
@@ -120,11 +127,18 @@ def refusal(problem: Problem, headers: dict[str, str]) -> Response:
     return answer
 
 
+_OPPOSITE = {"pause": "resume", "resume": "pause"}
+UNDOING = re.compile(rf"/ui/(?:queues|schedules)/[^?#\s]+/(?:{'|'.join(_OPPOSITE)})")
+"""Paths of actions that a notice offers as undo."""
+
+
 class Said(NamedTuple):
     """The outcome of the last action, shown on the next page."""
 
     text: str
     is_error: bool = False
+    undo: str = ""
+    """The path of the action that takes it back."""
 
 
 @dataclass(frozen=True, kw_only=True)

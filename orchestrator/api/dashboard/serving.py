@@ -83,8 +83,9 @@ class PagePath(ServedPath):
         if isinstance(answer, Response):
             return session.finish(answer)
         assert isinstance(endpoint, Action), "everything else answers with a page"
-        to = f"/ui/runs/{answer.id}" if isinstance(answer, Started) else back
-        return session.finish(go(to), Said(await self._slots.run(partial(endpoint.outcome, answer), caller)))
+        to = f"/ui/runs/{answer.id}" if isinstance(answer, Started) else getattr(answer, "to", "") or back
+        text = await self._slots.run(partial(endpoint.outcome, answer), caller)
+        return session.finish(go(to), Said(text, undo=endpoint.undone_by(_path(request))))
 
     async def _log_in(self, request: Request, session: Session, form: dict[str, list[str]]) -> Response:
         """Log in with the key that was typed, or say why not."""

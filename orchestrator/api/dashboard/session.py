@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.rendering import Said
+from orchestrator.api.dashboard.rendering import UNDOING, Said
 from orchestrator.api.problems import refused
 from orchestrator.domain.access import Ticket, parse_ticket
 from orchestrator.sdk.acting import Actor
@@ -136,7 +136,8 @@ def _is_token(text: str) -> bool:
 
 def _written(said: Said) -> str:
     text = said.text if len(said.text) <= _LONGEST_SAID else f"{said.text[:_LONGEST_SAID]}…"
-    return urlsafe_b64encode(msgspec.json.encode((text[:_LONGEST_SAID], said.is_error))).decode()
+    shown = (text[:_LONGEST_SAID], said.is_error, *([said.undo] if said.undo else []))
+    return urlsafe_b64encode(msgspec.json.encode(shown)).decode()
 
 
 def _read(cookie: str | None) -> Said | None:
@@ -144,10 +145,10 @@ def _read(cookie: str | None) -> Said | None:
     if not cookie:
         return None
     try:
-        text, is_error = msgspec.json.decode(urlsafe_b64decode(cookie), type=tuple[str, bool])
+        said = msgspec.json.decode(urlsafe_b64decode(cookie), type=Said)
     except (ValueError, msgspec.MsgspecError):
         return None
-    return Said(text, is_error)
+    return said if UNDOING.fullmatch(said.undo) else said._replace(undo="")
 
 
 def begin_session(api: Api, key: str, actor: Actor, before: Ticket | None) -> Ticket:

@@ -116,10 +116,11 @@ def _when_ended(api: Api, id: UUID, seconds: float) -> Steps[TaskAnswer]:
 
 def shown_task(api: Api, id: UUID) -> TaskAnswer:
     """Return all that is known of one task."""
-    return _answer(api, _found(api, id), _progress(api, id))
+    return _answer(api, found_task(api, id), _progress(api, id))
 
 
-def _found(api: Api, id: UUID) -> TaskDetail:
+def found_task(api: Api, id: UUID) -> TaskDetail:
+    """Return a task as it is stored, or say that there is none."""
     found = api.backend.insights.show_task(id)
     if found is None:
         raise NotFound.by_id("task", str(id))
@@ -226,7 +227,7 @@ class Arguments(msgspec.Struct, frozen=True):
 @routes.get("/{id}/result", about=TASK, is_expensive=True)
 def task_result(api: Api, id: UUID) -> Response:
     """Return the value that a task, or a run of code, has returned, as JSON, however large; bytes in base 64."""
-    task = _found(api, id)
+    task = found_task(api, id)
     if task.status != TaskState.SUCCESS:
         raise WrongState(f"Task {id} is {task.status}: only a task that has succeeded has a result.")
     data, hidden = task.result or b"\xc0", api.redaction_of_task(task)
@@ -242,7 +243,7 @@ def task_result(api: Api, id: UUID) -> Response:
 @routes.get("/{id}/arguments", about=TASK, is_expensive=True)
 def task_arguments(api: Api, id: UUID) -> Arguments:
     """Return the arguments that a task, or a run of code, was given, also where they are in the payload store."""
-    task = _found(api, id)
+    task = found_task(api, id)
     payload = task.payload or _of_run(api, id)
     _check_size(id, whole_reference(payload))
     arguments, keywords, *_ = decode_call(payload) if payload else ([], {})

@@ -65,7 +65,7 @@ def command(as_json: bool, check: bool) -> None:
             {
                 "scheduler": _leader(overview.leader),
                 "standbys": _standbys(overview.standbys),
-                "workers": f"{overview.workers} live, {overview.slots} slots, {overview.running} running",
+                "workers": _workers(overview),
                 "open": _open(overview),
                 "last minute": _counts(overview.ended_last_minute),
                 "last hour": _counts(overview.ended_last_hour) + _forgotten(settings, counts),
@@ -93,6 +93,13 @@ def _leader(leader: Leader | None) -> str:
     if leader is None:
         return "none leads"
     return f"{leader.address} leads in term {leader.term}, lease for {duration(leader.lease_remaining)}"
+
+
+def _workers(overview: Overview) -> str:
+    """Say how many workers live; without a leader nobody hears their heartbeats."""
+    if overview.leader is None:
+        return "unknown: no scheduler leads, so nobody hears their heartbeats"
+    return f"{overview.workers} live, {overview.slots} slots, {overview.running} running"
 
 
 def _standbys(standbys: Sequence[Standby] | None) -> str | None:

@@ -42,6 +42,7 @@ from orchestrator.store.insights.runs import (
     notes_of_runs,
     page_of_runs,
     readable_params,
+    runs_of_code,
     show_run,
 )
 from orchestrator.store.insights.steps import (

@@ -214,6 +214,16 @@ def find_runs(connection: Connection, ids: Sequence[bytes]) -> list[RunView]:
     return [RunView(**_columns(row)) for row in _FIND(connection, ids=ids)]
 
 
+_OF_CODE = Statement[UUID](
+    "SELECT /* insights.runs.of_code */ id FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[]) AND code"
+)
+
+
+def runs_of_code(connection: Connection, runs: Sequence[UUID]) -> frozenset[UUID]:
+    """Return those of these runs that are of workflows as code."""
+    return frozenset(_OF_CODE(connection, ids=[run.bytes for run in runs]) if runs else ())
+
+
 _HOLDERS = Statement[UUID]("""
 SELECT /* insights.runs.holders */ id FROM orchestrator.runs
  WHERE lane = (SELECT lane FROM orchestrator.runs WHERE id = %(id)s::uuid) AND status = 'running'

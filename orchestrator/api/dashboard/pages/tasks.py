@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
@@ -16,7 +17,7 @@ from orchestrator.api.dashboard.gantt import timeline
 from orchestrator.api.dashboard.list_notes import Span, task_errors, within_span
 from orchestrator.api.dashboard.pages import logs
 from orchestrator.api.dashboard.rendering import Note, key_scope_of_visitor, page, page_actions, pages
-from orchestrator.api.key_scope import TASK, WITHIN, lineage_within
+from orchestrator.api.key_scope import TASK, WITHIN, Subject, lineage_within
 from orchestrator.api.problems import refused
 from orchestrator.api.routes import bulk
 from orchestrator.api.routes import tasks as task_routes
@@ -106,34 +107,36 @@ class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: Annotated[list[UUID], Meta(max_length=_MOST_AT_ONCE)] = []
 
 
-def act_on_chosen(api: Api, ids: list[UUID], key_scope: KeyScope, act: str) -> Note:
-    """Cancel marked tasks, or try them again; what has changed meanwhile is left alone."""
+def act_on_chosen(
+    api: Api, ids: list[UUID], key_scope: KeyScope, about: Subject, do: Callable[[bytes], object], noun: str, done: str
+) -> Note:
+    """Do something to marked tasks or runs, of which none is outside the key scope; skip those in another state."""
     if not ids:
-        raise refused(422, "There is nothing marked", "Mark the tasks that are meant.")
-    done = 0
+        raise refused(422, "There is nothing marked", f"Mark the {noun} that are meant.")
+    if key_scope.is_bound:
+        for id in ids:
+            about.check(api, key_scope, {"id": id})
+    count = 0
     for id in ids:
-        if key_scope.is_bound:
-            TASK.check(api, key_scope, {"id": id})
         try:
-            (api.backend.tasks.cancel if act == "cancel" else api.backend.tasks.retry)(id.bytes)
-            done += 1
+            do(id.bytes)
+            count += 1
         except OrchestratorError:
             continue
-    left = f"; {len(ids) - done} could not be: they are in another state by now" if done < len(ids) else ""
-    what = "cancelled" if act == "cancel" else "retried"
-    return Note(f"{done} of {len(ids)} tasks are {what}{left}")
+    left = f"; {len(ids) - count} could not be: they are in another state by now" if count < len(ids) else ""
+    return Note(f"{count} of {len(ids)} {noun} are {done}{left}")
 
 
 @actions.post("/cancel-chosen", about=WITHIN)
 def cancel_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     """Cancel the tasks that are marked."""
-    return act_on_chosen(api, body.id, key_scope, "cancel")
+    return act_on_chosen(api, body.id, key_scope, TASK, api.backend.tasks.cancel, "tasks", "cancelled")
 
 
 @actions.post("/retry-chosen", about=WITHIN)
 def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     """Try the tasks again that are marked."""
-    return act_on_chosen(api, body.id, key_scope, "retry")
+    return act_on_chosen(api, body.id, key_scope, TASK, api.backend.tasks.retry, "tasks", "retried")
 
 
 @routes.get("/{id}", about=TASK)
