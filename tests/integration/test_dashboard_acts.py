@@ -406,3 +406,78 @@ def test_marked_runs_of_others_are_left_alone_all_of_them(house: House) -> None:
     reader.log_in(make_key(house, Scope.READ))
     assert 'form="chosen"' not in reader.get("/ui/runs").text
     assert reader.get("/ui/runs/cancel?status=pending").status_code == 403
+
+
+def groups_of(page: str) -> list[str]:
+    return re.findall(r'<tr data-key="([^"]*)">', page)
+
+
+MAIL, BANK = "t.a-mail.out-E", "t.a-bank.out-E"
+
+
+def test_failure_groups_are_snoozed_acknowledged_and_opened_again(house: House) -> None:
+    path = "/ui/failures/t.a/mail.out/E"
+    visitor = Visitor(house.app)
+    visitor.get("/ui/failures")
+    visitor.post(f"{path}/snooze", hours="24", back="/ui/failures")
+    page = visitor.get("/ui/failures").text
+    assert re.search(r'class="said.*snoozed until .* UTC\. <button[^>]*>Undo', page)
+    assert f'<form id="undo" method="post" action="{path}/reopen">' in page
+    shown, _, folded = page.partition('<details data-key="snoozed">')
+    assert (groups_of(shown), groups_of(folded)) == ([BANK], [MAIL])
+    assert re.search(r"snoozed by .*, until 20", folded)
+    assert "mail.out" not in visitor.get("/ui").text.partition("<h2>Failures")[2]
+    visitor.post(f"{path}/reopen", back="/ui/failures")
+    assert 'data-key="snoozed"' not in visitor.get("/ui/failures").text
+    visitor.post(f"{path}/acknowledge", back="/ui/failures")
+    page = visitor.get("/ui/failures").text
+    assert groups_of(page) == [BANK, MAIL], "what somebody knows of comes last"
+    assert "acknowledged by " in page
+    lines = rows(house, "SELECT act, target FROM orchestrator.audit WHERE kind = 'failures' ORDER BY id")
+    assert [act for act, _ in lines] == ["snooze", "reopen", "acknowledge"]
+    assert {target for _, target in lines} == {"t.a E in mail.out"}
+
+
+def test_a_snooze_ends(house: House) -> None:
+    visitor = Visitor(house.app)
+    visitor.get("/ui/failures")
+    visitor.post("/ui/failures/t.a/mail.out/E/snooze", hours="1", back="/ui/failures")
+    rows(house, "UPDATE orchestrator.audit SET detail = jsonb_build_object('until', now()) RETURNING id")
+    visitor.post("/ui/queues/mail.out/resume", back="/ui/failures")  # what was read before is forgotten
+    assert groups_of(visitor.get("/ui/failures").text) == [BANK, MAIL]
+
+
+def test_failure_groups_of_others_are_nobody_elses_to_snooze(house: House) -> None:
+    bound, reader = Visitor(house.app), Visitor(house.app)
+    bound.log_in(make_key(house, Scope.OPERATE, "mail.", "mail-"))
+    assert bound.post("/ui/failures/t.a/bank.out/E/snooze", hours="1").status_code == 403
+    reader.log_in(make_key(house, Scope.READ))
+    assert "Handle" not in reader.get("/ui/failures").text
+    assert reader.post("/ui/failures/t.a/mail.out/E/snooze", hours="1").status_code == 403
+    assert rows(house, "SELECT 1 FROM orchestrator.audit WHERE kind = 'failures'") == []
+
+
+def test_failure_groups_are_sorted_and_say_since_when_and_where(house: House) -> None:
+    with house.engine.connect() as connection:
+        empty(connection, "workers")
+        for name, minutes in (("mail", 40), ("bank", 5)):
+            connection.exec_driver_sql(
+                "UPDATE orchestrator.ended_tasks SET worker = %s, ended_at = now() - %s * interval '1 minute'"
+                " WHERE id = %s",
+                (f"{name}-1-aa", minutes, house.failed[name].hex),
+            )
+        make_worker(house, "web-1-aa", None)
+        connection.exec_driver_sql("UPDATE orchestrator.workers SET started_at = now() - interval '20 minutes'")
+    visitor = Visitor(house.app)
+    visitor.get("/ui")
+    visitor.post("/ui/queues/mail.out/resume")  # what was read before is forgotten
+    page = visitor.get("/ui/failures?sort=-last").text
+    assert groups_of(page) == [BANK, MAIL]
+    assert '<th class="number" aria-sort="descending"><a href="/ui/failures?sort=last">Last' in page
+    assert groups_of(visitor.get("/ui/failures?sort=last").text) == [MAIL, BANK]
+    assert visitor.get("/ui/failures?sort=error").status_code == 422
+    bank, mail = (re.search(rf'<tr data-key="{key}">.*?</tr>', page, re.DOTALL)[0] for key in (BANK, MAIL))  # type: ignore[index]
+    assert "new since the last deploy" in bank
+    assert "new since" not in mail
+    assert "on bank-1-aa" in bank
+    assert ">40m" in mail

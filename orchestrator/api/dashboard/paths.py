@@ -13,6 +13,7 @@ from orchestrator.api.dashboard.pages import (
     bulk_runs,
     compare,
     entry,
+    failures,
     fleet,
     flows,
     logs,
@@ -73,6 +74,7 @@ _LIVE = [
 """Event streams of the API, for pages that are open."""
 _PAGES = (
     overview,
+    failures,
     queues,
     tasks,
     again,
@@ -93,7 +95,7 @@ PAGES: tuple[Endpoint, ...] = (
     *_LIVE,
     *entry.routes,
     *ACTIONS,
-    *(action for subject in (tasks, again, bulk_runs, approvals, records) for action in subject.actions),
+    *(action for subject in (failures, tasks, again, bulk_runs, approvals, records) for action in subject.actions),
 )
 NOWHERE = "/ui/{anything}"
 """The page for unknown paths."""

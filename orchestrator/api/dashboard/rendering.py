@@ -127,8 +127,8 @@ def refusal(problem: Problem, headers: dict[str, str]) -> Response:
     return answer
 
 
-_OPPOSITE = {"pause": "resume", "resume": "pause"}
-UNDOING = re.compile(rf"/ui/(?:queues|schedules)/[^?#\s]+/(?:{'|'.join(_OPPOSITE)})")
+_OPPOSITE = {"pause": "resume", "resume": "pause", "acknowledge": "reopen", "snooze": "reopen"}
+UNDOING = re.compile(r"/ui/(?:queues|schedules|failures)/[^?#\s]+/(?:pause|resume|reopen)")
 """Paths of actions that a notice offers as undo."""
 
 

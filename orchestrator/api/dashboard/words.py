@@ -92,6 +92,15 @@ def standing(queue: QueueCounts, *kinds: str) -> str:
     return f"{found:,}+" if found and not {*kinds}.isdisjoint(queue.least) else f"{found:,}"
 
 
+def trend(counts: Sequence[int]) -> str:
+    """Return in a word how the last quarter of equal parts of a time compares with those before."""
+    last = counts[-(len(counts) // 4) :]
+    lately, before = sum(last) / len(last), sum(counts[: -len(last)]) / (len(counts) - len(last))
+    if not lately:
+        return "stopped"
+    return "rising" if lately > 1.5 * before else "falling" if 1.5 * lately < before else "steady"
+
+
 def rate(value: float) -> str:
     """Return how much there is of something in a second."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 0.05 or not value else f"{value:.2f}"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
+from hashlib import blake2b
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from orchestrator.sealing import reveal_text
 from orchestrator.store.sql import Row, Statement
-from orchestrator.store.tasks.redrive import Group
 
 MOST_LOOKED_AT = 5_000
 """Tasks that did not succeed, the last ones, of which groups are made."""
@@ -17,10 +18,36 @@ MOST_WALKED = 50_000
 """Tasks that did not succeed, the last ones of all queues, among which those of some queues are looked for."""
 
 
+GroupKey = tuple[str, str, str]
+"""The name of a task, its queue, and the kind of an error."""
+
+
+class FailureGroup(NamedTuple):
+    """Failed tasks of one name and queue with one kind of error."""
+
+    name: str
+    queue: str
+    kind: str
+    example: str
+    """The message of the last of them."""
+    tasks: int
+    first_at: datetime
+    """When the first of those that were looked at failed."""
+    last_at: datetime
+    workers: list[str]
+    """Some of the workers that had the last attempts."""
+    all_workers: int
+
+    @property
+    def key(self) -> GroupKey:
+        """What it is a group by."""
+        return self.name, self.queue, self.kind
+
+
 class Failures(NamedTuple):
     """What has failed lately."""
 
-    groups: list[Group]
+    groups: list[FailureGroup]
     """The largest first."""
     looked_at: int | None
     """Among how many of those that ended last they were looked for, where there are more; None where all were."""
@@ -34,6 +61,10 @@ class _Row(NamedTuple):
     kind: str
     example: str
     tasks: int
+    first_at: datetime
+    last_at: datetime
+    workers: list[str] | None
+    all_workers: int
 
 
 def walked(begin: str, columns: str) -> str:
@@ -47,13 +78,16 @@ def walked(begin: str, columns: str) -> str:
 # They stand far apart in the table, so that each costs a page of it: what decides is how many are looked at.
 _LATEST = Statement[_Row](f"""
 WITH /* insights.failures.latest */ looked_at AS MATERIALIZED (
-    {walked("ended_at >= %(since)s::timestamptz", "name, queue, status, error, ended_at")}
+    {walked("ended_at >= %(since)s::timestamptz", "name, queue, status, error, ended_at, worker")}
 ), named AS (
-    SELECT name, queue, coalesce(error->>'kind', '') AS kind, error->>'message' AS message, ended_at FROM looked_at
-     WHERE status = 'failed'
+    SELECT name, queue, coalesce(error->>'kind', '') AS kind, error->>'message' AS message, ended_at, worker
+      FROM looked_at WHERE status = 'failed'
 ), groups AS (
     SELECT name, queue, kind, coalesce((array_agg(message ORDER BY ended_at DESC))[1], '') AS example,
-           count(*) AS tasks FROM named GROUP BY name, queue, kind
+           count(*) AS tasks, min(ended_at) AS first_at, max(ended_at) AS last_at,
+           (array_agg(DISTINCT worker) FILTER (WHERE worker IS NOT NULL))[:3] AS workers,
+           count(DISTINCT worker) AS all_workers
+      FROM named GROUP BY name, queue, kind
 )
 SELECT counted.looked_at, groups.* FROM (SELECT count(*) AS looked_at FROM looked_at) AS counted
   LEFT JOIN groups ON true ORDER BY tasks DESC, name, queue, kind
@@ -69,7 +103,10 @@ def latest_failures(connection: Connection, since: datetime, within: str = "", m
     walked = MOST_WALKED if within else most
     rows = _LATEST(connection, since=since, within=within, most=most, walked=walked)
     groups = [
-        Group(row.name, row.queue, row.kind, reveal_text(row.example), row.tasks)
+        FailureGroup(
+            *(row.name, row.queue, row.kind, reveal_text(row.example), row.tasks),
+            *(row.first_at, row.last_at, row.workers or [], row.all_workers),
+        )
         for row in rows
         if row.name is not None
     ]
@@ -92,8 +129,6 @@ SELECT name, queue, coalesce(error->>'kind', '') AS kind,
   FROM looked_at WHERE status = 'failed'
  GROUP BY 1, 2, 3, 4
 """)
-GroupKey = tuple[str, str, str]
-"""The name of a task, its queue, and the kind of an error."""
 
 
 def spread_of_failures(
@@ -116,3 +151,51 @@ def spread_of_failures(
         counts = found.setdefault((row.name, row.queue, row.kind), [0] * parts)
         counts[min(max(row.part, 1), parts) - 1] += row.tasks
     return found
+
+
+# -- what people have said of a group, which the audit log keeps
+
+
+class Handled(NamedTuple):
+    """The last decision about a group."""
+
+    target: str
+    act: str
+    """acknowledge, snooze or reopen."""
+    who: str
+    at: datetime
+    until: datetime | None
+    """The end of a snooze."""
+
+    def state(self, now: datetime) -> str:
+        """Return `snoozed`, `acknowledged`, or nothing."""
+        if self.act == "snooze":
+            return "snoozed" if self.until is not None and self.until > now else ""
+        return "acknowledged" if self.act == "acknowledge" else ""
+
+
+HANDLED = "failures"
+"""The kind of these lines."""
+_LONGEST_TARGET = 200
+_HANDLED = Statement[Handled](f"""
+SELECT /* insights.failures.handled */ DISTINCT ON (target) target, act, who, at,
+       (detail->>'until')::timestamptz AS until
+  FROM orchestrator.audit WHERE target = ANY(%(targets)s::text[]) AND kind = '{HANDLED}'
+ ORDER BY target, id DESC
+""")
+
+
+def target_of(group: GroupKey) -> str:
+    """Return what stands for a group in the audit log; a long one is cut, and told apart by a hash."""
+    name, queue, kind = group
+    text = f"{name} {kind or 'failed'} in {queue}".replace("\0", "")
+    if len(text) <= _LONGEST_TARGET:
+        return text
+    return f"{text[:_LONGEST_TARGET]}… {blake2b(text.encode(), digest_size=6).hexdigest()}"
+
+
+def handled_groups(connection: Connection, groups: Iterable[GroupKey]) -> dict[GroupKey, Handled]:
+    """Return what was last decided about each of these groups, where the audit log still has it."""
+    targets = {target_of(group): group for group in groups}
+    rows = _HANDLED(connection, targets=[*targets]) if targets else ()
+    return {targets[row.target]: row for row in rows}

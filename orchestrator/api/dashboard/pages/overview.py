@@ -1,19 +1,17 @@
-"""The first page, the pulse that every open page asks for, and failures by task and error."""
+"""The first page, and the pulse that every open page asks for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from hashlib import blake2b
-from typing import Literal
+from typing import NamedTuple
 
 import msgspec
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.charts import Hour, hour
-from orchestrator.api.dashboard.list_notes import SPANS
 from orchestrator.api.dashboard.rendering import page, pages
 from orchestrator.api.endpoints import JSON
 from orchestrator.api.key_scope import WITHIN
@@ -22,11 +20,18 @@ from orchestrator.domain.access import KeyScope
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.errors import Unavailable
 from orchestrator.monitoring import trouble
+from orchestrator.monitoring.times import present
 from orchestrator.monitoring.trouble import Trouble
-from orchestrator.store import insights
 from orchestrator.store.insights import Overview, QueueCounts, list_queues
 from orchestrator.store.insights import overview as overview_of
-from orchestrator.store.insights.failures import MOST_LOOKED_AT, Failures, latest_failures
+from orchestrator.store.insights.failures import (
+    MOST_LOOKED_AT,
+    Failures,
+    GroupKey,
+    Handled,
+    handled_groups,
+    latest_failures,
+)
 from orchestrator.store.insights.system import Ends
 from orchestrator.store.throughput import Throughput
 
@@ -105,9 +110,20 @@ def _ends(minutes: list[Throughput]) -> Ends:
     return last, all_of_them
 
 
-def read_failures(api: Api, key_scope: KeyScope, since: timedelta, most: int = MOST_LOOKED_AT) -> Failures:
+class Decided(NamedTuple):
+    """Failures, and what was decided about some of their groups."""
+
+    failures: Failures
+    handled: dict[GroupKey, Handled]
+
+
+def read_failures(api: Api, key_scope: KeyScope, since: timedelta, most: int = MOST_LOOKED_AT) -> Decided:
     """Return failed tasks by name and error, the largest groups first."""
-    read = partial(api.read, latest_failures, datetime.now(UTC) - since, key_scope.queues, most)
+
+    def read() -> Decided:
+        found = api.read(latest_failures, datetime.now(UTC) - since, key_scope.queues, most)
+        return Decided(found, api.read(handled_groups, [group.key for group in found.groups]))
+
     return api.recent.get(("failures", key_scope, since, most), 5 * _RECENT, read)
 
 
@@ -115,14 +131,16 @@ def read_failures(api: Api, key_scope: KeyScope, since: timedelta, most: int = M
 def overview(api: Api, key_scope: KeyScope) -> Response:
     """Show how the system is doing."""
     whole = None if key_scope.is_bound else api.recent.get(("whole",), _RECENT, lambda: read_whole(api))
-    failures = read_failures(api, key_scope, timedelta(hours=1), _MOST_FAILURES)
+    failures, handled = read_failures(api, key_scope, timedelta(hours=1), _MOST_FAILURES)
+    snoozed = {key for key, one in handled.items() if one.state(present()) == "snoozed"}
+    groups = [group for group in failures.groups if group.key not in snoozed]
     return page(
         "overview.html",
         whole=whole,
         queues=read_queues(api, key_scope),
         hour=read_hour(api, key_scope),
-        failures=failures.groups[:_MOST_GROUPS],
-        more_failures=max(0, len(failures.groups) - _MOST_GROUPS),
+        failures=groups[:_MOST_GROUPS],
+        more_failures=max(0, len(groups) - _MOST_GROUPS),
         failures_looked_at=failures.looked_at,
     )
 
@@ -168,32 +186,3 @@ def pulse(api: Api, key_scope: KeyScope) -> Response:
 
 def _answer(found: Pulse, status: int = 200) -> Response:
     return Response(msgspec.json.encode(found), status, media_type=JSON, headers={"Cache-Control": "no-store"})
-
-
-_PARTS = 24
-"""Bars of each group, over the time that is shown."""
-
-
-class FailuresQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of when."""
-
-    within: Literal["15m", "1h", "24h", "7d"] = "24h"
-
-
-@routes.get("/failures", about=WITHIN)
-def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Response:
-    """Show failed tasks by task and error."""
-    now = datetime.now(UTC)
-    since = now - SPANS[query.within]
-    failures = read_failures(api, key_scope, SPANS[query.within])
-    read_spread = partial(api.read, insights.spread_of_failures, since, now, _PARTS, key_scope.queues)
-    return page(
-        "failures.html",
-        groups=failures.groups,
-        looked_at=failures.looked_at,
-        within=query.within,
-        ranges=list(SPANS),
-        since=since.isoformat(timespec="seconds"),
-        hour=read_hour(api, key_scope),
-        spread=api.recent.get(("spread", key_scope, query.within), 5.0, read_spread),
-    )

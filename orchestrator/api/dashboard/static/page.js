@@ -401,7 +401,7 @@
     const boxes = [...document.querySelectorAll("input[name=id][form=chosen]")];
     const count = boxes.filter((box) => box.checked).length;
     for (const button of document.querySelectorAll("[data-chosen]")) {
-      button.hidden = !count;
+      button.classList.toggle("some", count > 0);
       button.textContent = button.dataset.chosen.replace("%", `${count} marked`);
     }
     const all = document.querySelector("[data-all]");

@@ -4,4 +4,5 @@
   let chosen = null;
   try { chosen = localStorage.getItem("orchestrator-theme"); } catch (error) { /* a browser may keep nothing */ }
   if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
+  document.documentElement.dataset.scripted = ""; // what only a script shows is hidden from the start
 })();

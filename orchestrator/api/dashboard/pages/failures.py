@@ -1,0 +1,108 @@
+"""Failures by task and error: over time, new ones since the last deploy, acknowledged and snoozed ones."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from operator import attrgetter
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.responses import Response
+
+from orchestrator.api.context import Api
+from orchestrator.api.dashboard.list_notes import SPANS, given
+from orchestrator.api.dashboard.pages.overview import read_failures, read_hour
+from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
+from orchestrator.api.key_scope import WITHIN, check_queue
+from orchestrator.domain.access import KeyScope
+from orchestrator.store import insights
+from orchestrator.store.insights.failures import HANDLED, FailureGroup, target_of
+
+routes, actions = pages("/ui/failures"), page_actions("/ui/failures")
+
+_PARTS = 24
+"""Bars of each group, over the time that is shown."""
+_SORTS = {"name": "name", "queue": "queue", "first": "first_at", "last": "last_at", "tasks": "tasks"}
+NO_KIND = "-"
+"""Stands in paths for an error without a kind."""
+
+
+class FailuresQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of when, and in which order."""
+
+    within: Literal["15m", "1h", "24h", "7d"] = "24h"
+    sort: Annotated[str, Meta(pattern=f"^-?({'|'.join(_SORTS)})$")] = "-tasks"
+
+
+@routes.get("", about=WITHIN)
+def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Response:
+    """Show failed tasks by task and error."""
+    now = datetime.now(UTC)
+    since = now - SPANS[query.within]
+    failures, handled = read_failures(api, key_scope, SPANS[query.within])
+    read_spread = partial(api.read, insights.spread_of_failures, since, now, _PARTS, key_scope.queues)
+    states = {key: one.state(now) for key, one in handled.items()}
+    groups = sorted(failures.groups, key=attrgetter(_SORTS[query.sort.lstrip("-")]), reverse=query.sort[0] == "-")
+    return page(
+        "failures.html",
+        groups=sorted(
+            (one for one in groups if states.get(one.key) != "snoozed"), key=lambda one: bool(states.get(one.key))
+        ),
+        snoozed=[one for one in groups if states.get(one.key) == "snoozed"],
+        handled={key: one for key, one in handled.items() if states[key]},
+        new=_new_ones(api, groups, since),
+        looked_at=failures.looked_at,
+        query=query,
+        asked=given(query),
+        ranges=list(SPANS),
+        since=since.isoformat(timespec="seconds"),
+        hour=read_hour(api, key_scope),
+        spread=api.recent.get(("spread", key_scope, query.within), 5.0, read_spread),
+    )
+
+
+def _new_ones(api: Api, groups: list[FailureGroup], since: datetime) -> set[insights.GroupKey]:
+    """Return groups of which nothing had failed before the last deploy: before the oldest live worker started."""
+    workers = api.recent.get(("workers",), 5.0, api.backend.insights.list_workers)
+    deployed = min((one.started_at for one in workers if one.state == "live"), default=None)
+    if deployed is None or deployed <= since:
+        return set()
+    return {group.key for group in groups if group.first_at >= deployed}
+
+
+class Snooze(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """For how long."""
+
+    hours: Annotated[int, Meta(ge=1, le=24 * 90)] = 24
+
+
+@actions.post("/{name}/{queue}/{kind}/acknowledge", about=WITHIN)
+def acknowledge_failures(api: Api, name: str, queue: str, kind: str, key_scope: KeyScope) -> Note:
+    """Say that somebody knows of a group."""
+    return _handle(api, key_scope, (name, queue, kind), "acknowledge", "the failures are acknowledged")
+
+
+@actions.post("/{name}/{queue}/{kind}/snooze", about=WITHIN)
+def snooze_failures(api: Api, name: str, queue: str, kind: str, body: Snooze, key_scope: KeyScope) -> Note:
+    """Show a group below the others, and not on the first page, for some hours."""
+    until = datetime.now(UTC) + timedelta(hours=body.hours)
+    said = f"the failures are snoozed until {until:%Y-%m-%d %H:%M} UTC"
+    return _handle(api, key_scope, (name, queue, kind), "snooze", said, until=until.isoformat(timespec="seconds"))
+
+
+@actions.post("/{name}/{queue}/{kind}/reopen", about=WITHIN)
+def reopen_failures(api: Api, name: str, queue: str, kind: str, key_scope: KeyScope) -> Note:
+    """Show a group as if nobody had acknowledged or snoozed it."""
+    return _handle(api, key_scope, (name, queue, kind), "reopen", "the failures are shown as before")
+
+
+def _handle(api: Api, key_scope: KeyScope, group: insights.GroupKey, act: str, said: str, **detail: str) -> Note:
+    name, queue, kind = group
+    check_queue(key_scope, queue)
+    target = target_of((name, queue, "" if kind == NO_KIND else kind))
+    connections = api.backend.connections
+    with connections.writing("the decision was stored", transaction=True) as connection:
+        connections.record(connection, act, HANDLED, target, **detail)
+    return Note(said)
