@@ -22,6 +22,7 @@ from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.sdk.values.payload import decode_call
 from orchestrator.store import fleet
 from orchestrator.store.fleet import WorkerRow
+from orchestrator.store.insights import arguments
 from orchestrator.transport import standbys
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
@@ -481,3 +482,54 @@ def test_failure_groups_are_sorted_and_say_since_when_and_where(house: House) ->
     assert "new since" not in mail
     assert "on bank-1-aa" in bank
     assert ">40m" in mail
+
+
+def found_in(page: str, heading: str) -> list[str]:
+    _, _, section = page.partition(f"<h2>{heading}</h2>")
+    return re.findall(r'<tr data-key="([^"]*)">', section.partition("</section>")[0])
+
+
+WITH_THIS = "Tasks with this in an argument"
+
+
+def test_tasks_are_found_by_the_value_of_an_argument_but_not_by_a_hidden_one(house: House) -> None:
+    backend = Backend(house.settings)
+    try:
+        made = {
+            queue: str(UUID(bytes=backend.tasks.enqueue(call_by_name(
+                house.settings, "t.a", [{"order": [471100, "cust-7781"]}], {"password": "hunter2-cust"},
+                options={"queue": queue, "redact": ["password"]}, queue="default",
+            ))))
+            for queue in ("mail.out", "bank.out")
+        }  # fmt: skip
+    finally:
+        backend.close()
+    visitor, bound = Visitor(house.app), Visitor(house.app)
+    for text in ("cust-7781", "471100"):
+        assert {*found_in(visitor.get(f"/ui/search?text={text}").text, WITH_THIS)} == {*made.values()}, text
+    for text in ("hunter2-cust", "order", "47110"):
+        assert found_in(visitor.get(f"/ui/search?text={text}").text, WITH_THIS) == [], text
+    bound.log_in(make_key(house, Scope.READ, "mail.", "mail-"))
+    assert found_in(bound.get("/ui/search?text=cust-7781").text, WITH_THIS) == [made["mail.out"]]
+
+
+def test_runs_are_found_by_the_value_of_a_parameter(house: House) -> None:
+    rows(
+        house,
+        'UPDATE orchestrator.runs SET params = \'{"day": "the 3\\"rd"}\' WHERE workflow = \'mail-flow\' RETURNING id',
+    )
+    page = Visitor(house.app).get("/ui/search", **{}).text
+    assert "value of an argument" in page
+    page = Visitor(house.app).get("/ui/search?text=3%22rd").text
+    assert found_in(page, "Runs with this in a parameter") == [str(house.runs["mail"])]
+    bound = Visitor(house.app)
+    bound.log_in(make_key(house, Scope.READ, "bank.", "bank-"))
+    assert found_in(bound.get("/ui/search?text=3%22rd").text, "Runs with this in a parameter") == []
+
+
+def test_a_search_that_takes_too_long_gives_up_and_says_so(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    visitor = Visitor(house.app)
+    assert "gave up" not in visitor.get("/ui/search?text=cust-0000").text
+    monkeypatch.setattr(arguments, "_CHUNK", 1)
+    monkeypatch.setattr(arguments, "SECONDS", -1.0)
+    assert "in the newest 1 only: the search gave up there" in visitor.get("/ui/search?text=cust-0000").text
