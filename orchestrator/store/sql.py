@@ -56,6 +56,9 @@ def tables_of(name: str) -> set[str]:
     return set(_TABLE.findall(_known.get(name, "")))
 
 
+_OTHER_WAY = {"<": ">", ">=": "<="}
+
+
 class Statement(Generic[R]):
     """A statement for anyone, on any connection of SQLAlchemy's, or of another driver in its wrapper.
 
@@ -102,6 +105,13 @@ class Statement(Generic[R]):
             return call  # type: ignore[return-value]
 
         return declare
+
+    def oldest_first(self) -> Statement[R]:
+        """Return the statement that lists from the other end, of one that lists the newest ids, or ends, first."""
+        sql = re.sub(r" \*/", "_oldest */", self.sql, count=1).replace(" DESC", " ASC")
+        sql = re.sub(r"(\bid\)?) (<|>=) ", lambda found: f"{found[1]} {_OTHER_WAY[found[2]]} ", sql)
+        made: Statement[R] = self.__orig_class__(sql)  # type: ignore[attr-defined]
+        return made
 
     def __call__(self, connection: Connection, /, *batches: Values, **values: Any) -> list[R]:
         """Run it with the columns of batches and other values; return its rows."""

@@ -33,7 +33,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.store import database, fleet, inbox, insights, leases
 from orchestrator.store.fleet import WorkerRow
-from orchestrator.store.insights import RunFilter, RunView, TaskFilter
+from orchestrator.store.insights import RunFilter, RunView, TaskFilter, arguments
 from orchestrator.store.runs import creation
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.creation import NewRun
@@ -215,9 +215,16 @@ def test_searches_by_end_use_an_index(connection: Connection) -> None:
         (TaskFilter(since=datetime.now(UTC)), "ended_tasks_by_time"),
         (TaskFilter(error="x"), "ended_tasks_not_success"),
     ):
-        statement = f"EXPLAIN {insights.tasks._LIST_BY_END.sql}"
-        plan = connection.exec_driver_sql(statement, insights.tasks._parameters(wanted, 50, None)).scalars().all()
-        assert index in "\n".join(plan)
+        for statement in (insights.tasks._LIST_BY_END, insights.tasks._OLDEST[insights.tasks._LIST_BY_END]):
+            parameters = insights.tasks._parameters(wanted, 50, None)
+            plan = connection.exec_driver_sql(f"EXPLAIN {statement.sql}", parameters).scalars().all()
+            assert index in "\n".join(plan)
+    connection.exec_driver_sql("SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off")
+    for statement, which in ((arguments._TASKS, "tasks"), (arguments._RUNS, "runs")):
+        sought = {"text": "aa", "number": "aa", "within": "", "before": str(uuid4()), "most": 50}
+        lines = "\n".join(connection.exec_driver_sql(f"EXPLAIN {statement.sql}", sought).scalars())
+        assert f"Backward using {which}_pkey" in lines
+        assert "Seq Scan" not in lines
     connection.rollback()
 
 
@@ -243,11 +250,12 @@ def test_a_list_goes_back_page_by_page(engine: Engine, read: Callable[..., Any])
     assert seen == sorted(map(text, made), reverse=True)
 
 
+@pytest.mark.parametrize("oldest", [False, True])
 @pytest.mark.parametrize("looked_at", [1, 2, 3, 100])
 def test_pages_that_look_at_little_find_all_the_same(
-    engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch, looked_at: int
+    engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch, looked_at: int, oldest: bool
 ) -> None:
-    queue = f"sight{looked_at}."
+    queue = f"sight{looked_at}{oldest}."
     with story(engine, queue) as tale:
         kinds = (tale.failed, lambda: tale.new("a"), lambda: tale.succeeded(1), lambda: tale.new("b"))
         made = [kinds[number % 4]() for number in range(20)]
@@ -265,12 +273,14 @@ def test_pages_that_look_at_little_find_all_the_same(
             seen: list[UUID] = []
             before: UUID | None = None
             while True:
-                page = insights.page_of_tasks(connection, wanted, limit=2, before=before)
+                page = insights.page_of_tasks(connection, wanted, limit=2, before=before, oldest=oldest)
                 seen += [task.id for task in page.tasks]
                 before = page.next
                 if before is None:
                     break
             assert sorted(seen) == sorted(UUID(text(made[place])) for place in places), wanted
+            if statuses == (pending,):
+                assert seen == sorted(seen, reverse=not oldest)
     nobody = TaskFilter(queue="nobody's")
     assert insights.list_tasks(connection, nobody) == ([], None)
 

@@ -18,6 +18,7 @@ from orchestrator.domain.access import Scope
 from orchestrator.domain.fleet.announced import Standby
 from orchestrator.domain.redaction import HIDDEN
 from orchestrator.sdk.backend import Backend
+from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.sdk.values.payload import decode_call
 from orchestrator.store import fleet
@@ -533,3 +534,32 @@ def test_a_search_that_takes_too_long_gives_up_and_says_so(house: House, monkeyp
     monkeypatch.setattr(arguments, "_CHUNK", 1)
     monkeypatch.setattr(arguments, "SECONDS", -1.0)
     assert "in the newest 1 only: the search gave up there" in visitor.get("/ui/search?text=cust-0000").text
+
+
+def test_lists_are_turned_round_and_go_on_from_there(house: House) -> None:
+    made = sorted(UUID(bytes=new_id()) for _ in range(120))
+    with house.engine.connect() as connection:
+        for id in made:
+            connection.exec_driver_sql(
+                "INSERT INTO orchestrator.tasks (id, name, queue, payload) VALUES (%s, 'many', 'turned', '')",
+                (id.hex,),
+            )
+            connection.exec_driver_sql(
+                "INSERT INTO orchestrator.runs (id, name, total, open, workflow) VALUES (%s, 'n', 0, 0, 'turned')",
+                (id.hex,),
+            )
+    visitor = Visitor(house.app)
+    try:
+        for path, order in ((f"/ui/{kind}", order) for kind in ("tasks?queue", "runs?workflow") for order in ("", "-")):
+            link, seen = f"{path}=turned&sort={order}when", []
+            while link:
+                page = visitor.get(link).text
+                assert f'aria-sort="{"descending" if order else "ascending"}"' in page
+                seen += groups_of(page)
+                found = re.search(r'href="([^"]*)" rel="next">(\w+)<', page)
+                link = unescape(found[1]) if found else ""
+            assert seen == sorted(map(str, made), reverse=bool(order)), path
+    finally:
+        rows(house, "DELETE FROM orchestrator.tasks WHERE queue = 'turned' RETURNING id")
+        rows(house, "DELETE FROM orchestrator.runs WHERE workflow = 'turned' RETURNING id")
+    assert visitor.get("/ui/tasks?sort=name").status_code == 422

@@ -154,6 +154,9 @@ _LIST = Statement[Row](_PAGE.format(name="insights.runs.list", **_ANY))
 _LIST_OF_WORKFLOW = Statement[Row](_PAGE.format(name="insights.runs.list_of_workflow", **_ONE))
 
 
+_OLDEST = {one: one.oldest_first() for one in (_HORIZON, _HORIZON_OF_WORKFLOW, _LIST, _LIST_OF_WORKFLOW)}
+
+
 class RunPage(NamedTuple):
     """Some of the runs that match."""
 
@@ -162,12 +165,15 @@ class RunPage(NamedTuple):
     """The `before` of the page after this one; None if there are no more."""
 
 
-def page_of_runs(connection: Connection, wanted: RunFilter, *, limit: int, before: UUID | None = None) -> RunPage:
-    """Return the newest runs that match, newest first.
+def page_of_runs(
+    connection: Connection, wanted: RunFilter, *, limit: int, before: UUID | None = None, oldest: bool = False
+) -> RunPage:
+    """Return the newest runs that match, newest first; or the oldest, oldest first.
 
     A page takes as long as any other, whatever one looks for: it looks at a bounded number of rows, and so may have few
     runs, or none, and yet not be the last.
     """
+    end, farthest_end = (_FIRST, _LAST) if oldest else (_LAST, _FIRST)
     parameters = {
         "statuses": [str(state) for state in wanted.statuses] or None,
         "name": wanted.name,
@@ -179,7 +185,7 @@ def page_of_runs(connection: Connection, wanted: RunFilter, *, limit: int, befor
         "until": wanted.until,
         "within": wanted.within,
         "part": wanted.part,
-        "before": (before or _LAST).hex,
+        "before": (before or end).hex,
         "limit": limit,
         "most": MOST_LOOKED_AT,
     }
@@ -188,9 +194,11 @@ def page_of_runs(connection: Connection, wanted: RunFilter, *, limit: int, befor
         and not wanted.parent
     )
     farthest, listing = (_HORIZON, _LIST) if wanted.workflow is None else (_HORIZON_OF_WORKFLOW, _LIST_OF_WORKFLOW)
-    horizon = farthest.first(connection, parameters, horizon=_FIRST.hex) if is_walked else None
-    found = [RunView(**_columns(row)) for row in listing(connection, parameters, horizon=(horizon or _FIRST).hex)]
-    return RunPage(found, min(run.id for run in found) if len(found) == limit else horizon)
+    if oldest:
+        farthest, listing = _OLDEST[farthest], _OLDEST[listing]
+    horizon = farthest.first(connection, parameters, horizon=farthest_end.hex) if is_walked else None
+    found = [RunView(**_columns(row)) for row in listing(connection, parameters, horizon=(horizon or farthest_end).hex)]
+    return RunPage(found, (max if oldest else min)(run.id for run in found) if len(found) == limit else horizon)
 
 
 def list_runs(connection: Connection, wanted: RunFilter, *, limit: int = 50, before: UUID | None = None) -> RunPage:

@@ -223,6 +223,9 @@ SELECT /* insights.tasks.last_looked_at */ id FROM ({_LOOKED_AT}) AS looked_at
 """)
 
 
+_OLDEST = {one: one.oldest_first() for one in (_HORIZON, _LIST, _LIST_BY_END, _LAST_LOOKED_AT)}
+
+
 class TaskPage(NamedTuple):
     """Some of the tasks that match."""
 
@@ -231,32 +234,39 @@ class TaskPage(NamedTuple):
     """The `before` of the page after this one; None if there are no more."""
 
 
-def page_of_tasks(connection: Connection, wanted: TaskFilter, *, limit: int, before: UUID | None = None) -> TaskPage:
+def page_of_tasks(
+    connection: Connection, wanted: TaskFilter, *, limit: int, before: UUID | None = None, oldest: bool = False
+) -> TaskPage:
     """Return tasks that match: the newest, newest first; by their ends, those that ended last; of a run, its first.
+
+    With `oldest`, all but those of a run are listed the other way round.
 
     A page takes as long as any other, whatever one looks for: it looks at a bounded number of rows, and so may have few
     tasks, or none, and yet not be the last. The tasks of a run stand among others where the run began.
     """
     parameters = _parameters(wanted, limit, before)
+    in_order = _OLDEST if oldest and not wanted.run else {}
+    horizon = None
     if wanted.run or wanted.by_end:
-        statement, horizon = (_LIST_OF_RUN if wanted.run else _LIST_BY_END), None
+        statement = _LIST_OF_RUN if wanted.run else _LIST_BY_END
     else:
-        statement, horizon = _LIST, _horizon(connection, wanted, parameters)
-    rows = statement(connection, parameters, horizon=horizon and horizon.hex)
+        statement = _LIST
+        if not _is_found_at_once(wanted):
+            horizon = in_order.get(_HORIZON, _HORIZON).first(connection, parameters)
+    rows = in_order.get(statement, statement)(connection, parameters, horizon=horizon and horizon.hex)
     found = [TaskView(**_columns(row)) for row in rows]
     if len(found) == limit:
-        in_order = wanted.run or wanted.by_end
-        return TaskPage(found, found[-1].id if in_order else min(task.id for task in found))
+        if wanted.run or wanted.by_end:
+            return TaskPage(found, found[-1].id)
+        return TaskPage(found, (max if in_order else min)(task.id for task in found))
     if wanted.by_end and not wanted.run:
-        horizon = _LAST_LOOKED_AT.first(connection, parameters)
+        horizon = in_order.get(_LAST_LOOKED_AT, _LAST_LOOKED_AT).first(connection, parameters)
     return TaskPage(found, horizon)
 
 
-def _horizon(connection: Connection, wanted: TaskFilter, parameters: Mapping[str, object]) -> UUID | None:
-    """Return how far back one page looks; None where it finds what it looks for at once, or sees everything."""
-    if wanted == TaskFilter() or (wanted.statuses and {*wanted.statuses} <= {*IN_FLIGHT_STATES}):
-        return None
-    return _HORIZON.first(connection, parameters)
+def _is_found_at_once(wanted: TaskFilter) -> bool:
+    """Say whether one page sees everything, or finds what it looks for at once: then it may look at all rows."""
+    return wanted == TaskFilter() or (bool(wanted.statuses) and {*wanted.statuses} <= {*IN_FLIGHT_STATES})
 
 
 def list_tasks(connection: Connection, wanted: TaskFilter, *, limit: int = 50, before: UUID | None = None) -> TaskPage:

@@ -47,7 +47,7 @@ def _preview(api: Api, query: RunsQuery, key_scope: KeyScope, act: _Act) -> Resp
     """Show the runs that fit by workflow and state; the form names each of them, so that no other is meant."""
     chosen: list[RunView] = []
     cursor, is_part = None, False
-    if asked := given(query):
+    if asked := {name: value for name, value in given(query).items() if name != "sort"}:
         wanted = msgspec.structs.replace(within_span(query), limit=MOST_AT_ONCE)
         for _ in range(_MOST_PAGES):
             found = run_routes.list_page(api, msgspec.structs.replace(wanted, cursor=cursor), key_scope)

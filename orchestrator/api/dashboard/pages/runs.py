@@ -12,7 +12,7 @@ from starlette.responses import Response
 from orchestrator.api.context import LARGEST, Api
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
 from orchestrator.api.dashboard.graph import MOST_DRAWN, critical_path, draw, fold
-from orchestrator.api.dashboard.list_notes import Span, given, run_notes, within_span
+from orchestrator.api.dashboard.list_notes import ByTime, Span, given, run_notes, within_span
 from orchestrator.api.dashboard.pages import flows as flow_pages
 from orchestrator.api.dashboard.rendering import go, key_scope_of_visitor, page, pages
 from orchestrator.api.dashboard.story import Sentence, story
@@ -41,13 +41,14 @@ class RunsQuery(run_routes.RunQuery):
     """Which runs to list, and of when."""
 
     span: Span = ""
+    sort: ByTime = "-when"
 
 
 @routes.get("", about=WITHIN)
 def list_runs(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
     """List runs."""
     asked, query = given(query), within_span(query)
-    found = run_routes.list_page(api, query, key_scope)
+    found = run_routes.list_page(api, query, key_scope, oldest=query.sort == "when")
     notes = run_notes(api, found.items)
     return page("runs.html", query=query, asked=asked, found=found, states=list(RunState), notes=notes)
 

@@ -46,8 +46,16 @@ def search(api: Api, query: TextQuery, key_scope: KeyScope) -> Response:
         return go(f"/ui/{kind}/{id}")
     tasks, runs, gave_up = _by_argument(api, text, key_scope)
     notes, errors = run_notes(api, [*found.runs, *runs]), task_errors(api, [*found.failures, *tasks])
-    shown = {"by_argument": tasks, "runs_by_argument": runs, "gave_up": gave_up}
-    return page("search.html", text=text, found=found, notes=notes, errors=errors, **shown)
+    return page(
+        "search.html",
+        text=text,
+        found=found,
+        notes=notes,
+        errors=errors,
+        by_argument=tasks,
+        runs_by_argument=runs,
+        gave_up=gave_up,
+    )
 
 
 def _by_argument(api: Api, text: str, key_scope: KeyScope) -> tuple[list[TaskDetail], list[RunDetail], int]:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.gantt import timeline
-from orchestrator.api.dashboard.list_notes import Span, task_errors, within_span
+from orchestrator.api.dashboard.list_notes import ByTime, Span, given, task_errors, within_span
 from orchestrator.api.dashboard.pages import logs
 from orchestrator.api.dashboard.rendering import Note, key_scope_of_visitor, page, page_actions, pages
 from orchestrator.api.key_scope import TASK, WITHIN, Subject, lineage_within
@@ -42,22 +42,24 @@ class TasksQuery(task_routes.TaskQuery):
     """Which tasks to list, and of when."""
 
     span: Span = ""
+    sort: ByTime = "-when"
 
 
 @routes.get("", about=WITHIN)
 def list_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> Response:
     """List tasks."""
-    query = within_span(query)
-    found = task_routes.list_tasks(api, query, key_scope)
-    given = {field.name for field in dataclasses.fields(TaskFilter) if getattr(query, field.name, None)}
+    asked, query = given(query), within_span(query)
+    found = task_routes.list_page(api, query, key_scope, oldest=query.sort == "when")
+    filters = {field.name for field in dataclasses.fields(TaskFilter) if getattr(query, field.name, None)}
     return page(
         "tasks.html",
         query=query,
+        asked=asked,
         found=found,
         errors=task_errors(api, found.items),
         states=list(TaskState),
-        may_cancel_all={*query.statuses} <= {*OPEN_TASK_STATES} and given <= {"statuses", "queue", "name", "run"},
-        may_retry_all=given <= {"statuses", "queue", "name", "error", "since", "until"},
+        may_cancel_all={*query.statuses} <= {*OPEN_TASK_STATES} and filters <= {"statuses", "queue", "name", "run"},
+        may_retry_all=filters <= {"statuses", "queue", "name", "error", "since", "until"},
     )
 
 
