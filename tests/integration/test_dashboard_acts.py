@@ -563,3 +563,33 @@ def test_lists_are_turned_round_and_go_on_from_there(house: House) -> None:
         rows(house, "DELETE FROM orchestrator.tasks WHERE queue = 'turned' RETURNING id")
         rows(house, "DELETE FROM orchestrator.runs WHERE workflow = 'turned' RETURNING id")
     assert visitor.get("/ui/tasks?sort=name").status_code == 422
+
+
+def test_lists_of_runs_have_the_first_line_of_the_error(house: House) -> None:
+    run, code = uuid4(), uuid4()
+    with house.engine.connect() as connection:
+        for id, is_code in ((run, False), (code, True)):
+            connection.exec_driver_sql(
+                "INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, code, ended_at)"
+                " VALUES (%s, 'n', 'failed', 0, 0, 'broken-flow', %s, now())",
+                (id.hex, is_code),
+            )
+        for id, of, status, text in (
+            (uuid4(), run, "success", ""),
+            (uuid4(), run, "failed", "first line\\nsecond line"),
+            (code, None, "failed", "the code gave up"),
+        ):
+            connection.exec_driver_sql(
+                "INSERT INTO orchestrator.ended_tasks (id, name, queue, payload, status, error, attempt, failures,"
+                " losses, priority, seq, created_at, ended_at, run_id)"
+                " VALUES (%s, 't', 'q', '', %s, %s, 1, 1, 0, 0, 1, now(), now(), %s)",
+                (id.hex, status, f'{{"kind": "E", "message": "{text}"}}', of and of.hex),
+            )
+    try:
+        page = Visitor(house.app).get("/ui/runs?workflow=broken-flow").text
+    finally:
+        rows(house, "DELETE FROM orchestrator.runs WHERE workflow = 'broken-flow' RETURNING id")
+        rows(house, "DELETE FROM orchestrator.ended_tasks WHERE queue = 'q' RETURNING id")
+    assert '<small class="why">E: first line</small>' in page
+    assert '<small class="why">E: the code gave up</small>' in page
+    assert "second line" not in page

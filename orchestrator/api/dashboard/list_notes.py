@@ -12,7 +12,7 @@ import msgspec
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.words import call
 from orchestrator.domain.dag.composed import is_composed
-from orchestrator.store.insights import RunNote, RunView, TaskView, errors_of_tasks, notes_of_runs
+from orchestrator.store.insights import RunNote, RunView, TaskView, errors_of_runs, errors_of_tasks, notes_of_runs
 
 _MOST_NAMES = 8
 SPANS = {
@@ -56,6 +56,8 @@ def run_notes(api: Api, runs: Sequence[RunView]) -> dict[UUID, tuple[RunNote, st
     is a secret's copy takes a look at all relatives of a run, which only the page of the run does.
     """
     notes = api.read(notes_of_runs, [run.id for run in runs])
+    for id, error in api.read(errors_of_runs, [run.id for run in runs if run.status == "failed"]).items():
+        notes[id] = notes[id]._replace(error=error)
     return {run.id: (notes[run.id], _line(api, run, notes[run.id])) for run in runs if run.id in notes}
 
 

@@ -36,6 +36,7 @@ from orchestrator.store.insights.runs import (
     RunNote,
     RunPage,
     RunView,
+    errors_of_runs,
     find_runs,
     last_runs,
     list_runs,

@@ -44,6 +44,15 @@ class FailureGroup(NamedTuple):
         return self.name, self.queue, self.kind
 
 
+_LONGEST_LINE = 300
+
+
+def error_line(row: Row) -> str:
+    """Return the kind and the first line of an error, for a list."""
+    first, *_ = reveal_text(row.message or "").strip().splitlines() or [""]
+    return f"{row.kind}: {first[:_LONGEST_LINE]}"
+
+
 class Failures(NamedTuple):
     """What has failed lately."""
 

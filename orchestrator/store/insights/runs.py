@@ -16,6 +16,7 @@ from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.states import RunState
 from orchestrator.sealing import open_json, open_text, reveal_text
 from orchestrator.store.code import keys as run_keys
+from orchestrator.store.insights.failures import error_line
 from orchestrator.store.sql import Row, Statement, columns_of
 
 
@@ -222,14 +223,29 @@ def find_runs(connection: Connection, ids: Sequence[bytes]) -> list[RunView]:
     return [RunView(**_columns(row)) for row in _FIND(connection, ids=ids)]
 
 
-_OF_CODE = Statement[UUID](
+@Statement.function(
     "SELECT /* insights.runs.of_code */ id FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[]) AND code"
 )
-
-
-def runs_of_code(connection: Connection, runs: Sequence[UUID]) -> frozenset[UUID]:
+def runs_of_code(connection: Connection, ids: Sequence[bytes]) -> frozenset[UUID]:
     """Return those of these runs that are of workflows as code."""
-    return frozenset(_OF_CODE(connection, ids=[run.bytes for run in runs]) if runs else ())
+
+
+# A run of code ends with its own task. Of others, the first tasks are looked at: a run may have a million.
+_ERRORS = Statement[Row]("""
+SELECT /* insights.runs.errors */ r.id, e.kind, e.message FROM unnest(%(ids)s::uuid[]) AS r(id)
+ CROSS JOIN LATERAL (
+       SELECT error->>'kind' AS kind, error->>'message' AS message FROM (
+           (SELECT status, error FROM orchestrator.ended_tasks WHERE id = r.id)
+            UNION ALL
+           (SELECT status, error FROM orchestrator.ended_tasks WHERE run_id = r.id LIMIT 200)) AS looked_at
+        WHERE status = 'failed' AND error IS NOT NULL LIMIT 1) AS e
+""")
+
+
+def errors_of_runs(connection: Connection, runs: Sequence[UUID]) -> dict[UUID, str]:
+    """Return why those of these runs failed of which a task says so, in a line of a list."""
+    rows = _ERRORS(connection, ids=[run.bytes for run in runs]) if runs else ()
+    return {row.id: error_line(row) for row in rows}
 
 
 _HOLDERS = Statement[UUID]("""
@@ -258,6 +274,8 @@ class RunNote(NamedTuple):
     """What it was started with; None if that is large, or nothing."""
     is_plain: bool
     """Nothing that its tasks were given is declared as secret: not in its definition, and it has no relatives."""
+    error: str = ""
+    """Why it failed, where a task says so."""
 
 
 _NOTES = Statement[RunNote](f"""

@@ -14,7 +14,8 @@ from orchestrator.domain.flow.definition import name_of
 from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, OPEN_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import LOST, TaskError
-from orchestrator.sealing import CALL, is_sealed_text, reveal, reveal_text
+from orchestrator.sealing import CALL, is_sealed_text, reveal
+from orchestrator.store.insights.failures import error_line
 from orchestrator.store.sql import Row, Statement, columns_of
 
 
@@ -322,10 +323,9 @@ SELECT /* insights.tasks.errors */ id, error->>'kind' AS kind, error->>'message'
 def errors_of_tasks(connection: Connection, tasks: Sequence[UUID]) -> dict[UUID, str]:
     """Return how those of these tasks failed that did, in a line of a list."""
     rows = _ERRORS(connection, ids=[task.bytes for task in tasks]) if tasks else ()
-    return {row.id: f"{row.kind}: {reveal_text(row.message or '')[:_LONGEST_LINE]}" for row in rows}
+    return {row.id: error_line(row) for row in rows}
 
 
-_LONGEST_LINE = 300
 _BESIDE = ("attempts",)
 _NO_RESULT = {"result": "NULL::bytea", "error": "NULL::jsonb"}
 _SHOW = Statement[Row](f"""

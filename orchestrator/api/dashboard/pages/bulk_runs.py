@@ -66,7 +66,7 @@ def _those_for(api: Api, act: _Act, runs: list[RunView]) -> list[RunView]:
     if act == "cancel":
         return [run for run in runs if run.status not in ENDED_RUN_STATES and not run.cancelling]
     failed = [run.id for run in runs if run.status == RunState.FAILED]
-    of_code = api.read(runs_of_code, failed)
+    of_code = api.read(runs_of_code, [id.bytes for id in failed])
     return [run for run in runs if (run.id in failed and run.id not in of_code) or _state(run) == "stuck"]
 
 
