@@ -9,12 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from functools import cache, lru_cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from pkgutil import iter_modules
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 EXECUTORS = "orchestrator.executors"
 """A name is an executor; the value is its class, or an `ExecutorPlugin`."""
@@ -26,6 +27,9 @@ _PLUGINS = "orchestrator.plugins"
 @cache
 def own_plugins(group: str) -> Mapping[str, EntryPoint]:
     """Return the plugins that come with this package, by name."""
+    from importlib.metadata import EntryPoint  # forty modules, and most programs look for no plugin
+    from pkgutil import iter_modules
+
     kind = group.removeprefix("orchestrator.")
     names = [module.name for module in iter_modules([str(Path(__file__).parent / "plugins" / kind)])]
     return {name: EntryPoint(name, f"{_PLUGINS}.{kind}.{name}:PLUGIN", group) for name in names}
@@ -38,6 +42,8 @@ def plugins(group: str) -> Mapping[str, EntryPoint]:
 
 @lru_cache(maxsize=8)
 def _plugins(group: str, path: tuple[str, ...]) -> Mapping[str, EntryPoint]:  # noqa: ARG001  # where it looks
+    from importlib.metadata import entry_points
+
     installed = entry_points(group=group)
     others = {point.name: point for point in installed if not point.value.startswith(_PLUGINS)}
     ours = {point.name: point for point in installed if point.value.startswith(_PLUGINS)}

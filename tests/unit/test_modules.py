@@ -192,3 +192,22 @@ def test_an_unknown_task_is_still_unknown(write: Write) -> None:
     write(bakery__app=app(include=["bakery.bread"]), bakery__bread=TASK)
     with pytest.raises(UnknownTask, match="Did you mean 'bakery.bread.bake'"):
         load_app("bakery.app:app").find_task("bakery.bread.bak")
+
+
+@pytest.mark.slow
+def test_a_program_that_declares_tasks_loads_no_library_of_the_servers(write: Write) -> None:
+    """A web application pays for this import at each start, and may never enqueue."""
+    write(bakery__app=app() + TASK.partition("\n\n\n")[2])
+    program = """
+        import sys
+        import bakery.app
+        heavy = {"redis", "sqlalchemy", "psycopg2", "opentelemetry", "importlib.metadata"} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:] = {['.', *sys.path]!r}\n{textwrap.dedent(program)}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -57,7 +57,7 @@ def test_each_executor_has_an_extra() -> None:
 
 
 def test_plugins_are_found_where_an_install_knows_nothing_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry_points, "entry_points", lambda **_: [])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: [])
     entry_points._plugins.cache_clear()
     assert {*own_plugins(EXECUTORS), "http", "process", "pull"} == set(executor_names()) == set(all_built_in())
     entry_points._plugins.cache_clear()

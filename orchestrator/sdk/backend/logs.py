@@ -1,4 +1,4 @@
-"""The logs of tasks: read from Postgres, where the leader stores them, and waited for with the help of Redis."""
+"""The logs of tasks, read from Postgres, where the leader stores them, and their progress, read from Redis."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.ids import to_text
+from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.tasks.logs import LogEntry, LogPage
+from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sealing import is_sealed_text, reveal_text
 from orchestrator.store import logs
 from orchestrator.store.logs import Chunk
 from orchestrator.transport.changes import last_spoken, wait_spoken
 from orchestrator.transport.codec import LogLine, Malformed, decode
-from orchestrator.transport.journal import LOSSES
+from orchestrator.transport.journal import LOSSES, read_progress
 
 PAGE = 200
 """Chunks that are read at once."""
@@ -171,3 +173,15 @@ def _wait(connections: Connections, target: bytes, spoken: str | None, seconds: 
         pass
     time.sleep(min(_PAUSE, seconds))
     return _last(connections)
+
+
+def progress_of(connections: Connections, task: bytes) -> TaskProgress | None:
+    """Return a task's last progress, or None if it has said nothing, or long ago."""
+    try:
+        found = read_progress(connections.redis, connections.keys, task)
+    except LOSSES as error:
+        raise OrchestratorError(f"Redis, which keeps the progress of tasks, cannot tell: {error}") from error
+    if found is None:
+        return None
+    mark, age = found
+    return TaskProgress(fraction=mark.fraction, text=mark.text, attempt=mark.attempt, age=age)

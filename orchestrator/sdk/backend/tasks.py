@@ -20,13 +20,13 @@ from orchestrator.payloads.objects import Reading
 from orchestrator.references import is_reference, whole_reference
 from orchestrator.sdk.backend.asking import ask, check_state, obstacles, overdue
 from orchestrator.sdk.backend.callers_connection import asynchronous, callers_connection, refuse_replacing
-from orchestrator.sdk.backend.logs import read_task
+from orchestrator.sdk.backend.logs import progress_of, read_task
 from orchestrator.sdk.backend.part import Part, Shared
 from orchestrator.sdk.backend.shared_commits import SharedCommits
 from orchestrator.sdk.calls.tasks import PayloadPart, TaskWork
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.tasks.logs import LogPage
-from orchestrator.sdk.tasks.progress import TaskProgress, read_progress
+from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.values.sealing import left_task, seal_task
 from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.sealing import reveal
@@ -271,7 +271,7 @@ class TaskBackend(Part, TaskWork):
         return found
 
     def progress(self, task: bytes) -> TaskProgress | None:
-        return read_progress(self._connections.redis, self._connections.keys, task)
+        return progress_of(self._connections, task)
 
     def log(self, task: bytes, after: str = "", wait: float = 0.0, attempt: int | None = None) -> LogPage:
         return read_task(self._connections, task, after, wait, attempt)

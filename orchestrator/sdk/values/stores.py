@@ -6,12 +6,15 @@ from orchestrator.payloads import keeping
 from orchestrator.payloads.keeping import MEANS, PayloadStore
 from orchestrator.sealing import key_name
 from orchestrator.settings import Settings
-from orchestrator.transport.stores_in_use import StoresInUse
 
 
 def store_of(settings: Settings) -> PayloadStore | None:
     """Return the store that settings name; None where there is none. From then on this process reads from it."""
-    return keeping.store_of(settings, StoresInUse) if settings.payload_store else None
+    if not settings.payload_store:
+        return None
+    from orchestrator.transport.stores_in_use import StoresInUse  # it imports redis, which few programs need so early
+
+    return keeping.store_of(settings, StoresInUse)
 
 
 def means(settings: Settings) -> list[str]:
