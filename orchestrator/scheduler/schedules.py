@@ -17,7 +17,7 @@ import msgspec
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.schedules.catch_up import decide
-from orchestrator.domain.schedules.schedule import Schedule, delay_of, fire_key, fires, next_fire
+from orchestrator.domain.schedules.schedule import Schedule, delay_of, fire_key, fires, key_of, next_fire
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.code.runs import ask_to_cancel
 from orchestrator.scheduler.isolation import is_about_all, isolate
@@ -32,6 +32,7 @@ from orchestrator.store.schedules import backfills
 from orchestrator.store.schedules import fires as store
 from orchestrator.store.schedules.backfills import OpenBackfill
 from orchestrator.store.schedules.fires import Advance, DueSchedule
+from orchestrator.store.tasks import results
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -159,11 +160,14 @@ def _overlap(
 
 def _run(tx: Transaction, row: DueSchedule, schedule: Schedule, fire: datetime, place: int) -> NewRun:
     key = fire_key(row.key, fire)
-    if row.target.code is not None:  # which has no key: the id itself is always the same, whatever the clock does
-        digest = hashlib.blake2b(key.encode(), digest_size=10).digest()
-        identifier = time_ordered_id(int(fire.timestamp() * 1000), digest)
-        return store.run_of(row.target, schedule, fire, identifier, row.key, tx.vault)
-    return store.run_of(row.target, schedule, fire, _run_id(tx.now, key, place), row.key, key=key)
+    identifier = _run_id(tx.now, key, place) if row.target.code is None else _id_of_code(key, fire)
+    return store.run_of(row.target, schedule, fire, identifier, row.key, tx.vault, key=key)
+
+
+def _id_of_code(key: str, fire: datetime) -> bytes:
+    """Return the id of the run of code that a fire starts: always the same, for older releases gave it no key."""
+    digest = hashlib.blake2b(key.encode(), digest_size=10).digest()
+    return time_ordered_id(int(fire.timestamp() * 1000), digest)
 
 
 def _run_id(now: datetime, key: str, place: int) -> bytes:
@@ -223,7 +227,10 @@ def _extend(tx: Transaction, backfill: OpenBackfill, room: int) -> None:
         schedule = backfill.schedule
         chosen = list(islice(fires(schedule, backfill.next_fire, backfill.end), room))
         following = next_fire(schedule, chosen[-1]) if chosen else None
-        new = [_backfill_run(tx, backfill, schedule, fire, place) for place, fire in enumerate(chosen)]
+        had = _had_runs(tx, backfill, chosen)
+        new = [
+            _backfill_run(tx, backfill, schedule, fire, place) for place, fire in enumerate(chosen) if fire not in had
+        ]
         with savepoint(tx.connection):
             started = create_runs(tx, new if tx.spans is None else [tx.spans.rooted(run) for run in new])
     except Exception as error:
@@ -236,12 +243,20 @@ def _extend(tx: Transaction, backfill: OpenBackfill, room: int) -> None:
     backfills.save(tx.connection, backfill.id, more, len(chosen), len(started), None)
 
 
+def _had_runs(tx: Transaction, backfill: OpenBackfill, chosen: Sequence[datetime]) -> set[datetime]:
+    """Return the fires whose run of code is known by its id; all others are known by their key."""
+    if backfill.code is None or backfill.again:
+        return set()
+    fires = {_id_of_code(fire_key(key_of(backfill.workflow, backfill.name), fire), fire): fire for fire in chosen}
+    return {fires[run] for run in results.run_states(tx.connection, list(fires))}
+
+
 def _backfill_run(tx: Transaction, backfill: OpenBackfill, schedule: Schedule, fire: datetime, place: int) -> NewRun:
     series = backfill.series
     one_by_one = msgspec.structs.replace(schedule, overlap="allow")  # its own limit takes the place of overlap
-    key = fire_key(series if backfill.again else f"{backfill.workflow}/{backfill.name}", fire)
+    key = fire_key(series if backfill.again else key_of(backfill.workflow, backfill.name), fire)
     identifier = _run_id(tx.now, fire_key(series, fire), place)
-    run = store.run_of(backfill.target, one_by_one, fire, identifier, series, key=key)
+    run = store.run_of(backfill.target, one_by_one, fire, identifier, series, tx.vault, key=key)
     if run.lane is not None:
         return run
     return run._replace(lane=f"schedule {series}", lane_limit=backfill.concurrency)

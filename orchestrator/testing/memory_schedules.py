@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -37,6 +38,8 @@ class MemorySchedules:
         self._due: list[tuple[float, int, TaskDeclaration | CodeDeclaration]] = []
         self._open: dict[int, list[TestedTask]] = {}
         """Of each schedule, by its position: tasks that had not ended when it fired last."""
+        self._queued: dict[int, deque[Fire]] = {}
+        """Of each schedule, by its position: fires that wait for these tasks (`overlap="queue"`)."""
         for position, one in enumerate(declared):
             self._plan(one, position, now)
 
@@ -46,17 +49,31 @@ class MemorySchedules:
         return self._due[0][0] if self._due else None
 
     def take(self) -> Fire | None:
-        """Return the next fire, and plan the one after it; None if it is skipped."""
+        """Return the next fire, and plan the one after it; None if it is skipped or waits."""
         due, position, declared = heapq.heappop(self._due)
         overlap = self._plan(declared, position, due).overlap
         still_open = [one for one in self._open.get(position, ()) if one.state not in ENDED_TASK_STATES]
         if still_open and overlap == "skip":
             return None
         self._open[position] = still_open
+        waiting = self._queued.setdefault(position, deque())
         target = declared.task if isinstance(declared, TaskDeclaration) else declared.workflow
         about = {"workflow": declared.target_name, "fire_time": fire_text(datetime.fromtimestamp(due, UTC))}
         params = parse_template(dict(declared.params)).render({"run": about})
-        return Fire(target, params, overlap == "cancel_previous", still_open)
+        fire = Fire(target, params, overlap == "cancel_previous", still_open)
+        if overlap != "queue" or not (still_open or waiting):
+            return fire
+        waiting.append(fire)
+        return None
+
+    def take_queued(self) -> Fire | None:
+        """Return a fire that has waited for the one before it, which has ended now."""
+        for position, waiting in self._queued.items():
+            if waiting and all(one.state in ENDED_TASK_STATES for one in self._open[position]):
+                fire = waiting.popleft()
+                self._open[position] = fire.still_open = []
+                return fire
+        return None
 
     def _plan(self, declared: TaskDeclaration | CodeDeclaration, position: int, after: float) -> Schedule:
         schedule = from_data(checked_schedule(plain_times(declared.times)))

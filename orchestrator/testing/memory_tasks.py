@@ -118,6 +118,9 @@ class MemoryTasks:
 
     def _advance(self, until: float | None) -> bool:
         """Move the clock to the next thing that is due, and make it ready; False if there is none in that time."""
+        if (queued := self._schedules.take_queued()) is not None:
+            self._fire(queued)
+            return True
         with self._lock:
             fire = None if until is None else self._schedules.next_fire
             due = self._waiting[0][0] if self._waiting else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -114,7 +115,6 @@ def test_a_run_can_be_started_at_once(system: System, nightly: CodeWorkflow[...,
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"overlap": "queue", "params": {"due": "x"}}, "overlap: a run of a workflow as code does not wait"),
         ({"params": {}}, "due"),
         ({"params": {"due": "x", "more": 1}}, "more"),
         ({"params": {"due": "${run.nothing}"}}, "nothing"),
@@ -131,10 +131,92 @@ def test_what_cannot_be_scheduled_is_refused(
     assert system.count("schedules") == 0
 
 
-def test_there_is_no_backfill(system: System, nightly: CodeWorkflow[..., Any]) -> None:
+def statuses(system: System) -> list[str]:
+    return [run["status"] for run in runs(system)]
+
+
+def test_queued_runs_begin_one_after_another(system: System, nightly: CodeWorkflow[..., Any], worker: Worker) -> None:
+    system.app.schedules.set("nightly", every="60s", overlap="queue", params={"due": "x"})
+    for minute in (1, 2, 3):
+        pass_minutes(system, minute)
+    assert statuses(system) == ["running", "pending", "pending"]
+    waiting = system.app.workflow_run(runs(system)[1]["id"])
+    assert waiting.status() == "pending"
+    waiting.signal("early", 1)  # is kept, and begins nothing
+    system.pass_seconds(3)
+    (turn,) = worker.take()
+    assert statuses(system) == ["running", "pending", "pending"]
+    worker.report(Activated(turn.id, turn.attempt, 0.1, through=1, commands=[CompleteRun(ONE)]))
+    system.pass_seconds(3)
+    assert statuses(system) == ["success", "running", "pending"]
+    begun = runs(system)[1]
+    assert begun["deadline"] - begun["started_at"] == timedelta(seconds=1000)  # its time began with it
+    (turn,) = worker.take()
+    assert [event.what.__struct_config__.tag for event in activation(turn).events] == ["run_started", "signal_received"]
+
+
+def test_the_next_run_waits_for_the_last_of_a_chain(
+    system: System, nightly: CodeWorkflow[..., Any], worker: Worker
+) -> None:
+    system.app.schedules.set("nightly", every="60s", overlap="queue", params={"due": "x"})
+    for minute in (1, 2):
+        pass_minutes(system, minute)
+    end(system, worker, ContinueRun(b"\x92\x90\x81\xa3due\xa1x"))
+    assert sorted(statuses(system)) == ["pending", "running", "success"]
+    end(system, worker, CompleteRun(ONE))
+    assert sorted(statuses(system)) == ["running", "success", "success"]
+
+
+@pytest.mark.parametrize(("how", "state"), [("cancel", "cancelled"), ("terminate", "terminated")])
+def test_a_waiting_run_ends_without_its_code(
+    system: System, nightly: CodeWorkflow[..., Any], worker: Worker, how: str, state: str
+) -> None:
+    system.app.schedules.set("nightly", every="60s", overlap="queue", params={"due": "x"})
+    for minute in (1, 2, 3):
+        pass_minutes(system, minute)
+    waiting = system.app.workflow_run(runs(system)[1]["id"])
+    getattr(waiting, how)()
+    system.pass_seconds(3)
+    assert waiting.status() == state
+    assert statuses(system) == ["running", "cancelled", "pending"]
+    end(system, worker, CompleteRun(ONE))
+    assert statuses(system) == ["success", "cancelled", "running"]
+
+
+def test_a_backfill_starts_the_fires_that_had_no_run(
+    system: System, nightly: CodeWorkflow[..., Any], worker: Worker
+) -> None:
+    system.app.schedules.set("nightly", every="1h", params={"due": "${run.fire_time}"})
+    schedule = system.app.schedules["nightly"]
+    backfill = schedule.backfill("2026-01-01", "2026-01-01T05:00", concurrency=2)
+    system.pass_seconds(3)
+    assert statuses(system) == ["running"] * 2 + ["pending"] * 3
+    for _ in range(3):
+        end(system, worker, CompleteRun(ONE))
+    done = backfill.progress()
+    assert (done.done, done.total, done.failed) == (5, 5, 0)
+    assert [f"{run['fire_time']:%H}" for run in runs(system)] == ["00", "01", "02", "03", "04"]
+    again = schedule.backfill("2026-01-01", "2026-01-01T06:00")
+    system.pass_seconds(3)
+    assert again.progress().had_run == 5
+    assert len(runs(system)) == 6
+
+
+def test_a_backfill_knows_the_runs_of_older_releases(
+    system: System, nightly: CodeWorkflow[..., Any], worker: Worker
+) -> None:
     system.app.schedules.set("nightly", every="1h", params={"due": "x"})
-    with pytest.raises(InvalidWorkflow, match="is a workflow as code, and cannot be filled in"):
-        system.app.schedules["nightly"].backfill("2026-01-01", "2026-01-02")
+    system.sql(
+        "UPDATE orchestrator.schedules SET next_fire = date_trunc('hour', now()) - interval '3h', due_at = now() "
+        "RETURNING name"
+    )
+    system.pass_seconds(3)
+    system.sql("UPDATE orchestrator.runs SET key = NULL RETURNING id")  # which they gave to no run of code
+    (run,) = runs(system)
+    start = run["fire_time"] - timedelta(hours=2)
+    system.app.schedules["nightly"].backfill(start.isoformat(), (start + timedelta(hours=2, seconds=1)).isoformat())
+    system.pass_seconds(3)
+    assert [one["fire_time"] for one in runs(system)] == [start, start + timedelta(hours=1), run["fire_time"]]
 
 
 def test_another_schedule_of_a_task_takes_params_of_its_own(system: System) -> None:

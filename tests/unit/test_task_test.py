@@ -397,7 +397,12 @@ def test_schedules_of_the_code_fire(shop: Shop) -> None:
 
 @pytest.mark.parametrize(
     ("overlap", "expected"),
-    [("skip", "1 2 3 4 1"), ("cancel_previous", "1 2 1 2 1 2 1"), ("allow", "1 2 1 3 2 4 1 3 2 4 1")],
+    [
+        ("skip", "1 2 3 4 1"),
+        ("cancel_previous", "1 2 1 2 1 2 1"),
+        ("allow", "1 2 1 3 2 4 1 3 2 4 1"),
+        ("queue", "1 2 3 4 1 2"),
+    ],
 )
 def test_a_schedule_fires_while_its_last_task_is_open(shop: Shop, overlap: Any, expected: str) -> None:
     attempts: list[str] = []

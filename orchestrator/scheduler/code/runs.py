@@ -165,7 +165,7 @@ class CodeRuns(RunKind):
         refused: list[Answered] = []
         for run, query in asked:
             if run not in found:
-                problem = "it is stuck"
+                problem = "it has not begun" if states.get(run) == RunState.PENDING else "it is stuck"
             elif found[run].size > PAGE:
                 problem = f"it has ended, and its history has {found[run].size:,} bytes: at most {PAGE:,} are replayed"
             elif not (events := shown_events(read.get(run) or found[run].events or [])):

@@ -34,7 +34,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version
 from orchestrator.store.driver import flush
-from orchestrator.store.runs import ancestry
+from orchestrator.store.runs import ancestry, stuck
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.pending_changes import Waited
 from orchestrator.store.runs.transitions import RunRow
@@ -84,7 +84,10 @@ class Runs:
         self._refuse_cycles(tx, [row.id for row in waiting if row.parent_run is not None], limit)
         tx.result.outgoing.runs += begun
         self.conclude(tx, [row for row in begun if row.workflow is None])
-        planned = [row for row in begun if row.workflow is not None]
+        if code := [row.id for row in begun if row.code]:
+            stuck.wake(tx.connection, code)
+            tx.result.wake.delayed = True  # some may have a deadline now
+        planned = [row for row in begun if row.workflow is not None and not row.code]
         self.backlog.release(tx, [row.id for row in planned if row.again])
         self.notify(tx, [(row.id, [_beginning(row)]) for row in planned], is_urgent=True)
 
@@ -333,7 +336,7 @@ class Runs:
                     giving.append(row.id)
         if giving:
             dags.save_outputs(tx.connection, self.dags.outputs(tx, giving))
-        lanes = Counter(row.lane for row in ended if row.lane is not None)
+        lanes = Counter(row.lane for row in over if row.lane is not None)
         if lanes:
             runs.unpark(tx.connection, lanes)
             tx.result.wake.runs_to_begin = True

@@ -14,10 +14,10 @@ from orchestrator.store.runs.creation import NewRun
 
 
 def create_runs(tx: Transaction, new: Sequence[NewRun]) -> set[bytes]:
-    """Create runs of any kind, once; return those that did not exist. Those of code have begun, and their time runs."""
+    """Create runs of any kind, once; return those that did not exist. Those of code without a lane have begun."""
     if not new:
         return set()
-    tx.result.wake.runs_to_begin |= any(run.code is None and not run.begun for run in new)
+    tx.result.wake.runs_to_begin |= any((run.code is None or run.lane is not None) and not run.begun for run in new)
     tx.result.wake.delayed |= any((run.code is not None or run.begun) and run.timeout is not None for run in new)
     if tx.vault is not None:
         new = [dags.sealed(run, tx.vault) for run in new]

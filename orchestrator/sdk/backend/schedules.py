@@ -80,11 +80,6 @@ def _new_backfill(
 ) -> tuple[NewBackfill, list[datetime], StoredSchedule]:
     """Return what is asked for, with its fires and its schedule, or say why that cannot be done."""
     stored = _one(connection, key)
-    if stored.code is not None:
-        raise InvalidWorkflow(
-            f"{stored.workflow!r} is a workflow as code, and cannot be filled in: its runs begin at once, and "
-            f"do not wait for one another. Start those that are missing by yourself."
-        )
     now = schedules.clock(connection)
     first, last = _moment("start", start, stored.schedule), _moment("end", end or now, stored.schedule)
     if not first < last <= now:

@@ -73,13 +73,7 @@ def schedule_of_code(data: dict[str, Any]) -> Schedule:
     """Return a schedule of a workflow as code, or say what is wrong with it."""
     if problem := unstorable(data):
         raise InvalidWorkflow(f"schedule: {problem}.")
-    schedule = from_data(checked_schedule(data))
-    if schedule.overlap == "queue":
-        raise InvalidWorkflow(
-            "schedule.overlap: a run of a workflow as code does not wait for another: it begins at once. "
-            "Use skip, allow or cancel_previous."
-        )
-    return schedule
+    return from_data(checked_schedule(data))
 
 
 def _cron(reader: Fields, node: Node, path: Path) -> str | Bad:

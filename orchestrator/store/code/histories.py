@@ -60,7 +60,7 @@ WITH /* histories.append */ ahead AS (
            SELECT ctid AS place FROM orchestrator.runs
             WHERE id = d.id AND code AND (ended_at IS NULL OR %(late)s::boolean) LIMIT 1) AS found
      WHERE r.ctid = found.place
-    RETURNING r.id, r.last_event - d.count AS before, r.stuck IS NULL AS free
+    RETURNING r.id, r.last_event - d.count AS before, r.stuck IS NULL AND r.status <> 'pending' AS free
 ), kept AS (
     INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
     SELECT e.run_id, ahead.before + e.place, %(now)s::timestamptz, e.kind, e.data

@@ -31,6 +31,9 @@ class CodeRunRow(NamedTuple):
     pinned: bool
     schedule: str | None
     fire_time: str | None
+    lane: str | None
+    lane_limit: int | None
+    begun: bool
     name: str
     version: int
     """Of the code that took its last turn."""
@@ -44,7 +47,8 @@ SELECT /* resets.heads */ r.id, r.ended_at IS NULL AS open, r.last_event AS even
        r.tags::text[] AS tags,
        CASE WHEN r.reason = '{TIMED_OUT}' THEN NULL
             ELSE extract(epoch FROM r.deadline - r.created_at)::double precision END AS timeout,
-       t.name <> r.workflow AS pinned, r.schedule, r.fire_time::text AS fire_time, r.name, r.version, r.trace,
+       t.name <> r.workflow AS pinned, r.schedule, r.fire_time::text AS fire_time, r.lane, r.lane_limit,
+       r.status <> 'pending' AS begun, r.name, r.version, r.trace,
        r.headers::text AS headers
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id AND code LIMIT 1) AS r

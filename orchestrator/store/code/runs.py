@@ -128,6 +128,8 @@ class Predecessor(NamedTuple):
     cancelling: bool
     schedule: str | None
     fire_time: str | None
+    lane: str | None
+    lane_limit: int | None
     name: str
     began_at: float
     trace: str | None = None
@@ -139,7 +141,7 @@ SELECT /* code_runs.continued */ r.id, r.parent_run AS parent, r.parent_position
        coalesce(r.child_id, r.id) AS child_id, r.detached, r.terminates, r.tags::text[] AS tags,
        extract(epoch FROM r.deadline - %(now)s::timestamptz)::double precision AS timeout, r.workflow, r.version,
        t.queue, t.name <> r.workflow AS pinned, r.reason, r.cancelling, r.schedule, r.fire_time::text AS fire_time,
-       r.name, extract(epoch FROM r.created_at)::double precision AS began_at, r.trace,
+       r.lane, r.lane_limit, r.name, extract(epoch FROM r.created_at)::double precision AS began_at, r.trace,
        r.headers::text AS headers
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r

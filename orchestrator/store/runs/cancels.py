@@ -15,13 +15,16 @@ from orchestrator.store.sql import Prepared
 
 @Prepared.function(f"""
 UPDATE /* cancels.mark */ orchestrator.runs
-   SET cancelling = true, reason = CASE WHEN code THEN '{TERMINATED}' ELSE reason END
+   SET cancelling = true, reason = CASE WHEN code AND %(code)s::boolean THEN '{TERMINATED}' ELSE reason END
  WHERE id = ANY(%(ids)s::uuid[]) AND status IN ('pending', 'running') AND NOT cancelling
-   AND (%(code)s::boolean OR NOT code)
+   AND (%(code)s::boolean OR NOT code OR status = 'pending')
 RETURNING id
 """)
 def mark(connection: Connection, ids: Sequence[bytes], *, code: bool = False) -> list[bytes]:
-    """Note that runs are to be cancelled; their tasks follow in slices. `code` is not spared: those are terminated."""
+    """Note that runs are to be cancelled; their tasks follow in slices. `code` is not spared: those are terminated.
+
+    Code that has not begun has nothing to clean up, and is cancelled in any case.
+    """
 
 
 class Late(NamedTuple):

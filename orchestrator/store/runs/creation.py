@@ -71,9 +71,9 @@ class NewRun(NamedTuple):
     headers: Json | None = None
     """Texts that its tasks and child runs have, too; a child run that is given none has those of its parent."""
     begun: bool = False
-    """It starts running; its first tasks are created with it."""
+    """It starts running; its first tasks are created with it. Code without a lane always does."""
     code: NewCode | None = None
-    """Of a workflow as code, which begins at once. This is no column, and so it comes last."""
+    """Of a workflow as code. This is no column, and so it comes last."""
 
 
 class NewCode(NamedTuple):
@@ -92,6 +92,8 @@ _NEW = Batch("n", NewRun, but="code")
 _TURNS = Batch("c", "id uuid, task text, queue text, last_event int")
 _EVENTS = Batch("e", "run_id uuid, place int, kind text, data bytea, at double precision")
 _NOW = "coalesce(%(now)s::timestamptz, now())"
+_WAITS = "n.lane IS NOT NULL AND NOT n.begun"
+"""Of code: it is pending, and its turn task sleeps, until its lane has room."""
 
 
 def _creating(name: str, source: str, **values: str) -> str:
@@ -111,7 +113,7 @@ def _creating(name: str, source: str, **values: str) -> str:
 WITH /* {name} */ created AS (
     INSERT {created}
         ON CONFLICT DO NOTHING
-    RETURNING id, trace, headers
+    RETURNING id, status, trace, headers
 )"""
 
 
@@ -136,8 +138,8 @@ def _creating_code(name: str) -> str:
         source,
         depth="coalesce(n.depth, above.depth + 1, 0)",
         root="coalesce(n.root, above.root, above.id)",
-        status="'running'",
-        started_at=_NOW,
+        status=f"CASE WHEN {_WAITS} THEN 'pending' ELSE 'running' END",
+        started_at=f"CASE WHEN NOT ({_WAITS}) THEN {_NOW} END",
         code="true",
         last_event="c.last_event",
     )
@@ -146,8 +148,8 @@ def _creating_code(name: str) -> str:
     SELECT e.run_id, e.place, coalesce(to_timestamp(e.at), {_NOW}), e.kind, e.data
       FROM {_EVENTS} JOIN created ON created.id = e.run_id
 ), own AS (
-    INSERT INTO orchestrator.tasks (id, name, queue, run_id, payload, trace, options)
-    SELECT c.id, c.task, c.queue, c.id, ''::bytea, created.trace,
+    INSERT INTO orchestrator.tasks (id, name, queue, run_id, payload, blockers, trace, options)
+    SELECT c.id, c.task, c.queue, c.id, ''::bytea, CASE created.status WHEN 'pending' THEN 1 ELSE 0 END, created.trace,
            CASE WHEN created.headers IS NOT NULL THEN jsonb_build_object('headers', created.headers) END
       FROM {_TURNS} JOIN created ON created.id = c.id
 )

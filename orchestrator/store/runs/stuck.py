@@ -159,9 +159,10 @@ def at_rest(connection: Connection, ids: Sequence[bytes]) -> list[bytes]:
 
 @Prepared.function("""
 WITH /* stuck.wake */ open AS (
-    SELECT wanted.id, r.stuck IS NULL AS free FROM unnest(%(runs)s::uuid[]) AS wanted(id)
+    SELECT wanted.id, r.stuck IS NULL AND r.status <> 'pending' AS free FROM unnest(%(runs)s::uuid[]) AS wanted(id)
      CROSS JOIN LATERAL (
-           SELECT stuck FROM orchestrator.runs WHERE id = wanted.id AND code AND ended_at IS NULL LIMIT 1) AS r
+           SELECT stuck, status FROM orchestrator.runs
+            WHERE id = wanted.id AND code AND ended_at IS NULL LIMIT 1) AS r
 ), woken AS (
     UPDATE orchestrator.tasks t SET blockers = 0
       FROM open
@@ -171,4 +172,4 @@ WITH /* stuck.wake */ open AS (
 SELECT id FROM open WHERE free
 """)
 def wake(connection: Connection, runs: Sequence[bytes]) -> set[bytes]:
-    """Have runs activated although nothing is new; return those that are open and not stuck."""
+    """Have runs activated although nothing is new; return those that have begun, are open and not stuck."""

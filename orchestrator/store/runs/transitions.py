@@ -144,7 +144,7 @@ class Pending(NamedTuple):
     id: bytes
     workflow: str | None
     version: int | None
-    """Of a DAG: what it takes to plan a flow is not known before."""
+    """Of a DAG: what it takes to plan a flow is not known before, and code needs no plan."""
     lane: str | None
     """Its concurrency group."""
 
@@ -155,7 +155,7 @@ def pending() -> RoundRobin:
         "runs.pending",
         "runs",
         "status = 'pending' AND NOT parked AND NOT cancelling",
-        "id, workflow, CASE WHEN NOT flow THEN version END AS version, lane",
+        "id, workflow, CASE WHEN NOT flow AND NOT code THEN version END AS version, lane",
     )
 
 

@@ -206,10 +206,12 @@ class OpenBackfill(NamedTuple):
     version: int | None
     workflow_definition: str | None
     flow: bool
+    code: str | None
+    """How runs of code are started, as JSON, by its schedule."""
 
     @property
     def target(self) -> Target:
-        return Target(self.workflow, self.version, self.workflow_definition, flow=self.flow)
+        return Target(self.workflow, self.version, self.workflow_definition, self.code, self.flow)
 
     @property
     def series(self) -> str:
@@ -225,7 +227,8 @@ SELECT /* backfills.open */ s.id, s.workflow, s.name, s.definition, s.end_at AS 
        s.next_fire,
        (SELECT count(*) FROM orchestrator.runs r
          WHERE r.schedule = s.workflow || '/' || s.name || '#' || s.id AND r.ended_at IS NULL) AS running,
-       coalesce(w.version, f.version) AS version, w.definition::text AS workflow_definition, s.flow
+       coalesce(w.version, f.version) AS version, w.definition::text AS workflow_definition, s.flow,
+       (SELECT code::text FROM orchestrator.schedules WHERE workflow = s.workflow AND name = s.name) AS code
   FROM (SELECT * FROM orchestrator.backfills
          WHERE next_fire IS NOT NULL ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) AS s
 {NEWEST_OF_S} ORDER BY s.id

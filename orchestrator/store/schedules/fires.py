@@ -190,7 +190,7 @@ def run_of(
         definition, in_zone = _definitions(target.definition, schedule.timezone)
         params = resolve_params(in_zone, given, fire)
         run = dags.new_run(definition, version, run_id, params, key=key, schedule=series, fire_time=fire_time)
-    if schedule.overlap == "queue" and code is None:
+    if schedule.overlap == "queue":
         if definition is not None and (problem := queueing_problem(definition)):
             raise InvalidWorkflow(f"Workflow {target.name!r}: {problem}")
         run = run._replace(lane=run.lane or f"schedule {series}", lane_limit=1)
