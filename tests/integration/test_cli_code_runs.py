@@ -335,6 +335,17 @@ def test_who_waits_for_an_update_is_told_that_nobody_answers_it(system: System, 
         eventually(lambda: system.pass_seconds() or asked.done(), "who asked first is told that it has ended")
 
 
+def test_people_see_which_run_was_terminated(system: System, order: CodeWorkflow[..., Any]) -> None:
+    terminated, cancelled = order.start("4711", ["tea"]), order.start("4712", ["tea"])
+    terminated.terminate()
+    system.pass_seconds(2)
+    system.sql("UPDATE orchestrator.runs SET status = 'cancelled', ended_at = now() WHERE ended_at IS NULL")
+    assert re.search("status +terminated\n", show(terminated.id))
+    assert re.search("status +cancelled\n", show(cancelled.id))
+    listed = {line.split()[0]: line for line in invoke("runs", "list").output.splitlines()}
+    assert (" terminated " in listed[terminated.id], " cancelled " in listed[cancelled.id]) == (True, True)
+
+
 def test_a_cancelled_run_has_no_error_to_show(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:
     worker = system.worker(knows=KNOWS)
     handle = system.app.code_workflows["parcel"].start("tea")

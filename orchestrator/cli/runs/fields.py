@@ -21,6 +21,8 @@ def run_state(run: RunView) -> Text:
     """Return the state of a run, with a remark on it."""
     if run.stuck is not None:
         return state(run.status, "stuck")
+    if run.shown_status != run.status:
+        return state(run.shown_status)
     remark = "cancelling" if run.cancelling and run.ended_at is None else run.reason or ""
     return state(run.status, remark)
 

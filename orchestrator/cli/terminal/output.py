@@ -54,6 +54,7 @@ _COLOURS = {
     "unheard": "yellow",
     "stopped": "dim",
     "cancelled": "dim",
+    "terminated": "dim",
     "skipped": "dim",
 }
 _GAP = 2

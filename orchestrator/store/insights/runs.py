@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.limits.names import scoped
+from orchestrator.domain.runs.verdict import TERMINATED
 from orchestrator.domain.states import RunState
 from orchestrator.sealing import open_json, open_text, reveal_text
 from orchestrator.store.code import keys as run_keys
@@ -66,6 +67,13 @@ class RunView:
     """The step of that run."""
     stuck: Mapping[str, Any] | None = None
     """Why its code cannot go on with its history: kind, message, event, difference."""
+
+    @property
+    def shown_status(self) -> str:
+        """Its state in the words of people: a run of code may be stuck, or was terminated."""
+        if self.stuck is not None and self.ended_at is None:
+            return "stuck"
+        return TERMINATED if self.status == RunState.CANCELLED and self.reason == TERMINATED else self.status
 
 
 @dataclass(frozen=True, kw_only=True)
