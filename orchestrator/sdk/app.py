@@ -21,6 +21,7 @@ from orchestrator.sdk.code.workflow import (
     CodeWorkflow,
     CodeWorkflows,
     Registry,
+    Versioning,
     check_workflow_function,
     with_code_options,
 )
@@ -222,7 +223,13 @@ class Orchestrator:
     def workflow(self, function: Callable[Concatenate[WorkflowContext, P], Awaitable[R]], /) -> CodeWorkflow[P, R]: ...
     @overload
     def workflow(
-        self, /, *, name: str | None = None, version: int = 1, **options: Unpack[WorkflowOptionTypes]
+        self,
+        /,
+        *,
+        name: str | None = None,
+        version: int = 1,
+        versioning: Versioning | None = None,
+        **options: Unpack[WorkflowOptionTypes],
     ) -> WorkflowDecorator: ...
 
     def workflow(
@@ -232,6 +239,7 @@ class Orchestrator:
         *,
         name: str | None = None,
         version: int = 1,
+        versioning: Versioning | None = None,
         **options: Any,
     ) -> Any:
         """Register an `async def` function or a class as a workflow: `@app.workflow`, or `@app.workflow(version=2)`."""
@@ -240,9 +248,9 @@ class Orchestrator:
         def register(given: Callable[..., Any]) -> Any:
             chosen = registered_name(given, name, "workflow")
             function = function_of(given) if isinstance(given, type) else given
-            check_workflow_function(chosen, version, function)
+            check_workflow_function(chosen, version, versioning, function)
             workflow: CodeWorkflow[..., Any] = CodeWorkflow(
-                self._client, self._registry, chosen, version, function, checked
+                self._client, self._registry, chosen, version, function, checked, versioning=versioning
             )
             self.code_workflows._add(workflow)
             if not isinstance(given, type):

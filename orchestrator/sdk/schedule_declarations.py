@@ -180,7 +180,8 @@ def check_params(workflow: CodeWorkflow[..., Any], params: Mapping[str, Any]) ->
 def code_target(workflow: CodeWorkflow[..., Any]) -> CodeTarget:
     """Return how a schedule starts runs of a workflow."""
     timeout = workflow._code_options.seconds or None
-    return CodeTarget(version=workflow.version, queue=workflow._queue, timeout=timeout)
+    pinned = workflow.versioning == "pinned"
+    return CodeTarget(version=workflow.version, queue=workflow._queue, timeout=timeout, pinned=pinned)
 
 
 def plain_times(times: Mapping[str, Any]) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def is_a_list(call: Endpoint) -> bool:
 LISTS = [call for call in CALLS if is_a_list(call)]
 MINE = {"wanted": {}, "text": "mail-flow", "kind": "run", "digits": "0", "most": 10, "limit": 10}
 """Asks for what both have."""
-EMPTY = {"open_runs", "count_open_others", "list_code_workflows", "runs_under", "enough_of_ids", "runs"}
+EMPTY = {"open_runs", "sample_runs", "count_open_others", "list_code_workflows", "runs_under", "enough_of_ids", "runs"}
 """Of which there is none here."""
 
 

@@ -22,7 +22,7 @@ from orchestrator.domain.dag.definition import Definition, Step
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.state import StepState
-from orchestrator.domain.ids import derived_id
+from orchestrator.domain.ids import derived_id, time_ordered_id, to_text
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.ids import new_id
@@ -684,7 +684,7 @@ def test_replay_check_finds_what_a_deploy_would_make_stuck(
 def test_replay_check_goes_on_after_code_that_exits(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exits(*_: object, strict: bool) -> None:
+    def exits(*_: object, **__: object) -> None:
         raise SystemExit("bad")
 
     monkeypatch.setattr("orchestrator.cli.code.replay_check.replay", exits)
@@ -703,3 +703,102 @@ def test_replay_check_leaves_out_what_another_application_has(
     result = run("workflows", "replay-check", "--app", "orders_elsewhere:app", "--elsewhere", "order")
     assert result.exit_code == 0, result.output
     assert "1 open run: the code fits 1" in result.output
+
+
+# -- export
+
+EXPORTED = """
+from orchestrator import Orchestrator, WorkflowContext
+
+app = Orchestrator()
+
+@app.task(name="ship")
+def ship(item: str) -> str: ...
+
+@app.workflow(name="depot/order")
+async def order(ctx: WorkflowContext, item: str, password: str) -> str:
+    await ctx.sleep(60)
+    return await ship.schedule(item)
+"""
+
+
+@pytest.fixture
+def ended_orders(run: Callable[..., Result], connection: Connection) -> list[bytes]:
+    """Four runs, of which the first has the longest history, and the last is open."""
+    ids = []
+    for number in range(1, 5):
+        run_id = time_ordered_id(number, bytes(10))
+        timer, task = command_id(run_id, "timer", 1), command_id(run_id, "task", 1)
+        events: list[history.HistoryItem] = [
+            history.RunStarted("depot/order", 1, encode_call("order", ["tea", "sesame"], {}, 1000)),
+            history.ActivationApplied(1),
+            history.TimerStarted(1, timer, 60.0),
+        ]
+        if number == 1:
+            more = (history.TimerFired(timer), history.ActivationApplied(4))
+            events += [*more, history.TaskScheduled(1, task, "ship", digest_call(["tea"], {}))]
+        creation.create(connection, [code_runs.new_run(run_id, events)._replace(shown=1)])
+        ids.append(run_id)
+    runs.end(connection, [(one, RunState.CANCELLED, None) for one in ids[:3]], datetime.now(UTC))
+    connection.commit()
+    return ids
+
+
+def test_histories_are_exported_and_checked_without_a_database(
+    run: Callable[..., Result], ended_orders: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_REDACT", "password")
+    result = run("workflows", "export", "histories", "--limit", "1")
+    assert result.exit_code == 0, result.output
+    assert "Wrote the histories of 3 runs of 1 workflow to histories." in result.output
+    files = sorted(file.name for file in Path("histories").iterdir())
+    chosen = [ended_orders[0], ended_orders[2], ended_orders[3]]  # the longest, the newest ended, the newest open
+    assert files == sorted(f"depot_order-1-{to_text(one)}.json" for one in chosen)
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", "postgresql://nowhere.invalid/none")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    write(EXPORTED, "depot.py")
+    check = ("workflows", "replay-check", "--histories", "histories", "--app")
+    fitting = run(*check, "depot:app", "--in-order")
+    assert fitting.exit_code == 0, fitting.output
+    assert "3 runs: the code fits 3, and does not fit 0." in fitting.output
+    write(EXPORTED.replace('"ship"', '"send"'), "depot_sends.py")
+    misfit = run(*check, "depot_sends:app", "--json")
+    assert misfit.exit_code == 1
+    (problem,) = json.loads(misfit.stdout)["problems"]
+    assert problem["run"] == to_text(ended_orders[0])
+    assert "history has 'ship' and the code says 'send'" in problem["problem"]
+    write(EXPORTED.replace("depot/order", "depot/orders"), "depot_lost.py")
+    lost = run(*check, "depot_lost:app")
+    assert (lost.exit_code, "3 runs: the code fits 0, and does not fit 3." in lost.output) == (1, True)
+    assert run(*check, "depot_lost:app", "--elsewhere", "depot/order").exit_code == 2  # nothing was checked
+
+
+def test_a_file_that_is_no_history_does_not_fit(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    write(EXPORTED, "depot_read.py")
+    Path("histories").mkdir()
+    Path("histories/one.json").write_text("{}", encoding="utf-8")
+    result = run("workflows", "replay-check", "--histories", "histories", "--app", "depot_read:app")
+    assert (result.exit_code, "one.json: History: expected" in result.output) == (1, True)
+
+
+def test_commands_that_changed_places_are_found_in_order_only(
+    run: Callable[..., Result], ended_orders: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ended_orders
+    assert run("workflows", "export", "histories").exit_code == 0
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    sleep, ship = "    await ctx.sleep(60)\n", "    return await ship.schedule(item)\n"
+    swapped = EXPORTED.replace(sleep, "    shipped = ship.schedule(item)\n" + sleep).replace(
+        ship, "    return await shipped\n"
+    )
+    write(swapped, "depot_swapped.py")
+    check = ("workflows", "replay-check", "--histories", "histories", "--app", "depot_swapped:app")
+    assert run(*check).exit_code == 0
+    result = run(*check, "--in-order")
+    assert result.exit_code == 1, (
+        result.output,
+        list(Path("histories").iterdir()),
+        Path("depot_swapped.py").read_text(),
+    )
+    assert "Order mismatch at timer 1 (event 3): the history has it before task 1 ship (event 6)" in result.output

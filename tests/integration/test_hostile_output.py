@@ -121,6 +121,7 @@ def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...
         "keys list": (),
         "search": ("evil",),
         "workflows replay-check": ("--app", "replayed:app"),
+        "workflows export": ("exported",),
     }
 
 

@@ -167,7 +167,7 @@ SHOWN_AS_THEY_ARE = {
         "CodeSignalManyAnswer.result",
         "CodeReachedAnswer.result",
         "CodeFindAnswer.result",
-        "OpenRun.id",
+        "CodeRun.id",
     ),
     *("Sent.run", "Sent.otherwise", "Subject.key", "WorkflowsComposeAnswer.result"),
     # definitions, options, what workers have looked through, and what is for operators: as docs/security.md says

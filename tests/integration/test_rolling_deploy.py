@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import Handle, ResultTimeout, Task, TaskFailed, WorkflowContext
+from orchestrator import Handle, InvalidWorkflow, ResultTimeout, Task, TaskFailed, WorkflowContext
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.fleet.announced import WITH_DATABASE
 from orchestrator.domain.tasks.task import Dispatch, Returned
@@ -479,3 +479,83 @@ def test_a_run_goes_on_with_the_version_that_took_its_last_turn(
     (turn,) = turns(other.take())
     assert (activation(turn).version, activation(turn).after) == (2, 0)
     engine.close()
+
+
+def upgrading(system: System, version: int, *older: str) -> Worker:
+    """Return a worker whose newest version takes over the runs of older ones."""
+    knows = ["job", "patient", f"patient@{version}", f"patient@{version}+", *older]
+    return system.worker(f"v{version}", knows=knows)
+
+
+def show(system: System, worker: Worker, engine: Engine) -> None:
+    """Let the code of a run take its turn, and go on with its task."""
+    system.pass_seconds()
+    (turn,) = turns(worker.take())
+    worker.report(act(engine, turn))
+    system.pass_seconds()
+
+
+@pytest.mark.parametrize("upgrades", [True, False])
+def test_an_open_run_goes_on_with_the_newest_version_at_its_next_turn(
+    system: System, patient: CodeWorkflow[..., Any], engine_: Engine, upgrades: bool
+) -> None:
+    one = with_version(system, 1)
+    system.pass_seconds()
+    patient.start()
+    show(system, one, engine_)  # its code stays in the memory of that worker
+    two = upgrading(system, 2) if upgrades else with_version(system, 2)
+    system.pass_seconds(2)
+    for worker in (one, two):
+        for job in worker.take():
+            worker.succeed(job)
+    system.pass_seconds(2)
+    (turn,) = turns((two if upgrades else one).take())
+    assert turns((one if upgrades else two).take()) == []
+    found = activation(turn)
+    assert (found.version, found.after == 0) == ((2, True) if upgrades else (1, False))
+
+
+def test_a_pinned_run_is_not_upgraded(system: System, patient: CodeWorkflow[..., Any], engine_: Engine) -> None:
+    both = upgrading(system, 2, "patient@1")
+    system.pass_seconds()
+    patient.starting(pinned=True).start()
+    system.pass_seconds()
+    (turn,) = turns(both.take())
+    assert activation(turn).version == 1
+    patient.start()
+    system.pass_seconds()
+    (turn,) = turns(both.take())
+    assert activation(turn).version == 2
+
+
+def test_a_workflow_says_what_new_versions_mean_for_its_runs(system: System, patient: CodeWorkflow[..., Any]) -> None:
+    app = system.app
+
+    @app.workflow(name="patient", version=2, versioning="auto_upgrade")
+    async def second(ctx: WorkflowContext) -> int: ...
+
+    @app.workflow(name="fixed", version=3, versioning="pinned")
+    async def fixed(ctx: WorkflowContext) -> None: ...
+
+    assert {"patient", "patient@1", "patient@2", "patient@2+", "fixed", "fixed@3"} <= app.code_workflows._announced
+    assert "fixed@3+" not in app.code_workflows._announced
+    runs = [fixed.start(), fixed.options(timeout=9).start(), fixed.starting(pinned=False).start()]
+    assert [system.row(run.id)["name"] for run in runs] == ["fixed@3", "fixed@3", "fixed"]
+    app.schedules.set("fixed", every="1h")
+    assert system.row(app.schedules["fixed"].trigger().id)["name"] == "fixed@3"
+    with pytest.raises(InvalidWorkflow, match="versioning: expected one of pinned and auto_upgrade, found 'auto'"):
+        app.workflow(name="third", versioning="auto")(second.function)  # type: ignore[call-overload]
+
+
+def test_a_child_of_a_pinned_workflow_is_pinned(system: System, engine_: Engine) -> None:
+    @system.app.workflow(name="child", version=4, versioning="pinned")
+    async def child(ctx: WorkflowContext) -> None: ...
+
+    @system.app.workflow(name="parent")
+    async def parent(ctx: WorkflowContext) -> None:
+        await child.schedule()
+
+    worker = system.worker(knows=["parent"])
+    parent.start()
+    show(system, worker, engine_)
+    assert system.sql("SELECT name FROM orchestrator.tasks ORDER BY name")[0]["name"] == "child@4"

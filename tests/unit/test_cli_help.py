@@ -88,6 +88,7 @@ def test_the_commands_are_these() -> None:
         "db check",
         *(f"tasks {verb}" for verb in ("list", "show", "watch", "logs", "cancel", "retry")),
         *(f"workflows {verb}" for verb in ("validate", "apply", "list", "show", "diff", "delete", "schema")),
+        "workflows export",
         "workflows replay-check",
         *(f"runs {verb}" for verb in ("start", "list", "show", "watch", "cancel", "retry", "rerun")),
         *(f"runs {verb}" for verb in ("signal", "query", "update", "resolve", "reject", "terminate")),

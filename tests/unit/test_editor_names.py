@@ -56,7 +56,7 @@ NAMES: dict[type[Any], tuple[str, str]] = {
     Queue: ("pause resume limit retain purge open drain", "name"),
     Workflows: ("names apply", "get items keys values"),
     StoredWorkflow: ("definition start delete", "name options"),
-    CodeWorkflow: ("start find signal_many", "name version function options starting schedule"),
+    CodeWorkflow: ("start find signal_many", "name version versioning function options starting schedule"),
     CodeWorkflows: ("", "find get items keys values"),
     Starting: ("start", ""),
     Schedules: ("names page apply forget set", "get items keys values"),

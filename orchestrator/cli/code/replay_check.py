@@ -1,4 +1,4 @@
-"""`orchestrator workflows replay-check`."""
+"""`orchestrator workflows replay-check`, and `workflows export`, which writes histories for it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,85 @@ import os
 import subprocess
 import sys
 from asyncio import CancelledError
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 
 import click
+import msgspec
 
+from orchestrator.cli.terminal.data import hidden
 from orchestrator.cli.terminal.options import app_option, json_option, moment, require_app
 from orchestrator.cli.terminal.output import counted, echo, print_json
 from orchestrator.cli.terminal.reading import looking
+from orchestrator.domain.code.history import RunStarted
 from orchestrator.domain.ids import to_text
-from orchestrator.errors import DeterminismViolation, NotDeterministic, did_you_mean
-from orchestrator.sdk.code.replaying import replay
+from orchestrator.errors import DeterminismViolation, InvalidWorkflow, NotDeterministic, did_you_mean
+from orchestrator.sdk.calls.interface import Calls
+from orchestrator.sdk.code.recording import Recording
+from orchestrator.sdk.code.replaying import read_event, replay
+from orchestrator.sdk.code.workflow import CodeWorkflows
 from orchestrator.settings import load_settings
+from orchestrator.store.insights import CodeRun
 from orchestrator.workers.functions.loading import load_app
+
+_since_option = click.option(
+    "--since", type=moment, metavar="TIME", help="Only runs created since then: 7d (ago), or 2024-01-31."
+)
+
+
+@click.command("export")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--workflow", "workflows", metavar="NAME", multiple=True, help="Only this one. May be repeated.")
+@_since_option
+@click.option("--limit", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many of each kind.")
+def export(folder: Path, workflows: tuple[str, ...], since: datetime | None, limit: int) -> None:
+    """Write histories of workflows as code into a folder, one file for each run, for `replay-check --histories`.
+
+    Of each workflow and version: the newest open runs, the newest ended runs, and the runs with the longest histories.
+    The files hold arguments, results and signals, so keep them as safe as the database. What the setting `redact`
+    names is hidden in them; code that depends on a hidden value may not fit.
+
+    \b
+    Example:
+      orchestrator workflows export histories --since 7d
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    written: Counter[str] = Counter()
+    with looking() as calls:
+        for run in calls.insights.sample_runs(workflows, since, limit):
+            events = [read_event(event, everything=True) for event in calls.code.history(run.id).events]
+            text = Recording(run.id, events).to_json(hidden(), version=run.version, pinned=run.pinned)
+            name = f"{run.workflow}-{run.version}-{to_text(run.id)}.json".replace("/", "_").replace(":", "_")
+            (folder / name).write_text(text, encoding="utf-8")
+            written[run.workflow] += 1
+    of = f"{counted(written.total(), 'run')} of {counted(len(written), 'workflow')}"
+    echo(f"Wrote the histories of {of} to {folder}. They hold arguments and results: keep them safe.")
+
+
+class _Exported(msgspec.Struct):
+    """What a file says beside the events."""
+
+    version: int = 0
+    pinned: bool = False
 
 
 @click.command("replay-check")
 @app_option
-@click.option("--since", type=moment, metavar="TIME", help="Only runs created since then: 7d (ago), or 2024-01-31.")
+@_since_option
+@click.option(
+    "--histories",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Check the files of `workflows export` in this folder, without a database.",
+)
+@click.option(
+    "--in-order",
+    is_flag=True,
+    help="Also refuse commands of different kinds that have changed places. Live runs go on with such code, "
+    "although they did things in another order than it says.",
+)
 @click.option(
     "--elsewhere",
     metavar="WORKFLOW",
@@ -32,7 +94,13 @@ from orchestrator.workers.functions.loading import load_app
 @json_option
 @click.option("--once", is_flag=True, help="Only with the hash seed of this process.")
 def replay_check(
-    app: str | None, since: datetime | None, elsewhere: tuple[str, ...], as_json: bool, once: bool
+    app: str | None,
+    since: datetime | None,
+    histories: Path | None,
+    in_order: bool,
+    elsewhere: tuple[str, ...],
+    as_json: bool,
+    once: bool,
 ) -> None:
     """Run the code of workflows against the histories of open runs, before a deploy; exit with 1 if it does not fit.
 
@@ -42,50 +110,107 @@ def replay_check(
     \b
     Example:
       orchestrator workflows replay-check --app shop:app --since 7d
+      orchestrator workflows replay-check --app shop:app --histories histories   # in CI
     """
+    if histories is not None and since is not None:
+        raise click.UsageError("--since chooses runs in the database: give it to `workflows export`.")
     settings = load_settings(app=app) if app else load_settings()
-    known = load_app(require_app(settings)).code_workflows
-    checked = misfits = waiting = 0
-    problems: list[dict[str, str | None]] = []
-    with looking() as calls:
-        for run in calls.insights.open_runs(sorted(known), since):
-            if run.pinned and f"{run.workflow}@{run.version}" not in known._announced:
-                waiting += 1
-                continue
-            checked += 1
-            recording = calls.code.history(run.id)
-            try:
-                replay(known.find(run.workflow, run.version), recording, strict=True)
-            except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001  # code may raise anything
-                fits_not = isinstance(error, (DeterminismViolation, NotDeterministic))
-                problem = str(error) if fits_not else f"{type(error).__name__}: {error}"
-                misfits += 1
-                problems.append({"workflow": run.workflow, "run": to_text(run.id), "problem": problem})
-                echo(f"{run.workflow}, run {to_text(run.id)}: {problem}", colour="red", err=True)
-        gone = calls.insights.count_open_others(sorted({*known, *elsewhere}), since)
-    for name, count in gone.items():
-        checked, misfits = checked + count, misfits + count
-        problems.append({"workflow": name, "run": None, "problem": "The application has no workflow of this name."})
-        what = f"{name}: {counted(count, 'open run')}, and the application has no workflow of this name."
-        echo(f"{what}{did_you_mean(name, known)} If another one has it: --elsewhere {name}", colour="red", err=True)
-    if checked and not misfits and not once:
-        _check_again(app, since, elsewhere, as_json)
+    check = _Check(load_app(require_app(settings)).code_workflows, elsewhere, in_order)
+    if histories is not None:
+        check.files(sorted(histories.glob("*.json")))
+        if not (check.checked or check.waiting):
+            raise click.UsageError(f"{histories} has no histories: write some with `orchestrator workflows export`.")
+    else:
+        with looking() as calls:
+            check.open_runs(calls, since)
+    misfits = len(check.problems) + check.more
+    if check.checked and not misfits and not once:
+        words = ["--app", app] if app else []
+        words += ["--since", since.isoformat()] if since is not None else []
+        words += ["--histories", str(histories)] if histories is not None else []
+        words += [word for name in elsewhere for word in ("--elsewhere", name)]
+        _check_again([*words, *["--in-order"] * in_order, *["--json"] * as_json])
     if as_json:
-        counts = {"checked": checked, "misfits": misfits, "not_checked": waiting}
-        print_json({**counts, "problems": problems})
+        counts = {"checked": check.checked, "misfits": misfits, "not_checked": check.waiting}
+        print_json({**counts, "problems": check.problems})
         sys.exit(1 if misfits else 0)
-    if waiting:
-        echo(f"{counted(waiting, 'open run')} held to a version that the application does not have: not checked.")
-    echo(f"{counted(checked, 'open run')}: the code fits {checked - misfits:,}, and does not fit {misfits:,}.")
+    what = "open run" if histories is None else "run"
+    if check.waiting:
+        echo(f"{counted(check.waiting, what)} held to a version that the application does not have: not checked.")
+    echo(f"{counted(check.checked, what)}: the code fits {check.checked - misfits:,}, and does not fit {misfits:,}.")
     sys.exit(1 if misfits else 0)
 
 
-def _check_again(app: str | None, since: datetime | None, elsewhere: tuple[str, ...], as_json: bool) -> None:
+@dataclass
+class _Check:
+    """Replays runs, counts them, and says which do not fit."""
+
+    known: CodeWorkflows
+    elsewhere: Sequence[str]
+    in_order: bool
+    checked: int = 0
+    waiting: int = 0
+    """Pinned runs of versions that the application does not have."""
+    problems: list[dict[str, str | None]] = field(default_factory=list)
+    more: int = 0
+    """Runs that do not fit beside one for each problem: a problem may be that of a whole workflow."""
+
+    def open_runs(self, calls: Calls, since: datetime | None) -> None:
+        """Check the open runs in the database."""
+        for run in calls.insights.open_runs(sorted(self.known), since):
+            self._run(run, calls.code.history)
+        for name, count in calls.insights.count_open_others(sorted({*self.known, *self.elsewhere}), since).items():
+            self._gone(name, count)
+
+    def files(self, files: Iterable[Path]) -> None:
+        """Check histories that were exported."""
+        gone: Counter[str] = Counter()
+        for file in files:
+            try:
+                recording = Recording.from_json(file)
+                about = msgspec.json.decode(file.read_bytes(), type=_Exported)
+                (started,) = (event.what for event in recording.events[:1] if isinstance(event.what, RunStarted))
+            except (InvalidWorkflow, msgspec.DecodeError, ValueError) as error:
+                self.checked += 1
+                self._problem(file.name, None, f"{file.name}: {error}")
+                continue
+            if started.workflow in self.known:
+                version = about.version or started.version
+                read = {recording.run_id: recording}.__getitem__
+                self._run(CodeRun(recording.run_id, started.workflow, version, about.pinned), read)
+            elif started.workflow not in self.elsewhere:
+                gone[started.workflow] += 1
+        for name, count in gone.items():
+            self._gone(name, count)
+
+    def _run(self, run: CodeRun, read: Callable[[bytes], Recording]) -> None:
+        if run.pinned and f"{run.workflow}@{run.version}" not in self.known._announced:
+            self.waiting += 1
+            return
+        self.checked += 1
+        recording = read(run.id)
+        try:
+            upgraded = self.known[run.workflow]._upgrades and not run.pinned
+            workflow = self.known.find(run.workflow, None if upgraded else run.version)
+            replay(workflow, recording, strict=True, in_order=self.in_order)
+        except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001  # code may raise anything
+            fits_not = isinstance(error, (DeterminismViolation, NotDeterministic))
+            problem = str(error) if fits_not else f"{type(error).__name__}: {error}"
+            self._problem(run.workflow, to_text(run.id), problem, f"{run.workflow}, run {to_text(run.id)}: {problem}")
+
+    def _gone(self, name: str, count: int) -> None:
+        self.checked, self.more = self.checked + count, self.more + count - 1
+        what = f"{name}: {counted(count, 'open run')}, and the application has no workflow of this name."
+        advice = f"{did_you_mean(name, self.known)} If another one has it: --elsewhere {name}"
+        self._problem(name, None, "The application has no workflow of this name.", what + advice)
+
+    def _problem(self, workflow: str, run: str | None, problem: str, said: str = "") -> None:
+        self.problems.append({"workflow": workflow, "run": run, "problem": problem})
+        echo(said or problem, colour="red", err=True)
+
+
+def _check_again(words: Sequence[str]) -> None:
     """Do the same in a process with another hash seed; where something does not fit there, say what, and exit."""
-    words = ["--app", app] if app else []
-    words += ["--since", since.isoformat()] if since is not None else []
-    words += [word for name in elsewhere for word in ("--elsewhere", name)]
-    words += ["--json"] if as_json else []
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     command = [sys.executable, "-m", "orchestrator", "workflows", "replay-check", "--once", *words]
     again = subprocess.run(

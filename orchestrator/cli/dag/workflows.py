@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.code.replay_check import replay_check
+from orchestrator.cli.code.replay_check import export, replay_check
 from orchestrator.cli.terminal.options import app_option, json_option, yes_option
 from orchestrator.cli.terminal.output import confirm, counted, echo, print_json, print_table
 from orchestrator.cli.terminal.reading import looking
@@ -55,6 +55,7 @@ def command() -> None:
     """
 
 
+command.add_command(export)
 command.add_command(replay_check)
 
 

@@ -137,6 +137,8 @@ class StartChildRun(Message, frozen=True):
     """Of its arguments, as in `ScheduleTask`."""
     terminates: bool = False
     """When the parent ends, it ends without its code."""
+    pinned: bool = False
+    """It waits for workers that have its version."""
 
 
 class CancelChildRun(OfId, frozen=True):

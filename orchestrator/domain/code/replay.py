@@ -59,6 +59,10 @@ class Ledger:
         """How the run ended, according to the history."""
         self.exactly = False
         """Compare values, state and waits as well: whether the code does the same thing twice."""
+        self.in_order = False
+        """Compare the order of commands of different kinds as well."""
+        self._last = 0, ""
+        """The number of the latest record that a command has met, and its line."""
         self.trace: list[Command] | None = None
         """Every command, new or not; only if a list was put here."""
 
@@ -103,6 +107,8 @@ class Ledger:
             return None
         number, record = found
         self._compare(number, claim, record)
+        if self.in_order and claim[0] != "operation":  # operations are recorded as they end
+            self._compare_order(number, claim)
         self._compare_arguments(number, claim, history.record(command), record)
         self._compare_values(number, _line(claim), history.record(command), record)
         if not self._records:
@@ -226,6 +232,18 @@ class Ledger:
                 f"{error.kind}: {error.message}",
                 error.traceback,
             )
+
+    def _compare_order(self, number: int, claim: Claim) -> None:
+        """Refuse a command whose record stands before that of a command that the code has given before it."""
+        last, before = self._last
+        if number < last:
+            self.violate(
+                number,
+                "OrderMismatch",
+                f"Order mismatch at {_line(claim)} (event {number}): the history has it before {before} "
+                f"(event {last}), and the code gives it afterwards.",
+            )
+        self._last = number, _line(claim)
 
     def _compare_arguments(self, number: int, claim: Claim, made: Record, record: Record) -> None:
         """Compare what is passed to a task or a child, as far as both sides have a digest of it."""

@@ -48,6 +48,17 @@ def _named(names: Collection[str]) -> Iterator[str]:
             yield name
 
 
+def upgrading(workflow: str, version: int) -> str:
+    """Return how a worker says that open runs of older versions of a workflow are to go on with this one."""
+    return f"{workflow}@{version}+"
+
+
+def upgrades_among(names: Iterable[str]) -> dict[str, int]:
+    """Return the versions with which open runs of older ones are to go on, by workflow."""
+    found = (name[:-1].rpartition("@") for name in names if name.endswith("+") and "@" in name)
+    return {workflow: int(version) for workflow, _, version in found if version.isdecimal()}
+
+
 def redacting(task: str, patterns: Iterable[str]) -> str:
     """Return how a worker says what a task does not want shown; quoted, so that it is like no name of anything."""
     return f"{_REDACTED}{','.join(quote(pattern, safe='') for pattern in patterns)} {task}"

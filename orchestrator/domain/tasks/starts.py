@@ -65,6 +65,7 @@ class CodeTarget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: int
     queue: str
     timeout: float | None = None
+    pinned: bool = False
 
 
 Start = StartSteps | StartCode | StartMany

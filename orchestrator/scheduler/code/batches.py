@@ -185,7 +185,7 @@ def _child(run: bytes, command: commands.StartChildRun) -> NewRun:
     started = history.RunStarted(
         command.workflow, command.version or 0, command.payload, command.queue or "default", run
     )
-    return code_runs.new_run(command.id, [started])._replace(
+    return code_runs.new_run(command.id, [started], pinned=command.pinned)._replace(
         name=command.name or command.workflow,
         timeout=command.timeout,
         parent_run=run,

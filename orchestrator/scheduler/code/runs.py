@@ -247,6 +247,7 @@ class CodeRuns(RunKind):
         claimed = {task.id: task for task in some}
         at_home = {run: self._is_at_home(task) for run, task in claimed.items()}
         budget = HistoryBudget(self.paging.size)
+        capabilities = self._fleet.capabilities
         small: dict[bytes, tuple[Claimed, Unshown]] = {}
         later: list[tuple[bytes, int, float]] = []
         crowded: list[tuple[Claimed, CapacityHold]] = []
@@ -254,6 +255,8 @@ class CodeRuns(RunKind):
         for run in turns.unshown(tx.connection, {run: not home for run, home in at_home.items()}):
             home = claimed[run.id].worker if run.after else None
             task = claimed[run.id]._replace(worker=home, to=home)
+            if capabilities.upgrades and home is None:
+                run = run._replace(version=max(run.version, capabilities.newest(task.queue, task.name)))
             placed = self._placed(task, run)
             if isinstance(placed, CapacityHold):
                 crowded.append((task, placed))
@@ -318,7 +321,8 @@ class CodeRuns(RunKind):
         if task.worker is None or task.alone:
             return False
         beat = self._fleet.beats.get(task.worker)
-        return beat is not None and not (beat.draining or beat.doubtful) and beat.running < beat.slots
+        is_able = beat is not None and not (beat.draining or beat.doubtful) and beat.running < beat.slots
+        return is_able and not (self._fleet.capabilities.upgrades and self._fleet.is_outdated(task))
 
 
 def _activation(run: Unshown, events: list[Event], asked: Asked) -> Activation:

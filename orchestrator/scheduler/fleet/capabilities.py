@@ -20,6 +20,7 @@ from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 from orchestrator.domain.executors.call import has_means, is_announced, is_program
+from orchestrator.domain.fleet.announced import upgrades_among
 from orchestrator.domain.fleet.window import HORIZON
 from orchestrator.scheduler.fleet.executions import Executions
 from orchestrator.transport.codec import Heartbeat
@@ -76,6 +77,10 @@ class Capabilities:
         self.rates: Mapping[str, float] = {}
         """Tasks that each queue finishes per second."""
         self._now = 0.0
+        self.upgrades: dict[tuple[str, str], int] = {}
+        """By queue and workflow as code, the version with which open runs of older ones go on."""
+        self._upgrades: dict[str, dict[str, int]] = {}
+        """The same by digest of names."""
         self._names: dict[str, frozenset[str]] = {}
         self._kinds: dict[str, dict[str, list[str]]] = {}
         self._slots: dict[str, int] = {}
@@ -105,6 +110,15 @@ class Capabilities:
                 self._kinds[queue][beat.names].append(beat.worker)
             if beat.worker not in self._members:
                 self._denied.pop(beat.names, None)  # it may have come with other files
+        self._upgrades = {
+            kind: self._upgrades[kind] if kind in self._upgrades else upgrades_among(known)
+            for kind, known in self._names.items()
+            if known
+        }
+        self.upgrades = {}
+        for queue, kinds in self._kinds.items() if any(self._upgrades.values()) else ():
+            for workflow, version in [one for kind in kinds for one in self._upgrades.get(kind, {}).items()]:
+                self.upgrades[queue, workflow] = max(version, self.upgrades.get((queue, workflow), 0))
         self._members = frozenset(self._slots)
         self.executions.keep(self._members)
         self._refresh()
@@ -151,6 +165,10 @@ class Capabilities:
             knowing = frozenset(kind for kind in kinds if self._knows(kind, name))
             self._knowing[key] = None if knowing and len(knowing) == len(kinds) else knowing
         return self._knowing[key]
+
+    def newest(self, queue: str, workflow: str) -> int:
+        """Return the version with which open runs of older ones go on; 0 if that is none."""
+        return self.upgrades.get((queue, workflow), 0)
 
     def able(self, queue: str, names: Iterable[str]) -> Kinds:
         """Return the kinds of workers of a queue that know all of these names."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from orchestrator.domain.executors.call import has_means, is_announced
 from orchestrator.scheduler.fleet.capabilities import ANY_FUNCTION, Capabilities
+from orchestrator.store.tasks.claims import Claimed
 from orchestrator.transport.codec import Heartbeat, unpack_attempts
 
 ReadNames = Callable[[str], "list[str] | None"]
@@ -115,6 +116,12 @@ class Fleet:
         if is_announced(name):
             return has_means(known, name)
         return name in known or (":" in name and ANY_FUNCTION in known)
+
+    def is_outdated(self, task: Claimed) -> bool:
+        """Say whether the worker of a turn lacks the version with which open runs of its workflow go on."""
+        newest = self.capabilities.newest(task.queue, task.name)
+        known = self.names_of(self.beats[task.worker].names) if task.worker in self.beats else frozenset()
+        return newest > 0 and f"{task.name}@{newest}" not in known
 
     def known(self) -> set[tuple[str, str]]:
         """Return every (queue, name) that a live worker can run."""

@@ -85,8 +85,7 @@ class Runs:
         tx.result.outgoing.runs += begun
         self.conclude(tx, [row for row in begun if row.workflow is None])
         if code := [row.id for row in begun if row.code]:
-            stuck.wake(tx.connection, code)
-            tx.result.wake.delayed = True  # some may have a deadline now
+            tx.result.wake.delayed |= bool(stuck.wake(tx.connection, code))  # some have a deadline now
         planned = [row for row in begun if row.workflow is not None and not row.code]
         self.backlog.release(tx, [row.id for row in planned if row.again])
         self.notify(tx, [(row.id, [_beginning(row)]) for row in planned], is_urgent=True)

@@ -52,6 +52,7 @@ class InsightBackend(Part, InsightCalls):
     list_workers = reading(insights.list_workers)
     list_code_workflows = reading(insights.list_code_workflows)
     open_runs = reading(insights.open_runs)
+    sample_runs = reading(insights.sample_runs)
     count_open_others = reading(insights.count_open_others)
     search = reading(insights.search)
     ids_begin_with = reading(lookup.begin_with)

@@ -17,13 +17,13 @@ from orchestrator.sdk.calls.declaring import SYSTEM, Kind, Rest, Wrapped, call
 from orchestrator.store.audit import AuditEntry, AuditFilter
 from orchestrator.store.code.keys import KeyedRun
 from orchestrator.store.insights import (
+    CodeRun,
     CodeView,
     CodeWorkflowView,
     Connections,
     Found,
     Lineage,
     LongTransaction,
-    OpenRun,
     Overview,
     QueueCounts,
     RunDetail,
@@ -119,8 +119,12 @@ class InsightCalls(Protocol):
         """List workflows that are code of live workers, or have open runs."""
 
     @call(keeps={Kind.WORKFLOW: "workflow"}, expensive=True)
-    def open_runs(self, workflows: Sequence[str], since: datetime | None) -> list[OpenRun]:
+    def open_runs(self, workflows: Sequence[str], since: datetime | None) -> list[CodeRun]:
         """Return the open runs of workflows as code."""
+
+    @call(keeps={Kind.WORKFLOW: "workflow"}, expensive=True)
+    def sample_runs(self, workflows: Sequence[str], since: datetime | None, limit: Limit) -> list[CodeRun]:
+        """Return newest and longest runs of each version of workflows as code."""
 
     @call(keeps={Kind.WORKFLOW: ""})
     def count_open_others(self, workflows: Sequence[str], since: datetime | None) -> dict[str, int]:

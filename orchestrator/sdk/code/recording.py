@@ -47,13 +47,17 @@ class Recording:
     events: list[Event]
     """The events, in order."""
 
-    def to_json(self, hidden: Redaction | None = None) -> str:
-        """Return it as JSON, values and all but what is to be hidden: what lacks something may not replay."""
+    def to_json(self, hidden: Redaction | None = None, **about: object) -> str:
+        """Return it as JSON, values and all but what is to be hidden: what lacks something may not replay.
+
+        `about` stands beside the events, for programs that read the file.
+        """
         hidden = hidden or _NOTHING
         names = {one.what.id: one.what.name for one in self.events if isinstance(one.what, _CREATED)} if hidden else {}
         plain = {
             "format": _FORMAT,
             "run_id": to_text(self.run_id),
+            **about,
             "events": [_event_to_plain(event, hidden, names) for event in self.events],
         }
         return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()

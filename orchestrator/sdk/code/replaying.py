@@ -19,13 +19,20 @@ _NEVER_SHOWN = get_args(EndRecord)
 
 
 def replay(
-    workflow: CodeWorkflow[..., Any], history: Recording | str | Path, *, strict: bool = False, exactly: bool = False
+    workflow: CodeWorkflow[..., Any],
+    history: Recording | str | Path,
+    *,
+    strict: bool = False,
+    exactly: bool = False,
+    in_order: bool = False,
 ) -> list[Command]:
     """Run a workflow's code against the history of a run; return all its commands.
 
     `history` is a recording, its JSON, or a file with that; what it names in the payload store is read there. Raise
     DeterminismViolation where the code no longer fits; with `strict`, also where it lacks a command of the history;
-    with `exactly`, also where its result, its state, the length of a timer or what it continues with is another.
+    with `exactly`, also where its result, its state, the length of a timer or what it continues with is another;
+    with `in_order`, also where commands of different kinds have changed places, such as a task and a timer. A live run
+    goes on with such code.
     """
     recording = history if isinstance(history, Recording) else Recording.from_json(history)
     settings = workflow._client.settings
@@ -33,6 +40,7 @@ def replay(
     ledger = flow.commander.ledger
     trace = ledger.trace = []
     ledger.exactly = exactly
+    ledger.in_order = in_order
     try:
         flow.advance([read_event(event, everything=exactly) for event in recording.events], whole=True)
         if ledger.end is not None and not flow.commander.ended:

@@ -8,11 +8,12 @@ from asyncio import Future
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack, get_args
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, get_args
 from uuid import UUID
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import CancelChildRun, ClosePolicy, OnCancel, StartChildRun
+from orchestrator.domain.fleet.announced import upgrading
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.tasks.starts import OnConflict
@@ -46,6 +47,8 @@ from orchestrator.sdk.waiting.async_variants import async_variant
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Versioning = Literal["pinned", "auto_upgrade"]
+"""What a new version of a workflow means for open runs: they keep theirs and wait for it, or go on with the new one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +115,7 @@ class CodeWorkflow(Generic[P, R]):
         function: Callable[..., Any],
         options: CodeOptions,
         signature: WorkflowSignature | None = None,
+        versioning: Versioning | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self._client = client
@@ -120,6 +124,8 @@ class CodeWorkflow(Generic[P, R]):
         """Its name everywhere: `module.function`, or the `name=` of its decorator."""
         self.version = version
         """The version of its code; a run may be pinned to it."""
+        self.versioning = versioning
+        """What a new version of it means for open runs; None: they go on with theirs as long as a worker has it."""
         self.function = function
         """The `async def` function itself."""
         self._code_options = options
@@ -141,7 +147,8 @@ class CodeWorkflow(Generic[P, R]):
         """Return this workflow with other options, for the calls that follow."""
         changed = with_code_options(self._code_options, options)
         return CodeWorkflow(
-            self._client, self._registry, self.name, self.version, self.function, changed, self._signature
+            *(self._client, self._registry, self.name, self.version, self.function, changed, self._signature),
+            versioning=self.versioning,
         )
 
     def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
@@ -159,7 +166,7 @@ class CodeWorkflow(Generic[P, R]):
         signal: tuple[str | SignalMethod[..., Any], Any] | None = None,
         update: tuple[Any, ...] | None = None,
         update_id: str | None = None,
-        pinned: bool = False,
+        pinned: bool | None = None,
     ) -> Starting[P, R]:
         """Return how runs are to be started: `order.starting(id="o-1", on_conflict="return").start(…)`.
 
@@ -168,7 +175,8 @@ class CodeWorkflow(Generic[P, R]):
         `signal` (name and value), the run that is open under the id gets it, or a new run begins with it. So it is with
         an `update` (name or method, and arguments), whose answer `handle.update_handle(update_id)` has.
 
-        A run that is `pinned` is held to this version of the workflow: it waits for workers that have it.
+        A run that is `pinned` is held to this version of the workflow: it waits for workers that have it. Without it,
+        the `versioning` of the workflow decides.
         """
         return Starting(
             self._client,
@@ -181,7 +189,7 @@ class CodeWorkflow(Generic[P, R]):
             signal=signal,
             update=update,
             update_id=update_id,
-            pinned=pinned,
+            pinned=self.versioning == "pinned" if pinned is None else pinned,
         )
 
     def find(self, id: str) -> WorkflowHandle[R]:
@@ -238,6 +246,7 @@ class CodeWorkflow(Generic[P, R]):
                 detached=options.detached or options.close_policy == "abandon",
                 digest=digest_call(args, kwargs),
                 terminates=options.close_policy == "terminate",
+                pinned=self.versioning == "pinned",
             )
         )
         cancel = None if options.on_cancel == "abandon" else CancelChildRun(identifier)
@@ -245,6 +254,11 @@ class CodeWorkflow(Generic[P, R]):
         future: DurableFuture[R] = DurableFuture(commander, identifier, f"Workflow {self.name!r}", restore, cancel)
         future.waits_for_end = options.on_cancel == "wait"
         return future
+
+    @property
+    def _upgrades(self) -> bool:
+        """Whether open runs of older versions go on with this one, as soon as a worker has it."""
+        return self.versioning == "auto_upgrade"
 
     @property
     def _queue(self) -> str:
@@ -282,8 +296,9 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
 
     @property
     def _announced(self) -> set[str]:
-        """The names that a worker announces: each workflow, and each version of it for pinned runs."""
-        return {*self} | {f"{name}@{version}" for name, versions in self._versions.items() for version in versions}
+        """The names that a worker announces: each workflow, each version of it for pinned runs, and upgrades."""
+        versions = {f"{name}@{version}" for name, versions in self._versions.items() for version in versions}
+        return {*self} | versions | {upgrading(one.name, one.version) for one in self.values() if one._upgrades}
 
     def _functions(self, name: str) -> list[Callable[..., Any]]:
         """Return the code of every version of a workflow."""
@@ -362,7 +377,7 @@ def with_code_options(base: CodeOptions, given: Mapping[str, Any]) -> CodeOption
     return replace(base, **given)
 
 
-def check_workflow_function(name: str, version: object, function: Callable[..., Any]) -> None:
+def check_workflow_function(name: str, version: object, versioning: object, function: Callable[..., Any]) -> None:
     """Refuse what cannot be a workflow."""
     if not inspect.iscoroutinefunction(function):
         raise InvalidWorkflow(
@@ -376,5 +391,8 @@ def check_workflow_function(name: str, version: object, function: Callable[..., 
             f"Workflow {name!r}: its code runs again on every replay, so it cannot depend on resources "
             f"({', '.join(needed)}). Give them to its tasks."
         )
+    if versioning is not None and versioning not in get_args(Versioning):
+        known = " and ".join(get_args(Versioning))
+        raise InvalidWorkflow(f"Workflow {name!r}: versioning: expected one of {known}, found {versioning!r}.")
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         raise InvalidWorkflow(f"Workflow {name!r}: version: expected a whole number from 1, found {version!r}.")

@@ -98,8 +98,8 @@ SELECT /* insights.code_workflows.open */ r.id, r.workflow, r.version, t.name <>
 """)
 
 
-class OpenRun(NamedTuple):
-    """A run that has not ended."""
+class CodeRun(NamedTuple):
+    """A run whose history can be replayed."""
 
     id: bytes
     workflow: str
@@ -107,10 +107,38 @@ class OpenRun(NamedTuple):
     pinned: bool
 
 
-def open_runs(connection: Connection, workflows: Sequence[str], since: datetime | None) -> list[OpenRun]:
+def open_runs(connection: Connection, workflows: Sequence[str], since: datetime | None) -> list[CodeRun]:
     """Return the open runs of these workflows, oldest first."""
-    rows = _OPEN(connection, workflows=workflows, since=since)
-    return [OpenRun(row.id.bytes, row.workflow, row.version, row.pinned) for row in rows]
+    return _code_runs(_OPEN(connection, workflows=workflows, since=since))
+
+
+def _code_runs(rows: Sequence[Row]) -> list[CodeRun]:
+    return [CodeRun(row.id.bytes, row.workflow, row.version, row.pinned) for row in rows]
+
+
+_SAMPLE = Statement[Row]("""
+WITH /* insights.code_workflows.sample */ numbered AS (
+    SELECT id, workflow, version,
+           row_number() OVER (PARTITION BY workflow, version, ended_at IS NULL ORDER BY id DESC) AS by_age,
+           row_number() OVER (PARTITION BY workflow, version ORDER BY last_event DESC, id) AS by_length
+      FROM orchestrator.runs
+     WHERE code AND shown > 0 AND (%(workflows)s::text[] = '{}' OR workflow = ANY(%(workflows)s::text[]))
+       AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
+)
+SELECT n.id, n.workflow, n.version, t.name <> n.workflow AS pinned FROM numbered n
+ CROSS JOIN LATERAL (SELECT name FROM orchestrator.tasks WHERE id = n.id
+                      UNION ALL SELECT name FROM orchestrator.ended_tasks WHERE id = n.id LIMIT 1) AS t
+ WHERE n.by_age <= %(limit)s OR n.by_length <= %(limit)s
+ ORDER BY n.workflow, n.version, n.id
+""")
+
+
+def sample_runs(connection: Connection, workflows: Sequence[str], since: datetime | None, limit: int) -> list[CodeRun]:
+    """Return so many of the newest open, the newest ended and the longest runs of each workflow and version.
+
+    Without names, of all workflows. Runs whose code has not taken a turn are left out.
+    """
+    return _code_runs(_SAMPLE(connection, workflows=workflows, since=since, limit=limit))
 
 
 @Statement.function("""

@@ -181,7 +181,7 @@ def run_of(
         payload = msgspec.msgpack.encode(((), given))
         payload = payload if vault is None else vault.seal(CALL, payload)
         started = RunStarted(target.name, version, payload, code.queue)
-        run = code_runs.new_run(run_id, [started])
+        run = code_runs.new_run(run_id, [started], pinned=code.pinned)
         run = run._replace(timeout=code.timeout, schedule=series, fire_time=fire_time, key=key)
     elif target.definition is None:
         run = flow_runs.new_run(target.name, version, run_id, given)
