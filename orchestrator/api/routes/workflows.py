@@ -160,17 +160,11 @@ def read_definition(document: Document) -> Definition:
     return definitions.from_data(document.definition)
 
 
-def plain(definition: Definition) -> dict[str, Any]:
-    """Return a definition as a file would have it, as data."""
-    import yaml
-
-    found: dict[str, Any] = yaml.safe_load(writing.to_yaml(definition))
-    return found
-
-
 def answer(stored: workflows.Stored) -> WorkflowAnswer:
     """Return a stored definition as it is shown."""
-    return WorkflowAnswer(stored.name, stored.version, stored.hash, stored.created_at, plain(stored.definition))
+    return WorkflowAnswer(
+        stored.name, stored.version, stored.hash, stored.created_at, writing.to_data(stored.definition)
+    )
 
 
 def find(api: Api, name: str, version: int | None = None) -> workflows.Stored:

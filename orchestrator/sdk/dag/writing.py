@@ -13,9 +13,9 @@ from orchestrator.domain.durations import format_duration
 from orchestrator.sdk.dag.document import NOT_A_STRING
 
 
-def to_yaml(definition: Definition, *, registered: bool = False) -> str:
-    """Return a definition as a file that would give it again; with `registered`, also what the file cannot say."""
-    data = msgspec.to_builtins(definition)
+def to_data(definition: Definition, *, registered: bool = False) -> dict[str, Any]:
+    """Return a definition as a file has it, as data; with `registered`, also what the file cannot say."""
+    data: dict[str, Any] = msgspec.to_builtins(definition)
     steps = data.pop("steps", [])
     for part in () if registered else (*steps, *data.get("on_failure", ()), *data.get("on_success", ())):
         part.pop("registered", None)
@@ -24,6 +24,12 @@ def to_yaml(definition: Definition, *, registered: bool = False) -> str:
             if part.get(key) is not None:
                 part[key] = format_duration(part[key])
     data["tasks"] = {step.pop("name"): step for step in steps}
+    return data
+
+
+def to_yaml(definition: Definition, *, registered: bool = False) -> str:
+    """Return a definition as a file that would give it again; with `registered`, also what the file cannot say."""
+    data = to_data(definition, registered=registered)
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
     return text
 

@@ -150,7 +150,10 @@ def _definition(api: Api, run: RunDetail) -> str:
     with suppress(NotFound):
         if run.flow:
             return words.data(body_of(api.backend.flows.read(run.workflow, run.version).flow))
-        return writing.to_yaml(api.backend.workflows.read(run.workflow, run.version).definition)
+        found = api.backend.workflows.read(run.workflow, run.version).definition
+        if len(found.steps) > _MOST_ROWS:  # YAML of thousands of steps takes seconds
+            return msgspec.json.format(msgspec.json.encode(writing.to_data(found))).decode()
+        return writing.to_yaml(found)
     return ""
 
 

@@ -20,6 +20,7 @@ from orchestrator.api.routes import workflows as workflow_routes
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.errors import NotFound
+from orchestrator.sdk.dag.writing import to_data
 from orchestrator.store import insights
 from orchestrator.store.insights import LastRun, StepStates, StepView, states_of_runs
 
@@ -60,8 +61,8 @@ def last_runs(api: Api, workflow: str, key_scope: KeyScope, limit: int = _LAST_R
 @routes.get("/{name}", about=WORKFLOW)
 def show_workflow(api: Api, name: str, key_scope: KeyScope) -> Response:
     """Show one workflow."""
-    listed = workflow_routes.list_workflows(api, key_scope)
-    code = next((one for one in listed.code if one.name == name), None)
+    listed = api.read(insights.list_code_workflows, key_scope.workflows)
+    code = next((one for one in listed if one.name == name), None)
     stored = None
     try:
         stored = workflow_routes.find(api, name)
@@ -76,7 +77,7 @@ def show_workflow(api: Api, name: str, key_scope: KeyScope) -> Response:
         "workflow.html",
         name=name,
         stored=stored,
-        definition=workflow_routes.plain(stored.definition) if stored else None,
+        definition=to_data(stored.definition) if stored else None,
         code=code,
         graph=draw(fold(steps, frozenset()).steps, frozenset()) if steps else None,
         grid=_grid(api, name, steps) if steps else None,

@@ -1,0 +1,134 @@
+"""Size and time of every page of the dashboard, with 20,000 tasks and DAGs of 2,000 and 10,000 steps (the most).
+
+    python -m tests.benchmarks.pages
+
+It exits with 1 if a page misses its bar. `docs/performance.md` holds the findings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+import psycopg2
+from rich.console import Console
+from rich.table import Table
+
+from orchestrator.api.app import create_app
+from orchestrator.api.dashboard.paths import PAGES
+from orchestrator.domain.dag.state import DagState, StepState
+from orchestrator.embedded import EmbeddedServices
+from orchestrator.sdk.backend import Backend
+from orchestrator.sdk.dag import definitions
+from orchestrator.sdk.ids import new_id
+from orchestrator.settings import load_settings
+from orchestrator.store.database import upgrade
+from tests.benchmarks import lists
+
+LAYERS = 20
+_STEPS = """
+INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, payload,
+                                      worker, created_at, started_at, ended_at, run_id, step, position)
+SELECT gen_random_uuid(), n, 'etl.part', 'etl', 0, CASE WHEN n = 7 THEN 'failed' ELSE 'success' END, 1, 0, 0, '', 'w-1',
+       now() - interval '1 hour', now() - interval '1 hour' + n * interval '10 ms',
+       now() - interval '1 hour' + (n + 100) * interval '10 ms', %s, 'part_' || n, 0
+  FROM generate_series(0, %s) AS n
+"""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a page must stay below."""
+
+    milliseconds: float = 300
+    kilobytes: float = 300
+
+
+BARS = {10_000: Bar(1_000, 1_000)}
+
+
+def above(number: int, wide: int) -> list[str]:
+    """Return the steps that one follows: one or two of the layer before."""
+    return sorted({f"part_{number - wide - more}" for more in (0, number % 2) if number - wide - more >= 0})
+
+
+def start(backend: Backend, url: str, steps: int) -> dict[str, Bar]:
+    """Store a DAG with a run of which half is done; return its pages."""
+    wide = steps // LAYERS
+    tasks = {f"part_{number}": {"task": "etl.part", "depends_on": above(number, wide)} for number in range(steps)}
+    name = f"dag-{steps}"
+    backend.workflows.apply(definitions.from_data({"name": name, "queue": "etl", "tasks": tasks}))
+    run = backend.workflows.start(name, {}, new_id(), key=None, tags=())
+    state = DagState(bytes([StepState.SUCCESS] * (steps // 2) + [StepState.WAITING] * (steps - steps // 2)))
+    connection = psycopg2.connect(url)
+    connection.autocommit = True
+    with connection.cursor() as cursor:
+        cursor.execute(_STEPS, (run.hex(), steps // 2 - 1))
+        cursor.execute(
+            "UPDATE orchestrator.runs SET status = 'running', started_at = now(), total = %s, open = %s, success = %s,"
+            " state = %s WHERE id = %s",
+            (steps, steps // 2, steps // 2, msgspec.msgpack.encode(state), run.hex()),
+        )
+        cursor.execute("ANALYZE")
+    connection.close()
+    bar = BARS.get(steps, Bar())
+    return {f"/ui/runs/{run.hex()}": bar, f"/ui/workflows/{name}": bar, f"/ui/compare?run={run.hex()}": bar}
+
+
+async def measure(app: object, pages: dict[str, Bar], times: int) -> list[tuple[str, Bar, float, float, float]]:
+    """Read every page some times; return the least milliseconds and CPU time, and kilobytes."""
+    found = []
+    transport = httpx.ASGITransport(app, client=("127.0.0.1", 40_000))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client:
+        await client.get("/ui")
+        for path, bar in pages.items():
+            took, busy = [], []
+            for _ in range(times):
+                began, began_busy = time.perf_counter(), time.process_time()
+                answer = (await client.get(path)).raise_for_status()
+                took.append(1_000 * (time.perf_counter() - began))
+                busy.append(1_000 * (time.process_time() - began_busy))
+            found.append((path, bar, min(took), min(busy), len(answer.content) / 1_000))
+    return found
+
+
+def main() -> int:
+    """Fill, measure, and say which pages miss their bars."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tasks", type=int, default=20_000)
+    parser.add_argument("--times", type=int, default=5)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="pages-") as folder, EmbeddedServices(Path(folder)) as services:
+        url = services.postgres.create_database("pages")
+        upgrade(url)
+        lists.fill(url, given.tasks, given.tasks, given.tasks // 10)
+        settings = load_settings(environ={}, database_url=url, redis_url=services.redis_url)
+        fixed = [one.path for one in PAGES if one.method == "GET" and not one.is_live and one.media_type == "text/html"]
+        pages = {path: Bar() for path in fixed if "{" not in path and not re.search("static|login|log.txt", path)}
+        pages["/ui/queues/queue7"] = pages["/ui/tasks?status=failed"] = Bar()
+        backend = Backend(settings)
+        for steps in (2_000, 10_000):
+            pages |= start(backend, url, steps)
+        backend.close()
+        found = asyncio.run(measure(create_app(settings), pages, given.times))
+    table = Table("page", "ms", "CPU ms", "kB", "bar")
+    missed = 0
+    for path, bar, milliseconds, busy, kilobytes in found:
+        is_missed = milliseconds > bar.milliseconds or kilobytes > bar.kilobytes
+        missed += is_missed
+        limits = f"{'MISSED ' if is_missed else ''}{bar.milliseconds:g} ms, {bar.kilobytes:g} kB"
+        table.add_row(path, f"{milliseconds:.0f}", f"{busy:.0f}", f"{kilobytes:.0f}", limits)
+    Console(width=120).print(table)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
