@@ -76,6 +76,21 @@ def add(connection: Connection, term: int, bucket: datetime, rows: Sequence[Mapp
     _ADD(connection, term=term, bucket=bucket, rows=msgspec.json.encode(rows).decode())
 
 
+class TermSince(NamedTuple):
+    """A leader's term, and when it first counted something."""
+
+    term: int
+    at: datetime
+
+
+@Statement.function("""
+SELECT /* throughput.terms */ term, min(bucket) AS at FROM orchestrator.throughput
+ WHERE bucket >= %(since)s::timestamptz GROUP BY term ORDER BY term
+""")
+def terms(connection: Connection, since: datetime) -> list[TermSince]:
+    """Return the terms in which something was counted since then, the oldest first."""
+
+
 @Statement.function("""
 SELECT /* throughput.list */ bucket, queue, success, failed, cancelled, skipped, dispatched, retried, lost, waits, runs
   FROM orchestrator.throughput

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Iterator
@@ -422,6 +423,22 @@ def test_a_reset_is_looked_at_before_it_is_done(base: str, window: Watched) -> N
     window.sees(".waits", "promise")
     shown = httpx.get(f"{base}/api/v1/runs/{run}").json()["run"]
     assert (shown["status"], shown["reason"]) == ("cancelled", "reset")
+
+
+def test_arguments_are_copied_and_a_pause_is_undone_from_its_notice(base: str, browser: Any) -> None:
+    task = enqueue(f"{base}/api/v1", "add", 3, 4)
+    with watched(browser, base, permissions=["clipboard-read", "clipboard-write"]) as window:
+        window.go(f"/ui/tasks/{task}")
+        window.page.locator(".value", has_text="3").first.hover()
+        window.page.get_by_role("button", name="Copy", exact=True).first.click()
+        window.sees(".copy.copied")
+        assert json.loads(window.page.evaluate("navigator.clipboard.readText()")) == [3, 4]
+        window.go("/ui/queues/mail")
+        window.page.get_by_role("button", name="Pause").click()
+        window.sees(".said", "is paused")
+        window.page.get_by_role("button", name="Undo").click()
+        window.sees(".said", "goes on")
+        window.page.get_by_role("button", name="Pause").wait_for()
 
 
 @pytest.mark.parametrize("pages", ["some", "all"])

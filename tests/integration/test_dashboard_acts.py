@@ -593,3 +593,34 @@ def test_lists_of_runs_have_the_first_line_of_the_error(house: House) -> None:
     assert '<small class="why">E: first line</small>' in page
     assert '<small class="why">E: the code gave up</small>' in page
     assert "second line" not in page
+
+
+def test_charts_mark_starts_of_workers_and_changes_of_the_leader(house: House) -> None:
+    with house.engine.connect() as connection:
+        empty(connection, "workers", "throughput")
+        for name in ("web-1-aa", "web-1-bb"):
+            make_worker(house, name, None)
+        connection.exec_driver_sql("UPDATE orchestrator.workers SET started_at = now() - interval '30 minutes'")
+        for term, minutes in ((1, 50), (1, 40), (2, 10), (2, 9)):
+            connection.exec_driver_sql(
+                "INSERT INTO orchestrator.throughput (bucket, queue, term, success, failed, cancelled, skipped,"
+                " dispatched, retried, lost, waits, runs) VALUES (now() - %s * interval '1 minute', 'mail.out', %s,"
+                " 1, 0, 0, 0, 0, 0, 0, '{}', '{}')",
+                (minutes, term),
+            )
+    visitor, bound = Visitor(house.app), Visitor(house.app)
+    visitor.get("/ui")
+    visitor.post("/ui/queues/mail.out/resume")  # what was read before is forgotten
+    try:
+        for path in ("/ui", "/ui/queues/mail.out", "/ui/failures?within=1h"):
+            page = visitor.get(path).text
+            marks = re.findall(r'<g class="mark"><title>[^<]* UTC: ([^<]*)</title><line x1="([\d.]+)"', page)
+            assert [text for text, _ in marks] == ["2 workers started", "another scheduler leads, in term 2"], path
+            places = [float(x) for _, x in marks]
+            assert places == pytest.approx([30, 50], abs=1.1), path
+        assert 'aria-label="Failures of the last 7d"' in visitor.get("/ui/failures?within=7d").text
+        bound.log_in(make_key(house, Scope.READ, "mail.", "mail-"))
+        assert 'class="mark"' not in bound.get("/ui").text
+    finally:
+        with house.engine.connect() as connection:
+            empty(connection, "throughput")

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.list_notes import SPANS, given
-from orchestrator.api.dashboard.pages.overview import read_failures, read_hour
+from orchestrator.api.dashboard.pages.overview import read_failures, read_hour, read_marks
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
 from orchestrator.api.key_scope import WITHIN, check_queue
 from orchestrator.domain.access import KeyScope
@@ -43,6 +43,7 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
     since = now - SPANS[query.within]
     failures, handled = read_failures(api, key_scope, SPANS[query.within])
     read_spread = partial(api.read, insights.spread_of_failures, since, now, _PARTS, key_scope.queues)
+    spread = api.recent.get(("spread", key_scope, query.within), 5.0, read_spread)
     states = {key: one.state(now) for key, one in handled.items()}
     groups = sorted(failures.groups, key=attrgetter(_SORTS[query.sort.lstrip("-")]), reverse=query.sort[0] == "-")
     return page(
@@ -59,7 +60,9 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
         ranges=list(SPANS),
         since=since.isoformat(timespec="seconds"),
         hour=read_hour(api, key_scope),
-        spread=api.recent.get(("spread", key_scope, query.within), 5.0, read_spread),
+        marks=read_marks(api, key_scope, SPANS[query.within]),
+        spread=spread,
+        totals=[sum(part) for part in zip(*spread.values(), strict=True)] or [0] * _PARTS,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
@@ -20,8 +21,9 @@ from orchestrator.domain.access import KeyScope
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.errors import Unavailable
 from orchestrator.monitoring import trouble
-from orchestrator.monitoring.times import present
+from orchestrator.monitoring.times import counted, present
 from orchestrator.monitoring.trouble import Trouble
+from orchestrator.store import throughput
 from orchestrator.store.insights import Overview, QueueCounts, list_queues
 from orchestrator.store.insights import overview as overview_of
 from orchestrator.store.insights.failures import (
@@ -110,6 +112,28 @@ def _ends(minutes: list[Throughput]) -> Ends:
     return last, all_of_them
 
 
+class Mark(NamedTuple):
+    """Something that happened to the system, in a chart."""
+
+    at: float
+    """Which part of the time lies before it."""
+    text: str
+
+
+def read_marks(api: Api, key_scope: KeyScope, span: timedelta) -> list[Mark]:
+    """Return the starts of workers and changes of the leader within a time until now, for keys that see the whole."""
+    if key_scope.is_bound:
+        return []
+    now = present()
+    since = now - span
+    workers = api.recent.get(("workers",), 5.0, api.backend.insights.list_workers)
+    starts = Counter(one.started_at.replace(second=0, microsecond=0) for one in workers if one.started_at >= since)
+    terms = api.recent.get(("terms",), 10.0, lambda: api.read(throughput.terms, now - throughput.KEPT))
+    found = [(at, f"{counted(count, 'worker')} started") for at, count in starts.items()]
+    found += [(one.at, f"another scheduler leads, in term {one.term}") for one in terms[1:] if one.at >= since]
+    return [Mark(max(0.0, (at - since) / span), f"{at:%Y-%m-%d %H:%M} UTC: {text}") for at, text in sorted(found)]
+
+
 class Decided(NamedTuple):
     """Failures, and what was decided about some of their groups."""
 
@@ -139,6 +163,7 @@ def overview(api: Api, key_scope: KeyScope) -> Response:
         whole=whole,
         queues=read_queues(api, key_scope),
         hour=read_hour(api, key_scope),
+        marks=read_marks(api, key_scope, timedelta(hours=1)),
         failures=groups[:_MOST_GROUPS],
         more_failures=max(0, len(groups) - _MOST_GROUPS),
         failures_looked_at=failures.looked_at,

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.charts import hour, outline
-from orchestrator.api.dashboard.pages.overview import read_queues
+from orchestrator.api.dashboard.pages.overview import read_marks, read_queues
 from orchestrator.api.dashboard.rendering import key_scope_of_visitor, page, pages
 from orchestrator.api.key_scope import QUEUE, WITHIN
 from orchestrator.api.routes import system
@@ -52,6 +52,7 @@ def show_queue(api: Api, name: str) -> Response:
         name=name,
         queue=queue,
         hour=hour(minutes, now),
+        marks=read_marks(api, key_scope, timedelta(hours=1)),
         tasks=listed.items,
         slow=api.recent.get(("slowest", name), 5.0, lambda: api.read(slowest, since, queue=name)),
         waits=api.recent.get(("waits", name), 2.0, lambda: api.read(longest_waits, queue)),

@@ -438,7 +438,7 @@
     if (sized) zoom(sized.parentElement.nextElementSibling, sized.dataset.zoom);
     const copied = event.target.closest("[data-copy]");
     if (copied) {
-      copy(copied.dataset.copy);
+      copy(copied.dataset.copy || copied.nextElementSibling.textContent);
       copied.classList.add("copied");
       setTimeout(() => copied.classList.remove("copied"), 1200);
     }
