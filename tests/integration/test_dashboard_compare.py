@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from uuid import UUID
 
 import pytest
 
@@ -12,9 +13,11 @@ from orchestrator.api.app import create_app
 from orchestrator.domain.access import Scope
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.sdk.values.payload import encode_value
+from orchestrator.transport.codec import LogLine
 from tests.integration.api_client import make_key
 from tests.integration.stage import System, Worker
 from tests.integration.visitor import Visitor
+from tests.said import say
 
 FIRST = """
 name: nightly
@@ -92,3 +95,17 @@ def test_a_bound_key_compares_its_own_runs_only(
     other.log_in(make_key(system.engine, Scope.READ, "bob", queues=None, workflows="mail"))
     assert own.get(f"/ui/compare?run={bad}").status_code == 200
     assert other.get(f"/ui/compare?run={bad}&run={good}").status_code == 404
+
+
+def test_the_log_of_a_run_has_the_lines_of_all_tasks_in_order(played: tuple[Visitor, str, str], system: System) -> None:
+    visitor, good, _ = played
+    now = 1_700_000_000.0
+    for step, places in (("fetch", (0, 2)), ("load", (1, 3))):
+        found_by = "SELECT id FROM orchestrator.ended_tasks WHERE run_id = :run AND step = :step"
+        (task,) = system.sql(found_by, run=good, step=step)
+        lines = [LogLine(now + place, 1, "info", f"line <{place}>") for place in places]
+        say(system.engine, UUID(str(task["id"])).bytes, *lines, run=UUID(good).bytes, step=step)
+    assert f'href="/ui/runs/{good}/log"' in visitor.get(f"/ui/runs/{good}").text
+    text = shown(visitor.get(f"/ui/runs/{good}/log").text)
+    found = re.findall(r"(fetch|load)\s+line <(\d)>", text)
+    assert found == [("fetch", "0"), ("load", "1"), ("fetch", "2"), ("load", "3")], text
