@@ -145,9 +145,10 @@ def _node_run(api: Api, found: NodeRunView) -> NodeRunView:
 
 @hides(RunDetail)
 def _run(api: Api, found: RunDetail) -> RunDetail:
-    if not found.params:
+    if not found.params and not found.attributes:
         return found
-    return dataclasses.replace(found, params=api.redaction_of_run(found.id).shown(found.params))
+    hidden = api.redaction_of_run(found.id)
+    return dataclasses.replace(found, params=hidden.shown(found.params), attributes=hidden.shown(found.attributes))
 
 
 @hides(CodeView)

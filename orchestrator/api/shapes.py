@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_type_hints
 import msgspec
 
 T = TypeVar("T")
-_ONE_BY_ONE = {"statuses": "status", "tags": "tag"}
+_ONE_BY_ONE = {"statuses": "status", "tags": "tag", "attributes": "attribute"}
 """Fields that are given once for each value: `?status=failed&status=cancelled`."""
 
 

@@ -8,8 +8,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from orchestrator.domain.code import commands, history, resets
 from orchestrator.domain.code.activation import Activation, Query, QueryResult
+from orchestrator.domain.code.attributes import attributes_of
 from orchestrator.domain.code.ends import ASKED, PARENT_ASKS, PARENT_ENDED, CommandsByKind
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.other_runs import CANCEL, Target, has_ended, is_wait, not_found, settled
@@ -255,9 +258,9 @@ class MemoryLeader:
     @staticmethod
     def _note_state(run: Run, what: history.HistoryItem) -> None:
         match what:
-            case history.StateSet(key=key, value=value):
+            case history.StateSet(key=key, value=value, attribute=""):
                 run.state[key] = value
-            case history.StateCleared(key=key):
+            case history.StateCleared(key=key, is_attribute=False):
                 run.state.pop(key, None)
 
     def _start_child(self, run: Run, command: commands.StartChildRun) -> TaskError | None:
@@ -354,7 +357,11 @@ class MemoryLeader:
 
     def _continue(self, run: Run, end: commands.ContinueRun) -> None:
         old = run.started
-        started = history.RunStarted(old.workflow, old.version, end.payload, old.queue, old.parent, run.id)
+        attributes = attributes_of(event.what for event in run.history)
+        text = msgspec.json.encode(attributes).decode() if attributes else ""
+        started = history.RunStarted(
+            *(old.workflow, old.version, end.payload, old.queue, old.parent, run.id), attributes=text
+        )
         new = self.start(started, successor_id(run.id), run.parent, run.detached, terminates=run.terminates)
         self._put_in_place(new, run)
         new.timeout, new.timed_out = run.timeout, run.timed_out

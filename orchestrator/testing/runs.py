@@ -9,6 +9,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Query
+from orchestrator.domain.code.attributes import attributes_of
 from orchestrator.domain.code.history import Fact, HistoryItem
 from orchestrator.domain.code.promises import Resolution, misfit
 from orchestrator.domain.ids import derived_id, to_text
@@ -104,6 +105,11 @@ class TestedRun(Generic[R]):
     def state(self) -> dict[str, Any]:
         """What the code has set and not cleared."""
         return {key: decode_value(value) for key, value in self._run.state.items()}
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes that its code has set."""
+        return attributes_of(event.what for event in self._run.history)
 
     async def result(self) -> R:
         """Let time pass until the run has ended, and return what it returned; raise RunFailed if it did not."""

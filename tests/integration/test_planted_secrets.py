@@ -349,6 +349,7 @@ async def _signup(ctx: WorkflowContext, user: str, password: str) -> None:
         return {"user": user, "password": password, "session": entered["token"], "note": f"for {password}"}
 
     ctx.set("password", password)
+    ctx.set_attributes(password=password, known=f"as {password}", user=user)
     ctx.set("known", {"password": password, "user": user})
     entered = await ctx.schedule("login", user=user, password=password, token=TOKEN)
     ctx.set("session", entered["token"])

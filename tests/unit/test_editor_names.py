@@ -49,8 +49,8 @@ NAMES: dict[type[Any], tuple[str, str]] = {
         "id",
     ),
     WorkflowHandle: (
-        "result status state signal resolve reject query update start_update cancel terminate reset retry rerun "
-        "history",
+        "result status state attributes signal resolve reject query update start_update cancel terminate reset retry "
+        "rerun history",
         "id options update_handle",
     ),
     Queue: ("pause resume limit retain purge open drain", "name"),
@@ -72,8 +72,8 @@ NAMES: dict[type[Any], tuple[str, str]] = {
     ),
     WorkflowContext: (
         "",
-        "all_handlers_finished clear compensate continue_as_new get info logger now patched promise query random run "
-        "schedule set should_continue_as_new signal signals sleep update uuid wait_condition",
+        "all_handlers_finished attributes clear compensate continue_as_new get info logger now patched promise query "
+        "random run schedule set set_attributes should_continue_as_new signal signals sleep update uuid wait_condition",
     ),
 }
 """Of each class: the methods that wait for Postgres or for an end, and all other names."""

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 import click
+import msgspec
 
 from orchestrator.cli.code.resetting import reset
 from orchestrator.cli.runs.ids import run_argument, runs_argument
@@ -190,10 +191,12 @@ def _fields(event: Event) -> Iterator[tuple[str, str]]:
     for field in event.what.__struct_fields__:
         found = getattr(event.what, field)
         if (
-            found in (None, "", {}) or found is False or field in ("digest", "otherwise")
+            found in (None, "", {}) or found is False or field in ("digest", "otherwise", "attribute")
         ):  # which mean nothing to people
             continue
-        if isinstance(found, bytes):
+        if field == "attributes":
+            found = data_text(hidden().shown(msgspec.json.decode(found)))
+        elif isinstance(found, bytes):
             found = to_text(found) if field in ID_FIELDS else _shown(found)
         elif hasattr(found, "kind"):
             found = error_text(found.kind, found.message) + (

@@ -132,6 +132,9 @@ def start(
 @click.option("--workflow", metavar="NAME", help="Only of this workflow.")
 @status_option(RunState)
 @click.option("--tag", "tags", multiple=True, help="Only with this tag; given again, with all of them.")
+@click.option(
+    "--attribute", "attributes", multiple=True, metavar="NAME=VALUE", help="Only with this attribute; may be repeated."
+)
 @click.option("--name", help="Only of this name.")
 @click.option("--stuck", is_flag=True, help="Only those that cannot go on.")
 @click.option("--parent", type=RUN, metavar="ID", help="Only those that this run started.")

@@ -75,6 +75,7 @@ def print_run(run: RunDetail, code: CodeView | None, successor_view: CodeView | 
             **({"waits for": _limit(run)} if run.held_by else {}),
             "tasks": f"{run.total:,}: {counts}" if counts else f"{run.total:,}",
             "tags": ", ".join(run.tags),
+            "attributes": _params(run.attributes or {}),
             "own id" if run.code else "key": run.key,
             "schedule": run.schedule,
             "fire time": when(run.fire_time, now),

@@ -23,7 +23,10 @@ MOST_CHILDREN = 100
 
 def find_run(calls: Calls, run: UUID) -> RunDetail:
     found = existing(calls.insights.show_run(run), "run", run)
-    return dataclasses.replace(found, params=hidden().shown(readable_params(found.params)))
+    shown = hidden().shown
+    return dataclasses.replace(
+        found, params=shown(readable_params(found.params)), attributes=shown(found.attributes or {})
+    )
 
 
 def _code(calls: Calls, run: UUID) -> CodeView:

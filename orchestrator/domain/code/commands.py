@@ -160,6 +160,8 @@ class SetState(Message, frozen=True):
     ordinal: int
     key: str
     value: bytes
+    attribute: str = ""
+    """Of an attribute of the run: the value as JSON, which lists are filtered by."""
 
 
 class ClearState(Message, frozen=True):
@@ -167,6 +169,7 @@ class ClearState(Message, frozen=True):
 
     ordinal: int
     key: str
+    is_attribute: bool = False
 
 
 class SignalRun(Message, frozen=True):

@@ -27,8 +27,8 @@ _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 def _carried_out(batch: Sequence[Command]) -> Iterator[Command]:
     """Yield the commands of a batch that are carried out beside being recorded.
 
-    Where the batch ends the run, that is what reaches others: detached children, cancels of children, signals and
-    answers. All else that it asks for belongs to the run, whose end cancels it before it begins.
+    Where the batch ends the run, that is what reaches others: detached children, cancels of children, signals,
+    answers and attributes. All else that it asks for belongs to the run, whose end cancels it before it begins.
     """
     ends = bool(batch) and isinstance(batch[-1], commands.EndCommand)
     for command in batch:
@@ -36,6 +36,8 @@ def _carried_out(batch: Sequence[Command]) -> Iterator[Command]:
             case commands.StartChildRun(detached=True):
                 yield command
             case commands.CancelChildRun() | commands.SignalRun() | commands.AnswerUpdate():
+                yield command
+            case commands.SetState() | commands.ClearState():
                 yield command
             case _ if not ends:
                 yield command

@@ -57,6 +57,8 @@ class RunStarted(Message, frozen=True):
     """The run that this one goes on from."""
     origin: bytes | None = None
     """The first of the runs that this one was reset from: it repeats that one's random numbers and UUIDs."""
+    attributes: str = ""
+    """Those that it begins with, as JSON."""
 
 
 class TaskCompleted(_Returned, frozen=True):
@@ -114,6 +116,8 @@ class RunWanted(msgspec.Struct, frozen=True, array_like=True):
     pinned: bool = False
     trace: str | None = None
     headers: str | None = None
+    """JSON."""
+    attributes: str = ""
     """JSON."""
 
 

@@ -6,11 +6,14 @@ reported twice or late. All batches of a tick are applied together, one statemen
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Activated, Violation
+from orchestrator.domain.code.attributes import Scalar
 from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.ends import NOTHING, PARENT_ASKS, CommandsByKind, end_of
 from orchestrator.domain.code.history import HistoryItem
@@ -237,7 +240,21 @@ def _carry_out(tx: Transaction, code: CodeRuns, batches: Mapping[bytes, Sequence
     if signals := wanted.of(commands.SignalRun):
         ending = {run for run, batch in batches.items() if batch and isinstance(batch[-1], commands.EndCommand)}
         other_runs.send(tx, signals, ending)
+    if changed := _attributes(wanted):
+        code_runs.set_attributes(tx.connection, changed)
     reply(tx, [Answered(one.id, one.result, one.error) for _, one in wanted.of(commands.AnswerUpdate)])
+
+
+def _attributes(wanted: CommandsByKind) -> dict[bytes, dict[str, Scalar | None]]:
+    """Return, by run, the attributes that its code has set; None stands for those that it has removed."""
+    changed: dict[bytes, dict[int, tuple[str, Scalar | None]]] = defaultdict(dict)
+    for run, one in wanted.of(commands.SetState):
+        if one.attribute:
+            changed[run][one.ordinal] = one.key, msgspec.json.decode(one.attribute)
+    for run, gone in wanted.of(commands.ClearState):
+        if gone.is_attribute:
+            changed[run][gone.ordinal] = gone.key, None
+    return {run: dict(some[ordinal] for ordinal in sorted(some)) for run, some in changed.items()}
 
 
 def _start_children(tx: Transaction, nesting: Nesting, wanted: Sequence[NewRun]) -> None:

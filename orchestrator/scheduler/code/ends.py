@@ -108,7 +108,9 @@ def _successors(tx: Transaction, continuing: Mapping[bytes, ContinueRun]) -> dic
     successors: dict[bytes, _Successor] = {}
     for old in code_runs.predecessors(tx.connection, ids, tx.now):
         payload = continuing[old.id].payload
-        started = history.RunStarted(old.workflow, old.version, payload, old.queue, old.parent, old.id)
+        started = history.RunStarted(
+            *(old.workflow, old.version, payload, old.queue, old.parent, old.id), attributes=old.attributes or ""
+        )
         new = code_runs.new_run(successor_id(old.id), [started, *carried[old.id].facts], pinned=old.pinned)._replace(
             timeout=old.timeout,
             parent_run=old.parent,

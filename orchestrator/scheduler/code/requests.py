@@ -121,7 +121,9 @@ def _start_with(tx: Transaction, late: Mapping[str, Sequence[tuple[RunWanted, hi
 def _run_with(late: Sequence[tuple[RunWanted, history.SignalReceived]]) -> NewRun:
     """Return the run that begins with signals, as the first of them wants it; the others may yet begin another."""
     (wanted, first), *others = late
-    started = history.RunStarted(wanted.workflow, wanted.version, wanted.payload, wanted.queue)
+    started = history.RunStarted(
+        *(wanted.workflow, wanted.version, wanted.payload, wanted.queue), attributes=wanted.attributes
+    )
     signals = [history.SignalReceived(first.name, first.value), *(signal for _, signal in others)]
     new = code_runs.new_run(wanted.id, [started, *signals], pinned=wanted.pinned)
     return new._replace(timeout=wanted.timeout, tags=wanted.tags, trace=wanted.trace, headers=wanted.headers)

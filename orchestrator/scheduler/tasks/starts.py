@@ -161,7 +161,7 @@ def _signal_or(task: NewTask, start: StartCode, key: str) -> SignalReceived:
     assert start.signal is not None
     of, told = start.started, start.signal
     asked = (start.timeout, start.tags, start.pinned, task.trace, _headers(task))
-    wanted = RunWanted(task.id, key, of.workflow, of.version, of.payload, of.queue, *asked)
+    wanted = RunWanted(task.id, key, of.workflow, of.version, of.payload, of.queue, *asked, of.attributes)
     return SignalReceived(told.name, told.value, wanted)
 
 

@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code import history, resets
 from orchestrator.domain.code.activation import NO_HANDLER
+from orchestrator.domain.code.attributes import checked, stored
 from orchestrator.domain.code.promises import misfit
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
@@ -80,6 +81,7 @@ class CodeBackend(CodeRequests):
             return run_id, None
         if repeated and signal is not None:
             raise Uncertain(f"It is not known whether signal {signal.name!r} was sent to the run under the id {key!r}.")
+        checked(stored(started.attributes))
         started = msgspec.structs.replace(started, payload=self._outgoing(CALL, started.payload, run_id))
         if signal is not None:
             signal = msgspec.structs.replace(signal, value=self._outgoing(VALUE, signal.value, run_id))
@@ -116,6 +118,7 @@ class CodeBackend(CodeRequests):
                 start |= {name: getattr(started, name) for name in ("workflow", "version", "payload", "queue")}
                 start |= {} if run.trace is None else {"trace": run.trace}
                 start |= {} if run.headers is None else {"headers": run.headers}
+                start |= {"attributes": started.attributes} if started.attributes else {}
                 request = add_request(
                     connection, RequestKind.SIGNAL, held[0], name=signal.name, value=signal.value, start=start
                 )

@@ -50,11 +50,16 @@ class CodeReading(Part, CodeWork):
             said = histories.said_by_code(connection, last, with_timers=False)
         state: dict[str, msgspec.Raw] = {}
         for what in said:
-            if isinstance(what, history.StateSet):
+            if isinstance(what, history.StateSet) and not what.attribute:
                 state[what.key] = msgspec.Raw(reveal(what.value))
-            elif isinstance(what, history.StateCleared):
+            elif isinstance(what, history.StateCleared) and not what.is_attribute:
                 state.pop(what.key, None)
         return msgspec.msgpack.encode(state)
+
+    def attributes(self, run: bytes) -> bytes:
+        last, _ = self._last(run)
+        with self._reading() as connection:
+            return msgspec.msgpack.encode(reads.attributes(connection, last))
 
     def overdue(self, run: bytes, update: str | None = None) -> str:
         """Say why a run, or the one in which it goes on, has not ended or answered in time.

@@ -115,6 +115,10 @@ class CodeCalls(Protocol):
     def state(self, run: Id) -> bytes:
         """Return the state that the code of the run has set, or of the one in which it goes on: a mapping."""
 
+    @call(about={Kind.RUN: "run"}, for_programs=True, redacts="run")
+    def attributes(self, run: Id) -> bytes:
+        """Return the attributes of the run, or of the one in which it goes on: a mapping."""
+
     @call(about={Kind.RUN: "run"})
     def overdue(self, run: Id, update: str | None = None) -> str:
         """Say why a run, or the one in which it goes on, has not ended or answered in time."""

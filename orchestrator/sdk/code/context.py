@@ -15,7 +15,10 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar, overload
 from uuid import UUID
 
+import msgspec
+
 from orchestrator.domain.code import commands
+from orchestrator.domain.code.attributes import Scalar, checked, stored
 from orchestrator.domain.ids import derived_id
 from orchestrator.errors import OperationFailed
 from orchestrator.sdk.checks import check_name
@@ -79,6 +82,7 @@ class WorkflowContext:
         self._handlers = handlers
         self._compensations = compensations
         self._state: dict[str, bytes] = {}
+        self._attributes: dict[str, Scalar] | None = None
         self._patches: dict[str, bool] = {}
         self._uuids = 0
         self.random: random.Random = RunRandom(commander)
@@ -291,6 +295,27 @@ class WorkflowContext:
         ordinal, _ = self._commander.next("state")
         self._commander.issue(commands.ClearState(ordinal, check_name("state", key)))
         self._state.pop(key, None)
+
+    def set_attributes(self, **attributes: str | int | float | bool | datetime | None) -> None:
+        """Set attributes of the run, by which lists are filtered; None removes one. They are not encrypted."""
+        found = checked({name: value for name, value in (self.attributes | attributes).items() if value is not None})
+        for name in attributes:
+            ordinal, _ = self._commander.next("state")
+            if name in found:
+                data = encode_value(found[name], f"Attribute {name!r}", self._commander.limit)
+                text = msgspec.json.encode(found[name]).decode()
+                self._commander.issue(commands.SetState(ordinal, name, data, text))
+            else:
+                self._commander.issue(commands.ClearState(ordinal, name, True))
+        self._attributes = found
+
+    @property
+    def attributes(self) -> dict[str, Scalar]:
+        """The attributes of the run, as its start and its code have set them; a time is a text, in UTC."""
+        if self._attributes is None:
+            assert self._commander.started is not None
+            self._attributes = stored(self._commander.started.attributes)
+        return dict(self._attributes)
 
     @property
     def info(self) -> RunInfo:

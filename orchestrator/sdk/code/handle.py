@@ -129,6 +129,11 @@ class WorkflowHandle(Generic[R]):
         state: dict[str, Any] = decode_value(self._client.backend.code.state(self._run))
         return state
 
+    def attributes(self) -> dict[str, Any]:
+        """Return its attributes, by which lists are filtered; also after the end."""
+        attributes: dict[str, Any] = decode_value(self._client.backend.code.attributes(self._run))
+        return attributes
+
     # -- messages to the run
 
     @overload
@@ -280,6 +285,7 @@ class WorkflowHandle(Generic[R]):
     aresult = commanded_by(result_inside, async_variant(result))
     astatus = async_variant(status)
     astate = async_variant(state)
+    aattributes = async_variant(attributes)
     aresolve = async_variant(resolve)
     areject = async_variant(reject)
     acancel = commanded_by(partial(cancel_inside, is_awaited=True), async_variant(cancel))

@@ -30,6 +30,8 @@ _OF_LEADER = "otherwise"
 """The fate of a signal that the code is not shown: no matter of its history."""
 ID_FIELDS = ("id", "parent", "continued_from", "origin", "run")
 """Fields that hold an id; all others that hold bytes hold an encoded value."""
+_ATTRIBUTES = ("attribute", "attributes")
+"""Fields that hold values as JSON."""
 _KINDS = {
     kind.__struct_config__.tag: kind
     for kind in (*get_args(history.Fact), *get_args(history.Record), *get_args(history.Marker))
@@ -104,6 +106,10 @@ def _field_to_plain(name: str, value: Any, hidden: Redaction, called: str) -> An
         texts = {"message": hidden.text(value.message), "traceback": hidden.text(value.traceback)}
         phase = {"phase": value.phase} if value.phase else {}
         return {"kind": value.kind, **texts, **data, **phase}
+    if name in _ATTRIBUTES and value and hidden:
+        plain = msgspec.json.decode(value)
+        shown = hidden.named(called, plain) if name == "attribute" else hidden.shown(plain)
+        return msgspec.json.encode(shown).decode()
     if isinstance(value, bytes):
         return to_text(value) if name in ID_FIELDS else {"value": _to_plain(hidden.named(called, _decode(value)))}
     return value

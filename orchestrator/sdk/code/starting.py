@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_args
 
 import msgspec
 
 from orchestrator.domain.code import history
+from orchestrator.domain.code.attributes import checked
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.tasks.headers import of_start
 from orchestrator.domain.tasks.starts import OnConflict, StartCode, as_task
@@ -47,6 +48,7 @@ class Starting(Generic[P, R]):
         id: str | None,
         on_conflict: OnConflict,
         tags: Sequence[str],
+        attributes: Mapping[str, object],
         signal: tuple[str | SignalMethod[..., Any], Any] | None,
         update: tuple[Any, ...] | None,
         update_id: str | None,
@@ -69,6 +71,7 @@ class Starting(Generic[P, R]):
         self._id = None if id is None else check_label("run id", id)
         self._on_conflict = on_conflict
         self._tags = check_tags(tags)
+        self._attributes = checked(attributes)
         self._signal = signal
         self._pinned = pinned
 
@@ -119,7 +122,8 @@ class Starting(Generic[P, R]):
 
     def _outgoing(self, started: history.RunStarted, run: bytes) -> history.RunStarted:
         payload = outgoing(started.payload, CALL, run, self._client.settings)
-        return msgspec.structs.replace(started, payload=payload)
+        attributes = msgspec.json.encode(self._attributes).decode() if self._attributes else ""
+        return msgspec.structs.replace(started, payload=payload, attributes=attributes)
 
     def _encoded_update(self) -> history.UpdateRequested | None:
         if self._update is None:

@@ -7,7 +7,7 @@ import inspect
 from asyncio import Future
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, get_args
 from uuid import UUID
 
@@ -163,6 +163,7 @@ class CodeWorkflow(Generic[P, R]):
         id: str | None = None,
         on_conflict: OnConflict = "reject",
         tags: Sequence[str] = (),
+        attributes: Mapping[str, str | int | float | bool | datetime] = {},
         signal: tuple[str | SignalMethod[..., Any], Any] | None = None,
         update: tuple[Any, ...] | None = None,
         update_id: str | None = None,
@@ -176,7 +177,7 @@ class CodeWorkflow(Generic[P, R]):
         an `update` (name or method, and arguments), whose answer `handle.update_handle(update_id)` has.
 
         A run that is `pinned` is held to this version of the workflow: it waits for workers that have it. Without it,
-        the `versioning` of the workflow decides.
+        the `versioning` of the workflow decides. Lists are filtered by `tags` and `attributes`.
         """
         return Starting(
             self._client,
@@ -186,6 +187,7 @@ class CodeWorkflow(Generic[P, R]):
             id=id,
             on_conflict=on_conflict,
             tags=tags,
+            attributes=attributes,
             signal=signal,
             update=update,
             update_id=update_id,

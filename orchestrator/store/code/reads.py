@@ -74,6 +74,16 @@ def waiting(connection: Connection, run: bytes) -> dict[str, Any]:
     return _WAITING.first(connection, id=run) or {}
 
 
+_ATTRIBUTES = Statement[dict[str, Any] | None](
+    "SELECT /* code_reads.attributes */ attributes FROM orchestrator.runs WHERE id = %(id)s::uuid"
+)
+
+
+def attributes(connection: Connection, run: bytes) -> dict[str, Any]:
+    """Return the attributes of a run."""
+    return _ATTRIBUTES.first(connection, id=run) or {}
+
+
 _REPEATED = Statement[Row](f"""
 SELECT /* code_reads.repeated */ h.data, array_to_json(r.tags)::text AS tags, t.name <> r.workflow AS pinned,
        r.version, r.name, r.headers::text AS headers,
@@ -95,6 +105,6 @@ def repeated(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
     if row is None:
         return None
     old = first_event(bytes(row.data))
-    started = history.RunStarted(old.workflow, row.version, old.payload, old.queue)
+    started = history.RunStarted(old.workflow, row.version, old.payload, old.queue, attributes=old.attributes)
     again = code_runs.new_run(new, [started], pinned=row.pinned)
     return again._replace(timeout=row.timeout, tags=row.tags, name=row.name, headers=row.headers)

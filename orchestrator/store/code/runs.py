@@ -6,7 +6,7 @@ waits, 0 when it has something to be shown. How that task ends is how the run en
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from typing import NamedTuple
@@ -15,13 +15,15 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain.code import history
+from orchestrator.domain.code.attributes import Scalar, attributes_of
 from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.ids import successor_id
+from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.verdict import GOES_ON
 from orchestrator.store.code.histories import event_rows
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs.creation import NewCode, NewRun
-from orchestrator.store.sql import Prepared, Statement
+from orchestrator.store.sql import Batch, Prepared, Statement
 
 
 def new_run(
@@ -51,7 +53,23 @@ def new_run(
             events=event_rows(run_id, events),
             times=times,
         ),
+        attributes=stored_json(attributes) if (attributes := attributes_of(events)) else None,
     )
+
+
+_CHANGED = Batch("n", "id uuid, changes jsonb")
+_SET_ATTRIBUTES = Prepared[None](f"""
+UPDATE /* code_runs.set_attributes */ orchestrator.runs r
+   SET attributes = nullif(jsonb_strip_nulls(coalesce(r.attributes, '{{}}') || n.changes), '{{}}')
+  FROM {_CHANGED}
+ CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = n.id LIMIT 1) AS found
+ WHERE r.ctid = found.place
+""")
+
+
+def set_attributes(connection: Connection, changed: Mapping[bytes, Mapping[str, Scalar | None]]) -> None:
+    """Change attributes of runs; None removes one."""
+    _SET_ATTRIBUTES(connection, _CHANGED((run, stored_json(some)) for run, some in changed.items()))
 
 
 _FORGET = Prepared[None]("""
@@ -134,6 +152,7 @@ class Predecessor(NamedTuple):
     began_at: float
     trace: str | None = None
     headers: str | None = None
+    attributes: str | None = None
 
 
 _CONTINUED = Prepared[Predecessor]("""
@@ -142,7 +161,7 @@ SELECT /* code_runs.continued */ r.id, r.parent_run AS parent, r.parent_position
        extract(epoch FROM r.deadline - %(now)s::timestamptz)::double precision AS timeout, r.workflow, r.version,
        t.queue, t.name <> r.workflow AS pinned, r.reason, r.cancelling, r.schedule, r.fire_time::text AS fire_time,
        r.lane, r.lane_limit, r.name, extract(epoch FROM r.created_at)::double precision AS began_at, r.trace,
-       r.headers::text AS headers
+       r.headers::text AS headers, r.attributes::text AS attributes
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  CROSS JOIN LATERAL (SELECT queue, name FROM orchestrator.ended_tasks WHERE id = wanted.id LIMIT 1) AS t

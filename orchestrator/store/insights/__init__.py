@@ -18,6 +18,7 @@ from orchestrator.store.insights.code_workflows import (
 )
 from orchestrator.store.insights.failures import GroupKey, spread_of_failures
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, empty_queue, list_queues, list_workers
+from orchestrator.store.insights.last_runs import LastRun, last_runs
 from orchestrator.store.insights.lineage import Lineage, Relative, find_relative, lineage
 from orchestrator.store.insights.longest import minutes_of_worker, slowest
 from orchestrator.store.insights.lookup import Found, find_run_owners, find_task_owners, search
@@ -31,7 +32,6 @@ from orchestrator.store.insights.pressure import (
 )
 from orchestrator.store.insights.redact import family_of, patterns_of_workflow
 from orchestrator.store.insights.runs import (
-    LastRun,
     RunDetail,
     RunFilter,
     RunNote,
@@ -39,7 +39,6 @@ from orchestrator.store.insights.runs import (
     RunView,
     errors_of_runs,
     find_runs,
-    last_runs,
     list_runs,
     notes_of_runs,
     page_of_runs,

@@ -123,9 +123,9 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
                 payload = reveal(what.payload, CALL)
             case history.RunReset(run=other, to=to, reason=reason):
                 reset = ResetView(run=UUID(bytes=other), to=to, reason=reason)
-            case history.StateSet(key=key, value=value):
+            case history.StateSet(key=key, value=value, attribute=""):
                 state[key] = reveal(value)
-            case history.StateCleared(key=key):
+            case history.StateCleared(key=key, is_attribute=False):
                 state.pop(key, None)
             case history.TimerStarted():
                 timers[what.id] = what.name

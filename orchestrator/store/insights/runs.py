@@ -11,8 +11,10 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
+from orchestrator.domain.code import attributes
 from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.limits.names import scoped
+from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.verdict import TERMINATED
 from orchestrator.domain.states import RunState
 from orchestrator.sealing import open_json, open_text, reveal_text
@@ -96,6 +98,8 @@ class RunDetail(RunView):
     """It is a run of a flow graph."""
     parent_task: UUID | None = None
     """The task that started it."""
+    attributes: Mapping[str, Any] | None = None
+    """What its code has set for lists to be filtered by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +114,8 @@ class RunFilter:
     """This name."""
     tags: tuple[str, ...] = ()
     """With all of these tags."""
+    attributes: tuple[str, ...] = ()
+    """With all of these attributes: `stage=paid`."""
     parent: UUID | None = None
     """Started by this run."""
     stuck: bool = False
@@ -140,6 +146,7 @@ SELECT /* {{name}} */ * FROM (SELECT {_COLUMNS} FROM orchestrator.runs
    AND (%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
    AND (%(name)s::text IS NULL OR name = %(name)s::text)
    AND (%(tags)s::text[] IS NULL OR (tags <> '{{{{}}}}' AND tags @> %(tags)s::text[]))
+   AND (%(attributes)s::jsonb IS NULL OR (attributes IS NOT NULL AND attributes @> %(attributes)s::jsonb))
    AND (%(parent)s::uuid IS NULL OR parent_run = %(parent)s::uuid)
    AND (NOT %(stuck)s OR (stuck IS NOT NULL AND ended_at IS NULL))
    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
@@ -188,6 +195,7 @@ def page_of_runs(
         "name": wanted.name,
         "workflow": wanted.workflow,
         "tags": list(wanted.tags) or None,
+        "attributes": stored_json(attributes.wanted(wanted.attributes)) if wanted.attributes else None,
         "parent": wanted.parent and wanted.parent.hex,
         "stuck": wanted.stuck,
         "since": wanted.since,
@@ -367,36 +375,3 @@ def _columns(row: Any) -> dict[str, Any]:
         name: reveal_text(text) if isinstance(text, str) else text for name, text in row.stuck.items()
     }
     return {**row._asdict(), "tags": tuple(row.tags), "stuck": stuck}
-
-
-# -- the last runs of workflows
-
-
-class LastRun(NamedTuple):
-    """One of the last runs of a workflow or a flow."""
-
-    workflow: str
-    id: UUID
-    status: str
-    created_at: datetime
-    started_at: datetime | None
-    ended_at: datetime | None
-
-
-# A range of one name, because of `workflow = name` Postgres concludes that ids alone give the order: then it may walk
-# the primary key, past all newer runs of others.
-_NEWEST_RUNS = Statement[LastRun]("""
-SELECT /* insights.last_runs */ r.* FROM unnest(%(workflows)s::text[]) AS w(name)
- CROSS JOIN LATERAL (
-       SELECT workflow, id, status, created_at, started_at, ended_at FROM orchestrator.runs
-        WHERE workflow >= w.name AND workflow <= w.name ORDER BY workflow DESC, id DESC LIMIT %(limit)s) AS r
- ORDER BY r.id
-""")
-
-
-def last_runs(connection: Connection, workflows: Iterable[str], limit: int) -> dict[str, list[LastRun]]:
-    """Return so many of the last runs of each workflow, the oldest of them first; in one walk along their index."""
-    found: dict[str, list[LastRun]] = {name: [] for name in workflows}
-    for run in _NEWEST_RUNS(connection, workflows=list(found), limit=limit) if found else ():
-        found[run.workflow].append(run)
-    return found

@@ -70,6 +70,8 @@ class NewRun(NamedTuple):
     """Of a flow: what it remembers before it has begun. Of a run that `begun`: what its plan does."""
     headers: Json | None = None
     """Texts that its tasks and child runs have, too; a child run that is given none has those of its parent."""
+    attributes: Json | None = None
+    """Of a run of code: what lists are filtered by."""
     begun: bool = False
     """It starts running; its first tasks are created with it. Code without a lane always does."""
     code: NewCode | None = None

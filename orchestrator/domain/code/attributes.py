@@ -1,0 +1,91 @@
+"""Attributes of runs: names and scalars that code sets, and that lists are filtered by.
+
+They are part of the run's state in its history, and stand in one column of its row as well, unsealed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+
+import msgspec
+
+from orchestrator.domain.code import history
+from orchestrator.domain.code.history import HistoryItem
+from orchestrator.errors import InvalidWorkflow
+
+Scalar = str | int | float | bool
+MOST = 32
+"""Attributes of one run."""
+LONGEST = 255
+"""Characters of a text."""
+LARGEST = 2**53
+"""Whole numbers stay below it, in JSON."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def checked(given: Mapping[str, object]) -> dict[str, Scalar]:
+    """Return attributes as they are stored, times as text in UTC; InvalidWorkflow if one is no scalar, or too large."""
+    if len(given) > MOST:
+        raise InvalidWorkflow(f"Attributes: a run has at most {MOST}, found {len(given)}.")
+    return {_name(name): _scalar(name, value) for name, value in given.items()}
+
+
+def _name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise InvalidWorkflow(f"An attribute name has 1 to 64 letters, digits, or any of _ . -; found {name!r:.100}.")
+    return name
+
+
+def _scalar(name: str, value: object) -> Scalar:
+    match value:
+        case datetime(tzinfo=zone) if zone is not None:
+            return value.astimezone(UTC).isoformat()
+        case str() if len(value) <= LONGEST and value.isprintable():
+            return value
+        case int() if abs(value) < LARGEST:  # and a bool
+            return value
+        case float() if math.isfinite(value):
+            return value
+    raise InvalidWorkflow(
+        f"Attribute {name!r}: expected a text of at most {LONGEST} printable characters, a number, true or false, or a "
+        f"datetime with a time zone; found {value!r:.100}."
+    )
+
+
+def stored(text: str) -> dict[str, Scalar]:
+    """Return attributes as `RunStarted` has them; none of a text that is no such thing."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Scalar]) if text else {}
+    except msgspec.MsgspecError:
+        return {}
+
+
+def attributes_of(events: Iterable[HistoryItem]) -> dict[str, Scalar]:
+    """Return the attributes of a run with this history."""
+    found: dict[str, Scalar] = {}
+    for what in events:
+        match what:
+            case history.RunStarted(attributes=text):
+                found |= stored(text)
+            case history.StateSet(key=key, attribute=text) if text:
+                found[key] = msgspec.json.decode(text)
+            case history.StateCleared(key=key, is_attribute=True):
+                found.pop(key, None)
+    return found
+
+
+def wanted(filters: Iterable[str]) -> dict[str, Scalar]:
+    """Return what runs must have: `stage=paid`. A value that reads as a number, true or false is one, unless quoted."""
+    found: dict[str, Scalar] = {}
+    for text in filters:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise InvalidWorkflow(f"Attribute: expected NAME=VALUE, found {text!r:.100}.")
+        try:
+            found[name] = msgspec.json.decode(value, type=Scalar)
+        except msgspec.MsgspecError:
+            found[name] = value
+    return found

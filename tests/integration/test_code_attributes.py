@@ -1,0 +1,152 @@
+"""Attributes of runs: set by code and at the start, kept across turns, runs and resets, shown, and filtered by."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from orchestrator import InvalidWorkflow, Orchestrator, WorkflowContext, WorkflowHandle
+from orchestrator.domain.code import history
+from orchestrator.domain.code.attributes import MOST, wanted
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.store.insights import RunFilter, list_runs, show_run
+from orchestrator.testing import Recording, WorkflowTest, replay
+from tests.integration.api_client import ApiClient
+from tests.integration.code_stage import rest
+from tests.integration.stage import System
+
+DUE = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+
+
+def workflow_of(app: Orchestrator) -> Any:
+    @app.workflow(name="order")
+    async def order(ctx: WorkflowContext, renewed: bool = False) -> dict[str, Any]:
+        if not renewed:
+            ctx.set("note", "state is another thing")
+            ctx.set_attributes(stage="new", total=12.5, count=3, paid=False, due=DUE, gone="soon")
+            await ctx.signals("go").get()
+            ctx.set_attributes(stage="paid", paid=True, gone=None)
+            ctx.continue_as_new(True)
+        await ctx.signals("end").get()
+        ctx.set_attributes(stage="done")
+        return ctx.attributes
+
+    return order
+
+
+SET = {"stage": "paid", "total": 12.5, "count": 3, "paid": True, "due": "2026-01-02T03:04:00+00:00", "customer": "acme"}
+
+
+def listed(system: System, *attributes: str, **more: Any) -> set[UUID]:
+    with system.engine.connect() as connection:
+        return {run.id for run in list_runs(connection, RunFilter(attributes=attributes, **more)).runs}
+
+
+def test_attributes_are_set_kept_and_filtered_by(system: System, engine_: Engine) -> None:
+    order = workflow_of(system.app)
+    worker = system.worker("w1", knows=("order",))
+    handle: WorkflowHandle[Any] = order.starting(attributes={"customer": "acme", "stage": "asked"}).start()
+    other = order.start()
+    assert handle.attributes() == {"customer": "acme", "stage": "asked"}  # before its code runs
+    assert listed(system, "stage=asked") == {UUID(handle.id)}
+    rest(system, worker, engine_)
+    engine_.close()  # the worker is gone: another one replays
+    for run in (handle, other):
+        run.signal("go")
+    rest(system, worker, engine_)
+    engine_.close()
+    assert handle.attributes() == SET
+    assert handle.state() == {}
+    found = listed(system, "stage=paid", "total=12.5", "paid=true", "customer=acme")
+    assert len(found) == 2  # the run, and the one in which it goes on
+    assert listed(system, "stage=paid", 'count="3"') == set()
+    assert listed(system, "stage=paid", workflow="order") == listed(system, "stage=paid")
+    assert listed(system, "gone=soon") == set()
+    handle.signal("end")
+    rest(system, worker, engine_)
+    assert handle.result(0) == SET | {"stage": "done"}
+    assert listed(system, "stage=done") < found  # set in the last turn
+    assert other.attributes()["stage"] == "paid"
+    last = next(iter(listed(system, "stage=done")))
+    with system.engine.connect() as connection:
+        shown = show_run(connection, last)
+    assert shown is not None
+    assert shown.attributes == SET | {"stage": "done"}
+
+
+def test_a_rerun_begins_with_the_attributes_of_the_start(system: System) -> None:
+    order = workflow_of(system.app)
+    handle = order.starting(attributes={"customer": "acme"}).start()
+    again = handle.rerun()
+    assert again.attributes() == {"customer": "acme"}
+
+
+def test_a_list_by_attributes_uses_their_index(system: System) -> None:
+    statement = (
+        'SELECT id FROM orchestrator.runs WHERE attributes IS NOT NULL AND attributes @> \'{"stage": "paid"}\'::jsonb'
+    )
+    with system.engine.begin() as connection:
+        connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+        plan = "\n".join(row[0] for row in connection.exec_driver_sql(f"EXPLAIN {statement}"))
+    assert "runs_by_attributes" in plan
+
+
+def test_in_a_test_attributes_are_replayed_reset_and_carried_over() -> None:
+    app = Orchestrator()
+    order = workflow_of(app)
+
+    async def play() -> Recording:
+        async with WorkflowTest() as test:
+            run = await test.start(order)
+            first = run.history
+            await run.signal("go")
+            assert run.attributes == {name: value for name, value in SET.items() if name != "customer"}
+            assert run.state == {}
+            await run.signal("end")
+            assert (await run.result())["stage"] == "done"
+            return first
+
+    first = asyncio.run(play())
+    replay(order, Recording.from_json(first.to_json()))
+    assert [one.what.attribute for one in first.events if isinstance(one.what, history.StateSet)][:2] == ["", '"new"']
+
+
+@pytest.mark.parametrize(
+    "value", [object(), [1], {"a": 1}, 2**60, float("nan"), "x" * 300, "a\nb", datetime(2026, 1, 1)]
+)
+def test_what_is_no_scalar_is_refused(value: Any) -> None:
+    app = Orchestrator()
+    with pytest.raises(InvalidWorkflow, match="Attribute 'a': expected a text of at most 255"):
+        workflow_of(app).starting(attributes={"a": value})
+
+
+def test_there_may_not_be_too_many_and_names_are_plain() -> None:
+    order = workflow_of(Orchestrator())
+    with pytest.raises(InvalidWorkflow, match="at most 32, found 33"):
+        order.starting(attributes={f"a{n}": n for n in range(MOST + 1)})
+    with pytest.raises(InvalidWorkflow, match="An attribute name has"):
+        order.starting(attributes={"a=b": 1})
+
+
+def test_filters_are_typed() -> None:
+    assert wanted(["a=1", "b=1.5", "c=true", 'd="1"', "e=x=y", "f=null", "g=01"]) == {
+        **{"a": 1, "b": 1.5, "c": True, "d": "1", "e": "x=y", "f": "null", "g": "01"}
+    }
+    with pytest.raises(InvalidWorkflow, match="expected NAME=VALUE"):
+        wanted(["stage"])
+
+
+def test_http_shows_attributes_and_filters_by_them(system: System) -> None:
+    ask = ApiClient(system.settings).send
+    order = workflow_of(system.app)
+    handle = order.starting(attributes={"customer": "acme", "total": 3}).start()
+    order.start()
+    found = ask("GET", "/api/v1/runs?attribute=customer=acme&attribute=total=3").json()["items"]
+    assert [run["id"] for run in found] == [handle.id]
+    shown = ask("GET", f"/api/v1/runs/{handle.id}").json()["run"]
+    assert shown["attributes"] == {"customer": "acme", "total": 3}
+    assert ask("GET", "/api/v1/runs?attribute=customer").status_code in (400, 422)
