@@ -9,7 +9,7 @@ import os
 
 import click
 
-from orchestrator.cli.dev.parent import FOLLOW
+from orchestrator.cli.dev import FOLLOW
 from orchestrator.cli.terminal.lazy import LazyGroup
 from orchestrator.settings import misspelt
 

@@ -11,8 +11,8 @@ import click
 import msgspec
 
 from orchestrator.cli.code.resetting import reset
-from orchestrator.cli.runs.ids import run_argument, runs_argument
 from orchestrator.cli.terminal.data import data_text, hidden, parse_value, stored_value
+from orchestrator.cli.terminal.ids import run_argument, runs_argument
 from orchestrator.cli.terminal.options import certain_option, json_option
 from orchestrator.cli.terminal.output import confirm_if_asked, counted, echo, echo_json, print_table
 from orchestrator.cli.terminal.sending import ask_each, sending

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import click
 
-from orchestrator.cli.runs.ids import run_argument
+from orchestrator.cli.terminal.ids import run_argument
 from orchestrator.cli.terminal.options import json_option, yes_option
 from orchestrator.cli.terminal.output import confirm, echo, print_json, print_table
 from orchestrator.cli.terminal.sending import sending

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import click
 
-from orchestrator.cli.dev.parent import FOLLOW
+from orchestrator.cli.dev import FOLLOW
 from orchestrator.telemetry import get_logger, has_colours, is_watched
 from orchestrator.terminal_safe import with_styles
 

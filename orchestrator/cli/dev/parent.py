@@ -1,18 +1,24 @@
-"""End with the parent: what `orchestrator dev` started must not outlive it, even if it is killed."""
+"""Begin a process that serves. What `orchestrator dev` started must not outlive it, even if it is killed."""
 
 from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
+from orchestrator.cli.dev import FOLLOW
+from orchestrator.environment import hide_environment
+from orchestrator.settings import Settings, load_settings
+from orchestrator.telemetry import configure_logging
 from orchestrator.workers.parent.parent_death import die_with
 
-FOLLOW = "ORCHESTRATOR_FOLLOW"
-"""The variable in which a parent leaves its process id for processes that end with it."""
 
-
-def follow_parent() -> None:
-    """Stop in good order when the parent dies, if the parent wants that."""
+def begin_process(**given: Any) -> Settings:
+    """Load settings, log as they say, and keep the environment from tasks; stop with the parent, if it wants that."""
     parent = os.environ.pop(FOLLOW, None)
     if parent is not None:
         die_with(int(parent), signal.SIGTERM)
+    settings = load_settings(**given)
+    configure_logging(settings.log_level, settings.log_format)
+    hide_environment()
+    return settings

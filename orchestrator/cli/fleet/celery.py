@@ -247,16 +247,7 @@ def status(context: click.Context) -> None:
 @click.option("--expires", help="Fail if it has not begun by this time, or after so many seconds.")
 @click.option("--queue", help="The queue.")
 @click.pass_context
-def call(
-    context: click.Context,
-    name: str,
-    given: str,
-    named: str,
-    eta: str | None,
-    countdown: float | None,
-    expires: str | None,
-    queue: str | None,
-) -> None:
+def call(context: click.Context, /, name: str, given: str, named: str, expires: str | None, **options: Any) -> None:
     """Call a task by its name, and print the id of the call.
 
     \b
@@ -264,8 +255,7 @@ def call(
       orchestrator celery -A proj call shop.tasks.charge -a '[17]' --countdown 10
     """
     _, app = _found(context)
-    seconds = None if expires is None else parse_duration(expires)
-    options: dict[str, Any] = {"eta": eta, "countdown": countdown, "expires": seconds or expires, "queue": queue}
+    options["expires"] = expires and (parse_duration(expires) or expires)
     chosen = {option: value for option, value in options.items() if value is not None}
     echo(app.send_task(name, json.loads(given), json.loads(named), **chosen).id)
 

@@ -6,18 +6,15 @@ import sys
 
 import click
 
-from orchestrator.cli.dev.parent import follow_parent
+from orchestrator.cli.dev.parent import begin_process
 from orchestrator.cli.terminal.options import log_options, metrics_option
-from orchestrator.environment import hide_environment
 from orchestrator.scheduler.process import run_scheduler
-from orchestrator.settings import load_settings
-from orchestrator.telemetry import configure_logging
 
 
 @click.command("scheduler")
 @metrics_option
 @log_options
-def command(log_level: str | None, log_format: str | None, metrics: str | None) -> None:
+def command(**settings: str | None) -> None:
     """Run a scheduler.
 
     One scheduler leads. Start another, on another machine if you like, and it stands by to take over within
@@ -28,8 +25,4 @@ def command(log_level: str | None, log_format: str | None, metrics: str | None) 
       orchestrator scheduler
       orchestrator scheduler --metrics 9464
     """
-    follow_parent()
-    settings = load_settings(log_level=log_level, log_format=log_format, metrics=metrics)
-    configure_logging(settings.log_level, settings.log_format)
-    hide_environment()
-    sys.exit(run_scheduler(settings))
+    sys.exit(run_scheduler(begin_process(**settings)))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from orchestrator.cli.dev.parent import follow_parent
+from orchestrator.cli.dev.parent import begin_process
 from orchestrator.cli.terminal.options import app_option, log_options, require_app
 from orchestrator.domain.executors.services import address_problem
-from orchestrator.environment import hide_environment
 from orchestrator.errors import ConfigurationError
-from orchestrator.settings import load_settings
-from orchestrator.telemetry import configure_logging
 from orchestrator.workers.functions.loading import load_app
 
 PORT = 8080
@@ -25,17 +24,7 @@ PORT = 8080
 @click.option("--service", "services", multiple=True, metavar="NAME", help="Serve this task only. May be repeated.")
 @click.option("--concurrency", type=click.IntRange(1, 1_000), default=10, help="How many requests to work on at once.")
 @log_options
-def command(
-    app: str | None,
-    host: str,
-    port: int,
-    registry: str | None,
-    advertise: str,
-    services: tuple[str, ...],
-    concurrency: int,
-    log_level: str | None,
-    log_format: str | None,
-) -> None:
+def command(registry: str | None, advertise: str, **options: Any) -> None:
     """Serve an application's tasks over HTTP: POST /exec/NAME with {"input": …, "params": {…}}.
 
     Tasks with the executor http, also those of other applications, are sent here: the process registers, says that it
@@ -47,10 +36,7 @@ def command(
       orchestrator serve --app shop.services:app --port 8080 --registry http://localhost:8000
       curl -d '{"input": [1, 2, 3]}' localhost:8080/exec/sum
     """
-    follow_parent()
-    settings = load_settings(app=app, log_level=log_level, log_format=log_format)
-    configure_logging(settings.log_level, settings.log_format)
-    hide_environment()
+    settings = begin_process(**{name: options.pop(name) for name in ("app", "log_level", "log_format")})
     for option, address in (("--registry", registry), ("--advertise", advertise)):
         if address and (problem := address_problem(address)):
             raise click.UsageError(f"{option}: {problem}, found {address!r}.")
@@ -64,14 +50,4 @@ def command(
     found = load_app(require_app(settings))
     found._resources.start()
     where = settings.api_url if registry is None else registry
-    serve(
-        found,
-        Serving(
-            host=host,
-            port=port,
-            registry=where,
-            advertise=advertise.rstrip("/"),
-            services=services,
-            concurrency=concurrency,
-        ),
-    )
+    serve(found, Serving(registry=where, advertise=advertise.rstrip("/"), **options))

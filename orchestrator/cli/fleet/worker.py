@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from orchestrator.cli.dev.parent import follow_parent
+from orchestrator.cli.dev.parent import begin_process
 from orchestrator.cli.terminal.options import app_option, log_options, metrics_option, require_app
-from orchestrator.environment import forbid_inspection, hide_environment
+from orchestrator.environment import forbid_inspection
 from orchestrator.sdk.checks import check_name
-from orchestrator.settings import load_settings
-from orchestrator.telemetry import configure_logging
 from orchestrator.workers.parent.memory import parse_memory
 from orchestrator.workers.parent.supervisor import run_worker
 from orchestrator.workers.spec import EVERY_QUEUE, WorkerSpec
@@ -84,24 +82,7 @@ _LEAST_MEMORY = 32 * 2**20
 @click.option("--reload", is_flag=True, help="Start again when a *.py file under this folder changes; for development.")
 @metrics_option
 @log_options
-def command(
-    app: str | None,
-    queues: str | None,
-    processes: int | None,
-    autoscale: tuple[int, int] | None,
-    concurrency: int,
-    max_tasks_per_process: int | None,
-    max_memory: int | None,
-    allow: tuple[str, ...],
-    commands: tuple[str, ...],
-    executions: int,
-    database: bool,
-    burst: bool,
-    reload: bool,
-    log_level: str | None,
-    log_format: str | None,
-    metrics: str | None,
-) -> None:
+def command(queues: str | None, processes: int | None, autoscale: tuple[int, int] | None, **options: Any) -> None:
     """Run tasks.
 
     A worker needs Redis and the application, and no database unless its tasks complete in transactions. SIGTERM and
@@ -115,27 +96,16 @@ def command(
     """
     if autoscale is not None and processes is not None:
         raise click.UsageError("--autoscale says how many processes there are; leave --processes out.")
-    settings = load_settings(app=app, log_level=log_level, log_format=log_format, metrics=metrics)
+    settings = begin_process(**{name: options.pop(name) for name in ("app", "log_level", "log_format", "metrics")})
     spec = WorkerSpec(
         app=require_app(settings),
         queues=tuple(_queue(name.strip()) for name in queues.split(",")) if queues is not None else (),
         processes=processes or os.cpu_count() or 1,
-        concurrency=concurrency,
-        allow=allow,
-        commands=commands,
-        executions=executions,
-        database=database,
-        burst=burst,
         autoscale=autoscale,
-        max_tasks_per_process=max_tasks_per_process,
-        max_memory=max_memory,
-        reload=reload,
         log_level=settings.log_level,
         log_format=settings.log_format,
+        **options,
     )
-    follow_parent()
-    configure_logging(settings.log_level, settings.log_format)
-    hide_environment()
     if spec.commands:
         forbid_inspection()
     sys.exit(run_worker(spec, settings))

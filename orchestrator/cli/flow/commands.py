@@ -13,8 +13,8 @@ from uuid import UUID
 import click
 
 from orchestrator.cli.flow.drawing import draw
-from orchestrator.cli.runs.ids import RUN, run_argument
 from orchestrator.cli.terminal.data import hidden, parse_value
+from orchestrator.cli.terminal.ids import RUN, run_argument
 from orchestrator.cli.terminal.options import app_option, json_option
 from orchestrator.cli.terminal.output import console, counted, echo, print_fields, print_json, print_table, state
 from orchestrator.cli.terminal.reading import looking

@@ -16,11 +16,10 @@ from rich.console import Group
 from orchestrator.cli.code import commands as code_runs
 from orchestrator.cli.code.view import print_error
 from orchestrator.cli.runs.fields import print_run, run_state
-from orchestrator.cli.runs.ids import RUN, run_argument, runs_argument
 from orchestrator.cli.runs.reading import MOST_CHILDREN, children_of, find_run, follow_run, run_document
 from orchestrator.cli.runs.view import MOST_LINES, draw_lines, to_lines
 from orchestrator.cli.terminal.data import parse_value
-from orchestrator.cli.terminal.ids import Shown
+from orchestrator.cli.terminal.ids import RUN, Shown, run_argument, runs_argument
 from orchestrator.cli.terminal.logs import color_option, print_logs
 from orchestrator.cli.terminal.options import (
     app_option,

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import click
 
-from orchestrator.cli.dev.parent import follow_parent
+from orchestrator.cli.dev.parent import begin_process
 from orchestrator.cli.terminal.options import log_options
-from orchestrator.environment import hide_environment
 from orchestrator.errors import ConfigurationError
-from orchestrator.settings import load_settings
-from orchestrator.telemetry import configure_logging
 
 PORT = 8000
 
@@ -21,15 +18,7 @@ PORT = 8000
 @click.option("--tls-cert", metavar="FILE", help="Speak TLS with this certificate, in PEM format.")
 @click.option("--tls-key", metavar="FILE", help="Its key, if that is not in the same file.")
 @log_options
-def command(
-    host: str,
-    port: int,
-    or_any: bool,
-    tls_cert: str | None,
-    tls_key: str | None,
-    log_level: str | None,
-    log_format: str | None,
-) -> None:
+def command(host: str, port: int, or_any: bool, tls_cert: str | None, tls_key: str | None, **log: str | None) -> None:
     """Serve the HTTP API: what this command line can do, for browsers, scripts and other languages.
 
     As soon as there is a key (orchestrator keys create), it asks everybody for one. Before that, it serves this machine
@@ -43,10 +32,7 @@ def command(
     """
     if tls_key is not None and tls_cert is None:
         raise click.UsageError("--tls-key belongs to a certificate: give --tls-cert too.")
-    follow_parent()
-    settings = load_settings(log_level=log_level, log_format=log_format)
-    configure_logging(settings.log_level, settings.log_format)
-    hide_environment()
+    settings = begin_process(**log)
     settings.require_database()
     settings.require_redis()
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
+from typing import Any
 
 import click
 import msgspec
@@ -32,18 +32,7 @@ _LATE = 1_000
 @click.option("--before", type=click.IntRange(1), metavar="NUMBER", help="Continue before this line.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes, a line each, until Ctrl-C.")
 @json_option
-def command(
-    who: str | None,
-    act: str | None,
-    kind: str | None,
-    target: str | None,
-    since: datetime | None,
-    until: datetime | None,
-    limit: int,
-    before: int | None,
-    follow: bool,
-    as_json: bool,
-) -> None:
+def command(limit: int, before: int | None, follow: bool, as_json: bool, **matching: Any) -> None:
     """Show who did what to which task, run, queue, schedule, workflow or key, newest first.
 
     Enqueueing tasks, starting runs and posting events is not in it.
@@ -54,9 +43,9 @@ def command(
       orchestrator audit --target mail --json | jq -r '.entries[].who'
       orchestrator audit --act refused --follow
     """
-    if follow and (before is not None or until is not None):
+    wanted = AuditFilter(**matching)
+    if follow and (before is not None or wanted.until is not None):
         raise click.UsageError("--follow is about what comes: leave out --before and --until.")
-    wanted = AuditFilter(who=who, act=act, kind=kind, target=target, since=since, until=until)
     with looking() as calls:
         found = calls.insights.audit(wanted, limit=limit, before=before)
         if follow:

@@ -11,11 +11,10 @@ from uuid import UUID
 import click
 from rich.text import Text
 
-from orchestrator.cli.runs.ids import RUN
 from orchestrator.cli.tasks.progress import bar, ended_processes, watch_task
 from orchestrator.cli.terminal.data import as_json as data_json
 from orchestrator.cli.terminal.data import call_of, call_text, data_text, short_text, stored_value
-from orchestrator.cli.terminal.ids import TASK, Shown, existing, task_argument
+from orchestrator.cli.terminal.ids import RUN, TASK, Shown, existing, task_argument
 from orchestrator.cli.terminal.logs import color_option, print_logs
 from orchestrator.cli.terminal.options import (
     certain_option,

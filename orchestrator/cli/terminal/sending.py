@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import TypeVar
 
 from orchestrator.cli.terminal.output import echo
@@ -13,14 +13,9 @@ from orchestrator.settings import load_settings
 T = TypeVar("T")
 
 
-@contextmanager
-def sending() -> Iterator[Orchestrator]:
-    """Yield an application without tasks, and close its connections afterwards."""
-    app = Orchestrator(load_settings())
-    try:
-        yield app
-    finally:
-        app.close()
+def sending() -> closing[Orchestrator]:
+    """Return an application without tasks, for a `with` block that closes its connections."""
+    return closing(Orchestrator(load_settings()))
 
 
 def ask_each(things: Iterable[T], ask: Callable[[Orchestrator, T], object], said: str) -> None:
