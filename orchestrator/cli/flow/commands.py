@@ -160,14 +160,7 @@ def list_command(as_json: bool) -> None:
 @click.option("--watch", "is_watched", is_flag=True, help="Draw the run until its end; exit with 1 unless it succeeds.")
 @json_option
 def start(
-    flow: str,
-    params: tuple[str, ...],
-    version: int | None,
-    key: str | None,
-    tags: tuple[str, ...],
-    shared: tuple[str, ...],
-    is_watched: bool,
-    as_json: bool,
+    flow: str, params: tuple[str, ...], shared: tuple[str, ...], is_watched: bool, as_json: bool, **options: Any
 ) -> None:
     """Start a run of a flow, and print its id. A value is JSON, or else a text.
 
@@ -178,7 +171,7 @@ def start(
     given, initial = _values(params), _values(shared)
     with sending() as app:
         try:
-            run = app.flows[flow].options(version=version, key=key, tags=tags, shared=initial).start(**given)
+            run = app.flows[flow].options(**options, shared=initial).start(**given)
         except NotFound as error:
             raise NotFound(f"{error}{did_you_mean(flow, app.flows.names())}") from None
     if as_json:
