@@ -59,8 +59,8 @@ class FlowRunView(NamedTuple):
 
 OF_FUNCTIONS = "$.functions.*.options.redact[*]"
 """Where a stored definition has the patterns of the tasks that it names."""
-_COLUMNS = f"""r.id, r.workflow, r.version, r.status, r.cancelling, r.params::text AS params, r.state, r.reason, r.key,
-       r.created_at, r.started_at, r.ended_at,
+_COLUMNS = f"""r.id, r.workflow AS flow, r.version, r.status, r.cancelling, r.params::text AS params, r.state, r.reason,
+       r.key AS request_id, r.created_at, r.started_at, r.ended_at,
        (SELECT jsonb_path_query_array(f.definition, '{OF_FUNCTIONS}') FROM orchestrator.flows f
          WHERE f.name = r.workflow AND f.version = r.version) AS redact"""
 _ONE = Statement[Row](f"""
@@ -98,50 +98,27 @@ def list_page(
     connection: Connection, wanted: FlowRunFilter, *, limit: int, before: UUID | None = None, offset: int = 0
 ) -> list[FlowRunView]:
     """Return runs of flows, newest first."""
-    rows = _LIST(
-        connection,
-        flow=wanted.flow,
-        version=wanted.version,
-        states=None if wanted.states is None else list(wanted.states),
-        cancelling=wanted.cancelling,
-        within=wanted.within,
-        before=before.bytes if before else None,
-        limit=limit,
-        offset=offset,
-    )
-    return [_view(row) for row in rows]
+    start = before.bytes if before else None
+    return [_view(row) for row in _LIST(connection, wanted._asdict(), before=start, limit=limit, offset=offset)]
 
 
 def _view(row: Row) -> FlowRunView:
-    plain = None if row.state is None else timezones.decode(bytes(row.state))
+    columns = row._asdict()
+    stored = columns.pop("state")
+    plain = None if stored is None else timezones.decode(bytes(stored))
     state = FlowState.from_plain(plain) if isinstance(plain, list) else FlowState()
     work = state.work if row.ended_at is None else None
-    waits = ""
-    if isinstance(work, Calls):
-        waits = "tasks"
-    elif isinstance(work, Wait):
-        waits = work.what
+    columns |= {"params": read_params(row.params or "{}"), "redact": tuple(row.redact or ())}
     return FlowRunView(
-        id=row.id,
-        flow=row.workflow,
-        version=row.version,
-        status=row.status,
-        cancelling=row.cancelling,
-        params=read_params(row.params or "{}"),
+        **columns,
         shared=state.shared if plain is None or isinstance(plain, list) else plain,
         cursor=state.cursor,
         last_action=state.last_action,
         steps=state.steps,
-        waits=waits,
+        waits="tasks" if isinstance(work, Calls) else work.what if isinstance(work, Wait) else "",
         key=work.key if isinstance(work, Wait) else "",
         due=datetime.fromtimestamp(work.due, row.created_at.tzinfo) if isinstance(work, Wait) and work.due else None,
         open_calls=len(work.running) if isinstance(work, Calls) else 0,
-        reason=row.reason,
-        request_id=row.key,
-        created_at=row.created_at,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        redact=tuple(row.redact or ()),
     )
 
 
@@ -212,7 +189,7 @@ def _cut_short(connection: Connection, run: bytes) -> Row | None:
     if row is None or row.status != "cancelled" or not isinstance(plain, list):
         return None
     state = FlowState.from_plain(plain)
-    stored = definitions.read(connection, row.workflow, row.version)
+    stored = definitions.read(connection, row.flow, row.version)
     node = None if stored is None else node_at(stored.flow, state.cursor)
     if not state.frames or state.is_over or node is None:
         return None
