@@ -96,11 +96,13 @@ class Statement(Generic[R]):
             row = tuple[Any, ...] if collect is dict else args[0] if is_first or is_all else returned
             statement = cls[row](sql)  # type: ignore[index]  # a class with a type that is known only now
             run = statement.first if is_first else statement if is_all or row is type(None) else statement.one
+            made = collect if is_all and collect is not list else (lambda _: None) if row is type(None) else None
 
             @wraps(function)
             def call(connection: Connection, /, *args: Any, **values: Any) -> Any:
-                found = run(connection, **(defaults | dict(zip(names, args, strict=False)) | values))
-                return collect(found) if collect in (set, frozenset, dict) else None if row is type(None) else found
+                values.update(zip(names, args, strict=False))
+                found = run(connection, **(defaults | values if defaults else values))
+                return found if made is None else made(found)
 
             return call  # type: ignore[return-value]
 
