@@ -6,7 +6,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -45,13 +45,24 @@ class Writing:
 class Leadership:
     """One process's claim to lead one shard: a term, and the transactions that the term allows."""
 
-    def __init__(self, engine: Engine, *, lease: float, shard: int = 0, clock_offset: timedelta = timedelta()) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        lease: float,
+        shard: int = 0,
+        clock_offset: timedelta = timedelta(),
+        elapsed: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._engine = engine
+        self._elapsed = elapsed
         self._lease = lease
         self._shard = shard
         self._clock_offset = clock_offset
         self._owner = str(uuid.uuid4())
         self._renew_at = 0.0
+        self._clock: tuple[datetime, float] | None = None
+        """The time by Postgres when a transaction began, and by `elapsed` just before."""
         self._connection: Connection | None = None
         self._opened_at: float | None = None
         self.term = 0
@@ -108,36 +119,53 @@ class Leadership:
         leases.raise_fence(writing.connection, self._shard, self.term, by)
 
     @contextmanager
-    def writing(self, monotonic: float, *, with_pending_work: bool = False) -> Iterator[Writing]:
+    def writing(
+        self, monotonic: float, *, with_pending_work: bool = False, may_begin_later: bool = False
+    ) -> Iterator[Writing]:
         """Open the one kind of transaction in which anything is changed; it holds the lease until it ends.
 
-        `with_pending_work` also reads what waits for the leader, which costs no round trip of its own.
+        `with_pending_work` also reads what waits for the leader, which costs no round trip of its own. One that
+        `may_begin_later` begins with its first statement, and its time is counted on from the last answer of Postgres,
+        which is as old as the last renewal at most.
         """
         renew = monotonic >= self._renew_at
-        lease = self._lease if renew else None
         connection = self._connect()
         self._opened_at = time.monotonic()
         try:
-            begun = leases.begin(
-                connection,
-                self._shard,
-                self.term,
-                renew=lease,
-                with_pending_work=with_pending_work,
-                trouble=self.trouble,
-            )
-            if begun is None:
-                raise TermOver
-            now, pending_work = begun
-            writing = Writing(connection, now + self._clock_offset, pending_work)
+            if may_begin_later and self._clock is not None and not (renew or with_pending_work):
+                writing = self._begin_later(connection, *self._clock)
+            else:
+                writing = self._begin(connection, renew, with_pending_work)
             yield writing
             leases.commit(connection, self._shard, writing.cursor)
-        except BaseException:
+        except BaseException as error:
             _roll_back(connection)
+            if leases.is_term_over(error):
+                raise TermOver from error
             raise
         self._opened_at = None
         if renew:
             self._renew_at = monotonic + self._lease / 3
+
+    def _begin(self, connection: Connection, renew: bool, with_pending_work: bool) -> Writing:
+        before = self._elapsed()
+        begun = leases.begin(
+            connection,
+            self._shard,
+            self.term,
+            renew=self._lease if renew else None,
+            with_pending_work=with_pending_work,
+            trouble=self.trouble,
+        )
+        if begun is None:
+            raise TermOver
+        now, pending_work = begun
+        self._clock = now, before
+        return Writing(connection, now + self._clock_offset, pending_work)
+
+    def _begin_later(self, connection: Connection, known: datetime, at: float) -> Writing:
+        leases.begin_later(connection, self._shard, self.term)
+        return Writing(connection, known + timedelta(seconds=self._elapsed() - at) + self._clock_offset, None)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

@@ -125,6 +125,7 @@ class Link(CommitHooks):
                     inbound.complete,
                     gathered.stopped + inbound.stopped,
                     inbound.stream or gathered.stream,
+                    not (gathered.wants_look or inbound.wants_look),
                 )
                 if inbound.complete or sum(len(body) for _, body in gathered.entries) > MOST_BYTES:
                     break

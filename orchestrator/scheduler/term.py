@@ -221,9 +221,9 @@ class Term:
 
     def _commit(self, inbound: Inbound, suspicion: Suspicion | None) -> TickResult:
         """Do everything that a tick does to Postgres."""
-        cursor, thorough = self._behind(inbound), inbound.nudged or suspicion is not None
+        cursor, thorough = self._behind(inbound), inbound.wants_look or suspicion is not None
         decoded = self._reports.decode(inbound)
-        are_plain = decoded.are_plain_successes()
+        are_plain = decoded.are_plain_successes() and not inbound.nudged
         with self._transaction(cursor, with_pending_work=thorough) as (tx, pending_work):
             self._reports.apply(tx, decoded)
             if suspicion is not None and inbound.complete:
@@ -236,7 +236,8 @@ class Term:
             if suspicion is not None:
                 self.lanes.release_stopped(tx, self.fleet)
             if self.link.can_write and not (are_plain and self._is_drained(tx.result)):
-                flush(tx.connection)  # what a claim takes is measured
+                if self.dispatcher.is_slow:
+                    flush(tx.connection)  # what a claim takes is measured
                 self.dispatcher.claim(tx, self._settings.unknown_task_timeout)
                 self.code.attach_events(tx)
                 self.due_in = min(self.due_in, self.dispatcher.due_in(tx.now))
@@ -247,8 +248,8 @@ class Term:
     def _is_drained(self, tick: TickResult) -> bool:
         """Say whether nothing can be ready: the last claim has left nothing, and nothing comes of what has succeeded.
 
-        An enqueue nudges the leader, and a nudged tick looks at the pending work. If a nudge is lost, the next look at
-        the fleet makes up for it.
+        An enqueue nudges the leader, and a nudged tick claims. If a nudge is lost, the next look at the fleet makes up
+        for it.
         """
         if not (self.pending_work.was_empty and self.dispatcher.last.has_drained):
             return False
@@ -298,7 +299,9 @@ class Term:
         budget, result = self._pace.budget(), TickResult()
         began: float | None = None
         try:
-            with self._leadership.writing(self._monotonic(), with_pending_work=with_pending_work) as writing:
+            with self._leadership.writing(
+                self._monotonic(), with_pending_work=with_pending_work, may_begin_later=not self._is_bisecting
+            ) as writing:
                 self._began = self._due_since = began = self._monotonic()
                 watched, undone = self._streams.fleet.is_watched, self._rolled_back
                 tx = Transaction(

@@ -130,6 +130,24 @@ def begin(
     return now, PendingWorkProbe(*pending_work) if with_pending_work else None
 
 
+_TERM_OVER = "term over"
+_HOLD_LATER = Prepared[None](f"""
+SELECT /* leases.hold_later */ (CASE count(*) WHEN 0 THEN '{_TERM_OVER}' ELSE '1' END)::int
+  FROM (SELECT FROM orchestrator.leases {_MINE} FOR SHARE) AS held
+""")
+"""It fails if another scheduler leads: nobody reads its answer."""
+
+
+def begin_later(connection: Connection, shard: int, term: int) -> None:
+    """Begin such a transaction with the first of its statements, in one round trip; that fails if deposed."""
+    _HOLD_LATER.begin_later(connection, shard=shard, term=term)
+
+
+def is_term_over(error: BaseException) -> bool:
+    """Say whether a transaction that was to begin with its first statement was refused."""
+    return isinstance(error, exc.DataError) and f'"{_TERM_OVER}"' in str(error.orig)
+
+
 RELEASED = "lease"
 """The payload of the notification when a leader has released its lease."""
 

@@ -220,6 +220,10 @@ class Prepared(Statement[R]):
         result = self._send(connection, self._encoded((), values), self._begin)
         return list(starmap(self._maker(result.columns), result.rows)) if result.rows else []
 
+    def begin_later(self, connection: Connection, /, **values: Any) -> None:
+        """Do the same in the round trip of the next statement. Its result is dropped."""
+        self._line(connection).later(self._begin, self._encoded((), values))
+
     def commit(self, connection: Connection, /, **values: Any) -> None:
         """End a transaction with it, in one round trip; if it fails, nothing is committed."""
         self._send(connection, self._encoded((), values), self._commit)

@@ -17,7 +17,7 @@ from redis.exceptions import ConnectionError, ResponseError
 from orchestrator import time_limits
 from orchestrator.transport.codec import Ended, Malformed, decode
 from orchestrator.transport.connection import UNAVAILABLE, connect
-from orchestrator.transport.keys import NUDGE_CAP, Keys
+from orchestrator.transport.keys import NUDGE_CAP, READY_TASK, Keys
 from orchestrator.transport.quarantine import Refused, set_aside
 from orchestrator.transport.raw_connection import packed
 from orchestrator.transport.signing import Forged
@@ -64,18 +64,18 @@ class Nudges:
 
     def __init__(self, url: str, keys: Keys) -> None:
         self._redis = connect(url, timeout=_TIMEOUT)
-        self._words = ("XADD", keys.nudges, "MAXLEN", "~", NUDGE_CAP, "*", "new", b"")
+        words = ("XADD", keys.nudges, "MAXLEN", "~", NUDGE_CAP, "*")
+        self._commands = [packed((*words, *fields)) for fields in (("new", b""), READY_TASK)]
         self._lock = threading.RLock()
         self._is_sending = False
         self._once_more = False
         self._connection: Any = None
-        self._command: Any = None
         self._silent_until = 0.0
         self._are_whole = True
         """The answers that were read last did not end in the middle of one."""
 
-    def send(self) -> None:
-        """Wake the leader, if Redis can be used."""
+    def send(self, *, is_task: bool = False) -> None:
+        """Wake the leader, if Redis can be used; if it `is_task`, only for tasks that can be claimed at once."""
         if time.monotonic() < self._silent_until:
             return
         if not self._lock.acquire(timeout=time_limits.left(_LONGEST)):
@@ -88,10 +88,10 @@ class Nudges:
                 return  # the thread that had the lock has found out
             self._is_sending = True
             try:
-                self._once_more = True
+                self._send(self._commands[is_task])
                 while self._once_more:
                     self._once_more = False
-                    self._send()
+                    self._send(self._commands[0])
             except UNAVAILABLE:
                 self._silent_until = time.monotonic() + _SILENCE
                 self._connection.disconnect()  # and forget the answers that are still to come
@@ -100,10 +100,9 @@ class Nudges:
         finally:
             self._lock.release()
 
-    def _send(self) -> None:
+    def _send(self, command: list[bytes]) -> None:
         if self._connection is None:
             self._connection = self._redis.connection_pool.make_connection()
-            self._command = self._connection.pack_command(*self._words)
         if self._connection._sock is None:  # it is about to connect, and waits for answers then
             self._are_whole = True
             seconds = time_limits.left(_TIMEOUT) or _SHORTEST
@@ -112,7 +111,7 @@ class Nudges:
             self._read_answers()
         except ConnectionError:
             self._connection.disconnect()  # Redis has closed it meanwhile
-        self._connection.send_packed_command(self._command, check_health=False)  # connects where that is needed
+        self._connection.send_packed_command(command, check_health=False)  # connects where that is needed
 
     def _read_answers(self) -> None:
         """Read what has come so far. Only an error counts, and that the connection is closed: the driver would look

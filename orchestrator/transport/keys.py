@@ -15,7 +15,7 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:canary             string   written by the leader to learn whether Redis takes writes
     {orchestrator:0}:complaint          string   why the scheduler cannot use Postgres, expires
     {orchestrator:0}:events:G           stream   reports of workers, one entry per flush, read by the leader
-    {orchestrator:0}:nudges             stream   "something is new in Postgres", capped
+    {orchestrator:0}:nudges             stream   "something is new in Postgres", or only ready tasks, capped
     {orchestrator:0}:queue:G:<queue>    stream   dispatch messages, read by the consumer group `workers`
     {orchestrator:0}:queue:G:@<id>      stream   for one worker: turns of workflows that it has in memory, and what
                                                  only some workers of a queue know
@@ -56,6 +56,8 @@ from orchestrator.transport.signing import OFF, Signing, signing_of
 GROUP = "workers"
 DONE_CHANNELS = 16
 NUDGE_CAP = 100
+READY_TASK = [b"task", b""]
+"""The fields of a nudge that is about tasks that can be claimed at once, and about nothing else."""
 PRIVATE_TTL = 60
 """Seconds for which the own stream of a worker that is gone still stands, for the leader to see what is in it."""
 CANARY_TTL = 60

@@ -10,10 +10,10 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError, TimeoutError
 
-from orchestrator.transport.client import nudge
+from orchestrator.transport.client import Nudges, nudge
 from orchestrator.transport.connection import connect
-from orchestrator.transport.keys import Keys
-from orchestrator.transport.leader.streams import LeaderStreams
+from orchestrator.transport.keys import NUDGE_CAP, Keys
+from orchestrator.transport.leader.streams import Inbound, LeaderStreams
 from tests.waiting import eventually
 
 KEYS = Keys()
@@ -79,6 +79,25 @@ def test_what_was_read_without_waiting_is_not_found_again(redis: Redis, streams:
     assert (later.entries, later.nudged) == ([], False)
     last = add(redis, b"b")
     assert streams.read(G, entry, 10, 30.0).entries == [(last, b"b")]
+
+
+def test_nudges_for_tasks_alone_want_no_look(redis: Redis, streams: LeaderStreams, redis_url: str) -> None:
+    nudges = Nudges(redis_url, KEYS)
+
+    def heard(*kinds: bool) -> Inbound:
+        before = redis.xlen(KEYS.nudges)
+        for is_task in kinds:
+            nudges.send(is_task=is_task)
+        eventually(lambda: redis.xlen(KEYS.nudges) == before + len(kinds))
+        return streams.read(G, "0-0", 1_000, 0.0)
+
+    try:
+        assert [inbound.wants_look for inbound in (heard(True, True), heard(True, False), heard(), heard(True))] == [
+            *(False, True, False, False)
+        ]
+        assert heard(*[True] * NUDGE_CAP).wants_look, "others may have been trimmed before they were read"
+    finally:
+        nudges.close()
 
 
 def test_a_wait_ends_when_something_comes(redis: Redis, streams: LeaderStreams) -> None:

@@ -7,7 +7,7 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, NamedTuple
 from uuid import UUID
@@ -374,6 +374,40 @@ def test_whoever_is_deposed_changes_nothing(engine: Engine, leadership: Leadersh
     with pytest.raises(TermOver), leadership.writing(1e9 if renews else 0.0):
         reached = True
     assert not reached
+
+
+def test_a_transaction_may_begin_with_its_first_statement(leadership: Leadership) -> None:
+    times = iter((7.0, 7.25, 7.5))
+    leadership._elapsed = lambda: next(times)
+    with leadership.writing(0.0, with_pending_work=True) as writing:
+        known = writing.now
+    ADD._line(writing.connection)  # prepares it
+    with leadership.writing(0.0, may_begin_later=True) as writing:
+        sent = statements_sent()
+        ADD(writing.connection, number=1)
+        assert statements_sent() == sent + 1
+    assert statements_sent() == sent + 2
+    assert writing.now == known + timedelta(seconds=0.25)
+    assert count(leadership) == 1
+    with pytest.raises(ZeroDivisionError), leadership.writing(0.0, may_begin_later=True) as writing:
+        ADD(writing.connection, number=2)
+        raise ZeroDivisionError
+    assert count(leadership) == 1
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_one_that_begins_with_its_first_statement_changes_nothing_if_deposed(
+    engine: Engine, leadership: Leadership, adds: bool
+) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE orchestrator.leases SET term = term + 1")
+    before = leadership.cursor()
+    with pytest.raises(TermOver), leadership.writing(0.0, may_begin_later=True) as writing:
+        if adds:
+            ADD(writing.connection, number=1)
+        writing.cursor = Cursor("1-1", "8-0", "server")
+    assert count(leadership) == 0
+    assert leadership.cursor() == before
 
 
 def test_after_the_session_is_killed_a_new_one_leads_on(engine: Engine, leadership: Leadership) -> None:

@@ -173,6 +173,11 @@ class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """The key that no other task may have."""
         return None if self.unique is None else self.unique.key
 
+    @property
+    def is_ready(self) -> bool:
+        """Say whether it can be claimed at once, and that is all: it has no time, limit or key to look at first."""
+        return self.delay <= 0 and self.lane is None and self.expires is None and self.unique is None
+
 
 def differing_options(task: NewTask, queue: str, priority: int, options: str | None, lane: str | None) -> Iterator[str]:
     """Yield in words what is not the same where another task has this queue, priority, options and lane."""

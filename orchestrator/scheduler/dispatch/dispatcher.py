@@ -161,6 +161,11 @@ class Dispatcher(CommitHooks):
         self.last = LastClaim()
 
     @property
+    def is_slow(self) -> bool:
+        """Say whether the last claim from the front was slow."""
+        return self._claims.is_slow
+
+    @property
     def in_flight(self) -> int:
         """How many tasks are dispatched or running."""
         return self.windows.outstanding.total()

@@ -62,9 +62,9 @@ class Connections:
         """The connections to Redis."""
         return self._links().redis
 
-    def nudge(self) -> None:
-        """Wake the leader, after the commit of what is new."""
-        self._links().nudges.send()
+    def nudge(self, *tasks: NewTask) -> None:
+        """Wake the leader, after the commit of what is new; that is `tasks` and nothing else, if there are any."""
+        self._links().nudges.send(is_task=bool(tasks) and all(task.is_ready for task in tasks))
 
     def reading(self) -> AbstractContextManager[Connection]:
         """Open a connection to read."""

@@ -12,7 +12,7 @@ from redis import Redis
 from orchestrator.domain.tasks.task import KeyHolder
 from orchestrator.transport.codec import Applied, Ended, Word, encode
 from orchestrator.transport.connection import UNAVAILABLE
-from orchestrator.transport.keys import KEY_HOLDER_TTL, Keys
+from orchestrator.transport.keys import KEY_HOLDER_TTL, NUDGE_CAP, READY_TASK, Keys
 from orchestrator.transport.leader.fleet import FleetKeys
 from orchestrator.transport.leader.queues import NOTICING_DAMAGE, Queues
 from orchestrator.transport.leader.terms import Deposed, TermForgotten, Terms, entry_after
@@ -109,6 +109,13 @@ class Inbound(NamedTuple):
     """Workers that have ended in good order."""
     stream: str = ""
     """Where the events stood, for which they are signed."""
+    only_tasks: bool = False
+    """All nudges say that tasks are ready to be claimed, and that is all that is new."""
+
+    @property
+    def wants_look(self) -> bool:
+        """Say whether nudges may be about anything."""
+        return self.nudged and not self.only_tasks
 
 
 class LeaderStreams:
@@ -167,7 +174,7 @@ class LeaderStreams:
 
     def _inbound(self, found: Found, count: int) -> Inbound:
         entries: list[tuple[str, bytes]] = []
-        nudged = fleet_changed = False
+        nudged = fleet_changed = only_tasks = False
         is_complete = True
         stopped: list[str] = []
         source = ""
@@ -176,15 +183,17 @@ class LeaderStreams:
             if stream == nudges:
                 self._last_nudge = items[-1][0].decode()
                 nudged = True
-                fleet_changed = any(b"fleet" in (fields or ()) for _, fields in items)
-                for entry in items:
+                is_whole = len(items) < NUDGE_CAP  # else others may have been trimmed
+                only_tasks = is_whole and all(fields == READY_TASK for _, fields in items)
+                fleet_changed = not only_tasks and any(b"fleet" in (fields or ()) for _, fields in items)
+                for entry in () if only_tasks else items:
                     said = field(entry, b"stopped") or None
                     stopped += self.signing.read(list[Word], self._keys.nudges, said) or []
             else:
                 source = stream.decode()
                 entries = self._batch_sizes.cut([(entry[0].decode(), field(entry, b"d")) for entry in items], count)
                 is_complete = len(items) < count and len(entries) == len(items)
-        return Inbound(entries, nudged, fleet_changed, is_complete, stopped, source)
+        return Inbound(entries, nudged, fleet_changed, is_complete, stopped, source, only_tasks)
 
     def close(self) -> None:
         """Close the connections that are this process's own."""

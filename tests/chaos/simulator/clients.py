@@ -69,6 +69,10 @@ WIDE = Definition(
 """More steps than the tick of a small batch has room for: it is planned in several, both when it begins and below."""
 
 
+_OF_TASKS = ("task", "flaky", "long", "parent", "poison")
+"""What clients do that makes plain tasks, and nothing else."""
+
+
 class Clients:
     """All programs that use the queue, taken together."""
 
@@ -89,12 +93,12 @@ class Clients:
         """Do one thing, and nudge the leader."""
         self._world.set_clocks()
         getattr(self, f"_{action.kind.replace(' ', '_')}")(action.size)
-        self.nudge()
+        self.nudge("task" if action.kind in _OF_TASKS else "")
 
-    def nudge(self) -> None:
+    def nudge(self, kind: str = "") -> None:
         """Tell the leader that something is new, if it can be told."""
         try:
-            self._world.redis.call(Caller("client"), "nudge", self._world.redis.nudge)
+            self._world.redis.call(Caller("client"), "nudge", lambda: self._world.redis.nudge(kind))
         except UNAVAILABLE:
             self._world.trace("the nudge is lost")
 

@@ -58,14 +58,17 @@ class SimulatedLeadership(Leadership):
     """Leadership whose transactions can be struck, and whose connections go back to a pool when they are dropped."""
 
     def __init__(self, actor: SchedulerProcess, **options: Any) -> None:
-        super().__init__(actor.world.database.engine, **options)
+        super().__init__(actor.world.database.engine, elapsed=actor._monotonic, **options)
         self._actor = actor
         self._strike: Callable[[str], None] = actor.strike
 
     @contextmanager
-    def writing(self, monotonic: float, *, with_pending_work: bool = False) -> Iterator[Writing]:
+    def writing(
+        self, monotonic: float, *, with_pending_work: bool = False, may_begin_later: bool = False
+    ) -> Iterator[Writing]:
         world = self._actor.world
-        with super().writing(monotonic, with_pending_work=with_pending_work) as writing:
+        options = {"with_pending_work": with_pending_work, "may_begin_later": may_begin_later}
+        with super().writing(monotonic, **options) as writing:
             self._strike("in transaction")
             yield writing
             self._strike("before commit")

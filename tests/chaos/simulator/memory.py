@@ -293,7 +293,8 @@ class MemoryLeaderStreams:
             if nudges:
                 self._last_nudge = nudges[-1][0]
             changed = any(kind == "fleet" for _, kind in nudges)
-            return Inbound(entries, bool(nudges), changed, complete=len(entries) < count)
+            only_tasks = all(kind == "task" for _, kind in nudges)
+            return Inbound(entries, bool(nudges), changed, len(entries) < count, only_tasks=only_tasks)
 
         return self._call("read", effect, in_life=True)
 
