@@ -96,6 +96,25 @@ def test_a_step_takes_one_tick_and_stays_at_the_worker_that_has_the_code(
     replay(steps, handle.history(), exactly=True)
 
 
+def test_the_code_hears_of_a_task_that_its_next_turn_has_scheduled_and_cancelled(
+    system: System, worker: Worker, engine_: Engine
+) -> None:
+    job = system.job
+
+    @system.app.workflow(name="steps")
+    async def cancelling(ctx: WorkflowContext) -> int:
+        await job.schedule()
+        job.schedule().cancel()
+        await ctx.sleep(1_000)
+        return 1
+
+    handle = cancelling.start()
+    (task,) = begin(system, worker, engine_)
+    succeed(worker, engine_, task)
+    system.tick(2)
+    assert "task_cancelled" in kinds(system, handle)
+
+
 def test_a_turn_is_dropped_whose_code_has_not_seen_a_signal_that_came_first(
     system: System, worker: Worker, engine_: Engine, steps: CodeWorkflow[..., Any]
 ) -> None:

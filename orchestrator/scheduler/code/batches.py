@@ -31,7 +31,7 @@ from orchestrator.store.code import expectations, histories
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
 from orchestrator.store.code.histories import Turn
-from orchestrator.store.code.turns import NextTurn, take_next
+from orchestrator.store.code.turns import NextTurn, take_next, take_next_later
 from orchestrator.store.runs import ancestry
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.creation import NewRun
@@ -58,12 +58,22 @@ def apply_next_turns(
                 given.append(NextTurn(turn.id, turn.attempt, turn.through, turn.at, histories.encoded(fact), worker))
     if not given:
         return
-    taken = take_next(tx.connection, given, tx.now)
-    for run in taken:
-        del tx.result.runs.changes[run]
+    if all(_only_waits(turn) for _, turn in found.values()) and tx.gathers(len(given)):
+        take_next_later(tx.connection, given, tx.now)  # what it does not take, the next statement does not find
+        taken = apply_activations(tx, code, list(found.values()), inline_result, are_next=True)
+    else:
+        taken = take_next(tx.connection, given, tx.now)
+        for run in taken:
+            del tx.result.runs.changes[run]
+        apply_activations(tx, code, [found[run] for run in taken], inline_result, are_next=True)
     tx.result.wake.advanced |= bool(taken)
     tx.result.outgoing.counted.extend(taken)
-    apply_activations(tx, code, [found[run] for run in taken], inline_result, are_next=True)
+
+
+def _only_waits(turn: Activated) -> bool:
+    """Say whether the code waits again after a turn, and the turn has given nothing but commands."""
+    is_end = bool(turn.commands) and isinstance(turn.commands[-1], commands.EndCommand)
+    return not (is_end or turn.missing or turn.stuck is not None or turn.answers)
 
 
 def apply_activations(
@@ -73,8 +83,11 @@ def apply_activations(
     inline_result: int,
     *,
     are_next: bool = False,
-) -> None:
-    """Apply what the code of runs has commanded. Next turns were never handed out, and take no place in a queue."""
+) -> set[bytes]:
+    """Apply what the code of runs has commanded; return the runs whose turns count.
+
+    Next turns were never handed out, and take no place in a queue.
+    """
     turns: list[Turn] = []
     ends: list[tuple[str, Activated]] = []
     stuck: list[tuple[bytes, int, Violation]] = []
@@ -94,9 +107,12 @@ def apply_activations(
     accepted: set[bytes] = set()
     answers = [answer for _, report in reports for answer in report.answers]
     if turns:
-        moved = _landed(histories.suspend(tx.connection, turns, tx.now), are_next)
+        moved = _landed(histories.suspend(tx.connection, turns, tx.now, are_next=are_next), are_next)
         tx.result.note(moved, by_worker=True)
         accepted.update(task.id for task in moved)
+        if are_next:  # their code has seen what happened; what the commands bring about is new
+            for run in accepted:
+                tx.result.runs.changes.pop(run, None)
         code.took_turn(tx, [task.id for task in moved], {answer.id for answer in answers})
     if ends:
         accepted |= _end_turn_tasks(tx, ends, inline_result, are_next)
@@ -110,6 +126,7 @@ def apply_activations(
     tx.result.code.near.update((report.awaits, worker) for worker, report in reports if report.awaits)
     _carry_out(tx, code, {run: batch for run, batch in batches.items() if run in accepted})
     reply(tx, [Answered(answer.id, answer.result, answer.error) for answer in answers])
+    return accepted
 
 
 def _landed(moved: list[Moved], are_next: bool) -> list[Moved]:

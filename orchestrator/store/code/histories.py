@@ -126,6 +126,8 @@ _TURNS = Batch(
     "id uuid, attempt int, through int, seen boolean, cached int, worker text, count int, opened int, waiting jsonb, "
     "version int",
 )
+_TAKEN = "t.status = 'dispatched' AND t.started_at IS NOT NULL"
+"""Of a turn task: its next turn was taken in this transaction. One that was sent is running once its start is known."""
 _SUSPEND = Prepared[Moved](f"""
 WITH /* histories.suspend */ given AS MATERIALIZED (
     SELECT * FROM {_TURNS}
@@ -136,7 +138,7 @@ WITH /* histories.suspend */ given AS MATERIALIZED (
       FROM given r
      {current_attempt()}
      CROSS JOIN LATERAL (SELECT last_event FROM orchestrator.runs WHERE id = r.id LIMIT 1) AS run
-     WHERE t.ctid = found.place
+     WHERE t.ctid = found.place AND (NOT %(are_next)s::boolean OR ({_TAKEN}))
     RETURNING t.id, t.queue, t.attempt
 ), ahead AS (
     UPDATE orchestrator.runs r
@@ -157,8 +159,11 @@ SELECT id, 'pending' AS state, queue, id AS run_id, attempt, 'dispatched' AS bef
 """)
 
 
-def suspend(connection: Connection, turns: Sequence[Turn], now: datetime) -> list[Moved]:
-    """Put the runs' turn tasks back to sleep, or to ready where facts came meanwhile, and append what the code did."""
+def suspend(connection: Connection, turns: Sequence[Turn], now: datetime, *, are_next: bool = False) -> list[Moved]:
+    """Put the runs' turn tasks back to sleep, or to ready where facts came meanwhile, and append what the code did.
+
+    Of next turns, those count that were taken in this transaction.
+    """
     given = [
         (
             turn.id,
@@ -177,7 +182,7 @@ def suspend(connection: Connection, turns: Sequence[Turn], now: datetime) -> lis
     rows = [row for turn in turns for row in event_rows(turn.id, turn.events)]
     if any(MARK in data for *_, data in rows):
         payloads.keep_named(connection, rows)
-    return _SUSPEND(connection, _TURNS(given), EVENTS(rows), now=now)
+    return _SUSPEND(connection, _TURNS(given), EVENTS(rows), now=now, are_next=are_next)
 
 
 _READ = Statement[Row]("""

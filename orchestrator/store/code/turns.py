@@ -142,7 +142,8 @@ _NEXT = Batch("r", NextTurn)
 _TAKE = Prepared[bytes](f"""
 WITH /* turns.take_next */ taken AS (
     UPDATE orchestrator.tasks t
-       SET status = 'dispatched', attempt = r.attempt, dispatched_at = %(now)s::timestamptz
+       SET status = 'dispatched', attempt = r.attempt, dispatched_at = %(now)s::timestamptz,
+           started_at = %(now)s::timestamptz
       FROM {_NEXT}
      CROSS JOIN LATERAL (
            SELECT ctid AS place FROM orchestrator.tasks
@@ -177,3 +178,8 @@ def take_next(connection: Connection, turns: Sequence[NextTurn], now: datetime) 
     were sent.
     """
     return set(_TAKE(connection, _NEXT(turns), now=now))
+
+
+def take_next_later(connection: Connection, turns: Sequence[NextTurn], now: datetime) -> None:
+    """Do the same with the next statement, which finds the turns that count by their starts."""
+    _TAKE.later(connection, _NEXT(turns), now=now)
