@@ -11,6 +11,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.access import masked
 from orchestrator.domain.plain import stored_json
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.sql import Row, Statement
 
 
@@ -54,6 +55,14 @@ _ADD = Statement[None]("""
 INSERT /* audit.add */ INTO orchestrator.audit (who, origin, act, kind, target, detail)
 VALUES (%(who)s, %(origin)s, %(act)s, %(kind)s, %(target)s, %(detail)s::jsonb)
 """)
+_ASK = Statement[int]("""
+WITH /* audit.ask */ written AS (
+    INSERT INTO orchestrator.audit (who, origin, act, kind, target, detail)
+    VALUES (%(who)s, %(origin)s, %(act)s, %(kind)s, %(target)s, %(detail)s::jsonb)
+)
+INSERT INTO orchestrator.inbox (kind, target, body)
+VALUES (%(request)s, %(run)s::uuid, %(body)s::jsonb) RETURNING id
+""")
 _LONGEST = 300
 """Characters of one field: some come from outside."""
 
@@ -62,9 +71,17 @@ def add(
     connection: Connection, *, who: str, origin: str, act: str, kind: str, target: str, detail: Mapping[str, Any]
 ) -> None:
     """Write a line, in the transaction of the action."""
-    texts = {"who": who, "origin": origin, "act": act, "kind": kind, "target": target}
+    _ADD(connection, _line(who=who, origin=origin, act=act, kind=kind, target=target, detail=detail))
+
+
+def ask(connection: Connection, request: RequestKind, run: bytes, body: str, **line: Any) -> int:
+    """Ask the leader for a change of a run, and write a line of it: one statement. Return the number of the request."""
+    return _ASK.one(connection, _line(**line), request=str(request), run=run, body=body)
+
+
+def _line(*, detail: Mapping[str, Any], **texts: str) -> dict[str, str]:
     cut = {name: masked(text.replace("\0", ""))[:_LONGEST] for name, text in texts.items()}
-    _ADD(connection, cut, detail=stored_json(dict(detail)))
+    return cut | {"detail": stored_json(dict(detail))}
 
 
 _MATCHES = """(%(who)s::text IS NULL OR starts_with(who, %(who)s::text))

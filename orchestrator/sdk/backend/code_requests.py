@@ -59,13 +59,14 @@ class CodeRequests(CodeReading):
                 raise
             raise WrongState(f"{error} Promise {body['name']!r} was {known}.") from None
         what = f"the request to {verb} run {to_text(run)} was stored"
-        with self._connections.writing(what, transaction=is_act) as connection:
+        with self._connections.writing(what, transaction=request_kind in _SETTLES) as connection:
             if request_kind in _SETTLES:
                 _refuse_second(connection, run, body["name"])
-            add_request(connection, request_kind, run, **body)
             if is_act:
                 detail = ({"name": body["name"]} if "name" in body else {}) | dict(audited)
-                self._connections.record(connection, request_kind.split(" ")[0], "run", to_text(run), **detail)
+                self._connections.ask(connection, request_kind, run, msgspec.json.encode(body).decode(), **detail)
+            else:
+                add_request(connection, request_kind, run, **body)
         self._connections.nudge()
         return run
 

@@ -22,6 +22,7 @@ from orchestrator.sdk.values.stores import store_of
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
 from orchestrator.store import audit, database, deadlines
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.tasks import enqueue, results, shared
 from orchestrator.store.tasks.results import TaskOutcome
 from orchestrator.transport.client import Nudges
@@ -94,6 +95,12 @@ class Connections:
         """Write into the audit log who did this to which thing, in the transaction that does it."""
         who, origin = acting.current(self._settings.audit_as)
         audit.add(connection, who=who, origin=origin, act=act, kind=kind, target=target, detail=detail)
+
+    def ask(self, connection: Connection, request: RequestKind, run: bytes, body: str, **detail: Any) -> None:
+        """Put a request about a run into the inbox, and write into the audit log who did: one statement."""
+        who, origin = acting.current(self._settings.audit_as)
+        line = {"who": who, "origin": origin, "act": request.split(" ")[0], "kind": "run", "target": to_text(run)}
+        audit.ask(connection, request, run, body, **line, detail=detail)
 
     def audited(self, name: str, data: bytes) -> str:
         """Return a value as it stands in the audit log: shortened and redacted, or only that it is sealed."""
