@@ -16,6 +16,7 @@ import pytest
 from orchestrator.api import access, login_limits
 from orchestrator.domain.access import Scope
 from orchestrator.domain.fleet.announced import Standby
+from orchestrator.domain.quotas import Quotas
 from orchestrator.domain.redaction import HIDDEN
 from orchestrator.sdk.backend import Backend
 from orchestrator.sdk.ids import new_id
@@ -28,6 +29,7 @@ from orchestrator.transport import standbys
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from tests.emptying import empty
+from tests.integration import api_client
 from tests.integration.api_house import House, changes, furnished
 from tests.integration.test_dashboard import make_key
 from tests.integration.visitor import Visitor
@@ -349,6 +351,42 @@ def test_a_task_like_another_needs_a_key_for_both(house: House) -> None:
     bound.post(f"/ui/tasks/{house.tasks['bank']}/again", args="[]")
     assert "No task has the id" in bound.said()
     assert changes(house) == before
+
+
+@pytest.mark.parametrize(
+    ("bounds", "status", "why"),
+    [
+        ({"tasks": "t.b"}, 403, "the key is for tasks whose names begin with 't.b'"),
+        ({"quotas": Quotas(priority=2)}, 403, "quota priority"),
+        ({"quotas": Quotas(open_tasks=0)}, 429, "quota open_tasks"),
+        ({"quotas": Quotas(queues=0)}, 429, "quota queues"),
+    ],
+    ids=["tasks", "priority", "open_tasks", "queues"],
+)
+def test_a_task_like_another_is_checked_as_one_over_http(
+    house: House, bounds: dict[str, Any], status: int, why: str
+) -> None:
+    id, key = stored_task(house, priority=3), api_client.make_key(house.engine, Scope.OPERATE, "ada", **bounds)
+    visitor = Visitor(house.app)
+    visitor.log_in(key)
+    before = changes(house)
+    answer = visitor.post(f"/ui/tasks/{id}/again", args="[1]")
+    assert (answer.status_code, form_of(answer.text)["args"]) == (status, "[1]")
+    assert why in unescape(answer.text)
+    assert changes(house) == before
+    call = {"name": "t.a", "args": [1], "queue": "mail.out", "priority": 3}
+    asked = house.send("POST", "/api/v1/tasks", key, json=call)
+    assert asked.status_code == status
+    assert why in asked.json()["detail"]
+
+
+def test_a_task_like_another_keeps_its_limits(house: House) -> None:
+    id = stored_task(house, concurrency_key="ada")
+    visitor = Visitor(house.app)
+    visitor.get("/ui")
+    sent = visitor.post(f"/ui/tasks/{id}/again", args="[]")
+    new = sent.headers["Location"].rpartition("/")[2]
+    assert rows(house, f"SELECT lane FROM orchestrator.tasks WHERE id = '{new}'") == [("|ada",)]
 
 
 def test_runs_are_counted_before_they_are_cancelled(house: House) -> None:

@@ -85,7 +85,9 @@ def test_from_a_turn_of_code_to_what_it_commands(system: System, engine_: Engine
 def test_from_a_page_of_the_dashboard_to_its_rows(system: System, request: pytest.FixtureRequest) -> None:
     api = Api(system.settings)
     request.addfinalizer(api.close)
-    visit = rendering.Visit(who="ada", scope=Scope.ADMIN, key_scope=KeyScope(), path="/ui", query="", token="")
+    visit = rendering.Visit(
+        who="ada", scope=Scope.ADMIN, key_scope=KeyScope(), path="/ui", query="", token="", check_tasks=print
+    )
     reset = rendering.current.set(visit)
     request.addfinalizer(lambda: rendering.current.reset(reset))
     handle = system.job.enqueue(1)

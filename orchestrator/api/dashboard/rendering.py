@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +19,7 @@ from orchestrator.api.dashboard import ansi, words
 from orchestrator.api.endpoints import Endpoint, Routes
 from orchestrator.api.problems import Problem
 from orchestrator.domain.access import KeyScope, Scope
+from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sealing import describe_json
 
 HTML = "text/html"
@@ -156,6 +158,8 @@ class Visit:
     said: Said | None = None
     has_key: bool = False
     """They have logged in with a key, and can log out."""
+    check_tasks: Callable[[NewTask], None]
+    """Refuses a task for which the quotas of the key leave no room."""
 
     @property
     def here(self) -> str:
@@ -179,8 +183,8 @@ prefix: ContextVar[str] = ContextVar("orchestrator_prefix", default="")
 """The prefix of all pages in the visitor's browser, which a proxy removes."""
 
 
-def key_scope_of_visitor() -> KeyScope:
-    """Return the key scope of the current visit."""
+def visitor() -> Visit:
+    """Return the current visit."""
     visit = current.get()
     assert visit is not None, "a page is being made"
-    return visit.key_scope
+    return visit

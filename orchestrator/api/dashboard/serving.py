@@ -26,6 +26,7 @@ from orchestrator.api.dashboard.session import (
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.problems import MEDIA_TYPE, Refused, misfit, refused
+from orchestrator.api.quotas import Meter
 from orchestrator.api.routes.workflows import Started
 from orchestrator.api.serving import ServedPath, explained, perform, query_of
 from orchestrator.api.slots import Client
@@ -49,7 +50,7 @@ class PagePath(ServedPath):
     async def answer(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
         """Show a page, or do what a form asks for and go back to the page."""
         session = self._session(request)
-        current.set(_visit(request, caller, session))
+        current.set(_visit(request, caller, session, self._meter))
         given = endpoint.read_path(request.path_params)
         if request.method != "POST":
             given |= endpoint.read_query(_without_blanks(query_of(request)))
@@ -146,7 +147,7 @@ class PagePath(ServedPath):
             return session.leave(go(_log_in_for(here)))
         if status == 401 and "authorization" not in request.headers:
             return session.leave(go(_log_in_for(_page_before(request))), _NOT_DONE)
-        current.set(None if caller is None else _visit(request, caller, session))
+        current.set(None if caller is None else _visit(request, caller, session, self._meter))
         headers = {name: value for name, value in found.headers.items() if name != "WWW-Authenticate"}
         return session.finish(refusal(found.problem, headers))
 
@@ -162,7 +163,7 @@ class PagePath(ServedPath):
         return Session(request, self._door.is_tls(peer, request), prefix.get())
 
 
-def _visit(request: Request, caller: Caller, session: Session) -> Visit:
+def _visit(request: Request, caller: Caller, session: Session, meter: Meter) -> Visit:
     return Visit(
         who=caller.actor.who,
         scope=caller.scope,
@@ -171,6 +172,7 @@ def _visit(request: Request, caller: Caller, session: Session) -> Visit:
         query=request.url.query,
         token=session.token,
         said=session.said,
+        check_tasks=partial(meter.check_tasks, caller),
         has_key=session.ticket is not None and caller.key is not None,
     )
 

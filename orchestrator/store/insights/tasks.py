@@ -113,6 +113,8 @@ class TaskDetail(TaskView):
     no line."""
     parent_id: UUID | None = None
     """The task that enqueued it while it ran, or that it follows."""
+    lane: str | None = None
+    """What it shares limits and turns with: `task|key`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,6 +358,7 @@ def show_task(connection: Connection, task: UUID) -> TaskDetail | None:
         error=error,
         attempts=(*_attempts(connection, row, error),),
         parent_id=row.parent_id,
+        lane=row.lane,
     )
 
 

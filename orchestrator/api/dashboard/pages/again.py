@@ -12,13 +12,15 @@ from starlette.responses import Response
 
 from orchestrator.api.bodies import check_shape
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
+from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.key_scope import TASK
 from orchestrator.api.problems import Refused, unfit
 from orchestrator.api.routes.enqueueing import NewCall, new_task
 from orchestrator.api.routes.tasks import Arguments, found_task
 from orchestrator.domain.access import KeyScope, Scope
+from orchestrator.domain.limits.names import lane_name
 from orchestrator.domain.redaction import HIDDEN
+from orchestrator.domain.tasks.task import parse_options
 from orchestrator.errors import InvalidTask, PayloadError
 from orchestrator.references import whole_reference
 from orchestrator.sdk.values.display import as_json
@@ -69,15 +71,22 @@ def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note 
         kwargs = _merged("kwargs", call, _read("kwargs", body.kwargs, dict))
         wanted = NewCall(name=task.name, args=[*args.values()], kwargs=kwargs, queue=body.queue.strip() or task.queue)
         new = new_task(api, msgspec.structs.replace(wanted, priority=task.priority), key_scope)
+        visitor().check_tasks(new)
         warnings = api.names.check([task.name])
     except InvalidTask as error:
         return page("again.html", 422, task=task, form=body, wrong=str(error))
     except Refused as error:
         return page("again.html", error.problem.status, task=task, form=body, wrong=error.problem.detail)
     options = msgspec.json.encode(task.options).decode() if task.options else None
-    new = api.names.hiding(msgspec.structs.replace(new, options=options, parent=id.bytes))
+    new = api.names.hiding(msgspec.structs.replace(new, options=options, lane=_lane(task, options), parent=id.bytes))
     made = UUID(bytes=api.backend.tasks.enqueue(new, key_scope.queues))
     return Note(" ".join(["the task is enqueued: this is it", *warnings]).rstrip("."), to=f"/ui/tasks/{made}")
+
+
+def _lane(task: TaskDetail, options: str | None) -> str | None:
+    """Return the lane of a task with the options and the concurrency key of another one; a run has keys of its own."""
+    key = task.lane.partition("|")[2] if task.lane and task.run_id is None else ""
+    return lane_name(task.name, key or None, parse_options(options))
 
 
 def _call(api: Api, task: TaskDetail) -> _Call:

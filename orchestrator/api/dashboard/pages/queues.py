@@ -9,7 +9,7 @@ from starlette.responses import Response
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.charts import hour, outline
 from orchestrator.api.dashboard.pages.overview import read_marks, read_queues
-from orchestrator.api.dashboard.rendering import key_scope_of_visitor, page, pages
+from orchestrator.api.dashboard.rendering import page, pages, visitor
 from orchestrator.api.key_scope import QUEUE, WITHIN
 from orchestrator.api.routes import system
 from orchestrator.api.routes import tasks as task_routes
@@ -37,7 +37,7 @@ def list_queues(api: Api, key_scope: KeyScope) -> Response:
 @routes.get("/{name}", about=QUEUE)
 def show_queue(api: Api, name: str) -> Response:
     """Show one queue: its numbers, its limits, and what stands in it."""
-    key_scope = key_scope_of_visitor()
+    key_scope = visitor().key_scope
     queues = read_queues(api, key_scope)
     found = next((queue for queue in queues if queue.queue == name), None)
     open_states = (TaskState.RUNNING, TaskState.DISPATCHED, TaskState.PENDING)

@@ -14,7 +14,7 @@ from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
 from orchestrator.api.dashboard.graph import MOST_DRAWN, critical_path, draw, fold
 from orchestrator.api.dashboard.list_notes import ByTime, Span, given, run_notes, within_span
 from orchestrator.api.dashboard.pages import flows as flow_pages
-from orchestrator.api.dashboard.rendering import go, key_scope_of_visitor, page, pages
+from orchestrator.api.dashboard.rendering import go, page, pages, visitor
 from orchestrator.api.dashboard.story import Sentence, story
 from orchestrator.api.key_scope import RUN, WITHIN, is_within
 from orchestrator.api.problems import refused
@@ -66,7 +66,7 @@ class StepsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 @routes.get("/{id}", about=RUN)
 def show_run(api: Api, id: UUID, query: StepsQuery) -> Response:
     """Show one run."""
-    key_scope = key_scope_of_visitor()
+    key_scope = visitor().key_scope
     found = run_routes.find(api, id)
     if query.step:
         return _go_to_step(api, id, found.steps, query.step)

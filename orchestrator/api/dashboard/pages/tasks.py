@@ -16,7 +16,7 @@ from orchestrator.api.context import Api
 from orchestrator.api.dashboard.gantt import timeline
 from orchestrator.api.dashboard.list_notes import ByTime, Span, given, task_errors, within_span
 from orchestrator.api.dashboard.pages import logs
-from orchestrator.api.dashboard.rendering import Note, key_scope_of_visitor, page, page_actions, pages
+from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.key_scope import TASK, WITHIN, Subject, lineage_within
 from orchestrator.api.problems import refused
 from orchestrator.api.routes import bulk
@@ -152,7 +152,7 @@ def show_task(api: Api, id: UUID) -> Response:
         log=logs.last_lines(api, id, logs.LogQuery()),
         obstacles=_obstacles(api, found.task),
         timeline=timeline(found.task, found.attempts),
-        lineage=lineage_within(key_scope_of_visitor(), api.backend.insights.lineage(id)),
+        lineage=lineage_within(visitor().key_scope, api.backend.insights.lineage(id)),
         most_shown=_MOST_CHILDREN,
     )
 
