@@ -39,14 +39,14 @@ ASKS = {
 }
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+@pytest.fixture(scope="module", name="browser")
+def browser_of_module() -> Iterator[Any]:
     with browsing() as found:
         yield found
 
 
-@pytest.fixture(scope="module")
-def served(
+@pytest.fixture(scope="module", name="served")
+def served_of_module(
     browser: Any, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Stack, str]]:
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
@@ -55,13 +55,13 @@ def served(
         yield stack, stack.api()
 
 
-@pytest.fixture
-def base(served: tuple[Stack, str]) -> str:
+@pytest.fixture(name="base")
+def base_of_module(served: tuple[Stack, str]) -> str:
     return served[1]
 
 
-@pytest.fixture
-def window(browser: Any, base: str) -> Iterator[Watched]:
+@pytest.fixture(name="window")
+def window_of_module(browser: Any, base: str) -> Iterator[Watched]:
     with watched(browser, base) as found:
         yield found
 
@@ -393,8 +393,8 @@ def test_a_promise_is_resolved(base: str, window: Watched) -> None:
     window.sees("h1 .s-success")
 
 
-def more_pages(base: str) -> list[str]:
-    """Return pages of single things, and those that say what would be done; `start_fan_out` has made a workflow."""
+def more_pages(base: str, run: str, task: str) -> list[str]:
+    """Return pages of single things, and those that say what would be done; `run` is of `start_fan_out`."""
     code = start_code(base)
     resets: list[str] = []
 
@@ -405,6 +405,11 @@ def more_pages(base: str) -> list[str]:
     eventually(is_offered, "a reset is offered")
     fires = "/ui/schedules/spread/default/backfills?start=2026-01-01&end=2026-03-01"
     pages = ["/ui/login", "/ui/flows/order", "/ui/queues/mail", "/ui/workflows/spread", fires, f"/ui/runs/{code}"]
+    other = start_fan_out(base)
+    pages += [f"/ui/compare?run={run}&run={other}", f"/ui/runs/{run}/log", "/ui/schedules/spread/default"]
+    pages += [f"/ui/tasks/{task}/again", "/ui/runs/retry?workflow=spread", "/ui/runs/cancel?workflow=project.approval"]
+    worker = httpx.get(f"{base}/api/v1/tasks/{task}").json()["task"]["worker"]
+    pages += [f"/ui/workers/{worker}", f"/ui/tasks/{task}/log", "/ui/failures?within=7d&sort=last"]
     return [*pages, "/ui/tasks/retry?name=project.broken", "/ui/search?text=project", resets[0]]
 
 
@@ -451,12 +456,14 @@ def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: s
     with watched(browser, base, color_scheme=scheme) as window:
         window.page.add_init_script(
             "window.moved = 0; new PerformanceObserver((list) => { for (const one of list.getEntries()) "
-            "if (!one.hadRecentInput) window.moved += one.value; }).observe({type: 'layout-shift', buffered: true})"
+            "if (!one.hadRecentInput) window.moved += one.value; }).observe({type: 'layout-shift', buffered: true});"
+            # What other tests began may still go on, and new rows move those below them.
+            "window.EventSource = class { addEventListener() {} close() {} };"
         )
         # In the dark, only colours differ.
         rules = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
         some = ("/ui", "/ui/approvals", f"/ui/runs/{run}", f"/ui/runs/{order}", f"/ui/tasks/{task}")
-        for path in some if pages == "some" else (*PAGES[1:], *more_pages(base)):
+        for path in some if pages == "some" else (*PAGES[1:], *more_pages(base, run, task)):
             window.go(path)
             faults = axe.run(window.page, options=rules).response["violations"]
             found = [one for one in faults if one["impact"] in ("serious", "critical")]

@@ -6,9 +6,10 @@ import json
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
+from urllib.parse import urlencode
 from uuid import UUID, uuid4
 
 import pytest
@@ -175,7 +176,7 @@ def test_failures_are_drawn_over_time(house: House) -> None:
                 (minutes, house.failed[name].hex),
             )
     page = Visitor(house.app).get("/ui/failures?within=1h").text
-    charts = re.findall(r'<svg class="bars"[^>]*aria-label="E over the last 1h">.*?</svg>', page, re.DOTALL)
+    charts = re.findall(r'<svg class="bars"[^>]*aria-label="E in the last 1h">.*?</svg>', page, re.DOTALL)
     bars = [re.findall(r'<rect class="s-failed" x="([\d.]+)"', chart) for chart in charts]
     assert sorted(round(float(x)) for (x,) in bars) == [12, 23], "one failed half an hour ago, the other just now"
 
@@ -656,9 +657,28 @@ def test_charts_mark_starts_of_workers_and_changes_of_the_leader(house: House) -
             assert [text for text, _ in marks] == ["2 workers started", "another scheduler leads, in term 2"], path
             places = [float(x) for _, x in marks]
             assert places == pytest.approx([30, 50], abs=1.1), path
-        assert 'aria-label="Failures of the last 7d"' in visitor.get("/ui/failures?within=7d").text
+        assert 'aria-label="Failures in the last 7d"' in visitor.get("/ui/failures?within=7d").text
         bound.log_in(make_key(house, Scope.READ, "mail.", "mail-"))
         assert 'class="mark"' not in bound.get("/ui").text
     finally:
         with house.engine.connect() as connection:
             empty(connection, "throughput")
+
+
+def test_failures_are_shown_of_a_chosen_time(house: House) -> None:
+    visitor = Visitor(house.app)
+    [(name, at)] = rows(
+        house, f"SELECT name, ended_at FROM orchestrator.ended_tasks WHERE id = '{house.failed['mail']}'"
+    )
+
+    def shown(since: datetime, until: datetime | None = None) -> str:
+        wanted = {"since": f"{since:%Y-%m-%dT%H:%M}"} | ({"until": f"{until:%Y-%m-%dT%H:%M}"} if until else {})
+        return unescape(visitor.get(f"/ui/failures?{urlencode(wanted)}").text)
+
+    minute = timedelta(minutes=1)
+    assert f">{name}</a>" in shown(at - minute, at + minute)
+    assert f">{name}</a>" in shown(at - 2 * minute)
+    before = shown(at - 9 * minute, at - minute)
+    assert f">{name}</a>" not in before
+    assert f"Nothing has failed from {at - 9 * minute:%Y-%m-%d %H:%M} to" in before
+    assert visitor.get("/ui/failures?since=2026-02-01T00:00&until=2026-01-01T00:00").status_code == 422

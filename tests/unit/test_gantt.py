@@ -33,6 +33,20 @@ def test_a_step_waits_for_others_and_then_in_its_queue() -> None:
     assert second.link == f"/ui/runs/{run.id}?step=b"
 
 
+def test_a_step_that_waits_in_its_queue_is_drawn_while_the_run_is_open() -> None:
+    known: dict[str, Any] = {"kind": "task", "calls": "t"}
+    steps = [
+        planned_step(name="a", depends_on=(), started_at=at(10), ended_at=at(40), state="success", **known),
+        planned_step(name="b", depends_on=("a",), state="open", **known),
+        planned_step(name="c", depends_on=("b",), state="waiting", **known),
+    ]
+    run = SimpleNamespace(id=UUID(int=1), started_at=at(0), created_at=at(0), ended_at=None)
+    _, waits = gantt_of_steps(cast(RunView, run), steps, frozenset(), at(100)).rows
+    assert (waits.name, waits.ready, waits.x, waits.width, waits.seconds, waits.link) == ("b", 40, 100, 0, 60, "")
+    run.ended_at = at(100)
+    assert len(gantt_of_steps(cast(RunView, run), steps, frozenset(), at(100)).rows) == 1
+
+
 @pytest.mark.parametrize("seconds", [0.0004, 0.7, 14.4, 95, 5_000, 90_000, 2_000_000])
 def test_the_axis_has_several_marks(seconds: float) -> None:
     ticks = Gantt([], at(0), at(seconds), 0).ticks

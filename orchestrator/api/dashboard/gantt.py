@@ -57,9 +57,10 @@ class Gantt:
 
 
 def gantt_of_steps(run: RunView, steps: Sequence[StepView], critical: frozenset[str], now: datetime) -> Gantt:
-    """Return the steps that have begun, in the order of their beginnings."""
+    """Return the steps that have begun, in the order of their beginnings, and those whose tasks still wait."""
     start, end = run.started_at or run.created_at, run.ended_at or now
-    begun = sorted((step for step in steps if step.started_at is not None), key=lambda step: _begin(step, end))
+    there = [step for step in steps if step.started_at is not None or (step.state == "open" and not run.ended_at)]
+    begun = sorted(there, key=lambda step: _begin(step, end))
     if begun:
         start = min(start, _begin(begun[0], end))
     ends = {step.name: step.ended_at for step in steps}
@@ -67,9 +68,12 @@ def gantt_of_steps(run: RunView, steps: Sequence[StepView], critical: frozenset[
     for step in begun[:_MOST_ROWS]:
         above = [ends.get(name) for name in step.depends_on]
         ready = max((one for one in above if one is not None), default=start)
-        link = "" if step.kind == "group" else f"/ui/runs/{run.id}?{urlencode({'step': step.name})}"
+        is_no_task = step.kind == "group" or step.started_at is None
+        link = "" if is_no_task else f"/ui/runs/{run.id}?{urlencode({'step': step.name})}"
         begin = _begin(step, end)
         found = row(step.name, step.state, begin, step.ended_at or end, start, end, step.name in critical, link)
+        if step.started_at is None:
+            found = replace(found, x=100.0, width=0.0, seconds=max(0.0, (end - ready).total_seconds()))
         rows.append(replace(found, ready=_place(min(ready, begin), start, end)))
     return Gantt(rows, start, end, max(0, len(begun) - _MOST_ROWS))
 

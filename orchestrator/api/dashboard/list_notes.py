@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeVar
 from uuid import UUID
@@ -12,7 +12,9 @@ import msgspec
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.words import call
 from orchestrator.domain.dag.composed import is_composed
+from orchestrator.domain.states import TaskState
 from orchestrator.store.insights import RunNote, RunView, TaskView, errors_of_runs, errors_of_tasks, notes_of_runs
+from orchestrator.transport.journal import LOSSES, read_marks
 
 _MOST_NAMES = 8
 SPANS = {
@@ -47,6 +49,21 @@ def given(query: msgspec.Struct) -> dict[str, Any]:
 def task_errors(api: Api, tasks: Sequence[TaskView]) -> dict[UUID, str]:
     """Return the errors of those that failed."""
     return api.read(errors_of_tasks, [task.id for task in tasks if task.status == "failed"])
+
+
+def progress_of(api: Api, tasks: Iterable[TaskView]) -> dict[UUID, float]:
+    """Return how far running tasks say they have come, as fractions; where Redis is away, of none."""
+    running = {task.id.bytes: task for task in tasks if task.status == TaskState.RUNNING}
+    connections = api.backend.connections
+    try:
+        marks = read_marks(connections.redis, connections.keys, [*running])
+    except LOSSES:
+        return {}
+    return {
+        running[id].id: min(1.0, mark.fraction)
+        for id, mark in marks.items()
+        if mark and mark.attempt == running[id].attempt
+    }
 
 
 def run_notes(api: Api, runs: Sequence[RunView]) -> dict[UUID, tuple[RunNote, str]]:

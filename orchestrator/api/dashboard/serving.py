@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, get_args, get_origin
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from orchestrator.api.access import Caller
 from orchestrator.api.bodies import LARGEST_QUESTION, SMALL, check_shape, read_body
+from orchestrator.api.dashboard.parts import without_known
 from orchestrator.api.dashboard.rendering import Action, Said, Visit, current, go, page, prefix, refusal
 from orchestrator.api.dashboard.session import (
     Session,
@@ -27,6 +28,7 @@ from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.problems import MEDIA_TYPE, Refused, misfit, refused
 from orchestrator.api.quotas import Meter
+from orchestrator.api.recent import Recent
 from orchestrator.api.routes.workflows import Started
 from orchestrator.api.serving import ServedPath, explained, perform, query_of
 from orchestrator.api.slots import Client
@@ -43,6 +45,11 @@ _NOT_DONE = Said("Nothing was done: you are not logged in, or no longer. Log in,
 class PagePath(ServedPath):
     """All that the dashboard serves under one path."""
 
+    @cached_property
+    def _sent(self) -> Recent:
+        """The parts of pages that were sent lately, by version."""
+        return Recent()
+
     def ticket(self, request: Request) -> Ticket | None:
         """Return the ticket of a logged-in visitor."""
         return ticket_of(request)
@@ -54,7 +61,10 @@ class PagePath(ServedPath):
         given = endpoint.read_path(request.path_params)
         if request.method != "POST":
             given |= endpoint.read_query(_without_blanks(query_of(request)))
-            return session.finish(await self._do(endpoint, given, request, caller))
+            answer = await self._do(endpoint, given, request, caller)
+            if (known := request.headers.get("If-None-Match")) is not None:
+                answer = await self._slots.run(partial(without_known, answer, known, self._sent), caller)
+            return session.finish(answer)
         is_public = endpoint.scope is None
         data = await read_body(request, SMALL if is_public else LARGEST_QUESTION)
         form = _form(data) if len(data) <= SMALL else await self._slots.run(partial(_form, data), caller)

@@ -84,10 +84,11 @@ def walked(begin: str, columns: str) -> str:
      WHERE starts_with(queue, %(within)s::text) ORDER BY ended_at DESC LIMIT %(most)s"""
 
 
+_SINCE = "ended_at >= %(since)s::timestamptz AND ended_at < coalesce(%(until)s::timestamptz, 'infinity')"
 # They stand far apart in the table, so that each costs a page of it: what decides is how many are looked at.
 _LATEST = Statement[_Row](f"""
 WITH /* insights.failures.latest */ looked_at AS MATERIALIZED (
-    {walked("ended_at >= %(since)s::timestamptz", "name, queue, status, error, ended_at, worker")}
+    {walked(_SINCE, "name, queue, status, error, ended_at, worker")}
 ), named AS (
     SELECT name, queue, coalesce(error->>'kind', '') AS kind, error->>'message' AS message, ended_at, worker
       FROM looked_at WHERE status = 'failed'
@@ -101,16 +102,22 @@ WITH /* insights.failures.latest */ looked_at AS MATERIALIZED (
 SELECT counted.looked_at, groups.* FROM (SELECT count(*) AS looked_at FROM looked_at) AS counted
   LEFT JOIN groups ON true ORDER BY tasks DESC, name, queue, kind
 """)
-_HAS_MORE = Statement[bool]("""
+_HAS_MORE = Statement[bool](f"""
 SELECT /* insights.failures.has_more */ true FROM orchestrator.ended_tasks
- WHERE status <> 'success' AND ended_at >= %(since)s::timestamptz ORDER BY ended_at DESC OFFSET %(walked)s LIMIT 1
+ WHERE status <> 'success' AND {_SINCE} ORDER BY ended_at DESC OFFSET %(walked)s LIMIT 1
 """)
 
 
-def latest_failures(connection: Connection, since: datetime, within: str = "", most: int = MOST_LOOKED_AT) -> Failures:
+def latest_failures(
+    connection: Connection,
+    since: datetime,
+    within: str = "",
+    most: int = MOST_LOOKED_AT,
+    until: datetime | None = None,
+) -> Failures:
     """Return what has failed since then, of queues whose names begin so; of very many, the last ones."""
     walked = MOST_WALKED if within else most
-    rows = _LATEST(connection, since=since, within=within, most=most, walked=walked)
+    rows = _LATEST(connection, since=since, until=until, within=within, most=most, walked=walked)
     groups = [
         FailureGroup(
             *(row.name, row.queue, row.kind, reveal_text(row.example), row.tasks),
@@ -121,7 +128,7 @@ def latest_failures(connection: Connection, since: datetime, within: str = "", m
     ]
     if rows[0].looked_at >= most:
         return Failures(groups, most)
-    is_cut = bool(within) and bool(_HAS_MORE.first(connection, since=since, walked=walked))
+    is_cut = bool(within) and bool(_HAS_MORE.first(connection, since=since, until=until, walked=walked))
     return Failures(groups, walked if is_cut else None)
 
 

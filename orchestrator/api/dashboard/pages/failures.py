@@ -16,6 +16,7 @@ from orchestrator.api.dashboard.list_notes import SPANS, given
 from orchestrator.api.dashboard.pages.overview import read_failures, read_hour, read_marks
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
 from orchestrator.api.key_scope import WITHIN, check_queue
+from orchestrator.api.problems import refused
 from orchestrator.domain.access import KeyScope
 from orchestrator.store import insights
 from orchestrator.store.insights.failures import HANDLED, FailureGroup, target_of
@@ -33,6 +34,9 @@ class FailuresQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Of when, and in which order."""
 
     within: Literal["15m", "1h", "24h", "7d"] = "24h"
+    since: Annotated[datetime, Meta(tz=True)] | None = None
+    """From this time on, instead."""
+    until: Annotated[datetime, Meta(tz=True)] | None = None
     sort: Annotated[str, Meta(pattern=f"^-?({'|'.join(_SORTS)})$")] = "-tasks"
 
 
@@ -40,10 +44,18 @@ class FailuresQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Response:
     """Show failed tasks by task and error."""
     now = datetime.now(UTC)
-    since = now - SPANS[query.within]
-    failures, handled = read_failures(api, key_scope, SPANS[query.within])
-    read_spread = partial(api.read, insights.spread_of_failures, since, now, _PARTS, key_scope.queues)
-    spread = api.recent.get(("spread", key_scope, query.within), 5.0, read_spread)
+    until = query.until or now
+    since = query.since or until - SPANS[query.within]
+    if since >= until:
+        raise refused(422, "The times do not fit", "Give a time to begin with that is before the end, and before now.")
+    span = until - since if query.since else SPANS[query.within]
+    failures, handled = read_failures(api, key_scope, span, until=query.until)
+    read_spread = partial(api.read, insights.spread_of_failures, since, until, _PARTS, key_scope.queues)
+    spread = api.recent.get(("spread", key_scope, span, query.until), 5.0, read_spread)
+    is_chosen = query.since is not None or query.until is not None
+    period = (
+        f"from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC" if is_chosen else f"in the last {query.within}"
+    )
     states = {key: one.state(now) for key, one in handled.items()}
     groups = sorted(failures.groups, key=attrgetter(_SORTS[query.sort.lstrip("-")]), reverse=query.sort[0] == "-")
     return page(
@@ -58,9 +70,11 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
         query=query,
         asked=given(query),
         ranges=list(SPANS),
-        since=since.isoformat(timespec="seconds"),
+        period=period,
+        is_chosen=is_chosen,
+        meant={"since": since.isoformat(timespec="seconds"), "until": query.until and query.until.isoformat()},
         hour=read_hour(api, key_scope),
-        marks=read_marks(api, key_scope, SPANS[query.within]),
+        marks=[] if is_chosen else read_marks(api, key_scope, span),
         spread=spread,
         totals=[sum(part) for part in zip(*spread.values(), strict=True)] or [0] * _PARTS,
     )

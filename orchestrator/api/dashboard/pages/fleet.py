@@ -9,6 +9,8 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.charts import hour
+from orchestrator.api.dashboard.list_notes import progress_of
+from orchestrator.api.dashboard.pages.overview import read_marks
 from orchestrator.api.dashboard.rendering import page, pages
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.routes import system
@@ -22,6 +24,8 @@ from orchestrator.store.insights import TaskView, minutes_of_worker, slowest
 routes = pages("/ui/workers")
 
 _MOST_TASKS = 500
+_MOST_NAMED = 3
+"""Tasks of a worker that the list names."""
 _GONE = ("dead", "stopped")
 
 
@@ -30,11 +34,13 @@ def list_workers(api: Api) -> Response:
     """Show the fleet."""
     workers = api.backend.insights.list_workers()
     there = [worker for worker in workers if worker.state not in _GONE]
+    running = _running(api)
     parents = {worker.parent: worker.parent_memory or 0 for worker in there}
     return page(
         "workers.html",
         workers=workers,
-        running=_running(api),
+        running=running,
+        done=progress_of(api, (task for tasks in running.values() for task in tasks[:_MOST_NAMED])),
         sizes=Counter(worker.parent for worker in there),
         first={worker.parent: worker.id for worker in reversed(there)},
         memory=sum(worker.memory or 0 for worker in there) + sum(parents.values()),
@@ -63,10 +69,13 @@ def show_worker(api: Api, worker: str) -> Response:
     minutes = api.recent.get(
         ("minutes", worker), 5.0, lambda: api.read(minutes_of_worker, worker, since, tuple(SECONDS))
     )
+    running = _running(api).get(worker, [])
     return page(
         "worker.html",
         worker=found,
-        running=_running(api).get(worker, []),
+        running=running,
+        done=progress_of(api, running),
+        marks=read_marks(api, KeyScope(), timedelta(hours=1)),
         hour=hour(minutes, now),
         slow=api.recent.get(("slowest of", worker), 5.0, lambda: api.read(slowest, since, worker=worker)),
     )

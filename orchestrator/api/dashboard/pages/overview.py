@@ -141,14 +141,17 @@ class Decided(NamedTuple):
     handled: dict[GroupKey, Handled]
 
 
-def read_failures(api: Api, key_scope: KeyScope, since: timedelta, most: int = MOST_LOOKED_AT) -> Decided:
+def read_failures(
+    api: Api, key_scope: KeyScope, span: timedelta, most: int = MOST_LOOKED_AT, until: datetime | None = None
+) -> Decided:
     """Return failed tasks by name and error, the largest groups first."""
 
     def read() -> Decided:
-        found = api.read(latest_failures, datetime.now(UTC) - since, key_scope.queues, most)
+        since = (until or datetime.now(UTC)) - span
+        found = api.read(latest_failures, since, key_scope.queues, most, until)
         return Decided(found, api.read(handled_groups, [group.key for group in found.groups]))
 
-    return api.recent.get(("failures", key_scope, since, most), 5 * _RECENT, read)
+    return api.recent.get(("failures", key_scope, span, most, until), 5 * _RECENT, read)
 
 
 @routes.get("", about=WITHIN)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from orchestrator.api.context import LARGEST, Api
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
 from orchestrator.api.dashboard.graph import MOST_DRAWN, critical_path, draw, fold
-from orchestrator.api.dashboard.list_notes import ByTime, Span, given, run_notes, within_span
+from orchestrator.api.dashboard.list_notes import ByTime, Span, given, progress_of, run_notes, within_span
 from orchestrator.api.dashboard.pages import flows as flow_pages
 from orchestrator.api.dashboard.rendering import go, page, pages, visitor
 from orchestrator.api.dashboard.story import Sentence, story
@@ -81,7 +81,8 @@ def show_run(api: Api, id: UUID, query: StepsQuery) -> Response:
     if found.steps:
         return page("run_steps.html", **shown, **_of_steps(api, found.run, found.steps, query, key_scope))
     tasks = task_routes.list_tasks(api, task_routes.TaskQuery(run=id, limit=_MOST_TASKS), key_scope)
-    return page("run_many.html", **shown, tasks=tasks.items, more_tasks=tasks.next)
+    done = progress_of(api, tasks.items)
+    return page("run_many.html", **shown, tasks=tasks.items, more_tasks=tasks.next, done=done)
 
 
 @routes.get("/{id}/log", about=RUN)

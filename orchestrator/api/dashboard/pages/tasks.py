@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.gantt import timeline
-from orchestrator.api.dashboard.list_notes import ByTime, Span, given, task_errors, within_span
+from orchestrator.api.dashboard.list_notes import ByTime, Span, given, progress_of, task_errors, within_span
 from orchestrator.api.dashboard.pages import logs
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.key_scope import TASK, WITHIN, Subject, lineage_within
@@ -57,6 +57,7 @@ def list_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> Response:
         asked=asked,
         found=found,
         errors=task_errors(api, found.items),
+        done=progress_of(api, found.items),
         states=list(TaskState),
         may_cancel_all={*query.statuses} <= {*OPEN_TASK_STATES} and filters <= {"statuses", "queue", "name", "run"},
         may_retry_all=filters <= {"statuses", "queue", "name", "error", "since", "until"},

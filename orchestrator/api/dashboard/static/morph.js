@@ -23,6 +23,7 @@
       const key = keyOf(wanted);
       let match = key ? keyed.get(key) : place && !keyOf(place) ? place : null;
       if (match && !isSame(match, wanted)) match = null;
+      if (!match && wanted.dataset?.same !== undefined) { window.morph.isTorn = true; continue; } // it is not here
       if (!match) {
         from.insertBefore(document.importNode(wanted, true), place);
         continue;
@@ -43,7 +44,7 @@
       if (from.nodeValue !== to.nodeValue) from.nodeValue = to.nodeValue;
       return;
     }
-    if (from.hasAttribute("data-keep")) return;
+    if (from.hasAttribute("data-keep") || to.hasAttribute("data-same")) return;
     if (/^(INPUT|TEXTAREA|SELECT)$/.test(from.nodeName)) {
       if (from.type === "hidden") attributes(from, to);
       return;

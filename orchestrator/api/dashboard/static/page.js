@@ -65,6 +65,7 @@
   const AGAIN = 5000; // milliseconds until a stream that the server did not give is asked for again
   const PULSE = 10000; // milliseconds between two questions whether the system works: an outage sends no events
   const MOST_LINES = 2000; // of a log that are shown
+  let version = "none"; // of the page that is shown
   let last = 0, timer = null, isReading = false, isAgain = false, isAsking = false;
   let knownAt = Date.now(), stale = null;
   let wire = "off"; // the stream of events: "on", "off" (nothing is to come), or "lost"
@@ -98,27 +99,35 @@
     for (const one of main.querySelectorAll("[data-stale]")) one.textContent = one.dataset.stale.replace("%", at);
   }
 
+  // Shows a newer page, which lacks what the version has that was shown before.
+  function update(text, newer) {
+    const found = new DOMParser().parseFromString(text, "text/html");
+    const said = main.querySelector(".said");
+    const next = found.getElementById("content");
+    if (said && !next.querySelector(".said")) next.prepend(document.importNode(said, true));
+    morph.isTorn = false;
+    morph(main, next);
+    version = morph.isTorn || !newer ? "none" : newer;
+    if (morph.isTorn) isAgain = true; // a row has gone to another table: read all of the page
+    scaleGraphs();
+    settle();
+    if (document.title !== found.title) document.title = found.title;
+    showTimes();
+    countChosen();
+  }
+
   async function refresh() {
     timer = null;
     if (isReading) { isAgain = true; return; }
     if (document.hidden) { isAgain = true; return; }
     isReading = true;
     try {
-      const answer = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "manual" });
+      const answer = await fetch(location.href, { headers: { Accept: "text/html", "If-None-Match": version }, redirect: "manual" });
       // Who is no longer known is asked to log in, and who may no longer look is told so.
       if (answer.type === "opaqueredirect" || [401, 403].includes(answer.status)) { location.reload(); return; }
       if (answer.status >= 500) answered(false);
-      if (!answer.ok) return;
-      const found = new DOMParser().parseFromString(await answer.text(), "text/html");
-      const said = main.querySelector(".said");
-      const next = found.getElementById("content");
-      if (said && !next.querySelector(".said")) next.prepend(document.importNode(said, true));
-      morph(main, next);
-      scaleGraphs();
-      settle();
-      if (document.title !== found.title) document.title = found.title;
-      showTimes();
-      countChosen();
+      if (!answer.ok && answer.status !== 304) return;
+      if (answer.ok) update(await answer.text(), answer.headers.get("ETag"));
       knownAt = Date.now();
       if (!stream && wire === "lost") wire = "off";
       listen(); // what had ended may have been begun again
@@ -273,8 +282,9 @@
     stream = new EventSource(path);
     stream.onopen = () => say("on");
     stream.onerror = () => { if (stream.readyState === EventSource.CLOSED) refused(); else say("lost"); };
-    // Something may have happened between the page and the stream; those of the system hear of the next thing anyway.
-    stream.addEventListener("snapshot", () => { if (!isFirst || !path.includes("/status/")) soon(); isFirst = false; });
+    // Something may have happened between the page and the stream. Those of the system hear of the next thing anyway,
+    // unless somebody has just done something, after which there may be no other.
+    stream.addEventListener("snapshot", () => { if (!isFirst || !path.includes("/status/") || main.querySelector(".said")) soon(); isFirst = false; });
     for (const name of ["task", "tasks", "run", "activity", "workers", "progress"]) stream.addEventListener(name, soon);
     stream.addEventListener("log", hear);
     stream.addEventListener("end", () => { stream.close(); stream = null; say("off"); soon(); });
@@ -363,7 +373,40 @@
       for (const side of ["width", "height"]) svg.style[side] = `${Number(svg.getAttribute(side)) * scale}px`;
       svg.style.minWidth = svg.style.maxWidth = svg.style.width;
     }
+    drawMaps();
   }
+
+  // A large graph has a small picture of itself with the part that is in view; a click there shows that part.
+  function drawMap(pane) {
+    const map = pane.nextElementSibling, svg = pane.querySelector("svg");
+    if (!map?.matches(".minimap")) return;
+    const isWhole = pane.scrollWidth <= pane.clientWidth + 40 && pane.scrollHeight <= pane.clientHeight + 40;
+    map.toggleAttribute("hidden", isWhole);
+    if (isWhole) return;
+    map.setAttribute("viewBox", svg.getAttribute("viewBox"));
+    const [left, top, width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
+    const boxes = [...svg.querySelectorAll("g.node")].map((node) => {
+      const box = document.createElementNS(svg.namespaceURI, "rect");
+      const [x, y] = node.getAttribute("transform").match(/[-\d.]+/g);
+      for (const [name, value] of Object.entries({ class: node.getAttribute("class"), x, y, width: 172, height: 52 })) box.setAttribute(name, value);
+      return box;
+    });
+    const scale = svg.clientWidth / width, view = document.createElementNS(svg.namespaceURI, "rect");
+    const shown = { class: "view", x: left + pane.scrollLeft / scale, y: top + pane.scrollTop / scale, width: Math.min(width, pane.clientWidth / scale), height: Math.min(height, pane.clientHeight / scale) };
+    for (const [name, value] of Object.entries(shown)) view.setAttribute(name, value);
+    map.replaceChildren(...boxes, view);
+  }
+
+  function drawMaps() { for (const pane of document.querySelectorAll(".graph")) drawMap(pane); }
+
+  document.addEventListener("scroll", (event) => { if (event.target.matches?.(".graph")) drawMap(event.target); }, true);
+  window.addEventListener("resize", drawMaps);
+  document.addEventListener("pointerdown", (event) => {
+    const map = event.target.closest(".minimap");
+    if (!map) return;
+    const pane = map.previousElementSibling, box = map.getBoundingClientRect();
+    pane.scrollTo((event.clientX - box.x) / box.width * pane.scrollWidth - pane.clientWidth / 2, (event.clientY - box.y) / box.height * pane.scrollHeight - pane.clientHeight / 2);
+  });
 
   let dragged = null;
   document.addEventListener("pointerdown", (event) => {
@@ -394,6 +437,7 @@
     const box = pane.getBoundingClientRect();
     if (failed) pane.scrollTo(failed.x - box.x - box.width / 2, failed.y - box.y - box.height / 2);
   }
+  drawMaps();
 
   // -- marked rows
 
@@ -435,7 +479,7 @@
     const older = event.target.closest("[data-older]");
     if (older) { event.preventDefault(); addOlder(older); }
     const sized = event.target.closest("[data-zoom]");
-    if (sized) zoom(sized.parentElement.nextElementSibling, sized.dataset.zoom);
+    if (sized) zoom(sized.parentElement.nextElementSibling.firstElementChild, sized.dataset.zoom);
     const copied = event.target.closest("[data-copy]");
     if (copied) {
       copy(copied.dataset.copy || copied.nextElementSibling.textContent);

@@ -1,0 +1,309 @@
+"""What is done on pages of runs, failures, queues and workers, in a real browser: by mouse, and by keyboard alone."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.domain.schedules.schedule import fire_key
+from tests.acceptance.browser import Watched
+from tests.acceptance.listening import enqueue
+from tests.acceptance.stack import Stack
+from tests.acceptance.test_dashboard_in_browser import (  # noqa: F401  # and fixtures
+    base_of_module,
+    browser_of_module,
+    served_of_module,
+    start_dag,
+    tab_to,
+    window_of_module,
+)
+from tests.waiting import eventually
+
+BY = pytest.mark.parametrize("by", ["mouse", "keyboard"])
+LABEL = "document.activeElement.getAttribute('aria-label') || ''"
+
+
+def press(window: Watched, by: str, label: str, within: str = "") -> None:
+    """Press a button or follow a link."""
+    if by == "keyboard" and within:
+        window.page.locator(within).locator("a, button").filter(has_text=label).first.focus()
+        window.page.keyboard.press("Enter")
+    elif by == "keyboard":
+        tab_to(window, label)
+        window.page.keyboard.press("Enter")
+    else:
+        window.page.locator(within or "main").locator("button, a, summary").filter(has_text=label).first.click()
+
+
+def tick(window: Watched, by: str, label: str) -> None:
+    """Mark a row; with the keyboard, go on to the next box of this label."""
+    if by == "mouse":
+        window.page.locator(f"input[aria-label^='{label}']:not(:checked)").first.check()
+        return
+    for _ in range(120):
+        window.page.keyboard.press("Tab")
+        if window.page.evaluate(LABEL).startswith(label):
+            window.page.keyboard.press("Space")
+            return
+    raise AssertionError(f"{label!r} is not reached by the tab key")
+
+
+def start_runs(base: str, name: str, count: int, task: str = "add") -> list[str]:
+    """Start runs one after another, each with a number of its own, and return them when they have ended."""
+    given = {"a": 1, "b": "${params.number}"} if task == "add" else {"text": "as asked"}
+    tasks = {"only": {"task": f"project.{task}", "input": given}}
+    body = {"name": name, "params": {"number": {"type": "integer"}}, "tasks": tasks}
+    api = f"{base}/api/v1"
+    httpx.post(f"{api}/workflows", json={"definition": body}).raise_for_status()
+    runs = []
+    for number in range(count):
+        started = httpx.post(f"{api}/workflows/{name}/runs", json={"params": {"number": number}}).raise_for_status()
+        runs.append(str(started.json()["id"]))
+    for run in runs:
+        eventually(lambda: httpx.get(f"{api}/runs/{run}").json()["run"]["ended_at"], "it has ended")  # noqa: B023
+    return runs
+
+
+@BY
+def test_two_runs_of_the_grid_are_compared(base: str, window: Watched, by: str) -> None:
+    start_runs(base, f"compared-{by}", 3)
+    window.go(f"/ui/workflows/compared-{by}")
+    window.sees(".grid")
+    for _ in range(2):
+        tick(window, by, "Compare run")
+    press(window, by, "Compare two marked runs")
+    window.sees("h1", "Compare runs")
+    assert window.page.locator("tbody tr", has_text="success").count() >= 2
+    window.sees(".diff .added", '"number"')
+    window.sees(".diff .gone", '"number"')
+    press(window, by, f"compared-{by}")
+    window.sees("h1", f"compared-{by}")
+    press(window, by, "Compare with the last good run")
+    window.sees("h1", "Compare runs")
+
+
+@BY
+def test_failures_are_acknowledged_snoozed_and_shown_again(base: str, window: Watched, by: str) -> None:
+    name, args = {"mouse": ("broken", ["by hand"]), "keyboard": ("unserialisable", [])}[by]
+    task = enqueue(f"{base}/api/v1", name, *args, queue="mail")
+    eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
+    rows = window.page.locator("tr[data-key]", has_text=name)
+
+    def handle(label: str) -> None:
+        if by == "mouse":
+            rows.first.get_by_text("Handle…").click()
+            rows.first.get_by_role("button", name=label, exact=True).click()
+            return
+        rows.first.locator("summary").focus()
+        window.page.keyboard.press("Enter")
+        rows.first.get_by_role("button", name=label, exact=True).wait_for()
+        tab_to(window, label)
+        window.page.keyboard.press("Enter")
+
+    eventually(lambda: window.go("/ui/failures") and rows.count(), "the group is listed")
+    handle("Acknowledge")
+    window.sees(".said", "acknowledged")
+    window.sees("tr[data-key] .why", "acknowledged by")
+    press(window, by, "Undo")
+    window.sees(".said", "shown as before")
+    window.page.locator("tr[data-key] .why", has_text="acknowledged by").wait_for(state="detached")
+    handle("Snooze 24 h")
+    window.sees(".said", "snoozed until")
+    assert not rows.first.is_visible()
+    press(window, by, "1 snoozed group")
+    assert rows.first.is_visible()
+    press(window, by, "Reopen")
+    window.sees(".said", "shown as before")
+    assert rows.first.is_visible()
+
+
+@BY
+def test_marked_runs_are_retried_and_all_that_fit_are_cancelled(
+    base: str, window: Watched, by: str, tmp_path: Path
+) -> None:
+    start_runs(base, f"broken-{by}", 2, "broken")
+    window.go(f"/ui/runs?workflow=broken-{by}")
+    for _ in range(2):
+        tick(window, by, f"Mark broken-{by}")
+    window.sees("button", "Retry 2 marked")
+    press_back(window, by, "Retry 2 marked")
+    window.sees(".said", "2 of 2 runs are retried")
+    for _ in range(2):
+        start_dag(base, f"open-{by}", tmp_path / "never")
+    window.go(f"/ui/runs?workflow=open-{by}")
+    press(window, by, "Cancel all open…")
+    window.sees("h1", "Cancel open runs")
+    press(window, by, "Cancel 2 runs")
+    window.sees(".said", "2 of 2 runs are being cancelled")
+    window.page.locator("tbody .s-cancelled").nth(1).wait_for()
+
+
+def press_back(window: Watched, by: str, label: str) -> None:
+    """Press a button that stands before what has the focus."""
+    if by == "mouse":
+        press(window, by, label)
+        return
+    for _ in range(40):
+        window.page.keyboard.press("Shift+Tab")
+        if window.page.evaluate("document.activeElement.textContent.trim()") == label:
+            window.page.keyboard.press("Enter")
+            return
+    raise AssertionError(f"{label!r} is not reached by the tab key")
+
+
+_FIRED = """
+INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, version, key, schedule,
+                               created_at, started_at, ended_at)
+VALUES (gen_random_uuid(), %s, 'success', 0, 0, %s, 1, %s, %s, %s, %s, %s)
+"""
+
+
+@BY
+def test_a_fire_of_the_calendar_leads_to_its_run(served: tuple[Stack, str], window: Watched, by: str) -> None:
+    stack, base = served
+    name, at = f"fires-{by}", datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    body = {"name": name, "schedule": {"every": "1h"}, "tasks": {"only": {"task": "project.noop"}}}
+    httpx.post(f"{base}/api/v1/workflows", json={"definition": body}).raise_for_status()
+    series = f"{name}/default"
+    with stack.engine.begin() as connection:
+        connection.exec_driver_sql(_FIRED, (name, name, fire_key(series, at), series, at, at, at))
+    window.go("/ui/schedules")
+    window.page.locator(f"a[href='/ui/schedules/{name}/default']").first.click()
+    window.sees("h2", "Past fires")
+    window.sees(".calendar a.s-success")
+    press(window, by, "success", ".calendar")
+    window.sees("h1", name)
+    window.sees(".facts", f"schedule {name}")
+
+
+@BY
+def test_a_queue_leads_to_what_waits_and_a_worker_to_what_it_runs(
+    base: str, window: Watched, by: str, tmp_path: Path
+) -> None:
+    started, go = tmp_path / "started", tmp_path / "go"
+    task = enqueue(f"{base}/api/v1", "held", str(started), str(go))
+    waits = enqueue(f"{base}/api/v1", "noop", queue=f"nobody-{by}")
+    eventually(started.exists, "it runs")
+    window.go(f"/ui/queues/nobody-{by}")
+    window.sees(f"tr[data-key='wait-{waits}'] .why", "worker")
+    press(window, by, "project.noop")
+    window.sees("h1", "project.noop")
+    window.go("/ui/workers")
+    worker = httpx.get(f"{base}/api/v1/tasks/{task}").json()["task"]["worker"]
+    press(window, by, worker)
+    window.sees("h1", worker)
+    window.sees(f"tr[data-key='{task}']", "project.held")
+    press(window, by, "project.held", f"tr[data-key='{task}']")
+    window.sees("h1 .s-running")
+    go.touch()
+    window.sees("h1 .s-success")
+    slow = window.page.locator(f"tr[data-key='slow-{task}']")
+    eventually(lambda: window.go(f"/ui/workers/{worker}") and slow.count(), "it is among the slowest")
+
+
+def test_lists_show_how_far_running_tasks_have_come(base: str, window: Watched, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    task = enqueue(f"{base}/api/v1", "narrates", str(go))
+    eventually(lambda: httpx.get(f"{base}/api/v1/tasks/{task}").json()["progress"], "it says how far it has come")
+    worker = httpx.get(f"{base}/api/v1/tasks/{task}").json()["task"]["worker"]
+    for path in ("/ui/workers", f"/ui/workers/{worker}", "/ui/tasks?status=running"):
+        window.go(path)
+        assert window.sees(f"tr:has(a[href='/ui/tasks/{task}']) .so-far").inner_text().strip() == "50 %", path
+    go.touch()
+    window.page.locator(".so-far").wait_for(state="detached")
+
+
+@BY
+def test_the_log_of_a_run_grows_and_leads_to_tasks(base: str, window: Watched, by: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    tasks = {
+        "first": {"task": "project.says", "input": {"text": "begins"}},
+        "second": {"task": "project.narrates", "input": {"go": str(go)}, "depends_on": ["first"]},
+    }
+    body = {"name": f"spoken-{by}", "tasks": tasks}
+    httpx.post(f"{base}/api/v1/workflows", json={"definition": body}).raise_for_status()
+    started = httpx.post(f"{base}/api/v1/workflows/spoken-{by}/runs", json={}).raise_for_status()
+    window.go(f"/ui/runs/{started.json()['id']}")
+    press(window, by, "Log")
+    window.sees("h1", "Log of all tasks")
+    window.sees(".log p", "begins")
+    go.touch()
+    window.sees(".log p", "is done")
+    assert re.fullmatch("first|second", window.page.locator(".log p a").first.inner_text())
+    press(window, by, "second")
+    window.sees("h1", "project.narrates")
+
+
+@BY
+def test_a_task_like_another_is_enqueued(base: str, window: Watched, by: str) -> None:
+    task = enqueue(f"{base}/api/v1", "add", 3, 4)
+    window.go(f"/ui/tasks/{task}")
+    window.sees("h1 .s-success")
+    press(window, by, "Enqueue one like this…")
+    window.sees("h1", "Enqueue project.add")
+    if by == "mouse":
+        window.page.get_by_label("Arguments, as a JSON list").fill("[3, 5]")
+        window.page.get_by_role("button", name="Enqueue", exact=True).click()
+    else:
+        tab_to(window, "[")
+        window.page.keyboard.press("Control+A")
+        window.page.keyboard.type("[3, 5]")
+        tab_to(window, "Queue")
+        window.page.keyboard.press("Enter")
+    window.sees(".said", "The task is enqueued")
+    window.sees("h1 .s-success")
+    assert task not in window.page.url
+    window.sees(".value pre", "8")
+
+
+def test_a_page_that_is_read_again_brings_only_what_has_changed(base: str, window: Watched, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    add: dict[str, Any] = {"task": "project.add", "input": {"a": 1, "b": 1}}
+
+    def wait(go: str, **more: Any) -> dict[str, Any]:
+        return {"task": "project.logged_when", "input": {"path": f"{go}.log", "go": go, "number": 1}, **more}
+
+    tasks = {f"part_{number}": add for number in range(60)}
+    tasks |= {"wait": wait(str(go)), "last": wait(f"{go}.last", depends_on=["wait"])}
+    body = {"name": "partial", "tasks": tasks}
+    httpx.post(f"{base}/api/v1/workflows", json={"definition": body}).raise_for_status()
+    run = str(httpx.post(f"{base}/api/v1/workflows/partial/runs", json={}).raise_for_status().json()["id"])
+    eventually(lambda: httpx.get(f"{base}/api/v1/runs/{run}").json()["run"]["success"] == 60, "all but two have ended")
+    sizes: list[int] = []
+    window.page.on("response", lambda answer: sizes.append(len(answer.body())) if read_again(answer) else None)
+    window.go(f"/ui/runs/{run}")
+    eventually(lambda: window.page.evaluate("true") and sizes, "the page is read again")
+    whole = sizes[0]
+    go.touch()
+    window.sees("g.node.s-open", "last")
+    assert min(sizes[1:]) < 0.7 * whole, sizes
+    Path(f"{go}.last").touch()
+    window.sees("h1 .s-success")
+    assert window.page.locator("g.node.s-success").count() == 62
+    assert window.page.locator("tr[data-key^=step]", has_text="part_59").count() == 1
+    assert window.page.locator("[data-same]").count() == 0
+
+
+def read_again(answer: Any) -> bool:
+    """Say whether an answer is a page that its script has asked for."""
+    return "if-none-match" in answer.request.headers and answer.status == 200
+
+
+def test_a_graph_that_does_not_fit_has_a_map(base: str, window: Watched) -> None:
+    add = {"task": "project.add", "input": {"a": 1, "b": 1}}
+    chain = {f"step_{number}": add | {"depends_on": [f"step_{number - 1}"] if number else []} for number in range(30)}
+    httpx.post(f"{base}/api/v1/workflows", json={"definition": {"name": "long", "tasks": chain}}).raise_for_status()
+    window.go("/ui/workflows/long")
+    box = window.sees(".minimap").bounding_box()
+    assert window.page.locator(".minimap rect.node").count() == 30
+    window.page.mouse.click(box["x"] + 0.9 * box["width"], box["y"] + box["height"] / 2)
+    assert window.page.evaluate("document.querySelector('.graph').scrollLeft") > 2_000
+    view = window.page.locator(".minimap .view")
+    eventually(lambda: float(view.get_attribute("x")) > 2_000, "the map shows what is in view")
+    window.page.get_by_role("button", name="Fit").click()
+    window.page.locator(".minimap").wait_for(state="hidden")
