@@ -327,8 +327,8 @@ class MemoryTasks:
         return found
 
     def reopen(self, task: TestedTask) -> None:
-        """Open a failed task again."""
-        if task.state != TaskState.FAILED:
+        """Open a failed task again, or a cancelled one that is of no run."""
+        if task.state != TaskState.FAILED and (task.state != TaskState.CANCELLED or task.new.run_id is not None):
             raise WrongState(f"Cannot retry task {task.id}: it is in state {task.state.value!r}.")
         task.failures, task.expires_at, task.details = 0, None, None
         self._wait(task, 0.0)
