@@ -120,7 +120,6 @@ def test_wrong_times_are_refused_by_the_decorator(times: dict[str, Any], message
         ({"cron": "0 25 * * *"}, "schedule of workflow 'order': schedule.cron: hour '25'"),
         ({"cron": "0 3 * * *", "at": "2030-01-01"}, "found cron and at"),
         ({"every": "1h", "timezone": "Mars"}, "unknown time zone 'Mars'"),
-        ({"every": "1h", "overlap": "queue"}, "schedule.overlap: a run of a workflow as code does not wait"),
     ],
 )
 def test_wrong_times_of_a_workflow_as_code_are_refused_by_the_decorator(times: dict[str, Any], message: str) -> None:

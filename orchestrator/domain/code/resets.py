@@ -29,6 +29,7 @@ import msgspec
 from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import Kind, command_id
 from orchestrator.domain.code.history import Event, Fact, HistoryItem
+from orchestrator.domain.code.other_runs import Target, is_wait
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import WrongState
 
@@ -177,7 +178,11 @@ def reset(run: bytes, events: Sequence[Event], new: bytes, to: int, now: float, 
     return ResetBeginning(
         copy,
         facts,
-        [_renamed(promise, ids) for promise in cut.waiting.values() if promise.id not in known],
+        [
+            msgspec.structs.replace(promise, id=ids[promise.id])  # a wait goes on for the child that there is
+            for promise in cut.waiting.values()
+            if promise.id not in known
+        ],
         sorted({promise.name for promise in made if promise.id not in cut.waiting or promise.id in known}),
         {child: ids[child] for child, what in lost.items() if what.detached},
     )
@@ -193,6 +198,10 @@ def _copied(what: HistoryItem, run: bytes, ids: dict[bytes, bytes], reopened: se
 
 def _renamed(what: T, ids: Mapping[bytes, bytes]) -> T:
     """Give what belonged to the old run its id in the new one; an update has an id of its own."""
+    if isinstance(what, history.PromiseCreated) and is_wait(what.name):  # it may be for a child, or for itself
+        target = Target.of_wait(what.name)
+        name = target._replace(run=ids.get(target.run, target.run)).wait
+        return msgspec.structs.replace(what, id=ids[what.id], name=name)
     if isinstance(what, (Created, Cancelled, EndFact)):
         return msgspec.structs.replace(what, id=ids.get(what.id, what.id))
     if isinstance(what, history.SignalSent):  # it may have been to itself

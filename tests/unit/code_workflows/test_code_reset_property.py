@@ -15,6 +15,7 @@ from orchestrator.domain.code import commands, history, resets
 from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.resets import preview
+from orchestrator.domain.ids import to_text
 from orchestrator.sdk.code.live_run import LiveRun
 from orchestrator.testing import Recording, replay
 from tests.fuzzing import examples
@@ -24,13 +25,14 @@ pytestmark = pytest.mark.long
 
 OLD, NEW = bytes(range(16)), bytes(range(16, 32))
 NOW = 1_800_000_000.0
-KINDS: tuple[commands.Kind, ...] = ("task", "timer", "promise", "child", "operation", "state")
+KINDS: tuple[commands.Kind, ...] = ("task", "timer", "promise", "child", "operation", "state", "signal")
 IDS = {OLD: NEW} | {
     commands.command_id(OLD, kind, ordinal): commands.command_id(NEW, kind, ordinal)
     for kind in KINDS
     for ordinal in range(1, 200)
 }
-ID = re.compile(re.escape(OLD[:6]) + b".{10}", re.DOTALL)
+IDS |= {to_text(old).encode(): to_text(new).encode() for old, new in IDS.items()}  # as in the name of a wait
+ID = re.compile(re.escape(OLD[:6]) + b".{10}|" + to_text(OLD)[:13].encode() + b".{23}", re.DOTALL)
 random_programs = examples(40)
 
 
