@@ -37,7 +37,7 @@ class FailuresQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     since: Annotated[datetime, Meta(tz=True)] | None = None
     """From this time on, instead."""
     until: Annotated[datetime, Meta(tz=True)] | None = None
-    sort: Annotated[str, Meta(pattern=f"^-?({'|'.join(_SORTS)})$")] = "-tasks"
+    sort: Annotated[str, Meta(pattern=rf"^-?({'|'.join(_SORTS)})\Z")] = "-tasks"
 
 
 @routes.get("", about=WITHIN)
