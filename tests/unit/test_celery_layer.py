@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 import warnings
 from collections.abc import Iterator
-from copy import copy
+from copy import copy, deepcopy
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from types import SimpleNamespace
@@ -161,6 +162,17 @@ def test_options_of_a_call_become_ours(app: Celery) -> None:
     assert calls.native_options(routes.Invocation(app, "unit.x", (), {}, {"priority": 3})) == {"priority": -3}
 
 
+@pytest.mark.parametrize("enable_utc", [True, False])
+def test_a_time_without_a_zone_is_utc_whatever_the_time_zone_of_the_program(enable_utc: bool) -> None:
+    app = Celery("unit", changes={"timezone": "Europe/Berlin", "enable_utc": enable_utc})
+    task = app.task(name="unit.until", expires=datetime(2030, 1, 1, 12))(lambda: None)
+    for when in (datetime(2030, 1, 1, 12), "2030-01-01T12:00:00"):
+        options = calls.native_options(routes.Invocation(app, "unit.x", (), {}, {"eta": when, "expires": when}))
+        assert options == dict.fromkeys(("eta", "expires"), datetime(2030, 1, 1, 12, tzinfo=UTC))
+    assert registering.options_of(task)["expires"] == datetime(2030, 1, 1, 12, tzinfo=UTC)
+    assert execution._seconds_until(datetime.now(UTC).replace(tzinfo=None) + timedelta(minutes=1)) > 55
+
+
 def test_classes_annotations_and_a_class_for_all_tasks() -> None:
     class InContext(Task):
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -210,6 +222,33 @@ def test_a_signature_is_json(app: Celery) -> None:
         assert type(again) is type(sig)
     assert add.s(2).clone((1,), {"y": 3}).args == (1, 2)
     assert add.si(2).clone((1,)).args == (2,)
+
+
+@pytest.mark.parametrize("first", ["call", "chain", "group", "chord"])
+def test_a_call_in_place_goes_on_with_another(app: Celery, first: str) -> None:
+    add, total, ran = adding(app), app.task(name="unit.total")(sum), list[str]()
+    note = app.task(name="unit.note")(ran.append)
+    sig: Any = note.s("first")
+    sig |= note.si("second")
+    sig.delay()
+    assert ran == ["first", "second"]
+    shapes = {
+        "call": add.s(1, 2),
+        "chain": chain(add.s(1, 1), add.s(1)),
+        "group": group(add.s(1, 1), add.s(0, 1)) | total.s(),
+        "chord": chord([add.s(1, 1), add.s(0, 1)], total.s()),
+    }
+    sig, whole = shapes[first], shapes[first] | add.s(4)
+    sig |= add.s(4)
+    assert (type(sig), sig, sig.delay().get()) == (type(whole), whole, 7)
+    for again in (copy(sig), deepcopy(sig), pickle.loads(pickle.dumps(sig))):
+        assert (type(again), again) == (type(sig), sig)
+    assert type(dict(sig)) is dict
+    many: Any = group(add.s(1, 1), add.s(0, 1))
+    many |= total.s()
+    assert many.delay().get() == 3
+    with pytest.raises(TypeError, match="unsupported operand"):
+        sig |= 5
 
 
 # -- schedules, signals, refusals

@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestrator.compat.celery import failures, signals, states
 from orchestrator.compat.celery import request as requests
+from orchestrator.compat.celery.app.calls import moment
 from orchestrator.compat.celery.app.replacing import awaited
 from orchestrator.compat.celery.exceptions import Again, ChordError, Ignore, NotCovered, Reject, Replaced, Retry
 from orchestrator.compat.celery.request import ARGS, MARK, MESSAGE, Attempt, Context, hostname
@@ -138,8 +139,7 @@ def _kind(error: BaseException) -> str:
 
 def _seconds_until(when: Any) -> float:
     if isinstance(when, datetime):
-        when = (when if when.tzinfo else when.replace(tzinfo=UTC)) - datetime.now(UTC)
-        when = when.total_seconds()
+        when = (moment(when) - datetime.now(UTC)).total_seconds()
     return max(0.0, float(when or 0.0))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from orchestrator.compat.celery.app import routes
+from orchestrator.compat.celery.app.calls import moment
 from orchestrator.compat.celery.app.execution import run_in_worker
 from orchestrator.compat.celery.request import MESSAGE
 from orchestrator.sdk.tasks.task import Task as NativeTask
@@ -47,7 +49,7 @@ def options_of(task: Any) -> dict[str, Any]:
         "soft_timeout": soft if soft and not (hard and soft >= hard) else None,
         "rate": f"{rate}/s" if isinstance(rate, (int, float)) and rate else rate or None,
         "store_result": False if _first(task.ignore_result, conf.task_ignore_result) else None,
-        "expires": task.expires if isinstance(task.expires, (int, float)) else None,
+        "expires": moment(task.expires) if isinstance(task.expires, (datetime, str)) else task.expires,
     }
     return {name: value for name, value in options.items() if value is not None}
 
