@@ -267,9 +267,15 @@ class AttemptOver(OrchestratorError):
 class TaskTimeout(OrchestratorError, TimeoutError):
     """Raised inside a task whose time is up."""
 
+    def __str__(self) -> str:
+        return super().__str__() or "ran longer than its timeout"  # raised in a thread from outside, it has no words
+
 
 class SoftTimeout(OrchestratorError, TimeoutError):
     """Raised inside a task that has run for its soft timeout; it may be caught, to clean up or to return early."""
+
+    def __str__(self) -> str:
+        return super().__str__() or "ran longer than its soft timeout"
 
 
 class TaskAborted(OrchestratorError):

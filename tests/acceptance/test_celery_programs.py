@@ -56,6 +56,7 @@ steady ['prerun signalled.shaky []', 'retry 0', 'postrun RETRY', 'prerun signall
 'postrun SUCCESS']
 KeyError('x') ['prerun signalled.broken []', "failure KeyError('x')", 'postrun FAILURE']
 processes: True
+revoked: ['revoked signalled.sleepy']
 pong: [[{'ok': 'pong'}]]
 registered: True
 again: welcome, ann, by mail SUCCESS

@@ -349,5 +349,5 @@ def test_a_hook_of_an_annotation_is_called_at_a_hard_time_limit(monkeypatch: pyt
     app = Celery("unit", changes={"task_annotations": {"unit.add": {"on_failure": lambda *_: None}}})
     adding(app)
     app._configure()
-    execution.watch_timeouts(app)
+    execution.watch_stops(app)
     assert execution._watched == {}

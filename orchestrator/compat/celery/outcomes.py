@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from orchestrator.compat.celery import failures, states
-from orchestrator.compat.celery.request import MARK, MESSAGE
+from orchestrator.compat.celery.request import MARK, MESSAGE, current
 from orchestrator.compat.celery.tags import untagged
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.errors import OrchestratorError
@@ -43,6 +43,9 @@ def find(result: Any) -> Outcome:
     if result._run is not None:
         return _of_run(result)
     app = result.app
+    if (running := current.get()) is not None and running[1].id == str(result.id) and running[1].native is not None:
+        state, meta = running[1].state or (states.STARTED if _tracks(app, running[0].name) else states.PENDING, None)
+        return Outcome(state=state, result=meta, retries=running[1].retries)
     detail = app.orchestrator._client.backend.insights.show_task(UUID(bytes=result._handle._id))
     if detail is not None:
         return of_task(app, detail)
@@ -74,8 +77,9 @@ def _of_run(result: Any) -> Outcome:
     return Outcome(state=states.STARTED if status == RunState.RUNNING and _tracks(result.app) else state)
 
 
-def _tracks(app: Any) -> bool:
-    return bool(app.conf.task_track_started)
+def _tracks(app: Any, name: str = "") -> bool:
+    own = getattr(app.tasks.get(name), "track_started", None)
+    return bool(app.conf.task_track_started if own is None else own)
 
 
 def of_task(app: Any, detail: Any) -> Outcome:
@@ -117,7 +121,7 @@ def _open(app: Any, detail: Any, common: Mapping[str, Any]) -> Outcome:
                 return Outcome(state=found["state"], result=untagged(found["meta"]), **common)
             except (ValueError, KeyError, TypeError):
                 pass  # it is progress, and no state
-        return Outcome(state=states.STARTED if _tracks(app) else states.PENDING, **common)
+        return Outcome(state=states.STARTED if _tracks(app, detail.name) else states.PENDING, **common)
     last = detail.attempts[-1] if detail.attempts else None
     if detail.status == TaskState.PENDING and last is not None and last.outcome in ("postponed", "failed"):
         error = last.error

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
-from orchestrator.compat.celery.tags import untagged
+from orchestrator.compat.celery import states
+from orchestrator.compat.celery.exceptions import NotCovered
+from orchestrator.compat.celery.tags import tagged, untagged
 from orchestrator.domain.ids import to_text
-from orchestrator.sdk.tasks.context import TaskContext, TaskRuntime
+from orchestrator.sdk.tasks.context import TEXT_LIMIT, TaskContext, TaskRuntime
 
 MARK = "__celery__"
 """In the result of a task that has none of its own: what `AsyncResult` shows in its place."""
@@ -151,6 +154,7 @@ def _computed(request: Attempt, task: Any, runtime: TaskRuntime, message: Mappin
     ctx = runtime.context()
     root = request.id if ctx.run_id is None else str(ctx.run_id)
     limits = message.get("timelimit") or (task.time_limit, task.soft_time_limit)
+    declared = task._registered()._call_options.priority
     is_in_group = ctx.parallel_index is not None and ctx.run_id is not None
     return {
         "task": task.name,
@@ -158,7 +162,7 @@ def _computed(request: Attempt, task: Any, runtime: TaskRuntime, message: Mappin
         "delivery_info": {
             "exchange": "",
             "routing_key": task.app._celery_queue(ctx.queue),
-            "priority": message.get("priority"),
+            "priority": message.get("priority") or (declared and task.app._priority(declared)) or None,
             "redelivered": ctx.attempt > 1 + request._details.get("retries", 0),
         },
         "hostname": hostname(),
@@ -174,6 +178,24 @@ def _computed(request: Attempt, task: Any, runtime: TaskRuntime, message: Mappin
         "group_index": ctx.parallel_index,
         "native": ctx,
     }
+
+
+def update_state(request: Context, task_id: str | None, state: str | None, meta: Any) -> None:
+    """Show a state and meta of the running task; they are kept like progress, for an hour."""
+    if task_id is not None and task_id != request.id:
+        raise NotCovered("update_state(task_id=…) of another task", "A task says how far it is itself.")
+    request.state = (state or states.PENDING, meta)
+    ctx = request.native
+    if ctx is None:
+        return
+    data = {"state": state, "meta": tagged(meta)}
+    text = json.dumps(data, default=str, separators=(",", ":"))
+    if len(text) > TEXT_LIMIT:
+        ctx.log(f"update_state: {len(text):,} characters of meta are not shown: up to {TEXT_LIMIT:,} are.", "warning")
+        text = json.dumps({**data, "meta": None})
+    done, of = (meta.get("current"), meta.get("total")) if isinstance(meta, dict) else (None, None)
+    known = isinstance(done, (int, float)) and isinstance(of, (int, float)) and 0 <= done <= of and of > 0
+    ctx.progress(float(done) / float(of) if known else 0.0, text)  # type: ignore[arg-type]
 
 
 current: ContextVar[tuple[Any, Context] | None] = ContextVar("celery_request", default=None)

@@ -207,7 +207,7 @@ class Signature(dict[str, Any]):
         made: Any = self.TYPES["chain"]
         return made(self, other, app=self._app)
 
-    __ior__ = __or__  # type: ignore[assignment]  # else `|=` would merge two dictionaries
+    __ior__ = __or__  # else `|=` would merge two dictionaries
 
     # -- as text and data
 

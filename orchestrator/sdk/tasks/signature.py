@@ -87,8 +87,12 @@ class Signature:
         try:
             self._signature.bind(*arguments, **keywords)
         except TypeError as error:
+            public = [
+                p for p in self._signature.parameters.values() if p.kind is not p.KEYWORD_ONLY or p.name[0] != "_"
+            ]
             raise InvalidTask(
-                f"{self._what} {self.name!r}: {error}.{self._advice(keywords)} Expected {self.name}{self._signature}."
+                f"{self._what} {self.name!r}: {error}.{self._advice(keywords)} Expected {self.name}"
+                f"{inspect.Signature(public)}."
             ) from None
 
     def _advice(self, keywords: Mapping[str, Any]) -> str:

@@ -57,6 +57,11 @@ def on_retry(sender=None, request=None, reason=None, **kwargs):
     note(request.id, "retry", request.retries)
 
 
+@signals.task_revoked.connect
+def on_revoked(sender=None, request=None, **kwargs):
+    note(request.id, "revoked", sender.name)
+
+
 @app.task(bind=True)
 def whose(self):
     return [
@@ -107,6 +112,10 @@ def main():
     print("processes:", int(store.get("signals-processes")) >= 1)
     later = sleepy.apply_async((1,), countdown=60)
     later.revoke()
+    blocked = sleepy.delay(60)
+    signals_of(blocked.id, 1)
+    blocked.revoke(terminate=True)
+    print("revoked:", signals_of(blocked.id, 2)[1:])
     ping = app.control.ping(timeout=2)
     print("pong:", [list(one.values()) for one in ping])
     print("registered:", "signalled.whose" in next(iter(app.control.inspect().registered().values())))

@@ -62,6 +62,8 @@ def publish(
     native = app._by_name(name) if known is None else known._registered()
     message = message_of(link, link_error, options)
     chosen = native_options(Invocation(app, name, args, kwargs, options, known))
+    if "priority" in chosen:
+        message.setdefault("priority", app._priority(chosen["priority"]))  # of a route that is a function
     if signals.before_task_publish.receivers:
         if task_id is None:
             runtime = current_runtime()
@@ -91,6 +93,8 @@ def as_data(
     task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], message: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """Return the arguments of a call as they travel, with what is beside them."""
+    if MESSAGE in kwargs:
+        raise NotCovered(f"an argument named {MESSAGE}", "It carries headers and callbacks: choose another name.")
     if task is None or not task.pydantic:
         args, kwargs = tagged_call(args, kwargs)
     return args, {**kwargs, MESSAGE: tagged(message)} if message else kwargs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import random
 import traceback
 from collections.abc import Mapping, Sequence
@@ -13,16 +12,25 @@ from typing import Any
 
 from orchestrator.compat.celery import failures, signals, states
 from orchestrator.compat.celery import request as requests
-from orchestrator.compat.celery.app.calls import moment
+from orchestrator.compat.celery.app.calls import announce, moment
 from orchestrator.compat.celery.app.replacing import awaited
-from orchestrator.compat.celery.exceptions import Again, ChordError, Ignore, NotCovered, Reject, Replaced, Retry
+from orchestrator.compat.celery.exceptions import (
+    Again,
+    ChordError,
+    EncodeError,
+    Ignore,
+    Reject,
+    Replaced,
+    Retry,
+)
 from orchestrator.compat.celery.request import ARGS, MARK, MESSAGE, Attempt, Context, hostname
 from orchestrator.compat.celery.results.single import EagerResult
 from orchestrator.compat.celery.tags import tagged
 from orchestrator.compat.celery.utils import listed, uuid
-from orchestrator.errors import OrchestratorError, TaskAborted, TaskTimeout
+from orchestrator.errors import OrchestratorError, PayloadError, TaskAborted, TaskTimeout
 from orchestrator.sdk.middleware import AttemptEnd, Middleware
-from orchestrator.sdk.tasks.context import TEXT_LIMIT, TaskContext, current_runtime
+from orchestrator.sdk.tasks.context import TaskContext, TaskRuntime, current_runtime
+from orchestrator.sdk.values.payload import encode_value
 
 
 class ExceptionInfo:
@@ -54,31 +62,50 @@ def run_in_worker(task: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
             return tagged(awaited(task, runtime.context()))
         state, value = attempt(task, request)
         if state == states.SUCCESS:
-            return tagged(value)
-        return _other_end(request, state, value)
+            return tagged(value) if _keeps_result(runtime) else None
+        return _other_end(task, request, state, value)
     finally:
         requests.current.reset(token)
         if _watched is not None:
             _watched.pop(runtime.dispatch.id, None)
 
 
-class _Timeouts(Middleware):
-    """Sends what a task cannot whose code did not stop at its hard time limit."""
+def _keeps_result(runtime: TaskRuntime) -> bool:
+    """Say whether the result of an attempt is stored."""
+    options = runtime.dispatch.options
+    return options is None or '"store_result":false' not in options
+
+
+def _check_result(task: Any, value: Any) -> None:
+    """Refuse a result that cannot be stored while hooks and callbacks have not been told of a success."""
+    runtime = current_runtime()
+    if runtime is not None and _keeps_result(runtime):
+        what, limit = f"The result of task {task.name!r}", task.app.orchestrator.settings.largest_value
+        try:
+            encode_value(tagged(value), what, limit)
+        except PayloadError as error:
+            raise EncodeError(str(error)) from error
+
+
+class _Stopped(Middleware):
+    """Sends what a task cannot whose code did not stop at its hard time limit, or when it was revoked."""
 
     def ended(self, ctx: TaskContext, end: AttemptEnd) -> None:
         found = (_watched or {}).pop(ctx.task_id.bytes, None)
-        if found is not None and end.error is not None:
+        if found is not None and end.outcome == "cancelled":
+            _revoked(*found)
+        elif found is not None and end.error is not None:
             error = failures.named(end.error.kind, [end.error.message])
             if isinstance(error, TaskTimeout):
                 timed_out(*found, error)
 
 
 _watched: dict[bytes, tuple[Any, Context]] | None = None
-"""Attempts that run here, by the ids of their tasks; None where nobody wants to know of hard time limits."""
+"""Attempts that run here, by the ids of their tasks; None where nobody wants to know of hard time limits or revokes."""
 
 
-def watch_timeouts(app: Any) -> None:
-    """Tell hooks and receivers of a hard time limit also where the task's code does not stop, in this process."""
+def watch_stops(app: Any) -> None:
+    """Tell hooks and receivers of hard time limits and revokes also where the task's code does not stop here."""
     global _watched
     has_hooks = any(
         "on_failure" in vars(kind) or "after_return" in vars(kind)
@@ -86,9 +113,18 @@ def watch_timeouts(app: Any) -> None:
         for kind in (task, *type(task).__mro__)
         if not kind.__module__.startswith(__package__)
     )
-    if _watched is None and (signals.task_failure.receivers or has_hooks):
+    if _watched is None and (signals.task_failure.receivers or signals.task_revoked.receivers or has_hooks):
         _watched = {}
-        app.orchestrator.middleware.add(_Timeouts())
+        app.orchestrator.middleware.add(_Stopped())
+
+
+def _is_told(request: Context) -> bool:
+    """Say whether the attempt tells of its stop itself: nobody has done so before."""
+    return _watched is None or (request.native and _watched.pop(request.native.task_id.bytes, None)) is not None
+
+
+def _revoked(task: Any, request: Context) -> None:
+    signals.task_revoked.send(task, request=request, terminated=True, signum=15, expired=False)
 
 
 def timed_out(task: Any, request: Context, error: TaskTimeout) -> None:
@@ -99,7 +135,7 @@ def timed_out(task: Any, request: Context, error: TaskTimeout) -> None:
     task.after_return(states.FAILURE, error, request.id or "", args, kwargs, einfo)
 
 
-def _other_end(request: Context, state: str, error: BaseException) -> Any:
+def _other_end(task: Any, request: Context, state: str, error: BaseException) -> Any:
     """Report an end that is no success: raise, or return what stands for it."""
     ctx = request.native
     assert ctx is not None
@@ -113,6 +149,10 @@ def _other_end(request: Context, state: str, error: BaseException) -> Any:
                 "kwargs": tagged(dict(request.kwargs or {}) if kwargs is None else dict(kwargs)),
             }
         ctx.heartbeat(details)
+        if signals.before_task_publish.receivers:
+            sent = (request.args or ()) if args is None else args, (request.kwargs or {}) if kwargs is None else kwargs
+            headers = {**(request.headers or {}), "retries": request.retries + 1}
+            announce(task.app, task._native, *sent, request.id, {}, {"headers": headers})
         again = Again(_seconds_until(error.when), str(error))
         if error.exc is not None:
             again.data = {"kind": _kind(error.exc), "message": str(error.exc)}
@@ -120,7 +160,10 @@ def _other_end(request: Context, state: str, error: BaseException) -> Any:
     if isinstance(error, Reject) and error.requeue:
         raise Again(1.0, "rejected, and put back into its queue")
     if isinstance(error, Replaced):
-        return {MARK: dict(error.reference)}
+        if ctx.run_id is None:
+            return {MARK: dict(error.reference)}
+        ctx.heartbeat({**error.reference, "looks": 0})
+        raise Again(0.1, f"replaced by {error.reference['replaced']}")
     if isinstance(error, Ignore):
         said, meta = request.state or (state, None)
         if said == states.FAILURE or ctx.run_id is not None:
@@ -155,6 +198,8 @@ def attempt(task: Any, request: Context) -> tuple[str, Any]:
         try:
             task.before_start(identifier, args, kwargs)
             value = call(task, request)
+            if value is not None and not request.is_eager:
+                _check_result(task, value)
             if request.callbacks:
                 _callbacks(task, request, value)
         except Retry as error:
@@ -167,12 +212,13 @@ def attempt(task: Any, request: Context) -> tuple[str, Any]:
             state, value = (states.IGNORED if isinstance(error, Ignore) else states.REJECTED), error
         except TaskAborted:
             state = states.REVOKED
-            signals.task_revoked.send(task, request=request, terminated=True, signum=15, expired=False)
+            if _is_told(request):
+                _revoked(task, request)
             raise
         except TaskTimeout as error:
             state = states.FAILURE
             call_errbacks(task, request, error)
-            if _watched is None or (request.native and _watched.pop(request.native.task_id.bytes, None) is not None):
+            if _is_told(request):
                 timed_out(task, request, error)
             raise
         except Exception as error:  # noqa: BLE001  # whatever the task raises is its failure
@@ -265,28 +311,12 @@ def call_errbacks(task: Any, request: Context, raised: BaseException) -> None:
 
 
 def _takes_more_than_an_id(task: Any) -> bool:
+    """Say whether an error callback takes request, exception and traceback; Celery gives bound ones the id alone."""
     parameters = task._function_signature.parameters.values()
     places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if task.bind:
+        return sum(p.default is p.empty for p in places) > 1
     return len(places) > 1 or any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
-
-
-def update_state(request: Context, task_id: str | None, state: str | None, meta: Any) -> None:
-    """Show a state and meta of the running task; they are kept like progress, for an hour."""
-    if task_id is not None and task_id != request.id:
-        raise NotCovered("update_state(task_id=…) of another task", "A task says how far it is itself.")
-    request.state = (state or states.PENDING, meta)
-    ctx = request.native
-    if ctx is None:
-        return
-    text = json.dumps({"state": state, "meta": tagged(meta)}, default=str, separators=(",", ":"))
-    if len(text) > TEXT_LIMIT:
-        raise NotCovered(
-            f"update_state with meta of {len(text):,} characters",
-            f"Progress has up to {TEXT_LIMIT:,}: keep numbers and a short text in it, and store the rest elsewhere.",
-        )
-    done, of = (meta.get("current"), meta.get("total")) if isinstance(meta, dict) else (None, None)
-    known = isinstance(done, (int, float)) and isinstance(of, (int, float)) and 0 <= done <= of and of > 0
-    ctx.progress(float(done) / float(of) if known else 0.0, text)  # type: ignore[arg-type]
 
 
 # -- right here

@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.compat.celery import request as requests
 from orchestrator.compat.celery import signals
-from orchestrator.compat.celery.app.execution import watch_timeouts
+from orchestrator.compat.celery.app.execution import watch_stops
 from orchestrator.compat.celery.request import hostname
 
 
@@ -31,7 +31,7 @@ def install(app: Any) -> None:
         signals.worker_init.send(sender)
         signals.worker_process_init.send(None)
         signals.worker_ready.send(sender)
-        watch_timeouts(app)
+        watch_stops(app)
         yield
         signals.worker_shutting_down.send(name, sig="SIGTERM", how="Warm", exitcode=0)
         signals.worker_process_shutdown.send(None, pid=os.getpid(), exitcode=0)

@@ -14,7 +14,7 @@ from orchestrator.compat.celery import canvas, signals
 from orchestrator.compat.celery import request as requests
 from orchestrator.compat.celery.app import calls, registering
 from orchestrator.compat.celery.app.current import app_or_default
-from orchestrator.compat.celery.app.execution import run_eagerly, update_state
+from orchestrator.compat.celery.app.execution import run_eagerly
 from orchestrator.compat.celery.app.replacing import replace
 from orchestrator.compat.celery.exceptions import (
     EncodeError,
@@ -25,7 +25,7 @@ from orchestrator.compat.celery.exceptions import (
     Reject,
     Retry,
 )
-from orchestrator.compat.celery.request import Context
+from orchestrator.compat.celery.request import Context, update_state
 from orchestrator.compat.celery.results.single import of_handle
 from orchestrator.compat.celery.tags import tagged_call
 from orchestrator.errors import PayloadError
@@ -135,7 +135,7 @@ class Task:
 
     def delay(self, *args: Any, **kwargs: Any) -> Any:
         """Have a worker run it."""
-        if self.is_plain:
+        if self.is_plain and requests.MESSAGE not in kwargs:
             native = self._native or self._registered()
             if self._check is not None:
                 self._check(args, kwargs)

@@ -1,0 +1,188 @@
+"""One attempt of a task of `orchestrator.compat.celery` in a worker: which hooks, signals and callbacks are called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from orchestrator.compat.celery import Celery, Task, chain, signals
+from orchestrator.compat.celery.app import execution
+from orchestrator.compat.celery.exceptions import NotCovered, SoftTimeLimitExceeded, TimeLimitExceeded
+from orchestrator.domain.tasks.task import Dispatch, Failed, NewTask, Succeeded
+from orchestrator.errors import InvalidTask, TaskAborted
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.middleware import AttemptEnd
+from orchestrator.sdk.tasks.context import TaskContext
+from orchestrator.sdk.values.payload import decode_value
+from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.runner import Runner
+from tests.outbox import KeptOutbox
+
+heard: list[str] = []
+
+
+class Noting(Task):
+    abstract = True
+
+    def on_success(self, retval: Any, *_: Any) -> None:
+        heard.append(f"on_success {retval!r}")
+
+    def on_failure(self, exc: Any, *_: Any) -> None:
+        heard.append(f"on_failure {type(exc).__name__}")
+
+    def after_return(self, status: str, *_: Any) -> None:
+        heard.append(f"after_return {status}")
+
+
+SENT = {
+    signals.task_success: lambda result, **_: heard.append(f"task_success {result!r}"),
+    signals.task_failure: lambda exception, **_: heard.append(f"task_failure {type(exception).__name__}"),
+    signals.task_revoked: lambda request, **_: heard.append(f"task_revoked {request.task}"),
+    signals.before_task_publish: lambda headers, body, **_: heard.append(f"publish {headers['task']} {body[0]}"),
+}
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
+    monkeypatch.setattr(execution, "_watched", None)
+    heard.clear()
+    made = Celery("unit", task_cls=Noting)
+    yield made
+    for signal in SENT:
+        signal.receivers.clear()
+
+
+def listen(*wanted: signals.Signal) -> None:
+    for signal in wanted:
+        signal.connect(SENT[signal])
+
+
+def attempted(task: Any, *args: Any, run: bytes | None = None, outbox: Any = None, **kwargs: Any) -> Any:
+    """Run one attempt of a call, as a worker does; return its report."""
+    new = task._registered()._new(args, kwargs)
+    return ran(task, new, run, outbox)
+
+
+def ran(task: Any, new: NewTask, run: bytes | None = None, outbox: Any = None) -> Any:
+    dispatch = Dispatch(new.id, 1, new.name, new.payload, "default", options=new.options, run_id=run)
+    job = Job(dispatch, Bundle("g", "default", "0-1", 1), 0, 0.0)
+    job.begin(0.0)
+    native = task.app.orchestrator
+    return Runner(native, outbox or KeptOutbox(), Allowed(native, ())).run(job)
+
+
+@pytest.mark.parametrize(
+    "value", [{1, 2}, (i for i in range(3)), 2**70, "x" * 2_000_000], ids=["set", "generator", "large int", "large"]
+)
+def test_a_result_that_cannot_be_stored_is_a_failure_and_never_a_success(app: Celery, value: Any) -> None:
+    listen(signals.task_success, signals.task_failure)
+    errback = app.task(name="unit.errback")(lambda *args: heard.append(f"errback {type(args[1]).__name__}"))
+    task = app.task(name="unit.returns")(lambda: value)
+    report = attempted(task, _celery={"errbacks": [dict(errback.s())]})
+    assert heard == [
+        "errback EncodeError",
+        "on_failure EncodeError",
+        "task_failure EncodeError",
+        "after_return FAILURE",
+    ]
+    assert isinstance(report, Failed)
+    assert report.error.kind == "orchestrator.compat.celery.exceptions.EncodeError"
+
+
+def test_a_result_that_is_not_kept_may_be_anything(app: Celery) -> None:
+    assert isinstance(attempted(app.task(name="unit.any", ignore_result=True)(lambda: {1, 2})), Succeeded)
+    assert heard == ["on_success {1, 2}", "after_return SUCCESS"]
+
+
+def test_a_task_that_is_replaced_has_not_failed(app: Celery) -> None:
+    listen(signals.task_failure)
+    other = app.task(name="unit.other")(lambda: 5)
+    task = app.task(name="unit.replaced", bind=True)(lambda self: self.replace(other.s()))
+    for run in (None, new_id()):
+        outbox = KeptOutbox()
+        report = attempted(task, run=run, outbox=outbox)
+        assert (heard, isinstance(report, Succeeded)) == ([], run is None)
+        assert run is None or report.error.kind.endswith("Again")
+        assert [new.name for new in outbox.tasks or report.children] == ["unit.other"]
+
+
+def test_a_task_that_is_revoked_in_a_blocking_call_is_told_once(app: Celery) -> None:
+    listen(signals.task_revoked)
+    execution.watch_stops(app)
+    [hook] = app.orchestrator.middleware
+    task: Any = app.task(name="unit.blocked", bind=True)(lambda self: block(self.request.native))
+
+    def block(ctx: TaskContext) -> None:
+        hook.ended(ctx, AttemptEnd(outcome="cancelled"))
+        assert heard == ["task_revoked unit.blocked"]
+        raise TaskAborted
+
+    assert isinstance(attempted(task), Failed)
+    assert heard == ["task_revoked unit.blocked"]
+
+
+def test_a_retry_is_published_too(app: Celery) -> None:
+    listen(signals.before_task_publish)
+    task = app.task(name="unit.again", bind=True)(lambda self, x: self.retry(args=(x + 1,), countdown=0))
+    attempted(task, 1)
+    assert heard == ["publish unit.again (2,)"]
+
+
+def test_a_time_limit_has_words_in_hooks(app: Celery) -> None:
+    assert str(TimeLimitExceeded()) == "ran longer than its timeout"
+    assert str(SoftTimeLimitExceeded()) == "ran longer than its soft timeout"
+    assert str(TimeLimitExceeded("other words")) == "other words"
+
+
+def test_a_task_sees_its_own_state_and_the_priority_of_its_route(app: Celery) -> None:
+    seen: list[Any] = []
+
+    def look(self: Any) -> None:
+        seen.append((self.AsyncResult(self.request.id).state, self.request.delivery_info["priority"]))
+        self.update_state(state="PROGRESS", meta={"current": 1})
+        seen.append(self.AsyncResult(self.request.id).info)
+
+    app.conf.task_routes = {"unit.tracked": {"queue": "a", "priority": 4}}
+    attempted(app.task(name="unit.tracked", bind=True, track_started=True)(look))
+    attempted(app.task(name="unit.plain", bind=True)(look))
+    assert seen == [("STARTED", 4), {"current": 1}, ("PENDING", None), {"current": 1}]
+
+
+def test_meta_that_is_too_long_is_left_out_and_the_task_goes_on(app: Celery) -> None:
+    def tell(self: Any) -> None:
+        self.update_state(state="PROGRESS", meta={"current": 1, "total": 2, "text": "x" * 5_000})
+
+    outbox = KeptOutbox()
+    assert isinstance(attempted(app.task(name="unit.long", bind=True)(tell), outbox=outbox), Succeeded)
+    [(_, mark)] = outbox.marks
+    assert (json.loads(mark.text), mark.fraction) == ({"state": "PROGRESS", "meta": None}, 0.5)
+    assert "5,0" in outbox.lines[0][1].text
+
+
+def test_a_bound_error_callback_is_given_the_id(app: Celery) -> None:
+    given: list[Any] = []
+    failing = app.task(name="unit.fails")(lambda: 1 / 0)
+    bound = app.task(name="unit.bound", bind=True)(lambda self, *args: (self, args))
+    plain = app.task(name="unit.plain")(lambda *args: given.append(len(args)))
+    outbox = KeptOutbox()
+    attempted(failing, _celery={"errbacks": [dict(bound.s()), dict(plain.s())]}, outbox=outbox)
+    assert given == [3]
+    [called] = outbox.tasks
+    (args, _) = decode_value(called.payload)[:2]
+    assert (called.name, len(args), bool(UUID(args[0]))) == ("unit.bound", 1, True)
+
+
+def test_the_message_beside_the_arguments_is_not_for_programs(app: Celery) -> None:
+    task = app.task(name="unit.named")(lambda x, **kwargs: (x, kwargs))
+    for call in (task.delay, task.s(1).delay):
+        with pytest.raises(NotCovered, match="an argument named _celery"):
+            call(_celery=2, **({"x": 1} if call == task.delay else {}))
+    with pytest.raises(InvalidTask, match="Expected unit.pair") as wrong:
+        chain(app.task(name="unit.pair")(lambda x, y: (x, y)).si(1), task.s()).delay()
+    assert "_celery" not in str(wrong.value)
