@@ -63,9 +63,9 @@ class Connections:
         """The connections to Redis."""
         return self._links().redis
 
-    def nudge(self, *tasks: NewTask) -> None:
-        """Wake the leader, after the commit of what is new; that is `tasks` and nothing else, if there are any."""
-        self._links().nudges.send(is_task=bool(tasks) and all(task.is_ready for task in tasks))
+    def nudge(self, *, is_task: bool = False) -> None:
+        """Wake the leader, after the commit of what is new: tasks that it can claim at once, or anything."""
+        self._links().nudges.send(is_task=is_task)
 
     def reading(self) -> AbstractContextManager[Connection]:
         """Open a connection to read."""

@@ -69,7 +69,7 @@ class SharedCommits:
     def _store_and_nudge(self, tasks: Sequence[NewTask]) -> Sequence[Outcome]:
         outcomes = self._store(tasks)
         if any(isinstance(outcome, bytes) for outcome in outcomes):
-            self._connections.nudge(*tasks)
+            self._connections.nudge(is_task=all(task.is_ready for task in tasks))
         return outcomes
 
     def _store(self, tasks: Sequence[NewTask]) -> Sequence[Outcome]:

@@ -83,7 +83,7 @@ class TaskBackend(Part, TaskWork):
         else:
             with self._connections.writing(f"task {to_text(task.id)} was stored") as connection:
                 created = unique.insert_unique(connection, task, task.unique, within)
-        self._connections.nudge(task)
+        self._connections.nudge(is_task=task.is_ready)
         return created
 
     def _outgoing(self, task: NewTask) -> NewTask:
