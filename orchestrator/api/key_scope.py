@@ -125,7 +125,8 @@ def check_tasks(api: Api, key_scope: KeyScope, tasks: Collection[UUID]) -> None:
         found = owners.get(task)
         if found is None:
             raise NotFound.by_id("task", str(task))
-        if not (key_scope.has_queue(found.queue) or (found.in_run and key_scope.has_workflow(found.workflow))):
+        by_queue = key_scope.has_queue(found.queue) and not found.is_turn
+        if not (by_queue or (found.in_run and key_scope.has_workflow(found.workflow))):
             raise OutOfKeyScope.by_id("task", str(task))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID
@@ -368,6 +369,20 @@ def test_no_route_can_be_declared_without_saying_whose_it_is() -> None:
         routes.get("/x", about=WITHIN)(lambda: None)
     with pytest.raises(TypeError, match="WITHIN"):
         routes.get("/x", about=NOTHING)(lambda key_scope: key_scope)
+
+
+def test_a_turn_task_belongs_to_whom_its_run_does(house: House) -> None:
+    run = code_that_asks(house, "bank")
+    with house.engine.connect() as connection:
+        turn = "INSERT INTO orchestrator.tasks (id, name, queue, payload, run_id) VALUES (%s, 'bank-code', %s, '', %s)"
+        connection.exec_driver_sql(turn, (run.hex, OWN, run.hex))
+    before = changes(house)
+    for method, path in (("GET", ""), ("POST", "/cancel"), ("POST", "/retry")):
+        assert house.send(method, f"/api/v1/tasks/{run}{path}").status_code == 404, path
+    client = house.send("POST", "/api/v1/client/tasks/cancel", json={"task": b64encode(run.bytes).decode()})
+    assert client.status_code == 404, client.text
+    assert changes(house) == before
+    assert house.send("GET", f"/api/v1/tasks/{run}", house.make_key("", "bank-")).status_code == 200
 
 
 def test_names_that_are_near_are_not_told(house: House) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,7 @@ import pytest
 from orchestrator.api import access, login_limits
 from orchestrator.domain.access import Scope
 from orchestrator.domain.fleet.announced import Standby
+from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.quotas import Quotas
 from orchestrator.domain.redaction import HIDDEN
 from orchestrator.sdk.backend import Backend
@@ -637,9 +639,11 @@ def test_lists_of_runs_have_the_first_line_of_the_error(house: House) -> None:
 def test_charts_mark_starts_of_workers_and_changes_of_the_leader(house: House) -> None:
     with house.engine.connect() as connection:
         empty(connection, "workers", "throughput")
-        for name in ("web-1-aa", "web-1-bb"):
-            make_worker(house, name, None)
-        connection.exec_driver_sql("UPDATE orchestrator.workers SET started_at = now() - interval '30 minutes'")
+        begun = int((time.time() - 1_800) * 1_000)
+        parents = [str(UUID(bytes=time_ordered_id(begun, bytes([place] * 10)))) for place in range(2)]
+        for place, parent in enumerate((*parents, *parents)):  # each has replaced a process since
+            make_worker(house, f"web-{place}-aa", parent)
+        connection.exec_driver_sql("UPDATE orchestrator.workers SET started_at = now() - interval '5 minutes'")
         for term, minutes in ((1, 50), (1, 40), (2, 10), (2, 9)):
             connection.exec_driver_sql(
                 "INSERT INTO orchestrator.throughput (bucket, queue, term, success, failed, cancelled, skipped,"

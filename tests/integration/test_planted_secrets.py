@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -534,6 +535,27 @@ def test_no_route_tells_a_secret(planted: Planted, scope: Scope) -> None:
     assert silent <= sampled, silent
     missed = {one.path for one in LOOKS if one.scope is not None and scope.includes(one.scope)} - looked - sampled
     assert [path for path in sorted(missed) if not NOT_THERE.search(path)] == []
+
+
+def test_what_the_settings_of_a_program_name_is_hidden_by_an_api_without_them(planted: Planted) -> None:
+    """Patterns travel with tasks, definitions and flows; those of code alone do not, as it has no stored options."""
+    app = create_app(replace(planted.system.settings, redact=""))
+    answers = Answers(app, planted.keys[Scope.READ])
+    told: set[str] = set()
+    of_code = "SELECT id FROM orchestrator.runs WHERE code UNION SELECT id FROM orchestrator.ended_tasks WHERE id IN "
+    of_code += "(SELECT id FROM orchestrator.runs WHERE code)"
+    beside = {str(row["id"]) for row in planted.system.sql(of_code)}
+    pages = [one for one in LOOKS if "{id}" in one.path and not one.is_for_clients and one.scope is Scope.READ]
+
+    async def ask_all() -> None:
+        for endpoint in pages:
+            for path, query, body in requests(planted, endpoint):
+                if not beside & {*path.split("/")}:
+                    _, text = await answers.ask(endpoint, path, query, body)
+                    told.update({path} if has_secret(endpoint, text) else ())
+
+    asyncio.run(ask_all())
+    assert told == set()
 
 
 QUERIES = [one for one in ROUTES if one.path in ("/api/v1/runs/{id}/queries/{name}", "/api/v1/client/code/query")]

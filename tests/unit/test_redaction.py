@@ -216,7 +216,11 @@ def test_a_task_carries_what_is_secret_in_it_and_one_without_carries_nothing() -
     @app.task
     def plain(user: str) -> None: ...
 
-    assert login._redacting_options.travelling(1.0).redact == ("token", "@1", "@2")
-    assert plain._redacting_options.travelling(1.0).redact == ()
+    carried = login._redacting_options.travelling(1.0)
+    assert (carried.redact, carried.inherited) == (("token", "@1", "@2"), ("password",))
+    carried = plain._redacting_options.travelling(1.0)
+    assert (carried.redact, carried.inherited) == ((), ("password",)), "a field of an argument may be named so"
+    unset = Orchestrator(load_settings(environ={})).task(name="unset")(lambda: None)
+    assert unset._place((), {}).options is None
     with pytest.raises(InvalidTask, match="Option redact"):
         app.task(redact="token")(lambda token: token)

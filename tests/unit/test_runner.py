@@ -85,6 +85,15 @@ def test_the_kind_of_an_error_repeats_no_secret() -> None:
     assert reported({"kind": "a\nb"}).kind == "ServiceError"
 
 
+def test_a_default_that_is_hidden_is_in_no_error() -> None:
+    def login(user: str = "eve", token: str = "s3cret") -> None:
+        raise ValueError(f"{user} has {token}")
+
+    report = run(login, redact=("token",))
+    assert isinstance(report, Failed)
+    assert report.error.message == "eve has •••"
+
+
 def test_an_argument_may_be_called_self() -> None:
     app = Orchestrator(database_url="postgresql://nowhere", redis_url="redis://nowhere")
     given: dict[str, Any] = {"self": 1}

@@ -261,7 +261,8 @@ class Runner:
             arguments, keywords = task._signature.load(arguments, keywords)
         if self._redacted or job.options.hidden or task._redacting_options.redact:
             patterns = self._redacted | {*job.options.hidden, *task._redacting_options.redact}
-            job.secrets = Redaction(patterns).secrets(arguments, keywords)
+            rest = task._signature.plain_defaults(beside=len(arguments))
+            job.secrets = Redaction(patterns).secrets(arguments, rest | keywords)
         if step:
             job.set_step(step[0])
             keywords = task._signature.pick(keywords)

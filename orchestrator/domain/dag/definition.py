@@ -171,7 +171,8 @@ def hooks_of(definition: Definition, state: str) -> tuple[Hook, ...]:
 
 def hidden_by(tasks: Iterable[Registered | None]) -> tuple[str, ...]:
     """Return what any of these tasks does not want shown, and so none of them shows."""
-    patterns = (pattern for one in tasks if one is not None for pattern in one.options.get("redact", ()))
+    stored = [one.options for one in tasks if one is not None]
+    patterns = (pattern for name in ("redact", "inherited") for one in stored for pattern in one.get(name, ()))
     return tuple(dict.fromkeys(handed_on(patterns)))
 
 

@@ -95,13 +95,14 @@ def inheriting(steps: Sequence[Step], everywhere: Sequence[str]) -> Iterator[Ste
         items = ("item",) if redaction.mentions(known, step.foreach or "") else ()
         given = {name: msgspec.json.encode(value).decode() for name, value in step.input.items()}
         renamed = [name for name, text in given.items() if "${" in text and redaction.mentions((*known, *items), text)]
-        registered = _inherited(step.registered or Registered(), (*named, *items, *renamed))
+        registered = _inherited(step.registered or Registered(), (*named, *everywhere, *items, *renamed))
         yield _with_registered(step, registered, unless=Registered()) if step.runs_task else step
 
 
 def _inherited(registered: Registered, patterns: Iterable[str]) -> Registered:
     own = registered.options.get("redact", ())
-    inherited = [pattern for pattern in dict.fromkeys(patterns) if pattern not in own]
+    known = registered.options.get("inherited", ())
+    inherited = [pattern for pattern in dict.fromkeys((*known, *patterns)) if pattern not in own]
     options = {**registered.options, "inherited": inherited}
     return msgspec.structs.replace(registered, options=options) if inherited else registered
 

@@ -117,6 +117,8 @@ class CallOptions:
     """If its worker is lost with it: start it again (`retry`), or `fail`, so that it is not started twice unasked."""
     max_starts: int | None = None
     """How often it is started at most, whether its attempts fail or are lost."""
+    _of_settings: tuple[str, ...] = ()
+    """What the setting `redact` names."""
 
     def __post_init__(self) -> None:
         if self.queue is not None:
@@ -272,6 +274,7 @@ class CallOptions:
             weight=DEFAULT_OPTIONS.weight if weight == DEFAULT_OPTIONS.weight else weight,  # msgspec omits by identity
             soft_timeout=None if self.soft_timeout is None else check_seconds("soft_timeout", self.soft_timeout),
             redact=tuple(self.redact) or DEFAULT_OPTIONS.redact,
+            inherited=self._of_settings or DEFAULT_OPTIONS.inherited,
             executor=self.executor_call,
             headers=dict(self.headers or ()),
             on_loss=self.on_loss,
@@ -280,8 +283,10 @@ class CallOptions:
 
     def redacting(self, everywhere: Sequence[str], names: Sequence[str]) -> CallOptions:
         """Return these options for a function whose arguments have these names, and may be given without them."""
-        places = redaction.placed((*self.redact, *everywhere), names)
-        return dataclasses.replace(self, redact=tuple(dict.fromkeys((*self.redact, *places)))) if places else self
+        if not (self.redact or everywhere):
+            return self
+        redact = dict.fromkeys((*self.redact, *redaction.placed((*self.redact, *everywhere), names)))
+        return dataclasses.replace(self, redact=tuple(redact), _of_settings=tuple(everywhere))
 
     def placed(self, task: str, arguments: Mapping[str, Any], idempotency_period: float) -> Placed:
         """Return what a call's arguments decide: its lane, its key, and the options that travel with it."""
@@ -334,7 +339,7 @@ class Placed(NamedTuple):
     options: str | None
 
 
-OPTION_NAMES = tuple(field.name for field in dataclasses.fields(CallOptions))
+OPTION_NAMES = tuple(field.name for field in dataclasses.fields(CallOptions) if field.name[0] != "_")
 
 
 def with_options(base: CallOptions, given: Mapping[str, Any]) -> CallOptions:

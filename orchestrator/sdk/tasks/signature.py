@@ -251,9 +251,10 @@ class Signature:
             name: self._restore(name if name in known else self._double_star, value) for name, value in keywords.items()
         }
 
-    def plain_defaults(self) -> dict[str, Any]:
-        """Return the defaults of parameters that are plain data."""
-        found = ((p.name, p.default) for p in self._signature.parameters.values() if p.default is not p.empty)
+    def plain_defaults(self, beside: int = 0) -> dict[str, Any]:
+        """Return the defaults of parameters that are plain data, `beside` so many positional arguments of a call."""
+        known = list(self._signature.parameters.values())[beside:]
+        found = ((p.name, p.default) for p in known if p.default is not p.empty)
         return {name: value for name, value in found if isinstance(value, (str, int, float, bool, type(None)))}
 
     def add_context(self, context: TaskContext, arguments: list[Any], keywords: dict[str, Any]) -> None:

@@ -57,7 +57,9 @@ class FlowRunView(NamedTuple):
     """The `redact` patterns of the application's tasks that it runs."""
 
 
-OF_FUNCTIONS = "$.functions.*.options.redact[*]"
+OF_OPTIONS = 'options.keyvalue() ? (@.key == "redact" || @.key == "inherited").value[*]'
+"""Where stored options have patterns."""
+OF_FUNCTIONS = f"$.functions.*.{OF_OPTIONS}"
 """Where a stored definition has the patterns of the tasks that it names."""
 _COLUMNS = f"""r.id, r.workflow AS flow, r.version, r.status, r.cancelling, r.params::text AS params, r.state, r.reason,
        r.key AS request_id, r.created_at, r.started_at, r.ended_at,

@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain import timezones
 from orchestrator.domain.code.other_runs import WAIT
+from orchestrator.domain.dag.definition import hidden_by
 from orchestrator.domain.flow.definition import Flow, Node, node_at
 from orchestrator.domain.flow.state import FlowState, Wait
 from orchestrator.store.code import histories
@@ -174,5 +175,5 @@ def _approval(row: Row, state: FlowState, wait: Wait, node: Node, flow: Flow | N
         input=wait.input,
         since=datetime.fromtimestamp(entered, UTC) if entered else row.created_at,
         due=datetime.fromtimestamp(wait.due, UTC) if wait.due else None,
-        redact=tuple(pattern for function in functions for pattern in function.options.get("redact", ())),
+        redact=hidden_by(functions),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple
 from uuid import UUID
 
@@ -155,6 +155,13 @@ class WorkerView:
     """Bytes of memory that its process has in RAM."""
     parent_memory: int | None = None
     """The same of its parent process, which runs no tasks."""
+
+    @property
+    def worker_started_at(self) -> datetime:
+        """When its worker started, which replaces processes as it needs to: the parent's id has the time."""
+        if self.parent is None or self.parent.version != 7:
+            return self.started_at
+        return datetime.fromtimestamp((self.parent.int >> 80) / 1000, UTC)
 
 
 _STATE = f"""

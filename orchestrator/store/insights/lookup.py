@@ -147,6 +147,8 @@ class TaskOwner(NamedTuple):
     in_run: bool
     workflow: str | None
     """Of its run."""
+    is_turn: bool
+    """It carries the turns of its run's code: to act on it is to act on the run."""
 
 
 class RunOwner(NamedTuple):
@@ -157,7 +159,8 @@ class RunOwner(NamedTuple):
 
 
 _OF_TASKS = Statement[TaskOwner]("""
-SELECT /* insights.owners.tasks */ t.id, t.queue, t.run_id IS NOT NULL AS in_run, r.workflow
+SELECT /* insights.owners.tasks */ t.id, t.queue, t.run_id IS NOT NULL AS in_run, r.workflow,
+       t.run_id IS NOT NULL AND t.run_id = t.id AS is_turn
   FROM (SELECT id, queue, run_id FROM orchestrator.tasks WHERE id = ANY(%(ids)s::uuid[])
          UNION ALL
         SELECT id, queue, run_id FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[])) AS t

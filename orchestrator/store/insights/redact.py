@@ -18,7 +18,7 @@ from orchestrator.domain import timezones
 from orchestrator.domain.code import history
 from orchestrator.sealing import CALL, VALUE, reveal
 from orchestrator.store.code.histories import event_of
-from orchestrator.store.flow.reads import OF_FUNCTIONS
+from orchestrator.store.flow.reads import OF_FUNCTIONS, OF_OPTIONS
 from orchestrator.store.insights.runs import readable_params
 from orchestrator.store.sql import Row, Statement
 
@@ -28,7 +28,7 @@ _MOST_RUNS = 1_000
 _MOST_BYTES = 4_000_000
 _MOST_EVENTS = 20_000
 _REDACTING = "$.steps[*] ? (exists (@.registered.options.redact))"
-_OF_STEPS = "$.steps[*].registered.options.redact[*]"
+_OF_STEPS = f"$.steps[*].registered.{OF_OPTIONS}"
 # Up: its parent, the task it follows, its run, the start of that run. Then down again, through child runs.
 _TREE = """
 WITH /* {name} */ RECURSIVE up (task, run) AS (
@@ -67,10 +67,10 @@ steps AS MATERIALIZED (
       FROM tree
 ), related AS (
     (SELECT t.id, t.payload, NULL::bytea AS result, t.options FROM up JOIN orchestrator.tasks t ON t.id = up.task
-      WHERE %(all)s::boolean OR t.options -> 'redact' IS NOT NULL LIMIT {MOST_RELATIVES + 1})
+      WHERE %(all)s::boolean OR t.options ?| '{{redact,inherited}}' LIMIT {MOST_RELATIVES + 1})
      UNION ALL
     (SELECT e.id, e.payload, e.result, e.options FROM up JOIN orchestrator.ended_tasks e ON e.id = up.task
-      WHERE %(all)s::boolean OR e.options -> 'redact' IS NOT NULL LIMIT {MOST_RELATIVES + 1})
+      WHERE %(all)s::boolean OR e.options ?| '{{redact,inherited}}' LIMIT {MOST_RELATIVES + 1})
      UNION ALL
     (SELECT t.id, t.payload, NULL, t.options FROM steps JOIN orchestrator.tasks t ON t.run_id = steps.id
       WHERE (steps.is_any OR t.step = ANY(steps.names)) AND t.options -> 'redact' IS NOT NULL
@@ -81,14 +81,15 @@ steps AS MATERIALIZED (
       LIMIT {MOST_RELATIVES + 1})
      UNION ALL
     (SELECT e.id, e.payload, e.result, e.options FROM steps JOIN orchestrator.ended_tasks e ON e.run_id = steps.id
-      WHERE %(all)s::boolean AND NOT steps.is_any AND e.options -> 'redact' IS NULL LIMIT {MOST_RELATIVES})
+      WHERE (%(all)s::boolean AND NOT steps.is_any OR e.options -> 'inherited' IS NOT NULL)
+        AND e.options -> 'redact' IS NULL LIMIT {MOST_RELATIVES})
 ), measured AS (
     SELECT *, sum(octet_length(payload) + coalesce(octet_length(result), 0)) OVER (ORDER BY is_quiet, id) AS bytes
       FROM (SELECT DISTINCT ON (is_quiet, id) *
               FROM (SELECT *, options -> 'redact' IS NULL AS is_quiet FROM related) AS found
              ORDER BY is_quiet, id LIMIT {MOST_RELATIVES + 1}) AS first
 )
-SELECT id, coalesce(options -> 'redact', '[]') AS redact, is_quiet,
+SELECT id, coalesce(options -> 'redact', '[]') || coalesce(options -> 'inherited', '[]') AS redact, is_quiet,
        CASE WHEN bytes <= {_MOST_BYTES} THEN payload END AS payload,
        CASE WHEN bytes <= {_MOST_BYTES} THEN result END AS result FROM measured
 """)

@@ -19,6 +19,7 @@ from orchestrator.domain.runs.verdict import TERMINATED
 from orchestrator.domain.states import RunState
 from orchestrator.sealing import open_json, open_text, reveal_text
 from orchestrator.store.code import keys as run_keys
+from orchestrator.store.flow.reads import OF_OPTIONS
 from orchestrator.store.insights.failures import error_line
 from orchestrator.store.sql import Row, Statement, columns_of
 
@@ -305,7 +306,7 @@ WITH /* insights.runs.notes */ listed AS MATERIALIZED (
     SELECT w.name, w.version FROM (SELECT DISTINCT workflow, version FROM listed WHERE is_alone) AS l
       JOIN orchestrator.workflows w ON w.name = l.workflow AND w.version = l.version
      WHERE jsonb_path_exists(
-           w.definition, '$.steps[*] ? (exists (@.registered.options.redact) || @.workflow != null)')
+           w.definition, '$.steps[*] ? (exists (@.registered.{OF_OPTIONS}) || @.workflow != null)')
 )
 SELECT id, own_id, schedule, fire_time, parent_task, params, is_alone AND workflow IS NOT NULL AND NOT EXISTS (
        SELECT FROM guarded g WHERE g.name = workflow AND g.version = listed.version) AS is_plain

@@ -83,7 +83,7 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
 def _new_ones(api: Api, groups: list[FailureGroup], since: datetime) -> set[insights.GroupKey]:
     """Return groups of which nothing had failed before the last deploy: before the oldest live worker started."""
     workers = api.recent.get(("workers",), 5.0, api.backend.insights.list_workers)
-    deployed = min((one.started_at for one in workers if one.state == "live"), default=None)
+    deployed = min((one.worker_started_at for one in workers if one.state == "live"), default=None)
     if deployed is None or deployed <= since:
         return set()
     return {group.key for group in groups if group.first_at >= deployed}

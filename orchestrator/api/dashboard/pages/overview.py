@@ -127,7 +127,8 @@ def read_marks(api: Api, key_scope: KeyScope, span: timedelta) -> list[Mark]:
     now = present()
     since = now - span
     workers = api.recent.get(("workers",), 5.0, api.backend.insights.list_workers)
-    starts = Counter(one.started_at.replace(second=0, microsecond=0) for one in workers if one.started_at >= since)
+    started = {one.parent or one.id: one.worker_started_at for one in workers}
+    starts = Counter(at.replace(second=0, microsecond=0) for at in started.values() if at >= since)
     terms = api.recent.get(("terms",), 10.0, lambda: api.read(throughput.terms, now - throughput.KEPT))
     found = [(at, f"{counted(count, 'worker')} started") for at, count in starts.items()]
     found += [(one.at, f"another scheduler leads, in term {one.term}") for one in terms[1:] if one.at >= since]
