@@ -109,7 +109,7 @@ class Settings:
     unknown_task_timeout: float = 300.0
     """Seconds that a task waits for a worker that knows it before it fails."""
     loss_limit: int = 3
-    """A task fails after it has crashed its worker process this many times."""
+    """A task fails after it has crashed a process of its own this many times. A first crash in a shared one is free."""
 
     max_depth: int = 100
     """Deepest nesting of runs that start runs."""

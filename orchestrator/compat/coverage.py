@@ -70,22 +70,23 @@ _LOCATION = "not used: ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL deci
 _FALLBACK = "used for Redis or Postgres where ORCHESTRATOR_REDIS_URL or ORCHESTRATOR_DATABASE_URL is not set"
 _NO_BROKER = "no broker and no result backend is left to set up: delete it"
 _FLEET = "holds for the whole fleet, not for each worker"
-_SAFE = "nothing to set: tasks of a dead worker run again, once"
+_SAFE = "True is the default: a task of a dead worker runs again. False lets it fail: at most once"
+_LOST = "nothing to set: a task of a dead worker runs again, if acks_late is not False"
+_HARD = "raised in the task; its process is not killed at once"
+_SOFT = "raised at the next Python instruction, never inside a blocking call: give that a timeout of its own"
 _DATA = "arguments and results are data; pickle is refused"
 _EVENTS = "no events are sent: use metrics, server-sent events of the HTTP API, middleware or the dashboard"
+_NO_JOIN = "a task cannot wait for another: link it, or use self.replace(…)"
 _RETENTION = "has no effect: the settings retention_success and retention_failed decide"
 
 _TASK_OPTIONS = {
     **_changes(
-        rate_limit=_FLEET, acks_late=_SAFE, reject_on_worker_lost=_SAFE, serializer=_DATA, compression=_NO_BROKER
+        rate_limit=_FLEET, acks_late=_SAFE, reject_on_worker_lost=_LOST, serializer=_DATA, compression=_NO_BROKER
     ),
-    **_changes(
-        time_limit="raised in the task; its process is not killed at once",
-        send_events=_EVENTS,
-        track_started="tasks always say that they run",
-    ),
+    **_changes(time_limit=_HARD, soft_time_limit=_SOFT, send_events=_EVENTS),
 }
 _CALL_OPTIONS = {
+    **_changes(time_limit=_HARD, soft_time_limit=_SOFT),
     **_changes(serializer=_DATA, compression=_NO_BROKER, exchange=_NO_BROKER, routing_key=_NO_BROKER),
     **_changes(retry_policy=_NO_BROKER, connection=_NO_BROKER, producer=_NO_BROKER),
 }
@@ -113,7 +114,7 @@ CELERY = Library(
         ),
         "celery.result": {
             **_moving("AsyncResult EagerResult GroupResult ResultSet result_from_tuple"),
-            **_stays(allow_join_result="a task cannot wait for another: link it, or use self.replace(…)"),
+            **_stays(allow_join_result=_NO_JOIN),
         },
         "celery.schedules": {
             **_moving("crontab maybe_schedule schedule"),
@@ -166,13 +167,18 @@ CELERY = Library(
         ),
         **_changes(forget=f"forgets in this program; elsewhere it {_RETENTION}"),
         "get(on_message=…)": Rule(Verdict.STAYS, "look at .state and .info while you wait"),
+        "get(disable_sync_subtasks=…)": Rule(Verdict.STAYS, _NO_JOIN),
+        "get() in a task": Rule(Verdict.STAYS, f"refused, as in Celery: {_NO_JOIN}"),
+        "update_state(task_id=…)": Rule(Verdict.STAYS, "a task sets its own state only"),
     },
     anywhere=frozenset(["apply_async", "delay", "send_task"]),
     settings={
         **_changes(broker_url=_FALLBACK, result_backend=_FALLBACK, broker_transport_options=_NO_BROKER),
         **_changes(broker_use_ssl=_NO_BROKER, broker_pool_limit=_NO_BROKER, broker_heartbeat=_NO_BROKER),
         **_changes(broker_connection_retry_on_startup=_NO_BROKER, task_default_exchange=_NO_BROKER),
-        **_changes(task_acks_late=_SAFE, task_reject_on_worker_lost=_SAFE, worker_prefetch_multiplier=_NO_BROKER),
+        **_changes(task_acks_late=_SAFE, task_reject_on_worker_lost=_LOST, worker_prefetch_multiplier=_NO_BROKER),
+        **_changes(task_time_limit=_HARD, task_soft_time_limit=_SOFT),
+        **_changes(enable_utc="without timezone, crontabs are in UTC; times without a zone are UTC, as in Celery"),
         **_changes(task_serializer=_DATA, result_serializer=_DATA, accept_content=_DATA),
         **_changes(result_expires=_RETENTION, task_default_rate_limit=_FLEET, worker_send_task_events=_EVENTS),
         **_changes(task_send_sent_event=_EVENTS),
@@ -331,7 +337,14 @@ PREFORK = Rule(
     "`orchestrator celery worker` has one task in a process at a time, in a thread: signal.signal is refused. "
     "`orchestrator worker` and `dev` run 10 at once in each process, which share its globals: --concurrency 1",
 )
-"""What to know about each project that runs Celery's default pool."""
+DELIVERY = Rule(
+    Verdict.CHANGES,
+    "Celery's default is at most once: a task whose worker dies is lost. Here it runs again. acks_late=False, or the "
+    "setting task_acks_late=False, lets it fail instead",
+)
+NO_EFFECT = Rule(Verdict.CHANGES, "has no effect: delete it")
+PER_PROJECT: Mapping[str, Rule] = {"prefork": PREFORK, "early acknowledgement": DELIVERY}
+"""What to know about each project that uses Celery's defaults."""
 _DASHBOARD = "the dashboard and `orchestrator top` show queues, tasks and workers"
 _COMPANIONS = {
     **_stays(

@@ -17,12 +17,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.compat.coverage import LIBRARIES, MOVES, PREFORK, Library, Rule, Verdict, rule_of_name
+from orchestrator.compat.celery.conf import WITHOUT_EFFECT
+from orchestrator.compat.coverage import (
+    LIBRARIES,
+    MOVES,
+    NO_EFFECT,
+    PER_PROJECT,
+    Library,
+    Rule,
+    Verdict,
+    rule_of_name,
+)
 
 _LARGEST = 2_000_000
 """Bytes of a file that is read; programs that people write are smaller."""
 _SKIPPED = frozenset(["__pycache__", "site-packages", "dist-packages", "node_modules"])
 _MARKS_OF_AN_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
+_WAITING = frozenset(["timeout", "propagate", "interval", "follow_parents"])
+"""Arguments of a method that waits for a result; others of its name, such as that of a dictionary, have more."""
 _OPEN_ENDS = ("(", "[", "{", ",", "\\")
 
 
@@ -83,8 +95,8 @@ def read_project(path: Path) -> Findings:
         changed = difflib.unified_diff(_lines(text), _lines(_changed(text, reader)), f"a/{name}", f"b/{name}")
         findings.diffs.append("".join(changed))
     if (first := next((use for use in findings.uses if use.what == "Celery(…)"), None)) is not None:
-        pool = first._replace(what="prefork", verdict=PREFORK.verdict, note=PREFORK.note)
-        findings.uses.insert(findings.uses.index(first) + 1, pool)
+        after = findings.uses.index(first) + 1
+        findings.uses[after:after] = [first._replace(what=what, **rule._asdict()) for what, rule in PER_PROJECT.items()]
     return findings
 
 
@@ -143,6 +155,7 @@ class _Reader(ast.NodeVisitor):
         """Imports of a library."""
         self.settings: dict[int, str] = {}
         """By line, what to note at a setting that changes."""
+        self._in_task = False
         self._modules: dict[str, str] = {}
         """Names that stand for a library here, and which."""
         self._used = used
@@ -187,6 +200,9 @@ class _Reader(ast.NodeVisitor):
             for keyword in node.keywords:
                 if (rule := library.attributes.get(what := f"{name}({keyword.arg}=…)")) is not None:
                     self._add(keyword, library, what, rule)
+            waits = self._in_task and not node.args and _WAITING.issuperset(keyword.arg for keyword in node.keywords)
+            if waits and (rule := library.attributes.get(what := f"{name}() in a task")) is not None:
+                self._add(node, library, what, rule)
         if name == "update" and isinstance(node.func, ast.Attribute) and _is_conf(node.func.value):
             for library in self._configured:
                 for keyword in node.keywords:
@@ -204,12 +220,17 @@ class _Reader(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """Count decorators without arguments, too."""
+        around = self._in_task
         for decorator in node.decorator_list:
-            name = decorator.attr if isinstance(decorator, ast.Attribute) else getattr(decorator, "id", "")
+            function = decorator.func if isinstance(decorator, ast.Call) else decorator
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
             for library in self._used:
                 if name in library.calls and library.name in self._here:
-                    self._add(decorator, library, f"@{name}", MOVES)
+                    self._in_task = True
+                    if function is decorator:
+                        self._add(decorator, library, f"@{name}", MOVES)
         self.generic_visit(node)
+        self._in_task = around
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
@@ -225,7 +246,7 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _setting(self, node: ast.Assign | ast.keyword, library: Library, name: str) -> None:
-        rule = library.settings.get(name, MOVES)
+        rule = library.settings.get(name, NO_EFFECT if name in WITHOUT_EFFECT else MOVES)
         self._add(node, library, f"setting {name}", rule)
         if rule.note and node.end_lineno == node.lineno:
             self.settings[node.lineno] = rule.note

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from copy import copy, deepcopy
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from orchestrator.compat.celery.exceptions import ImproperlyConfigured, NotCover
 from orchestrator.compat.celery.schedules import crontab, schedule, solar
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import Dispatch, Succeeded
+from orchestrator.sdk.modules import ImportFailed
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
@@ -124,6 +126,18 @@ def test_a_task_has_the_options_that_its_decorator_settings_and_routes_give(app:
     assert routes.find(routes.Invocation(app, "other.x")) == {"queue": "b"}
     app.conf.task_routes = (by_first_argument,)
     assert calls.native_options(routes.Invocation(app, "unit.x", (7,), {}, {})) == {"queue": "for-7"}
+
+
+def test_a_task_that_is_acknowledged_early_runs_at_most_once_where_that_is_said() -> None:
+    for conf, said, expected in (
+        ({}, {}, None),
+        ({}, {"acks_late": True}, None),
+        ({}, {"acks_late": False}, "fail"),
+        ({"task_acks_late": False}, {}, "fail"),
+        ({"task_acks_late": False}, {"acks_late": True}, None),
+    ):
+        task = Celery("unit", changes=conf).task(name="unit.once", **said)(lambda: None)
+        assert registering.options_of(task).get("on_loss") == expected
 
 
 def test_a_router_that_fails_is_no_router_of_before_celery_4(app: Celery) -> None:
@@ -315,6 +329,30 @@ def test_events_are_refused_with_what_to_use(app: Celery) -> None:
     for command in ("events", "flower"):
         refused = CliRunner().invoke(main, ["celery", "-A", "proj", command])
         assert (refused.exit_code != 0, "dashboard" in refused.output) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "words", [["--args=[1,"], ["-a", "5"], ["--kwargs=[1]"], ["--eta", "soon"], ["--expires", "later"]]
+)
+def test_a_mistake_in_a_call_by_name_is_told_in_words(words: list[str]) -> None:
+    refused = CliRunner().invoke(main, ["celery", "-A", "proj", "call", "unit.add", *words])
+    assert (refused.exit_code, "Invalid value for" in refused.output) == (2, True)
+
+
+@pytest.mark.parametrize("code", ["import no_such_library", "1 / 0", "raise SystemExit(3)"])
+@pytest.mark.parametrize("where", ["broken_shop", "broken_shop.celery", "whole_shop.celery"])
+def test_a_program_that_cannot_be_imported_is_named_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, where: str
+) -> None:
+    for package, own in (("broken_shop", code), ("whole_shop", "")):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(f"{own}\n")
+        (tmp_path / package / "celery.py").write_text(f"{code}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    refused = CliRunner().invoke(main, ["celery", "-A", where, "status"])
+    assert isinstance(refused.exception, (ImportFailed, SystemExit))
+    assert "cannot be loaded" in f"{refused.output}{refused.exception}"
 
 
 # -- in a worker

@@ -39,9 +39,9 @@ def _find_app(where: str) -> Orchestrator:
                 f"There is no module {module_name!r} to find the application in.{_nearest(module_name)} "
                 f"Looked in {folder} and the installed packages."
             ) from error
-        raise _broken(where, error) from error
+        raise broken(where, error) from error
     except (Exception, SystemExit) as error:
-        raise _broken(where, error) from error
+        raise broken(where, error) from error
     apps = _applications(module)
     if attribute:
         found = _as_app(getattr(module, attribute, None))
@@ -93,5 +93,6 @@ def _nearest(module: str) -> str:
     return ""
 
 
-def _broken(where: str, error: BaseException) -> ImportFailed:
+def broken(where: str, error: BaseException) -> ImportFailed:
+    """Return the error of an application whose module raised another when it was imported."""
     return ImportFailed(f"The application {where} cannot be loaded. {what_failed(error)}")

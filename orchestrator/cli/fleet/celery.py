@@ -16,12 +16,13 @@ from orchestrator.cli.fleet import scheduler, worker
 from orchestrator.cli.schedules import commands as schedules
 from orchestrator.cli.terminal.output import echo
 from orchestrator.compat.celery import Celery, signals
+from orchestrator.compat.celery.app.calls import moment
 from orchestrator.compat.celery.conf import stores
 from orchestrator.compat.celery.exceptions import NotCovered
 from orchestrator.domain.durations import parse_duration
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import load_settings
-from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.functions.loading import broken, load_app
 
 F = TypeVar("F", bound=Callable[..., Any])
 _POOLS = {"prefork": True, "processes": True, "threads": False, "solo": False}
@@ -102,9 +103,13 @@ def _place(where: str) -> str:
     package, _, attribute = where.rpartition(".")
     places = [(where, None), (f"{where}.celery", None), (f"{where}.app", None), (package, attribute)]
     for module, wanted in places:
-        if not module or not _exists(module):
-            continue
-        found = {name: one for name, one in vars(importlib.import_module(module)).items() if type(one) is Celery}
+        try:
+            if not module or not _exists(module):
+                continue
+            names = vars(importlib.import_module(module))
+        except (Exception, SystemExit) as error:
+            raise broken(module, error) from error
+        found = {name: one for name, one in names.items() if type(one) is Celery}
         for name in (wanted, "app", "celery", *found):
             if name in found:
                 return f"{module}:{name}"
@@ -116,7 +121,9 @@ def _place(where: str) -> str:
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise  # of what a package imports
         return False
 
 
@@ -238,16 +245,51 @@ def status(context: click.Context) -> None:
     echo(f"\n{len(names)} node{'s' * (len(names) != 1)} online.")
 
 
+def _read(read: Callable[[str], Any], kind: type) -> Callable[..., Any]:
+    """Return a callback that reads an option, and refuses it in words if it is something else."""
+
+    def callback(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Any:
+        try:
+            value = None if text is None else read(text)
+        except ValueError as error:
+            raise click.BadParameter(f"{text!r}: {error}.") from error
+        if text is not None and not isinstance(value, kind):
+            raise click.BadParameter(f"expected a JSON {'object' if kind is dict else 'array'}, found {text!r}.")
+        return value
+
+    return callback
+
+
+def _expiry(text: str) -> Any:
+    return parse_duration(f"{text}s" if text.isdecimal() else text) or moment(text)
+
+
+_ARRAY, _OBJECT = _read(json.loads, list), _read(json.loads, dict)
+_TIME, _EXPIRY = _read(moment, object), _read(_expiry, object)
+
+
 @command.command("call")
 @click.argument("name")
-@click.option("-a", "--args", "given", default="[]", metavar="JSON", help="Positional arguments.")
-@click.option("-k", "--kwargs", "named", default="{}", metavar="JSON", help="Arguments by name.")
-@click.option("--eta", help="Not before this time.")
+@click.option(
+    "-a",
+    "--args",
+    "given",
+    default="[]",
+    metavar="JSON",
+    callback=_read(json.loads, list),
+    help="Positional arguments.",
+)
+@click.option("-k", "--kwargs", "named", default="{}", metavar="JSON", callback=_OBJECT, help="Arguments by name.")
+@click.option("--eta", callback=_TIME, help="Not before this time.")
 @click.option("--countdown", type=float, help="Not before so many seconds.")
-@click.option("--expires", help="Fail if it has not begun by this time, or after so many seconds.")
+@click.option(
+    "--expires",
+    callback=_read(_expiry, object),
+    help="Fail if it has not begun by this time, or after so many seconds.",
+)
 @click.option("--queue", help="The queue.")
 @click.pass_context
-def call(context: click.Context, /, name: str, given: str, named: str, expires: str | None, **options: Any) -> None:
+def call(context: click.Context, /, name: str, given: list[Any], named: dict[str, Any], **options: Any) -> None:
     """Call a task by its name, and print the id of the call.
 
     \b
@@ -255,9 +297,8 @@ def call(context: click.Context, /, name: str, given: str, named: str, expires: 
       orchestrator celery -A proj call shop.tasks.charge -a '[17]' --countdown 10
     """
     _, app = _found(context)
-    options["expires"] = expires and (parse_duration(expires) or expires)
     chosen = {option: value for option, value in options.items() if value is not None}
-    echo(app.send_task(name, json.loads(given), json.loads(named), **chosen).id)
+    echo(app.send_task(name, given, named, **chosen).id)
 
 
 @command.command("result")

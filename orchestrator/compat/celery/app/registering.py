@@ -41,6 +41,7 @@ def options_of(task: Any) -> dict[str, Any]:
     hard = _first(task.time_limit, conf.task_time_limit)
     soft = _first(task.soft_time_limit, conf.task_soft_time_limit)
     rate = _first(task.rate_limit, conf.task_default_rate_limit)
+    acks_late = _first(task.acks_late, conf.task_acks_late if conf.is_given("task_acks_late") else None)
     priority = _first(task.priority, route.get("priority"), conf.task_default_priority)
     options = {
         "queue": app._queue(queue or conf.task_default_queue),
@@ -48,6 +49,7 @@ def options_of(task: Any) -> dict[str, Any]:
         "timeout": hard,
         "soft_timeout": soft if soft and not (hard and soft >= hard) else None,
         "rate": f"{rate}/s" if isinstance(rate, (int, float)) and rate else rate or None,
+        "on_loss": "fail" if acks_late is False else None,  # at most once, as Celery has it; its default is not ours
         "store_result": False if _first(task.ignore_result, conf.task_ignore_result) else None,
         "expires": moment(task.expires) if isinstance(task.expires, (datetime, str)) else task.expires,
     }
