@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from orchestrator.compat.celery import Celery, Task, chain, signals
+from orchestrator.compat.celery import Celery, Task, chain, composing, signals
 from orchestrator.compat.celery.app import execution
 from orchestrator.compat.celery.exceptions import NotCovered, SoftTimeLimitExceeded, TimeLimitExceeded
 from orchestrator.domain.tasks.task import Dispatch, Failed, NewTask, Succeeded
@@ -152,6 +152,16 @@ def test_a_task_sees_its_own_state_and_the_priority_of_its_route(app: Celery) ->
     attempted(app.task(name="unit.tracked", bind=True, track_started=True)(look))
     attempted(app.task(name="unit.plain", bind=True)(look))
     assert seen == [("STARTED", 4), {"current": 1}, ("PENDING", None), {"current": 1}]
+
+
+def test_the_priority_of_a_function_that_routes_travels_with_the_call(app: Celery) -> None:
+    app.conf.task_routes = lambda name, *_, **__: {"queue": "a", "priority": 4} if name == "unit.routed" else None
+    task = app.task(name="unit.routed", bind=True)(lambda self: self.request.delivery_info["priority"])
+    outbox = KeptOutbox()
+    attempted(app.task(name="unit.caller")(lambda: task.delay().id), outbox=outbox)
+    assert decode_value(ran(task, outbox.tasks[0]).result) == 4
+    part = composing.compose(app, task.s(), ())
+    assert part.kwargs["_celery"]["priority"] == 4  # type: ignore[attr-defined]
 
 
 def test_meta_that_is_too_long_is_left_out_and_the_task_goes_on(app: Celery) -> None:

@@ -166,6 +166,7 @@ def _call(app: Any, sig: Any, links: Sequence[Any], errors: Sequence[Any]) -> Pa
     native = app._by_name(name) if known is None else known._registered()
     message = calls.message_of(list(links), _distinct(errors), options)
     chosen = calls.native_options(Invocation(app, name, args, kwargs, options, known))
+    calls.keep_priority(app, chosen, message)
     if signals.before_task_publish.receivers:
         calls.announce(app, native, args, kwargs, None, chosen, message)
     if (eta := chosen.pop("eta", None)) is not None:

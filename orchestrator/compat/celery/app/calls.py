@@ -62,8 +62,7 @@ def publish(
     native = app._by_name(name) if known is None else known._registered()
     message = message_of(link, link_error, options)
     chosen = native_options(Invocation(app, name, args, kwargs, options, known))
-    if "priority" in chosen:
-        message.setdefault("priority", app._priority(chosen["priority"]))  # of a route that is a function
+    keep_priority(app, chosen, message)
     if signals.before_task_publish.receivers:
         if task_id is None:
             runtime = current_runtime()
@@ -87,6 +86,12 @@ def publish(
             name, body=body, headers=headers, exchange="", routing_key=app._celery_queue(native.queue)
         )
     return of_handle(app, handle, task_id)
+
+
+def keep_priority(app: Any, chosen: Mapping[str, Any], message: dict[str, Any]) -> None:
+    """Let `request.delivery_info` have the priority also where a function has routed the call."""
+    if "priority" in chosen:
+        message.setdefault("priority", app._priority(chosen["priority"]))
 
 
 def as_data(
