@@ -6,6 +6,7 @@ import os
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from orchestrator import Orchestrator, Retry, TaskContext
 
@@ -44,3 +45,8 @@ def year(when: datetime) -> datetime:
 @app.task(name="shop.fail", retries=Retry(max=3, base=0.01))
 def fail(ctx: TaskContext) -> None:
     raise ZeroDivisionError(f"attempt {ctx.attempt}")
+
+
+@app.task(name="shop.on_error")
+def on_error(request: dict[str, Any], exc: str, tb: str) -> None:
+    note.function(f"{request['id']} {request['task']} {exc}")

@@ -95,12 +95,12 @@ def celery(
     configure_logging(settings.log_level, settings.log_format)
     broker = broker or os.environ.get("CELERY_BROKER_URL")
     application = load_app(settings.app) if settings.app else Orchestrator(settings)
+    calls = Calls(application, renamed(names), target, is_checked=bool(settings.app))
     with (
         closing(application),
-        _celery_queues(queues, broker, results, config, namespace, restore_after) as source,
+        _celery_queues(queues, calls, broker, results, config, namespace, restore_after) as source,
     ):
         transits = source.transits()
-        calls = Calls(application, renamed(names), target, is_checked=bool(settings.app))
         bridge = Bridge(application, source, transits, calls)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: bridge.stop())
@@ -126,6 +126,7 @@ def celery(
 @contextmanager
 def _celery_queues(
     queues: Sequence[str],
+    calls: Calls,
     broker: str | None,
     results: str | None,
     config: str | None,
@@ -140,7 +141,13 @@ def _celery_queues(
     away: tuple[type[Exception], ...] = (RedisError, OSError, *CeleryQueues.unreachable)
     try:
         source = CeleryQueues(
-            queues, broker=broker, results=results, config=config, namespace=namespace, restore_after=restore_after
+            queues,
+            calls.errbacks(),
+            broker=broker,
+            results=results,
+            config=config,
+            namespace=namespace,
+            restore_after=restore_after,
         )
         with closing(source):
             yield source
@@ -166,11 +173,14 @@ def _tell(bridge: Bridge, source: CeleryQueues, transits: Sequence[Transit], *, 
         waiting = map(Taken, new_ids(), transit.messages())
         would_move = 0
         stay: Counter[str] = Counter()
+        fail: Counter[str] = Counter()
         while page := list(islice(waiting, 1_000)):
-            tasks, refused = bridge.prepare(page)
+            tasks, refused, answered = bridge.prepare(page)
             would_move += len(tasks)
             stay.update(refused.values())
-        document["queues"][transit.queue] = {**transit.counts(), "would_move": would_move, "would_stay": dict(stay)}
+            fail.update(answered.values())
+        would = {"would_move": would_move, "would_stay": dict(stay), "would_fail": dict(fail)}
+        document["queues"][transit.queue] = {**transit.counts(), **would}
     if as_json:
         print_json(document)
         return
@@ -181,4 +191,6 @@ def _tell(bridge: Bridge, source: CeleryQueues, transits: Sequence[Transit], *, 
         )
         for reason, count in found["would_stay"].items():
             echo(f"  {counted(count, 'message')} would be put aside: {reason}.", err=True)
+        for reason, count in found["would_fail"].items():
+            echo(f"  {counted(count, 'message')} would be answered with an error: {reason}", err=True)
     echo(f"{counted(document['reserved_by_celery'], 'message')} reserved by workers of Celery.")

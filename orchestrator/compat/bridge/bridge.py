@@ -20,7 +20,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import WITHDRAWN, NewTask
-from orchestrator.errors import OrchestratorError, Unavailable, Uncertain
+from orchestrator.errors import InvalidTask, OrchestratorError, Unavailable, Uncertain
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.backend.tasks import TaskBackend
 from orchestrator.sdk.calls.waits import MISSING
@@ -38,8 +38,8 @@ _BATCH = 1_000
 """Messages that one transaction enqueues."""
 _BEAT = 3.0
 """Seconds after which a bridge that has nothing to do says that it lives, and looks for what dead ones left."""
-_WAIT = 5.0
-"""Seconds for which one command waits for a message."""
+_POLL = 0.02
+"""Seconds between two looks for a message: no command of Redis waits for one of many lists and leaves it there."""
 _LOOK_AGAIN = 5.0
 """Seconds after which ends are looked up that may not have been announced."""
 _LOOK_AT_ONCE = 5_000
@@ -60,8 +60,8 @@ class Bridge:
         self._calls = calls
         self._tasks = backend
         self._stopped = threading.Event()
-        self._is_idle, self._wake = threading.Event(), threading.Event()
-        self._ends = _Ends(app, source, backend, self._stopped)
+        self._wake = threading.Event()
+        self._ends = _Ends(app, source, backend, self._stopped, self._wake, self._refusal)
         self._outage = Outage(log, "the bridge's servers", "messages stay where they are")
         self.moved = 0
 
@@ -74,10 +74,7 @@ class Bridge:
     def run(self, *, once: bool = False) -> None:
         """Move messages until this is stopped; if it is for `once`, until none is left."""
         if not once:
-            for transit in self._transits:
-                for key in transit.lists:
-                    self._thread(self._await_message, transit, key)
-            self._thread(self._ends.run)
+            threading.Thread(target=self._ends.run, daemon=True).start()
         has_begun = False
         while not self._stopped.is_set():
             try:
@@ -86,22 +83,16 @@ class Bridge:
                     has_begun = True
                 moved = sum([self._move(transit) for transit in self._transits])
                 self._outage.worked()
+                if not moved:
+                    if once:
+                        break
+                    self._await_message()
             except self._away as error:
                 self._outage.failed(first_line(error))
                 has_begun = False  # what it had taken is on its list, and what it had confirmed is not followed
                 self._stopped.wait(_PAUSE)
-                continue
-            if not moved:
-                if once:
-                    break
-                self._is_idle.set()
-                self._wake.wait(_BEAT)
-                self._wake.clear()
         for transit in self._transits:
             transit.retire()
-
-    def _thread(self, target: Callable[..., None], *arguments: Any) -> None:
-        threading.Thread(target=target, args=arguments, daemon=True).start()
 
     def _begin(self) -> None:
         for transit in self._transits:
@@ -111,16 +102,13 @@ class Bridge:
             while self._enqueue(transit, transit.name, transit.taken_by(transit.name, _BATCH)):
                 pass
 
-    def _await_message(self, transit: Transit, key: str) -> None:
-        """Wake the bridge when a message comes."""
-        while not self._stopped.is_set():
-            self._is_idle.wait()
-            try:
-                if transit.wait(key, _WAIT):
-                    self._is_idle.clear()
-                    self._wake.set()
-            except RedisError:
-                self._stopped.wait(_PAUSE)
+    def _await_message(self) -> None:
+        """Wait until a message comes, or it is time for a sign of life."""
+        lists = [key for transit in self._transits for key in transit.lists]
+        until = time.monotonic() + _BEAT
+        while not self._wake.wait(_POLL) and time.monotonic() < until and not self._source.redis.exists(*lists):
+            pass
+        self._wake.clear()
 
     # -- messages in
 
@@ -139,8 +127,8 @@ class Bridge:
         """Make tasks of messages."""
         if not taken:
             return 0
-        tasks, refused = self.prepare(taken)
-        followed = self._create(tasks, refused)
+        tasks, refused, answered = self.prepare(taken)
+        followed = self._create(tasks, refused) | dict(zip(answered, answered, strict=True))
         for one in taken:
             if reason := refused.get(one.id):
                 name = self._source.name(one.message)
@@ -164,16 +152,29 @@ class Bridge:
             half = len(tasks) // 2
             return self._create(tasks[:half], refused) | self._create(tasks[half:], refused)
 
-    def prepare(self, taken: Iterable[Taken]) -> tuple[list[NewTask], dict[bytes, str]]:
-        """Return the tasks of messages, and why the others cannot become one; nothing is written."""
+    def prepare(self, taken: Iterable[Taken]) -> tuple[list[NewTask], dict[bytes, str], dict[bytes, str]]:
+        """Return the tasks of messages, why some are put aside, and what callers of others are answered.
+
+        Nothing is written. A message that is answered is open without a task: `_refusal` says why.
+        """
         tasks: list[NewTask] = []
         refused: dict[bytes, str] = {}
+        answered: dict[bytes, str] = {}
         for id, message in taken:
             try:
                 tasks.append(msgspec.structs.replace(self._calls.task(self._source.read(message)), id=id))
             except Exception as error:  # noqa: BLE001  # such as of a function that computes a key
-                refused[id] = str(error) or type(error).__name__
-        return tasks, refused
+                is_answered = isinstance(error, InvalidTask) and self._source.has_caller(message)
+                (answered if is_answered else refused)[id] = str(error) or type(error).__name__
+        return tasks, refused, answered
+
+    def _refusal(self, message: bytes) -> InvalidTask | None:
+        """Return why a call can become no task."""
+        try:
+            self._calls.task(self._source.read(message))
+        except InvalidTask as error:
+            return error
+        return None
 
     # -- messages back
 
@@ -230,7 +231,18 @@ class Bridge:
 class _Ends:
     """Follows tasks to their ends, and has these written back. What it follows is in Redis, and read at the start."""
 
-    def __init__(self, app: Orchestrator, source: CeleryQueues, tasks: TaskBackend, stopped: threading.Event) -> None:
+    def __init__(
+        self,
+        app: Orchestrator,
+        source: CeleryQueues,
+        tasks: TaskBackend,
+        stopped: threading.Event,
+        has_sent: threading.Event,
+        refusal: Callable[[bytes], InvalidTask | None],
+    ) -> None:
+        self._has_sent = has_sent
+        """Set when messages were sent that follow a task."""
+        self._refusal = refusal
         self._client = app._client
         self._source = source
         self._away = _away(source)
@@ -327,7 +339,7 @@ class _Ends:
                     withdrawn.append((id, self._source.list_of(transit.queue, message)))
                     continue
                 try:
-                    follow_ups = self._write(message, ended, partial(transit.follow_up, id))
+                    follow_ups = self._write(message, ended, partial(self._follow_up, transit, id))
                 except NotYet:
                     postponed.add(ended.id)
                     continue
@@ -336,7 +348,7 @@ class _Ends:
             self._source.flush()
             for id, follow_ups in followed.items():
                 if follow_ups:
-                    transit.follow_up(id, follow_ups)
+                    self._follow_up(transit, id, follow_ups)
             transit.settle([id for id, follow_ups in followed.items() if not follow_ups])
             if withdrawn:
                 self.given += transit.give(transit.open, sorted(withdrawn, reverse=True))
@@ -347,11 +359,18 @@ class _Ends:
         for ended in ends:
             self._tasks._waiting.announcements.forget(ended.id, self._hear)
 
+    def _follow_up(self, transit: Transit, id: bytes, messages: Sequence[tuple[str, bytes]]) -> None:
+        transit.follow_up(id, messages)
+        if messages:
+            self._has_sent.set()
+
     def _write(self, message: bytes, ended: Ended, settle: Settle) -> Sequence[tuple[str, bytes]] | None:
         """Write an end back; return what follows, or None if that failed: the next bridge tries it again."""
         try:
             if ended.state == TaskState.SUCCESS:
                 return self._source.succeed(message, Handle[Any](self._client, ended.id)._value(ended), settle)
+            if ended.state == MISSING and (refusal := self._refusal(message)):
+                return self._source.refuse(message, refusal, settle)
             if ended.state == MISSING:
                 log.warning("bridge.result_gone task=%s: it was deleted before its end was read", to_text(ended.id))
                 return ()

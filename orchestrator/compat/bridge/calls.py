@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from inspect import signature
@@ -15,6 +15,7 @@ from orchestrator.errors import ConfigurationError, OrchestratorError, did_you_m
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.sdk.tasks.retry import Retry
+from orchestrator.sdk.tasks.task import Task
 
 
 class Unreadable(OrchestratorError):
@@ -48,6 +49,15 @@ class Calls:
         self._common: dict[str, Any] = {} if queue is None else {"queue": queue}
         self._is_checked = is_checked
 
+    def errbacks(self) -> dict[str, Callable[..., Any]]:
+        """Return functions with the signatures of tasks, by their names in Celery, which decide how it calls errbacks.
+
+        Celery gives the id alone to tasks that have `bind=True`.
+        """
+        names = {**{name: name for name in self._app.tasks}, **self._renamed}
+        tasks = {name: self._app.tasks[ours] for name, ours in names.items() if ours in self._app.tasks}
+        return {name: _header(task) for name, task in tasks.items() if not getattr(task.function, "bind", False)}
+
     def task(self, call: Call) -> NewTask:
         """Return the task of a call; nothing is written."""
         name = self._renamed.get(call.function, call.function)
@@ -68,6 +78,13 @@ class Calls:
             message = {MESSAGE: call.message} if call.message else {}
             arguments, keywords = tagged_call(arguments, {**keywords, **message})
         return (task.options(**options) if options else task)._new(arguments, keywords)
+
+
+def _header(task: Task[..., Any]) -> Callable[..., Any]:
+    def header(*_: Any, **__: Any) -> None: ...
+
+    header.__signature__ = task._signature._signature  # type: ignore[attr-defined]
+    return header
 
 
 @lru_cache(maxsize=4096)

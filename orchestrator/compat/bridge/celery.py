@@ -6,25 +6,20 @@ expect. It sends into memory here: the bridge moves those messages to Redis in t
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from queue import Empty
 from time import monotonic, sleep, time
 from typing import Any
 
-from celery import Celery, maybe_signature, states
-from celery.app.task import Context
+from celery import Celery, exceptions, maybe_signature, states
+from celery.app.task import Context, Task
 from celery.backends.redis import RedisBackend
 from celery.exceptions import BackendError, TaskRevokedError
 from celery.utils.serialization import create_exception_cls
 from kombu import Connection
-from kombu.compression import decompress
-from kombu.exceptions import ContentDisallowed, EncodeError, SerializationError
+from kombu.exceptions import EncodeError
 from kombu.exceptions import OperationalError as Unreachable
-from kombu.serialization import loads as load_body
 from kombu.transport.memory import Channel as Memory
 from kombu.transport.redis import Mutex, MutexHeld
 from kombu.utils.json import dumps, loads
@@ -32,11 +27,12 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from orchestrator.compat.bridge.calls import Call, NotYet, Unreadable
+from orchestrator.compat.bridge.messages import read_body, read_envelope, read_options, read_request
 from orchestrator.compat.bridge.transit import Transit
-from orchestrator.compat.celery.request import ARGS
+from orchestrator.compat.celery.request import ARGS, MARK
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, InvalidTask, PayloadError
 from orchestrator.telemetry import get_logger
 
 log = get_logger("bridge")
@@ -44,14 +40,20 @@ log = get_logger("bridge")
 Settle = Callable[[Sequence[tuple[str, bytes]]], None]
 """Forgets a message whose task has ended, and sends those that follow it to their lists, in one step."""
 
-_ACCEPTED = {"application/json", "application/x-msgpack"}
 _RESTORED_AT_ONCE = 1_000
-_OWN_HEADERS = {"lang", "task", "id", "shadow", "eta", "expires", "group", "root_id", "parent_id", "argsrepr"} | {
-    *("kwargsrepr", "origin", "compression"),
-}
-"""Texts among the headers that Celery itself has put there."""
 _RESTORE_EVERY = 10.0
 """Seconds between two looks for messages of dead workers, as in kombu."""
+_ERRORS = {
+    "WorkerLost": exceptions.WorkerLostError,
+    "orchestrator.errors.SoftTimeout": exceptions.SoftTimeLimitExceeded,
+    "orchestrator.errors.TaskTimeout": exceptions.TimeLimitExceeded,
+}
+"""Celery's errors, by the kinds of ours that mean the same."""
+_COMPAT = "orchestrator.compat.celery.exceptions"
+_FAILED = "orchestrator_failed"
+"""The header of an errback's message that has the exception."""
+_REQUEST = ("id", "task", "args", "kwargs", "retries", "root_id", "parent_id", "group", "eta", "expires", "timelimit")
+"""What an errback is told of the request that failed."""
 _PAUSE = 1.0
 """Seconds before a chord's body is sent again while Celery's Redis is away."""
 
@@ -64,6 +66,7 @@ class CeleryQueues:
     def __init__(
         self,
         queues: Sequence[str],
+        errbacks: Mapping[str, Callable[..., Any]],
         *,
         broker: str | None = None,
         results: str | None = None,
@@ -100,6 +103,8 @@ class CeleryQueues:
             task_default_queue=queues[0],
             task_always_eager=False,
         )
+        for name, header in errbacks.items():
+            self._app.register_task(type("errback", (_Errback,), {"name": name, "__header__": staticmethod(header)})())
         self.writes_results = bool(conf.result_backend)
         self._channel = self._connection.default_channel
         self.redis: Redis = Redis(connection_pool=self._channel.pool)
@@ -126,24 +131,31 @@ class CeleryQueues:
 
     def read(self, message: bytes) -> Call:
         """Return what a message asks for."""
-        envelope = _envelope(message)
-        headers, (arguments, keywords, _) = envelope["headers"], _body(envelope)
-        retries, options = int(headers.get("retries") or 0), _options(envelope)
+        envelope = read_envelope(message)
+        headers, (arguments, keywords, _) = envelope["headers"], read_body(envelope)
+        retries, options = int(headers.get("retries") or 0), read_options(envelope)
         lineage = {name: headers.get(name) for name in ("id", "root_id", "parent_id", "eta", "expires", "origin")}
-        beside = {**lineage, "retries": retries, "headers": options.get("headers", {})}
+        beside = {**lineage, "retries": retries, "headers": options.get("headers", {}), "is_bridged": True}
+        if failed := headers.get(_FAILED):
+            beside["failed"] = failed
         return Call(headers["task"], arguments, keywords, options, retries, beside)
 
     def name(self, message: bytes) -> str:
         """Return the id of a message's task in Celery, if there is one."""
         with suppress(Unreadable):
-            return str(_envelope(message)["headers"].get("id"))
+            return str(read_envelope(message)["headers"].get("id"))
         return "unknown"
+
+    def has_caller(self, message: bytes) -> bool:
+        """Say whether somebody may wait for the result of a message."""
+        headers = read_envelope(message)["headers"]
+        return self.writes_results and bool(headers.get("id")) and not headers.get("ignore_result")
 
     def list_of(self, queue: str, message: bytes) -> str:
         """Return the list where a message belongs."""
         priority: Any = 0
         with suppress(Unreadable):
-            priority = _envelope(message)["properties"].get("priority")
+            priority = read_envelope(message)["properties"].get("priority")
         priority = priority if isinstance(priority, int) else 0
         return f"{self._channel.global_keyprefix}{self._channel._q_for_pri(queue, priority)}"
 
@@ -152,6 +164,8 @@ class CeleryQueues:
     def succeed(self, message: bytes, value: Any, settle: Settle) -> list[tuple[str, bytes]]:
         """Write a result where callers of Celery look for it; return the messages that follow, and their lists."""
         request = self._ended(message, settle)
+        if type(value) is dict and MARK in value:
+            return self._ignore(request, value[MARK], settle)
         followers: list[tuple[Any, dict[str, Any]]] = [(one, {}) for one in request.callbacks or ()]
         if request.chain:
             followers.append((request.chain[-1], {"chain": request.chain[:-1]}))
@@ -175,10 +189,22 @@ class CeleryQueues:
             reason = "revoked" if state == TaskState.CANCELLED else "expired"
             return self._fail(request, TaskRevokedError(reason), "", states.REVOKED, settle)
         error = error or TaskError("RuntimeError", f"The task was {state}.")
-        module, _, name = error.kind.rpartition(".")
-        arguments = error.attributes.get(ARGS, [error.message])
-        raised = create_exception_cls(name, module or "builtins")(*arguments)
-        return self._fail(request, raised, error.traceback, states.FAILURE, settle)
+        if error.kind == f"{_COMPAT}.Ignore":
+            return self._ignore(request, error.attributes, settle)
+        return self._fail(request, _raised(error), error.traceback, states.FAILURE, settle)
+
+    def refuse(self, message: bytes, error: InvalidTask, settle: Settle) -> list[tuple[str, bytes]]:
+        """Do the same for a call that can become no task."""
+        raised = (EncodeError if isinstance(error, PayloadError) else TypeError)(str(error))
+        return self._fail(self._ended(message, settle), raised, "", states.FAILURE, settle)
+
+    def _ignore(self, request: Context, mark: Mapping[str, Any], settle: Settle) -> list[tuple[str, bytes]]:
+        """Write the state that a task has set before it raised Ignore; nothing follows it."""
+        if (state := mark.get("state")) not in (None, states.IGNORED):
+            self._store(request, mark.get("meta"), state)
+        if request.chord:
+            self.flush()
+        return self._follow_ups(request, settle)
 
     def _fail(
         self, request: Context, error: Exception, traceback: str, state: str, settle: Settle
@@ -196,8 +222,9 @@ class CeleryQueues:
         Celery forgets a chord as soon as it has sent the body. So that step settles the message, too: a bridge that
         dies afterwards has sent the body, and one that dies before leaves the chord as it was.
         """
+        self._app.set_current()  # in this thread: Celery's compositions lose their application on the way
         list(self._sent())  # of one that failed
-        request = _request(message)
+        request = read_request(message)
         if request.chord:
             body = request.chord = maybe_signature(request.chord, app=self._app)
 
@@ -302,70 +329,31 @@ class CeleryQueues:
         return restored
 
 
-def _envelope(message: bytes) -> Mapping[str, Any]:
-    try:
-        envelope = loads(message)
-        headers, properties = envelope["headers"], envelope["properties"]
-        if isinstance(headers, dict) and isinstance(properties, dict) and isinstance(envelope["body"], str):
-            if not isinstance(headers.get("task"), str):
-                raise Unreadable("it has no task in its headers, as in the first version of Celery's protocol")
-            return envelope  # type: ignore[no-any-return]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        pass
-    raise Unreadable("it is not a message of kombu")
+class _Errback(Task):  # type: ignore[misc]
+    """A task here that takes request, exception and traceback. Celery calls it in place; this sends it a message."""
+
+    typing = False  # the worker here checks the arguments
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Send what Celery calls it with, as data."""
+        headers: dict[str, Any] = {}
+        if len(args) > 1 and isinstance(args[0], Context) and isinstance(args[1], Exception):
+            request, error, *others = args
+            kind = self.backend.prepare_exception(error, "json")
+            module = kind["exc_module"]
+            module = _COMPAT if module in ("celery.exceptions", "billiard.exceptions") else module
+            message = kind["exc_message"]
+            headers[_FAILED] = {
+                "kind": f"{module}.{kind['exc_type']}".removeprefix("builtins."),
+                "args": message if isinstance(message, (list, tuple)) else [message],
+            }
+            args = ({name: getattr(request, name, None) for name in _REQUEST}, repr(error), *others)
+        return self.apply_async(args, kwargs, headers=headers)
 
 
-def _body(envelope: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
-    """Return a call's arguments, its keywords, and what else it has: callbacks, chain and chord."""
-    kind = envelope.get("content-type")
-    if kind not in _ACCEPTED:
-        raise Unreadable(f"its content type is {kind}; the bridge reads JSON and msgpack, and no pickle")
-    try:
-        body: Any = envelope["body"]
-        if envelope["properties"].get("body_encoding") == "base64":
-            body = base64.b64decode(body)
-        if compression := envelope["headers"].get("compression"):
-            body = decompress(body, compression)
-        arguments, keywords, embedded = load_body(body, kind, envelope.get("content-encoding"), accept=_ACCEPTED)
-    except (ContentDisallowed, SerializationError, KeyError, ValueError, TypeError, binascii.Error, OSError) as error:
-        raise Unreadable(f"its body cannot be read: {error}") from None
-    if not (isinstance(arguments, list) and isinstance(keywords, dict) and isinstance(embedded, dict)):
-        raise Unreadable("its body is not a list of arguments, keywords and callbacks")
-    return arguments, keywords, embedded
-
-
-def _options(envelope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a message says about how its task runs, as options of ours."""
-    headers, options = envelope["headers"], dict[str, Any]()
-    eta, expires = _moment(headers.get("eta")), _moment(headers.get("expires"))
-    if eta is not None and eta > datetime.now(UTC):
-        options["eta"] = eta
-    if expires is not None:
-        options["expires"] = expires
-    hard, soft = [*(headers.get("timelimit") or ()), None, None][:2]
-    if hard:
-        options["timeout"] = hard
-    if soft and not (hard and soft >= hard):
-        options["soft_timeout"] = soft
-    if priority := envelope["properties"].get("priority"):
-        options["priority"] = max(-100, -priority)  # on Redis, Celery's 0 goes first
-    own = {name: value for name, value in headers.items() if name not in _OWN_HEADERS and isinstance(value, str)}
-    if own:
-        options["headers"] = own
-    return options
-
-
-def _moment(text: Any) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(text) if text else None
-    except (ValueError, TypeError):
-        raise Unreadable(f"its time {text!r} cannot be read") from None
-    return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
-
-
-def _request(message: bytes) -> Context:
-    """Return a message as Celery's code knows the task that it runs."""
-    envelope = _envelope(message)
-    arguments, keywords, embedded = _body(envelope)
-    delivery = envelope["properties"].get("delivery_info") or {}
-    return Context(envelope["headers"], args=arguments, kwargs=keywords, delivery_info=delivery, **embedded)
+def _raised(error: TaskError) -> Exception:
+    """Return what a task raised, of the class that Celery has for it."""
+    module, _, name = error.kind.rpartition(".")
+    kind = _ERRORS.get(error.kind) or (module == _COMPAT and getattr(exceptions, name, None))
+    arguments = error.attributes.get(ARGS, [error.message])
+    return (kind or create_exception_cls(name, module or "builtins"))(*arguments)  # type: ignore[no-any-return]

@@ -2,7 +2,7 @@
 
 Keys, all below `orchestrator:bridge:<queue>`:
 
-    woken            list: messages that a waiting bridge was woken with
+    woken            list: messages that a bridge of the previous release was woken with
     taken:<bridge>   list: the id of the task and the message, which that bridge is enqueueing
     open             hash: id of the message's task -> id of the task to follow, and the message
     aside            hash: the same, of messages that cannot become tasks
@@ -98,9 +98,8 @@ class Transit:
     def __init__(self, redis: Redis, queue: str, lists: Sequence[str], prefix: str = "") -> None:
         base = f"{prefix}orchestrator:bridge:{queue}"
         self.queue = queue
-        self.lists = lists
-        """Where producers put messages, the most urgent first."""
-        self.woken = f"{base}:woken"
+        self.lists = [f"{base}:woken", *lists]
+        """Where messages wait, the most urgent first: a bridge of the previous release moved some to the first list."""
         self.open = f"{base}:open"
         self.aside = f"{base}:aside"
         self.name = uuid4().hex
@@ -144,13 +143,9 @@ class Transit:
 
     # -- messages
 
-    def wait(self, key: str, seconds: float) -> bool:
-        """Wait until there is a message on one of the lists; it is then the next to be taken."""
-        return self._redis.blmove(key, self.woken, seconds, "RIGHT", "LEFT") is not None  # type: ignore[arg-type]
-
     def take(self, ids: Sequence[bytes]) -> list[Taken]:
         """Take as many messages as there are ids, or all."""
-        keys = [self._bridges, self._taken(self.name), self.woken, *self.lists]
+        keys = [self._bridges, self._taken(self.name), *self.lists]
         found: Any = self._take(keys, [self.name, *ids])
         return [_read(one) for one in found]
 
@@ -197,7 +192,7 @@ class Transit:
 
     def messages(self) -> Iterator[bytes]:
         """Yield what waits or is aside, and leave it there."""
-        for key in (self.woken, *self.lists):
+        for key in self.lists:
             for start in range(0, int(self._redis.llen(key)), 1_000):
                 page: Any = self._redis.lrange(key, -start - 1_000, -start - 1)
                 yield from page
@@ -207,9 +202,8 @@ class Transit:
     def counts(self) -> dict[str, int]:
         """Return how many messages are where."""
         bridges: Any = self._redis.zrange(self._bridges, 0, -1)
-        lists: Any = [self.woken, *self.lists]
         return {
-            "waiting": sum(int(self._redis.llen(key)) for key in lists),
+            "waiting": sum(int(self._redis.llen(key)) for key in self.lists),
             "taken": sum(int(self._redis.llen(self._taken(name.decode()))) for name in bridges),
             "open": int(self._redis.hlen(self.open)),
             "aside": int(self._redis.hlen(self.aside)),

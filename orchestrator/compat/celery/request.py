@@ -68,6 +68,10 @@ class Context:
     replaced_task_nesting: int = 0
     state: tuple[str, Any] | None = None
     """What `update_state` has said last."""
+    is_bridged: bool = False
+    """A client of Celery's waits for its result."""
+    failed: Mapping[str, Any] | None = None
+    """Of an errback that the bridge has sent: the exception, as data."""
     native: TaskContext | None = None
     """The attempt in a worker of ours; None where the task runs elsewhere."""
 
@@ -113,6 +117,7 @@ class Attempt(Context):
             self.id = message.get("id") or self.id
             self.retries = message.get("retries", 0)
             self.callbacks, self.errbacks = message.get("link"), message.get("errbacks")
+            self.is_bridged, self.failed = message.get("is_bridged", False), message.get("failed")
             args = [*args, *message.get("args", ())]
         if dispatch.details is not None and isinstance(details := runtime.context().details, dict):
             self._details = details = untagged(details)

@@ -54,6 +54,9 @@ def run_in_worker(task: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
         kwargs.pop(MESSAGE, None)
         return task(*args, **kwargs)
     request = Attempt(task, runtime, args, kwargs)
+    if request.failed:
+        of, _, *others = request.args or ()
+        request.args = [Context(of), failures.named(request.failed["kind"], request.failed["args"]), *others]
     if _watched is not None:
         _watched[runtime.dispatch.id] = (task, request)
     token = requests.current.set((task, request))
@@ -160,7 +163,7 @@ def _other_end(task: Any, request: Context, state: str, error: BaseException) ->
     if isinstance(error, Reject) and error.requeue:
         raise Again(1.0, "rejected, and put back into its queue")
     if isinstance(error, Replaced):
-        if ctx.run_id is None:
+        if ctx.run_id is None and not request.is_bridged:
             return {MARK: dict(error.reference)}
         ctx.heartbeat({**error.reference, "looks": 0})
         raise Again(0.1, f"replaced by {error.reference['replaced']}")

@@ -24,6 +24,7 @@ def register(task: Any) -> NativeTask[..., Any]:
     function.__name__ = function.__qualname__ = type(task).__name__
     function.__module__ = str(type(task).__module__)
     function.__doc__ = task.__doc__
+    function.bind = task.bind  # type: ignore[attr-defined]
     signature = _signature(task)
     function.__signature__ = signature  # type: ignore[attr-defined]
     function.__annotations__ = {

@@ -1,7 +1,8 @@
 """`self.replace`: another task or composition gives a task's result.
 
-A task that stands alone ends with a reference, which `AsyncResult` follows. One in a composition has something after
-it that wants the result, so it waits: each attempt looks whether the other has ended, and is postponed if not.
+A task that stands alone ends with a reference, which `AsyncResult` follows. One in a composition, or of the bridge, has
+something after it that wants the result, so it waits: each attempt looks whether the other has ended, and is postponed
+if not.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ def replace(task: Any, sig: Any) -> None:
     ctx = request.native
     if ctx is None:
         raise NotCovered("self.replace outside of a worker", "Call the other task.")
-    if ctx.run_id is not None and not app.orchestrator.settings.database_url:
+    is_awaited = ctx.run_id is not None or request.is_bridged
+    if is_awaited and not app.orchestrator.settings.database_url:
         raise NotCovered(
-            "self.replace in a chain, group or chord, in a worker without the database",
+            "self.replace in a chain, group, chord or message of Celery's, in a worker without the database",
             "Give workers the setting database_url: the task looks there whether the other has ended.",
         )
-    ended.reference = {"replaced": new.apply_async(on_success=ctx.run_id is None).id}
+    ended.reference = {"replaced": new.apply_async(on_success=not is_awaited).id}
     raise ended
 
 
