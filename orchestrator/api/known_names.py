@@ -13,6 +13,7 @@ from orchestrator.domain.fleet.announced import hiding, redacted_among
 from orchestrator.domain.tasks.obstacles import unregistered, wrong_door
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask
+from orchestrator.store.insights.lookup import UNHEARD
 
 _FRESH = 10.0
 """Seconds for which a task that is known stays so."""
@@ -68,6 +69,8 @@ class KnownNames:
         for name in sorted(names):
             if problem := wrong_door(name, self._kinds.get(name)):
                 raise InvalidTask(problem)
+        if UNHEARD in self._kinds:
+            return []  # nobody knows what workers have
         return [unregistered(name) for name in sorted(names) if name not in self._kinds and not _is_found(name)]
 
 

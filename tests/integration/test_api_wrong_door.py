@@ -65,6 +65,13 @@ def test_a_name_that_nobody_knows_is_stored_with_a_warning(client: ApiClient) ->
     assert [("t.a" in one) for one in many.json()["warnings"]] == [True]
 
 
+def test_while_nobody_hears_of_workers_no_name_is_warned_of(client: ApiClient, system: System) -> None:
+    system.sql("UPDATE orchestrator.workers SET seen_at = now() - interval '1 minute' RETURNING id")
+    answer = enqueue(client, "known")
+    assert (answer.status_code, answer.json().keys()) == (201, {"id"})
+    assert enqueue(client, "nightly").status_code == 422
+
+
 def test_a_task_expires_at_a_time_or_after_seconds(client: ApiClient, system: System) -> None:
     at = datetime.now(UTC) + timedelta(hours=1)
     ids = [enqueue(client, "known", expires=one).json()["id"] for one in (3_600, at.isoformat())]

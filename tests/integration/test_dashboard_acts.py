@@ -27,7 +27,7 @@ from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.sdk.values.payload import decode_call
 from orchestrator.store import fleet
 from orchestrator.store.fleet import WorkerRow
-from orchestrator.store.insights import arguments
+from orchestrator.store.insights import arguments, tasks
 from orchestrator.transport import standbys
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
@@ -297,6 +297,19 @@ def stored_task(house: House, **options: Any) -> str:
         return str(UUID(bytes=backend.tasks.enqueue(task)))
     finally:
         backend.close()
+
+
+def test_filters_and_search_find_what_lies_behind_many_others(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "MOST_LOOKED_AT", 2)
+    rare = [stored_task(house, queue="mail.rare") for _ in range(2)]
+    for _ in range(6):
+        stored_task(house)
+    rows(house, f"UPDATE orchestrator.tasks SET name = 't.rare' WHERE id = '{rare[0]}' RETURNING id")
+    visitor = Visitor(house.app)
+    found = re.findall(r'href="/ui/tasks/([0-9a-f-]{36})"', visitor.get("/ui/tasks?queue=mail.rare").text)
+    assert {*found} == {*rare}
+    assert rare[0] in visitor.get("/ui/tasks?name=t.rare").text
+    assert rare[0] in visitor.get("/ui/search?text=t.rare").text
 
 
 def test_a_task_like_another_keeps_what_is_not_changed(house: House) -> None:

@@ -34,7 +34,8 @@ from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.values.display import as_json, call_of, stored_value
 from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.sdk.waiting.steps import Steps
-from orchestrator.store.insights import AttemptView, ErrorView, TaskDetail, TaskFilter, TaskView, page_of_tasks
+from orchestrator.store import insights
+from orchestrator.store.insights import AttemptView, ErrorView, TaskDetail, TaskFilter, TaskView
 from orchestrator.time_limits import TimeLimit
 
 routes = Routes("tasks", "/api/v1/tasks")
@@ -97,7 +98,7 @@ def list_page(api: Api, query: TaskQuery, key_scope: KeyScope, *, oldest: bool =
     """Return a page of tasks, also from the other end."""
     is_own_run = query.run is not None and key_scope.is_bound and has_run(api, key_scope, query.run)
     wanted = made_from(TaskFilter, query, within="" if is_own_run else key_scope.queues)
-    return Page(*api.read(page_of_tasks, wanted, limit=query.limit, before=query.cursor, oldest=oldest))
+    return Page(*api.read(insights.list_tasks, wanted, limit=query.limit, before=query.cursor, oldest=oldest))
 
 
 class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

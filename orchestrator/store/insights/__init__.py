@@ -16,7 +16,7 @@ from orchestrator.store.insights.code_workflows import (
     open_runs,
     sample_runs,
 )
-from orchestrator.store.insights.failures import GroupKey, spread_of_failures
+from orchestrator.store.insights.failures import GroupKey, errors_of_tasks, spread_of_failures
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, empty_queue, list_queues, list_workers
 from orchestrator.store.insights.last_runs import LastRun, last_runs
 from orchestrator.store.insights.lineage import Lineage, Relative, find_relative, lineage
@@ -70,7 +70,6 @@ from orchestrator.store.insights.tasks import (
     TaskFilter,
     TaskPage,
     TaskView,
-    errors_of_tasks,
     find_tasks,
     list_tasks,
     page_of_tasks,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from hashlib import blake2b
 from typing import NamedTuple
+from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -215,3 +216,15 @@ def handled_groups(connection: Connection, groups: Iterable[GroupKey]) -> dict[G
     targets = {target_of(group): group for group in groups}
     rows = _HANDLED(connection, targets=[*targets]) if targets else ()
     return {targets[row.target]: row for row in rows}
+
+
+_ERRORS = Statement[Row]("""
+SELECT /* insights.tasks.errors */ id, error->>'kind' AS kind, error->>'message' AS message
+  FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[]) AND error IS NOT NULL
+""")
+
+
+def errors_of_tasks(connection: Connection, tasks: Sequence[UUID]) -> dict[UUID, str]:
+    """Return how those of these tasks failed that did, in a line of a list."""
+    rows = _ERRORS(connection, ids=[task.bytes for task in tasks]) if tasks else ()
+    return {row.id: error_line(row) for row in rows}

@@ -1,8 +1,8 @@
 """Find tasks and runs by what people remember of them, and whose they are.
 
-A search answers at once, and so looks only at as much as one page of a list does; the lists go on from there. Ids need
-not be written out, as in git: what begins alike is a range in the index of the primary key, and how much of an id is
-enough depends on its two neighbours there.
+A list and a search look for tasks for a second at most; the next page of the list goes on from there. Ids need not be
+written out, as in git: what begins alike is a range in the index of the primary key, and how much of an id is enough
+depends on its two neighbours there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from orchestrator.store.insights.fleet import IS_FRESH
 from orchestrator.store.insights.runs import RunFilter, RunView, page_of_runs, runs_by_key
-from orchestrator.store.insights.tasks import TaskFilter, TaskView, page_of_tasks
+from orchestrator.store.insights.tasks import TaskFilter, TaskView, list_tasks
 from orchestrator.store.sql import Row, Statement
 
 _MOST_WORKFLOWS = 500
@@ -58,9 +58,9 @@ def search(connection: Connection, text: str, limit: int, *, queues: str = "", w
     return Found(
         tasks_by_id=begin_with(connection, "task", digits, limit, queues) if is_id else [],
         runs_by_id=begin_with(connection, "run", digits, limit, workflows) if is_id else [],
-        tasks=page_of_tasks(connection, TaskFilter(part=text, within=queues), limit=limit).tasks,
+        tasks=list_tasks(connection, TaskFilter(part=text, within=queues), limit=limit).tasks,
         runs=sorted(runs.values(), key=_newest, reverse=True)[:limit],
-        failures=page_of_tasks(connection, TaskFilter(error=text, within=queues), limit=limit).tasks,
+        failures=list_tasks(connection, TaskFilter(error=text, within=queues), limit=limit).tasks,
     )
 
 
@@ -184,6 +184,9 @@ def find_run_owners(connection: Connection, runs: Collection[UUID]) -> dict[UUID
 # -- names: those of tasks that live workers have registered, and of workflows and flows, which are no tasks
 
 
+UNHEARD = ""
+"""Stands among names if workers were live and are not heard of: no scheduler leads, or it cannot read Redis."""
+
 # A schedule of a task is a workflow of its name, with that task as its step. Workers say `name@1` of code, and `name`.
 _KINDS = Statement[Row](f"""
 WITH /* insights.names.kinds */ announced AS (
@@ -200,6 +203,8 @@ SELECT name, 'workflow' FROM (
 SELECT name, 'task' FROM announced
  UNION ALL
 SELECT regexp_replace(name, '@[0-9]{{1,9}}$', ''), 'code' FROM announced WHERE name ~ '@[0-9]{{1,9}}$'
+ UNION ALL
+SELECT '{UNHEARD}', '' WHERE EXISTS (SELECT FROM orchestrator.workers WHERE state = 'live' AND NOT {IS_FRESH})
 """)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -15,7 +16,6 @@ from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, OPEN_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import LOST, TaskError
 from orchestrator.sealing import CALL, is_sealed_text, reveal
-from orchestrator.store.insights.failures import error_line
 from orchestrator.store.sql import Row, Statement, columns_of
 
 
@@ -167,6 +167,8 @@ _BY_ERROR = """(%(error)s::text IS NULL
 # What is asked for may be rare: each page looks at so many rows of each table, and the next one goes on behind them.
 MOST_LOOKED_AT = 10_000
 """Rows of a table that are looked at for one page."""
+LONGEST_WALK = 1.0
+"""Seconds for which a list looks at further pages until it is full."""
 MOST_ENDS_LOOKED_AT = 2_000
 """The same, in the order of ends: what failed stands far apart in the table, and each row may be a page of it."""
 _BEFORE = "(%(before)s::uuid IS NULL OR id < %(before)s::uuid)"
@@ -272,14 +274,17 @@ def _is_found_at_once(wanted: TaskFilter) -> bool:
     return wanted == TaskFilter() or (bool(wanted.statuses) and {*wanted.statuses} <= {*IN_FLIGHT_STATES})
 
 
-def list_tasks(connection: Connection, wanted: TaskFilter, *, limit: int = 50, before: UUID | None = None) -> TaskPage:
-    """Return as many tasks that match as are asked for, if there are so many: page after page."""
+def list_tasks(
+    connection: Connection, wanted: TaskFilter, *, limit: int = 50, before: UUID | None = None, oldest: bool = False
+) -> TaskPage:
+    """Return as many tasks that match as are asked for, if so many are found page after page within a second."""
     found: list[TaskView] = []
+    last = time.monotonic() + LONGEST_WALK
     while True:
-        page = page_of_tasks(connection, wanted, limit=limit - len(found), before=before)
+        page = page_of_tasks(connection, wanted, limit=limit - len(found), before=before, oldest=oldest)
         found += page.tasks
         before = page.next
-        if before is None or len(found) == limit:
+        if before is None or len(found) == limit or time.monotonic() >= last:
             return TaskPage(found, before)
 
 
@@ -314,18 +319,6 @@ SELECT {_ENDED} FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[])
 def find_tasks(connection: Connection, ids: Sequence[bytes]) -> list[TaskView]:
     """Return those of these tasks that there are."""
     return [TaskView(**_columns(row)) for row in _FIND(connection, ids=ids)]
-
-
-_ERRORS = Statement[Row]("""
-SELECT /* insights.tasks.errors */ id, error->>'kind' AS kind, error->>'message' AS message
-  FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[]) AND error IS NOT NULL
-""")
-
-
-def errors_of_tasks(connection: Connection, tasks: Sequence[UUID]) -> dict[UUID, str]:
-    """Return how those of these tasks failed that did, in a line of a list."""
-    rows = _ERRORS(connection, ids=[task.bytes for task in tasks]) if tasks else ()
-    return {row.id: error_line(row) for row in rows}
 
 
 _BESIDE = ("attempts",)

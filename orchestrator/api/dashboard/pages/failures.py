@@ -71,6 +71,7 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
         asked=given(query),
         ranges=list(SPANS),
         period=period,
+        second=timedelta(seconds=1),
         is_chosen=is_chosen,
         meant={"since": since.isoformat(timespec="seconds"), "until": query.until and query.until.isoformat()},
         hour=read_hour(api, key_scope),
