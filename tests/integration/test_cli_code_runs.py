@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from orchestrator.cli import main
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.sdk.values.payload import decode_value
 from tests.integration.code_stage import act, run_row
 from tests.integration.stage import System, Worker
 from tests.waiting import eventually
@@ -154,6 +156,9 @@ def test_a_run_is_found_by_an_id_of_ones_own(system: System, engine_: Engine, or
     assert f"order/17 is {first.id}, parcel/17 is {second.id}" in refusal("runs", "show", "17")
     assert second.id in show("parcel/17")
     assert "Sent 'posted'" in invoke("runs", "signal", "parcel/17", "posted").output
+    assert "Sent 'posted'" in invoke("runs", "signal", "parcel/17", "posted", "123", "--text").output
+    sent = system.sql("SELECT body->>'value' AS value FROM orchestrator.inbox WHERE kind = 'signal' ORDER BY id")
+    assert [decode_value(b64decode(one["value"])) for one in sent] == [None, "123"]
     assert asyncio.run(parcel.afind("17")) == second
 
 

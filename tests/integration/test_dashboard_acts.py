@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from base64 import urlsafe_b64encode
+from base64 import b64decode, urlsafe_b64encode
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html import unescape
@@ -24,7 +24,7 @@ from orchestrator.domain.redaction import HIDDEN
 from orchestrator.sdk.backend import Backend
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.by_name import call_by_name
-from orchestrator.sdk.values.payload import decode_call
+from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.store import fleet
 from orchestrator.store.fleet import WorkerRow
 from orchestrator.store.insights import arguments, tasks
@@ -36,6 +36,7 @@ from tests.integration import api_client
 from tests.integration.api_house import House, changes, furnished
 from tests.integration.test_dashboard import make_key
 from tests.integration.visitor import Visitor
+from tests.integration.waiting_house import code_that_asks
 from tests.waiting import eventually
 
 
@@ -310,6 +311,16 @@ def test_filters_and_search_find_what_lies_behind_many_others(house: House, monk
     assert {*found} == {*rare}
     assert rare[0] in visitor.get("/ui/tasks?name=t.rare").text
     assert rare[0] in visitor.get("/ui/search?text=t.rare").text
+
+
+def test_a_value_of_digits_is_sent_as_text_where_that_is_chosen(house: House) -> None:
+    run, visitor = code_that_asks(house, "mail"), Visitor(house.app)
+    visitor.get("/ui")
+    chosen: list[dict[str, Any]] = [{}, {"as": "text"}]
+    for more in chosen:
+        visitor.post(f"/ui/runs/{run}/signals/told", value="123", **more)
+    sent = f"SELECT body->>'value' FROM orchestrator.inbox WHERE target = '{run}' ORDER BY id"
+    assert [decode_value(b64decode(value)) for (value,) in rows(house, sent)] == [123, "123"]
 
 
 def test_a_task_like_another_keeps_what_is_not_changed(house: House) -> None:

@@ -225,7 +225,8 @@ def _form(data: bytes) -> dict[str, list[str]]:
 
 
 def _read(endpoint: Endpoint, form: dict[str, list[str]]) -> dict[str, Any]:
-    """Return what a form says, in the type of the route; what may be anything is JSON, or else a text."""
+    """Return what a form says, in the type of the route; what may be anything is JSON or else a text,
+    or a text `as` the form says."""
     if endpoint.body is None:
         return {}
     given: dict[str, Any] = {}
@@ -242,7 +243,8 @@ def _read(endpoint: Endpoint, form: dict[str, list[str]]) -> dict[str, Any]:
         if kind in (list, tuple) and Any not in get_args(field.type):
             given[field.encode_name] = texts
         elif field.type is Any or kind in (list, dict, tuple):
-            given[field.encode_name] = _value(field.encode_name, texts[0])
+            is_text = field.type is Any and "text" in form.get("as", ())
+            given[field.encode_name] = texts[0] if is_text else _value(field.encode_name, texts[0])
         else:
             given[field.encode_name] = texts[0] if field.type is str else texts[0].strip()
     try:

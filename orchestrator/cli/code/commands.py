@@ -28,13 +28,15 @@ _LONGEST = 120
 _TRACEBACK = "\n\n"
 """Stands between an error and its traceback."""
 _why_option = click.option("--why", default="", help="Why, for people: it stands in the audit log.")
+_text_option = click.option("--text", is_flag=True, help="The value is a string, also where it reads as JSON.")
 
 
 @click.command()
 @run_argument
 @click.argument("name")
 @click.argument("value", required=False)
-def signal(run: UUID, name: str, value: str | None) -> None:
+@_text_option
+def signal(run: UUID, name: str, value: str | None, text: bool) -> None:
     """Send a signal to a workflow; it waits until the code takes it. The value is JSON if it reads as JSON, else a
     string; whether it fits is seen when the code takes it, which raises PayloadError there if not.
 
@@ -43,7 +45,7 @@ def signal(run: UUID, name: str, value: str | None) -> None:
       orchestrator runs signal 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 add '{"item": "pear"}'
     """
     with sending() as app:
-        app.workflow_run(run).signal(name, _value(value))
+        app.workflow_run(run).signal(name, value if text else _value(value))
         echo(f"Sent {name!r} to run {run}.")
 
 
@@ -51,8 +53,9 @@ def signal(run: UUID, name: str, value: str | None) -> None:
 @run_argument
 @click.argument("promise")
 @click.argument("value", required=False)
+@_text_option
 @_why_option
-def resolve(run: UUID, promise: str, value: str | None, why: str) -> None:
+def resolve(run: UUID, promise: str, value: str | None, text: bool, why: str) -> None:
     """Resolve the oldest open promise of a name, or the first that there will be.
 
     The value is JSON if it reads as JSON, else a string. Whether it fits is seen when the code takes it, which raises
@@ -63,7 +66,7 @@ def resolve(run: UUID, promise: str, value: str | None, why: str) -> None:
       orchestrator runs resolve 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 approval '{"by": "Ada"}' --why "a good customer"
     """
     with sending() as app:
-        data = encode_value(_value(value), f"Promise {promise!r}", app.settings.max_payload)
+        data = encode_value(value if text else _value(value), f"Promise {promise!r}", app.settings.max_payload)
         others = decode_value(complete(app._client.backend.code.resolve(run.bytes, promise, data, why)))
     echo(f"Resolved {promise!r} of run {run}." if others is None else _kept(run, promise, others))
 
