@@ -446,7 +446,7 @@ def test_what_a_form_asks_for_is_done_and_said(house: House, anyone: Visitor) ->
     anyone.post("/ui/queues/mail.out/limits", concurrency="7", rate="100/minute")
     assert 'value="7"' in anyone.get("/ui/queues/mail.out").text
     anyone.post("/ui/queues/mail.out/limits", concurrency="many", back="/ui/queues/mail.out")
-    assert "concurrency" in anyone.said()
+    assert "Concurrency: give a whole number" in anyone.said()
     anyone.post("/ui/queues/mail.out/limits", concurrency="5")
     with house.engine.connect() as connection:
         acts = (

@@ -346,6 +346,80 @@ def test_a_task_like_another_keeps_what_is_not_changed(house: House) -> None:
     assert "hunter22" not in visitor.get(f"/ui/tasks/{new}").text
 
 
+def test_what_json_lacks_is_named_kept_and_not_edited(house: House) -> None:
+    backend = Backend(house.settings)
+    given = {"a": float("nan"), "b": 1, "c": b"\x00\xff"}
+    try:
+        task = call_by_name(
+            house.settings, "t.a", [given, float("-inf"), 5], {}, options={"queue": "mail.out"}, queue="default"
+        )
+        id = str(UUID(bytes=backend.tasks.enqueue(task)))
+    finally:
+        backend.close()
+    visitor = Visitor(house.app)
+    for path in (f"/ui/tasks/{id}", f"/ui/tasks/{id}/again"):
+        page = unescape(visitor.get(path).text)
+        assert '"(not JSON: NaN)"' in page
+        assert '"(not JSON: -Infinity)"' in page
+        assert "2 bytes" in page
+        assert "AP8=" not in page
+    typed = json.loads(form_of(visitor.get(f"/ui/tasks/{id}/again").text)["args"])
+    before = changes(house)
+    answer = visitor.post(f"/ui/tasks/{id}/again", args=json.dumps([typed[0] | {"b": 2}, *typed[1:]]), kwargs="{}")
+    assert answer.status_code == 422
+    assert "0 holds what JSON cannot write, such as NaN or bytes. Leave all of it as it is" in unescape(answer.text)
+    assert changes(house) == before
+    sent = visitor.post(f"/ui/tasks/{id}/again", args=json.dumps([*typed[:2], 6]), kwargs="{}")
+    new = sent.headers["Location"].rpartition("/")[2]
+    [(payload,)] = rows(house, f"SELECT payload FROM orchestrator.tasks WHERE id = '{new}'")
+    (first, second, third), *_ = decode_call(bytes(payload))
+    assert repr(first["a"]) == "nan"
+    assert (first["b"], first["c"], second, third) == (1, b"\x00\xff", float("-inf"), 6)
+
+
+def test_a_task_that_the_key_may_not_enqueue_is_not_offered_again(house: House) -> None:
+    id = stored_task(house)
+    for tasks, is_offered in (("t.", True), ("other.", False)):
+        visitor = Visitor(house.app)
+        visitor.log_in(house.make_key(None, None, Scope.OPERATE, tasks))
+        assert ("/again" in visitor.get(f"/ui/tasks/{id}").text) is is_offered
+
+
+def test_a_form_that_does_not_fit_says_what_to_give(house: House) -> None:
+    visitor = Visitor(house.app)
+    visitor.get("/ui")
+    for given, said in (
+        ("many", "Concurrency: give a whole number, or leave it empty."),
+        ("-3", "Concurrency: give a whole number, at least"),
+    ):
+        visitor.post("/ui/queues/mail.out/limits", back="/ui/queues", concurrency=given)
+        assert said in visitor.said()
+    page = visitor.get("/ui/runs?attribute=zz")
+    assert page.status_code == 422
+    assert "Attribute: expected NAME=VALUE, found 'zz'. For example: stage=paid." in unescape(page.text)
+    assert "The workflow cannot" not in page.text
+    page = visitor.get("/ui/compare?" + "&".join(f"run={uuid4()}" for _ in range(3)))
+    assert page.status_code == 422
+    assert "3 runs are marked, and two can be compared" in page.text
+
+
+def test_running_tasks_of_a_worker_add_up(house: House) -> None:
+    with house.engine.connect() as connection:
+        empty(connection, "workers", "drains")
+        row = WorkerRow("web-1-aa", "web", 7, ["default"], [], 10, 8, "live", 0.0)
+        fleet.mirror(connection, [row], datetime.now(UTC))
+        for _ in range(5):
+            connection.exec_driver_sql(
+                "INSERT INTO orchestrator.tasks (id, name, queue, payload, status, worker, started_at)"
+                " VALUES (gen_random_uuid(), 'busy', 'mail.out', '', 'running', 'web-1-aa', now())"
+            )
+    page = Visitor(house.app).get("/ui/workers").text
+    assert "<small>8 of 10</small>" in page
+    assert page.count(">busy</a>") == 3
+    assert "and 5 more" in page
+    rows(house, "DELETE FROM orchestrator.tasks WHERE name = 'busy' RETURNING id")
+
+
 def test_a_form_of_a_task_that_does_not_fit_stays_filled_in(house: House) -> None:
     id = stored_task(house, redact=["password"])
     before = changes(house)

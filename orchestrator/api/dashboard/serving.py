@@ -26,7 +26,7 @@ from orchestrator.api.dashboard.session import (
 )
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.key_scope import WHOLE
-from orchestrator.api.problems import MEDIA_TYPE, Refused, misfit, refused
+from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, misfit, refused
 from orchestrator.api.quotas import Meter
 from orchestrator.api.recent import Recent
 from orchestrator.api.routes.workflows import Started
@@ -89,7 +89,7 @@ class PagePath(ServedPath):
             found = explained(error, request)
             if found.problem.status in (401, 403, 429) or not isinstance(endpoint, Action):
                 raise
-            return session.finish(go(back), Said(f"{found.problem.title}: {found.problem.detail}", is_error=True))
+            return session.finish(go(back), Said(_plainly(found.problem), is_error=True))
         self._api.recent.forget()
         if isinstance(answer, Response):
             return session.finish(answer)
@@ -159,7 +159,8 @@ class PagePath(ServedPath):
             return session.leave(go(_log_in_for(_page_before(request))), _NOT_DONE)
         current.set(None if caller is None else _visit(request, caller, session, self._meter))
         headers = {name: value for name, value in found.headers.items() if name != "WWW-Authenticate"}
-        return session.finish(refusal(found.problem, headers))
+        problem = msgspec.structs.replace(found.problem, detail=_plainly(found.problem, ""))
+        return session.finish(refusal(problem, headers))
 
     async def _note(self, error: Exception, actor: Actor, request: Request) -> None:
         """Write a refusal to the audit log, unless only a log-in is missing."""
@@ -171,6 +172,25 @@ class PagePath(ServedPath):
         peer = request.client.host if request.client else ""
         prefix.set(self._door.prefix(peer, request))
         return Session(request, self._door.is_tls(peer, request), prefix.get())
+
+
+_EXPECTED = re.compile(r"Expected `(\w+)( \| null)?`(?: of length)?(?: (>=|<=) (\S+?))?(?:, got .*)?")
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "array": "as many values as fit"}
+_BOUNDS = {">=": "at least", "<=": "at most"}
+
+
+def _plainly(problem: Problem, title: str | None = None) -> str:
+    """Return what is wrong with a form or an address, in words for people; other problems as they are."""
+    told = []
+    for one in problem.errors:
+        name = one.pointer.strip("#/?").replace("_", " ").replace("/", " ").capitalize()
+        if found := _EXPECTED.fullmatch(one.detail):
+            kind, or_none, bound, limit = found.groups()
+            text = f"give {_KINDS.get(kind, 'another value')}"
+            text += f", {_BOUNDS[bound]} {limit}" if bound else ""
+            told.append(f"{name}: {text}{', or leave it empty' if or_none else ''}.")
+    before = problem.title if title is None else title
+    return ": ".join(part for part in (before, " ".join(told) or problem.detail.removeprefix("?: ")) if part)
 
 
 def _visit(request: Request, caller: Caller, session: Session, meter: Meter) -> Visit:

@@ -14,6 +14,7 @@ from markupsafe import Markup, escape
 from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.fleet.announced import count_known
 from orchestrator.monitoring.times import ago, counted, duration, present
+from orchestrator.sdk.values.display import as_shown
 from orchestrator.store.insights import QueueCounts, RunView
 from orchestrator.terminal_safe import terminal_safe
 from orchestrator.workers.parent.memory import format_memory
@@ -117,7 +118,10 @@ def size(value: float) -> str:
 
 def data(value: Any) -> str:
     """Return a value as JSON over several lines; what is very long is cut."""
-    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    written = msgspec.json.encode(value)
+    if b"null" in written:  # so NaN is written
+        written = msgspec.json.encode(as_shown(value))
+    text = msgspec.json.format(written, indent=2).decode()
     if len(text) <= _LONGEST_VALUE:
         return terminal_safe(text)
     return terminal_safe(text[:_LONGEST_VALUE]) + f"\n… {len(text) - _LONGEST_VALUE:,} more characters"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import datetime
@@ -120,9 +120,9 @@ def _when_ended(api: Api, id: UUID, seconds: float) -> Steps[TaskAnswer]:
     return shown_task(api, id)
 
 
-def shown_task(api: Api, id: UUID) -> TaskAnswer:
-    """Return all that is known of one task."""
-    return _answer(api, found_task(api, id), _progress(api, id))
+def shown_task(api: Api, id: UUID, plain: Callable[[Any], Any] = as_json) -> TaskAnswer:
+    """Return all that is known of one task, with values as `plain` makes them."""
+    return _answer(api, found_task(api, id), _progress(api, id), plain)
 
 
 def found_task(api: Api, id: UUID) -> TaskDetail:
@@ -141,17 +141,19 @@ def _progress(api: Api, id: UUID) -> TaskProgress | None:
         return None
 
 
-def _answer(api: Api, task: TaskDetail, progress: TaskProgress | None) -> TaskAnswer:
+def _answer(
+    api: Api, task: TaskDetail, progress: TaskProgress | None, plain: Callable[[Any], Any] = as_json
+) -> TaskAnswer:
     hidden = api.redaction_of_task(task)
     given = stored_at(task.id, task.payload, "arguments")
     returned = stored_at(task.id, task.result, "result")
     arguments, keywords = ([], {}) if given else hidden.call_shown(*call_of(task.payload))
     return TaskAnswer(
         made_from(TaskView, task),
-        as_json(arguments),
-        as_json(keywords),
+        plain(arguments),
+        plain(keywords),
         dict(task.options),
-        None if task.result is None or returned else as_json(hidden.shown(stored_value(task.result))),
+        None if task.result is None or returned else plain(hidden.shown(stored_value(task.result))),
         error_shown(hidden, task.error),
         list(attempts_shown(hidden, task.attempts)),
         progress and replace(progress, text=hidden.text(progress.text)),

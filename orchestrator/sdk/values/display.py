@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite, isnan
 from typing import Any
 
 import msgspec
@@ -9,6 +10,9 @@ import msgspec
 from orchestrator.references import whole_reference
 from orchestrator.sdk.values.payload import decode_shown
 from orchestrator.sealing import CALL, CODE, Sealed, described, open_data
+
+_MOST_BYTES = 60
+"""Of bytes, as far as a page shows them."""
 
 
 def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
@@ -52,6 +56,31 @@ def as_json(plain: Any) -> Any:
         return msgspec.to_builtins(plain, str_keys=True, enc_hook=described_value)
     except (TypeError, ValueError):
         return repr(plain)
+
+
+NOT_JSON = "(not JSON: "
+"""How a text begins that stands for a value on a page."""
+
+
+def as_shown(plain: Any) -> Any:
+    """Return plain data as JSON for people: texts stand for NaN, infinities and bytes, which JSON lacks."""
+    try:
+        found = msgspec.to_builtins(plain, str_keys=True, enc_hook=described_value, builtin_types=(bytes,))
+    except (TypeError, ValueError):
+        return repr(plain)
+    return _in_words(found)
+
+
+def _in_words(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _in_words(held) for name, held in value.items()}
+    if isinstance(value, list):
+        return [_in_words(held) for held in value]
+    if isinstance(value, bytes):
+        return f"{NOT_JSON}{len(value):,} bytes, {value[:_MOST_BYTES]!r}{'…' if len(value) > _MOST_BYTES else ''})"
+    if isinstance(value, float) and not isfinite(value):
+        return f"{NOT_JSON}{'NaN' if isnan(value) else 'Infinity' if value > 0 else '-Infinity'})"
+    return value
 
 
 def described_value(value: Any) -> str:

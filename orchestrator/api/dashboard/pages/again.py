@@ -23,7 +23,7 @@ from orchestrator.domain.redaction import HIDDEN
 from orchestrator.domain.tasks.task import parse_options
 from orchestrator.errors import InvalidTask, PayloadError
 from orchestrator.references import whole_reference
-from orchestrator.sdk.values.display import as_json
+from orchestrator.sdk.values.display import NOT_JSON, as_shown
 from orchestrator.sdk.values.payload import decode_call
 from orchestrator.store.insights import TaskDetail
 
@@ -95,7 +95,7 @@ def _call(api: Api, task: TaskDetail) -> _Call:
         raise PayloadError(f"The arguments of task {task.id} are too large for a form: enqueue it from a program.")
     args, kwargs, *_ = decode_call(task.payload) if task.payload else ([], {})
     shown, named = api.redaction_of_task(task).call_shown(args, kwargs)
-    return _Call(Arguments(args, kwargs), Arguments(as_json(shown), as_json(named)))
+    return _Call(Arguments(args, kwargs), Arguments(as_shown(shown), as_shown(named)))
 
 
 def _read(name: str, text: str, kind: type[Any]) -> Any:
@@ -118,6 +118,11 @@ def _merged(name: str, call: _Call, typed: Mapping[Any, Any]) -> dict[Any, Any]:
         elif HIDDEN in text:
             raise unfit(
                 f"{name}: {place!r} is partly hidden. Leave all of it as it is, or give a value without {HIDDEN}."
+            )
+        elif NOT_JSON in text:
+            raise unfit(
+                f"{name}: {place!r} holds what JSON cannot write, such as NaN or bytes. Leave all of it as it is, give "
+                f"a value without {NOT_JSON}…), or enqueue the task from a program."
             )
         else:
             found[place] = value

@@ -6,11 +6,10 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import unified_diff
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import msgspec
-from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
@@ -42,7 +41,7 @@ _MOST_BYTES = 1_000_000
 class CompareQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which runs; one alone is compared with the last good run before it."""
 
-    run: Annotated[tuple[UUID, ...], Meta(max_length=2)] = ()
+    run: tuple[UUID, ...] = ()
 
 
 class Lap(NamedTuple):
@@ -86,10 +85,10 @@ class Pair(NamedTuple):
 @routes.get("", about=WITHIN, is_expensive=True)
 def compare(api: Api, query: CompareQuery, key_scope: KeyScope) -> Response:
     """Compare two runs: the older one is the measure."""
-    check_runs(api, key_scope, set(query.run))
-    if not query.run:
-        return page("compare.html", new=None, old=None)
     chosen = sorted({*query.run}, reverse=True)  # ids sort by time
+    if not chosen or len(query.run) > 2:
+        return page("compare.html", 422 if chosen else 200, new=None, old=None, marked=len(query.run))
+    check_runs(api, key_scope, set(chosen))
     new = _side(api, chosen[0])
     before = chosen[1] if len(chosen) > 1 else run_before(api, new.run, key_scope)
     if before is None:

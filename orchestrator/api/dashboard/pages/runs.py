@@ -22,9 +22,10 @@ from orchestrator.api.routes import code as code_routes
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import tasks as task_routes
 from orchestrator.domain.access import KeyScope, Scope
+from orchestrator.domain.code import attributes
 from orchestrator.domain.code.resets import allowed
 from orchestrator.domain.states import RunState
-from orchestrator.errors import WrongState
+from orchestrator.errors import InvalidWorkflow, WrongState
 from orchestrator.monitoring.times import present
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.store.insights import Relative, RunDetail, StepView, find_failed_task, find_relative, find_step_task
@@ -42,6 +43,13 @@ class RunsQuery(run_routes.RunQuery):
 
     span: Span = ""
     sort: ByTime = "-when"
+
+    def __post_init__(self) -> None:
+        """Refuse attributes that are none; of the API it is the list that does."""
+        try:
+            attributes.wanted(self.attributes)
+        except InvalidWorkflow as error:
+            raise ValueError(f"{error} For example: stage=paid.") from error
 
 
 @routes.get("", about=WITHIN)

@@ -25,6 +25,7 @@ from orchestrator.api.shapes import filter_fields, made_from
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.states import OPEN_TASK_STATES, TaskState
 from orchestrator.errors import OrchestratorError
+from orchestrator.sdk.values.display import as_shown
 from orchestrator.store.insights import TaskFilter, TaskView
 from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.cancels import MOST_AT_ONCE, OpenFilter
@@ -145,7 +146,7 @@ def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
 @routes.get("/{id}", about=TASK)
 def show_task(api: Api, id: UUID) -> Response:
     """Show all that is known of one task."""
-    found = task_routes.shown_task(api, id)
+    found = task_routes.shown_task(api, id, as_shown)
     return page(
         "task.html",
         found=found,
