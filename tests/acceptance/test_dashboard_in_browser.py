@@ -372,6 +372,88 @@ def test_times_are_shown_as_ages_or_moments(base: str, browser: Any) -> None:
         assert re.fullmatch(r"2\d{3}-\d\d-\d\d \d\d:\d\d:\d\d", window.sees("td time").inner_text())
 
 
+def test_times_of_a_filter_are_in_the_zone_that_is_shown(base: str, browser: Any) -> None:
+    with watched(browser, base, timezone_id="Asia/Kolkata") as window:
+        window.go("/ui/tasks?since=2026-01-31T12:00")
+        field = window.page.locator("input[name=since]")
+        assert field.input_value() == "2026-01-31T17:30"
+        assert field.locator("xpath=..").text_content().strip() == "From local"
+        field.fill("2026-01-31T18:30")
+        window.page.get_by_role("button", name="Filter").click()
+        window.page.wait_for_url("**since=2026-01-31T13**")
+        window.page.locator("[data-times]").click(click_count=2)
+        assert field.input_value() == "2026-01-31T13:00"
+        assert field.locator("xpath=..").text_content().strip() == "From UTC"
+
+
+def test_marked_rows_stay_while_others_arrive(base: str, window: Watched) -> None:
+    for _ in range(3):
+        enqueue(f"{base}/api/v1", "broken", "mine", queue="default")
+    window.go("/ui/tasks?status=failed&name=project.broken&error=mine")
+    marks = window.page.locator("td.tick input")
+    eventually(lambda: window.page.evaluate("true") and marks.count() == 3, "all have failed")
+    for place in range(3):
+        marks.nth(place).check()
+    ids = marks.evaluate_all("boxes => boxes.map((box) => box.value)")
+    body = {"tasks": [{"name": "project.broken", "args": ["mine too"], "retries": 0} for _ in range(60)]}
+    httpx.post(f"{base}/api/v1/tasks/bulk", json=body).raise_for_status()
+    window.sees("#fresh-rows", "Show 50 new")
+    assert marks.evaluate_all("boxes => boxes.filter((box) => box.checked).map((box) => box.value)") == ids
+    window.sees("button", "Retry 3 marked")
+    window.page.locator("#fresh-rows").click()
+    eventually(lambda: window.page.evaluate("true") and marks.count() == 50, "the newest are shown")
+    assert window.page.locator("#fresh-rows").count() == 0
+
+
+def test_a_refused_form_is_open_and_filled_in(base: str, window: Watched) -> None:
+    params = {"day": {"type": "string"}, "number": {"type": "integer", "default": 1}}
+    body = {"name": "asks", "params": params, "tasks": {"add": {"task": "project.add", "input": {"a": 1, "b": 1}}}}
+    httpx.post(f"{base}/api/v1/workflows", json={"definition": body}).raise_for_status()
+    window.go("/ui/workflows/asks")
+    window.page.get_by_text("Start…").click()
+    window.page.get_by_label("number").fill("7")
+    window.page.get_by_label("Key").fill("once")
+    button = window.page.locator("details.sure button[type=submit]")
+    button.click()
+    window.sees(".said.bad", "day")
+    assert window.page.get_by_label("number").is_visible()
+    assert window.page.get_by_label("number").input_value() == "7"
+    assert window.page.get_by_label("Key").input_value() == "once"
+    assert window.page.get_by_label("More, as JSON").input_value() == ""
+    window.page.get_by_label("day").fill("today")
+    button.click()
+    window.sees("h1", "asks")
+    window.page.wait_for_url("**/ui/runs/**")
+
+
+def test_a_form_that_was_sent_says_so_and_is_not_sent_twice(base: str, window: Watched) -> None:
+    window.go("/ui/queues/default")
+    window.page.evaluate("addEventListener('submit', (event) => event.preventDefault())")  # as if it took for ever
+    window.page.get_by_role("button", name="Pause").click()
+    window.sees("button:disabled", "Working…")
+
+
+def test_a_workflow_fits_a_phone(base: str, browser: Any) -> None:
+    tasks = {
+        f"a_step_with_a_rather_long_name_{number}": {"task": "project.add", "input": {"a": 1, "b": 1}}
+        for number in range(10)
+    }
+    httpx.post(f"{base}/api/v1/workflows", json={"definition": {"name": "dag10", "tasks": tasks}}).raise_for_status()
+    for _ in range(30):
+        httpx.post(f"{base}/api/v1/workflows/dag10/runs", json={}).raise_for_status()
+    with watched(browser, base, viewport={"width": 390, "height": 844}) as window:
+        window.go("/ui/workflows/dag10")
+        eventually(
+            lambda: window.page.evaluate("true") and window.page.locator(".grid th").count() >= 30, "they stand there"
+        )
+        assert window.page.evaluate("document.documentElement.scrollWidth") <= 390
+        window.page.get_by_text("Start…").click()
+        box = window.page.locator(".pop").first.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+        assert box["y"] + box["height"] <= 844
+
+
 def test_open_tasks_are_cancelled_after_a_count(base: str, window: Watched) -> None:
     for _ in range(3):
         enqueue(f"{base}/api/v1", "noop", queue="nobody")

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 from orchestrator.api.app import create_app
-from orchestrator.domain.schedules.schedule import fire_key
+from orchestrator.domain.schedules.schedule import fire_key, fires, from_data
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.sdk.ids import new_id
 from tests.integration.stage import System
@@ -37,14 +37,55 @@ def test_a_calendar_tells_late_skipped_and_missed_fires_apart(system: System) ->
     visitor = Visitor(create_app(system.settings))
     assert 'href="/ui/schedules/hourly/default"' in visitor.get("/ui/schedules").text
     page = visitor.get("/ui/schedules/hourly/default").text
-    marks = re.findall(r'class="square s-(\w+) ?(late)?"[^>]*title="[^"]*(\d\d):00', page)
+    marks = re.findall(r'class="square s-(\w+) ?(late)?"[^>]*title="[^"]*(\d\d):00:00 UTC', page)
     found = {hour: (state, late) for state, late, hour in marks[-7:]}
     wanted = {6: "success", 5: "success", 4: "skipped", 3: "failed", 2: "missed", 1: "success"}
     for ago, state in wanted.items():
         assert found[f"{last - ago * HOUR:%H}"] == (state, "late" if ago == 3 else ""), (ago, found)
-    assert marks[-8][0] == "wait", "before the first run there may have been no schedule"
+    assert "no run is kept" not in page, "it begins with the first run: before there was no schedule"
     assert "late by 5m" in page
     assert visitor.get("/ui/schedules/hourly/none").status_code == 404
+
+
+def test_a_calendar_of_a_fast_schedule_has_its_newest_fires(system: System) -> None:
+    system.app.workflows.apply(loads("name: hourly\nschedule: {every: 7s}\ntasks: {only: {task: job}}"))
+    schedule = from_data({"every": 7.0})
+    now = datetime.now(UTC)
+    for fire in [*fires(schedule, now - timedelta(minutes=10), now)][-50::5]:
+        given = {"id": new_id().hex(), "status": "success", "at": fire, "ended": fire + timedelta(seconds=33)}
+        system.sql(INSERT, key=fire_key("hourly/default", fire), **given)
+    facts = r"<dt>(Fires|Success|Skipped)</dt><dd>(\d+) ?<"
+    page = Visitor(create_app(system.settings)).get("/ui/schedules/hourly/default").text
+    found = dict(re.findall(facts, page))
+    assert found["Success"] == "10"
+    assert 40 <= int(found["Skipped"]) <= 42, found
+    assert 50 <= int(found["Fires"]) <= 52, "those before the first run are no fires of this schedule"
+    system.sql("UPDATE orchestrator.schedules SET created_at = now() - interval '1 day'")
+    page = Visitor(create_app(system.settings)).get("/ui/schedules/hourly/default").text
+    found = dict(re.findall(facts, page))
+    assert (found["Fires"], found["Success"]) == ("400", "10"), "of more than fit it shows the newest"
+    assert "<small>in 46m" in page
+
+
+def test_a_grid_of_many_steps_is_folded_and_opened(system: System) -> None:
+    steps = ", ".join(f"s_{number}: {{task: job}}" for number in range(100))
+    system.app.workflows.apply(loads(f"name: wide\ntasks: {{{steps}}}"))
+    worker = system.worker(knows=("job",), slots=200)
+    system.app.workflows["wide"].start()
+    system.pass_seconds()
+    first, *others = worker.take()
+    worker.fail(first, retryable=False)
+    worker.succeed(*others)
+    system.pass_seconds()
+    visitor = Visitor(create_app(system.settings))
+    rows = r'<th scope="row" title="([^"]+)"'
+    page = visitor.get("/ui/workflows/wide").text
+    alone, group = re.findall(rows, page)
+    assert (alone[:2], group) == ("s_", "s (100)"), "the failed step, and all others"
+    assert 'href="?open=s+%28100%29"' in page
+    page = visitor.get("/ui/workflows/wide?open=s+%28100%29").text
+    assert len(re.findall(rows, page)) == 100
+    assert "Close all groups" in page
 
 
 def test_cells_of_the_grid_have_times(system: System) -> None:

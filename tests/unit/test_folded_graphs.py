@@ -49,7 +49,14 @@ def test_an_open_group_has_its_failed_steps_first() -> None:
 def test_a_row_of_a_grid_has_the_worst_state_of_like_steps() -> None:
     names = [f"load_{number}" for number in range(100)]
     assert rows_of(names[:3], 60) == {name: [name] for name in names[:3]}
-    assert rows_of(names, 60) == {"load": names}
+    assert rows_of(names, 60) == {"load (100)": names}
+    found = rows_of(names, 60, failed={"load_7"})
+    assert found == {"load_7": ["load_7"], "load (100)": [*names[:7], *names[8:]]}, "a failed one stands by itself"
+    assert rows_of(names, 60, opened=["load (100)"]) == {name: [name] for name in names}
+    many = [f"{letter}{other}" for letter in "abcdefghij" for other in "abcdefghij"]
+    found = rows_of(many, 60)
+    assert len(found) == 61
+    assert found["others (40)"] == many[60:], "none is left out"
     assert [worst(one) for one in ([], ["success", "failed"], ["waiting", "success"], ["skipped"])] == [
         "",
         "failed",

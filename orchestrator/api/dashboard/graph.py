@@ -156,14 +156,28 @@ def _group(name: str, inside: Sequence[StepView], owners: Mapping[str, str]) -> 
     )
 
 
-def rows_of(names: Sequence[str], most: int) -> dict[str, list[str]]:
-    """Return the rows of a table of steps: each has its own, or those with like names share one."""
+def rows_of(
+    names: Sequence[str], most: int, failed: Collection[str] = (), opened: Collection[str] = ()
+) -> dict[str, list[str]]:
+    """Return the rows of a table of steps: each has its own, or those with like names share one.
+
+    A failed one has its own, and so have those of a group that is opened.
+    """
     if len(names) <= most:
         return {name: [name] for name in names}
-    rows: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name in names:
-        rows.setdefault(_STEM.sub("", name) or name, []).append(name)
-    return dict([*rows.items()][:most])
+        groups.setdefault(_STEM.sub("", name) or name, []).append(name)
+    if rest := [*groups.values()][most:]:
+        groups = dict([*groups.items()][:most]) | {"others": [name for inside in rest for name in inside]}
+    rows: dict[str, list[str]] = {}
+    for stem, inside in groups.items():
+        label = inside[0] if len(inside) == 1 else f"{stem} ({len(inside)})"
+        alone = inside if label in opened else [name for name in inside if name in failed]
+        rows |= {name: [name] for name in alone[:MOST_DRAWN]}
+        if left := [name for name in inside if name not in rows]:
+            rows[label] = left
+    return rows
 
 
 def worst(states: Collection[str]) -> str:

@@ -50,6 +50,8 @@ class StoredSchedule:
     """It starts runs of a flow."""
     flow_version: int | None = None
     """Of the flow, if that is not the newest one that is published when it fires."""
+    created_at: datetime | None = None
+    """None from a server of the previous release."""
 
     @property
     def key(self) -> str:
@@ -65,7 +67,7 @@ def _select(name: str, which: str = "", some: str = "orchestrator.schedules") ->
     return Statement[Row](f"""
 SELECT /* schedules.{name} */ s.workflow, s.name, s.definition, s.declared, s.paused, s.next_fire, s.due_at,
        s.last_fire, s.last_run, r.status AS last_state, s.fired, s.skipped, s.error, s.code, s.origin, s.forgotten_at,
-       s.flow, s.flow_version
+       s.flow, s.flow_version, s.created_at
   FROM {some} s LEFT JOIN orchestrator.runs r ON r.id = s.last_run {which}
  ORDER BY s.workflow, s.name
 """)

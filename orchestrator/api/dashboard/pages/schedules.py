@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
@@ -102,7 +102,7 @@ class Fire(NamedTuple):
     at: datetime
     """In the zone of its schedule."""
     state: str
-    """The state of its run, `skipped`, `missed`, or nothing before the first run, or if its run may be deleted."""
+    """The state of its run, `skipped`, `missed`, or nothing if its run may be deleted."""
     run: FireRun | None
     late: float
     """Seconds by which its run began too late; 0 if it was in time."""
@@ -116,8 +116,11 @@ def show_schedule(api: Api, workflow: str, name: str) -> Response:
     window, past = _past(stored.schedule, now)
     runs = api.read(runs_of_fires, stored.workflow, stored.name, past)
     kept = api.settings.retention_success
-    since = max(min(runs, default=now), now - timedelta(seconds=kept) if kept else now - window)
-    shown = [_fire(stored, fire, runs, since, now) for fire in past]
+    begin = min(
+        (*runs, stored.created_at or now)
+    )  # a run may be older: of a backfill, or of a schedule of the same name
+    since = max(begin, now - timedelta(seconds=kept) if kept else now - window)
+    shown = [_fire(stored, fire, runs, since, now) for fire in past if fire >= begin]
     days: dict[date, list[Fire]] = {}
     for one in shown:
         days.setdefault(one.at.date(), []).append(one)
@@ -132,13 +135,13 @@ def show_schedule(api: Api, workflow: str, name: str) -> Response:
 
 
 def _past(schedule: Schedule, now: datetime) -> tuple[timedelta, list[datetime]]:
-    """Return the fires of the last weeks, or of the last days or hours if there are too many."""
-    found: list[datetime] = []
+    """Return the fires of the last weeks, of the last days or hours if there are too many, or the newest ones."""
     for window in _WINDOWS:
         found = [*islice(fires(schedule, now - window, now), _MOST_PAST + 1)]
         if len(found) <= _MOST_PAST:
-            break
-    return window, found[:_MOST_PAST]
+            return window, found
+    newest = [*deque(fires(schedule, now - window, now), _MOST_PAST)]
+    return now - newest[0], newest
 
 
 def _fire(

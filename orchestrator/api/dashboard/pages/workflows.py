@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
+from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
@@ -58,8 +60,14 @@ def last_runs(api: Api, workflow: str, key_scope: KeyScope, limit: int = _LAST_R
     )
 
 
+class WorkflowQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which groups of steps are open, in the graph and in the grid."""
+
+    open: Annotated[tuple[str, ...], Meta(max_length=20)] = ()
+
+
 @routes.get("/{name}", about=WORKFLOW)
-def show_workflow(api: Api, name: str, key_scope: KeyScope) -> Response:
+def show_workflow(api: Api, name: str, query: WorkflowQuery, key_scope: KeyScope) -> Response:
     """Show one workflow."""
     listed = api.read(insights.list_code_workflows, key_scope.workflows)
     code = next((one for one in listed if one.name == name), None)
@@ -73,14 +81,17 @@ def show_workflow(api: Api, name: str, key_scope: KeyScope) -> Response:
             raise
     steps = _steps(stored.definition) if stored else []
     runs = last_runs(api, name, key_scope)
+    folded = fold(steps, frozenset(), query.open)
     return page(
         "workflow.html",
         name=name,
         stored=stored,
         definition=to_data(stored.definition) if stored else None,
         code=code,
-        graph=draw(fold(steps, frozenset()).steps, frozenset()) if steps else None,
-        grid=_grid(api, name, steps) if steps else None,
+        graph=draw(folded.steps, frozenset()) if steps else None,
+        groups=folded.groups,
+        opened=query.open,
+        grid=_grid(api, name, steps, query.open) if steps else None,
         params=stored.definition.params if stored else {},
         runs=[*reversed(runs)],
         notes=run_notes(api, runs),
@@ -99,13 +110,17 @@ class Cell(NamedTuple):
     """How long it took, in fifths of the slowest in its row."""
 
 
-def _grid(api: Api, name: str, steps: list[StepView]) -> tuple[list[StepStates], dict[str, list[Cell]]]:
-    """Return the last runs of a workflow, the oldest first, and the state of each step in them."""
+def _grid(
+    api: Api, name: str, steps: list[StepView], opened: tuple[str, ...]
+) -> tuple[list[StepStates], dict[str, list[Cell]], set[str]]:
+    """Return the last runs of a workflow, the oldest first, the state of each step in them, and the rows of many."""
     number = _GRID_RUNS if len(steps) <= _MOST_STEPS else _FEW_RUNS
     ids = [run.id for run in squares(api, [name], number)[name]]
     runs = api.recent.get(("grid", name, number), 2.0, lambda: api.read(states_of_runs, name, ids))
-    rows = rows_of([step.name for step in steps], _GRID_ROWS)
-    return runs, {label: _scaled([_cell(run, names) for run in runs]) for label, names in rows.items()}
+    failed = {step for run in runs for step, state in run.states.items() if state == "failed"}
+    rows = rows_of([step.name for step in steps], _GRID_ROWS, failed, opened)
+    cells = {label: _scaled([_cell(run, names) for run in runs]) for label, names in rows.items()}
+    return runs, cells, {label for label, names in rows.items() if names != [label]}
 
 
 def _scaled(cells: list[Cell]) -> list[Cell]:

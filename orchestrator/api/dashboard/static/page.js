@@ -19,7 +19,25 @@
     hour = new Intl.DateTimeFormat(undefined, minute);
     moment = new Intl.DateTimeFormat("sv", { year: "numeric", month: "2-digit", day: "2-digit", second: "2-digit", ...minute });
     for (const button of document.querySelectorAll("[data-times]")) button.textContent = `Times: ${TIMES[times]}`;
+    for (const field of document.querySelectorAll("[data-zone]")) {
+      const zoneNow = times === "utc" ? "UTC" : "local";
+      if (field.value && field.dataset.zone !== zoneNow) field.value = shifted(field.value, zoneNow === "UTC");
+      field.dataset.zone = field.previousElementSibling.textContent = zoneNow;
+    }
   }
+
+  // The value of a field for times in the other zone: in UTC, or by the reader's clock.
+  function shifted(text, isToUtc) {
+    const at = new Date(isToUtc ? text : `${text}Z`);
+    return isToUtc ? at.toISOString().slice(0, 16) : new Date(at - at.getTimezoneOffset() * 60000).toISOString().slice(0, 16);
+  }
+
+  // The server takes times of a form as UTC.
+  document.addEventListener("formdata", (event) => {
+    for (const field of event.target.querySelectorAll("[data-zone=local]")) {
+      if (field.value) event.formData.set(field.name, shifted(field.value, true));
+    }
+  });
 
   makeFormats();
 
@@ -42,6 +60,10 @@
   }
 
   function showTimes() {
+    for (const one of document.querySelectorAll("[data-title]")) {
+      const wanted = one.dataset.title.replace("%", exact.format(new Date(one.dataset.at)));
+      if (one.title !== wanted) one.title = wanted;
+    }
     for (const time of document.querySelectorAll("time[datetime]")) {
       const at = new Date(time.dateTime);
       if (time.dataset.shown !== `${times} ${time.dateTime}`) {
@@ -70,6 +92,7 @@
   let knownAt = Date.now(), stale = null;
   let wire = "off"; // the stream of events: "on", "off" (nothing is to come), or "lost"
   let isAnswered = true; // what was asked for last could be read
+  let isSending = false; // a form was sent, and the next page comes
   let outage = ""; // why nothing moves, though the server answers
 
   // What the light says: "on", "off", "lost" (the page grows old), or "stopped" (the page is new, and nothing moves).
@@ -105,9 +128,11 @@
     const said = main.querySelector(".said");
     const next = found.getElementById("content");
     if (said && !next.querySelector(".said")) next.prepend(document.importNode(said, true));
+    const fresh = holdMarked(next);
     morph.isTorn = false;
     morph(main, next);
-    version = morph.isTorn || !newer ? "none" : newer;
+    sayFresh(fresh);
+    version = morph.isTorn || fresh !== null || !newer ? "none" : newer;
     if (morph.isTorn) isAgain = true; // a row has gone to another table: read all of the page
     scaleGraphs();
     settle();
@@ -120,6 +145,7 @@
     timer = null;
     if (isReading) { isAgain = true; return; }
     if (document.hidden) { isAgain = true; return; }
+    if (isSending) return;
     isReading = true;
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html", "If-None-Match": version }, redirect: "manual" });
@@ -127,7 +153,7 @@
       if (answer.type === "opaqueredirect" || [401, 403].includes(answer.status)) { location.reload(); return; }
       if (answer.status >= 500) answered(false);
       if (!answer.ok && answer.status !== 304) return;
-      if (answer.ok) update(await answer.text(), answer.headers.get("ETag"));
+      if (answer.ok && !isSending) update(await answer.text(), answer.headers.get("ETag"));
       knownAt = Date.now();
       if (!stream && wire === "lost") wire = "off";
       listen(); // what had ended may have been begun again
@@ -441,6 +467,30 @@
 
   // -- marked rows
 
+  // While rows are marked, the table keeps the rows it has, in their newest state. Returns how many others there are;
+  // null if nothing is marked.
+  function holdMarked(next) {
+    const held = main.querySelector(".tick input:checked, .grid input:checked")?.closest("table");
+    if (!held) return null;
+    let fresh = next.querySelector(".tick, .grid th")?.closest("table");
+    if (!fresh) {
+      fresh = document.createElement("table");
+      (next.querySelector(".empty") ?? next.appendChild(fresh)).replaceWith(fresh);
+    }
+    const known = new Map([...held.querySelectorAll("[data-key]")].map((one) => [one.dataset.key, one]));
+    const rows = [...fresh.querySelectorAll("[data-key]")];
+    for (const row of rows) if (known.has(row.dataset.key) && row.nodeName === "TR") morph(known.get(row.dataset.key), row);
+    fresh.replaceWith(held.cloneNode(true));
+    return rows.filter((row) => !known.has(row.dataset.key)).length;
+  }
+
+  function sayFresh(count) {
+    const held = count && main.querySelector(".tick input:checked, .grid input:checked")?.closest("table");
+    if (!held) return;
+    const button = Object.assign(document.createElement("button"), { type: "button", id: "fresh-rows", textContent: `Show ${count} new, unmark all` });
+    (held.closest("form[action='/ui/compare'], .grid") ?? held).before(button);
+  }
+
   function countChosen() {
     const boxes = [...document.querySelectorAll("input[name=id][form=chosen]")];
     const count = boxes.filter((box) => box.checked).length;
@@ -458,6 +508,7 @@
       for (const one of document.querySelectorAll("input[name=id][form=chosen]")) one.checked = box.checked;
     }
     if (box.matches("[data-submit]")) box.form.requestSubmit();
+    if (document.getElementById("fresh-rows")) soon();
     countChosen();
   });
 
@@ -480,6 +531,10 @@
     if (older) { event.preventDefault(); addOlder(older); }
     const sized = event.target.closest("[data-zoom]");
     if (sized) zoom(sized.parentElement.nextElementSibling.firstElementChild, sized.dataset.zoom);
+    if (event.target.id === "fresh-rows") {
+      for (const one of main.querySelectorAll(".tick input, .grid input")) one.checked = false;
+      refresh();
+    }
     const copied = event.target.closest("[data-copy]");
     if (copied) {
       copy(copied.dataset.copy || copied.nextElementSibling.textContent);
@@ -518,17 +573,50 @@
     try { text.value = JSON.stringify({ ...JSON.parse(text.value || "{}"), ...given }); } catch (error) { /* the server says what is wrong with it */ }
   }
 
+  // What was typed into a form is there again if the server refuses it.
+  const TYPED = "orchestrator-typed";
+  const fieldsOf = (form) => [...form.querySelectorAll("input:not([type=hidden], [type=password]), textarea, select")];
+  const addressOf = (form) => form.dataset.nameInPath ?? form.getAttribute("action");
+
+  function keepTyped(form) {
+    const values = fieldsOf(form).map((field) => (field.type === "checkbox" ? field.checked : field.value));
+    try { sessionStorage.setItem(TYPED, JSON.stringify({ path: location.pathname, to: addressOf(form), values })); } catch (error) { /* not kept */ }
+  }
+
+  function restoreTyped() {
+    let typed = null;
+    try {
+      typed = JSON.parse(sessionStorage.getItem(TYPED));
+      sessionStorage.removeItem(TYPED);
+    } catch (error) { /* not kept */ }
+    if (!typed?.values.length || typed.path !== location.pathname || !main.querySelector(".said.bad")) return;
+    const form = [...main.querySelectorAll("form[method=post]")].find((one) => addressOf(one) === typed.to);
+    const fields = form ? fieldsOf(form) : [];
+    if (fields.length !== typed.values.length) return;
+    fields.forEach((field, place) => { field[field.type === "checkbox" ? "checked" : "value"] = typed.values[place]; });
+    for (let fold = form.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+  }
+
+  restoreTyped();
+
   document.addEventListener("submit", (event) => {
     const form = event.target;
     if (form.dataset.nameInPath) {
       form.action = form.dataset.nameInPath.replace("%", encodeURIComponent(form.querySelector("[data-name]").value));
     }
+    if (form.method === "post") keepTyped(form);
     if ("params" in form.dataset) gatherParams(form);
     if (form.matches(".act") && main.dataset.shows) {
       const acted = JSON.stringify({ path: location.pathname, shows: main.dataset.shows });
       try { sessionStorage.setItem(ACTED, acted); } catch (error) { /* not kept */ }
     }
-    if (form.method === "post") setTimeout(() => { for (const button of form.querySelectorAll("button")) button.disabled = true; });
+    if (form.method !== "post") return;
+    isSending = true; // a page that is read again would offer the button again
+    setTimeout(() => {
+      for (const button of form.querySelectorAll("button")) button.disabled = true;
+      if (event.submitter) event.submitter.textContent = "Working…";
+      announce("Working…");
+    });
   });
 
   // -- keys
