@@ -416,6 +416,9 @@ def test_a_refused_form_is_open_and_filled_in(base: str, window: Watched) -> Non
     button = window.page.locator("details.sure button[type=submit]")
     button.click()
     window.sees(".said.bad", "day")
+    started = httpx.post(f"{base}/api/v1/workflows/asks/runs", json={"params": {"day": "meanwhile"}})
+    started.raise_for_status()
+    window.sees("td.main", "meanwhile")  # the page was read again
     assert window.page.get_by_label("number").is_visible()
     assert window.page.get_by_label("number").input_value() == "7"
     assert window.page.get_by_label("Key").input_value() == "once"

@@ -21,6 +21,11 @@
     let place = from.firstChild;
     for (const wanted of [...to.childNodes]) {
       const key = keyOf(wanted);
+      while (wanted.nodeType === 1 && place?.nodeType === 3 && !place.data.trim()) { // blanks around a notice that came or went
+        const next = place.nextSibling;
+        place.remove();
+        place = next;
+      }
       let match = key ? keyed.get(key) : place && !keyOf(place) ? place : null;
       if (match && !isSame(match, wanted)) match = null;
       if (!match && wanted.dataset?.same !== undefined) { window.morph.isTorn = true; continue; } // it is not here
