@@ -379,9 +379,9 @@ def test_what_json_lacks_is_named_kept_and_not_edited(house: House) -> None:
 
 def test_a_task_that_the_key_may_not_enqueue_is_not_offered_again(house: House) -> None:
     id = stored_task(house)
-    for tasks, is_offered in (("t.", True), ("other.", False)):
+    for prefix, is_offered in (("t.", True), ("other.", False)):
         visitor = Visitor(house.app)
-        visitor.log_in(house.make_key(None, None, Scope.OPERATE, tasks))
+        visitor.log_in(house.make_key(None, None, Scope.OPERATE, prefix))
         assert ("/again" in visitor.get(f"/ui/tasks/{id}").text) is is_offered
 
 
