@@ -178,8 +178,10 @@ class TickCode(_Mergeable):
     """Runs whose queries need not be sent again."""
     near: dict[bytes, str] = {}
     """Tasks that code waits for and for nothing else, and the worker that has the code: they had better run there."""
-    freed: tuple[frozenset[str], bytes] | None = None
+    freed: tuple[frozenset[bytes], bytes] | None = None
     """For which workers stuck runs were freed, and up to which run; empty if all were."""
+    tried: tuple[frozenset[str], float] | None = None
+    """Digests of the code that runs whose processes died were tried with, and when there is another look at them."""
     has_looked: bool = False
     """Runs were told of the ends that they wait for, and that a leader before did not look for."""
 

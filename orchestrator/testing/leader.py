@@ -42,7 +42,7 @@ class MemoryLeader:
         self.grace = Settings.run_timeout_grace
         self.nesting = Nesting()
         self.runs: dict[bytes, Run] = {}
-        self._due: list[tuple[float, bytes, int, Run, history.Fact | None]] = []
+        self._due: list[tuple[float, bool, int, bytes, Run, history.Fact | None]] = []
         """What happens when, what must still be open by then, in which run, and the fact; none for its own time."""
         self._serial = itertools.count()
 
@@ -68,7 +68,7 @@ class MemoryLeader:
 
     def _set_deadline(self, run: Run, deadline: float) -> None:
         run.deadline = deadline
-        heapq.heappush(self._due, (deadline, _TIME, next(self._serial), run, None))
+        heapq.heappush(self._due, (deadline, True, next(self._serial), _TIME, run, None))
 
     def _time_out(self, run: Run) -> None:
         """Ask a run to cancel itself because its time is up; when its grace is over, too, end it."""
@@ -119,12 +119,12 @@ class MemoryLeader:
 
     def plan(self, run: Run, identifier: bytes, seconds: float, fact: history.Fact) -> None:
         """Let a fact become known after some time, if what it is about is still open then."""
-        heapq.heappush(self._due, (self.now + seconds, identifier, next(self._serial), run, fact))
+        heapq.heappush(self._due, (self.now + seconds, False, next(self._serial), identifier, run, fact))
 
     def next_due(self) -> float | None:
         """Return when the next thing happens by itself."""
         while self._due:
-            due, identifier, _, run, fact = self._due[0]
+            due, _, _, identifier, run, fact = self._due[0]
             if fact is None and run.end is None and due == run.deadline:
                 return due
             if due < math.inf and any(identifier in open for open in (run.timers, run.tasks, run.children)):
@@ -138,7 +138,7 @@ class MemoryLeader:
         if due is None:
             return False
         self.now = max(self.now, due)
-        _, identifier, _, run, fact = heapq.heappop(self._due)
+        *_, identifier, run, fact = heapq.heappop(self._due)
         if fact is None:
             self._time_out(run)
             return True

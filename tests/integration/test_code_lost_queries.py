@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from orchestrator import WorkflowContext, WorkflowHandle
-from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.tasks.task import Lost, Returned
 from orchestrator.sdk.backend.code_requests import add_request
 from orchestrator.sdk.code.engine import Engine
@@ -110,21 +109,47 @@ def test_a_query_that_is_handed_back_is_asked_elsewhere(
     assert answer(system, request) == expectations.Answered(request, b"\x07")
 
 
-def test_a_query_that_is_lost_with_its_worker_is_not_sent_to_the_next(
+def test_a_query_that_is_lost_with_its_worker_is_asked_again_alone(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
 ) -> None:
     handle = basket.start()
     rest(system, worker, engine_)
-    ask(system, handle)
+    request = ask(system, handle)
     system.pass_seconds()
     (turn,) = worker.take()
     assert activation(turn).queries
-    worker.report(Lost(turn.id, turn.attempt, alone=turn.alone))
+    worker.report(Lost(turn.id, turn.attempt, alone=False))
     system.pass_seconds()
     (again,) = worker.take()
-    assert again.id == raw(handle)
-    assert not activation(again).queries, "it may have taken the worker down"
-    worker.report(Activated(again.id, again.attempt, 0.1, missing=True))
+    assert again.alone
+    worker.report(act(engine_, again))
+    rest(system, worker, engine_)
+    assert answer(system, request) == expectations.Answered(request, b"\x07")
+
+
+def test_a_query_that_kills_its_own_process_gets_an_error(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    handle = basket.start()
+    rest(system, worker, engine_)
+    request = ask(system, handle)
+    for alone in (False, True):
+        system.pass_seconds()
+        (turn,) = worker.take()
+        assert activation(turn).queries
+        assert turn.alone == alone
+        with system.engine.begin() as connection:  # as its client does after a while
+            add_request(connection, RequestKind.QUERY, raw(handle), request=request, name="look", value=NO_ARGUMENTS)
+        system.pass_seconds()
+        worker.report(Lost(turn.id, turn.attempt, alone=alone, reason="exit code 3"))
     system.pass_seconds()
-    (third,) = worker.take()
-    assert not activation(third).queries
+    found = answer(system, request)
+    assert found is not None
+    assert found.error is not None
+    assert found.error.kind == "WorkerLost"
+    assert "exit code 3" in found.error.message
+    (next_turn,) = worker.take()
+    assert not activation(next_turn).queries
+    worker.report(act(engine_, next_turn))
+    rest(system, worker, engine_)
+    assert handle.status() == "running"

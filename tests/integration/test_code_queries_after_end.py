@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator import WorkflowContext, WorkflowHandle
+from orchestrator.domain.tasks.task import Lost
 from orchestrator.scheduler.code import runs
 from orchestrator.sdk.backend.code_requests import add_request
 from orchestrator.sdk.code.engine import Engine
@@ -133,3 +134,23 @@ def test_code_that_no_longer_fits_says_so(
     assert error is not None
     assert "it does not fit the history" in error.message
     assert handle.status() == "success"
+
+
+def test_a_query_that_kills_its_process_is_asked_once_more_alone_and_gets_an_error(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+) -> None:
+    handle = basket.start()
+    handle.signal("add", "end")
+    rest(system, worker, engine_)
+    request = new_id()
+    for alone in (False, True):
+        with system.engine.begin() as connection:
+            add_request(connection, RequestKind.QUERY, raw(handle), request=request, name="look", value=NO_ARGUMENTS)
+        system.pass_seconds()
+        (turn,) = worker.take()
+        assert turn.alone == alone
+        worker.report(Lost(turn.id, turn.attempt, alone=alone, reason="exit code 3"))
+        system.pass_seconds()
+    error = answer(system, request).error
+    assert error is not None
+    assert error.kind == "WorkerLost"

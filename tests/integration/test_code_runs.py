@@ -14,7 +14,8 @@ from orchestrator.domain.tasks.task import Lost, Returned, Succeeded
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store import retention
-from tests.integration.code_stage import act, activation, kinds, run_row
+from orchestrator.testing import WorkflowTest
+from tests.integration.code_stage import act, activation, kinds, rest, run_row
 from tests.integration.stage import ONE, System, Worker, raw
 
 
@@ -291,6 +292,32 @@ def test_a_timer_wakes_the_code_when_it_is_due(system: System, engine_: Engine) 
     system.tick()
     assert handle.result(0) == "awake"
     assert system.count("timers") == 0
+
+
+def test_timers_of_one_time_fire_in_the_order_of_their_start(system: System, engine_: Engine) -> None:
+    @system.app.workflow(name="sleepers")
+    async def sleepers(ctx: WorkflowContext) -> list[int]:
+        order: list[int] = []
+
+        async def sleep(number: int) -> None:
+            await ctx.sleep(hours=1)
+            order.append(number)
+
+        await asyncio.gather(*(sleep(number) for number in range(20)))
+        return order
+
+    worker = system.worker(knows=("sleepers",))
+    handle = sleepers.start()
+    rest(system, worker, engine_)
+    system.lead(offset=3601)
+    rest(system, worker, engine_)
+    assert handle.result(0) == list(range(20))
+
+    async def in_memory() -> list[int]:
+        async with WorkflowTest() as test:
+            return await test.run(sleepers)
+
+    assert asyncio.run(in_memory()) == list(range(20))
 
 
 def test_a_run_whose_time_is_up_is_asked_to_end_and_has_failed(system: System, engine_: Engine) -> None:

@@ -97,6 +97,10 @@ def test_the_first_loss_is_free_and_the_next_attempt_runs_alone(system: System) 
     assert [a["outcome"] for a in system.sql("SELECT outcome FROM orchestrator.attempts")] == ["lost"] * 5
     with pytest.raises(TaskFailed, match="WorkerLost"):
         handle.result(0)
+    handle.retry()
+    system.tick(2)
+    row = system.row(handle)
+    assert (row["losses"], row["alone"]) == (0, True)
 
 
 def test_a_task_that_is_there_whenever_a_worker_dies_is_given_up_in_the_end(system: System) -> None:

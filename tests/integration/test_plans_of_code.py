@@ -148,6 +148,7 @@ STATEMENTS: dict[str, Call] = {
     "mark_unknown": lambda leader: lambda c: stuck.mark_unknown(c, [(run, "{}") for run in leader.ids]),
     "free": lambda leader: lambda c: stuck.free(c, leader.ids),
     "free by workflow": lambda _: lambda c: stuck.free_code(c, ["flow1", "flow2"], bytes(16), BATCH),
+    "free lost": lambda _: lambda c: stuck.free_lost(c, ["flow1", "flow2"], 1e12, BATCH),
     "wake": lambda leader: lambda c: stuck.wake(c, leader.ids),
 }
 ONLY_INSERT = {"start", "start_timers", "create_promises", "answer"}

@@ -66,3 +66,22 @@ def after_loss(alone: bool, losses: int, deaths: int, limit: int) -> RetryTask |
     if losses + charged >= limit or deaths + 1 >= DEATHS_PER_LOSS * limit:
         return FailTask(reason=LOST, losses=charged)
     return RetryTask(delay=0.0, losses=charged)
+
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
+
+
+def pause_after_loss(times: int) -> float:
+    """Return in how many seconds a run that is stuck because its processes died is tried again, after so many times."""
+    return min(_FIRST_PAUSE * 2.0 ** min(times, 16), _LONGEST_PAUSE)
+
+
+def after_loss_of_turn(alone: bool, losses: int, deaths: int, limit: int) -> RetryTask | FailTask:
+    """Decide what follows the death of the process of a turn; a failure means that its run is stuck.
+
+    Only the deaths of processes of its own make a run stuck. One that is there whenever a worker dies is tried rarely.
+    """
+    decision = after_loss(alone, losses, deaths, limit)
+    if isinstance(decision, FailTask) and losses + decision.losses < limit:
+        return RetryTask(delay=pause_after_loss(deaths + 1 - DEATHS_PER_LOSS * limit), losses=decision.losses)
+    return decision

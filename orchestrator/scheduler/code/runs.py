@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 
@@ -18,8 +19,9 @@ from orchestrator.domain.ids import about_run, successor_id, to_text
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.runs.verdict import CONTINUED, TIMED_OUT, Nesting
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
-from orchestrator.domain.tasks.task import TaskError
+from orchestrator.domain.tasks.task import Lost, TaskError
 from orchestrator.scheduler.code.paging import Paging
+from orchestrator.scheduler.code.queries import Asked, Queries
 from orchestrator.scheduler.fleet.capabilities import CapacityHold
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.isolation import isolate
@@ -38,76 +40,13 @@ from orchestrator.store.tasks.transitions import Requeue
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Ended, encode
 
-Asked = Mapping[bytes, Mapping[bytes, Query]]
-"""By run and its own id, what is asked of code."""
-
-
-class Queries:
-    """Queries of runs, from the inbox until the code has answered.
-
-    Only the leader knows of a query, and only in memory: a client without an answer asks again. A query is kept until
-    its turn is reported, and is sent again if the turn did not run, for example because the worker had evicted the
-    code. A query whose worker died is not sent again: it may have caused the crash.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: dict[bytes, dict[bytes, Query]] = {}
-        """Queries that were not sent yet."""
-        self._sent: dict[bytes, tuple[int, dict[bytes, Query]]] = {}
-        """Queries that were sent, and the attempt, which is not reported yet."""
-
-    def committed(self, tick: TickResult) -> None:
-        """Keep what was asked until the code has heard it."""
-        for run, query in tick.code.asked:
-            self._waiting.setdefault(run, {})[query.id] = query
-        for run in tick.code.reported:
-            self._sent.pop(run, None)
-        for run in tick.code.passed_on:
-            self._waiting.pop(run, None)
-        for run, attempt in tick.code.sent.items():
-            self._sent[run] = attempt, self._waiting.pop(run, {})
-
-    def waiting(self, tick: TickResult) -> Asked:
-        """Return, by run, what code is asked and has not been sent."""
-        if not tick.code.asked:
-            return self._waiting
-        asked = {run: dict(queries) for run, queries in self._waiting.items()}
-        for run, query in tick.code.asked:
-            asked.setdefault(run, {})[query.id] = query
-        return asked
-
-    def send(self, tick: TickResult, asked: Asked, run: bytes, attempt: int) -> None:
-        """Note that a turn is on its way, with what the run is asked."""
-        if run in asked:
-            tick.code.sent[run] = attempt
-        else:
-            self.forget(tick, [run])  # what was lost with a worker
-
-    def not_shown(self, tick: TickResult, turns: Iterable[tuple[bytes, int]]) -> None:
-        """Ask queries again whose turns did not run: run and attempt."""
-        for run, attempt in turns:
-            sent = self._sent.get(run)
-            if sent is not None and sent[0] == attempt:
-                tick.code.reported.append(run)
-                tick.code.asked.extend((run, query) for query in sent[1].values())
-
-    def shown(self, tick: TickResult, runs: Sequence[bytes], answered: Container[bytes]) -> list[bytes]:
-        """Note that the code of runs has taken a turn; return those that were asked something else meanwhile."""
-        self.forget(tick, runs)
-        asked = self.waiting(tick)
-        if not asked:
-            return []
-        return [run for run in runs if any(query not in answered for query in asked.get(run, ()))]
-
-    def forget(self, tick: TickResult, runs: Iterable[bytes]) -> None:
-        """Keep no longer what runs were sent."""
-        if self._sent:
-            tick.code.reported.extend(run for run in runs if run in self._sent)
-
-
 log = get_logger("scheduler")
 
 _FIRST = bytes(16)
+_LOOK_EVERY = 30.0
+"""Seconds between two looks for runs whose processes died, and which are to be tried again."""
+_MOST_REPLAYS = 10_000
+"""Queries of ended runs that are remembered."""
 _CROWDED = 300.0
 """Seconds after which a turn that waits for capacity is tried again, if it was not released before."""
 _PAUSE = 1.0
@@ -126,13 +65,17 @@ class CodeRuns(RunKind):
         self.nesting = nesting or Nesting()
         self.paging = Paging()
         self.queries = Queries()
-        self._members: frozenset[str] = frozenset()
+        self._members: frozenset[bytes] = frozenset()
         self.has_waits = False
         """Runs may wait for the ends of others."""
         self.has_looked = False
         """It is known whether they did when this leader began."""
         self._freeing = b""
         """Up to which run the stuck ones have been freed; nothing where all have."""
+        self._tried: tuple[frozenset[str], float] = frozenset(), 0.0
+        """Digests of the code that runs whose processes died were tried with, and when there is another look."""
+        self._replays: dict[bytes, bool] = {}
+        """Queries of ended runs that were sent, and whether their process died."""
 
     def committed(self, tick: TickResult) -> None:
         """Keep queries until the code has answered, and the workers for which stuck runs were freed."""
@@ -140,6 +83,11 @@ class CodeRuns(RunKind):
         self.queries.committed(tick)
         self.has_looked |= tick.code.has_looked
         self._members, self._freeing = tick.code.freed or (self._members, self._freeing)
+        self._tried = tick.code.tried or self._tried
+        for replay in tick.outgoing.replays:
+            self._replays.setdefault(replay.id, False)
+        if len(self._replays) > _MOST_REPLAYS:
+            self._replays.clear()
 
     def ask(self, tx: Transaction, queries: Iterable[tuple[bytes, Query]]) -> None:
         """Have queries answered by the code of runs, in a turn of its own or in the one that follows the present turn.
@@ -182,7 +130,8 @@ class CodeRuns(RunKind):
         started = events[0].what
         assert isinstance(started, history.RunStarted)
         payload = encode(_activation(run, events, {run.id: {query.id: query}}))
-        turn = Claimed(query.id, 1, run.workflow, payload, started.queue, None, query.id, None, alone=False)
+        alone = self._replays.get(query.id, False)
+        turn = Claimed(query.id, 1, run.workflow, payload, started.queue, None, query.id, None, alone=alone)
         placed = self._placed(turn, run)
         if self._fleet.slots(started.queue) and isinstance(placed, Claimed):
             tx.result.outgoing.replays.append(placed)
@@ -206,16 +155,52 @@ class CodeRuns(RunKind):
             tx.result.code.passed_on.extend(successors)
             self.ask(tx, waiting)
 
+    def lost(self, tx: Transaction, reports: Iterable[Lost]) -> None:
+        """Ask queries again whose process died, alone; those that died so get an error for an answer."""
+        answers: list[Answered] = []
+        for report in reports:
+            if not report.alone:
+                self.queries.not_shown(tx.result, [(report.id, report.attempt)])
+                if report.id in self._replays:
+                    self._replays[report.id] = True  # its client asks again
+                continue
+            is_replay = report.id in self._replays
+            queries = [report.id] if is_replay else self.queries.lost(tx.result, report.id, report.attempt)
+            why = f"The process that answered this query died, and ran nothing else: {report.reason or 'killed'}."
+            answers += [Answered(query, None, TaskError("WorkerLost", why, phase="failed")) for query in queries]
+        reply(tx, answers)
+
     def free_stuck(self, tx: Transaction, limit: int) -> None:
-        """Let stuck runs try again whenever a worker has come or gone: the code may be another now."""
-        members = frozenset(self._fleet.beats)
-        if not self._fleet.is_in_view or (members == self._members and not self._freeing):
+        """Let stuck runs try again whenever a worker has come or gone: the code may be another now.
+
+        A process that replaces another of the same worker has the same code.
+        """
+        if not self._fleet.is_in_view:
+            return
+        self._free_lost(tx, limit)
+        members = frozenset(beat.parent or beat.worker.encode() for beat in self._fleet.beats.values())
+        if members == self._members and not self._freeing:
             return
         after = self._freeing if members == self._members else _FIRST
-        known = sorted({name for _, name in self._fleet.known()})
+        known = self._known()
         freed = stuck.free_code(tx.connection, known, after, limit) if known else []
         tx.result.code.freed = members, max(freed) if len(freed) == limit else b""
         self._backlog.freed(tx, freed)
+
+    def _free_lost(self, tx: Transaction, limit: int) -> None:
+        """Let runs whose processes died try again when code comes that this leader has not seen, or after a pause."""
+        tried, look_at = self._tried
+        codes = {beat.names for beat in self._fleet.beats.values()}
+        now = tx.now.timestamp()
+        if codes <= tried and now < look_at:
+            return
+        tx.result.code.tried = tried | codes, now + _LOOK_EVERY
+        known = self._known()
+        due = now if codes <= tried else math.inf
+        self._backlog.freed(tx, stuck.free_lost(tx.connection, known, due, limit) if known else [])
+
+    def _known(self) -> list[str]:
+        return sorted({name for _, name in self._fleet.known()})
 
     # -- out
 
@@ -391,9 +376,14 @@ def reply(tx: Transaction, answers: Sequence[Answered]) -> None:
             tx.result.outgoing.ended.append(Ended(answer.id, state, answer.result, answer.error))
 
 
-def mark_stuck(tx: Transaction, reasons: Sequence[tuple[bytes, int, Violation]]) -> None:
-    """Note that the code of runs cannot go on, for people to see. They have not failed."""
-    rows = [(run, attempt, json_text(violation)) for run, attempt, violation in reasons]
+def mark_stuck(
+    tx: Transaction, reasons: Sequence[tuple[bytes, int, Violation]], retry_at: Mapping[bytes, float] | None = None
+) -> None:
+    """Note that the code of runs cannot go on, for people to see. They have not failed.
+
+    Those whose own processes died say at which Unix time they are tried again.
+    """
+    rows = [(run, attempt, json_text(violation, (retry_at or {}).get(run))) for run, attempt, violation in reasons]
     moved = stuck.mark_stuck(tx.connection, rows)
     tx.result.note(moved, by_worker=True)
     messages = {run: violation.message for run, _, violation in reasons}
@@ -401,7 +391,9 @@ def mark_stuck(tx: Transaction, reasons: Sequence[tuple[bytes, int, Violation]])
         log.error("run.stuck run=%s error=%s", to_text(task.id), messages[task.id], extra=about_run(task.id))
 
 
-def json_text(known: Violation | WaitingPlaces) -> str:
+def json_text(known: Violation | WaitingPlaces, retry_at: float | None = None) -> str:
     """Return what a worker has found out about a run as it is stored: its fields by name."""
     fields = {name: getattr(known, name) for name in known.__struct_fields__}
+    if retry_at is not None:
+        fields["retry_at"] = retry_at
     return msgspec.json.encode(fields).decode()

@@ -20,6 +20,8 @@ from orchestrator.domain.tasks.outcomes import (
     RetryTask,
     after_failure,
     after_loss,
+    after_loss_of_turn,
+    pause_after_loss,
     within_starts,
 )
 from orchestrator.domain.tasks.reports import AttemptReport, Report, fold, fold_notes
@@ -48,7 +50,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import said
 from orchestrator.store.tasks import details, transitions, unique, waiting
 from orchestrator.store.tasks.transitions import Adoption, AttemptEnd, AttemptStart, Moved, Requeue, Success
-from orchestrator.store.tasks.waiting import Earlier
+from orchestrator.store.tasks.waiting import Earlier, Policy
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Malformed, decode_flush, encode
 from orchestrator.transport.leader.streams import Inbound
@@ -172,6 +174,8 @@ class Reports:
         if activated:
             apply_activations(tx, self.code, activated, self.inline_result)
         endings = _decide(tx, unhappy, again, self.loss_limit) if unhappy else []
+        if lost_turns := [report for _, report in unhappy if isinstance(report, Lost)]:
+            self.code.lost(tx, lost_turns)
         lingering = {report.id for _, report in unhappy if isinstance(report, Failed) and report.lingering}
         if adopted:
             transitions.adopt_executors(tx.connection, adopted)
@@ -255,6 +259,7 @@ def _decide(
     """Sort failed and lost attempts into those tried again and those that end their task."""
     endings: list[tuple[AttemptEnd, TaskError]] = []
     stuck: list[tuple[bytes, int, Violation]] = []
+    retry_at: dict[bytes, float] = {}
     policies = waiting.policies(tx.connection, [report.id for _, report in unhappy])
     asked = [
         report.id
@@ -280,8 +285,9 @@ def _decide(
         else:
             before, options = earlier[report.id], parse_options(policy.options)
             outcome, duration = "lost", None
-            error = lost_error(report, policy.losses, before, loss_limit, options)
-            decision = after_loss(report.alone, policy.losses, before.deaths, loss_limit)
+            error = lost_error(report, policy, before, loss_limit, options)
+            after = after_loss_of_turn if policy.is_turn_task else after_loss
+            decision = after(report.alone, policy.losses, before.deaths, loss_limit)
             decision = within_starts(decision, options, before.starts, lost=True)
         text = error_json(error)
         if isinstance(decision, RetryTask):
@@ -301,6 +307,9 @@ def _decide(
             )
         elif policy.is_turn_task:  # whatever becomes of the code of a workflow, its run is never failed by it
             stuck.append((report.id, report.attempt, Violation(0, error.kind, error.message, error.traceback)))
+            if isinstance(report, Lost):
+                pause = pause_after_loss(policy.losses + 1 - loss_limit)
+                retry_at[report.id] = tx.now.timestamp() + pause
         else:
             assert isinstance(decision, FailTask)
             ending = AttemptEnd(
@@ -315,7 +324,7 @@ def _decide(
             )
             endings.append((ending, error))
     if stuck:
-        mark_stuck(tx, stuck)
+        mark_stuck(tx, stuck, retry_at)
     return endings
 
 
@@ -325,8 +334,8 @@ def watcher_lost(report: Lost) -> TaskError:
     return TaskError("WorkerLost", f"The worker that watched this execution {said}. Another goes on watching it.")
 
 
-def lost_error(report: Lost, losses: int, before: Earlier, limit: int, options: TaskOptions) -> TaskError:
-    """Describe how an attempt was lost, after so many losses of its own and these attempts."""
+def lost_error(report: Lost, policy: Policy, before: Earlier, limit: int, options: TaskOptions) -> TaskError:
+    """Describe how an attempt was lost, after the losses of its own and these attempts."""
     if report.unheard:
         what = (
             f"The worker that had this attempt was not heard from for {report.unheard:.1f} s: "
@@ -339,7 +348,11 @@ def lost_error(report: Lost, losses: int, before: Earlier, limit: int, options: 
     elif options.max_starts is not None:
         whose = f"It is started at most {options.max_starts} times (max_starts); this was time {before.starts + 1}"
     elif report.alone:
-        whose = f"It ran nothing else. The task fails when that has happened {limit} times; this was time {losses + 1}"
+        what_follows = "The run is stuck" if policy.is_turn_task else "The task fails"
+        time = policy.losses + 1
+        whose = f"It ran nothing else. {what_follows} when that has happened {limit} times; this was time {time}"
+    elif policy.is_turn_task:
+        whose = "That need not be the fault of the run: its next turn has a process of its own"
     else:
         most, time = DEATHS_PER_LOSS * limit, before.deaths + 1
         whose = f"That need not be the task's fault: it fails only if it was there {most} times; this was time {time}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -14,6 +15,8 @@ from orchestrator.store.sql import Batch, Prepared, Row, Statement
 
 _GONE = Batch("gone", "run_id uuid, id uuid")
 
+_APART = 2e-6
+"""Seconds between timers of one time: the least that neither a double nor Postgres rounds away."""
 _TIMERS = Batch("n", "run_id uuid, id uuid, due double precision")
 _START_TIMERS = Prepared[None](f"""
 INSERT /* expectations.start_timers */ INTO orchestrator.timers (run_id, id, due)
@@ -24,8 +27,13 @@ SELECT n.run_id, n.id, to_timestamp(n.due)
 
 
 def start_timers(connection: Connection, timers: Sequence[tuple[bytes, bytes, float]]) -> None:
-    """Create timers: run, id, and the Unix time at which it is due."""
-    _START_TIMERS(connection, _TIMERS(timers))
+    """Create timers: run, id, and the Unix time at which it is due. Those of one time fire in this order."""
+    earlier: Counter[tuple[bytes, float]] = Counter()
+    rows: list[tuple[bytes, bytes, float]] = []
+    for run, timer, due in timers:
+        rows.append((run, timer, due + earlier[run, due] * _APART))
+        earlier[run, due] += 1
+    _START_TIMERS(connection, _TIMERS(rows))
 
 
 _FORGET_TIMERS = Prepared[None](f"""

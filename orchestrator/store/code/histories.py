@@ -134,7 +134,7 @@ WITH /* histories.suspend */ given AS MATERIALIZED (
 ), back AS (
     UPDATE orchestrator.tasks t
        SET status = 'pending', blockers = CASE WHEN run.last_event > r.through THEN 0 ELSE 1 END, worker = r.worker,
-           dispatched_at = NULL, started_at = NULL, losses = 0, alone = false
+           dispatched_at = NULL, started_at = NULL, losses = least(t.losses, 1), alone = t.losses > 0
       FROM given r
      {current_attempt()}
      CROSS JOIN LATERAL (SELECT last_event FROM orchestrator.runs WHERE id = r.id LIMIT 1) AS run
@@ -162,7 +162,8 @@ SELECT id, 'pending' AS state, queue, id AS run_id, attempt, 'dispatched' AS bef
 def suspend(connection: Connection, turns: Sequence[Turn], now: datetime, *, are_next: bool = False) -> list[Moved]:
     """Put the runs' turn tasks back to sleep, or to ready where facts came meanwhile, and append what the code did.
 
-    Of next turns, those count that were taken in this transaction.
+    Of next turns, those count that were taken in this transaction. A run whose own process has died never runs with
+    others again.
     """
     given = [
         (

@@ -18,7 +18,8 @@ _STICK = Prepared[Moved](f"""
 WITH /* stuck.mark_stuck */ back AS (
     UPDATE orchestrator.tasks t
        SET status = 'pending', blockers = 1, worker = NULL, hold = NULL, wake_at = NULL, dispatched_at = NULL,
-           started_at = NULL, losses = 0, alone = false
+           started_at = NULL, alone = r.reason->>'retry_at' IS NOT NULL,
+           losses = CASE WHEN r.reason->>'retry_at' IS NULL THEN 0 ELSE t.losses + 1 END
       FROM {_FOUND_OUT}
      {current_attempt()}
      WHERE t.ctid = found.place
@@ -34,7 +35,10 @@ SELECT id, 'pending' AS state, queue, id AS run_id, attempt, 'dispatched' AS bef
 
 
 def mark_stuck(connection: Connection, reasons: Iterable[tuple[bytes, int, str]]) -> list[Moved]:
-    """Note that runs cannot go on, with the attempt that found out and the reason as JSON; their code sleeps."""
+    """Note that runs cannot go on, with the attempt that found out and the reason as JSON; their code sleeps.
+
+    Those whose own processes died have a `retry_at`. Their turns stay charged, and run in a process of their own.
+    """
     return _STICK(connection, _FOUND_OUT(reasons))
 
 
@@ -79,14 +83,14 @@ def set_aside(connection: Connection, reasons: Iterable[tuple[bytes, str]]) -> N
     _SET_ASIDE(connection, _REASONS(reasons))
 
 
-def _freeing(name: str, which: str) -> Prepared[bytes]:
+def _freeing(name: str, which: str, change: str = "blockers = 0") -> Prepared[bytes]:
     return Prepared[bytes](f"""
 WITH /* stuck.{name} */ freed AS (
     UPDATE orchestrator.runs r SET stuck = NULL, cached = 0
      WHERE r.ctid = ANY (ARRAY({which} LIMIT %(limit)s))
     RETURNING r.id
 ), woken AS (
-    UPDATE orchestrator.tasks t SET blockers = 0
+    UPDATE orchestrator.tasks t SET {change}
       FROM freed
      CROSS JOIN LATERAL (
            SELECT ctid AS place FROM orchestrator.tasks WHERE id = freed.id AND status = 'pending' LIMIT 1) AS found
@@ -109,9 +113,20 @@ _FREE_CODE = _freeing(
     "free_code",
     """
         SELECT place FROM (
-               SELECT ctid AS place, id, code, workflow FROM orchestrator.runs
+               SELECT ctid AS place, id, code, workflow, stuck FROM orchestrator.runs
                 WHERE stuck IS NOT NULL AND ended_at IS NULL ORDER BY id OFFSET 0) AS blocked
-         WHERE code AND workflow = ANY(%(workflows)s::text[]) AND id::text > %(after)s::text""",
+         WHERE code AND workflow = ANY(%(workflows)s::text[]) AND id::text > %(after)s::text
+           AND stuck->>'kind' IS DISTINCT FROM 'WorkerLost'""",
+)
+_FREE_LOST = _freeing(
+    "free_lost",
+    """
+        SELECT place FROM (
+               SELECT ctid AS place, code, workflow, stuck FROM orchestrator.runs
+                WHERE stuck IS NOT NULL AND ended_at IS NULL ORDER BY id OFFSET 0) AS blocked
+         WHERE code AND workflow = ANY(%(workflows)s::text[]) AND stuck->>'kind' = 'WorkerLost'
+           AND coalesce((stuck->>'retry_at')::double precision, 0) <= %(now)s::double precision""",
+    "blockers = 0, alone = true",
 )
 _FREE_OLDER = _freeing(
     "free_older",
@@ -133,8 +148,13 @@ def free(connection: Connection, runs: Sequence[bytes]) -> list[bytes]:
 
 
 def free_code(connection: Connection, workflows: Sequence[str], after: bytes, limit: int) -> list[bytes]:
-    """Let stuck runs of these workflows as code try again, those that come after one."""
+    """Let stuck runs of these workflows as code try again, those that come after one; none whose processes died."""
     return _FREE_CODE(connection, workflows=workflows, after=to_text(after), limit=limit)
+
+
+def free_lost(connection: Connection, workflows: Sequence[str], now: float, limit: int) -> list[bytes]:
+    """Let runs of these workflows try again whose processes died and whose pause is over, in processes of their own."""
+    return _FREE_LOST(connection, workflows=workflows, now=now, limit=limit)
 
 
 @Statement.function("""

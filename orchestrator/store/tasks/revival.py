@@ -65,8 +65,8 @@ WITH /* revival.revive */ wanted AS MATERIALIZED (
 ), history AS (
     {archive_last_attempt("back WHERE status IN ('failed', 'cancelled') AND attempt > 0")}
 ), opened AS (
-    INSERT INTO orchestrator.tasks ({CARRIED}, ready_at)
-    SELECT {CARRIED}, CASE WHEN trace IS NOT NULL THEN now() END FROM back
+    INSERT INTO orchestrator.tasks ({CARRIED}, alone, ready_at)
+    SELECT {CARRIED}, losses > 0, CASE WHEN trace IS NOT NULL THEN now() END FROM back
 ), arrived AS (
     {arrivals("back WHERE lane IS NOT NULL")}
 )
@@ -86,6 +86,8 @@ class Revived(NamedTuple):
 
 def revive(connection: Connection, ids: Sequence[bytes], *, cancelled: bool = False) -> Revived:
     """Open failed, skipped and cancelled tasks again, with a fresh count of failures and the fence where it was.
+
+    Those whose own processes died run alone.
 
     Cancelled ones of runs are opened only if so asked. Of several with the same key, the first is opened, and the
     others stay as they are.

@@ -17,6 +17,7 @@ from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.scheduler import requests
 from orchestrator.scheduler.dag import plans as dags
 from orchestrator.scheduler.dag.creation import StepCreation
+from orchestrator.scheduler.dag.planned import DagRun
 from orchestrator.scheduler.flow.plans import Flows
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.store.runs import cancels
@@ -76,7 +77,7 @@ class Poisons:
         """Let the product's own functions meet the poison."""
         with ExitStack() as stack:
             for owner, name, operation, ids in (
-                (dags.Dags, "_open", "evaluate", lambda given: [given[2].id]),
+                (DagRun, "open", "evaluate", lambda given: [given[0].id]),
                 (StepCreation, "_instantiate", "create", lambda given: [given[3][0].id]),
                 (Flows, "_advance", "advance", lambda given: [given[3].id]),
                 (runs, "count", "count", lambda given: given[1]),
