@@ -102,7 +102,7 @@ class PendingWork(CommitHooks):
             do("find places for tasks", lambda tx, limit: release_crowded(tx, fleet, over, limit))
         if thorough:
             do("free stuck runs", self.code.free_stuck)
-            if not self.code.has_looked:
+            if self.code.looked_to is not None:
                 do("look after waits for runs", lambda tx, _: look_after(tx, self.code))
         if _is_due(pending_work.next_due, tx.now):
             do("make due tasks ready", fire_due)

@@ -182,8 +182,8 @@ class TickCode(_Mergeable):
     """For which workers stuck runs were freed, and up to which run; empty if all were."""
     tried: tuple[frozenset[str], float] | None = None
     """Digests of the code that runs whose processes died were tried with, and when there is another look at them."""
-    has_looked: bool = False
-    """Runs were told of the ends that they wait for, and that a leader before did not look for."""
+    looked_to: tuple[str, bytes] | None = None
+    """Up to which wait runs were told of ends that a leader before did not look for."""
 
 
 class Outgoing(_Mergeable):

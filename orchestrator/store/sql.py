@@ -104,6 +104,7 @@ class Statement(Generic[R]):
                 found = run(connection, **(defaults | values if defaults else values))
                 return found if made is None else made(found)
 
+            call.statement = statement  # type: ignore[attr-defined]  # for who looks at the plans of all
             return call  # type: ignore[return-value]
 
         return declare

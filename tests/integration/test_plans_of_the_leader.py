@@ -42,7 +42,10 @@ def prepared() -> list[Prepared[Any]]:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             for value in vars(importlib.import_module(module.name)).values():
                 values = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
-                found |= {id(one): one for one in values if isinstance(one, Prepared)}
+                statements = [
+                    getattr(one, "statement", one) for one in values
+                ]  # of a function that is declared with one
+                found |= {id(one): one for one in statements if isinstance(one, Prepared)}
     return list(found.values())
 
 

@@ -36,6 +36,10 @@ from orchestrator.telemetry import get_logger
 log = get_logger("scheduler")
 
 
+_PAGE = 1_000
+"""Waits of earlier leaders that are looked at in one tick."""
+
+
 def send(tx: Transaction, sent: Sequence[tuple[bytes, SignalRun]], ending: Container[bytes]) -> None:
     """Hand signals and cancels that runs send each other to those in which their targets go on now.
 
@@ -113,12 +117,13 @@ def ended(tx: Transaction, runs: Sequence[bytes]) -> None:
 
 
 def look_after(tx: Transaction, code: CodeRuns) -> None:
-    """Tell runs of ends that a leader of the previous release did not look for; a new leader does that once."""
-    found = expectations.all_waits(tx.connection)
+    """Tell runs of ends that a leader of the previous release did not look for; each wait is looked at once."""
+    assert code.looked_to is not None
+    found = expectations.waits_after(tx.connection, *code.looked_to, _PAGE)
     code.has_waits |= bool(found)
     if found:
         _go_on(tx, found)
-    tx.result.code.has_looked = True
+    tx.result.code.looked_to = (found[-1].name, found[-1].id) if len(found) == _PAGE else ("", b"")
 
 
 def _go_on(tx: Transaction, waits: Sequence[NewPromise]) -> None:

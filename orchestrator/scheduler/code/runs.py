@@ -68,8 +68,8 @@ class CodeRuns(RunKind):
         self._members: frozenset[bytes] = frozenset()
         self.has_waits = False
         """Runs may wait for the ends of others."""
-        self.has_looked = False
-        """It is known whether they did when this leader began."""
+        self.looked_to: tuple[str, bytes] | None = ("", bytes(16))
+        """Up to which wait of an earlier leader ends were looked for; None if all were."""
         self._freeing = b""
         """Up to which run the stuck ones have been freed; nothing where all have."""
         self._tried: tuple[frozenset[str], float] = frozenset(), 0.0
@@ -81,7 +81,8 @@ class CodeRuns(RunKind):
         """Keep queries until the code has answered, and the workers for which stuck runs were freed."""
         self.paging.committed(tick)
         self.queries.committed(tick)
-        self.has_looked |= tick.code.has_looked
+        if tick.code.looked_to is not None:
+            self.looked_to = tick.code.looked_to if tick.code.looked_to[0] else None
         self._members, self._freeing = tick.code.freed or (self._members, self._freeing)
         self._tried = tick.code.tried or self._tried
         for replay in tick.outgoing.replays:

@@ -109,9 +109,9 @@ def create_promises(connection: Connection, promises: Sequence[NewPromise]) -> N
     _CREATE_PROMISES(connection, _PROMISES(promises))
 
 
-_ALL_WAITS = Prepared[NewPromise](f"""
-SELECT /* expectations.all_waits */ run_id AS run, id, name, ordinal FROM orchestrator.promises
- WHERE name LIKE '{WAIT}%%'
+_WAITS_AFTER = Prepared[NewPromise](f"""
+SELECT /* expectations.waits_after */ run_id AS run, id, name, ordinal FROM orchestrator.promises
+ WHERE name LIKE '{WAIT}%%' AND (name, id) > (%(name)s::text, %(id)s::uuid) ORDER BY name, id LIMIT %(limit)s::int
 """)
 _WAITS = Prepared[NewPromise](f"""
 SELECT /* expectations.waits */ p.run_id AS run, p.id, p.name, p.ordinal FROM unnest(%(names)s::text[]) AS wanted(name)
@@ -128,9 +128,9 @@ UPDATE /* expectations.rename_waits */ orchestrator.promises p SET name = n.name
 """)
 
 
-def all_waits(connection: Connection) -> list[NewPromise]:
-    """Return all waits for the ends of runs."""
-    return _ALL_WAITS(connection)
+def waits_after(connection: Connection, name: str, id: bytes, limit: int) -> list[NewPromise]:
+    """Return the next waits for the ends of runs, by name and id."""
+    return _WAITS_AFTER(connection, name=name, id=id, limit=limit)
 
 
 def waits(connection: Connection, names: Sequence[str]) -> list[NewPromise]:
