@@ -55,6 +55,11 @@ def _scalar(name: str, value: object) -> Scalar:
     )
 
 
+def as_json(value: Scalar) -> str:
+    """Return an attribute as the column has it."""
+    return msgspec.json.encode(value).decode()
+
+
 def stored(text: str) -> dict[str, Scalar]:
     """Return attributes as `RunStarted` has them; none of a text that is no such thing."""
     try:

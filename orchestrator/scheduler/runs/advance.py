@@ -163,7 +163,7 @@ class Runs:
         quick: list[RunAndChanges] = []
         for one in free:
             (planned if any(changes.is_for_plan for changes in one[1]) else quick).append(one)
-        late += self._notify_slices(tx, _slices(tx, quick) if tx.budget.is_slowed else [quick], _is_first)
+        late += self._notify_slices(tx, _slices(tx, quick) if tx.budget.is_slowed else [quick], lambda n, _: n == 0)
         long = [run for run, changes in planned if any(one.is_for_all_steps for one in changes)]
         steps = self.dags.sizes(dags.versions(tx.connection, long) if long else {})
         slices = _slices(tx, planned, lambda one: steps(one[0]))
@@ -387,11 +387,6 @@ def _slices(tx: Transaction, some: Sequence[T], steps: Callable[[T], int] = lamb
         slice_.append(run)
     if slice_:
         yield slice_
-
-
-def _is_first(number: int, _: Sequence[object]) -> bool:
-    """Say whether a slice is done however little time there is: the first."""
-    return number == 0
 
 
 def _is_due(number: int, slice_: Sequence[object]) -> bool:

@@ -15,10 +15,8 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar, overload
 from uuid import UUID
 
-import msgspec
-
 from orchestrator.domain.code import commands
-from orchestrator.domain.code.attributes import Scalar, checked, stored
+from orchestrator.domain.code.attributes import Scalar, as_json, checked, stored
 from orchestrator.domain.ids import derived_id
 from orchestrator.errors import OperationFailed
 from orchestrator.sdk.checks import check_name
@@ -303,8 +301,7 @@ class WorkflowContext:
             ordinal, _ = self._commander.next("state")
             if name in found:
                 data = encode_value(found[name], f"Attribute {name!r}", self._commander.limit)
-                text = msgspec.json.encode(found[name]).decode()
-                self._commander.issue(commands.SetState(ordinal, name, data, text))
+                self._commander.issue(commands.SetState(ordinal, name, data, as_json(found[name])))
             else:
                 self._commander.issue(commands.ClearState(ordinal, name, True))
         self._attributes = found
@@ -313,8 +310,7 @@ class WorkflowContext:
     def attributes(self) -> dict[str, Scalar]:
         """The attributes of the run, as its start and its code have set them; a time is a text, in UTC."""
         if self._attributes is None:
-            assert self._commander.started is not None
-            self._attributes = stored(self._commander.started.attributes)
+            self._attributes = stored(self._commander.started.attributes) if self._commander.started else {}
         return dict(self._attributes)
 
     @property

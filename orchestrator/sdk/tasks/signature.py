@@ -87,9 +87,8 @@ class Signature:
         try:
             self._signature.bind(*arguments, **keywords)
         except TypeError as error:
-            public = [
-                p for p in self._signature.parameters.values() if p.kind is not p.KEYWORD_ONLY or p.name[0] != "_"
-            ]
+            known = self._signature.parameters.values()
+            public = [one for one in known if one.kind is not one.KEYWORD_ONLY or one.name[0] != "_"]
             raise InvalidTask(
                 f"{self._what} {self.name!r}: {error}.{self._advice(keywords)} Expected {self.name}"
                 f"{inspect.Signature(public)}."
