@@ -191,7 +191,8 @@ def purge(tx: Transaction, runs: Runs, workers: Fleet, item: Request, limit: int
 
     Where no worker serves the queue, what was handed out waits as well.
     """
-    asked_at, queue = tx.now - timedelta(seconds=item.age), item.body["queue"]
+    asked_at, queue = item.created_at, item.body["queue"]
+    assert asked_at is not None  # by the clock of Postgres, as tasks have the time at which they were enqueued
     is_unserved = workers.is_in_view and not workers.slots(queue)
 
     def cancel_slice(after: str | None, size: int) -> str | None:

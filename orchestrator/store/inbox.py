@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -62,6 +63,8 @@ class Request(NamedTuple):
     age: float
     """Seconds since it was made."""
     body: Any = None
+    created_at: datetime | None = None
+    """When it was made, by the clock of Postgres."""
 
 
 _ADD = Statement[int]("""
@@ -115,7 +118,8 @@ def has_request(connection: Connection, kind: RequestKind, request: bytes) -> bo
 
 
 @Prepared.function("""
-SELECT /* inbox.read */ id, kind, target, extract(epoch FROM now() - created_at)::double precision AS age, body
+SELECT /* inbox.read */ id, kind, target, extract(epoch FROM now() - created_at)::double precision AS age, body,
+       created_at
   FROM orchestrator.inbox ORDER BY id LIMIT %(limit)s
 """)
 def read(connection: Connection, limit: int) -> list[Request]:

@@ -162,7 +162,10 @@ def commands_in(shown: str) -> set[str]:
 def test_no_command_lets_data_speak_to_the_terminal(
     places: dict[str, tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert set(places) == (READS | READS_TOO | {"flows watch"}) - {"celery inspect", "migrate check"}
+    assert set(places) == (READS | READS_TOO | {"flows watch", "workflows export"}) - {
+        "celery inspect",
+        "migrate check",
+    }
     seen = 0
     for name, arguments in places.items():
         for more in ([], ["--json"]) if name in READS | READS_TOO else ([],):

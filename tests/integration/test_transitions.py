@@ -346,7 +346,8 @@ def test_a_revived_task_starts_afresh_behind_its_fence(connection: Connection) -
     revival.revive(connection, [task])
     after = row(connection, task)
     assert {column: after.columns[column] for column in KEPT} == {column: before.columns[column] for column in KEPT}
-    assert (after.columns["failures"], after.columns["losses"], after.columns["alone"]) == (0, 0, False)
+    losses_and_alone = after.columns["losses"], after.columns["alone"]
+    assert (after.columns["failures"], losses_and_alone) == (0, (0, True)), "its own process had died: it shares none"
     assert claim(connection, task)[0].attempt == 2
 
 

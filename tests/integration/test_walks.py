@@ -79,7 +79,7 @@ def test_from_a_turn_of_code_to_what_it_commands(system: System, engine_: Engine
     worker.report(act(engine_, *worker.take()))
     with following(*marks_of(raw(handle))) as walk:
         system.tick()
-    short(walk, files=24, stays=43)
+    short(walk, files=25, stays=44)
 
 
 def test_from_a_page_of_the_dashboard_to_its_rows(system: System, request: pytest.FixtureRequest) -> None:

@@ -37,6 +37,11 @@ class Queries:
         for run, attempt in tick.code.sent.items():
             self._sent[run] = attempt, self._waiting.pop(run, {})
 
+    @property
+    def has_sent(self) -> bool:
+        """Say whether some were sent and are not reported yet."""
+        return bool(self._sent)
+
     def waiting(self, tick: TickResult) -> Asked:
         """Return, by run, what code is asked and has not been sent."""
         if not tick.code.asked:

@@ -156,6 +156,11 @@ class CodeRuns(RunKind):
             tx.result.code.passed_on.extend(successors)
             self.ask(tx, waiting)
 
+    @property
+    def has_sent_queries(self) -> bool:
+        """Say whether queries may be on their way."""
+        return bool(self.queries.has_sent or self._replays)
+
     def lost(self, tx: Transaction, reports: Iterable[Lost]) -> None:
         """Ask queries again whose process died, alone; those that died so get an error for an answer."""
         answers: list[Answered] = []

@@ -174,8 +174,8 @@ class Reports:
         if activated:
             apply_activations(tx, self.code, activated, self.inline_result)
         endings = _decide(tx, unhappy, again, self.loss_limit) if unhappy else []
-        if lost_turns := [report for _, report in unhappy if isinstance(report, Lost)]:
-            self.code.lost(tx, lost_turns)
+        if unhappy and self.code.has_sent_queries:
+            self.code.lost(tx, [report for _, report in unhappy if isinstance(report, Lost)])
         lingering = {report.id for _, report in unhappy if isinstance(report, Failed) and report.lingering}
         if adopted:
             transitions.adopt_executors(tx.connection, adopted)
