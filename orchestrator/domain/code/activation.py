@@ -129,3 +129,11 @@ class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
     """Of a next turn: the time of that event, in Unix seconds."""
     accepted: list[str] = []
     """For the mark: see `history.ActivationApplied`."""
+
+
+def json_text(known: Violation | WaitingPlaces, retry_at: float | None = None) -> str:
+    """Return what a worker has found out about a run as it is stored: its fields by name."""
+    fields = {name: getattr(known, name) for name in known.__struct_fields__}
+    if retry_at is not None:
+        fields["retry_at"] = retry_at
+    return msgspec.json.encode(fields).decode()

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from orchestrator.domain.code import commands, history
-from orchestrator.domain.code.activation import Activated, Violation
+from orchestrator.domain.code.activation import Activated, Violation, json_text
 from orchestrator.domain.code.attributes import Scalar
 from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.ends import NOTHING, PARENT_ASKS, CommandsByKind, end_of
@@ -23,7 +23,7 @@ from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code import other_runs
 from orchestrator.scheduler.code.requests import give_up_promises, meet_promises
-from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, json_text, mark_stuck, reply
+from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, mark_stuck, reply
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_enqueued, error_json
 from orchestrator.scheduler.transaction import Transaction

@@ -62,7 +62,7 @@ class Paging(CommitHooks):
 
     @property
     def size(self) -> int:
-        """How many bytes of pages are out, or on their way."""
+        """How many bytes of pages are sent, or about to be."""
         return sum(self._sizes.values())
 
     @property

@@ -9,10 +9,8 @@ import math
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-import msgspec
-
 from orchestrator.domain.code import history
-from orchestrator.domain.code.activation import Activation, Query, Violation, WaitingPlaces
+from orchestrator.domain.code.activation import Activation, Query, Violation, json_text
 from orchestrator.domain.code.history import Event, Fact, shown_events
 from orchestrator.domain.code.history_budget import LARGEST_HISTORY, PAGE, Delivery, HistoryBudget
 from orchestrator.domain.ids import about_run, successor_id, to_text
@@ -158,7 +156,7 @@ class CodeRuns(RunKind):
 
     @property
     def has_sent_queries(self) -> bool:
-        """Say whether queries may be on their way."""
+        """Say whether queries may be in flight."""
         return bool(self.queries.has_sent or self._replays)
 
     def lost(self, tx: Transaction, reports: Iterable[Lost]) -> None:
@@ -395,11 +393,3 @@ def mark_stuck(
     messages = {run: violation.message for run, _, violation in reasons}
     for task in moved:
         log.error("run.stuck run=%s error=%s", to_text(task.id), messages[task.id], extra=about_run(task.id))
-
-
-def json_text(known: Violation | WaitingPlaces, retry_at: float | None = None) -> str:
-    """Return what a worker has found out about a run as it is stored: its fields by name."""
-    fields = {name: getattr(known, name) for name in known.__struct_fields__}
-    if retry_at is not None:
-        fields["retry_at"] = retry_at
-    return msgspec.json.encode(fields).decode()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.domain.code.activation import Violation
+from orchestrator.domain.code.activation import Violation, json_text
 from orchestrator.domain.executors.call import announced
 from orchestrator.domain.fleet.announced import tasks_among, workflows_among
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.obstacles import executor_of_hold, key_of_hold, no_data_key, no_database, no_executor
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.scheduler.code.runs import json_text
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.tasks.creation import error_json, log_failed
 from orchestrator.scheduler.transaction import Transaction
