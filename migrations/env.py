@@ -7,9 +7,8 @@ from typing import Any
 
 from alembic import context
 from alembic.runtime.migration import MigrationContext, MigrationInfo
-from alembic.script import Script
 
-from orchestrator.store.compatibility import mark
+from orchestrator.store.compatibility import FIRST, mark
 from orchestrator.store.tables import metadata
 
 connection = context.config.attributes["connection"]
@@ -17,9 +16,9 @@ connection = context.config.attributes["connection"]
 
 def note(ctx: MigrationContext, step: MigrationInfo, heads: Collection[Any], run_args: Mapping[str, Any]) -> None:
     """Write, in the transaction of a migration, which releases may use the schema now."""
-    del ctx, heads, run_args
-    if step.is_upgrade and isinstance(step.up_revision, Script):
-        mark(connection, getattr(step.up_revision.module, "oldest", None))
+    del ctx, step, run_args
+    applied = context.script.iterate_revisions(tuple(heads), "base") if heads else ()
+    mark(connection, max([FIRST, *(getattr(script.module, "oldest", None) or FIRST for script in applied)]))
 
 
 context.configure(

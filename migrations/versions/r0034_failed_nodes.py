@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from alembic import op
 
+from orchestrator.store.compatibility import refuse_loss
+
 revision = "0034"
 down_revision = "0033"
 
@@ -14,4 +16,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    refuse_loss(op.get_bind(), revision, "flows", "on_error <> 'default'")
     op.execute("ALTER TABLE orchestrator.flows DROP COLUMN on_error")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from alembic import op
 
+from orchestrator.store.compatibility import refuse_loss
+
 revision = "0035"
 down_revision = "0034"
 
@@ -20,6 +22,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    op.execute("DELETE FROM orchestrator.api_keys WHERE tasks IS NOT NULL")
+    refuse_loss(op.get_bind(), revision, "api_keys", "tasks IS NOT NULL OR quotas IS NOT NULL")
     for column in _COLUMNS:
         op.execute(f"ALTER TABLE orchestrator.api_keys DROP COLUMN {column.split()[0]}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from alembic import op
 
+from orchestrator.store.compatibility import refuse_loss
+
 revision = "0036"
 down_revision = "0035"
 
@@ -14,4 +16,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    refuse_loss(op.get_bind(), revision, "runs", "terminates")
     op.execute("ALTER TABLE orchestrator.runs DROP COLUMN terminates")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from alembic import op
 
+from orchestrator.store.compatibility import refuse_loss
+
 revision = "0038"
 down_revision = "0037"
 
@@ -26,6 +28,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    refuse_loss(op.get_bind(), revision, "runs", "attributes IS NOT NULL")
     op.execute("DROP INDEX orchestrator.promises_of_runs")
     op.execute("DROP INDEX orchestrator.runs_by_attributes")
     op.execute("ALTER TABLE orchestrator.runs DROP COLUMN attributes")

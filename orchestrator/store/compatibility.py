@@ -5,6 +5,8 @@ meets the schema of the next release. As a rule that release has only added to i
 migration after which they cannot (it drops a column that they use, say) names the oldest revision whose release still
 can, as `oldest = "0041"` beside its `revision`. The mark is the newest of these. It is a comment on Alembic's table: it
 is written in the transaction of the migration, and needs no migration of its own.
+
+Migrations after `FIRST` can be undone, too, while nothing uses what they have brought (`refuse_loss`).
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import re
 
 from sqlalchemy import Connection, text
 
+from orchestrator.errors import SchemaError
 from orchestrator.store.tables.columns import SCHEMA
 
 FIRST = "0033"
@@ -29,7 +32,20 @@ def oldest_supported(connection: Connection) -> str | None:
     return match[1] if match else None
 
 
-def mark(connection: Connection, oldest: str | None) -> None:
-    """Take note of a migration that was applied, and of the oldest revision that it supports, if it names one."""
-    newest = max(oldest_supported(connection) or FIRST, oldest or FIRST)
-    connection.execute(text(f"COMMENT ON TABLE {SCHEMA}.alembic_version IS '{_MARK.format(newest)}'"))
+def mark(connection: Connection, oldest: str) -> None:
+    """Write down the oldest revision that the schema supports."""
+    connection.execute(text(f"COMMENT ON TABLE {SCHEMA}.alembic_version IS '{_MARK.format(oldest)}'"))
+
+
+def refuse_loss(connection: Connection, revision: str, table: str, condition: str) -> None:
+    """Keep a migration from being undone where rows fulfil this condition: they have what it has brought.
+
+    The table stays locked until its transaction ends, so that no such row comes in between.
+    """
+    connection.execute(text(f"LOCK TABLE {SCHEMA}.{table} IN ACCESS EXCLUSIVE MODE"))
+    count = connection.execute(text(f"SELECT count(*) FROM {SCHEMA}.{table} WHERE {condition}")).scalar()
+    if count:
+        raise SchemaError(
+            f"Revision {revision} cannot be undone without loss: {table} has rows with {condition} ({count}). "
+            f"The database stays at revision {revision}."
+        )

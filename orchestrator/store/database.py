@@ -6,9 +6,10 @@ import math
 import re
 import select
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any
 
 from psycopg2 import ProgrammingError
 from psycopg2.extensions import make_dsn
@@ -20,13 +21,16 @@ from orchestrator import time_limits
 from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import DEFAULT_NAMESPACE, Settings
-from orchestrator.store.compatibility import oldest_supported
+from orchestrator.store.compatibility import FIRST, oldest_supported
 from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
-from orchestrator.store.dialing import use_dialing
+from orchestrator.store.dialing import several_hosts, use_dialing
 from orchestrator.store.error_redaction import code_of, hide_rows
 from orchestrator.store.namespaces import namespace_of, use_namespace
 from orchestrator.store.tables.columns import SCHEMA
 from orchestrator.terminal_safe import sentence, without_password, without_password_of
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 REVISION = "0038"
 """The newest migration. `orchestrator db upgrade` brings a database here."""
@@ -77,8 +81,6 @@ _ADVICE = (
     ("lock timeout", "The database is busy, or something holds a lock: `orchestrator status` says who."),
 )
 
-_HOST = re.compile(r"(?P<host>\[[^\]]*\]|[^:,]*)(?::(?P<port>\d*))?")
-
 _MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _UPGRADE_LOCK = 0x6F7263685F6462
 
@@ -112,7 +114,7 @@ def engine_for(
     if pool_size:
         pool = {"poolclass": _Pool, "pool_size": pool_size, "max_overflow": max_overflow, "pool_timeout": timeout}
     try:
-        url, hosts = _several_hosts(url)
+        url, hosts = several_hosts(url)
         parsed = make_url(url)
         if parsed.drivername in ("postgres", "postgresql"):
             parsed = parsed.set(drivername="postgresql+psycopg2")
@@ -167,23 +169,6 @@ class _Pool(QueuePool):
     @_timeout.setter
     def _timeout(self, seconds: float) -> None:
         self._longest = seconds
-
-
-def _several_hosts(url: str) -> tuple[str, dict[str, str]]:
-    """Take several hosts, as libpq writes them (`host1:5432,host2:5432`), out of a URL: the driver wants them apart."""
-    scheme, separator, rest = url.partition("://")
-    authority = re.split("[/?]", rest, maxsplit=1)[0]
-    user, at, places = authority.rpartition("@")
-    if "," not in places:
-        return url, {}
-    found = [_HOST.fullmatch(place) for place in places.split(",")]
-    if not all(found):
-        raise ValueError(f"{places!r} are no hosts with ports")
-    hosts = {
-        "host": ",".join(unquote(match["host"]).strip("[]") for match in found if match),
-        "port": ",".join(match["port"] or "" for match in found if match),
-    }
-    return f"{scheme}{separator}{user}{at}{rest[len(authority) :]}", hosts
 
 
 def _refuse_if_closed(connection: Any, record: Any, proxy: object) -> None:
@@ -361,25 +346,53 @@ def upgrade(url: str, revision: str = "head", *, namespace: str = DEFAULT_NAMESP
     A newer schema stays as it is. If it supports this release, a message says so, which is returned.
     """
     from alembic import command
+
+    with _migrating(url, namespace) as (connection, config):
+        connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{namespace}"'))
+        connection.commit()
+        if (current_revision(connection) or "") > REVISION:
+            return check_schema(connection)
+        command.upgrade(config, revision)
+    return None
+
+
+def downgrade(url: str, revision: str | None, *, namespace: str = DEFAULT_NAMESPACE) -> str:
+    """Bring a namespace back to a revision, or to the one before, where nothing is lost by it; return where it is."""
+    from alembic import command
+    from alembic.script import ScriptDirectory
+
+    with _migrating(url, namespace) as (connection, config):
+        if check_schema(connection):
+            raise SchemaError("Only the release that has upgraded the database can undo that: run it there.")
+        leader = connection.execute(text(f"SELECT address FROM {SCHEMA}.leases WHERE expires_at > now()")).scalar()
+        if leader:
+            raise SchemaError(f"The scheduler {leader} leads. Stop all processes of this release, then try again.")
+        known = sorted(script.revision for script in ScriptDirectory.from_config(config).walk_revisions())
+        earlier = [known_one for known_one in known if FIRST <= known_one < REVISION]
+        revision = revision or earlier[-1]
+        if revision not in earlier:
+            raise SchemaError(f"Expected a revision from {earlier[0]} to {earlier[-1]}, found {revision!r:.100}.")
+        connection.commit()
+        command.downgrade(config, revision)
+        return revision
+
+
+@contextmanager
+def _migrating(url: str, namespace: str) -> Iterator[tuple[Connection, Config]]:
+    """Give a connection that alone changes the schema, and what Alembic needs."""
     from alembic.config import Config
 
-    engine = engine_for(url, name="orchestrator db upgrade", namespace=namespace)
+    engine = engine_for(url, name="orchestrator db", namespace=namespace)
     try:
         with engine.connect() as connection:
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _UPGRADE_LOCK})
             connection.execute(text("SET lock_timeout = '10s'"))
-            connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{namespace}"'))
             connection.commit()
-            if (current_revision(connection) or "") > REVISION:
-                return check_schema(connection)
             config = Config()
             config.set_main_option("script_location", str(_MIGRATIONS))
             config.attributes["connection"] = connection
             config.attributes["namespace"] = namespace
-            command.upgrade(config, revision)
+            yield connection, config
             connection.commit()
-            connection.execute(text("SELECT pg_advisory_unlock(:lock)"), {"lock": _UPGRADE_LOCK})
-            connection.commit()
-        return None
     finally:
-        engine.dispose()
+        engine.dispose()  # and with the connection the lock is gone

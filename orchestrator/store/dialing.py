@@ -9,11 +9,13 @@ never more attempts than there were callers at a time.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any
+from urllib.parse import unquote
 
 from sqlalchemy import Dialect, Engine, event
 
@@ -108,3 +110,23 @@ def use_dialing(engine: Engine) -> None:
 def _hang_up(attempt: Attempt) -> None:
     with contextlib.suppress(Exception):  # it has failed, or is closed already
         attempt.result().close()
+
+
+_HOST = re.compile(r"(?P<host>\[[^\]]*\]|[^:,]*)(?::(?P<port>\d*))?")
+
+
+def several_hosts(url: str) -> tuple[str, dict[str, str]]:
+    """Take several hosts, as libpq writes them (`host1:5432,host2:5432`), out of a URL: the driver wants them apart."""
+    scheme, separator, rest = url.partition("://")
+    authority = re.split("[/?]", rest, maxsplit=1)[0]
+    user, at, places = authority.rpartition("@")
+    if "," not in places:
+        return url, {}
+    found = [_HOST.fullmatch(place) for place in places.split(",")]
+    if not all(found):
+        raise ValueError(f"{places!r} are no hosts with ports")
+    hosts = {
+        "host": ",".join(unquote(match["host"]).strip("[]") for match in found if match),
+        "port": ",".join(match["port"] or "" for match in found if match),
+    }
+    return f"{scheme}{separator}{user}{at}{rest[len(authority) :]}", hosts

@@ -21,6 +21,10 @@ revision, down_revision, oldest = "{revision}", "{before}", {oldest!r}
 
 def upgrade() -> None:
     op.execute("ALTER TABLE orchestrator.queues ADD COLUMN added_{revision} text")
+
+
+def downgrade() -> None:
+    op.execute("ALTER TABLE orchestrator.queues DROP COLUMN added_{revision}")
 """
 
 
@@ -42,6 +46,11 @@ class Newer:
             (self._versions / f"r{revision}.py").write_text(script)
             self._newest = revision
         database.upgrade(self._stack.settings.database_url)
+
+    def undo(self, monkeypatch: pytest.MonkeyPatch, revision: str) -> None:
+        """Go back to an earlier revision of its own."""
+        monkeypatch.setattr(database, "REVISION", self._newest)
+        database.downgrade(self._stack.settings.database_url, revision)
 
 
 def command(stack: Stack, *words: str) -> tuple[int, str]:
@@ -82,3 +91,7 @@ def test_a_newer_schema_is_used_with_a_warning_or_refused_in_one_line(
         )
         assert "Traceback" not in said
     assert stack.scalar(f"SELECT version_num FROM {SCHEMA}.alembic_version") == "9005"
+
+    release.undo(monkeypatch, "9003")
+
+    assert command(stack, "db", "upgrade") == (0, f"{newer} Nothing to do.\n"), "the mark went back, too"

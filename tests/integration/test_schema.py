@@ -183,6 +183,73 @@ def test_a_migration_that_takes_something_away_says_which_releases_it_supports()
     ] == []
 
 
+# -- back again
+
+
+def test_revisions_that_nothing_uses_are_undone_and_done_again(empty: Engine, empty_url: str) -> None:
+    database.upgrade(empty_url)
+    with empty.connect() as connection:
+        newest = {what: catalogue(connection, what) for what in CATALOGUE}
+    assert database.downgrade(empty_url, compatibility.FIRST) == compatibility.FIRST
+    with empty.connect() as connection:
+        assert database.current_revision(connection) == compatibility.FIRST
+        assert "attributes" not in {row[1] for row in catalogue(connection, "columns")}
+    database.upgrade(empty_url)
+    with empty.connect() as connection:
+        assert {what: catalogue(connection, what) for what in CATALOGUE} == newest
+
+
+USES = {
+    "0034": "UPDATE orchestrator.flows SET on_error = 'fail'",
+    "0035": "UPDATE orchestrator.api_keys SET quotas = '{}'",
+    "0036": "UPDATE orchestrator.runs SET terminates = true",
+    "0037": "UPDATE orchestrator.runs SET headers = '{}'",
+    "0038": "UPDATE orchestrator.runs SET attributes = '{}'",
+}
+ROWS = """
+INSERT INTO orchestrator.flows (name, version, hash, definition) VALUES ('f', 1, '', '{}');
+INSERT INTO orchestrator.api_keys (id, name, hash, scope) VALUES ('k', 'k', '', 'read');
+INSERT INTO orchestrator.runs (id, name, total, open) VALUES (gen_random_uuid(), 'w', 0, 0);
+"""
+
+
+@pytest.mark.parametrize("revision", USES)
+def test_a_revision_that_is_in_use_is_not_undone(empty: Engine, empty_url: str, revision: str) -> None:
+    database.upgrade(empty_url)
+    with empty.begin() as connection:
+        connection.execute(text(ROWS))
+        connection.execute(text(USES[revision]))
+    with pytest.raises(SchemaError, match=rf"^Revision {revision} cannot be undone .* stays at revision {revision}\."):
+        database.downgrade(empty_url, compatibility.FIRST)
+    with empty.connect() as connection:
+        assert database.current_revision(connection) == revision
+        changed = connection.execute(text(re.sub(r"UPDATE (\S+) SET (\S+) =.*", r"SELECT \2 FROM \1", USES[revision])))
+        assert changed.scalar() in (True, "fail", {}), "what it brought is still there"
+
+
+def test_migrations_say_what_would_be_lost_without_them() -> None:
+    new = [one for one in ScriptDirectory(str(database._MIGRATIONS)).walk_revisions() if one.revision > "0033"]
+    takes = [one for one in new if _TAKES_AWAY.search(inspect.getsource(one.module.downgrade))]
+    assert {one.revision for one in takes} == set(USES)
+    assert all("refuse_loss(" in inspect.getsource(one.module.downgrade) for one in takes)
+
+
+def test_nothing_is_undone_under_a_leader_or_for_a_revision_that_is_none(empty: Engine, empty_url: str) -> None:
+    database.upgrade(empty_url)
+    with pytest.raises(SchemaError, match=f"^Expected a revision from 0033 to .*, found '{database.REVISION}'"):
+        database.downgrade(empty_url, database.REVISION)
+    lease = "(shard, owner, term, expires_at, address) VALUES (0, gen_random_uuid(), 1, now() + '1 min', 'host:1')"
+    with empty.begin() as connection:
+        connection.execute(
+            text(
+                f"INSERT INTO {SCHEMA}.leases {lease} ON CONFLICT (shard) DO UPDATE "
+                "SET expires_at = excluded.expires_at, address = excluded.address"
+            )
+        )
+    with pytest.raises(SchemaError, match=r"^The scheduler host:1 leads\. Stop all"):
+        database.downgrade(empty_url, None)
+
+
 def test_an_upgrade_that_was_interrupted_counts_as_missing(empty: Engine, empty_url: str) -> None:
     """The version table may exist without a row."""
     database.upgrade(empty_url)

@@ -18,7 +18,7 @@ from orchestrator import Orchestrator
 from orchestrator.embedded.postgres import EmbeddedPostgres
 from orchestrator.embedded.programs import find_redis
 from orchestrator.errors import ConfigurationError
-from orchestrator.store import database
+from orchestrator.store import database, dialing
 from orchestrator.transport.connection import awaited, connect
 from tests.waiting import eventually
 
@@ -45,7 +45,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostg
     ],
 )
 def test_several_hosts_are_given_to_the_driver(url: str, host: str, port: str) -> None:
-    given, hosts = database._several_hosts(url)
+    given, hosts = dialing.several_hosts(url)
     assert hosts == {"host": host, "port": port}
     assert "," not in given
     database.engine_for(url).dispose()

@@ -84,8 +84,7 @@ ALL = dict(commands())
 def test_the_commands_are_these() -> None:
     assert set(ALL) == {
         *COMMANDS,
-        "db upgrade",
-        "db check",
+        *(f"db {verb}" for verb in ("upgrade", "downgrade", "check")),
         *(f"tasks {verb}" for verb in ("list", "show", "watch", "logs", "cancel", "retry")),
         *(f"workflows {verb}" for verb in ("validate", "apply", "list", "show", "diff", "delete", "schema")),
         "workflows export",

@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from orchestrator.cli.terminal.options import json_option
-from orchestrator.cli.terminal.output import echo, print_json
+from orchestrator.cli.terminal.options import json_option, yes_option
+from orchestrator.cli.terminal.output import confirm, echo, print_json
 from orchestrator.errors import SchemaError
 from orchestrator.settings import load_settings
 from orchestrator.store import database
@@ -44,6 +44,25 @@ def upgrade() -> None:
             f'schema. Tell it otherwise: ALTER ROLE "{role}" SET search_path = public',
             err=True,
         )
+
+
+@command.command()
+@click.option("--to", "revision", metavar="REVISION", help="Go back to this one. By default, to the one before.")
+@yes_option
+def downgrade(revision: str | None, yes: bool) -> None:
+    """Undo the newest changes of the tables, if nothing uses them.
+
+    A rollback does not need it: releases that the schema supports use it as it is. Run it with the release that has
+    upgraded the database, after all of its processes have stopped.
+
+    \b
+    Example:
+      orchestrator db downgrade --yes
+    """
+    settings = load_settings()
+    confirm(f"Bring the database from revision {database.REVISION} back to {revision or 'the one before'}?", yes=yes)
+    found = database.downgrade(settings.require_database(), revision, namespace=settings.namespace)
+    echo(f"The database is at revision {found}.")
 
 
 @command.command()
