@@ -26,7 +26,7 @@ from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
-from orchestrator.scheduler.runs.retries import retry_run, retry_tasks
+from orchestrator.scheduler.runs.retries import requeue_runs, retry_plain, retry_tasks
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
 from orchestrator.scheduler.tasks.starts import start_runs
@@ -134,7 +134,9 @@ class Requests:
     def _retry_runs(self, tx: Transaction, items: list[Request], limit: int) -> list[int]:
         freed = self.backlog.free(tx, _targets(items))
         failed = [item for item in items if item.target not in freed]
-        return [item.id for item in failed if not retry_run(tx, self.runs, item, 10 * limit)]
+        requeued = requeue_runs(tx, _targets(failed))
+        others = [item for item in failed if item.target not in requeued]
+        return [item.id for item in others if not retry_plain(tx, self.runs, item, 10 * limit)]
 
     def _purge(self, tx: Transaction, items: list[Request], limit: int) -> list[int]:
         return [item.id for item in items if not purge(tx, self.runs, self.workers, item, 5 * limit)]

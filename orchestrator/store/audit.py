@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -63,6 +63,18 @@ WITH /* audit.ask */ written AS (
 INSERT INTO orchestrator.inbox (kind, target, body)
 VALUES (%(request)s, %(run)s::uuid, %(body)s::jsonb) RETURNING id
 """)
+_ASK_ALL = Statement[int](f"""
+WITH /* audit.ask_all */ fitting AS MATERIALIZED (
+    SELECT id FROM orchestrator.runs
+     WHERE id = ANY(%(ids)s::uuid[]) AND CASE %(request)s
+           WHEN '{RequestKind.CANCEL_RUN}' THEN ended_at IS NULL
+           ELSE (status = 'failed' AND NOT code AND parent_step IS NULL) OR (stuck IS NOT NULL AND ended_at IS NULL) END
+), written AS (
+    INSERT INTO orchestrator.audit (who, origin, act, kind, target, detail)
+    SELECT %(who)s, %(origin)s, %(act)s, %(kind)s, id::text, %(detail)s::jsonb FROM fitting
+)
+INSERT INTO orchestrator.inbox (kind, target) SELECT %(request)s, id FROM fitting RETURNING id
+""")
 _LONGEST = 300
 """Characters of one field: some come from outside."""
 
@@ -77,6 +89,11 @@ def add(
 def ask(connection: Connection, request: RequestKind, run: bytes, body: str, **line: Any) -> int:
     """Ask the leader for a change of a run, and write a line of it: one statement. Return the number of the request."""
     return _ASK.one(connection, _line(**line), request=str(request), run=run, body=body)
+
+
+def ask_all(connection: Connection, request: RequestKind, runs: Sequence[bytes], **line: Any) -> int:
+    """Ask the leader to cancel or retry those of these runs that are in a state for it; return how many are."""
+    return len(_ASK_ALL(connection, _line(**line), request=str(request), ids=runs))
 
 
 def _line(*, detail: Mapping[str, Any], **texts: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ from orchestrator.sdk.tasks.logs import LogEntry, LogPage
 from orchestrator.sdk.tasks.progress import TaskProgress
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
 from orchestrator.store.dag.workflows import Application
-from orchestrator.store.insights.runs import RunFilter, RunPage
+from orchestrator.store.insights.run_lists import RunFilter, RunPage
 from orchestrator.store.insights.steps import StepTimes, StepView, view_of
 from orchestrator.testing.memory_tasks import MemoryTasks
 from orchestrator.testing.records import TestedTask

@@ -487,6 +487,51 @@ def test_the_last_runs_of_a_workflow_are_found_behind_all_newer_ones_of_others(c
     connection.rollback()
 
 
+@pytest.mark.parametrize("turned", ["", "-"])
+@pytest.mark.parametrize(("order", "index"), [("ended", "runs_by_end"), ("workflow", "runs_of_workflow")])
+def test_orders_of_runs_are_those_of_an_index(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, order: str, index: str, turned: str
+) -> None:
+    connection.exec_driver_sql("DELETE FROM orchestrator.runs")
+    connection.exec_driver_sql(_OLD_AND_NEW, {"mark": ""})
+    connection.exec_driver_sql(
+        "UPDATE orchestrator.runs SET ended_at = created_at + ('x' || right(id::text, 8))::bit(32)::int %% 977 *"
+        " interval '1 s', status = CASE WHEN id::text LIKE '%%7' THEN 'failed' ELSE 'success' END"
+        " WHERE id::text NOT LIKE '%%00'",
+        (),
+    )
+    connection.exec_driver_sql("ANALYZE orchestrator.runs")
+    key = "workflow" if order == "workflow" else "ended_at"
+    expected = connection.exec_driver_sql(
+        f"SELECT id FROM orchestrator.runs WHERE {key} IS NOT NULL ORDER BY {key}, id"
+    ).scalars()
+    ids = [*expected][:: -1 if turned else 1]
+    middle = ids[9_000]
+    sort: Any = turned + order
+
+    def look(connection: Any) -> Any:
+        return insights.page_of_runs(connection, RunFilter(), limit=9, before=middle, sort=sort)
+
+    assert [run.id for run in look(connection).runs] == ids[9_001:9_010]
+    (plan,) = measured(connection, look)
+    found = scans(plan, "runs")
+    assert index in {scan.get("Index Name") for scan in found}, found
+    assert sum(map(rows_read, found)) <= 100, "it begins where the page does"
+    monkeypatch.setattr(insights.run_lists, "MOST_LOOKED_AT", 3_000)
+    failed = RunFilter(statuses=(RunState.FAILED,), workflow="old1" if order == "ended" else None)
+    seen: list[UUID] = []
+    page = insights.page_of_runs(connection, failed, limit=200, sort=sort)
+    while page.next:
+        seen += [run.id for run in page.runs]
+        page = insights.page_of_runs(connection, failed, limit=200, before=page.next, sort=sort)
+    seen += [run.id for run in page.runs]
+    states = {run.id: run for run in insights.find_runs(connection, [id.bytes for id in ids])}
+    wanted = [id for id in ids if states[id].status == "failed" and failed.workflow in (None, states[id].workflow)]
+    assert len(wanted) > 100
+    assert seen == wanted, "page after page, all that match"
+    connection.rollback()
+
+
 _MANY_TASKS = """
 INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, run_id,
                                       position, payload, error, created_at, started_at, ended_at, step)

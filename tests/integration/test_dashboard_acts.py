@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 from uuid import UUID, uuid4
 
 import pytest
+from sqlalchemy import Engine, event
 
 from orchestrator.api import access, login_limits
 from orchestrator.domain.access import Scope
@@ -529,8 +530,35 @@ def test_failed_and_stuck_runs_are_retried_and_no_others(house: House) -> None:
         assert "Retry 1 run<" in visitor.get("/ui/runs/retry?workflow=nightly&stuck=true").text
         assert "No run that is open" not in visitor.get("/ui/runs/cancel?workflow=nightly&status=running").text
         assert "No run that is open fits" in visitor.get("/ui/runs/cancel?workflow=nightly&status=failed").text
+        visitor.post("/ui/runs/retry-chosen", id=[str(id) for id in made.values()], back="/ui/runs")
+        assert "2 of 4 runs are being retried; 2 could not be" in visitor.said()
+        asked = rows(house, "SELECT target FROM orchestrator.inbox WHERE kind = 'retry run'")
+        assert {target for (target,) in asked} == {made["failed"], made["stuck"]}
     finally:
         rows(house, "DELETE FROM orchestrator.runs WHERE workflow = 'nightly' RETURNING id")
+
+
+def test_hundreds_of_runs_are_retried_by_a_few_statements(house: House) -> None:
+    made = [uuid4() for _ in range(500)]
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, ended_at)"
+            " SELECT id, 'n', 'failed', 0, 0, 'many', now() FROM unnest(%s::uuid[]) AS id",
+            ([id.hex for id in made],),
+        )
+    visitor = Visitor(house.app)
+    visitor.get("/ui/runs")
+    sent: list[str] = []
+    event.listen(Engine, "before_cursor_execute", note := lambda *given: sent.append(given[2]))
+    try:
+        visitor.post("/ui/runs/retry-chosen", id=[str(id) for id in made], back="/ui/runs")
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+        rows(house, "DELETE FROM orchestrator.runs WHERE workflow = 'many' RETURNING id")
+    assert visitor.said() == "500 of 500 runs are being retried."
+    assert len(sent) < 20, sent
+    assert rows(house, "SELECT count(*) FROM orchestrator.inbox WHERE kind = 'retry run'") == [(500,)]
+    assert rows(house, "SELECT count(*) FROM orchestrator.audit WHERE act = 'retry' AND kind = 'run'") == [(500,)]
 
 
 def test_marked_runs_of_others_are_left_alone_all_of_them(house: House) -> None:
@@ -680,17 +708,23 @@ def test_lists_are_turned_round_and_go_on_from_there(house: House) -> None:
     with house.engine.connect() as connection:
         for id in made:
             connection.exec_driver_sql(
-                "INSERT INTO orchestrator.tasks (id, name, queue, payload) VALUES (%s, 'many', 'turned', '')",
+                "INSERT INTO orchestrator.ended_tasks (id, name, queue, payload, status, attempt, failures, losses,"
+                " priority, seq, created_at, ended_at)"
+                " VALUES (%s, 'many', 'turned', '', 'success', 1, 0, 0, 0, 1, now(), now())",
                 (id.hex,),
             )
             connection.exec_driver_sql(
-                "INSERT INTO orchestrator.runs (id, name, total, open, workflow) VALUES (%s, 'n', 0, 0, 'turned')",
+                "INSERT INTO orchestrator.runs (id, name, total, open, workflow, status, ended_at)"
+                " VALUES (%s, 'n', 0, 0, 'turned', 'success', now())",
                 (id.hex,),
             )
     visitor = Visitor(house.app)
     try:
-        for path, order in ((f"/ui/{kind}", order) for kind in ("tasks?queue", "runs?workflow") for order in ("", "-")):
-            link, seen = f"{path}=turned&sort={order}when", []
+        orders = [(path, by) for by in ("when", "ended") for path in ("/ui/tasks?queue", "/ui/runs?workflow")]
+        for path, by, order in (
+            (*one, order) for one in [*orders, ("/ui/runs?tag=&workflow", "workflow")] for order in ("", "-")
+        ):
+            link, seen = f"{path}=turned&sort={order}{by}", []
             while link:
                 page = visitor.get(link).text
                 assert f'aria-sort="{"descending" if order else "ascending"}"' in page
@@ -699,7 +733,7 @@ def test_lists_are_turned_round_and_go_on_from_there(house: House) -> None:
                 link = unescape(found[1]) if found else ""
             assert seen == sorted(map(str, made), reverse=bool(order)), path
     finally:
-        rows(house, "DELETE FROM orchestrator.tasks WHERE queue = 'turned' RETURNING id")
+        rows(house, "DELETE FROM orchestrator.ended_tasks WHERE queue = 'turned' RETURNING id")
         rows(house, "DELETE FROM orchestrator.runs WHERE workflow = 'turned' RETURNING id")
     assert visitor.get("/ui/tasks?sort=name").status_code == 422
 

@@ -25,8 +25,6 @@ SPANS = {
 }
 Span = Literal["", "15m", "1h", "24h", "7d"]
 """How far back a list goes; nothing: to where `since` and `until` say."""
-ByTime = Literal["-when", "when"]
-"""The order of a list: the newest first, or the oldest."""
 Q = TypeVar("Q", bound=msgspec.Struct)
 
 

@@ -98,10 +98,10 @@ class Rerun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keep what is not below this step."""
 
 
-def list_page(api: Api, query: RunQuery, key_scope: KeyScope, *, oldest: bool = False) -> Page[RunView]:
-    """Return a page of runs, also from the other end."""
+def list_page(api: Api, query: RunQuery, key_scope: KeyScope) -> Page[RunView]:
+    """Return a page of runs."""
     wanted = made_from(RunFilter, query, within=key_scope.workflows)
-    return Page(*api.read(insights.page_of_runs, wanted, limit=query.limit, before=query.cursor, oldest=oldest))
+    return Page(*api.read(insights.page_of_runs, wanted, limit=query.limit, before=query.cursor))
 
 
 def find(api: Api, id: UUID) -> RunAnswer:

@@ -13,18 +13,18 @@ from orchestrator.store.tasks import revival
 from orchestrator.store.tasks.revival import Revived
 
 
-def retry_run(tx: Transaction, runs: Runs, item: inbox.Request, limit: int) -> bool:
-    """Let a failed run stand in line again, or open a slice of its tasks if it has no workflow; say if that is all."""
-    if run_retries.requeue(tx.connection, [item.target]):
-        tx.result.wake.runs_to_begin = True
-        return True
+def requeue_runs(tx: Transaction, ids: list[bytes]) -> set[bytes]:
+    """Let failed runs of workflows stand in line again; return those that do."""
+    requeued = run_retries.requeue(tx.connection, ids) if ids else set()
+    tx.result.wake.runs_to_begin |= bool(requeued)
+    return requeued
+
+
+def retry_plain(tx: Transaction, runs: Runs, item: inbox.Request, limit: int) -> bool:
+    """Open a slice of the tasks of a run without a workflow that had not succeeded when this was asked; say if that is
+    all."""
     if run_retries.has_workflow(tx.connection, item.target):
         return True  # somebody else has retried it
-    return _retry_plain(tx, runs, item, limit)
-
-
-def _retry_plain(tx: Transaction, runs: Runs, item: inbox.Request, limit: int) -> bool:
-    """Open a slice of the tasks of a run without a workflow that had not succeeded when this was asked."""
     asked_at = tx.now - timedelta(seconds=item.age)
     ids = store.retryable_tasks(tx.connection, item.target, asked_at, limit)
     if len(retry_tasks(tx, runs, ids, cancelled=True).moved) >= limit:

@@ -102,6 +102,12 @@ class Connections:
         line = {"who": who, "origin": origin, "act": request.split(" ")[0], "kind": "run", "target": to_text(run)}
         audit.ask(connection, request, run, body, **line, detail=detail)
 
+    def ask_all(self, connection: Connection, request: RequestKind, runs: Sequence[bytes]) -> int:
+        """Ask for the same about several runs, of which those count that are in a state for it."""
+        who, origin = acting.current(self._settings.audit_as)
+        line = {"who": who, "origin": origin, "act": request.split(" ")[0], "kind": "run"}
+        return audit.ask_all(connection, request, runs, **line, detail={})
+
     def audited(self, name: str, data: bytes) -> str:
         """Return a value as it stands in the audit log: shortened and redacted, or only that it is sealed."""
         if self.keys.vault is not None:

@@ -35,7 +35,7 @@ from orchestrator.store.insights import (
 )
 from orchestrator.store.insights.lookup import IdMatch
 from orchestrator.store.insights.lookup import Kind as IdKind
-from orchestrator.store.insights.runs import RunPage
+from orchestrator.store.insights.run_lists import RunPage
 from orchestrator.store.insights.tasks import TaskPage
 from orchestrator.transport.health import RedisHealth
 from orchestrator.transport.inspection import RedisView

@@ -31,17 +31,14 @@ from orchestrator.store.insights.pressure import (
     long_transactions,
 )
 from orchestrator.store.insights.redact import family_of, patterns_of_workflow
+from orchestrator.store.insights.run_lists import RunFilter, RunPage, RunSort, list_runs, page_of_runs
 from orchestrator.store.insights.runs import (
     RunDetail,
-    RunFilter,
     RunNote,
-    RunPage,
     RunView,
     errors_of_runs,
     find_runs,
-    list_runs,
     notes_of_runs,
-    page_of_runs,
     readable_params,
     runs_of_code,
     show_run,

@@ -17,7 +17,8 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.store.insights.fleet import IS_FRESH
-from orchestrator.store.insights.runs import RunFilter, RunView, page_of_runs, runs_by_key
+from orchestrator.store.insights.run_lists import RunFilter, page_of_runs
+from orchestrator.store.insights.runs import RunView, runs_by_key
 from orchestrator.store.insights.tasks import TaskFilter, TaskView, list_tasks
 from orchestrator.store.sql import Row, Statement
 

@@ -11,10 +11,8 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.code import attributes
 from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.limits.names import scoped
-from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.verdict import TERMINATED
 from orchestrator.domain.states import RunState
 from orchestrator.sealing import open_json, open_text, reveal_text
@@ -103,141 +101,15 @@ class RunDetail(RunView):
     """What its code has set for lists to be filtered by."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunFilter:
-    """Which runs to list; what is not given does not matter."""
-
-    statuses: tuple[RunState, ...] = ()
-    """Any of these states."""
-    workflow: str | None = None
-    """Of this workflow."""
-    name: str | None = None
-    """This name."""
-    tags: tuple[str, ...] = ()
-    """With all of these tags."""
-    attributes: tuple[str, ...] = ()
-    """With all of these attributes: `stage=paid`."""
-    parent: UUID | None = None
-    """Started by this run."""
-    stuck: bool = False
-    """Only those whose code no longer fits their history."""
-    since: datetime | None = None
-    """Created at this time or later."""
-    until: datetime | None = None
-    """Created before this time."""
-    within: str = ""
-    """Of a workflow whose name begins so."""
-    part: str | None = None
-    """With this in the name of the workflow, or of the run, in any case."""
-
-
-_COLUMNS = columns_of(RunView)
-
-# What is asked for may be rare: each page looks at so many runs, and the next one goes on behind them.
-MOST_LOOKED_AT = 10_000
-"""Runs that are looked at for one page."""
-_FIRST, _LAST = UUID(int=0), UUID(int=2**128 - 1)
-_FARTHEST = """
-SELECT /* {name} */ id FROM orchestrator.runs WHERE {within} ORDER BY {order} OFFSET %(most)s LIMIT 1
-"""
-# Parameters arrive as literals, so the planner drops the conditions that are not asked for.
-_PAGE = f"""
-SELECT /* {{name}} */ * FROM (SELECT {_COLUMNS} FROM orchestrator.runs
- WHERE {{within}}
-   AND (%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
-   AND (%(name)s::text IS NULL OR name = %(name)s::text)
-   AND (%(tags)s::text[] IS NULL OR (tags <> '{{{{}}}}' AND tags @> %(tags)s::text[]))
-   AND (%(attributes)s::jsonb IS NULL OR (attributes IS NOT NULL AND attributes @> %(attributes)s::jsonb))
-   AND (%(parent)s::uuid IS NULL OR parent_run = %(parent)s::uuid)
-   AND (NOT %(stuck)s OR (stuck IS NOT NULL AND ended_at IS NULL))
-   AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
-   AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s::timestamptz)
-   AND (%(within)s::text = '' OR starts_with(workflow, %(within)s::text))
-   AND (%(part)s::text IS NULL OR strpos(lower(name), lower(%(part)s::text)) > 0
-        OR strpos(lower(workflow), lower(%(part)s::text)) > 0)
- ORDER BY {{order}} LIMIT %(limit)s) AS page ORDER BY created_at DESC, id DESC
-"""
-_ANY = {"within": "id < %(before)s::uuid AND id >= %(horizon)s::uuid", "order": "id DESC"}
-# Names are compared together with ids, so that only the index of workflows has the order, and the place to begin: else
-# the walk may be past all newer runs of others.
-_ONE = {
-    "within": """workflow IS NOT NULL AND (workflow, id) < (%(workflow)s::text, %(before)s::uuid)
-   AND (workflow, id) >= (%(workflow)s::text, %(horizon)s::uuid)""",
-    "order": "workflow DESC, id DESC",
-}
-_HORIZON = Statement[UUID](_FARTHEST.format(name="insights.runs.horizon", **_ANY))
-_HORIZON_OF_WORKFLOW = Statement[UUID](_FARTHEST.format(name="insights.runs.horizon_of_workflow", **_ONE))
-_LIST = Statement[Row](_PAGE.format(name="insights.runs.list", **_ANY))
-_LIST_OF_WORKFLOW = Statement[Row](_PAGE.format(name="insights.runs.list_of_workflow", **_ONE))
-
-
-_OLDEST = {one: one.oldest_first() for one in (_HORIZON, _HORIZON_OF_WORKFLOW, _LIST, _LIST_OF_WORKFLOW)}
-
-
-class RunPage(NamedTuple):
-    """Some of the runs that match."""
-
-    runs: list[RunView]
-    next: UUID | None
-    """The `before` of the page after this one; None if there are no more."""
-
-
-def page_of_runs(
-    connection: Connection, wanted: RunFilter, *, limit: int, before: UUID | None = None, oldest: bool = False
-) -> RunPage:
-    """Return the newest runs that match, newest first; or the oldest, oldest first.
-
-    A page takes as long as any other, whatever one looks for: it looks at a bounded number of rows, and so may have few
-    runs, or none, and yet not be the last.
-    """
-    end, farthest_end = (_FIRST, _LAST) if oldest else (_LAST, _FIRST)
-    parameters = {
-        "statuses": [str(state) for state in wanted.statuses] or None,
-        "name": wanted.name,
-        "workflow": wanted.workflow,
-        "tags": list(wanted.tags) or None,
-        "attributes": stored_json(attributes.wanted(wanted.attributes)) if wanted.attributes else None,
-        "parent": wanted.parent and wanted.parent.hex,
-        "stuck": wanted.stuck,
-        "since": wanted.since,
-        "until": wanted.until,
-        "within": wanted.within,
-        "part": wanted.part,
-        "before": (before or end).hex,
-        "limit": limit,
-        "most": MOST_LOOKED_AT,
-    }
-    is_walked = (
-        any((wanted.statuses, wanted.name, wanted.since, wanted.until, wanted.within, wanted.part))
-        and not wanted.parent
-    )
-    farthest, listing = (_HORIZON, _LIST) if wanted.workflow is None else (_HORIZON_OF_WORKFLOW, _LIST_OF_WORKFLOW)
-    if oldest:
-        farthest, listing = _OLDEST[farthest], _OLDEST[listing]
-    horizon = farthest.first(connection, parameters, horizon=farthest_end.hex) if is_walked else None
-    found = [RunView(**_columns(row)) for row in listing(connection, parameters, horizon=(horizon or farthest_end).hex)]
-    return RunPage(found, (max if oldest else min)(run.id for run in found) if len(found) == limit else horizon)
-
-
-def list_runs(connection: Connection, wanted: RunFilter, *, limit: int = 50, before: UUID | None = None) -> RunPage:
-    """Return as many runs that match as are asked for, if there are so many: page after page."""
-    found: list[RunView] = []
-    while True:
-        page = page_of_runs(connection, wanted, limit=limit - len(found), before=before)
-        found += page.runs
-        before = page.next
-        if before is None or len(found) == limit:
-            return RunPage(found, before)
-
-
+COLUMNS = columns_of(RunView)
 _FIND = Statement[Row](f"""
-SELECT /* insights.runs.find */ {_COLUMNS} FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[])
+SELECT /* insights.runs.find */ {COLUMNS} FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[])
 """)
 
 
 def find_runs(connection: Connection, ids: Sequence[bytes]) -> list[RunView]:
     """Return those of these runs that there are."""
-    return [RunView(**_columns(row)) for row in _FIND(connection, ids=ids)]
+    return [RunView(**columns(row)) for row in _FIND(connection, ids=ids)]
 
 
 @Statement.function(
@@ -343,10 +215,10 @@ def show_run(connection: Connection, run: UUID) -> RunDetail | None:
     if row is None:
         return None
     # The arguments of a composition are shown with its tasks.
-    columns = _columns(row) | {"params": {} if is_composed(row.workflow) else _shown_params(row.params or {})}
+    shown = columns(row) | {"params": {} if is_composed(row.workflow) else _shown_params(row.params or {})}
     waits = row.status == RunState.PENDING and row.limit is not None
     held_by = _HOLDERS(connection, id=run.hex) if waits else ()
-    return RunDetail(**columns | {"held_by": tuple(held_by)})
+    return RunDetail(**shown | {"held_by": tuple(held_by)})
 
 
 _SEALED = "(sealed)"
@@ -371,7 +243,8 @@ def readable_params(params: Mapping[str, Any] | str) -> Mapping[str, Any] | str:
         return text
 
 
-def _columns(row: Any) -> dict[str, Any]:
+def columns(row: Any) -> dict[str, Any]:
+    """Return the fields of a view of a row."""
     stuck = row.stuck and {
         name: reveal_text(text) if isinstance(text, str) else text for name, text in row.stuck.items()
     }

@@ -83,7 +83,7 @@ class Poisons:
                 (runs, "count", "count", lambda given: given[1]),
                 (runs, "settle", "count", lambda given: given[1]),
                 (Triggers, "runs_ended", "hooks", lambda given: [run.id for _, run in given[2]]),
-                (requests, "retry_run", "request", lambda given: [given[2].target]),
+                (requests, "requeue_runs", "request", lambda given: given[1]),
                 (cancels, "mark", "request", lambda given: given[1]),
                 (cancels, "at_rest", "stop", lambda given: given[1]),
             ):

@@ -13,13 +13,14 @@ from starlette.responses import Response
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.list_notes import given, within_span
 from orchestrator.api.dashboard.pages.runs import RunsQuery
-from orchestrator.api.dashboard.pages.tasks import act_on_chosen
+from orchestrator.api.dashboard.pages.tasks import check_marked, outcome_of_marked
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
 from orchestrator.api.dashboard.words import run_name
-from orchestrator.api.key_scope import RUN, WITHIN
+from orchestrator.api.key_scope import WITHIN, check_runs
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.insights import RunView, runs_of_code
 
 routes, actions = pages("/ui/runs"), page_actions("/ui/runs")
@@ -83,10 +84,18 @@ class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @actions.post("/cancel-chosen", about=WITHIN)
 def cancel_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     """Cancel the runs that are named."""
-    return act_on_chosen(api, body.id, key_scope, RUN, api.backend.runs.cancel, "runs", "being cancelled")
+    return _ask(api, body.id, key_scope, RequestKind.CANCEL_RUN, "being cancelled")
 
 
 @actions.post("/retry-chosen", about=WITHIN)
 def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     """Retry the runs that are named."""
-    return act_on_chosen(api, body.id, key_scope, RUN, api.backend.runs.retry, "runs", "retried")
+    return _ask(api, body.id, key_scope, RequestKind.RETRY_RUN, "being retried")
+
+
+def _ask(api: Api, ids: list[UUID], key_scope: KeyScope, kind: RequestKind, done: str) -> Note:
+    """Ask for the same about runs, of which none is outside the key scope; skip those in another state."""
+    check_marked(ids, "runs")
+    if key_scope.is_bound:
+        check_runs(api, key_scope, set(ids))
+    return outcome_of_marked(api.backend.runs.ask_all(kind, [id.bytes for id in ids]), len(ids), "runs", done)

@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from orchestrator.api.context import LARGEST, Api
+from orchestrator.api.context import LARGEST, Api, Page
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
 from orchestrator.api.dashboard.graph import MOST_DRAWN, critical_path, draw, fold
-from orchestrator.api.dashboard.list_notes import ByTime, Span, given, progress_of, run_notes, within_span
+from orchestrator.api.dashboard.list_notes import Span, given, progress_of, run_notes, within_span
 from orchestrator.api.dashboard.pages import flows as flow_pages
 from orchestrator.api.dashboard.rendering import go, page, pages, visitor
 from orchestrator.api.dashboard.story import Sentence, story
@@ -21,6 +21,7 @@ from orchestrator.api.problems import refused
 from orchestrator.api.routes import code as code_routes
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import tasks as task_routes
+from orchestrator.api.shapes import made_from
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.code import attributes
 from orchestrator.domain.code.resets import allowed
@@ -28,7 +29,17 @@ from orchestrator.domain.states import RunState
 from orchestrator.errors import InvalidWorkflow, WrongState
 from orchestrator.monitoring.times import present
 from orchestrator.sdk.code.recording import Recording
-from orchestrator.store.insights import Relative, RunDetail, StepView, find_failed_task, find_relative, find_step_task
+from orchestrator.store.insights import (
+    Relative,
+    RunDetail,
+    RunFilter,
+    RunSort,
+    StepView,
+    find_failed_task,
+    find_relative,
+    find_step_task,
+    list_runs,
+)
 
 routes = pages("/ui/runs")
 
@@ -42,7 +53,7 @@ class RunsQuery(run_routes.RunQuery):
     """Which runs to list, and of when."""
 
     span: Span = ""
-    sort: ByTime = "-when"
+    sort: RunSort = "-when"
 
     def __post_init__(self) -> None:
         """Refuse attributes that are none; of the API it is the list that does."""
@@ -53,10 +64,11 @@ class RunsQuery(run_routes.RunQuery):
 
 
 @routes.get("", about=WITHIN)
-def list_runs(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
+def show_runs(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
     """List runs."""
     asked, query = given(query), within_span(query)
-    found = run_routes.list_page(api, query, key_scope, oldest=query.sort == "when")
+    wanted = made_from(RunFilter, query, within=key_scope.workflows)
+    found = Page(*api.read(list_runs, wanted, limit=query.limit, before=query.cursor, sort=query.sort))
     notes = run_notes(api, found.items)
     return page("runs.html", query=query, asked=asked, found=found, states=list(RunState), notes=notes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 from uuid import UUID
 
 import msgspec
@@ -14,10 +14,10 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.gantt import timeline
-from orchestrator.api.dashboard.list_notes import ByTime, Span, given, progress_of, task_errors, within_span
+from orchestrator.api.dashboard.list_notes import Span, given, progress_of, task_errors, within_span
 from orchestrator.api.dashboard.pages import logs
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
-from orchestrator.api.key_scope import TASK, WITHIN, Subject, lineage_within
+from orchestrator.api.key_scope import TASK, WITHIN, lineage_within
 from orchestrator.api.problems import refused
 from orchestrator.api.routes import bulk
 from orchestrator.api.routes import tasks as task_routes
@@ -35,6 +35,7 @@ routes, actions = pages("/ui/tasks"), page_actions("/ui/tasks")
 
 _MOST_AT_ONCE = 200
 """Tasks that are cancelled or tried again by one form."""
+_ANY_TIME = datetime.fromtimestamp(0, UTC)
 _MOST_CHILDREN = 50
 """Tasks and runs that are listed of those that a task enqueued."""
 
@@ -43,14 +44,18 @@ class TasksQuery(task_routes.TaskQuery):
     """Which tasks to list, and of when."""
 
     span: Span = ""
-    sort: ByTime = "-when"
+    sort: Literal["-when", "when", "-ended", "ended"] = "-when"
+    """By when they were enqueued, or have ended; a minus: the last ones first."""
 
 
 @routes.get("", about=WITHIN)
 def list_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> Response:
     """List tasks."""
     asked, query = given(query), within_span(query)
-    found = task_routes.list_page(api, query, key_scope, oldest=query.sort == "when")
+    wanted = query
+    if query.sort.endswith("ended") and query.since is None:
+        wanted = msgspec.structs.replace(query, since=_ANY_TIME)  # which makes it a list of ends
+    found = task_routes.list_page(api, wanted, key_scope, oldest=not query.sort.startswith("-"))
     filters = {field.name for field in dataclasses.fields(TaskFilter) if getattr(query, field.name, None)}
     return page(
         "tasks.html",
@@ -111,15 +116,24 @@ class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: Annotated[list[UUID], Meta(max_length=_MOST_AT_ONCE)] = []
 
 
-def act_on_chosen(
-    api: Api, ids: list[UUID], key_scope: KeyScope, about: Subject, do: Callable[[bytes], object], noun: str, done: str
-) -> Note:
-    """Do something to marked tasks or runs, of which none is outside the key scope; skip those in another state."""
+def check_marked(ids: list[UUID], noun: str) -> None:
+    """Refuse a form that names nothing."""
     if not ids:
         raise refused(422, "There is nothing marked", f"Mark the {noun} that are meant.")
+
+
+def outcome_of_marked(count: int, asked: int, noun: str, done: str) -> Note:
+    """Say of how many something was done, and of how many not."""
+    left = f"; {asked - count} could not be: they are in another state by now" if count < asked else ""
+    return Note(f"{count} of {asked} {noun} are {done}{left}")
+
+
+def _act_on_chosen(api: Api, ids: list[UUID], key_scope: KeyScope, do: Callable[[bytes], object], done: str) -> Note:
+    """Do something to marked tasks, of which none is outside the key scope; skip those in another state."""
+    check_marked(ids, "tasks")
     if key_scope.is_bound:
         for id in ids:
-            about.check(api, key_scope, {"id": id})
+            TASK.check(api, key_scope, {"id": id})
     count = 0
     for id in ids:
         try:
@@ -127,20 +141,19 @@ def act_on_chosen(
             count += 1
         except OrchestratorError:
             continue
-    left = f"; {len(ids) - count} could not be: they are in another state by now" if count < len(ids) else ""
-    return Note(f"{count} of {len(ids)} {noun} are {done}{left}")
+    return outcome_of_marked(count, len(ids), "tasks", done)
 
 
 @actions.post("/cancel-chosen", about=WITHIN)
 def cancel_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     """Cancel the tasks that are marked."""
-    return act_on_chosen(api, body.id, key_scope, TASK, api.backend.tasks.cancel, "tasks", "cancelled")
+    return _act_on_chosen(api, body.id, key_scope, api.backend.tasks.cancel, "cancelled")
 
 
 @actions.post("/retry-chosen", about=WITHIN)
 def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     """Try the tasks again that are marked."""
-    return act_on_chosen(api, body.id, key_scope, TASK, api.backend.tasks.retry, "tasks", "retried")
+    return _act_on_chosen(api, body.id, key_scope, api.backend.tasks.retry, "retried")
 
 
 @routes.get("/{id}", about=TASK)
