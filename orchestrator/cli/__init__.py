@@ -23,6 +23,7 @@ COMMANDS = {
     "keys": ("system.keys", "Make, list and revoke keys of the HTTP API."),
     "audit": ("system.audit", "Show who did what."),
     "db": ("system.db", "Prepare and check the database."),
+    "doctor": ("system.doctor", "Check settings, servers and processes, and say what to change."),
     "enqueue": ("tasks.enqueue", "Enqueue a task."),
     "tasks": ("tasks.commands", "Look at tasks, cancel and retry them."),
     "workflows": ("dag.workflows", "Check, apply and look at workflow definitions."),

@@ -70,3 +70,27 @@ def _refusal(redis: Redis, keys: Keys) -> str | None:
     except RedisError as error:
         return str(error)
     return None
+
+
+def refused_commands(redis: Redis, keys: Keys) -> list[str]:
+    """Return which of the commands that processes need are refused to this user, tried on a key of its own."""
+    key = keys.doctor
+    refused = []
+    for command in (
+        ("XADD", key, "*", "d", ""),
+        ("EXPIRE", key, _LOOK_TTL),
+        ("EVAL", "return redis.call('XLEN', KEYS[1])", 1, key),
+        ("PUBLISH", key, ""),
+        ("DEL", key),
+    ):
+        try:
+            redis.execute_command(*command)  # type: ignore[no-untyped-call]
+        except NoPermissionError:
+            refused.append(str(command[0]))
+    return refused
+
+
+def live_workers(redis: Redis, keys: Keys) -> int:
+    """Return how many worker processes have sent a heartbeat lately."""
+    names = cast("set[bytes]", redis.smembers(keys.workers))
+    return redis.exists(*(keys.worker("").encode() + name for name in names)) if names else 0

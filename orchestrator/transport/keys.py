@@ -13,6 +13,7 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:applied            string   [generation, cursor]: events up to here are in Postgres
     {orchestrator:0}:claimed            string   [task, attempt] of a later commit than `applied`, if any was handed out
     {orchestrator:0}:canary             string   written by the leader to learn whether Redis takes writes
+    {orchestrator:0}:doctor             stream   with which `orchestrator doctor` tries its rights; deleted at once
     {orchestrator:0}:complaint          string   why the scheduler cannot use Postgres, expires
     {orchestrator:0}:events:G           stream   reports of workers, one entry per flush, read by the leader
     {orchestrator:0}:nudges             stream   "something is new in Postgres", or only ready tasks, capped
@@ -135,6 +136,10 @@ class Keys:
     @cached_property
     def canary(self) -> str:
         return f"{self.prefix}:canary"
+
+    @cached_property
+    def doctor(self) -> str:
+        return f"{self.prefix}:doctor"
 
     @cached_property
     def complaint(self) -> str:

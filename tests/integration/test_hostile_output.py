@@ -89,6 +89,7 @@ def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...
     poison(system)
     return {
         "db check": (),
+        "doctor": (),
         "tasks list": (),
         "tasks show": (failed.id,),
         "tasks watch": (failed.id,),

@@ -43,6 +43,7 @@ READS = {
 READS_TOO = {
     "migrate check",
     "celery inspect",
+    "doctor",
     "audit",
     "flows list",
     "flows runs",

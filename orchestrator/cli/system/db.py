@@ -36,14 +36,9 @@ def upgrade() -> None:
     settings = load_settings()
     newer = database.upgrade(settings.require_database(), namespace=settings.namespace)
     echo(f"{newer} Nothing to do." if newer else f"The database is at revision {database.REVISION}.")
-    role, schema = database.default_schema(settings.require_database())
-    if schema == settings.namespace:
-        echo(
-            f"Warning: what the role {role} creates without naming a schema, your own tables too, goes into the schema "
-            f"{schema}, among ours: its search_path leads there first, as that of a role does which is named like the "
-            f'schema. Tell it otherwise: ALTER ROLE "{role}" SET search_path = public',
-            err=True,
-        )
+    warning = database.misplaced_tables(settings.require_database(), settings.namespace)
+    if warning:
+        echo(f"Warning: {warning}", err=True)
 
 
 @command.command()

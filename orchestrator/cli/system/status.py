@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import click
 import msgspec
@@ -16,10 +17,13 @@ from orchestrator.domain.fleet.announced import Standby
 from orchestrator.errors import Unavailable
 from orchestrator.monitoring import trouble
 from orchestrator.monitoring.times import ago, duration, present
+from orchestrator.monitoring.trouble import Trouble
+from orchestrator.sdk.calls.interface import Calls
 from orchestrator.settings import Settings, load_settings
 from orchestrator.store import database
 from orchestrator.store.insights import Events, Leader, Overview, QueueCounts, Storage
 from orchestrator.transport.health import RedisHealth
+from orchestrator.transport.inspection import RedisView
 
 
 @click.command("status")
@@ -36,26 +40,7 @@ def command(as_json: bool, check: bool) -> None:
     """
     settings = load_settings()
     with looking() as calls:
-        try:
-            overview = calls.insights.overview()
-        except (*database.UNAVAILABLE, Unavailable) as error:
-            holders = calls.insights.lock_holders()
-            if not holders:
-                raise
-            who = "; ".join(f"process {pid} ({name or 'unnamed'}: {query})" for pid, name, query in holders)
-            raise Unavailable(
-                f"The tables cannot be read: {who} holds a lock. End it: SELECT pg_terminate_backend({holders[0][0]})"
-            ) from error
-        counts = calls.insights.list_queues()
-        queues = [queue.queue for queue in counts]
-        transactions = calls.insights.long_transactions(settings.long_transaction)
-        on_postgres = trouble.of_postgres(calls.insights.connections(), transactions, calls.insights.dead_rows())
-        health, held = calls.insights.redis(overview.events.generation if overview.events else None, queues)
-    overview = replace(overview, standbys=held.standbys)
-    on_redis = [*trouble.of_redis(health), *trouble.of_what_redis_holds(held)]
-    on_payloads = trouble.of_payload_store(settings.payload_store)
-    on_ours = trouble.of_the_system(overview, settings.lease, health.complaint)
-    troubles = [*on_ours, *on_redis, *on_postgres, *on_payloads]
+        overview, counts, health, held, troubles = look(calls, settings)
     if as_json:
         redis = msgspec.to_builtins(held) | msgspec.to_builtins(health)
         del redis["standbys"]
@@ -82,6 +67,43 @@ def command(as_json: bool, check: bool) -> None:
             echo(f"! {found.message}", colour="yellow")
     if check and troubles:
         sys.exit(1)
+
+
+class Look(NamedTuple):
+    """The state of the system, and what is wrong with it."""
+
+    overview: Overview
+    queues: Sequence[QueueCounts]
+    redis: RedisHealth
+    held: RedisView
+    troubles: list[Trouble]
+
+
+def look(calls: Calls, settings: Settings) -> Look:
+    """Read everything that `status` shows, and find problems in it."""
+    try:
+        overview = calls.insights.overview()
+    except (*database.UNAVAILABLE, Unavailable) as error:
+        holders = calls.insights.lock_holders()
+        if not holders:
+            raise
+        who = "; ".join(f"process {pid} ({name or 'unnamed'}: {query})" for pid, name, query in holders)
+        raise Unavailable(
+            f"The tables cannot be read: {who} holds a lock. End it: SELECT pg_terminate_backend({holders[0][0]})"
+        ) from error
+    queues = calls.insights.list_queues()
+    transactions = calls.insights.long_transactions(settings.long_transaction)
+    on_postgres = trouble.of_postgres(calls.insights.connections(), transactions, calls.insights.dead_rows())
+    generation = overview.events.generation if overview.events else None
+    health, held = calls.insights.redis(generation, [queue.queue for queue in queues])
+    troubles = [
+        *trouble.of_the_system(overview, settings.lease, health.complaint),
+        *trouble.of_redis(health),
+        *trouble.of_what_redis_holds(held),
+        *on_postgres,
+        *trouble.of_payload_store(settings.payload_store),
+    ]
+    return Look(replace(overview, standbys=held.standbys), queues, health, held, troubles)
 
 
 _HOUR = 3600.0

@@ -1,0 +1,293 @@
+"""`orchestrator doctor`."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+import click
+from redis.exceptions import RedisError
+from sqlalchemy import Connection
+
+import orchestrator
+from orchestrator.cli.system.status import look
+from orchestrator.cli.terminal.options import json_option
+from orchestrator.cli.terminal.output import echo, print_json
+from orchestrator.cli.terminal.reading import looking
+from orchestrator.errors import ConfigurationError, OrchestratorError, SchemaError
+from orchestrator.monitoring import trouble
+from orchestrator.monitoring.times import duration
+from orchestrator.settings import Settings, load_settings, misspelt
+from orchestrator.store import database
+from orchestrator.store.insights import server
+from orchestrator.store.insights.pressure import connections
+from orchestrator.terminal_safe import one_line, without_password
+from orchestrator.transport.connection import check_server, connect
+from orchestrator.transport.health import check_health, live_workers, refused_commands
+from orchestrator.transport.keys import Keys
+
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+_TIMEOUT = 5.0
+"""Seconds that a server has for each answer."""
+_SAMPLES = 10
+_SLOW_ANSWER, _SLOW_COMMIT = 0.005, 0.020
+"""Seconds: a tick sends about ten statements and commits once, and an enqueue waits for a commit."""
+_CLOCK_SKEW = 1.0
+_OLDEST_POSTGRES = 14
+_LITTLE_DISK, _NO_DISK = 1_000_000_000, 64_000_000
+_PREVENT_WORK = ("redis away", "redis full", "redis refuses writes", "redis evicts", "foreign key")
+"""Problems of `status` that are failures here. A process that does not run yet is a warning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The result of one check."""
+
+    check: str
+    """Its name, which programs can rely on."""
+    level: str
+    """`ok`, `warn` or `fail`."""
+    found: str
+    """What is there, or what is wrong."""
+    change: str = ""
+    """What to do, unless `found` says it."""
+
+
+def _ok(check: str, found: str) -> Finding:
+    return Finding(check=check, level="ok", found=found)
+
+
+def _warn(check: str, found: str, change: str = "") -> Finding:
+    return Finding(check=check, level="warn", found=found, change=change)
+
+
+def _fail(check: str, found: str, change: str = "") -> Finding:
+    return Finding(check=check, level="fail", found=found, change=change)
+
+
+@click.command("doctor")
+@json_option
+def command(as_json: bool) -> None:
+    """Check settings, servers and processes from this machine, and say what to change.
+
+    Each line is `ok`, `warn` (it works, but not as well or as safely as it could) or `fail` (it cannot work). A failure
+    exits with 1. Servers that the settings do not name are not checked: on a worker, that is Postgres.
+
+    \b
+    Example:
+      orchestrator doctor
+      orchestrator doctor --json | jq '.checks[] | select(.level != "ok")'
+    """
+    findings = []
+    for finding in _examine():
+        findings.append(finding)
+        if not as_json:
+            echo(f"{finding.level:5}", colour=_COLOURS[finding.level], nl=False)
+            echo(one_line(f"{finding.check:20} {finding.found} {finding.change}".rstrip()))
+    is_well = all(finding.level != "fail" for finding in findings)
+    if as_json:
+        print_json({"ok": is_well, "checks": findings})
+    sys.exit(not is_well)
+
+
+def _examine() -> Iterator[Finding]:
+    release = f"orchestrator {orchestrator.__version__}, Python {platform.python_version()}"
+    yield _ok("release", f"{release}, {platform.system()} {platform.machine()}")
+    try:
+        settings = load_settings()
+    except ConfigurationError as error:
+        yield _fail("settings", str(error))
+        return
+    yield from _settings(settings)
+    yield from _disk(settings)
+    if settings.redis_url:
+        yield from _guarded("redis", _redis(settings))
+    if settings.database_url:
+        yield from _guarded("postgres", _postgres(settings))
+    if settings.database_url or settings.api_url:
+        yield from _guarded("system", _system(settings))
+
+
+def _guarded(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+    """Yield findings up to an error, which is a failure."""
+    try:
+        yield from findings
+    except (OrchestratorError, RedisError) as error:
+        yield _fail(check, str(error))
+    except database.UNAVAILABLE as error:
+        yield _fail(check, f"Postgres cannot be used: {database.explain(error)}")
+
+
+def _settings(settings: Settings) -> Iterator[Finding]:
+    for remark in misspelt(os.environ):
+        yield _warn("settings", remark)
+    named = {name: getattr(settings, name) for name in ("database_url", "redis_url", "api_url")}
+    found = ", ".join(f"{name} {without_password(value)}" for name, value in named.items() if value)
+    if not found:
+        needed = "Set ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL; a worker needs only the latter."
+        yield _fail("settings", "no server is named.", needed)
+    elif settings.database_url and not settings.redis_url:
+        needed = "Set ORCHESTRATOR_REDIS_URL: tasks reach workers through Redis."
+        yield _fail("settings", "database_url is set, redis_url is not.", needed)
+    else:
+        yield _ok("settings", f"{found}, namespace {settings.namespace}")
+
+
+def _disk(settings: Settings) -> Iterator[Finding]:
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    grade = _fail if free < _NO_DISK else _warn
+    found = f"{free / 1e9:,.1f} GB free in {folder}"
+    yield _ok("disk", found) if free >= _LITTLE_DISK else grade("disk", f"{found}.", "Make room.")
+    if not (settings.database_url or settings.api_url):  # else this is found with the rest of the system
+        yield from map(_problem, trouble.of_payload_store(settings.payload_store))
+
+
+def _redis(settings: Settings) -> Iterator[Finding]:
+    keys = Keys.of(settings)
+    with closing(connect(settings.redis_url, timeout=_TIMEOUT)) as redis:
+        health = check_health(redis, keys)
+        if not (settings.database_url or settings.api_url):
+            yield from map(_problem, trouble.of_redis(health))
+        if not health.reachable:
+            return
+        check_server(redis)
+        limit = f" of {health.max_memory / 1e6:,.1f}" if health.max_memory else ""
+        memory = f"{health.used_memory / 1e6:,.1f}{limit} MB used, maxmemory-policy {health.eviction}"
+        yield _ok("redis", f"{health.server} {health.version}, {memory}")
+        if refused := refused_commands(redis, keys):
+            found = f"the user of redis_url may not use {', '.join(refused)}."
+            rights = f"~{keys.prefix}:* &{keys.prefix}:* +@all -@admin -@dangerous +info"
+            yield _fail("redis permissions", found, f"Allow it: ACL SETUSER name {rights}")
+        else:
+            yield _ok("redis permissions", "streams, scripts and channels can be used")
+        yield _speed("redis latency", redis.ping, _SLOW_ANSWER, "Run Redis nearer to this machine.")
+        yield _clock("redis clock", lambda: _seconds(*redis.time()))
+        yield _ok("heartbeats", f"{live_workers(redis, keys)} of worker processes")
+
+
+def _seconds(whole: int, microseconds: int) -> float:
+    return whole + microseconds / 1e6
+
+
+def _postgres(settings: Settings) -> Iterator[Finding]:
+    engine = database.probe_engine(settings, "orchestrator doctor", _TIMEOUT)
+    try:
+        with engine.connect() as connection:
+            found = server.server(connection)
+            yield from _postgres_server(found)
+            yield _schema(connection)
+            yield from _rights(found, settings)
+            yield _pooler(connection, found)
+            used = connections(connection)
+            yield _ok(
+                "connections", f"{used.used} of {used.limit} open"
+            )  # that they run out is a problem of the system
+            nearer = "Run Postgres nearer to this machine."
+            yield _speed("postgres latency", lambda: server.clock(connection), _SLOW_ANSWER, nearer)
+            if not found.read_only:
+                faster = "Give Postgres a faster disk, or a synchronous standby that is nearer."
+                yield _speed("postgres commit", lambda: server.commit(connection), _SLOW_COMMIT, faster)
+            yield _clock("postgres clock", lambda: server.clock(connection))
+    finally:
+        engine.dispose()
+
+
+def _postgres_server(found: server.Server) -> Iterator[Finding]:
+    if found.number < _OLDEST_POSTGRES * 10_000:
+        yield _fail("postgres", f"Postgres {found.version}.", f"Use Postgres {_OLDEST_POSTGRES} or newer.")
+    elif found.read_only:
+        yield _fail("postgres", f"Postgres {found.version} is read-only.", "Name the primary in database_url.")
+    else:
+        yield _ok("postgres", f"Postgres {found.version}")
+    if found.unsafe:
+        lost = "A crash of its machine may lose tasks that were enqueued: turn them on."
+        yield _warn("durability", f"{', '.join(found.unsafe)} are off.", lost)
+    else:
+        yield _ok("durability", "commits are flushed to disk")
+
+
+def _schema(connection: Connection) -> Finding:
+    """Say what `db check` says."""
+    try:
+        newer = database.check_schema(connection)
+    except SchemaError as error:
+        return _fail("schema", str(error))
+    return _warn("schema", newer) if newer else _ok("schema", f"revision {database.REVISION}, as this release needs it")
+
+
+def _rights(found: server.Server, settings: Settings) -> Iterator[Finding]:
+    if found.forbidden:
+        grant = f'GRANT ALL ON ALL TABLES IN SCHEMA "{settings.namespace}" TO "{found.role}"'
+        tables = ", ".join(found.forbidden)
+        yield _fail("permissions", f"the role {found.role} may not read and write {tables}.", f"Allow it: {grant}")
+    elif not found.owns:
+        upgrades = (
+            "Let the owner run `orchestrator db upgrade`, and let schedulers use that role: they create and drop."
+        )
+        yield _warn("permissions", f"the role {found.role} does not own the tables.", upgrades)
+    else:
+        yield _ok("permissions", f"the role {found.role} owns the tables")
+    if misplaced := database.misplaced_tables(settings.require_database(), settings.namespace):
+        yield _warn("search path", misplaced)
+
+
+def _pooler(connection: Connection, found: server.Server) -> Finding:
+    """Compare what this connection and the server call its process: a pooler has numbers of its own."""
+    driver = connection.connection.driver_connection
+    if driver is None or driver.info.backend_pid == found.pid:
+        return _ok("pooler", "none: this is a direct connection")
+    direct = "Programs and the API may use it; give schedulers a direct connection."
+    return _warn("pooler", "a pooler stands between this machine and Postgres.", direct)
+
+
+def _system(settings: Settings) -> Iterator[Finding]:
+    """Say what `status` says."""
+    with looking() as calls:
+        seen = look(calls, settings)
+    leader, standbys = seen.overview.leader, seen.overview.standbys or ()
+    if leader is not None:
+        found = f"{leader.address} leads"
+        if standbys:
+            yield _ok("scheduler", f"{found}, {len(standbys)} standing by")
+        else:
+            yield _warn("scheduler", f"{found}, none stands by.", "Start a second one, elsewhere.")
+    fleet = f"{seen.overview.workers} live, {seen.overview.slots} slots"
+    yield _ok("workers", fleet) if seen.overview.workers else _warn("workers", "none.", "Start: orchestrator worker")
+    yield from map(_problem, seen.troubles)
+
+
+def _problem(found: trouble.Trouble) -> Finding:
+    grade = _fail if found.kind in _PREVENT_WORK else _warn
+    return grade(found.kind, found.message)
+
+
+def _speed(check: str, act: Callable[[], object], slow: float, change: str) -> Finding:
+    """Do something a few times, and grade its usual time."""
+    took = []
+    for _ in range(_SAMPLES):
+        begun = time.perf_counter()
+        act()
+        took.append(time.perf_counter() - begun)
+    usual = statistics.median(took)
+    found = f"p50 {duration(usual)}, slowest {duration(max(took))} of {_SAMPLES}"
+    return _ok(check, found) if usual < slow else _warn(check, f"{found}; under {duration(slow)} is usual.", change)
+
+
+def _clock(check: str, ask: Callable[[], float]) -> Finding:
+    """Compare a server's clock with that of this machine, in the middle of the question."""
+    begun = time.time()
+    told = ask()
+    ahead = told - (begun + time.time()) / 2
+    found = f"{duration(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} this machine"
+    if abs(ahead) < _CLOCK_SKEW:
+        return _ok(check, found)
+    return _warn(check, f"{found}.", "Set both by NTP: times that programs give, and those in logs, do not fit.")

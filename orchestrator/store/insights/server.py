@@ -1,0 +1,73 @@
+"""What the Postgres server is, its clock, and a commit to measure: for `orchestrator doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from orchestrator.store.sql import Statement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A server, as a role sees it."""
+
+    version: str
+    """As people write it, e.g. 17.2."""
+    number: int
+    """The same for comparisons, e.g. 170002."""
+    pid: int
+    """The server process of this connection. A pooler tells its clients another one."""
+    read_only: bool
+    """It is a standby, or takes no writes for another reason."""
+    unsafe: Sequence[str]
+    """Settings of durability that are off: a crash of the machine may lose commits."""
+    role: str
+    """The role of this connection."""
+    owns: bool
+    """The role has the rights of our tables' owner."""
+    forbidden: Sequence[str]
+    """Tables of ours that the role may not read and write."""
+
+
+_SERVER = Statement[Server]("""
+WITH /* insights.server */ ours AS (
+    SELECT oid, relname, relowner, relnamespace FROM pg_class
+     WHERE relkind IN ('r', 'p') AND relnamespace =
+           (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('orchestrator.alembic_version'))
+)
+SELECT current_setting('server_version') AS version, current_setting('server_version_num')::int AS number,
+       pg_backend_pid() AS pid, current_user::text AS role,
+       pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool AS read_only,
+       ARRAY(SELECT name FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit')
+                AND setting = 'off' ORDER BY name)::text[] AS unsafe,
+       NOT EXISTS (SELECT FROM ours WHERE NOT pg_has_role(relowner, 'USAGE')) AS owns,
+       ARRAY(SELECT relname FROM ours
+              WHERE NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
+                         AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE'))
+              ORDER BY relname)::text[] AS forbidden
+""")
+
+
+def server(connection: Connection) -> Server:
+    """Return what the server is, and what the role may do there."""
+    return _SERVER.one(connection)
+
+
+_CLOCK = Statement[float]("SELECT /* insights.clock */ extract(epoch FROM clock_timestamp())::double precision")
+
+
+def clock(connection: Connection) -> float:
+    """Return the time of the server, in seconds since 1970."""
+    return _CLOCK.one(connection)
+
+
+# A message in the write-ahead log: durable like a row, and in no table.
+_COMMIT = Statement[str]("SELECT /* insights.commit */ pg_logical_emit_message(true, 'doctor', '')::text")
+
+
+def commit(connection: Connection) -> None:
+    """Commit a transaction that changes no table; the connection commits by itself."""
+    _COMMIT.one(connection)

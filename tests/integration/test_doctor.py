@@ -1,0 +1,180 @@
+"""`orchestrator doctor`: each check, when all is well and when it is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+from click.testing import CliRunner
+from redis import Redis
+from sqlalchemy.engine import make_url
+
+from orchestrator.cli import main
+from orchestrator.cli.system import doctor
+from orchestrator.store import database
+from orchestrator.store.insights import server
+
+pytestmark = pytest.mark.own_connections  # roles come and go
+
+Checks = dict[str, dict[str, Any]]
+
+
+@pytest.fixture
+def examine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database_url: str, redis_url: str
+) -> Callable[..., tuple[int, Checks]]:
+    """Run it on both servers, or on those that are given; return its exit code and the checks by name."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(**urls: str) -> tuple[int, Checks]:
+        for name, url in ({"DATABASE": database_url, "REDIS": redis_url} | urls).items():
+            monkeypatch.setenv(f"ORCHESTRATOR_{name}_URL", url)
+        shown = CliRunner().invoke(main, ["doctor", "--json"])
+        assert shown.exception is None or isinstance(shown.exception, SystemExit), shown.output
+        document = json.loads(shown.stdout)
+        assert document["ok"] is (shown.exit_code == 0)
+        return shown.exit_code, {found["check"]: found for found in document["checks"]}
+
+    return run
+
+
+@pytest.fixture
+def role(database_url: str) -> Iterator[str]:
+    """A role that may do nothing to our tables."""
+    with _admin(database_url) as cursor:
+        cursor.execute("CREATE ROLE reader LOGIN PASSWORD 'reader'")
+        cursor.execute("GRANT USAGE ON SCHEMA orchestrator TO reader")
+        cursor.execute("GRANT SELECT ON ALL TABLES IN SCHEMA orchestrator TO reader")
+        yield make_url(database_url).set(username="reader", password="reader").render_as_string(hide_password=False)
+        cursor.execute("DROP OWNED BY reader")
+        cursor.execute("DROP ROLE reader")
+
+
+@contextmanager
+def _admin(url: str) -> Iterator[Any]:
+    with closing(psycopg2.connect(url)) as connection:
+        connection.autocommit = True
+        yield connection.cursor()
+
+
+def test_all_is_well_but_for_what_does_not_run(examine: Callable[..., tuple[int, Checks]]) -> None:
+    code, checks = examine()
+    assert code == 0
+    assert {name for name, found in checks.items() if found["level"] != "ok"} <= {
+        *("durability", "workers", "no leader"),  # the test servers do not flush
+        *("redis latency", "postgres latency", "postgres commit"),  # as the machine is
+    }
+    assert checks.keys() >= {
+        *("release", "settings", "disk", "redis", "redis permissions", "redis clock", "heartbeats", "postgres"),
+        *("schema", "permissions", "pooler", "connections", "postgres clock", "workers", "no leader"),
+    }
+    assert checks["schema"]["found"] == f"revision {database.REVISION}, as this release needs it"
+
+
+def test_lines_are_for_people(examine: Callable[..., tuple[int, Checks]]) -> None:
+    examine()
+    lines = CliRunner().invoke(main, ["doctor"]).stdout.splitlines()
+    assert all(line.split()[0] in ("ok", "warn", "fail") for line in lines)
+    assert any(line.startswith("ok   schema ") for line in lines)
+
+
+def test_a_worker_has_redis_alone(examine: Callable[..., tuple[int, Checks]]) -> None:
+    code, checks = examine(DATABASE="")
+    assert code == 0
+    assert {"redis", "redis latency"} < checks.keys()
+    assert not checks.keys() & {"postgres", "schema", "scheduler", "workers"}
+
+
+@pytest.mark.parametrize(
+    ("urls", "check", "words"),
+    [
+        ({"DATABASE": "", "REDIS": ""}, "settings", "ORCHESTRATOR_REDIS_URL"),
+        ({"REDIS": ""}, "settings", "redis_url is not"),
+        ({"REDIS": "http://nowhere"}, "settings", "expected a URL that starts with redis://"),
+        ({"REDIS": "redis://127.0.0.1:1/0"}, "redis away", "Connection refused"),
+        ({"DATABASE": "", "REDIS": "redis://127.0.0.1:1/0"}, "redis away", "Connection refused"),
+        ({"DATABASE": "postgresql://nobody@127.0.0.1:1/nothing"}, "postgres", "Connection refused"),
+        ({"API": "http://127.0.0.1:1", "DATABASE": "", "REDIS": ""}, "system", "127.0.0.1:1"),
+    ],
+)
+def test_what_is_missing_fails(
+    examine: Callable[..., tuple[int, Checks]], urls: dict[str, str], check: str, words: str
+) -> None:
+    code, checks = examine(**urls)
+    assert code == 1
+    assert checks[check]["level"] == "fail"
+    assert words in checks[check]["found"] + checks[check]["change"]
+
+
+def test_a_database_without_tables_fails(
+    examine: Callable[..., tuple[int, Checks]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_NAMESPACE", "elsewhere")
+    code, checks = examine()
+    assert code == 1
+    assert "orchestrator db upgrade" in checks["schema"]["found"]
+
+
+def test_a_role_without_rights_fails(examine: Callable[..., tuple[int, Checks]], role: str) -> None:
+    code, checks = examine(DATABASE=role)
+    assert code == 1
+    assert "GRANT ALL ON ALL TABLES" in checks["permissions"]["change"]
+    assert "tasks" in checks["permissions"]["found"]
+
+
+def test_a_role_that_owns_nothing_is_warned_of(
+    examine: Callable[..., tuple[int, Checks]], role: str, database_url: str
+) -> None:
+    with _admin(database_url) as cursor:
+        cursor.execute("GRANT ALL ON ALL TABLES IN SCHEMA orchestrator TO reader")
+    code, checks = examine(DATABASE=role)
+    assert (code, checks["permissions"]["level"]) == (0, "warn")
+    assert "postgres commit" in checks  # which needs no right
+
+
+def test_a_user_of_redis_without_rights_fails(examine: Callable[..., tuple[int, Checks]], redis_url: str) -> None:
+    with Redis.from_url(redis_url) as redis:
+        redis.execute_command("ACL", "SETUSER", "default", "-publish", "-xadd")
+        try:
+            code, checks = examine(DATABASE="")
+        finally:
+            redis.execute_command("ACL", "SETUSER", "default", "+@all")
+        assert code == 1
+        assert "may not use XADD, PUBLISH." in checks["redis permissions"]["found"]
+        assert examine(DATABASE="")[1]["redis permissions"]["level"] == "ok"
+
+
+def test_a_redis_that_evicts_fails(examine: Callable[..., tuple[int, Checks]], redis_url: str) -> None:
+    with Redis.from_url(redis_url) as redis:
+        redis.config_set("maxmemory", "512mb")
+        redis.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            code, checks = examine(DATABASE="")
+        finally:
+            redis.config_set("maxmemory", "0")
+            redis.config_set("maxmemory-policy", "noeviction")
+    assert code == 1
+    assert "CONFIG SET maxmemory-policy noeviction" in checks["redis evicts"]["found"]
+
+
+def test_clocks_and_latencies_are_graded(
+    examine: Callable[..., tuple[int, Checks]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = server.clock
+    monkeypatch.setattr(server, "clock", lambda connection: told(connection) + 90.0)
+    monkeypatch.setattr(doctor, "_SLOW_COMMIT", 0.0)
+    code, checks = examine()
+    assert code == 0
+    assert checks["postgres clock"]["level"] == checks["postgres commit"]["level"] == "warn"
+    assert checks["postgres clock"]["found"] == "1m 30s ahead of this machine."
+
+
+def test_a_pooler_is_noticed(examine: Callable[..., tuple[int, Checks]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It tells its clients another number of the server process than the server does."""
+    monkeypatch.setattr(server._SERVER, "sql", server._SERVER.sql.replace("pg_backend_pid()", "1"))
+    assert examine()[1]["pooler"]["level"] == "warn"
