@@ -32,10 +32,10 @@ from orchestrator.embedded import EmbeddedServices
 from orchestrator.store import database, driver
 from orchestrator.store.dag import workflows
 from orchestrator.store.schedules import definitions as schedules
-from tests.benchmarks.bench.contestants import OURS
 from tests.benchmarks.bench.programs import running
 from tests.benchmarks.bench.remote import RemoteClient
 from tests.benchmarks.bench.services import Services, started
+from tests.benchmarks.peers.contestants import OURS
 from tests.integration.stage import System, fresh_system
 
 _DUE = text("UPDATE orchestrator.schedules SET next_fire = date_trunc('minute', now()), due_at = now()")

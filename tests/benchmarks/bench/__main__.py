@@ -9,16 +9,16 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from datetime import date
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.benchmarks.bench.compositions import composing
-from tests.benchmarks.bench.contestants import LAYER, OURS, PEERS, Contestant
 from tests.benchmarks.bench.environments import with_environment
 from tests.benchmarks.bench.finished import beside_finished
 from tests.benchmarks.bench.idle import idle_cpu
@@ -28,8 +28,10 @@ from tests.benchmarks.bench.options import parse
 from tests.benchmarks.bench.programs import Failed
 from tests.benchmarks.bench.report import medians, ratios, show, show_finished
 from tests.benchmarks.bench.rounds import PASSES, Sizes, run_round
-from tests.benchmarks.bench.services import Services, started
+from tests.benchmarks.bench.services import REPOSITORY, Services, started
 from tests.benchmarks.bench.steps import stepping
+from tests.benchmarks.peers.contestants import ALL, OURS, Contestant
+from tests.benchmarks.peers.page import write
 
 
 def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
@@ -37,8 +39,7 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     sizes = Sizes(**{field.name: getattr(options, field.name) for field in fields(Sizes)})
     steps = options.rounds * (len(PASSES) * (1 + len(options.peers)) + 1) + len(options.peers)
     also = (options.million, options.later, options.keys, options.steps, options.idle)
-    composed = (1 + len(options.peers)) * options.compositions
-    bar = progress.add_task("", total=steps + composed + sum(map(bool, also)))
+    bar = progress.add_task("", total=steps + sum(map(bool, also)))
     begun = False
 
     def say(what: str) -> None:
@@ -46,12 +47,15 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         progress.update(bar, description=what, advance=1 if begun else 0)
         begun = True
 
-    contestants = [OURS]
+    contestants, missing = [OURS], {}
     for name in options.peers:
         say(f"{name}: environment")
-        contestants.append(with_environment(LAYER if name == LAYER.name else PEERS[name]))
+        try:
+            contestants.append(with_environment(ALL[name]))
+        except Failed as error:
+            missing[name] = [{"failed": "could not be installed", "why": str(error)}]
     with started() as services:
-        rounds = run_rounds(contestants, services, sizes, options.rounds, say)
+        rounds = run_rounds(contestants, services, sizes, options.rounds, say) | missing
         folded = {name: medians(found) for name, found in rounds.items()}
         report: dict[str, Any] = {
             "date": date.today().isoformat(),
@@ -73,8 +77,6 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         if options.steps:
             say("workflows as code")
             report["steps"] = stepping(services)
-        if options.compositions:
-            report["compositions"] = composing(contestants, services, say)
         if options.idle:
             say(f"idle for {options.idle:g} s")
             report["idle"] = idle_cpu(services, options.idle)
@@ -106,7 +108,12 @@ def run_rounds(
         first = number % len(contestants)
         for contestant in (*contestants[first:], *contestants[:first]):
             say_turn = partial(_say_turn, say, f"round {number + 1}: {contestant.name}")
-            found[contestant.name].append(run_round(contestant, services, sizes, say_turn))
+            try:
+                found[contestant.name].append(run_round(contestant, services, sizes, say_turn))
+            except Failed as error:
+                if contestant is OURS:
+                    raise
+                found[contestant.name].append({"failed": "failed", "why": str(error)})
     return found
 
 
@@ -118,11 +125,20 @@ def machine(services: Services) -> dict[str, Any]:
     """Return what the numbers depend on."""
     return {
         "cores": os.cpu_count(),
-        "processor": platform.machine(),
+        "processor": processor(),
         "system": platform.system(),
         "python": platform.python_version(),
         **services.versions(),
     }
+
+
+def processor() -> str:
+    """Return the model of the processor, or its architecture where nothing tells the model."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def main() -> int:
@@ -138,6 +154,8 @@ def main() -> int:
         print(f"Error: {error}", file=sys.stderr)
         return 1
     (show_finished if options.finished else show)(console, report)
+    if options.write:
+        write(report, REPOSITORY)
     options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     console.print(f"Every round is in {options.json}")
     return 0

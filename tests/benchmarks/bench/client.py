@@ -13,19 +13,16 @@ import json
 import os
 import random
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from statistics import median
 from typing import Any, cast
 
-from tests.benchmarks.bench.queues.base import Queue, Sender
+from tests.benchmarks.peers.queue import Queue, effects, expect
 
 DEADLINE = 600.0
 """Seconds after which a pass has failed."""
-WAITERS = 32
-"""Threads that wait for results under load."""
 
 
 class Client:
@@ -71,11 +68,22 @@ class Client:
 
     def run_steps(self, runs: int, steps: int) -> float:
         """Return the seconds that workflows as code took, so many at once, with so many steps each."""
-        return _timed(lambda: cast(Any, self._queue).run_steps(runs, steps))
+        return _timed(lambda: cast(Any, self._queue).run_steps(steps, runs))
 
-    def compose(self, kind: str, count: int) -> float:
-        """Return the seconds that a chain, a group or a chord of so many tasks took."""
-        return _timed(lambda: getattr(self._queue, f"run_{kind}")(count))
+    def compose(self, kind: str, count: int, times: int, patience: float) -> float | None:
+        """Return the seconds of a composition of so many tasks, the median of all but the first, which warms up.
+
+        Slow ones run less often: no more begin once they took so many seconds together. Return None if the queue has no
+        such composition.
+        """
+        run = getattr(self._queue, f"run_{kind}", None)
+        if run is None:
+            return None
+        before, taken = effects(), list[float]()
+        while len(taken) <= times and sum(taken) < patience:
+            taken.append(_timed(lambda: run(count)))
+        expect(f"executions of the tasks of a {kind}", effects() - before, len(taken) * count)
+        return median(taken[1:] or taken)
 
     def drain(self, total: int) -> tuple[int, float]:
         """Watch workers come up and clear a backlog: return tasks and seconds from the first visible end to the last.
@@ -87,7 +95,7 @@ class Client:
         self._queue.wait_for_last()
         _poll(lambda: self._queue.ended() >= total)
         elapsed = time.perf_counter() - began
-        self._queue.check(total)
+        self.check(total)
         return total - first, elapsed
 
     def drain_keyed(self, total: int) -> float:
@@ -97,7 +105,7 @@ class Client:
         """
         self._queue.wait_for_last()
         _poll(lambda: self._queue.ended() >= total)
-        self._queue.check(total)
+        self.check(total)
         return float(cast(Any, self._queue).span())
 
     def run_through(self, count: int, total: int) -> float:
@@ -107,45 +115,31 @@ class Client:
         self._queue.wait_for_last()
         _poll(lambda: self._queue.ended() >= total)
         elapsed = time.perf_counter() - began
-        self._queue.check(total)
+        self.check(total)
         return elapsed
 
-    def idle_latencies(self, count: int) -> list[float]:
-        """Return the seconds from enqueue to result of tasks that have the system for themselves."""
+    def idle_latencies(self, count: int, patience: float = DEADLINE) -> list[float]:
+        """Return the seconds from enqueue to result of tasks that have the system for themselves.
+
+        After five that warm up, these are so many, or as many as fit into the time, but not fewer than 20.
+        """
         for _ in range(5):
             self._queue.round_trip()
-        latencies = []
-        for _ in range(count):
+        latencies: list[float] = []
+        deadline = time.perf_counter() + patience
+        while len(latencies) < count and (len(latencies) < 20 or time.perf_counter() < deadline):
             time.sleep(random.uniform(0.002, 0.006))  # never in step with anything that ticks
             latencies.append(_timed(self._queue.round_trip))
         return latencies
 
     def load_latencies(self, rate: float, seconds: float) -> list[float]:
-        """Enqueue at a steady rate whatever happens; return the seconds from when each was due to its result."""
-        sender = cast(Sender, self._queue)
-        latencies: list[float] = []
-        lock = threading.Lock()
-
-        def wait(handle: Any, due: float) -> None:
-            handle.result(60)
-            latency = time.perf_counter() - due
-            with lock:
-                latencies.append(latency)
-
-        with ThreadPoolExecutor(WAITERS) as waiters:
-            began = time.perf_counter()
-            futures = []
-            for number in range(int(rate * seconds)):
-                due = began + number / rate
-                time.sleep(max(0.0, due - time.perf_counter()))
-                futures.append(waiters.submit(wait, sender.send(), due))
-            for future in futures:
-                future.result()
-        return latencies
+        """Return the seconds from when each task was due to its result, at a steady rate."""
+        return self._queue.latencies_at(rate, seconds)
 
     def check(self, total: int) -> None:
-        """Check that each of `total` tasks ended once with success."""
+        """Check that each of `total` tasks ended once with success, and ran once."""
         self._queue.check(total)
+        expect("executions", effects(), total)
 
 
 def _timed(function: Callable[[], object]) -> float:

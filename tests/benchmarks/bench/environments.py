@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.benchmarks.bench.contestants import Contestant
 from tests.benchmarks.bench.programs import Failed
 from tests.benchmarks.bench.services import REPOSITORY
+from tests.benchmarks.peers.contestants import Contestant
 
 FOLDER = REPOSITORY / ".venv-bench"
 

@@ -11,12 +11,12 @@ import psutil
 import psycopg2
 
 from orchestrator.store import database
-from tests.benchmarks.bench.contestants import OURS
 from tests.benchmarks.bench.programs import Program, running
 from tests.benchmarks.bench.quiet import wait_for_quiet
 from tests.benchmarks.bench.remote import RemoteClient
 from tests.benchmarks.bench.rounds import Sizes, throughput
 from tests.benchmarks.bench.services import Services
+from tests.benchmarks.peers.contestants import OURS
 
 MEASURED = ("backlog_rate", "running_rate", "cpu")
 """The CPU time says the same as the rates, and others on the machine disturb it far less."""

@@ -7,10 +7,10 @@ import time
 
 import psutil
 
-from tests.benchmarks.bench.contestants import OURS
 from tests.benchmarks.bench.programs import cpu_seconds, running
 from tests.benchmarks.bench.remote import RemoteClient
 from tests.benchmarks.bench.services import Services
+from tests.benchmarks.peers.contestants import OURS
 
 
 def idle_cpu(services: Services, seconds: float) -> dict[str, float]:

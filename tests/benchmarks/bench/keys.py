@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from statistics import median
 
-from tests.benchmarks.bench.contestants import OURS
 from tests.benchmarks.bench.programs import running
 from tests.benchmarks.bench.remote import RemoteClient
 from tests.benchmarks.bench.services import Services
+from tests.benchmarks.peers.contestants import OURS
 
 CASES = {
     "no key": (0, False),

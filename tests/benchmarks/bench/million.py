@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from tests.benchmarks.bench.contestants import OURS
 from tests.benchmarks.bench.programs import memory, running
 from tests.benchmarks.bench.remote import RemoteClient
 from tests.benchmarks.bench.services import Services
+from tests.benchmarks.peers.contestants import OURS
 
 SLICE = 50_000
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
-from tests.benchmarks.bench.contestants import LAYER, PEERS
 from tests.benchmarks.bench.rounds import Sizes
+from tests.benchmarks.peers.contestants import ALL, LAYER, PEERS
 
-QUICK = {"tasks": 2_000, "singles": 300, "probes": 60, "seconds": 2.0, "rounds": 1, "patience": 0.0}
+QUICK = {"tasks": 2_000, "singles": 300, "probes": 60, "seconds": 2.0, "rounds": 1, "budget": 1.0, "patience": 0.0}
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -26,6 +26,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         metavar="NAMES",
         help=f"compare with {', '.join(PEERS)}, or with those named; {LAYER.name} is ours by Celery's API",
     )
+    parser.add_argument(
+        "--write", action="store_true", help="write the tables and charts of README and docs/performance.md"
+    )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--rounds", type=int, default=3, help="how often each contestant goes through all passes (3)")
     parser.add_argument(
@@ -40,6 +43,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument(
         "--seconds", type=float, default=Sizes.seconds, help=f"how long that load lasts ({Sizes.seconds:g})"
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=Sizes.budget,
+        metavar="SECONDS",
+        help=f"the most for the idle latency and for each composition ({Sizes.budget:g})",
     )
     parser.add_argument(
         "--patience",
@@ -73,9 +83,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--steps", action="store_true", help="also: workflows as code, one step after another and many at once"
     )
     parser.add_argument(
-        "--compositions", action="store_true", help="also: chains, groups and chords, ours and those of the peers"
-    )
-    parser.add_argument(
         "--idle",
         type=float,
         nargs="?",
@@ -105,6 +112,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         for name, value in QUICK.items():
             setattr(options, name, value)
     options.peers = [name for name in options.peers.split(",") if name]
-    if unknown := set(options.peers) - {LAYER.name, *PEERS}:
+    if unknown := set(options.peers) - set(ALL):
         parser.error(f"--peers: unknown: {', '.join(sorted(unknown))}. Known: {', '.join(PEERS)}.")
     return options

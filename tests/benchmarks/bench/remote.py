@@ -6,8 +6,8 @@ import json
 import select
 from typing import Any
 
-from tests.benchmarks.bench.contestants import Contestant
 from tests.benchmarks.bench.programs import Failed, Program, Programs
+from tests.benchmarks.peers.contestants import Contestant
 
 
 class RemoteClient:

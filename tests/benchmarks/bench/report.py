@@ -9,7 +9,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.bench.compositions import TITLES
 from tests.benchmarks.bench.keys import TIMES
 
 MEASURES = {
@@ -21,6 +20,10 @@ MEASURES = {
     "idle_p99": "latency idle, p99, ms",
     "load_p50": "latency loaded, p50, ms",
     "load_p99": "latency loaded, p99, ms",
+    "chain": "chain of 100, s",
+    "chord": "chord of 1,000, s",
+    "steps": "100 workflow steps in sequence, s",
+    "fibonacci": "40 × fibonacci(10) in sequence, s",
     "cpu": "CPU, Postgres and scheduler, µs/task",
     "busy": "others' CPU before, %",
 }
@@ -28,8 +31,10 @@ MEASURES = {
 
 
 def medians(rounds: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Fold one contestant's rounds into one."""
+    """Fold one contestant's rounds into one; a failure stands for all."""
     rounds = list(rounds)
+    if failed := [found for found in rounds if "failed" in found]:
+        return dict(failed[0])
     folded: dict[str, Any] = {name: median(found[name] for found in rounds) for name in MEASURES if name in rounds[0]}
     folded["memory"] = {
         process: median(found["memory"][process] for found in rounds)
@@ -47,7 +52,7 @@ def ratios(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, floa
 
 def show(console: Console, report: Mapping[str, Any]) -> None:
     """Print everything that was measured."""
-    results: Mapping[str, Mapping[str, Any]] = report["results"]
+    results = {name: found for name, found in report["results"].items() if "failed" not in found}
     options = report["options"]
     title = f"Medians of {options['rounds']} rounds, {options['tasks']:,} tasks, {report['machine']['cores']} cores"
     titles = [f"{name}\n{next(iter(found['versions'].values()))}" for name, found in results.items()]
@@ -71,12 +76,11 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
         _print_pairs(console, f"Throughput, backlog of {backlog:,} tasks with limits", "/s", report["keys"])
     if report.get("steps"):
         _print_pairs(console, "Workflows as code", "", report["steps"])
-    if report.get("compositions"):
-        composed: Mapping[str, Mapping[str, float]] = report["compositions"]
-        rows = [[title, *(_number(found[title]) for found in composed.values())] for title in TITLES.values()]
-        _print(console, "Compositions", ["", *composed], rows)
     if report.get("idle"):
         _print_pairs(console, f"Idle for {options['idle']:g} s", "% of a core", report["idle"])
+    for name, found in report["results"].items():
+        if "failed" in found:
+            console.print(f"\n{name} {found['failed']}: {found['why']}", highlight=False, markup=False)
 
 
 def show_finished(console: Console, report: Mapping[str, Any]) -> None:

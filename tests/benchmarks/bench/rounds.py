@@ -1,4 +1,4 @@
-"""One contestant's passes: backlog, running, idle latency, latency under load, memory, enqueue rate."""
+"""One contestant's passes: backlog, running, idle latency, latency under load, memory, compositions, enqueue rate."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from dataclasses import dataclass
 from statistics import quantiles
 from typing import Any
 
-from tests.benchmarks.bench.contestants import OURS, Contestant
 from tests.benchmarks.bench.programs import Program, Programs, memory, running
 from tests.benchmarks.bench.quiet import wait_for_quiet
 from tests.benchmarks.bench.remote import RemoteClient
 from tests.benchmarks.bench.services import Services
+from tests.benchmarks.peers.contestants import Contestant
 
 Say = Callable[[str], None]
 """Called before each pass with its name."""
 
-PASSES = ("wait for quiet", "start", "backlog", "running", "idle latency", "memory", "enqueue")
-"""What every contestant does; ours also does `load latency`."""
+PASSES = (
+    *("wait for quiet", "start", "backlog", "running", "idle latency", "load latency", "memory"),
+    *("compositions", "enqueue"),
+)
+COMPOSITIONS = {"chain": 100, "chord": 1_000, "steps": 100, "fibonacci": 40}
+"""How many tasks each has; a contestant runs those that it knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +31,11 @@ class Sizes:
 
     tasks: int = 20_000
     singles: int = 2_000
-    probes: int = 500
+    probes: int = 300
     rate: float = 300.0
-    seconds: float = 10.0
+    seconds: float = 4.0
+    budget: float = 2.5
+    """Seconds for the idle latency, and for each composition: slow contestants do less of it."""
     patience: float = 60.0
     """How long to wait for a quiet machine before a contestant's turn."""
 
@@ -47,28 +53,33 @@ def run_round(contestant: Contestant, services: Services, sizes: Sizes, say: Say
         )
         client.ask("wait_until_ready")
 
-        rates, workers = throughput(contestant, programs, client, sizes.tasks, say)
+        tasks = int(sizes.tasks * contestant.share)
+        rates, workers = throughput(contestant, programs, client, tasks, say)
         found |= rates
-        ended = 2 * sizes.tasks
 
         say("idle latency")
         time.sleep(1.0)
-        found |= _percentiles("idle", client.ask("idle_latencies", sizes.probes))
-        ended += 5 + sizes.probes
-        client.ask("check", ended)
-        if contestant is OURS:
-            say("load latency")
-            found |= _percentiles("load", client.ask("load_latencies", sizes.rate, sizes.seconds))
-            ended += int(sizes.rate * sizes.seconds)
-            client.ask("check", ended)
+        idle = client.ask("idle_latencies", sizes.probes, sizes.budget)
+        found |= _percentiles("idle", idle)
+        say("load latency")
+        loaded = client.ask("load_latencies", sizes.rate, sizes.seconds)
+        found |= _percentiles("load", loaded[len(loaded) // 10 :])  # the first ones open connections
+        client.ask("check", 2 * tasks + 5 + len(idle) + len(loaded))
 
         say("memory")
         found["memory"] = memory(*fixed, *workers)
+
+        say("compositions")
+        for kind, count in COMPOSITIONS.items():
+            if (seconds := client.ask("compose", kind, count, 5, sizes.budget)) is not None:
+                found[kind] = seconds
+
         for worker in workers:
             programs.stop(worker)
 
         say("enqueue")
-        found["single_rate"] = sizes.singles / client.ask("enqueue_singly", sizes.singles)
+        singles = int(sizes.singles * max(contestant.share, 0.25))
+        found["single_rate"] = singles / client.ask("enqueue_singly", singles)
         return found
 
 

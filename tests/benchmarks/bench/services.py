@@ -41,6 +41,7 @@ class Services:
             "ORCHESTRATOR_REDIS_URL": self.embedded.redis_url,
             "BENCH_DATABASE_URL": database,
             "BENCH_REDIS_URL": self.embedded.redis_url,
+            "BENCH_EFFECTS": str(self._folder / name / "effects"),
         }
         return self._folder / name, {**kept, **urls, "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": ""}
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from statistics import median
 
-from tests.benchmarks.bench.contestants import OURS
 from tests.benchmarks.bench.programs import running
 from tests.benchmarks.bench.remote import RemoteClient
 from tests.benchmarks.bench.services import Services
+from tests.benchmarks.peers.contestants import OURS
 
 LENGTHS = {10: 5, 100: 5, 1_000: 1, 2_000: 1}
 """Steps in sequence, and how many such runs are measured."""

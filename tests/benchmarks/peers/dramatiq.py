@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from dramatiq.middleware import GroupCallbacks, Pipelines, Retries
@@ -10,7 +12,7 @@ from dramatiq.results import Results
 from dramatiq.results.backends import RedisBackend
 from redis import Redis
 
-from tests.benchmarks.bench.queues.base import expect, redis_url, settle
+from tests.benchmarks.peers.queue import Queue, effect, expect, redis_url, settle
 
 BROKER, RESULTS, COUNTERS = 3, 4, 7
 
@@ -24,10 +26,16 @@ dramatiq.set_broker(broker)
 @dramatiq.actor(store_results=True)
 def noop() -> int:
     """Do nothing."""
+    return effect()
+
+
+@dramatiq.actor(store_results=True)
+def collect() -> int:
+    """End a chord. It gets no results."""
     return 1
 
 
-class DramatiqQueue:
+class DramatiqQueue(Queue):
     """Two processes."""
 
     packages = ("dramatiq", "redis", "hiredis")
@@ -36,19 +44,11 @@ class DramatiqQueue:
         self._broker = Redis.from_url(redis_url(BROKER))
         self._results = Redis.from_url(redis_url(RESULTS))
 
-    def ready(self) -> bool:
-        return True
+    def send(self) -> Any:
+        return noop.send()
 
-    def enqueue_bulk(self, count: int) -> None:
-        for _ in range(count):
-            self._last = noop.send()
-
-    def enqueue_singly(self, count: int) -> None:
-        for _ in range(count):
-            noop.send()
-
-    def wait_for_last(self) -> None:
-        self._last.get_result(backend=results, block=True, timeout=300_000)
+    def wait(self, handle: Any) -> None:
+        handle.get_result(backend=results, block=True, timeout=300_000)
 
     def ended(self) -> int:
         return int(self._results.dbsize())  # one key for each result; nothing else lives in that database
@@ -58,21 +58,13 @@ class DramatiqQueue:
         expect("dead letters", self._broker.zcard("dramatiq:default.XQ"), 0)
         expect("results", self.ended(), total)
 
-    def round_trip(self) -> None:
-        noop.send().get_result(backend=results, block=True, timeout=60_000)
-
     def run_chain(self, count: int) -> None:
         messages = [noop.message_with_options(pipe_ignore=True) for _ in range(count)]
         found = dramatiq.pipeline(messages).run().get_result(block=True, timeout=300_000)
         expect("result", found, 1)
 
-    def run_group(self, count: int) -> None:
-        group = dramatiq.group([noop.message() for _ in range(count)]).run()
-        expect("results", sum(group.get_results(block=True, timeout=300_000)), count)
-
     def run_chord(self, count: int) -> None:
-        """Its callback is not given the results."""
-        group, callback = dramatiq.group([noop.message() for _ in range(count)]), noop.message()
+        group, callback = dramatiq.group([noop.message() for _ in range(count)]), collect.message()
         group.add_completion_callback(callback)
         group.run()
         expect("result", callback.get_result(backend=results, block=True, timeout=300_000), 1)

@@ -7,10 +7,11 @@ from datetime import datetime
 from sqlalchemy import Engine, text
 
 import orchestrator.sdk.backend  # noqa: F401  # which the first call would load while it is measured
-from orchestrator import Orchestrator, WorkflowContext, chain, chord, group
+from orchestrator import Orchestrator, WorkflowContext, chain, chord
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.store import database
-from tests.benchmarks.bench.queues.base import expect
+from tests.benchmarks.peers import queue as base
+from tests.benchmarks.peers.queue import Queue, effect, expect
 
 app = Orchestrator()
 
@@ -18,7 +19,7 @@ app = Orchestrator()
 @app.task
 def noop() -> int:
     """Do nothing."""
-    return 1
+    return effect()
 
 
 @app.task
@@ -31,7 +32,7 @@ def collect(results: list[int]) -> int:
 def keyed(key: int) -> int:
     """Do nothing for somebody."""
     del key
-    return 1
+    return effect()
 
 
 @app.workflow
@@ -41,12 +42,24 @@ async def sequence(ctx: WorkflowContext, steps: int) -> int:
     return sum([await noop.schedule() for _ in range(steps)])
 
 
-class OrchestratorQueue:
+@app.task
+def fibonacci(number: int) -> int:
+    """Compute a Fibonacci number."""
+    return base.fibonacci(number)
+
+
+@app.workflow
+async def fibonaccis(ctx: WorkflowContext, count: int) -> int:
+    """Compute fibonacci(10) time and again."""
+    del ctx
+    return [await fibonacci.schedule(10) for _ in range(count)][-1]
+
+
+class OrchestratorQueue(Queue):
     """Postgres and Redis, a scheduler, a worker of two processes, all with default settings."""
 
     packages = ("durable-orchestrator", "redis", "hiredis", "psycopg2-binary", "SQLAlchemy", "msgspec")
     _engine: Engine
-    _last: Handle[int]
     _began: datetime
     """What ended before that is none of our business."""
 
@@ -61,18 +74,14 @@ class OrchestratorQueue:
         return bool(self._number("SELECT count(*) FROM orchestrator.leases WHERE expires_at > now()"))
 
     def enqueue_bulk(self, count: int) -> None:
-        self._last = app.enqueue_many(noop, [()] * count)[-1]
-
-    def enqueue_singly(self, count: int) -> None:
-        for _ in range(count):
-            noop.enqueue()
+        self.last = app.enqueue_many(noop, [()] * count)[-1]
 
     def enqueue_keyed(self, count: int, keys: int, *, together: bool) -> None:
         """Enqueue tasks with so many keys (0 for none): by turns, or all of a key together."""
         if keys:
             numbers = range(count)
             found = [(number * keys // count if together else number % keys,) for number in numbers]
-            self._last = app.enqueue_many(keyed, found)[-1]
+            self.last = app.enqueue_many(keyed, found)[-1]
         else:
             self.enqueue_bulk(count)
 
@@ -85,7 +94,7 @@ class OrchestratorQueue:
         app.queue("default").purge()
         app.queue("default").drain(600)
 
-    def run_steps(self, runs: int, steps: int) -> None:
+    def run_steps(self, steps: int, runs: int = 1) -> None:
         """Run workflows as code at once, and check what they return."""
         handles = [sequence.start(steps) for _ in range(runs)]
         expect("steps", {handle.result(300) for handle in handles}, {steps})
@@ -93,14 +102,11 @@ class OrchestratorQueue:
     def run_chain(self, count: int) -> None:
         expect("result", chain([noop.si()] * count).start().result(300), 1)
 
-    def run_group(self, count: int) -> None:
-        expect("results", group([noop.si()] * count).start().result(300), [1] * count)
-
     def run_chord(self, count: int) -> None:
         expect("result", chord([noop.si()] * count, collect.s()).start().result(300), count)
 
-    def wait_for_last(self) -> None:
-        self._last.result(300)
+    def run_fibonacci(self, count: int) -> None:
+        expect("result", fibonaccis.start(count).result(300), 55)
 
     def ended(self) -> int:
         return self._number("SELECT count(*) FROM orchestrator.ended_tasks WHERE ended_at >= :began")
@@ -124,12 +130,11 @@ class OrchestratorQueue:
         found = [(status, attempt, bytes(result or b""), rows, ids) for status, attempt, result, rows, ids in grouped]
         expect("ended tasks by status, attempt, result", found, [("success", 1, b"\x01", total, total)])
 
-    def round_trip(self) -> None:
-        noop.enqueue().result(60)
-
     def send(self) -> Handle[int]:
-        """Enqueue one task."""
         return noop.enqueue()
+
+    def wait(self, handle: Handle[int]) -> None:
+        handle.result(300)
 
     def _number(self, query: str) -> int:
         with self._engine.connect() as connection:

@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import Any
 
 import asyncpg
 import pgqueuer
@@ -20,7 +21,7 @@ from pgqueuer.db import AsyncpgDriver
 from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 
-from tests.benchmarks.bench.queues.base import expect
+from tests.benchmarks.peers.queue import AsyncQueue, effect, expect
 
 DSN = os.environ["BENCH_DATABASE_URL"]
 BATCH = 1_000
@@ -37,21 +38,18 @@ async def worker() -> AsyncIterator[PgQueuer]:
     async def noop(job: Job) -> None:
         """Do nothing."""
         del job
+        effect()
 
     yield manager
     await connection.close()
 
 
-class PgQueuerQueue:
+class PgQueuerQueue(AsyncQueue):
     """Two processes, one connection each."""
 
     packages = ("pgqueuer", "asyncpg", "uvloop")
 
-    def prepare(self) -> None:
-        self._loop = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-        self._loop.run(self._connect())
-
-    async def _connect(self) -> None:
+    async def connect(self) -> None:
         self._connection = await asyncpg.connect(DSN)
         self._queries = Queries(AsyncpgDriver(self._connection))
         await self._queries.install()
@@ -59,24 +57,14 @@ class PgQueuerQueue:
         self._watcher = CompletionWatcher(listening, queries=Queries(listening), debounce=timedelta(milliseconds=1))
         await self._watcher.__aenter__()
 
-    def ready(self) -> bool:
-        return True
+    async def asend(self) -> Any:
+        return (await self._queries.enqueue("noop", None))[0]
 
     def enqueue_bulk(self, count: int) -> None:
-        self._last = self._loop.run(self._queries.enqueue(["noop"] * count, [None] * count, [0] * count))[-1]
+        self.last = self.run(self._queries.enqueue(["noop"] * count, [None] * count, [0] * count))[-1]
 
-    def enqueue_singly(self, count: int) -> None:
-        async def enqueue() -> None:
-            for _ in range(count):
-                await self._queries.enqueue("noop", None)
-
-        self._loop.run(enqueue())
-
-    def wait_for_last(self) -> None:
-        self._loop.run(self._wait_for(self._last))
-
-    async def _wait_for(self, job: int) -> None:
-        expect("status", await asyncio.wait_for(self._watcher.wait_for(job), 300), "successful")
+    async def await_end(self, handle: Any) -> None:
+        expect("status", await asyncio.wait_for(self._watcher.wait_for(handle), 300), "successful")
 
     def ended(self) -> int:
         return self._number("SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'")
@@ -90,14 +78,8 @@ class PgQueuerQueue:
             total,
         )
 
-    def round_trip(self) -> None:
-        self._loop.run(self._round_trip())
-
-    async def _round_trip(self) -> None:
-        await self._wait_for((await self._queries.enqueue("noop", None))[0])
-
     def _number(self, query: str) -> int:
-        return int(self._loop.run(self._connection.fetchval(query)))
+        return int(self.run(self._connection.fetchval(query)))
 
 
 queue = PgQueuerQueue()

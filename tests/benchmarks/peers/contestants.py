@@ -1,0 +1,167 @@
+"""Who takes part: the interpreter, the processes to start, what to install, and how it is configured."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+PEERS_PACKAGE = "tests.benchmarks.peers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contestant:
+    """One queue, and how its processes are started."""
+
+    name: str
+    title: str
+    """Its name for people."""
+    configuration: str
+    """What differs from its defaults, and what a reader has to know of its promises."""
+    requirements: tuple[str, ...] = ()
+    """What its environment needs, in the newest release."""
+    python: Path = Path("python")
+    """The interpreter of its environment."""
+    scheduler: tuple[str, ...] = ()
+    """Arguments to its interpreter for what runs before any worker; none if nothing does."""
+    workers: tuple[tuple[str, ...], ...]
+    """Arguments for the workers: two processes in all, beside their parent if there is one."""
+    share: float = 1.0
+    """How much of the tasks it gets: slow ones would take minutes for all."""
+
+    @property
+    def module(self) -> str:
+        """Where its tasks and its client are."""
+        return f"{PEERS_PACKAGE}.{self.name.replace('-', '_')}"
+
+    def commands(self) -> list[list[str | Path]]:
+        """Return the workers' command lines."""
+        return [[self.python, *arguments] for arguments in self.workers]
+
+    def installed_in(self, python: Path) -> Contestant:
+        """Return the same with another interpreter."""
+        return replace(self, python=python)
+
+
+def _module(name: str, *arguments: str) -> tuple[str, ...]:
+    return "-P", "-m", name, *arguments
+
+
+def _own_program(name: str) -> tuple[tuple[str, ...], ...]:
+    """Return two workers that the queue's module starts."""
+    return (_module(f"{PEERS_PACKAGE}.{name}"),) * 2
+
+
+OURS = Contestant(
+    name="orchestrator",
+    title="Orchestrator",
+    configuration="defaults, a scheduler and two worker processes",
+    python=Path(sys.executable),
+    scheduler=_module("orchestrator", "scheduler"),
+    workers=(_module("orchestrator", "worker", "--app", f"{PEERS_PACKAGE}.orchestrator:app", "--processes", "2"),),
+)
+
+LAYER = replace(
+    OURS,
+    name="celery-layer",
+    title="Orchestrator by Celery's API",
+    workers=(_module("orchestrator", "worker", "--app", f"{PEERS_PACKAGE}.celery_layer:app", "--processes", "2"),),
+)
+"""What the layer for Celery costs."""
+
+_PEERS = (
+    Contestant(
+        name="pgqueuer",
+        title="PGQueuer",
+        configuration="batches of 1,000; uvloop; keeps no results; logs ends every 100 ms",
+        requirements=("pgqueuer", "asyncpg", "uvloop"),
+        workers=_own_program("pgqueuer"),
+    ),
+    Contestant(
+        name="huey",
+        title="Huey",
+        configuration="Redis, results announced (`notify_result`); a killed worker loses its task",
+        requirements=("huey", "redis", "hiredis"),
+        workers=(
+            _module(
+                "huey.bin.huey_consumer",
+                *(f"{PEERS_PACKAGE}.huey.huey", "--workers", "2", "--worker-type", "process"),
+                *("--quiet", "--no-periodic", "--graceful-signal", "TERM"),
+            ),
+        ),
+        share=0.5,
+    ),
+    Contestant(
+        name="dramatiq",
+        title="Dramatiq",
+        configuration="Redis, 8 threads a process; the callback of a group gets no results",
+        requirements=("dramatiq[redis]", "hiredis"),
+        workers=(
+            _module("dramatiq", f"{PEERS_PACKAGE}.dramatiq", "--processes", "2", "--threads", "8", "--skip-logging"),
+        ),
+        share=0.5,
+    ),
+    Contestant(
+        name="taskiq",
+        title="taskiq",
+        configuration="Redis Streams, 100 tasks at once and 100 prefetched a process, orjson, uvloop; results polled",
+        requirements=("taskiq", "taskiq-redis", "taskiq-pipelines", "hiredis", "orjson", "uvloop"),
+        workers=(
+            _module(
+                "taskiq",
+                *("worker", f"{PEERS_PACKAGE}.taskiq:broker", "--workers", "2", "--log-level", "WARNING"),
+                *("--max-async-tasks", "100", "--max-prefetch", "100", "--no-parse"),
+            ),
+        ),
+        share=0.25,
+    ),
+    Contestant(
+        name="arq",
+        title="arq",
+        configuration="50 tasks at once a process, uvloop, queue polled every 5 ms and results every ms",
+        requirements=("arq", "hiredis", "uvloop"),
+        workers=_own_program("arq"),
+        share=0.1,
+    ),
+    Contestant(
+        name="celery",
+        title="Celery",
+        configuration="Redis, prefork, prefetch 128, no events; a killed worker loses tasks (`acks_late` keeps them)",
+        requirements=("celery[redis]", "hiredis"),
+        workers=(
+            _module(
+                "celery",
+                *("--app", f"{PEERS_PACKAGE}.celery", "worker", "--pool", "prefork", "--concurrency", "2"),
+                *("--loglevel", "WARNING", "--without-gossip", "--without-mingle", "--without-heartbeat"),
+            ),
+        ),
+        share=0.2,
+    ),
+    Contestant(
+        name="rq",
+        title="RQ",
+        configuration="SimpleWorker, which does not fork; a callback of many gets no results",
+        requirements=("rq", "hiredis"),
+        workers=_own_program("rq"),
+        share=0.1,
+    ),
+    Contestant(
+        name="procrastinate",
+        title="Procrastinate",
+        configuration="10 tasks at once a process, uvloop; keeps no results; status polled every ms",
+        requirements=("procrastinate", "psycopg[binary,pool]", "uvloop"),
+        workers=_own_program("procrastinate"),
+        share=0.1,
+    ),
+    Contestant(
+        name="dbos",
+        title="DBOS",
+        configuration="a workflow for each task, 20 connections a process, queue polled every 10 ms, results every ms",
+        requirements=("dbos", "psycopg[binary]"),
+        workers=_own_program("dbos"),
+        share=0.05,
+    ),
+)
+
+PEERS = {peer.name: peer for peer in _PEERS}
+ALL = {OURS.name: OURS, LAYER.name: LAYER, **PEERS}

@@ -1,0 +1,63 @@
+"""Huey with its Redis storage. A result is announced in a list, so that nobody polls for it (`notify_result`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from huey import RedisHuey
+from huey.api import chord
+
+from tests.benchmarks.peers.queue import Queue, effect, expect, redis_url, settle
+
+huey = RedisHuey("bench", url=redis_url(1), notify_result=True)
+
+
+@huey.task()
+def noop() -> int:
+    """Do nothing."""
+    return effect()
+
+
+@huey.task()
+def after(previous: int) -> int:
+    """Do nothing, as a further step of a chain."""
+    del previous
+    return effect()
+
+
+@huey.task()
+def collect(results: list[int]) -> int:
+    """Count what the tasks of a chord have returned."""
+    return len(results)
+
+
+class HueyQueue(Queue):
+    """Two processes."""
+
+    packages = ("huey", "redis", "hiredis")
+
+    def send(self) -> Any:
+        return noop()
+
+    def wait(self, handle: Any) -> None:
+        handle.get(blocking=True, timeout=300, preserve=True)
+
+    def ended(self) -> int:
+        return int(huey.result_count())
+
+    def check(self, total: int) -> None:
+        super().check(total)
+        settle("tasks left in the queue", huey.pending_count, 0)
+
+    def run_chain(self, count: int) -> None:
+        chain = noop.s()
+        for _ in range(count - 1):
+            chain = chain.then(after)
+        expect("result", list(huey.enqueue(chain))[-1].get(blocking=True, timeout=300), 1)
+
+    def run_chord(self, count: int) -> None:
+        handle = huey.enqueue(chord([noop.s() for _ in range(count)], collect.s()))
+        expect("result", handle.get(blocking=True, timeout=300), count)
+
+
+queue = HueyQueue()
