@@ -57,7 +57,8 @@ class Settings:
     database_url: str = ""
     """Postgres, e.g. postgresql://user:password@host/database."""
     redis_url: str = ""
-    """Redis or Valkey, e.g. redis://host:6379/0 or unix:///path/to/socket."""
+    """Redis or Valkey, e.g. redis://host:6379/0, unix:///path/to/socket, redis+sentinel://host1,host2/mymaster/0 or
+    redis+cluster://host1,host2."""
     api_url: str = ""
     """An HTTP API, e.g. https://orchestrator.example.com. Clients and commands use it instead of the two URLs above."""
     api_key: str = ""
@@ -210,7 +211,9 @@ class Settings:
         return self.database_url or self._missing("database_url", "postgresql://user:password@host/database")
 
     def require_redis(self) -> str:
-        """Return the Redis URL, or say what to set."""
+        """Return the Redis URL, or say what to set. That of a cluster ends with the namespace, which has a slot."""
+        if "+cluster:" in self.redis_url:
+            return f"{self.redis_url}#{self.namespace}"
         return self.redis_url or self._missing("redis_url", "redis://localhost:6379/0")
 
     def _missing(self, name: str, example: str) -> str:

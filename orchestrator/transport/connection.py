@@ -24,6 +24,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.telemetry import first_line
 from orchestrator.terminal_safe import without_password, without_password_of
+from orchestrator.transport.discovery import Following, discovery_of
 
 
 class WritesRefused(ResponseError):
@@ -70,23 +71,38 @@ class _OverSocket(_Recognising, UnixDomainSocketConnection):
     pass
 
 
+class _FollowingOverTcp(Following, _OverTcp):
+    pass
+
+
+class _FollowingOverTls(Following, _OverTls):
+    pass
+
+
 _CONNECTIONS = {"redis": _OverTcp, "rediss": _OverTls, "unix": _OverSocket}
+_FOLLOWING = {"redis": _FollowingOverTcp, "rediss": _FollowingOverTls}
 
 
 def connect(url: str, *, timeout: float = 10.0) -> Redis:
     """Return a client. It never repeats a command by itself: a push that was sent twice would run a task twice."""
     if problem := _misfit(url):
         raise ConfigurationError(
-            f"Setting redis_url: expected a URL such as redis://host:6379/0, rediss://host:6379/0 or "
-            f"unix:///path/to/socket, found {without_password(url)!r:.300}: {without_password_of(url, problem)}."
+            f"Setting redis_url: expected a URL such as redis://host:6379/0, rediss://host:6379/0, "
+            f"unix:///path/to/socket, redis+sentinel://host1,host2/mymaster/0 or redis+cluster://host1,host2, found "
+            f"{without_password(url)!r:.300}: {without_password_of(url, problem)}."
         )
+    discovered = discovery_of(url)
+    url = discovered.url if discovered else url
     scheme = url.partition(":")[0]
     over_network: dict[str, Any] = {"socket_connect_timeout": min(timeout, 5.0), "socket_keepalive": True}
     if scheme == "rediss" and "ssl_cert_reqs=none" not in url.lower():
         over_network["ssl_check_hostname"] = True  # drivers before 6 do not by default
+    how: dict[str, Any] = {"connection_class": _CONNECTIONS[scheme]}
+    if discovered:
+        how = {"connection_class": _FOLLOWING[scheme], "locate": discovered.locate}
     return Redis.from_url(
         url,
-        connection_class=_CONNECTIONS[scheme],
+        **how,
         protocol=2,
         socket_timeout=timeout,
         retry=Retry(NoBackoff(), 0),
@@ -100,7 +116,8 @@ def _misfit(url: str) -> str | None:
     """Return why no connection can be made of a URL; where the server is down, it is the URL's fault no more."""
     pool = None
     try:
-        pool = ConnectionPool.from_url(url)
+        discovered = discovery_of(url)
+        pool = ConnectionPool.from_url(discovered.url if discovered else url)
         pool.connection_class(**pool.connection_kwargs)
     except (RedisError, ValueError, TypeError, AttributeError) as error:
         return str(error)
@@ -133,12 +150,13 @@ def _passing(error: Exception) -> str | None:
 
 
 def check_server(redis: Redis) -> None:
-    """Refuse a server that is too old, part of a cluster, or that may throw keys away when its memory is full."""
+    """Refuse a server that is too old, a cluster that is taken for one server, and one that may throw keys away."""
     info = redis.info()
-    if info.get("redis_mode") == "cluster" or info.get("cluster_enabled"):
+    is_cluster = info.get("redis_mode") == "cluster" or info.get("cluster_enabled")
+    if is_cluster and not issubclass(redis.connection_pool.connection_class, Following):
         raise ConfigurationError(
-            "Setting redis_url: this is a node of a Redis Cluster, which spreads keys over servers, and ours must "
-            "stand together. Use a Redis without cluster mode, with replicas if you like."
+            "Setting redis_url: this is a node of a Redis Cluster. Write redis+cluster://host1:6379,host2:6379, with "
+            "some of its nodes."
         )
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     if version < OLDEST_SUPPORTED:

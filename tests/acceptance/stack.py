@@ -21,6 +21,7 @@ from orchestrator import Orchestrator, Settings
 from orchestrator.cli import main
 from orchestrator.settings import load_settings
 from orchestrator.store.database import engine_for
+from orchestrator.transport.connection import connect
 from tests.acceptance.forking import FORKING, Forked
 from tests.waiting import eventually
 
@@ -91,7 +92,8 @@ class Stack:
             "PYTHONUNBUFFERED": "1",
         }
         self.engine: Engine = engine_for(database_url, autocommit=True)
-        self.redis: Redis = Redis.from_url(redis_url)
+        single = "+" not in redis_url.partition(":")[0]
+        self.redis: Redis = Redis.from_url(redis_url) if single else connect(self.settings.require_redis())
         self.processes: list[Process] = []
         self._count = 0
 

@@ -1,0 +1,153 @@
+"""Redis behind Sentinels, or in a cluster: every new connection asks which server has our keys now.
+
+    redis+sentinel://[user:password@]host1:26379,host2:26379/mymaster/0
+    redis+cluster://[user:password@]host1:6379,host2:6379
+
+All keys of a namespace carry one hash tag (`keys.py`), so in a cluster they are in one slot, and on one server at a
+time. When it is another server, the connection breaks, as in an outage, and the next one goes there. It has a run id of
+its own, so the leader begins a new generation on it. Nothing is sent twice: nobody follows a redirection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlencode
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.crc import key_slot
+from redis.exceptions import (
+    AskError,
+    ClusterDownError,
+    ConnectionError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.retry import Retry
+
+_PORTS = {"sentinel": 26379, "cluster": 6379}
+_LONGEST = 1.0
+"""Seconds to wait for the answer of one of them, before the next one is asked."""
+_MOVED = (AskError, TryAgainError, ClusterDownError, ReadOnlyError)
+"""The keys are on another server, or will soon be. A MovedError is an AskError."""
+
+Address = tuple[str, int]
+Locate = Callable[[float], Address]
+"""Find the server, in about so many seconds."""
+
+
+class Discovered(NamedTuple):
+    """How a server is found."""
+
+    url: str
+    """Of a single server, with the user, the password and the options of the connection; the host means nothing."""
+    locate: Locate
+
+
+def discovery_of(url: str) -> Discovered | None:
+    """Return how to find the server of a URL that names Sentinels or nodes of a cluster; None if it names a server.
+
+    The fragment of a cluster's URL is the namespace.
+    """
+    scheme, _, rest = url.partition("://")
+    scheme, _, kind = scheme.partition("+")
+    if not kind:
+        return None
+    if kind not in _PORTS or scheme == "unix":
+        raise ValueError("expected redis+sentinel://, rediss+sentinel://, redis+cluster:// or rediss+cluster://")
+    rest, _, namespace = rest.partition("#")
+    rest, _, query = rest.partition("?")
+    authority, _, path = rest.partition("/")
+    user, at, hosts = authority.rpartition("@")
+    asked = [_address(host, _PORTS[kind]) for host in hosts.split(",")]
+    options = dict(parse_qsl(query))
+    if kind == "cluster":
+        if path not in ("", "0"):
+            raise ValueError(f"a cluster has only database 0, found {path!r}")
+        credentials, path = f"{user}{at}", "0"
+    else:
+        service, _, path = path.partition("/")
+        if not service:
+            raise ValueError("the name of the master is missing: redis+sentinel://host/mymaster/0")
+        known = [quote(options.pop(f"sentinel_{name}", ""), safe="") for name in ("username", "password")]
+        credentials = f"{':'.join(known)}@" if any(known) else ""
+    tail = f"?{urlencode(options)}" if options else ""
+
+    def ask(address: Address, seconds: float) -> tuple[Address | None, list[Address]]:
+        """Return where the server is, if this one knows, and whom else one can ask."""
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        limits = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
+        url = f"{scheme}://{credentials}{host}:{address[1]}{tail}"
+        with Redis.from_url(url, protocol=2, retry=Retry(NoBackoff(), 0), **limits) as redis:
+            if kind == "cluster":
+                return _owner(redis.execute_command("CLUSTER SLOTS"), key_slot(f"{{{namespace}:0}}".encode()), address)
+            found: Any = redis.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", unquote(service))
+            return (_text(found[0]), int(found[1])) if found else None, []
+
+    def locate(seconds: float) -> Address:
+        give_up_at = time.monotonic() + seconds
+        reason = "none of them knows it"
+        for address in tuple(dict.fromkeys(asked)):
+            try:
+                found, others = ask(address, max(0.05, min(_LONGEST, give_up_at - time.monotonic())))
+            except (RedisError, OSError) as error:
+                reason = str(error)
+                continue
+            if found is not None:
+                asked[:] = dict.fromkeys([*others, *asked])  # should all that the URL names be replaced
+                return found
+        raise ConnectionError(f"No server for our keys is found by way of {hosts}: {reason}")
+
+    return Discovered(f"{scheme}://{user}{at}discovered/{path or 0}{tail}", locate)
+
+
+def _owner(answer: Any, slot: int, asked: Address) -> tuple[Address | None, list[Address]]:
+    """Return the owner of a slot, and all nodes, from what CLUSTER SLOTS answers; a node without a host is as asked."""
+    owner, nodes = None, []
+    for entry in answer if isinstance(answer, list) else []:
+        first, last, *servers = entry
+        found = [(_text(server[0]) or asked[0], int(server[1]) or asked[1]) for server in servers]
+        nodes += found
+        owner = found[0] if first <= slot <= last else owner
+    return owner, nodes
+
+
+def _address(host: str, port: int) -> Address:
+    name, colon, number = host.rpartition(":")
+    if not colon or host.endswith("]"):
+        name, number = host, str(port)
+    if not name or not number.isdigit():
+        raise ValueError(f"expected host:port, found {host!r}")
+    return unquote(name).strip("[]"), int(number)
+
+
+def _text(value: bytes | str | None) -> str:
+    text = value.decode() if isinstance(value, bytes) else value or ""
+    return "" if text == "?" else text
+
+
+class Following:
+    """Makes a connection go where the keys are: it asks before it connects, and ends where they are no more."""
+
+    def __init__(self, *, locate: Locate, **options: Any) -> None:
+        self._locate = locate
+        super().__init__(**options)
+
+    def _connect(self) -> Any:
+        connection: Any = self
+        connection.host, connection.port = self._locate(connection.socket_connect_timeout or _LONGEST)
+        return super()._connect()  # type: ignore[misc]
+
+    def read_response(self, *arguments: Any, **options: Any) -> Any:
+        try:
+            return super().read_response(*arguments, **options)  # type: ignore[misc]
+        except ResponseError as error:
+            if not isinstance(error, _MOVED):
+                raise
+            connection: Any = self
+            connection.disconnect()
+            raise ConnectionError(f"our keys are on another server, or are about to be: {error}") from error
