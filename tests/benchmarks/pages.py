@@ -29,6 +29,7 @@ from orchestrator.embedded import EmbeddedServices
 from orchestrator.sdk.backend import Backend
 from orchestrator.sdk.dag import definitions
 from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.values.payload import encode_value
 from orchestrator.settings import load_settings
 from orchestrator.store.database import upgrade
 from tests.benchmarks import lists
@@ -36,10 +37,10 @@ from tests.benchmarks import lists
 LAYERS = 20
 _STEPS = """
 INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, payload,
-                                      worker, created_at, started_at, ended_at, run_id, step, position)
+                                      worker, created_at, started_at, ended_at, run_id, step, position, result)
 SELECT gen_random_uuid(), n, 'etl.part', 'etl', 0, CASE WHEN n = 7 THEN 'failed' ELSE 'success' END, 1, 0, 0, '', 'w-1',
        now() - interval '1 hour', now() - interval '1 hour' + n * interval '10 ms',
-       now() - interval '1 hour' + (n + 100) * interval '10 ms', %s, 'part_' || n, 0
+       now() - interval '1 hour' + (n + 100) * interval '10 ms', %s, 'part_' || n, 0, %s
   FROM generate_series(0, %s) AS n
 """
 
@@ -53,6 +54,7 @@ class Bar:
 
 
 BARS = {10_000: Bar(1_000, 1_000)}
+COMPARED = Bar(1_000, 300)
 
 
 def above(number: int, wide: int) -> list[str]:
@@ -60,27 +62,34 @@ def above(number: int, wide: int) -> list[str]:
     return sorted({f"part_{number - wide - more}" for more in (0, number % 2) if number - wide - more >= 0})
 
 
-def start(backend: Backend, url: str, steps: int) -> dict[str, Bar]:
-    """Store a DAG with a run of which half is done; return its pages."""
+def start(backend: Backend, url: str, steps: int, done: int, version: int = 0) -> str:
+    """Store a DAG with a run of which a part is done; return its id. All outputs of a version differ from the last."""
     wide = steps // LAYERS
-    tasks = {f"part_{number}": {"task": "etl.part", "depends_on": above(number, wide)} for number in range(steps)}
+    more = {"retries": version} if version else {}
+    tasks = {
+        f"part_{number}": {"task": "etl.part", "depends_on": above(number, wide), **(more if number % 3 else {})}
+        for number in range(steps)
+    }
     name = f"dag-{steps}"
     backend.workflows.apply(definitions.from_data({"name": name, "queue": "etl", "tasks": tasks}))
     run = backend.workflows.start(name, {}, new_id(), key=None, tags=())
-    state = DagState(bytes([StepState.SUCCESS] * (steps // 2) + [StepState.WAITING] * (steps - steps // 2)))
+    state = DagState(bytes([StepState.SUCCESS] * done + [StepState.WAITING] * (steps - done)))
+    output = encode_value({"rows": [number * (version + 1) % 997 for number in range(1_000)]}, "an output", 1_000_000)
     connection = psycopg2.connect(url)
     connection.autocommit = True
     with connection.cursor() as cursor:
-        cursor.execute(_STEPS, (run.hex(), steps // 2 - 1))
+        cursor.execute(_STEPS, (run.hex(), output, done - 1))
         cursor.execute(
-            "UPDATE orchestrator.runs SET status = 'running', started_at = now(), total = %s, open = %s, success = %s,"
+            "UPDATE orchestrator.runs SET status = %s, started_at = now(), total = %s, open = %s, success = %s,"
             " state = %s WHERE id = %s",
-            (steps, steps // 2, steps // 2, msgspec.msgpack.encode(state), run.hex()),
+            (
+                *("success" if done == steps else "running", steps, steps - done, done),
+                *(msgspec.msgpack.encode(state), run.hex()),
+            ),
         )
         cursor.execute("ANALYZE")
     connection.close()
-    bar = BARS.get(steps, Bar())
-    return {f"/ui/runs/{run.hex()}": bar, f"/ui/workflows/{name}": bar, f"/ui/compare?run={run.hex()}": bar}
+    return run.hex()
 
 
 async def measure(app: object, pages: dict[str, Bar], times: int) -> list[tuple[str, Bar, float, float, float]]:
@@ -116,7 +125,10 @@ def main() -> int:
         pages["/ui/queues/queue7"] = pages["/ui/tasks?status=failed"] = Bar()
         backend = Backend(settings)
         for steps in (2_000, 10_000):
-            pages |= start(backend, url, steps)
+            first, last = start(backend, url, steps, steps), start(backend, url, steps, steps // 2, 1)
+            bar = BARS.get(steps, Bar())
+            pages |= dict.fromkeys((f"/ui/runs/{last}", f"/ui/workflows/dag-{steps}"), bar)
+            pages[f"/ui/compare?run={first}&run={last}"] = COMPARED
         backend.close()
         found = asyncio.run(measure(create_app(settings), pages, given.times))
     table = Table("page", "ms", "CPU ms", "kB", "bar")

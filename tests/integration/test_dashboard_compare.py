@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.api import access
 from orchestrator.api.app import create_app
+from orchestrator.api.dashboard.pages import compare
 from orchestrator.domain.access import Scope
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.sdk.values.payload import encode_value
@@ -38,7 +39,7 @@ def play(system: System, worker: Worker, region: str, result: object, *, fails: 
         if fails and step:
             worker.fail(*taken, retryable=False)
         else:
-            worker.succeed(*taken, result=encode_value(result, "a result", 1_000))
+            worker.succeed(*taken, result=encode_value(result, "a result", 10_000))
     system.pass_seconds()
     assert run.progress().status == ("failed" if fails else "success")
     return str(run.id)
@@ -55,8 +56,8 @@ def played(system: System) -> tuple[Visitor, str, str]:
 
 
 def shown(page: str) -> str:
-    """Return what a reader sees of a page."""
-    return html.unescape(re.sub(r"<[^>]+>", " ", page.partition("<main")[2]))
+    """Return what a reader sees of a page, without ages."""
+    return re.sub(r"\d+s ago", "", html.unescape(re.sub(r"<[^>]+>", " ", page.partition("<main")[2])))
 
 
 def test_a_failed_run_is_one_click_from_the_last_good_one(played: tuple[Visitor, str, str]) -> None:
@@ -70,6 +71,31 @@ def test_a_failed_run_is_one_click_from_the_last_good_one(played: tuple[Visitor,
     for line in ('-  "region": "eu"', '+  "region": "us"', "+    retries: 0", '-  "rows": 7', '+  "rows": 8'):
         assert line in text, (line, text)
     assert re.search(r"load\s+✓\s+success\s+100ms\s+✗\s+failed\s+100ms", text), text
+
+
+def test_large_outputs_are_compared_as_far_as_one_can_read(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "_MOST_SHOWN", 30)
+    worker = system.worker(knows=("job",), slots=10)
+    system.app.workflows.apply(loads(FIRST))
+    results: list[dict[str, object]] = [{"rows": [*range(start, start + 40)], "text": "x" * 600} for start in (0, 100)]
+    _, last = (play(system, worker, "eu", result) for result in results)
+    text = shown(Visitor(create_app(system.settings)).get(f"/ui/compare?run={last}").text)
+    assert "more lines differ" in text
+    assert "1 more output differs." in text, "of two, the first has taken the room"
+    assert len(text) < 5_000
+
+
+def test_equal_steps_of_a_large_definition_are_left_out(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "_MOST_ROWS", 1)
+    worker = system.worker(knows=("job",), slots=10)
+    system.app.workflows.apply(loads(FIRST))
+    play(system, worker, "eu", 1)
+    system.app.workflows.apply(loads(SECOND))
+    last = play(system, worker, "eu", 1)
+    definition = shown(Visitor(create_app(system.settings)).get(f"/ui/compare?run={last}").text)
+    definition = definition.partition("Definition")[2].partition("Steps")[0]
+    assert '+load: {"task":"job","depends_on":["fetch"],"retries":0}' in definition
+    assert "fetch: " not in definition
 
 
 def test_two_runs_are_marked_in_the_grid(played: tuple[Visitor, str, str]) -> None:

@@ -187,7 +187,13 @@ class RunBackend(Part, RunWork):
     def outputs(self, run: bytes, steps: Sequence[str] | None = None) -> dict[str, Any]:
         return self._outputs(run, lambda _, result: decode_value(result), steps)
 
-    def outputs_within(self, run: bytes, most: int) -> tuple[dict[str, Any], dict[str, list[Reference]]]:
+    def stored_outputs(self, run: bytes) -> dict[str, Any]:
+        """Return outputs whose values are bytes, to be compared with those of another run."""
+        return self._outputs(run, lambda _, result: reveal(result))
+
+    def outputs_within(
+        self, run: bytes, most: int, steps: Sequence[str] | None = None
+    ) -> tuple[dict[str, Any], dict[str, list[Reference]]]:
         """Return the same with no more than so many bytes from the payload store, and, by step, what is left there."""
         left: dict[str, list[Reference]] = {}
         budget = most
@@ -201,7 +207,7 @@ class RunBackend(Part, RunWork):
                 left.setdefault(step, []).append(reference)
             return fits
 
-        return self._outputs(run, lambda step, result: decode_within(result, partial(take, step))), left
+        return self._outputs(run, lambda step, result: decode_within(result, partial(take, step)), steps), left
 
     def encoded_outputs(self, run: bytes, steps: Sequence[str] | None = None) -> bytes:
         """Return them as one encoded value with references to stored values, which the caller reads."""

@@ -49,6 +49,7 @@ from orchestrator.store.insights.steps import (
     find_failed_task,
     find_step_task,
     list_steps,
+    seconds_of_steps,
     states_of_runs,
 )
 from orchestrator.store.insights.system import (

@@ -161,10 +161,25 @@ SELECT /* insights.steps.seconds */ run_id, step,
        extract(epoch FROM max(ended_at) - min(started_at))::double precision AS seconds
   FROM orchestrator.ended_tasks WHERE run_id = ANY(%(ids)s::uuid[]) AND step IS NOT NULL GROUP BY run_id, step
 """)
+_SECONDS_OF_STEPS = Statement[tuple[str, float | None]]("""
+SELECT /* insights.steps.seconds_of_steps */ step,
+       extract(epoch FROM max(ended_at) - min(started_at))::double precision AS seconds
+  FROM (SELECT step, started_at, ended_at FROM orchestrator.ended_tasks
+         WHERE run_id = %(run)s::uuid AND step = ANY(%(steps)s::text[])
+         UNION ALL
+        SELECT parent_step, started_at, ended_at FROM orchestrator.runs
+         WHERE parent_run = %(run)s::uuid AND parent_step = ANY(%(steps)s::text[])) AS found
+ GROUP BY step
+""")
 _MOST_TASKS = 20_000
 """Tasks whose times are read for a list of runs."""
 _MOST_VERSIONS = 5
 """Of a workflow, whose definitions are read for a list of its runs."""
+
+
+def seconds_of_steps(connection: Connection, run: UUID, steps: Sequence[str]) -> dict[str, float | None]:
+    """Return how long some steps of a run took."""
+    return dict(_SECONDS_OF_STEPS(connection, run=run.hex, steps=list(steps)))
 
 
 def states_of_runs(connection: Connection, workflow: str, runs: Sequence[UUID]) -> list[StepStates]:

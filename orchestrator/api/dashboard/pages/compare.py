@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import unified_diff
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -21,6 +23,7 @@ from orchestrator.api.dashboard.rendering import page, pages
 from orchestrator.api.key_scope import WITHIN, check_runs
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.domain.access import KeyScope
+from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.flow.definition import body_of
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.times import present
@@ -30,8 +33,12 @@ from orchestrator.store.insights import RunDetail
 routes = pages("/ui/compare")
 
 _MOST_ROWS = 200
-_MOST_LINES = 5_000
+_MOST_LINES = 2_000
 """Lines of a text that are compared."""
+_MOST_SHOWN, _LONGEST_LINE = 600, 500
+"""Lines of a difference that are shown, or of those of all outputs, and characters of one."""
+_MOST_OUTPUTS = 50
+"""Outputs that differ whose difference is shown."""
 _MOST_TASKS = 2_000
 """Tasks of a run whose outputs are read."""
 _MOST_BYTES = 1_000_000
@@ -59,7 +66,9 @@ class Side:
     params: Any
     laps: dict[str, Lap]
     outputs: dict[str, Any] | None
-    """None if the run has too many tasks to read them all."""
+    """As they are stored, to be compared; None if the run has too many tasks to read them all."""
+    shown: Callable[[list[str]], dict[str, Any]]
+    """Returns some of them for people."""
 
 
 class Pair(NamedTuple):
@@ -94,6 +103,7 @@ def compare(api: Api, query: CompareQuery, key_scope: KeyScope) -> Response:
     if before is None:
         return page("compare.html", new=new, old=None)
     old = _side(api, before)
+    outputs, left_outputs = _outputs(old, new)
     pairs = [Pair(name, old.laps.get(name), new.laps.get(name)) for name in dict.fromkeys((*new.laps, *old.laps))]
     shown = pairs if len(pairs) <= _MOST_ROWS else sorted(pairs, key=lambda pair: -pair.weight)[:_MOST_ROWS]
     return page(
@@ -103,8 +113,9 @@ def compare(api: Api, query: CompareQuery, key_scope: KeyScope) -> Response:
         pairs=shown,
         left_out=len(pairs) - len(shown),
         params=_difference(words.data(old.params), words.data(new.params)),
-        definition=_difference(_definition(api, old.run), _definition(api, new.run)) if _differ(old, new) else [],
-        outputs=_outputs(old.outputs, new.outputs),
+        definition=_definitions(api, old.run, new.run),
+        outputs=outputs,
+        left_outputs=left_outputs,
     )
 
 
@@ -114,17 +125,22 @@ def _side(api: Api, id: UUID) -> Side:
     if found.code is not None:
         given = {"args": found.code.args, **found.code.kwargs} if found.code.args else found.code.kwargs
         rows = gantt_of_events(run, events_of(api, id)[1], present()).rows
-        return Side(run=run, params=given, laps=_laps(rows), outputs={"result": found.code.result})
+        outputs = {"result": found.code.result}
+        return Side(run=run, params=given, laps=_laps(rows), outputs=outputs, shown=lambda _: outputs)
     if run.flow:
         shown = flow_pages.of_run(api, id)
         view, rows = shown["view"], shown["gantt"].rows
-        return Side(run=run, params=view.params, laps=_laps(rows), outputs={"shared state": view.shared})
+        outputs = {"shared state": view.shared}
+        return Side(run=run, params=view.params, laps=_laps(rows), outputs=outputs, shown=lambda _: outputs)
     laps = {step.name: Lap(step.state, words.between(step.started_at, step.ended_at)) for step in found.steps}
-    outputs = None
-    if run.total <= _MOST_TASKS:
-        read, _ = api.backend.runs.outputs_within(id.bytes, _MOST_BYTES)
-        outputs = api.redaction_of_run(id).shown(read)
-    return Side(run=run, params=run.params, laps=laps, outputs=outputs)
+    stored = api.backend.runs.stored_outputs(id.bytes) if run.total <= _MOST_TASKS else None
+    return Side(run=run, params=run.params, laps=laps, outputs=stored, shown=partial(_shown_outputs, api, id))
+
+
+def _shown_outputs(api: Api, id: UUID, names: list[str]) -> dict[str, Any]:
+    read, _ = api.backend.runs.outputs_within(id.bytes, _MOST_BYTES, names)
+    shown: dict[str, Any] = api.redaction_of_run(id).shown(read)
+    return shown
 
 
 def _laps(rows: Any) -> dict[str, Lap]:
@@ -138,33 +154,63 @@ def _laps(rows: Any) -> dict[str, Lap]:
     return laps
 
 
-def _differ(old: Side, new: Side) -> bool:
-    return (old.run.workflow, old.run.version) != (new.run.workflow, new.run.version)
+def _definitions(api: Api, old: RunDetail, new: RunDetail) -> list[str]:
+    """Return the changed lines of the definitions that runs are pinned to; in large ones, a step is a line."""
+    if (old.workflow, old.version) == (new.workflow, new.version):
+        return []
+    first, second = _definition(api, old), _definition(api, new)
+    if isinstance(first, Definition) and isinstance(second, Definition):
+        if max(len(first.steps), len(second.steps)) <= _MOST_ROWS:  # YAML of thousands of steps takes seconds
+            return _difference(writing.to_yaml(first), writing.to_yaml(second))
+        was, now = (_by_line(writing.to_data(one)) for one in (first, second))
+        gone, added = ("\n".join(line for line in one if line not in other) for one, other in ((was, now), (now, was)))
+        return _difference(gone, added)
+    return _difference(words.data(first) if first else "", words.data(second) if second else "")
 
 
-def _definition(api: Api, run: RunDetail) -> str:
-    """Return the definition that a run is pinned to, as a file has it; nothing for code, or if it was deleted."""
+def _by_line(data: dict[str, Any]) -> dict[str, None]:
+    """Return the options and the steps of a definition, each in a line."""
+    named = {**data, **data.pop("tasks")}
+    return {f"{name}: {msgspec.json.encode(value).decode()}": None for name, value in named.items()}
+
+
+def _definition(api: Api, run: RunDetail) -> Any:
+    """Return the definition that a run is pinned to; None for code, or if it was deleted."""
     if run.workflow is None or run.version is None or run.code:
-        return ""
+        return None
     with suppress(NotFound):
         if run.flow:
-            return words.data(body_of(api.backend.flows.read(run.workflow, run.version).flow))
-        found = api.backend.workflows.read(run.workflow, run.version).definition
-        if len(found.steps) > _MOST_ROWS:  # YAML of thousands of steps takes seconds
-            return msgspec.json.format(msgspec.json.encode(writing.to_data(found))).decode()
-        return writing.to_yaml(found)
-    return ""
+            return body_of(api.backend.flows.read(run.workflow, run.version).flow)
+        return api.backend.workflows.read(run.workflow, run.version).definition
+    return None
 
 
-def _outputs(old: dict[str, Any] | None, new: dict[str, Any] | None) -> dict[str, list[str]] | None:
-    """Return the outputs that differ, as changed lines."""
-    if old is None or new is None:
-        return None
-    names = [name for name in {**new, **old} if old.get(name) != new.get(name)][:_MOST_ROWS]
-    return {name: _difference(*(words.data(one[name]) if name in one else "" for one in (old, new))) for name in names}
+def _outputs(old: Side, new: Side) -> tuple[dict[str, list[str]] | None, int]:
+    """Return the first outputs that differ, as changed lines, and how many more differ."""
+    if old.outputs is None or new.outputs is None:
+        return None, 0
+    was, now = old.outputs, new.outputs
+    names = [name for name in {**now, **was} if was.get(name) != now.get(name)]
+    first, second = (one.shown(names[:_MOST_OUTPUTS]) for one in (old, new))
+    found: dict[str, list[str]] = {}
+    left = _MOST_SHOWN
+    for name in names[:_MOST_OUTPUTS]:
+        texts = [words.data(one[name]) if name in one else "" for one in (first, second)]
+        if lines := _difference(texts[0], texts[1], left):
+            found[name] = lines
+            left -= min(left, len(lines))
+        if not left:
+            break
+    return found, max(0, len(names) - _MOST_OUTPUTS) if left else len(names) - len(found)
 
 
-def _difference(old: str, new: str) -> list[str]:
+def _difference(old: str, new: str, most: int = _MOST_SHOWN) -> list[str]:
     """Return the changed lines of a text, each with its sign, and some around them."""
-    first, second = (text.splitlines()[:_MOST_LINES] for text in (old, new))
-    return [*unified_diff(first, second, lineterm="")][2:]
+    first, second = old.splitlines(), new.splitlines()
+    lines = [*unified_diff(first[:_MOST_LINES], second[:_MOST_LINES], lineterm="")][2:]
+    shown = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines[:most]]
+    if len(lines) > most:
+        shown.append(f"… {len(lines) - most:,} more lines differ")
+    if first[_MOST_LINES:] != second[_MOST_LINES:]:
+        shown.append(f"… lines after the first {_MOST_LINES:,} differ, too")
+    return shown

@@ -39,6 +39,7 @@ from orchestrator.store.insights import (
     find_relative,
     find_step_task,
     list_runs,
+    seconds_of_steps,
 )
 
 routes = pages("/ui/runs")
@@ -137,21 +138,21 @@ def _of_steps(
 ) -> dict[str, Any]:
     critical = critical_path(steps)
     before = run_before(api, run, key_scope)
-    earlier = {step.name: step for step in run_routes.find(api, before).steps} if before else {}
     folded = fold(steps, critical, query.open)
     is_large = len(steps) > MOST_DRAWN
     listed = sorted(steps, key=_urgency) if is_large else steps
+    listed = listed[query.start : query.start + _MOST_STEPS] if is_large else steps
     failed = [step for step in steps if step.error is not None]
     return {
         "graph": draw(folded.steps, folded.critical),
         "groups": folded.groups,
         "query": query,
-        "listed": listed[query.start : query.start + _MOST_STEPS] if is_large else steps,
+        "listed": listed,
         "next": query.start + _MOST_STEPS if is_large and query.start + _MOST_STEPS < len(steps) else None,
         "gantt": gantt_of_steps(run, folded.steps, folded.critical, present()),
         "critical": critical,
         "before": before,
-        "earlier": earlier,
+        "earlier": api.read(seconds_of_steps, before, [step.name for step in listed]) if before else {},
         "failed": failed[:_MOST_ERRORS],
         "more_failed": len(failed[_MOST_ERRORS:]),
     }
