@@ -1,10 +1,16 @@
-"""The wheel, installed where a user has a package of their own called `workers`."""
+"""What a release publishes: its content, the same bytes each time, and a wheel that works where it is installed."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -13,8 +19,9 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 
-def run(*arguments: str | Path, cwd: Path) -> str:
-    done = subprocess.run(arguments, cwd=cwd, capture_output=True, text=True, timeout=150)
+def run(*arguments: str | Path, cwd: Path, umask: int = -1) -> str:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ORCHESTRATOR_", "PYTHON"))}
+    done = subprocess.run(arguments, cwd=cwd, env=clean, capture_output=True, text=True, timeout=600, umask=umask)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -61,3 +68,53 @@ def test_it_works_beside_a_users_own_workers_package(wheel: Path, tmp_path: Path
         "print('both')\n"
     )
     assert run(sys.executable, "-I", "-S", "-c", program, cwd=tmp_path).strip() == "both"
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a release."""
+    folder = tmp_path_factory.mktemp("release")
+    run(REPOSITORY / "scripts" / "release", folder, cwd=REPOSITORY)
+    return folder
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_same_commit_gives_the_same_bytes(released: Path, tmp_path: Path) -> None:
+    run(REPOSITORY / "scripts" / "release", tmp_path, cwd=REPOSITORY, umask=0o077)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".gz", ".json", ".whl"]
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (released / path.name).read_bytes(), path.name
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_metadata_and_the_parts_list_agree_with_the_project(released: Path) -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    wheel = zipfile.ZipFile(next(released.glob("*.whl")))
+    metadata = wheel.read(next(name for name in wheel.namelist() if name.endswith("/METADATA"))).decode()
+    for line in ("License-Expression: Apache-2.0", "Requires-Python: >=3.11", "Classifier: Typing :: Typed"):
+        assert line in metadata.splitlines()
+    with tarfile.open(next(released.glob("*.tar.gz"))) as source:
+        inside = {name.split("/")[1] for name in source.getnames() if "/" in name}
+    assert not inside & {"tests", "docs", "scripts", ".github"}
+    bill = json.loads(next(released.glob("*.cdx.json")).read_text())
+    assert (bill["bomFormat"], bill["metadata"]["component"]["version"]) == ("CycloneDX", project["version"])
+    needed = {re.split("[>=;[]", line)[0].lower() for line in project["dependencies"]}
+    assert needed <= {part["name"].lower() for part in bill["components"]}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_quickstart_runs_from_the_wheel_in_a_bare_environment(released: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)  # Postgres may have to run as another user
+    venv.create(tmp_path / "bare", with_pip=True)
+    python = tmp_path / "bare" / "bin" / "python"
+    run(python, "-m", "pip", "install", "--quiet", f"{next(released.glob('*.whl'))}[embedded]", cwd=tmp_path)
+    for name in ("quickstart.py", "tour.py"):
+        (tmp_path / name).write_bytes((REPOSITORY / "examples" / name).read_bytes())
+    said = run(python, "quickstart.py", cwd=tmp_path)
+    assert "25,997 primes below 300,000" in said
+    assert run(python, "-c", "import orchestrator; print(orchestrator.__file__)", cwd=tmp_path).startswith(
+        str(tmp_path / "bare")
+    )
