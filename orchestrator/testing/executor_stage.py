@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -149,6 +150,17 @@ class LocalServices:
         """Start a worker of one process, and return when it is ready."""
         return self._start("process.ready", "worker", "--processes", "1", *options)
 
+    def api(self, port: int = 0) -> tuple[LocalProgram, str]:
+        """Serve the HTTP API; return the program and its address."""
+        program = self._start("api.ready", "api", "--port", str(port))
+        return program, program.found(r"api\.ready docs=(\S+)/docs")
+
+    def run(self, *words: str) -> str:
+        """Run a command; return what it prints."""
+        command = [sys.executable, "-m", "orchestrator", *words]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=True)
+        return done.stdout.strip()
+
     def close(self) -> None:
         """Stop all programs, workers first."""
         for program in reversed(self._programs):
@@ -179,6 +191,10 @@ class LocalProgram:
     def logged(self, words: str) -> bool:
         """Say whether its log has these words."""
         return words in self._log.read_text(encoding="utf-8", errors="replace")
+
+    def found(self, pattern: str) -> str:
+        """Return what a pattern finds last in its log."""
+        return str(re.findall(pattern, self._log.read_text(encoding="utf-8", errors="replace"))[-1])
 
     @property
     def is_alive(self) -> bool:

@@ -2,7 +2,8 @@
 
     offer ──▶ leased to nobody ── first look ──▶ waiting ── take ──▶ leased ── complete ──▶ done ── release ──▶ ended
                                                     ▲                  │
-                                                    └─ silent too long ┘ (so often, and then: lost)
+                                                    ├─ silent too long ┤ (so often, and then: lost)
+                                                    └─ given back ─────┘
     any ── cancel ──▶ cancelled
 
 An execution is looked at only once its external id is in Postgres, so nobody has taken what a new watcher would submit.
@@ -97,8 +98,23 @@ if q == '' and s == 'leased' then
   redis.call('HINCRBY', KEYS[1], 'n', 1)
 end
 if q ~= ARGV[3] then return 'lost' end
-if s == 'leased' then redis.call('HSET', KEYS[1], 'u', after(d)) end
+if s == 'leased' then
+  redis.call('HSET', KEYS[1], 'u', after(d))
+  if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'p', ARGV[4]) end
+end
 return s
+"""
+_GIVE_BACK = """
+local s, q, v, g = unpack(redis.call('HMGET', KEYS[1], 's', 'q', 'v', 'g'))
+if is_unknown(s, g) then return 'unknown' end
+if s == 'cancelled' then return s end
+if q ~= ARGV[3] and q ~= '' then return 'lost' end
+if s ~= 'leased' then return s end
+if q ~= '' then redis.call('HINCRBY', KEYS[1], 'n', -1) end
+redis.call('HSET', KEYS[1], 's', 'waiting', 'q', 'nobody')
+redis.call('ZADD', ARGV[5] .. v, 0, ARGV[4])
+redis.call('PUBLISH', ARGV[6], v)
+return 'returned'
 """
 _COMPLETE = """
 local s, q, v, g, h = unpack(redis.call('HMGET', KEYS[1], 's', 'q', 'v', 'g', 'h'))
@@ -118,7 +134,8 @@ return s
 _LOOK = """
 local answer, generation = {}, current()
 for place, key in ipairs(KEYS) do
-  local s, u, n, m, v, o, w, g, d = unpack(redis.call('HMGET', key, 's', 'u', 'n', 'm', 'v', 'o', 'w', 'g', 'd'))
+  local found = redis.call('HMGET', key, 's', 'u', 'n', 'm', 'v', 'o', 'w', 'g', 'd', 'p')
+  local s, u, n, m, v, o, w, g, d, p = unpack(found)
   if s then redis.call('EXPIRE', key, ARGV[3]) end
   if not generation then
     s = 'unsettled'
@@ -140,7 +157,7 @@ for place, key in ipairs(KEYS) do
     end
     redis.call('HSET', key, 's', s)
   end
-  answer[place] = {s or '', o or '', w or '', tonumber(n or 0), u or ''}
+  answer[place] = {s or '', o or '', w or '', tonumber(n or 0), u or '', p or ''}
 end
 return answer
 """
@@ -157,7 +174,7 @@ if ARGV[3] == '0' and (s == 'leased' or s == 'waiting') then return 0 end
 if s ~= 'ended' and s ~= 'cancelled' then
   redis.call('HSET', KEYS[1], 's', (s == 'done' and ARGV[3] == '0') and 'ended' or 'cancelled')
 end
-redis.call('HDEL', KEYS[1], 'b', 'o')
+redis.call('HDEL', KEYS[1], 'b', 'o', 'p')
 if v then redis.call('ZREM', ARGV[5] .. v, ARGV[4]) end
 redis.call('EXPIRE', KEYS[1], ARGV[7])
 redis.call('PUBLISH', ARGV[6], ARGV[4])
@@ -211,6 +228,8 @@ class State(NamedTuple):
     leases: int
     beat: bytes
     """Another one with each heartbeat."""
+    progress: bytes = b""
+    """JSON with `fraction` and `text`: the last that a holder has said."""
 
 
 def let_go(name: str) -> str:
@@ -231,6 +250,7 @@ class Pulls:
                 "offer": _OFFER,
                 "take": _TAKE,
                 "beat": _BEAT,
+                "give_back": _GIVE_BACK,
                 "complete": _COMPLETE,
                 "look": _LOOK,
                 "end": _END,
@@ -276,10 +296,17 @@ class Pulls:
         service = pipeline.execute()[0] or b""
         self._redis.zadd(self._keys.pull_waiting(service.decode()), {name: place})
 
-    def beat(self, queue_id: str) -> str:
+    def beat(self, queue_id: str, progress: bytes = b"") -> str:
         """Begin a lease anew; return where the work stands: `leased`, if it is still theirs."""
         name, token = _parts(queue_id)
-        return self._said(self._run("beat", [self._keys.pull(name)], token))
+        place = self._keys.pull(name)
+        return self._said(self._run("beat", [place], token, self._sealed(place, progress) if progress else b""))
+
+    def give_back(self, queue_id: str) -> str:
+        """Offer leased work to the next poll; return where it stands: `returned`, if it was theirs."""
+        (name, token), keys = _parts(queue_id), self._keys
+        words = (token, name, keys.pull_waiting(""), keys.pull_offers)
+        return self._said(self._run("give_back", [keys.pull(name)], *words))
 
     def complete(self, queue_id: str, outcome: bytes, same: bytes) -> str:
         """Say how it ended; return where the work stands: `done`, `again` if that was said before, `ended` if it is
@@ -307,10 +334,11 @@ class Pulls:
             places = [self._keys.pull(name) for name in some]
             last = [silent.get(name, b"") for name in some]
             rows = self._run("look", places, KEPT, self._keys.pull_waiting(""), self._keys.pull_offers, *some, *last)
-            for name, place, (state, outcome, worker, leases, beat) in zip(some, places, rows, strict=True):
+            for name, place, (state, outcome, worker, leases, beat, far) in zip(some, places, rows, strict=True):
                 said, problem = self._read(place, outcome) if state == b"done" else (b"", "")
+                progress = self._read(place, far)[0] if far else b""
                 holder = worker.decode("utf-8", "replace")
-                found[name] = State(state.decode(), said, problem, holder, int(leases), beat)
+                found[name] = State(state.decode(), said, problem, holder, int(leases), beat, progress)
         return found
 
     def cancel(self, name: str) -> None:

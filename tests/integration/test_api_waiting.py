@@ -43,5 +43,6 @@ def test_one_waits_for_the_end_or_for_so_long(api: ApiClient, engine: Engine) ->
 
 
 @pytest.mark.parametrize(("wait", "status"), [("61", 422), ("-1", 422), ("nan", 422), ("x", 422), ("1", 404)])
-def test_what_cannot_be_waited_for_is_refused_at_once(api: ApiClient, wait: str, status: int) -> None:
-    assert api.get(f"/api/v1/tasks/0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17?wait={wait}").status_code == status
+@pytest.mark.parametrize("kind", ["tasks", "runs"])
+def test_what_cannot_be_waited_for_is_refused_at_once(api: ApiClient, kind: str, wait: str, status: int) -> None:
+    assert api.get(f"/api/v1/{kind}/0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17?wait={wait}").status_code == status

@@ -352,7 +352,7 @@ class Driver:
         if isinstance(outcome, Finished):
             return self._runner.finished(job, outcome.output)
         error = TaskError(outcome.kind, outcome.message, outcome.detail)
-        return self._runner.failures.broken(job, error, retryable=outcome.retryable)
+        return self._runner.failures.broken(job, error, retryable=outcome.retryable, delay=outcome.delay)
 
     def _end(self, job: Job, report: AttemptReport, watched: _Job | None = None) -> None:
         if not job.finish():

@@ -103,6 +103,9 @@ class PullExecutor:
                 before, seen = seen, await self._change(external_id, seen, options.lease)
                 if seen.state == "leased" and seen.leases > (0 if before is None else before.leases):
                     watcher.log(f"{seen.worker} has it" if seen.worker else "who had it before has it still")
+                if seen.progress and (before is None or seen.progress != before.progress):
+                    said = msgspec.json.decode(seen.progress)
+                    watcher.progress(said["fraction"], message=said["text"])
                 if seen.state == "done":
                     if lines := said_lines(seen.outcome):
                         watcher.log("\n".join(lines))

@@ -104,10 +104,11 @@ class Failures:
         ran = time.monotonic() - job.started_at
         return Failed(job.dispatch.id, job.dispatch.attempt, ran, described, retryable, self._backoff(job))
 
-    def broken(self, job: Job, error: TaskError, *, retryable: bool) -> Failed:
-        """Return the report of work that has failed where an executor does it."""
+    def broken(self, job: Job, error: TaskError, *, retryable: bool, delay: float | None = None) -> Failed:
+        """Return the report of work that has failed where an executor does it; `delay` replaces the policy's."""
         worth = retryable and is_worth_retrying(job.options.retry, frozenset({error.kind}))
-        return self._as_failed(job, error, retryable=worth)
+        failed = self._as_failed(job, error, retryable=worth)
+        return failed if delay is None else msgspec.structs.replace(failed, delay=delay)
 
     def for_executor(self, job: Job, call: ExecutorCall) -> Returned:
         """Hand back a task that was enqueued without the executor that it is declared with; its body is never run.

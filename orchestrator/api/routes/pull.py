@@ -80,8 +80,23 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Input and params once more, as a text."""
 
 
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """Progress of the work."""
+
+    fraction: Annotated[float, Meta(ge=0, le=1)]
+    text: Annotated[str, Meta(max_length=1_000)] = ""
+
+
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
     """A message of a holder."""
+
+    queue_id: QueueId
+    progress: Progress | None = None
+    """Shown with the task; the last one stays."""
+
+
+class Return(msgspec.Struct, frozen=True, kw_only=True):
+    """Work that its holder gives back."""
 
     queue_id: QueueId
 
@@ -92,7 +107,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     queue_id: QueueId
     result: Any = None
     error: str | dict[str, Any] | None = None
-    """A text, or an object with `kind`, `message`, `retryable` and `detail`, if it failed."""
+    """A text, or an object with `kind`, `message`, `retryable`, `retry_after` (seconds) and `detail`, if it failed."""
     logs: Annotated[list[str], Meta(max_length=1_000)] = []
     """Log lines of the work, for the log of the task."""
 
@@ -120,12 +135,22 @@ def poll_queue(api: Api, body: Poll) -> Steps[Work | None]:
 @routes.post("/heartbeat", about=WHOLE)
 def queue_heartbeat(api: Api, body: Beat) -> Ok:
     """Renew the lease of work; refused with 409 if it was lost, or the work has ended."""
-    state = api.pull_waiters().pulls.beat(body.queue_id)
+    progress = b"" if body.progress is None else msgspec.json.encode(body.progress)
+    return _ok_if("leased", api, body.queue_id, api.pull_waiters().pulls.beat(body.queue_id, progress))
+
+
+@routes.post("/return", about=WHOLE)
+def return_work(api: Api, body: Return) -> Ok:
+    """Give work back unfinished: the next poll gets it at once, and it costs neither an attempt nor a lease."""
+    return _ok_if("returned", api, body.queue_id, api.pull_waiters().pulls.give_back(body.queue_id))
+
+
+def _ok_if(expected: str, api: Api, queue_id: str, state: str) -> Ok:
     if state == "unknown":
-        _refuse_unless_open(api, body.queue_id)
+        _refuse_unless_open(api, queue_id)
         raise refused(503, "It is not known yet", f"{_LOST}: go on, and send it again.")
-    if state != "leased":
-        raise _refusal(state, body.queue_id)
+    if state != expected:
+        raise _refusal(state, queue_id)
     return Ok()
 
 
@@ -219,7 +244,9 @@ def _refusal(state: str, queue_id: str) -> Exception:
         "ended": "its task has ended",
         "replaced": "this try of its task has failed, and the next one is offered by itself",
     }
-    return WrongState(f"{queue_id} is not worked on any more: {reasons.get(state, state)}.")
+    error = WrongState(f"{queue_id} is not worked on any more: {reasons.get(state, state)}.")
+    error.data = {"state": state}
+    return error
 
 
 def _answer(api: Api, taken: Leased) -> Any:

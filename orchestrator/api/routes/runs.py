@@ -13,7 +13,7 @@ from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import RUN, WITHIN
 from orchestrator.api.redacting import error_shown, shown
-from orchestrator.api.routes.tasks import Log, Stored, shown_log, stored_at
+from orchestrator.api.routes.tasks import Log, Stored, WaitQuery, shown_log, stored_at
 from orchestrator.api.routes.workflows import Started
 from orchestrator.api.shapes import filter_fields, made_from
 from orchestrator.domain.access import KeyScope
@@ -23,8 +23,10 @@ from orchestrator.errors import NotFound
 from orchestrator.references import RESULT, Reference
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.display import as_json, call_of, stored_value
+from orchestrator.sdk.waiting.steps import Steps as Waiting
 from orchestrator.store import insights
 from orchestrator.store.insights import CodeView, ErrorView, OpenView, RunDetail, RunFilter, RunView, StepView
+from orchestrator.time_limits import TimeLimit
 
 routes = Routes("runs", "/api/v1/runs")
 
@@ -139,8 +141,16 @@ def list_runs(api: Api, query: RunQuery, key_scope: KeyScope) -> Page[RunView]:
 
 
 @routes.get("/{id}", about=RUN)
-def show_run(api: Api, id: UUID) -> RunAnswer:
-    """Show all that is known of one run but its tasks, which `/tasks?run=` lists."""
+def show_run(api: Api, id: UUID, query: WaitQuery) -> RunAnswer | Waiting[RunAnswer]:
+    """Show all that is known of one run but its tasks, which `/tasks?run=` lists.
+
+    With `wait`, it is answered as soon as the run has ended, or after so many seconds.
+    """
+    return _when_ended(api, id, query.wait) if query.wait else find(api, id)
+
+
+def _when_ended(api: Api, id: UUID, seconds: float) -> Waiting[RunAnswer]:
+    yield from api.backend.runs.wait(id.bytes, TimeLimit(seconds))
     return find(api, id)
 
 

@@ -105,7 +105,7 @@ class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether to wait for the end."""
 
     wait: Annotated[float, Meta(ge=0, le=_LONGEST_WAIT)] = 0.0
-    """Seconds; it is answered when the task has ended, or after so many."""
+    """Seconds; it is answered when the task or run has ended, or after so many."""
 
 
 @routes.get("/{id}", about=TASK)

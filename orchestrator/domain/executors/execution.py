@@ -81,6 +81,8 @@ class Broken:
     """Another try may succeed; whether there is one, the task's own policy says."""
     detail: str = ""
     """Details for people: the end of stderr, a remote traceback."""
+    delay: float | None = None
+    """Seconds before the next try; None: the task's own policy says."""
 
 
 Outcome = Finished | Broken

@@ -19,6 +19,7 @@ _MOST_LINES = 1_000
 _LONGEST_SAID = 4_000
 """Characters of an error that are kept."""
 _LONGEST_KIND = 100
+_LONGEST_DELAY = 1e9
 
 
 class Http(ExecutorOptions, frozen=True, kw_only=True):
@@ -129,9 +130,10 @@ def _may_retry(status: int) -> bool:
 
 
 def reported(error: Any, *, retryable: bool = True) -> Broken:
-    """Return a failure that a service reports: a text, or an object with `kind`, `message`, `retryable`, `detail`.
+    """Return a failure that a service reports: a text, or an object with `kind`, `message`, `retryable`, `retry_after`
+    and `detail`.
 
-    A service may also say the last three beside the text.
+    A service may also say all but the message beside the text.
     """
     if not isinstance(error, dict):
         return Broken("ServiceError", _text(error), retryable)
@@ -141,7 +143,13 @@ def reported(error: Any, *, retryable: bool = True) -> Broken:
         _text(error.get("message", error)),
         may if isinstance(may, bool) else retryable,
         _text(error.get("detail") or ""),
+        _delay(error.get("retry_after")),
     )
+
+
+def _delay(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and 0 <= value <= _LONGEST_DELAY else None
 
 
 def _text(value: Any) -> str:
