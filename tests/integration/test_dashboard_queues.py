@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from orchestrator.api.app import create_app
+from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store.insights import longest, obstacles
 from tests.integration.stage import System
 from tests.integration.visitor import Visitor
@@ -54,6 +55,43 @@ def test_a_limit_of_a_task_and_a_dependency_are_named(system: System) -> None:
     assert waits(system) == ["Waiting on dependencies"]
     system.expire_lease()
     assert waits(system)[0].startswith("No scheduler leads")
+
+
+LIMITED = """
+name: limited
+tasks:
+  first: {task: limited}
+  second: {task: limited}
+  free: {task: other}
+"""
+
+
+def waits_of_steps(system: System, run: str) -> dict[str, list[str]]:
+    """Return what the timeline of a run has before each step began."""
+    page = Visitor(create_app(system.settings)).get(f"/ui/runs/{run}").text
+    rows = re.findall(r'role="cell" class="name" title="(\w+)"(.*?)role="cell" class="took"', page, re.DOTALL)
+    return {name: re.findall(r'<rect class="(limited|queued)"', row) for name, row in rows}
+
+
+def test_a_timeline_tells_the_wait_for_a_limit_from_that_in_a_queue(system: System) -> None:
+    worker = system.worker(knows=("limited", "other"), slots=50)
+    system.app.task(name="limited", concurrency=1)(lambda: None)
+    system.app.task(name="other")(lambda: None)
+    system.app.workflows.apply(loads(LIMITED))
+    run = system.app.workflows["limited"].start()
+    system.pass_seconds(2)
+    taken = worker.take()
+    assert len(taken) == 2
+    found = waits_of_steps(system, str(run.id))
+    assert sorted(name for name, waits in found.items() if "limited" in waits) == ["second"], found
+    worker.succeed(*taken)
+    system.pass_seconds(2)
+    worker.succeed(*worker.take())
+    system.pass_seconds(2)
+    assert run.progress().status == "success"
+    system.sql("UPDATE orchestrator.ended_tasks SET started_at = ended_at WHERE step = 'second'")  # it took no time
+    found = waits_of_steps(system, str(run.id))
+    assert sorted(name for name, waits in found.items() if "limited" in waits) == ["second"], found
 
 
 def test_the_slowest_tasks_of_a_queue_and_a_worker_are_listed(system: System) -> None:

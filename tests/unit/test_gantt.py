@@ -33,6 +33,15 @@ def test_a_step_waits_for_others_and_then_in_its_queue() -> None:
     assert second.link == f"/ui/runs/{run.id}?step=b"
 
 
+def test_a_step_waits_for_a_limit_before_it_waits_in_its_queue() -> None:
+    known: dict[str, Any] = {"kind": "task", "calls": "t", "state": "success", "depends_on": ()}
+    steps = [planned_step(name=name, started_at=at(60), ended_at=at(100), **known) for name in "ab"]
+    run = SimpleNamespace(id=UUID(int=1), started_at=at(0), created_at=at(0), ended_at=at(100))
+    limited, free = gantt_of_steps(cast(RunView, run), steps, frozenset(), at(100), {"a": at(50)}).rows
+    assert (limited.ready, limited.limited, limited.x) == (0, 50, 60)
+    assert (free.ready, free.limited, free.x) == (0, None, 60)
+
+
 def test_a_step_that_waits_in_its_queue_is_drawn_while_the_run_is_open() -> None:
     known: dict[str, Any] = {"kind": "task", "calls": "t"}
     steps = [

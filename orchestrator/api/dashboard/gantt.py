@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlencode
 
@@ -32,6 +33,8 @@ class Row:
     link: str = ""
     ready: float | None = None
     """Where it could have begun, if all it depends on had ended before: from there on it waited in its queue."""
+    limited: float | None = None
+    """Until where it waited for a limit before that."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,17 @@ class Gantt:
         return [size * number for number in range(int(self.seconds / size) + 1)] if self.seconds > 0 else [0.0]
 
 
-def gantt_of_steps(run: RunView, steps: Sequence[StepView], critical: frozenset[str], now: datetime) -> Gantt:
-    """Return the steps that have begun, in the order of their beginnings, and those whose tasks still wait."""
+def gantt_of_steps(
+    run: RunView,
+    steps: Sequence[StepView],
+    critical: frozenset[str],
+    now: datetime,
+    limited: Mapping[str, datetime] = MappingProxyType({}),
+) -> Gantt:
+    """Return the steps that have begun, in the order of their beginnings, and those whose tasks still wait.
+
+    `limited` says until when steps waited for a limit.
+    """
     start, end = run.started_at or run.created_at, run.ended_at or now
     there = [step for step in steps if step.started_at is not None or (step.state == "open" and not run.ended_at)]
     begun = sorted(there, key=lambda step: _begin(step, end))
@@ -74,7 +86,12 @@ def gantt_of_steps(run: RunView, steps: Sequence[StepView], critical: frozenset[
         found = row(step.name, step.state, begin, step.ended_at or end, start, end, step.name in critical, link)
         if step.started_at is None:
             found = replace(found, x=100.0, width=0.0, seconds=max(0.0, (end - ready).total_seconds()))
-        rows.append(replace(found, ready=_place(min(ready, begin), start, end)))
+        ready = min(ready, begin)
+        until = limited.get(step.name)
+        found = replace(found, ready=_place(ready, start, end))
+        if until is not None and until > ready:
+            found = replace(found, limited=_place(min(until, begin), start, end))
+        rows.append(found)
     return Gantt(rows, start, end, max(0, len(begun) - _MOST_ROWS))
 
 

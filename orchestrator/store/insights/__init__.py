@@ -48,6 +48,7 @@ from orchestrator.store.insights.steps import (
     StepView,
     find_failed_task,
     find_step_task,
+    limited_until,
     list_steps,
     seconds_of_steps,
     states_of_runs,

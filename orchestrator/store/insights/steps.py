@@ -16,11 +16,12 @@ from orchestrator.domain.dag.definition import Definition, Step
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.state import ENDED, DagState, Fan, StepState
-from orchestrator.domain.states import ENDED_RUN_STATES
+from orchestrator.domain.states import ENDED_RUN_STATES, IN_FLIGHT_STATES
 from orchestrator.sealing import reveal_text
 from orchestrator.store.dag import workflows
 from orchestrator.store.insights.tasks import ErrorView, error_view
 from orchestrator.store.sql import Row, Statement
+from orchestrator.store.tables.columns import one_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +172,30 @@ SELECT /* insights.steps.seconds_of_steps */ step,
          WHERE parent_run = %(run)s::uuid AND parent_step = ANY(%(steps)s::text[])) AS found
  GROUP BY step
 """)
+# Of tasks with a limit of their own or of their queue: the last end of another one that has the same limit, while the
+# task was there and had not begun. What ended long before it began is not looked at.
+_TASKS_OF_STEPS = """SELECT step, id, queue, lane, options, created_at, started_at, status FROM orchestrator.{}
+         WHERE run_id = %(run)s::uuid AND step = ANY(%(steps)s::text[]) AND coalesce(position, 0) = 0"""
+_SHARES = """id <> t.id AND CASE
+            WHEN t.lane IS NULL THEN queue = t.queue
+            WHEN t.options ?| '{total_concurrency,total_rate}'
+                 THEN split_part(lane, '|', 1) = split_part(t.lane, '|', 1)
+            ELSE lane = t.lane END"""
+_LIMITED_UNTIL = Statement[tuple[str, datetime]](f"""
+SELECT /* insights.steps.limited_until */ t.step, coalesce(freed.ended_at, waits.now) AS until
+  FROM ({_TASKS_OF_STEPS.format("ended_tasks")} UNION ALL {_TASKS_OF_STEPS.format("tasks")}) AS t
+  LEFT JOIN orchestrator.queues q ON q.name = t.queue
+  LEFT JOIN LATERAL (
+       SELECT ended_at FROM (
+           SELECT id, queue, lane, ended_at FROM orchestrator.ended_tasks
+            WHERE ended_at <= t.started_at AND ended_at > t.created_at ORDER BY ended_at DESC LIMIT 300) AS before
+        WHERE {_SHARES} ORDER BY ended_at DESC LIMIT 1) AS freed ON true
+  LEFT JOIN LATERAL (
+       SELECT now() AS now FROM orchestrator.tasks
+        WHERE t.status = 'pending' AND {one_of(IN_FLIGHT_STATES)} AND {_SHARES} LIMIT 1) AS waits ON true
+ WHERE (split_part(t.lane, '|', 1) <> '' OR (t.lane IS NULL AND (q.concurrency IS NOT NULL OR q.rate IS NOT NULL)))
+   AND coalesce(freed.ended_at, waits.now) IS NOT NULL
+""")
 _MOST_TASKS = 20_000
 """Tasks whose times are read for a list of runs."""
 _MOST_VERSIONS = 5
@@ -180,6 +205,11 @@ _MOST_VERSIONS = 5
 def seconds_of_steps(connection: Connection, run: UUID, steps: Sequence[str]) -> dict[str, float | None]:
     """Return how long some steps of a run took."""
     return dict(_SECONDS_OF_STEPS(connection, run=run.hex, steps=list(steps)))
+
+
+def limited_until(connection: Connection, run: UUID, steps: Sequence[str]) -> dict[str, datetime]:
+    """Return until when steps waited, or wait, for a limit of their task or queue: others had all of it."""
+    return dict(_LIMITED_UNTIL(connection, run=run.hex, steps=list(steps)))
 
 
 def states_of_runs(connection: Connection, workflow: str, runs: Sequence[UUID]) -> list[StepStates]:

@@ -38,6 +38,7 @@ from orchestrator.store.insights import (
     find_failed_task,
     find_relative,
     find_step_task,
+    limited_until,
     list_runs,
     seconds_of_steps,
 )
@@ -143,13 +144,14 @@ def _of_steps(
     listed = sorted(steps, key=_urgency) if is_large else steps
     listed = listed[query.start : query.start + _MOST_STEPS] if is_large else steps
     failed = [step for step in steps if step.error is not None]
+    limited = api.read(limited_until, run.id, [step.name for step in folded.steps])
     return {
         "graph": draw(folded.steps, folded.critical),
         "groups": folded.groups,
         "query": query,
         "listed": listed,
         "next": query.start + _MOST_STEPS if is_large and query.start + _MOST_STEPS < len(steps) else None,
-        "gantt": gantt_of_steps(run, folded.steps, folded.critical, present()),
+        "gantt": gantt_of_steps(run, folded.steps, folded.critical, present(), limited),
         "critical": critical,
         "before": before,
         "earlier": api.read(seconds_of_steps, before, [step.name for step in listed]) if before else {},
