@@ -1,18 +1,23 @@
-"""The OpenAPI document and every command's help are what the golden files hold.
+"""The OpenAPI document, every command's help and the public names with their signatures are what the golden files hold.
 
 A change that is meant writes the files anew: `python -m tests.unit.test_golden`. The difference is read in review.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 
+import orchestrator
+import orchestrator.executors
+import orchestrator.testing
 from orchestrator.api import openapi
 from orchestrator.api.routes import ROUTES
 from orchestrator.cli import main
@@ -57,7 +62,43 @@ def _helps(command: click.Command, context: click.Context) -> Iterator[str]:
             yield from _helps(below, click.Context(below, parent=context, info_name=name, terminal_width=100))
 
 
-FILES = {"openapi.txt": api, "commands.txt": helps}
+def names() -> str:
+    """Return every public name of the modules that people import, with its signature or its fields."""
+    lines: list[str] = []
+    for module in (orchestrator, orchestrator.workflow, orchestrator.executors, orchestrator.testing):
+        for name in module.__all__:
+            lines += _described(f"{module.__name__}.{name}", getattr(module, name))
+    return "\n".join([*sorted(lines), ""])
+
+
+def _described(path: str, value: Any) -> Iterator[str]:
+    """Yield a line for a name, and one for each public member of a class that is not inherited from Python's own."""
+    if not inspect.isclass(value):
+        yield path + (_signature(value) if callable(value) else "")
+        return
+    ours = [base for base in value.__mro__ if base.__module__.startswith("orchestrator")]
+    yield f"{path}{_signature(value)}"
+    members = {name for base in ours for name in (*vars(base), *inspect.get_annotations(base))}
+    for name in members:
+        if not name.startswith("_"):
+            member = inspect.getattr_static(value, name, None)
+            function = getattr(value, name, None) if not isinstance(member, property) else None
+            yield f"{path}.{name}{_signature(function) if inspect.isroutine(function) else ''}"
+
+
+def _signature(value: Callable[..., Any]) -> str:
+    """Return the parameters without their types, which checkers compare: their names, kinds and defaults."""
+    try:
+        found = inspect.signature(value)
+    except (TypeError, ValueError):  # of Python's own
+        return ""
+    if "client" in found.parameters:  # people are given such objects, and make none
+        return ""
+    bare = [part.replace(annotation=inspect.Parameter.empty) for part in found.parameters.values()]
+    return re.sub(" at 0x[0-9a-f]+", "", str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty)))
+
+
+FILES = {"openapi.txt": api, "commands.txt": helps, "names.txt": names}
 
 
 @pytest.mark.parametrize("name", FILES)
