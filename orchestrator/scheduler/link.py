@@ -139,14 +139,14 @@ class Link(CommitHooks):
 
     # -- out
 
-    def publish(self, tick: TickResult, *, moved_on: bool) -> None:
+    def publish(self, tick: TickResult, now: float, *, moved_on: bool) -> None:
         """After a commit: dispatch, withdraw and notify; `moved_on` if events were applied."""
         try:
-            self._publish(tick, moved_on)
+            self._publish(tick, now, moved_on)
         except FAILURES as error:
             self.failed(error)
 
-    def _publish(self, tick: TickResult, moved_on: bool) -> None:
+    def _publish(self, tick: TickResult, now: float, moved_on: bool) -> None:
         outgoing = tick.outgoing
         generation, position, _ = self.generations.cursor
         has_progress = moved_on or bool(outgoing.ended)
@@ -157,7 +157,7 @@ class Link(CommitHooks):
             self.streams.publish(
                 generation,
                 self.leadership.term,
-                messages(claimed, self.fleet.slots, has_spans=self.has_spans),
+                messages(claimed, self.fleet.slots, now, has_spans=self.has_spans),
                 position if has_progress else None,
                 outgoing.ended,
                 encode(None if moved_on else self._last_claimed),
@@ -191,7 +191,7 @@ class Link(CommitHooks):
 
 
 def messages(
-    claimed: Sequence[Claimed], slots: Callable[[str], int], *, has_spans: bool = False
+    claimed: Sequence[Claimed], slots: Callable[[str], int], now: float = 0.0, *, has_spans: bool = False
 ) -> dict[str, list[bytes]]:
     """Return the claimed tasks as messages by queue. A long line is bundled; a short one is spread over the slots."""
     by_queue: dict[str, list[Claimed]] = defaultdict(list)
@@ -207,13 +207,13 @@ def messages(
             if room == 0 or task.alone or weight > BUNDLE_BYTES:
                 bundles.append([])
                 room, weight = size, len(task.payload)
-            bundles[-1].append(_message(task, has_spans))
+            bundles[-1].append(_message(task, now, has_spans))
             room -= 1
         found[queue] = [encode(bundle) for bundle in bundles]
     return found
 
 
-def _message(task: Claimed, has_spans: bool) -> Dispatch:
+def _message(task: Claimed, now: float, has_spans: bool) -> Dispatch:
     trace = task.trace
     if trace is not None and task.is_turn_task and has_spans:  # the client that created it did not know that
         trace = below(trace, run_span(task.id))
@@ -230,4 +230,5 @@ def _message(task: Claimed, has_spans: bool) -> Dispatch:
         task.failures,
         task.details,
         trace,
+        0.0 if task.run_id is None else now,
     )

@@ -199,7 +199,7 @@ class Term:
         suspicion = self._check_fleet()
         inbound = self._read(suspicion)
         try:
-            result = self._commit(inbound, suspicion)
+            tx = self._commit(inbound, suspicion)
         except Exception as error:
             is_known = self._late_part is not None
             if self._is_bisecting or (is_about_all(error) and not is_known):
@@ -214,12 +214,12 @@ class Term:
                 log.error("scheduler.tick_rolled_back error=%s: the next tick looks for the cause", first_line(error))
             self._is_bisecting = True
             return
-        is_useful = inbound.entries or inbound.fleet_changed or result.outgoing.ended or self.dispatcher.last.had_room
-        self._nudged_in_vain = inbound.nudged and not is_useful
-        self.link.publish(result, moved_on=bool(inbound.entries))
+        ended, had_room = tx.result.outgoing.ended, self.dispatcher.last.had_room
+        self._nudged_in_vain = inbound.nudged and not (inbound.entries or inbound.fleet_changed or ended or had_room)
+        self.link.publish(tx.result, tx.now.timestamp(), moved_on=bool(inbound.entries))
         self._meter.ticked(self._monotonic() - self._due_since)
 
-    def _commit(self, inbound: Inbound, suspicion: Suspicion | None) -> TickResult:
+    def _commit(self, inbound: Inbound, suspicion: Suspicion | None) -> Transaction:
         """Do everything that a tick does to Postgres."""
         cursor, thorough = self._behind(inbound), inbound.wants_look or suspicion is not None
         decoded = self._reports.decode(inbound)
@@ -243,7 +243,7 @@ class Term:
                 self.due_in = min(self.due_in, self.dispatcher.due_in(tx.now))
             self.watch.record(tx)
             self._throughput.record(tx)
-        return tx.result
+        return tx
 
     def _is_drained(self, tick: TickResult) -> bool:
         """Say whether nothing can be ready: the last claim has left nothing, and nothing comes of what has succeeded.

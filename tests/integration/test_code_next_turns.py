@@ -66,7 +66,7 @@ def begin(system: System, worker: Worker, engine: Engine) -> list[Dispatch]:
 def succeed(worker: Worker, engine: Engine, task: Dispatch) -> Activated:
     """Report the success of a step together with the turn that follows it."""
     assert task.run_id is not None
-    turn = engine.follow(task.run_id, task.id, ONE, lambda attempt: attempt)
+    turn = engine.follow(task.run_id, task.id, ONE, lambda attempt: attempt, task.at)
     assert turn is not None
     worker.held = [attempt for attempt in worker.held if attempt[0] != task.id]
     worker.flush(encode(Flush(worker.name, [Succeeded(task.id, task.attempt, 0.1, ONE)], [turn])))
@@ -94,6 +94,25 @@ def test_a_step_takes_one_tick_and_stays_at_the_worker_that_has_the_code(
     first = ["run_started", "activation_applied", "task_scheduled"]
     assert kinds(system, handle) == [*first, *(4 * [*step, "task_scheduled"]), *step, "run_completed"]
     replay(steps, handle.history(), exactly=True)
+
+
+@pytest.mark.parametrize("ahead", [0, 3_600])
+def test_the_times_of_a_history_never_decrease(
+    system: System, worker: Worker, engine_: Engine, steps: CodeWorkflow[..., Any], ahead: int
+) -> None:
+    handle = steps.start(3)
+    set_back = "UPDATE orchestrator.histories SET at = at + CAST(:ahead AS int) * interval '1 second' RETURNING 1"
+    system.sql(set_back, ahead=ahead)
+    (task,) = begin(system, worker, engine_)
+    for _ in range(2):
+        succeed(worker, engine_, task)
+        system.tick()
+        (task,) = worker.take()
+    handle.signal("news", 1)
+    system.tick()
+    times = [event.at for event in handle.history().events]
+    assert times == sorted(times)
+    assert kinds(system, handle)[-1] == "signal_received"
 
 
 def test_the_code_hears_of_a_task_that_its_next_turn_has_scheduled_and_cancelled(
@@ -218,7 +237,7 @@ def test_a_next_turn_counts_only_from_the_worker_that_took_the_last_turn(
     handle = steps.start(3)
     (task,) = begin(system, worker, engine_)
     other = next(one for one in system.workers if one is not worker)
-    turn = engine_.follow(raw(handle), task.id, ONE, lambda attempt: attempt)
+    turn = engine_.follow(raw(handle), task.id, ONE, lambda attempt: attempt, task.at)
     assert turn is not None
     other.flush(encode(Flush(other.name, [Succeeded(task.id, task.attempt, 0.1, ONE)], [turn])))
     system.tick()

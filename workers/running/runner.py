@@ -184,7 +184,8 @@ class Runner:
 
         try:
             with DELIVERY.watched():
-                turn = self._engine.follow(dispatch.run_id, dispatch.id, report.result, begin)
+                leader_time = dispatch.at + time.monotonic() - job.received_at
+                turn = self._engine.follow(dispatch.run_id, dispatch.id, report.result, begin, leader_time)
                 return None if turn is None else self._large.left_turn(job, turn)
         except BaseException as error:  # noqa: BLE001  # the task has succeeded, whatever becomes of the turn
             log.debug("run.turn_dropped error=%r: the leader sends it", error, extra=job.fields)

@@ -222,6 +222,8 @@ class Dispatch(msgspec.Struct, frozen=True, array_like=True):
     """The details that an earlier attempt left for this one."""
     trace: str | None = None
     """The span that it came of, as a W3C traceparent."""
+    at: float = 0.0
+    """Of a task of a run: when it was sent, by the leader's clock, in Unix seconds."""
 
     @property
     def is_turn_task(self) -> bool:

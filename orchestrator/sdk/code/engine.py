@@ -144,11 +144,13 @@ class Engine:
         found = self._cache.get(run_id)
         return found is not None and found.may_follow and found.flow.commander.awaits == task
 
-    def follow(self, run_id: bytes, task: bytes, result: bytes, begin: Callable[[int], object]) -> Activated | None:
+    def follow(
+        self, run_id: bytes, task: bytes, result: bytes, begin: Callable[[int], object], not_before: float = 0.0
+    ) -> Activated | None:
         """Show the success of a task to the code that waits for it, as the event that must come next.
 
-        `begin` is called with the number of the attempt. None if the code is elsewhere by now, or cannot go on: then
-        the leader sends a turn.
+        `begin` is called with the number of the attempt; the leader's clock shows `not_before` at least. None if the
+        code is elsewhere by now, or cannot go on: then the leader sends a turn.
         """
         with self._lock:  # from here on, no activation that the leader has sent meanwhile can change it
             found = self._cache.pop(run_id) if self.may_follow(run_id, task) else None
@@ -157,7 +159,7 @@ class Engine:
         begun, found.is_next = time.monotonic(), True
         commander = found.flow.commander
         attempt, number = found.last_attempt + 1, found.last_event + 1
-        at = round(commander.now + begun - found.shown_at, 6)
+        at = round(max(commander.now + begun - found.shown_at, not_before), 6)
         event = Event(number, at, history.TaskCompleted(task, result))
         name, version = found.flow.workflow.name, found.flow.workflow.version
         activation = Activation(
