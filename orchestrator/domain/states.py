@@ -36,6 +36,18 @@ class RunState(StrEnum):
     CANCELLED = "cancelled"
 
 
+class ShownRunState(StrEnum):
+    """Where a run stands, in the words of people: one that is open may be stuck, a cancelled one was terminated."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    STUCK = "stuck"
+    SUCCESS = "success"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TERMINATED = "terminated"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transition(Generic[S]):
     """One allowed change of state, and its occasion."""

@@ -349,6 +349,27 @@ def test_people_see_which_run_was_terminated(system: System, order: CodeWorkflow
     assert re.search("status +cancelled\n", show(cancelled.id))
     listed = {line.split()[0]: line for line in invoke("runs", "list").output.splitlines()}
     assert (" terminated " in listed[terminated.id], " cancelled " in listed[cancelled.id]) == (True, True)
+    found = {state: invoke("runs", "list", "--status", state).output for state in ("terminated", "cancelled", "stuck")}
+    assert (terminated.id in found["terminated"], cancelled.id in found["terminated"]) == (True, False)
+    assert (terminated.id in found["cancelled"], cancelled.id in found["cancelled"]) == (True, True)
+    assert found["stuck"] == "No run matches.\n"
+
+
+def test_people_find_stuck_runs_by_their_state(system: System, order: CodeWorkflow[..., Any]) -> None:
+    stuck, running, failed = (order.start(number, ["tea"]) for number in ("4711", "4712", "4713"))
+    system.sql("UPDATE orchestrator.runs SET status = 'running'")
+    system.sql('UPDATE orchestrator.runs SET stuck = \'{"kind": "K"}\' WHERE id = CAST(:id AS uuid)', id=stuck.id)
+    system.sql(
+        "UPDATE orchestrator.runs SET status = 'failed', ended_at = now() WHERE id = CAST(:id AS uuid)", id=failed.id
+    )
+
+    def listed(*states: str) -> set[str]:
+        found = invoke("runs", "list", "--json", *(word for state in states for word in ("--status", state)))
+        return {run["id"] for run in json.loads(found.stdout)["runs"]}
+
+    assert listed("stuck") == {stuck.id}
+    assert listed("stuck", "failed") == {stuck.id, failed.id}
+    assert listed("running") == {stuck.id, running.id}
 
 
 def test_a_cancelled_run_has_no_error_to_show(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:

@@ -293,6 +293,9 @@ def test_a_backfill_tells_what_runs_from_what_waits(here: System) -> None:
     here.pass_seconds()
     view = read("schedules", "backfills")["backfills"][0]
     assert (view["done"], view["running"], view["waiting"], view["total"], view["open"]) == (0, 1, 19, 20, 20)
+    here.sql("UPDATE orchestrator.runs SET stuck = '{\"kind\": \"K\"}' WHERE status = 'running'")
+    assert read("schedules", "backfills")["backfills"][0]["stuck"] == 1
+    assert "1 stuck" in invoke("schedules", "backfills").stdout
 
 
 def test_a_backfill_is_previewed_and_counts_what_it_starts(here: System) -> None:

@@ -23,7 +23,7 @@ from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.state import StepState
 from orchestrator.domain.ids import derived_id, time_ordered_id, to_text
-from orchestrator.domain.states import RunState, TaskState
+from orchestrator.domain.states import RunState, ShownRunState, TaskState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import digest_call, encode_call
@@ -482,7 +482,7 @@ def test_the_last_runs_of_a_workflow_are_found_behind_all_newer_ones_of_others(c
     assert insights.page_of_runs(connection, deep, limit=9, before=page.next) == ([], None)
     (plan,) = measured(connection, lambda spy: insights.page_of_runs(spy, deep, limit=9, before=UUID(int=2010)))
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 60, "it begins where the page does"
-    page = insights.page_of_runs(connection, RunFilter(workflow=odd, statuses=(RunState.PENDING,)), limit=2)
+    page = insights.page_of_runs(connection, RunFilter(workflow=odd, statuses=(ShownRunState.PENDING,)), limit=2)
     assert [run.id.int for run in page.runs] == [1999, 1997], "of its own runs, so many are looked at"
     connection.rollback()
 
@@ -518,7 +518,7 @@ def test_orders_of_runs_are_those_of_an_index(
     assert index in {scan.get("Index Name") for scan in found}, found
     assert sum(map(rows_read, found)) <= 100, "it begins where the page does"
     monkeypatch.setattr(insights.run_lists, "MOST_LOOKED_AT", 3_000)
-    failed = RunFilter(statuses=(RunState.FAILED,), workflow="old1" if order == "ended" else None)
+    failed = RunFilter(statuses=(ShownRunState.FAILED,), workflow="old1" if order == "ended" else None)
     seen: list[UUID] = []
     page = insights.page_of_runs(connection, failed, limit=200, sort=sort)
     while page.next:

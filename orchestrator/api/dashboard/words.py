@@ -32,6 +32,7 @@ _SIGNS = {
     "pending": "○",
     "waiting": "○",
     "cancelled": "⊘",
+    "terminated": "⊘",
     "skipped": "↷",
     "lost": "✗",
     "missed": "!",

@@ -43,7 +43,7 @@ from orchestrator.cli.terminal.sending import ask_each, sending
 from orchestrator.cli.terminal.waiting import wait_with_notices
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.runs.verdict import RESET
-from orchestrator.domain.states import ENDED_RUN_STATES, RunState
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState, ShownRunState
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.monitoring.times import ago, between, present
 from orchestrator.sdk.app import Orchestrator
@@ -129,7 +129,7 @@ def start(
 
 @command.command("list")
 @click.option("--workflow", metavar="NAME", help="Only of this workflow.")
-@status_option(RunState)
+@status_option(ShownRunState)
 @click.option("--tag", "tags", multiple=True, help="Only with this tag; given again, with all of them.")
 @click.option(
     "--attribute", "attributes", multiple=True, metavar="NAME=VALUE", help="Only with this attribute; may be repeated."
@@ -149,7 +149,7 @@ def list_(statuses: tuple[str, ...], limit: int, before: UUID | None, as_json: b
       orchestrator runs list --workflow nightly --status failed --since 2d
       orchestrator runs list --tag customer:42 --json
     """
-    matching = RunFilter(statuses=tuple(RunState(status) for status in statuses), **wanted)
+    matching = RunFilter(statuses=tuple(ShownRunState(status) for status in statuses), **wanted)
     with looking() as calls:
         runs, more = list_runs(calls.insights, matching, limit=limit, before=before)
         shown = Shown(calls, "run", [run.id for run in runs])

@@ -99,8 +99,8 @@ def backfill_line(view: BackfillView) -> str:
 
 
 def _troubles(view: BackfillView) -> str:
-    counts = (("running", view.running), ("failed", view.failed), ("had their run", view.had_run))
-    parts = [f"{count} {what}" for what, count in counts if count]
+    counts = {"running": view.running, "stuck": view.stuck, "failed": view.failed, "had their run": view.had_run}
+    parts = [f"{count} {what}" for what, count in counts.items() if count]
     return ", ".join(part for part in (*parts, view.error or "") if part)
 
 
@@ -170,4 +170,4 @@ def _remark(run: RunView) -> str:
         for what, count in (("failed", run.failed), ("cancelled", run.cancelled), ("skipped", run.skipped))
         if count
     ]
-    return ", ".join([run.status, *troubles])
+    return ", ".join([run.shown_status, *troubles])

@@ -164,7 +164,7 @@ def draw(
 
 def headline(run: RunView, now: datetime) -> Text:
     """Return the line about the run as a whole."""
-    state = "cancelling" if run.cancelling and run.ended_at is None else run.status
+    state = "cancelling" if run.cancelling and run.ended_at is None else run.shown_status
     symbol, style = _LOOKS[run.status]
     text = Text.assemble((f"{symbol} ", style), (run.name, "bold"))
     if run.version is not None:

@@ -140,7 +140,7 @@ def _row(view: BackfillView) -> tuple[str | int | None, ...]:
         view.total,
         view.started,
         view.failed,
-        view.error,
+        view.error or (f"{view.stuck} stuck" if view.stuck else None),
         f"{view.start_at:%Y-%m-%d %H:%M}",
         f"{view.end_at:%Y-%m-%d %H:%M}",
         view.concurrency,

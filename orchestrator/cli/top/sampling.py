@@ -13,7 +13,7 @@ from redis import Redis
 from sqlalchemy import Connection
 
 from orchestrator.cli.terminal.reading import reading
-from orchestrator.domain.states import RunState
+from orchestrator.domain.states import ShownRunState
 from orchestrator.errors import OrchestratorError
 from orchestrator.settings import Settings
 from orchestrator.store import database, insights
@@ -155,7 +155,7 @@ class Sampler:
         now = activity.time_of(connection)
         self._history.look(connection, now)
         queues = self._history.queues(loads, now)
-        runs, _ = insights.list_runs(connection, RunFilter(statuses=(RunState.RUNNING,)), limit=_MOST_RUNS)
+        runs, _ = insights.list_runs(connection, RunFilter(statuses=(ShownRunState.RUNNING,)), limit=_MOST_RUNS)
         found = Snapshot(
             at=datetime.now(UTC),
             leader=find_leader(connection),

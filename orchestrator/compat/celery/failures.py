@@ -12,7 +12,7 @@ from uuid import UUID
 from orchestrator.compat.celery import exceptions
 from orchestrator.compat.celery.request import ARGS
 from orchestrator.compat.celery.tags import untagged
-from orchestrator.domain.states import RunState, TaskState
+from orchestrator.domain.states import RunState, ShownRunState, TaskState
 from orchestrator.errors import OrchestratorError, RunFailed, TaskCancelled, TaskFailed
 from orchestrator.sdk.names import module_name
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
@@ -67,7 +67,7 @@ def _first(app: Any, run: CompositionHandle[Any]) -> tuple[str | None, UUID, Any
         detail = insights.show_task(task.id)
         if detail is not None and detail.error is not None:
             return task.step, task.id, detail.error
-    below = RunFilter(parent=identifier, statuses=(RunState.FAILED,))
+    below = RunFilter(parent=identifier, statuses=(ShownRunState.FAILED,))
     for child in insights.page_of_runs(below, limit=1, before=None).runs:
         found = _first(app, app.orchestrator._client.run_handle(child.id.bytes))
         if found is not None:

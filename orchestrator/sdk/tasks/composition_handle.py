@@ -11,7 +11,7 @@ from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.dag.expression import Template
 from orchestrator.domain.dag.scope import Scope
 from orchestrator.domain.ids import derived_id
-from orchestrator.domain.states import RunState
+from orchestrator.domain.states import RunState, ShownRunState
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import NotFound, OrchestratorError, RunFailed, TaskCancelled, TaskSkipped
 from orchestrator.sdk.client import Client
@@ -134,7 +134,7 @@ class CompositionHandle(RunHandle[Any], Generic[O_co]):
         """
         from orchestrator.store.insights import RunFilter  # loads SQLAlchemy, which workers do without
 
-        wanted = RunFilter(parent=UUID(bytes=self._id), statuses=(RunState.FAILED, RunState.CANCELLED))
+        wanted = RunFilter(parent=UUID(bytes=self._id), statuses=(ShownRunState.FAILED, ShownRunState.CANCELLED))
         left: dict[bytes, str] = {}
         before: UUID | None = None
         while True:
@@ -168,7 +168,7 @@ class CompositionHandle(RunHandle[Any], Generic[O_co]):
         """Say which part of a composition within this one failed first."""
         from orchestrator.store.insights import RunFilter  # loads SQLAlchemy, which workers do without
 
-        wanted = RunFilter(parent=UUID(bytes=self._id), statuses=(RunState.FAILED,))
+        wanted = RunFilter(parent=UUID(bytes=self._id), statuses=(ShownRunState.FAILED,))
         found = self._client.backend.insights.page_of_runs(wanted, limit=1, before=None).runs
         if not found:
             return ""

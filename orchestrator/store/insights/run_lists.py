@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal, NamedTuple
 from uuid import UUID
@@ -12,7 +12,8 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code import attributes
 from orchestrator.domain.plain import stored_json
-from orchestrator.domain.states import RunState
+from orchestrator.domain.runs.verdict import TERMINATED
+from orchestrator.domain.states import ShownRunState
 from orchestrator.store.insights.runs import COLUMNS, RunView, columns
 from orchestrator.store.insights.tasks import LONGEST_WALK
 from orchestrator.store.sql import Row, Statement
@@ -22,8 +23,8 @@ from orchestrator.store.sql import Row, Statement
 class RunFilter:
     """Which runs to list; what is not given does not matter."""
 
-    statuses: tuple[RunState, ...] = ()
-    """Any of these states."""
+    statuses: tuple[ShownRunState, ...] = ()
+    """Any of these states. Stuck runs are also running or pending, and terminated ones cancelled."""
     workflow: str | None = None
     """Of this workflow."""
     name: str | None = None
@@ -61,7 +62,9 @@ OFFSET %(most)s LIMIT 1
 _PAGE = f"""
 SELECT /* insights.runs.list{{name}} */ * FROM (SELECT {COLUMNS} FROM orchestrator.runs
  WHERE {{within}}
-   AND (%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
+   AND (%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[])
+        OR ('stuck' = ANY(%(statuses)s::text[]) AND stuck IS NOT NULL AND ended_at IS NULL)
+        OR ('terminated' = ANY(%(statuses)s::text[]) AND status = 'cancelled' AND reason = '{TERMINATED}'))
    AND (%(name)s::text IS NULL OR name = %(name)s::text)
    AND (%(of_workflow)s::text IS NULL OR workflow = %(of_workflow)s::text)
    AND (%(tags)s::text[] IS NULL OR (tags <> '{{{{}}}}' AND tags @> %(tags)s::text[]))
@@ -139,6 +142,8 @@ def page_of_runs(
     order = sort.removeprefix("-")
     if wanted.workflow is not None and order != "ended":
         order = "of workflow"
+    if wanted.statuses == (ShownRunState.STUCK,):  # these have an index
+        wanted = replace(wanted, statuses=(), stuck=True)
     end, farthest_end = (_FIRST, _LAST) if oldest else (_LAST, _FIRST)
     parameters = {
         "statuses": [str(state) for state in wanted.statuses] or None,

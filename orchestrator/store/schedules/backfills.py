@@ -47,6 +47,8 @@ class BackfillView:
     error: str | None
     """Why it was given up."""
     created_at: datetime
+    stuck: int = 0
+    """Open runs that cannot go on."""
 
     @property
     def done(self) -> int:
@@ -147,10 +149,12 @@ def runs_of_fires(connection: Connection, workflow: str, name: str, due: Sequenc
 
 _VIEW = """
 SELECT /* backfills.{name} */ b.id, b.workflow, b.name, b.start_at, b.end_at, b.concurrency, b.total, b.passed,
-       b.started, unended.open, unended.running, ended.failed, b.error, b.created_at
+       b.started, unended.open, unended.running, ended.failed, b.error, b.created_at, unended.stuck
   FROM orchestrator.backfills b
  CROSS JOIN LATERAL (
-       SELECT count(*) AS open, count(*) FILTER (WHERE status = 'running') AS running FROM orchestrator.runs r
+       SELECT count(*) AS open, count(*) FILTER (WHERE status = 'running') AS running,
+              count(*) FILTER (WHERE stuck IS NOT NULL) AS stuck
+         FROM orchestrator.runs r
         WHERE r.schedule = b.workflow || '/' || b.name || '#' || b.id AND r.ended_at IS NULL) AS unended
  CROSS JOIN LATERAL (
        SELECT count(*) AS failed FROM orchestrator.runs r

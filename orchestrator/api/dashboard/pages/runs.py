@@ -25,7 +25,7 @@ from orchestrator.api.shapes import made_from
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.code import attributes
 from orchestrator.domain.code.resets import allowed
-from orchestrator.domain.states import RunState
+from orchestrator.domain.states import ShownRunState
 from orchestrator.errors import InvalidWorkflow, WrongState
 from orchestrator.monitoring.times import present
 from orchestrator.sdk.code.recording import Recording
@@ -72,7 +72,7 @@ def show_runs(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
     wanted = made_from(RunFilter, query, within=key_scope.workflows)
     found = Page(*api.read(list_runs, wanted, limit=query.limit, before=query.cursor, sort=query.sort))
     notes = run_notes(api, found.items)
-    return page("runs.html", query=query, asked=asked, found=found, states=list(RunState), notes=notes)
+    return page("runs.html", query=query, asked=asked, found=found, states=list(ShownRunState), notes=notes)
 
 
 class StepsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -167,7 +167,7 @@ def _urgency(step: StepView) -> int:
 
 def run_before(api: Api, run: RunDetail, key_scope: KeyScope) -> UUID | None:
     """Return the last run of the same workflow before this one that succeeded."""
-    query = run_routes.RunQuery(workflow=run.workflow, statuses=(RunState.SUCCESS,), limit=1, cursor=run.id)
+    query = run_routes.RunQuery(workflow=run.workflow, statuses=(ShownRunState.SUCCESS,), limit=1, cursor=run.id)
     found = run_routes.list_page(api, query, key_scope).items
     return found[0].id if found else None
 
