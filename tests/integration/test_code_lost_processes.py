@@ -11,7 +11,7 @@ from orchestrator.domain.tasks.task import Dispatch, Lost
 from orchestrator.scheduler.code import runs
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
-from tests.integration.code_stage import act, rest, run_row
+from tests.integration.code_stage import act, activation, rest, run_row
 from tests.integration.stage import System, Worker
 
 KNOWN = ("job", "listener", "listener@1")
@@ -130,3 +130,69 @@ def test_a_run_that_was_there_when_others_killed_processes_is_not_stuck(
     row = system.row(handle.id)
     assert (row["alone"], row["losses"]) == (True, 0)
     assert row["wake_at"] is not None
+
+
+def test_a_run_that_killed_a_process_runs_with_others_again_after_twenty_turns(system: System, engine_: Engine) -> None:
+    @system.app.workflow(name="listener")
+    async def listener(ctx: WorkflowContext) -> None:
+        while True:
+            await ctx.signals("more", type=int).get()
+
+    worker = worker_of(system)
+    handle = listener.start()
+    assert [kill(system) for _ in range(2)] == [[False], [True]]
+    alone: list[bool] = []
+    for number in range(22):
+        ((_, turn),) = turns(system)
+        alone.append(turn.alone)
+        worker.report(act(engine_, turn))
+        system.pass_seconds()
+        handle.signal("more", number)
+    assert alone == 20 * [True] + 2 * [False]
+    assert kill(system) == [False]
+    assert kill(system) == [True], "it is as good as any other run"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_is_tried_again_where_another_worker_may_have_code_that_fits(
+    system: System, engine_: Engine, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(runs, "_LOOK_EVERY", 0.0)
+    unfit: list[bool] = []
+
+    @system.app.workflow(name="listener")
+    async def listener(ctx: WorkflowContext) -> int:
+        if unfit:
+            raise ValueError("this code does not go on where other code did")
+        return await ctx.signals("more", type=int).get() + await ctx.signals("more", type=int).get()
+
+    for number in range(workers):
+        worker_of(system, f"w{number}")
+    handle = listener.start()
+    for _ in range(2):
+        ((worker, turn),) = turns(system)
+        worker.report(act(engine_, turn))
+        system.tick()
+        handle.signal("more", 1)
+    engine_.close()
+    unfit.append(True)
+    pauses = []
+    for _ in range(3):
+        ((worker, turn),) = turns(system)
+        if activation(turn).after:  # it has no such run in memory, and is sent the whole history
+            worker.report(act(engine_, turn))
+            ((worker, turn),) = turns(system)
+        worker.report(act(engine_, turn))
+        system.tick()
+        assert handle.status() == "stuck"
+        now = system.sql("SELECT extract(epoch FROM now())::float AS now")[0]["now"]
+        pauses.append(round((run_row(system, handle)["stuck"]["retry_at"] - now) / 60))
+        assert turns(system) == [], "not before its pause is over"
+        system.sql("UPDATE orchestrator.runs SET stuck = jsonb_set(stuck, '{retry_at}', '1') WHERE stuck IS NOT NULL")
+        if workers == 1:
+            assert turns(system) == [], "there is no other code"
+            return
+    assert pauses == [1, 2, 4]
+    unfit.clear()
+    rest(system, worker, engine_)
+    assert handle.result(0) == 2

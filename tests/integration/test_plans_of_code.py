@@ -144,10 +144,11 @@ STATEMENTS: dict[str, Call] = {
     ),
     "outcomes": lambda leader: lambda c: reads.outcomes(c, leader.ids),
     "answer": lambda leader: lambda c: expectations.answer(c, [Answered(run) for run in leader.ids], NOW),
-    "mark_stuck": lambda leader: lambda c: stuck.mark_stuck(c, [(*attempt, "{}") for attempt in leader.batch]),
+    "mark_stuck": lambda leader: lambda c: stuck.mark_stuck(c, [(*attempt, "{}") for attempt in leader.batch], NOW),
     "mark_unknown": lambda leader: lambda c: stuck.mark_unknown(c, [(run, "{}") for run in leader.ids]),
     "free": lambda leader: lambda c: stuck.free(c, leader.ids),
     "free by workflow": lambda _: lambda c: stuck.free_code(c, ["flow1", "flow2"], bytes(16), BATCH),
+    "free unfit": lambda _: lambda c: stuck.free_unfit(c, ["flow1", "flow2"], 1e12, BATCH),
     "free lost": lambda _: lambda c: stuck.free_lost(c, ["flow1", "flow2"], 1e12, BATCH),
     "wake": lambda leader: lambda c: stuck.wake(c, leader.ids),
 }

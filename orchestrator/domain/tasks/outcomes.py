@@ -68,12 +68,13 @@ def after_loss(alone: bool, losses: int, deaths: int, limit: int) -> RetryTask |
     return RetryTask(delay=0.0, losses=charged)
 
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 60.0, 3600.0
+FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
+"""Seconds before a stuck run is tried again: twice as many each time."""
 
 
 def pause_after_loss(times: int) -> float:
     """Return in how many seconds a run that is stuck because its processes died is tried again, after so many times."""
-    return min(_FIRST_PAUSE * 2.0 ** min(times, 16), _LONGEST_PAUSE)
+    return min(FIRST_PAUSE * 2.0 ** min(times, 16), LONGEST_PAUSE)
 
 
 def after_loss_of_turn(alone: bool, losses: int, deaths: int, limit: int) -> RetryTask | FailTask:

@@ -177,12 +177,13 @@ class CodeRuns(RunKind):
     def free_stuck(self, tx: Transaction, limit: int) -> None:
         """Let stuck runs try again whenever a worker has come or gone: the code may be another now.
 
-        A process that replaces another of the same worker has the same code.
+        A process that replaces another of the same worker has the same code. Where there are several workers, one of
+        them may have code that fits: runs are tried again after a pause.
         """
         if not self._fleet.is_in_view:
             return
-        self._free_lost(tx, limit)
         members = frozenset(beat.parent or beat.worker.encode() for beat in self._fleet.beats.values())
+        self._free_late(tx, limit, has_others=len(members) > 1)
         if members == self._members and not self._freeing:
             return
         after = self._freeing if members == self._members else _FIRST
@@ -191,7 +192,7 @@ class CodeRuns(RunKind):
         tx.result.code.freed = members, max(freed) if len(freed) == limit else b""
         self._backlog.freed(tx, freed)
 
-    def _free_lost(self, tx: Transaction, limit: int) -> None:
+    def _free_late(self, tx: Transaction, limit: int, *, has_others: bool) -> None:
         """Let runs whose processes died try again when code comes that this leader has not seen, or after a pause."""
         tried, look_at = self._tried
         codes = {beat.names for beat in self._fleet.beats.values()}
@@ -201,7 +202,9 @@ class CodeRuns(RunKind):
         tx.result.code.tried = tried | codes, now + _LOOK_EVERY
         known = self._known()
         due = now if codes <= tried else math.inf
-        self._backlog.freed(tx, stuck.free_lost(tx.connection, known, due, limit) if known else [])
+        if known:
+            freed = stuck.free_unfit(tx.connection, known, now, limit) if has_others else []
+            self._backlog.freed(tx, freed + stuck.free_lost(tx.connection, known, due, limit))
 
     def _known(self) -> list[str]:
         return sorted({name for _, name in self._fleet.known()})
@@ -388,7 +391,7 @@ def mark_stuck(
     Those whose own processes died say at which Unix time they are tried again.
     """
     rows = [(run, attempt, json_text(violation, (retry_at or {}).get(run))) for run, attempt, violation in reasons]
-    moved = stuck.mark_stuck(tx.connection, rows)
+    moved = stuck.mark_stuck(tx.connection, rows, tx.now)
     tx.result.note(moved, by_worker=True)
     messages = {run: violation.message for run, _, violation in reasons}
     for task in moved:

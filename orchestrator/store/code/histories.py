@@ -135,13 +135,19 @@ _TURNS = Batch(
 )
 _TAKEN = "t.status = 'dispatched' AND t.started_at IS NOT NULL"
 """Of a turn task: its next turn was taken in this transaction. One that was sent is running once its start is known."""
+_CALM = 20
+"""Turns after which a run whose own process has died runs with others again."""
+_RISKY = f"""(t.losses > 0 AND EXISTS (
+           SELECT FROM orchestrator.attempts
+            WHERE task_id = t.id AND attempt > t.attempt - {_CALM} AND outcome = 'lost'))"""
 _SUSPEND = Prepared[Moved](f"""
 WITH /* histories.suspend */ given AS MATERIALIZED (
     SELECT * FROM {_TURNS}
 ), back AS (
     UPDATE orchestrator.tasks t
        SET status = 'pending', blockers = CASE WHEN run.last_event > r.through THEN 0 ELSE 1 END, worker = r.worker,
-           dispatched_at = NULL, started_at = NULL, losses = least(t.losses, 1), alone = t.losses > 0
+           dispatched_at = NULL, started_at = NULL, failures = 0, losses = CASE WHEN {_RISKY} THEN 1 ELSE 0 END,
+           alone = {_RISKY}
       FROM given r
      {current_attempt()}
      CROSS JOIN LATERAL (SELECT last_event FROM orchestrator.runs WHERE id = r.id LIMIT 1) AS run
@@ -169,8 +175,8 @@ SELECT id, 'pending' AS state, queue, id AS run_id, attempt, 'dispatched' AS bef
 def suspend(connection: Connection, turns: Sequence[Turn], now: datetime, *, are_next: bool = False) -> list[Moved]:
     """Put the runs' turn tasks back to sleep, or to ready where facts came meanwhile, and append what the code did.
 
-    Of next turns, those count that were taken in this transaction. A run whose own process has died never runs with
-    others again.
+    Of next turns, those count that were taken in this transaction. A run whose own process has died runs alone
+    until it has taken some turns.
     """
     given = [
         (

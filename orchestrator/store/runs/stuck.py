@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection
 
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.tasks.outcomes import FIRST_PAUSE, LONGEST_PAUSE
 from orchestrator.store.sql import Batch, Prepared, Statement
 from orchestrator.store.tasks.transitions import Moved, current_attempt
 
@@ -18,12 +20,13 @@ _STICK = Prepared[Moved](f"""
 WITH /* stuck.mark_stuck */ back AS (
     UPDATE orchestrator.tasks t
        SET status = 'pending', blockers = 1, worker = NULL, hold = NULL, wake_at = NULL, dispatched_at = NULL,
-           started_at = NULL, alone = r.reason->>'retry_at' IS NOT NULL,
+           started_at = NULL, alone = r.reason->>'retry_at' IS NOT NULL, failures = t.failures + 1,
            losses = CASE WHEN r.reason->>'retry_at' IS NULL THEN 0 ELSE t.losses + 1 END
       FROM {_FOUND_OUT}
      {current_attempt()}
      WHERE t.ctid = found.place
-    RETURNING t.id, t.queue, t.attempt, r.reason
+    RETURNING t.id, t.queue, t.attempt, jsonb_build_object('retry_at', extract(epoch FROM %(now)s::timestamptz)
+              + least({FIRST_PAUSE} * 2 ^ least(t.failures - 1, 16), {LONGEST_PAUSE})) || r.reason AS reason
 ), marked AS (
     UPDATE orchestrator.runs r SET stuck = back.reason, cached = 0
       FROM back
@@ -34,12 +37,13 @@ SELECT id, 'pending' AS state, queue, id AS run_id, attempt, 'dispatched' AS bef
 """)
 
 
-def mark_stuck(connection: Connection, reasons: Iterable[tuple[bytes, int, str]]) -> list[Moved]:
+def mark_stuck(connection: Connection, reasons: Iterable[tuple[bytes, int, str]], now: datetime) -> list[Moved]:
     """Note that runs cannot go on, with the attempt that found out and the reason as JSON; their code sleeps.
 
-    Those whose own processes died have a `retry_at`. Their turns stay charged, and run in a process of their own.
+    Those whose own processes died come with a `retry_at`. Their turns stay charged, and run in a process of their own.
+    The others get one, too: another worker may have code that fits.
     """
-    return _STICK(connection, _FOUND_OUT(reasons))
+    return _STICK(connection, _FOUND_OUT(reasons), now=now)
 
 
 _STICK_HELD = Prepared[bytes](f"""
@@ -128,6 +132,15 @@ _FREE_LOST = _freeing(
            AND coalesce((stuck->>'retry_at')::double precision, 0) <= %(now)s::double precision""",
     "blockers = 0, alone = true",
 )
+_FREE_UNFIT = _freeing(
+    "free_unfit",
+    """
+        SELECT place FROM (
+               SELECT ctid AS place, code, workflow, stuck FROM orchestrator.runs
+                WHERE stuck IS NOT NULL AND ended_at IS NULL ORDER BY id OFFSET 0) AS blocked
+         WHERE code AND workflow = ANY(%(workflows)s::text[]) AND stuck->>'kind' IS DISTINCT FROM 'WorkerLost'
+           AND (stuck->>'retry_at')::double precision <= %(now)s::double precision""",
+)
 _FREE_OLDER = _freeing(
     "free_older",
     """
@@ -155,6 +168,11 @@ def free_code(connection: Connection, workflows: Sequence[str], after: bytes, li
 def free_lost(connection: Connection, workflows: Sequence[str], now: float, limit: int) -> list[bytes]:
     """Let runs of these workflows try again whose processes died and whose pause is over, in processes of their own."""
     return _FREE_LOST(connection, workflows=workflows, now=now, limit=limit)
+
+
+def free_unfit(connection: Connection, workflows: Sequence[str], now: float, limit: int) -> list[bytes]:
+    """Let runs of these workflows try again whose code did not fit, and whose pause is over."""
+    return _FREE_UNFIT(connection, workflows=workflows, now=now, limit=limit)
 
 
 @Statement.function("""
