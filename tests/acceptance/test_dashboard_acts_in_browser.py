@@ -240,6 +240,28 @@ def test_the_log_of_a_run_grows_and_leads_to_tasks(base: str, window: Watched, b
 
 
 @BY
+def test_queries_and_updates_are_offered_with_their_arguments(base: str, window: Watched, by: str) -> None:
+    api = f"{base}/api/v1"
+    run = str(httpx.post(f"{api}/workflows/project.basket/runs", json={}).raise_for_status().json()["id"])
+    httpx.post(f"{api}/runs/{run}/signals/add", json={"value": "tea"}).raise_for_status()
+    eventually(lambda: "Send rename" in httpx.get(f"{base}/ui/runs/{run}").text, "its handlers are known")
+    window.go(f"/ui/runs/{run}")
+    press(window, by, "Talk to it")
+    if by == "mouse":
+        window.page.get_by_label("number", exact=True).fill("0")
+        window.page.get_by_label("name", exact=True).fill("coffee")
+    else:
+        for label, text in (("number", "0"), ("name", "coffee")):
+            tab_to(window, label)
+            window.page.keyboard.type(text)
+    press(window, by, "Send rename")
+    window.sees(".said", "tea")
+    press(window, by, "Talk to it")
+    press(window, by, "Ask items")
+    window.sees(".said", "coffee")
+
+
+@BY
 def test_a_task_like_another_is_enqueued(base: str, window: Watched, by: str) -> None:
     task = enqueue(f"{base}/api/v1", "add", 3, 4)
     window.go(f"/ui/tasks/{task}")

@@ -63,6 +63,8 @@ class CodeAnswer(msgspec.Struct, frozen=True):
     """The first of what it has asked for that has not ended."""
     more: bool
     """There is more of that."""
+    handlers: list[tuple[str, str, list[str]]] = []
+    """What its code answers: `query` or `update`, the name, and the names of the arguments."""
     result_stored: Stored | None = None
     """Where the result is, if it is too large for this answer; then `result` is null."""
     args_stored: Stored | None = None

@@ -120,7 +120,9 @@ class Engine:
                 batch,
                 answers=answers,
                 cached=attempt if activation.events else activation.cached,
-                waiting=waiting(commander, flow.handlers.open_updates()) if kept and activation.events else None,
+                waiting=waiting(commander, flow.handlers.open_updates(), flow.handlers.known)
+                if kept and activation.events
+                else None,
                 version=flow.workflow.version,
                 awaits=commander.awaits,
                 accepted=flow.handlers.take_accepted(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -16,6 +16,7 @@ from orchestrator.sdk.code.guards import is_own_code
 
 _MOST = 5
 """Lines, signals and updates of one run that are shown: there may be thousands."""
+_MOST_HANDLERS = 20
 _LONGEST = 200
 _INNER = ("cr_await", "gi_yieldfrom", "ag_await")
 _FRAMES = ("cr_frame", "gi_frame", "ag_frame")
@@ -30,14 +31,17 @@ def _place(code: CodeType, number: int) -> str:
     return f"{Path(code.co_filename).name}, line {number}, in {code.co_name}"
 
 
-def waiting(commander: Commander, updates: Iterable[str]) -> WaitingPlaces:
-    """Return where the code of a run waits, which costs the same however much it waits for; and its open updates."""
+def waiting(
+    commander: Commander, updates: Iterable[str], handlers: Sequence[tuple[str, str, list[str]]]
+) -> WaitingPlaces:
+    """Return where the code of a run waits, which costs the same however much it waits for; and what it answers."""
     places = (_place_of(coroutine) for coroutine in commander.loop.first_suspended(_MOST))
     signals = (box.name for box in commander.mailboxes.values() if box.is_awaited)
     return WaitingPlaces(
         list(dict.fromkeys(filter(None, places))),
         list(islice(signals, _MOST)),
         list(islice(updates, _MOST)),
+        list(handlers[:_MOST_HANDLERS]),
     )
 
 

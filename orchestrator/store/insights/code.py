@@ -79,6 +79,8 @@ class CodeView:
     """Which run it repeats, if it was made by a reset."""
     run: UUID | None = None
     """Its id; None from a server of the previous release."""
+    handlers: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+    """What its code answers: `query` or `update`, the name, and the names of the arguments."""
 
 
 _NOW = Statement[Row](f"""
@@ -144,6 +146,7 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
         more=len(shown) < len(open_),
         reset=reset,
         run=run,
+        handlers=tuple((kind, name, tuple(names)) for kind, name, names in waiting.get("handlers", ())),
     )
 
 

@@ -562,7 +562,7 @@
 
   // The fields of parameters become the JSON that the server takes; it checks them.
   function gatherParams(form) {
-    const text = form.elements.params;
+    const text = form.elements[form.dataset.params || "params"];
     const given = {};
     for (const field of form.querySelectorAll("[data-param]")) {
       if (field.value === "") continue;
