@@ -1,15 +1,20 @@
-"""A standby takes over that has not received the last commits, under tasks that enqueue others."""
+"""A standby takes over: one that has not received the last commits, and one that has, under load."""
 
 from __future__ import annotations
 
 import json
+import threading
+from functools import partial
+from itertools import count
 from pathlib import Path
+from urllib.parse import quote
 
+from orchestrator import Unavailable, Uncertain
 from orchestrator.embedded import EmbeddedPostgres
 from orchestrator.transport.keys import Keys
 from tests.acceptance.conftest import fresh_stack, project
 from tests.acceptance.stack import Stack
-from tests.chaos.breakable import SETTINGS, command, folder, postgres, trouble
+from tests.chaos.breakable import SETTINGS, command, each_ran_once, folder, lines, postgres, trouble
 from tests.chaos.real.standby import Standby, ask
 from tests.waiting import eventually
 
@@ -83,3 +88,52 @@ def test_what_tasks_have_enqueued_is_there_after_a_failover_that_lost_it(redis_u
                 assert "set aside" in trouble(stack)
         finally:
             standby.stop("immediate")
+
+
+def test_a_synchronous_standby_takes_over_by_a_url_with_both_hosts(redis_url: str) -> None:
+    with folder() as place, postgres(place / "postgres") as (primary, _):
+        standby = Standby(place / "standby", primary)
+        standby.follow()
+        sockets = ",".join(f"{quote(str(server._socket_folder), safe='')}:5432" for server in (primary, standby))
+        url = f"postgresql://postgres@{sockets}/orchestrator?target_session_attrs=read-write"
+        log, numbers, stop = place / "log", count(), threading.Event()
+
+        def load() -> None:
+            """Enqueue each number until that was accepted."""
+            while not stop.is_set():
+                accepted = partial(accepts, log, next(numbers))
+                eventually(accepted, "a task is accepted", 60, every=0.1)
+
+        def goes_on() -> None:
+            before = len(lines(log))
+            eventually(lambda: len(lines(log)) > before + 100, "tasks run", 60)
+
+        loading = threading.Thread(target=load, name="load")
+        try:
+            with fresh_stack(url, redis_url, place, **PATIENT) as stack:
+                for _ in range(2):
+                    scheduler = stack.scheduler()
+                stack.worker()
+                loading.start()
+                goes_on()
+                primary.stop("immediate")
+                standby.promote()
+                goes_on()
+                stop.set()
+                loading.join()
+                each_ran_once(stack, log, next(numbers))
+                assert not scheduler.logged("postgres.commits_lost")
+                assert stack.scalar("SELECT pg_is_in_recovery()") is False
+                assert all(process.is_running() for process in stack.processes)
+        finally:
+            stop.set()
+            standby.stop("immediate")
+
+
+def accepts(log: Path, number: int) -> bool:
+    """Enqueue a number, once however often it is tried; say whether that was accepted."""
+    try:
+        project.logged.options(idempotency_key=str(number)).enqueue(str(log), number)
+    except (Unavailable, Uncertain):
+        return False
+    return True
