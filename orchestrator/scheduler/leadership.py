@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import Connection, Engine
 
 from orchestrator.store import leases
-from orchestrator.store.driver import roll_back, send
+from orchestrator.store.driver import keep_prepared, roll_back, send
 from orchestrator.store.leases import Cursor, LeaseView
 from orchestrator.store.tasks.waiting import PendingWorkProbe
 
@@ -215,6 +215,7 @@ class Leadership:
                 "SET enable_mergejoin = off"
             )
             connection.commit()
+            keep_prepared(connection)
             self._connection = connection
         return self._connection
 

@@ -71,8 +71,8 @@ class Channel:
         self._cursor = lent.cursor()
         self._cursor.string_types = _TYPES
         self._deadlines = deadlines_of(connection)
-        self.prepared: set[str] = set()
-        """The names of statements that it knows."""
+        self.prepared: set[str] | None = None
+        """The names of statements that it knows; None if none is prepared there."""
         self._waiting: list[bytes] = []
         """Statements to send with the next one, in order."""
 
@@ -130,6 +130,11 @@ def channel(connection: Connection) -> Channel:
                 connection.invalidate(error)
             raise known from error
     return found
+
+
+def keep_prepared(connection: Connection) -> None:
+    """Have Postgres plan statements once: on a connection that is one session as long as it lives."""
+    channel(connection).prepared = set()
 
 
 def flush(connection: Connection) -> None:

@@ -214,6 +214,8 @@ class Prepared(Statement[R]):
 
     SQLAlchemy keeps the connection and its errors, but each of its results costs as much as a small statement takes in
     Postgres. So this goes through a cursor of the driver. Ids and other bytes come back as bytes.
+
+    On other connections it is sent in full: a pooler may give each transaction another session.
     """
 
     def begin(self, connection: Connection, /, **values: Any) -> list[R]:
@@ -223,7 +225,8 @@ class Prepared(Statement[R]):
 
     def begin_later(self, connection: Connection, /, **values: Any) -> None:
         """Do the same in the round trip of the next statement. Its result is dropped."""
-        self._line(connection).later(self._begin, self._encoded((), values))
+        line = channel(connection)
+        line.later(self._text(connection, line, self._begin), self._encoded((), values))
 
     def commit(self, connection: Connection, /, **values: Any) -> None:
         """End a transaction with it, in one round trip; if it fails, nothing is committed."""
@@ -234,17 +237,22 @@ class Prepared(Statement[R]):
 
         If it fails, the next statement does, and the transaction with it.
         """
-        self._line(connection).later(self._execute, self._encoded(batches, values) or None)
+        line = channel(connection)
+        line.later(self._text(connection, line, self._execute), self._encoded(batches, values) or None)
 
     def _send(self, connection: Connection, values: dict[str, Any], sql: str = "") -> StatementResult:
-        return self._line(connection).send(connection, sql or self._execute, values or None)
-
-    def _line(self, connection: Connection) -> Channel:
         line = channel(connection)
-        if self.name not in line.prepared:
+        return line.send(connection, self._text(connection, line, sql or self._execute), values or None)
+
+    def _text(self, connection: Connection, line: Channel, sql: str) -> str:
+        """Prepare the statement that this SQL executes; return the SQL, which names it or has all of it."""
+        known = line.prepared
+        if known is None:
+            return sql.replace(self._execute, self.sql)
+        if self.name not in known:
             connection.exec_driver_sql(self._prepare)
-            line.prepared.add(self.name)
-        return line
+            known.add(self.name)
+        return sql
 
     @cached_property
     def _prepare(self) -> str:

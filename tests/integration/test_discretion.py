@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, exc, text
 
-from orchestrator.store.driver import copy, execute
+from orchestrator.store.driver import copy, execute, keep_prepared
 from orchestrator.store.sql import Prepared, Statement
 
 SECRET = "hunter2"
@@ -20,9 +20,11 @@ PREPARED = Prepared[None](f"INSERT /* test.secret_prepared */ INTO secrets {COLU
 FROM_JSON = Prepared[None]("INSERT /* test.secret_json */ INTO secrets SELECT %(word)s::json ->> 0")
 
 
-@pytest.fixture
-def connection(engine: Engine) -> Iterator[Connection]:
+@pytest.fixture(params=["client", "leader"])
+def connection(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Connection]:
     with engine.connect() as connection:
+        if request.param == "leader":
+            keep_prepared(connection)
         connection.exec_driver_sql(
             "CREATE TEMPORARY TABLE secrets (word text CONSTRAINT no_secrets CHECK (word NOT LIKE '%%hunter%%'))"
         )

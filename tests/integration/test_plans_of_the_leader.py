@@ -15,6 +15,7 @@ import pytest
 
 from orchestrator import scheduler, store
 from orchestrator.embedded import EmbeddedServices
+from orchestrator.store.driver import channel
 from orchestrator.store.sql import Prepared
 from tests.integration import test_plans_of_code, test_plans_of_queues
 from tests.integration.planning import STATISTICS, Leader, leaders_of, nodes
@@ -67,7 +68,7 @@ def test_no_plan_scans_a_large_table(leaders: Callable[[str], Leader], state: st
     assert len(statements) > 100
     found: list[tuple[str, dict[str, Any]]] = []
     for statement in statements:
-        statement._line(connection)
+        statement._text(connection, channel(connection), "")
         nulls = ", ".join(f"NULL{cast}" for cast in statement._casts.values())
         explain = f'EXPLAIN (FORMAT JSON) EXECUTE "{statement.name}"' + (f"({nulls})" if nulls else "")
         plan = connection.exec_driver_sql(explain).scalar_one()[0]["Plan"]

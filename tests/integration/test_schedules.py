@@ -512,18 +512,18 @@ def test_a_run_of_one_task_begins_when_it_is_fired(system: System) -> None:
 def statements() -> Iterator[list[str]]:
     """Note the names of the statements that the leader sends."""
     names: list[str] = []
-    line, copy = Prepared._line, driver.copy
+    text_of, copy = Prepared._text, driver.copy
 
-    def noting(statement: Prepared[Any], connection: Connection) -> Any:
+    def noting(statement: Prepared[Any], *given: Any) -> str:
         names.append(statement.name)
-        return line(statement, connection)
+        return text_of(statement, *given)
 
     def noting_copies(connection: Connection, sql: str, lines: Any) -> None:
         names.append(sql.split()[2])
         copy(connection, sql, lines)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Prepared, "_line", noting)
+        patch.setattr(Prepared, "_text", noting)
         patch.setattr(driver, "copy", noting_copies)
         yield names
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, Engine, exc
 from orchestrator import store
 from orchestrator.scheduler.leadership import Leadership, TermOver
 from orchestrator.store import database, sql
-from orchestrator.store.driver import flush, savepoint, send, statements_sent
+from orchestrator.store.driver import channel, flush, keep_prepared, savepoint, send, statements_sent
 from orchestrator.store.leases import Cursor
 from orchestrator.store.sql import Batch, Blob, Json, Prepared, Row, Statement
 from orchestrator.store.tasks import shared
@@ -28,9 +28,11 @@ ADD = Prepared[int]("INSERT /* test.add */ INTO numbers VALUES (%(number)s::int)
 COUNT = "SELECT count(*) FROM numbers"
 
 
-@pytest.fixture
-def connection(engine: Engine) -> Iterator[Connection]:
+@pytest.fixture(params=["client", "leader"])
+def connection(engine: Engine, request: pytest.FixtureRequest) -> Iterator[Connection]:
     with engine.connect() as connection:
+        if request.param == "leader":
+            keep_prepared(connection)
         connection.exec_driver_sql("CREATE TEMPORARY TABLE numbers (number int PRIMARY KEY)")
         connection.commit()
         yield connection
@@ -82,9 +84,18 @@ SELECT /* test.seen.{kind.__name__} */ query FROM pg_stat_activity WHERE pid = p
 
 def test_the_name_of_a_prepared_statement_is_in_its_text(connection: Connection) -> None:
     """Where `pg_stat_statements` takes it from; from Postgres 18 on, without what stands before the first word."""
+    keep_prepared(connection)
     ADD(connection, number=1)
     known = connection.exec_driver_sql("SELECT statement FROM pg_prepared_statements WHERE name = 'test.add'")
     assert known.scalar_one().startswith('PREPARE "test.add" AS INSERT /* test.add */ INTO')
+
+
+def test_nothing_is_prepared_for_clients(engine: Engine) -> None:
+    """A pooler may give their next transaction another session, which knows it not, or has it of somebody else."""
+    with engine.connect() as connection:
+        assert Prepared[int]("SELECT /* test.pooled */ 1").one(connection) == 1
+        names = connection.exec_driver_sql("SELECT name FROM pg_prepared_statements").scalars().all()
+    assert "test.pooled" not in names
 
 
 # -- values and rows
@@ -381,7 +392,7 @@ def test_a_transaction_may_begin_with_its_first_statement(leadership: Leadership
     leadership._elapsed = lambda: next(times)
     with leadership.writing(0.0, with_pending_work=True) as writing:
         known = writing.now
-    ADD._line(writing.connection)  # prepares it
+    ADD._text(writing.connection, channel(writing.connection), "")  # prepares it
     with leadership.writing(0.0, may_begin_later=True) as writing:
         sent = statements_sent()
         ADD(writing.connection, number=1)
