@@ -214,8 +214,33 @@ def test_lists_show_how_far_running_tasks_have_come(base: str, window: Watched, 
     for path in ("/ui/workers", f"/ui/workers/{worker}", "/ui/tasks?status=running"):
         window.go(path)
         assert window.sees(f"tr:has(a[href='/ui/tasks/{task}']) .so-far").inner_text().strip() == "50 %", path
+    body = {"name": "half", "tasks": {"only": {"task": "project.narrates", "input": {"go": str(go)}}}}
+    httpx.post(f"{base}/api/v1/workflows", json={"definition": body}).raise_for_status()
+    run = httpx.post(f"{base}/api/v1/workflows/half/runs", json={}).raise_for_status().json()["id"]
+    row = window.page.locator(f"tr[data-key='{run}'] .meter rect.s-running")
+    eventually(lambda: window.go("/ui/runs?workflow=half") and row.count(), "its row shows what its task has done")
+    assert row.get_attribute("width") == "50.00"
+    window.go("/ui/tasks?status=running")
+    window.sees(".so-far")
     go.touch()
-    window.page.locator(".so-far").wait_for(state="detached")
+    eventually(lambda: window.page.locator(".so-far").count() == 0, "both have ended")
+
+
+@BY
+def test_a_large_value_is_folded_and_opened(base: str, window: Watched, by: str) -> None:
+    task = enqueue(f"{base}/api/v1", "broken", [f"line {number}" for number in range(1_000)])
+    window.go(f"/ui/tasks/{task}")
+    value = window.page.locator(".value", has_text="line 0").first
+    folded = value.locator("pre")
+    window.sees(".value summary", "lines")
+    assert not folded.is_visible()
+    if by == "mouse":
+        value.locator("summary").click()
+    else:
+        tab_to(window, value.locator("summary").inner_text()[:6])
+        window.page.keyboard.press("Enter")
+    folded.wait_for(state="visible")
+    assert "line 999" in folded.inner_text()
 
 
 @BY

@@ -787,7 +787,7 @@ def test_charts_mark_starts_of_workers_and_changes_of_the_leader(house: House) -
     visitor.get("/ui")
     visitor.post("/ui/queues/mail.out/resume")  # what was read before is forgotten
     try:
-        for path in ("/ui", "/ui/queues/mail.out", "/ui/failures?within=1h"):
+        for path in ("/ui", "/ui/queues/mail.out", "/ui/failures?within=1h", "/ui/workers/web-0-aa"):
             page = visitor.get(path).text
             marks = re.findall(r'<g class="mark"><title>[^<]* UTC: ([^<]*)</title><line x1="([\d.]+)"', page)
             assert [text for text, _ in marks] == ["2 workers started", "another scheduler leads, in term 2"], path

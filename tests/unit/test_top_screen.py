@@ -137,6 +137,11 @@ def test_each_list_is_shown_by_its_key() -> None:
         pressed(view, key)
         assert words in screen(view, 120), key
     assert "stuck" in screen(View(panel=Panel.RUNS))
+    assert "■■■■■■■■■···" in screen(View(panel=Panel.RUNS)), "six tasks of eight"
+    far = replace(FOUND, done={ID.format(0): 0.5})
+    (row,) = (line for line in screen(found=far).splitlines() if "shop.task0 " in line)
+    assert "■■■■····" in row, "as far as the task says"
+    assert "■■■■····" not in screen()
     tall = screen(height=70)
     assert all(panel.value in tall for panel in LOWER)
 

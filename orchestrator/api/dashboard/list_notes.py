@@ -12,8 +12,17 @@ import msgspec
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.words import call
 from orchestrator.domain.dag.composed import is_composed
-from orchestrator.domain.states import TaskState
-from orchestrator.store.insights import RunNote, RunView, TaskView, errors_of_runs, errors_of_tasks, notes_of_runs
+from orchestrator.domain.states import RunState, TaskState
+from orchestrator.store.insights import (
+    RunningTask,
+    RunNote,
+    RunView,
+    TaskView,
+    errors_of_runs,
+    errors_of_tasks,
+    notes_of_runs,
+    running_tasks,
+)
 from orchestrator.transport.journal import LOSSES, read_marks
 
 _MOST_NAMES = 8
@@ -51,7 +60,22 @@ def task_errors(api: Api, tasks: Sequence[TaskView]) -> dict[UUID, str]:
 
 def progress_of(api: Api, tasks: Iterable[TaskView]) -> dict[UUID, float]:
     """Return how far running tasks say they have come, as fractions; where Redis is away, of none."""
-    running = {task.id.bytes: task for task in tasks if task.status == TaskState.RUNNING}
+    return _progress_of(api, [task for task in tasks if task.status == TaskState.RUNNING])
+
+
+def progress_of_runs(api: Api, runs: Iterable[RunView]) -> dict[UUID, float]:
+    """Return how much of the running tasks of runs is done, as a number of tasks."""
+    ids = [run.id.bytes for run in runs if run.status == RunState.RUNNING]
+    found = api.read(running_tasks, ids) if ids else []
+    fractions = _progress_of(api, found)
+    done: dict[UUID, float] = {}
+    for task in found:
+        done[task.run_id] = done.get(task.run_id, 0.0) + fractions.get(task.id, 0.0)
+    return done
+
+
+def _progress_of(api: Api, tasks: Iterable[TaskView | RunningTask]) -> dict[UUID, float]:
+    running = {task.id.bytes: task for task in tasks}
     connections = api.backend.connections
     try:
         marks = read_marks(connections.redis, connections.keys, [*running])

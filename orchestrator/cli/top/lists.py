@@ -58,7 +58,8 @@ def _queue_cells(queue: QueueNow, headers: Sequence[str], spark: int) -> Iterato
 
 
 def _running_rows(found: Snapshot, view: View, width: int) -> Rows:
-    headers = ["time>", "task*", "queue", "state", "id"] + (["worker"] if width >= 110 else [])
+    headers = ["time>", "task*", "queue", "state", *(["done"] if found.done else []), "id"]
+    headers += ["worker"] if width >= 110 else []
     rows: list[Row] = []
     for task in found.running:
         if matches(view, task.name, task.queue, task.worker or ""):
@@ -66,6 +67,8 @@ def _running_rows(found: Snapshot, view: View, width: int) -> Rows:
             name = one_line(task.name) + (f"  try {task.attempt}" if task.attempt > 1 else "")
             state = Text(task.status, style="cyan" if task.status == "running" else "dim")
             cells = [Text(duration(task.seconds), style=slow), Text(name), Text(one_line(task.queue)), state]
+            if found.done:
+                cells.append(bar(found.done[task.id], 8, "cyan") if task.id in found.done else Text())
             cells += [Text(task.id[-12:], style="dim"), Text(one_line(task.worker or ""), style="dim")]
             rows.append((task.id, cells[: len(headers)]))
     return headers, rows
@@ -111,7 +114,7 @@ def _run_rows(found: Snapshot, view: View, width: int) -> Rows:
                 Text("stuck", style="bold red") if run.stuck else Text("cancelling" if run.cancelling else run.status)
             )
             age = (found.at - (run.started_at or run.created_at)).total_seconds()
-            cells = [Text(duration(max(0.1, age))), Text(one_line(run.name)), state, bar(share, 12)]
+            cells = [Text(duration(max(0.1, age))), Text(one_line(run.name)), state, bar(share, 12, "cyan")]
             cells += [Text(f"{run.total - run.open:,}/{run.total:,}")]
             cells += [Text(f"{run.failed:,}" if run.failed else "", style="red"), Text(str(run.id)[-12:], style="dim")]
             rows.append((str(run.id), cells))

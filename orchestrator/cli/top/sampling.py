@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from uuid import UUID
 
 from redis import Redis
 from sqlalchemy import Connection
@@ -23,6 +24,7 @@ from orchestrator.store.insights.load import QueueLoad, SystemLoad, queue_loads,
 from orchestrator.store.insights.system import find_leader
 from orchestrator.telemetry import first_line
 from orchestrator.transport.connection import UNAVAILABLE, connect
+from orchestrator.transport.journal import read_marks
 from orchestrator.transport.keys import Keys
 
 MINUTE = 60
@@ -75,6 +77,8 @@ class Snapshot:
     """Bytes that it uses."""
     quarantined: int = 0
     """Messages that were set aside."""
+    done: Mapping[str, float] = field(default_factory=dict)
+    """How far running tasks say they have come, by id, as fractions."""
     took: float = 0.0
     """Seconds that the look took."""
     minute: tuple[int, ...] = ()
@@ -141,7 +145,7 @@ class Sampler:
         self._interval = interval
         self._history = History()
         self._redis: Redis = connect(settings.require_redis(), timeout=1.0)
-        self._keys = Keys(settings.namespace)
+        self._keys = Keys.of(settings)
         self._stopping = threading.Event()
         self.latest: Snapshot | None = None
         self.looked_at = time.monotonic()
@@ -177,10 +181,15 @@ class Sampler:
             memory, quarantined = pipeline.execute(raise_on_error=False)
             if isinstance(memory, Exception):
                 raise memory
+            running = {UUID(task.id).bytes: task for task in found.running if task.status == "running"}
+            marks = read_marks(self._redis, self._keys, [*running])
         except UNAVAILABLE as error:
             return replace(found, redis=first_line(error))
         set_aside = quarantined if isinstance(quarantined, int) else 0
-        return replace(found, redis_memory=memory["used_memory"], quarantined=set_aside)
+        done = {
+            running[id].id: mark.fraction for id, mark in marks.items() if mark and mark.attempt == running[id].attempt
+        }
+        return replace(found, redis_memory=memory["used_memory"], quarantined=set_aside, done=done)
 
     def look_once(self) -> Snapshot:
         """Look, and raise what is wrong."""

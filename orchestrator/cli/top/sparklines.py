@@ -23,10 +23,10 @@ def sparkline(values: Sequence[int], width: int) -> str:
     return "".join(" " if not value else _BARS[min(7, value * 8 // (most + 1))] for value in sums)
 
 
-def bar(share: float, width: int) -> Text:
-    """Return how full something is."""
+def bar(share: float, width: int, style: str = "") -> Text:
+    """Return how full something is; without a style, in a colour that warns."""
     full = round(max(0.0, min(1.0, share)) * width)
-    style = "red" if share > 0.95 else "yellow" if share > 0.75 else "green"
+    style = style or ("red" if share > 0.95 else "yellow" if share > 0.75 else "green")
     return Text.assemble(("■" * full, style), ("·" * (width - full), "dim"))
 
 

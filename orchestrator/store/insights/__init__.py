@@ -31,7 +31,15 @@ from orchestrator.store.insights.pressure import (
     long_transactions,
 )
 from orchestrator.store.insights.redact import family_of, patterns_of_workflow
-from orchestrator.store.insights.run_lists import RunFilter, RunPage, RunSort, list_runs, page_of_runs
+from orchestrator.store.insights.run_lists import (
+    RunFilter,
+    RunningTask,
+    RunPage,
+    RunSort,
+    list_runs,
+    page_of_runs,
+    running_tasks,
+)
 from orchestrator.store.insights.runs import (
     RunDetail,
     RunNote,

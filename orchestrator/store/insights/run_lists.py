@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal, NamedTuple
@@ -120,6 +121,22 @@ _NEWEST_FIRST = {
 _OLDEST_FIRST = {
     name: (farthest.oldest_first(), listing.oldest_first()) for name, (farthest, listing) in _NEWEST_FIRST.items()
 }
+
+
+class RunningTask(NamedTuple):
+    """A running task of a run."""
+
+    id: UUID
+    run_id: UUID
+    attempt: int
+
+
+@Statement.function("""
+SELECT /* insights.runs.running_tasks */ id, run_id, attempt FROM orchestrator.tasks
+ WHERE run_id = ANY(%(ids)s::uuid[]) AND status = 'running' LIMIT 500
+""")
+def running_tasks(connection: Connection, ids: Sequence[bytes]) -> list[RunningTask]:
+    """Return running tasks of runs."""
 
 
 class RunPage(NamedTuple):

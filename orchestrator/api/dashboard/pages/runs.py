@@ -12,7 +12,7 @@ from starlette.responses import Response
 from orchestrator.api.context import LARGEST, Api, Page
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
 from orchestrator.api.dashboard.graph import MOST_DRAWN, critical_path, draw, fold
-from orchestrator.api.dashboard.list_notes import Span, given, progress_of, run_notes, within_span
+from orchestrator.api.dashboard.list_notes import Span, given, progress_of, progress_of_runs, run_notes, within_span
 from orchestrator.api.dashboard.pages import flows as flow_pages
 from orchestrator.api.dashboard.rendering import go, page, pages, visitor
 from orchestrator.api.dashboard.story import Sentence, story
@@ -71,8 +71,8 @@ def show_runs(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
     asked, query = given(query), within_span(query)
     wanted = made_from(RunFilter, query, within=key_scope.workflows)
     found = Page(*api.read(list_runs, wanted, limit=query.limit, before=query.cursor, sort=query.sort))
-    notes = run_notes(api, found.items)
-    return page("runs.html", query=query, asked=asked, found=found, states=list(ShownRunState), notes=notes)
+    notes, done = run_notes(api, found.items), progress_of_runs(api, found.items)
+    return page("runs.html", query=query, asked=asked, found=found, states=list(ShownRunState), notes=notes, done=done)
 
 
 class StepsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
