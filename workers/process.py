@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -100,6 +101,8 @@ def main(
         return Farewell.BROKEN
     end_fork()
     first_to_report.close()
+    gc.collect()
+    gc.freeze()  # the application lives as long as this process
     process = WorkerProcess(app, spec, settings, worker, held, pipe)
     # In a thread: a handler interrupts the main thread anywhere, also while it holds the lock that draining needs.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())

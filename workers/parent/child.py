@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import signal
@@ -10,12 +11,15 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
+from orchestrator.domain.executors.registry import plugin_of
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.reports import Report
 from orchestrator.domain.tasks.task import Failed, Lost, Returned, TaskError
+from orchestrator.entry_points import EXECUTORS, own_plugins
 from orchestrator.errors import TaskTimeout
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.failure import describe
@@ -255,6 +259,16 @@ def _timed_out(limit: Limit, now: float) -> Failed:
     whose = {"task_id": to_text(limit.id), "attempt": limit.attempt}
     log.error("task.killed error=%s: its process was killed with it", error.message, extra=whose)
     return Failed(limit.id, limit.attempt, now - limit.deadline + limit.timeout, error, limit.retryable)
+
+
+def prepare_forks(spec: WorkerSpec) -> None:
+    """Load what every process uses, so that they share it, and let no collection write to it and so copy it."""
+    import_module("orchestrator.public")
+    if spec.executions:
+        for name in own_plugins(EXECUTORS):
+            plugin_of(name)
+    gc.collect()
+    gc.freeze()
 
 
 def start_child(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from multiprocessing.connection import wait
 from typing import Literal
 
 import msgspec
@@ -47,18 +48,26 @@ prepare(Command, Hello | Leaving)
 
 
 class FirstToReport:
-    """Of processes that are started together and fail alike, one says why: the one that reads the only byte of a
-    pipe."""
+    """Of processes that are started together and fail alike, one says why: the one that reads the only byte of a pipe.
+
+    The others end after it: with the first that ends, their parent kills those that still load the application.
+    """
 
     def __init__(self) -> None:
-        self._reader, writer = os.pipe()
-        os.write(writer, b"!")
-        os.close(writer)
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._reader, False)
+        os.write(self._writer, b"!")
 
     def take(self) -> bool:
-        """Say whether this process is the first to report."""
-        return os.read(self._reader, 1) != b""
+        """Say whether this process is the first to report; if not, return when that has ended."""
+        try:
+            return os.read(self._reader, 1) != b""
+        except BlockingIOError:  # the first has its end of the pipe open until it ends
+            os.close(self._writer)
+            wait([self._reader])
+            return False
 
     def close(self) -> None:
         """Leave the message to processes that were forked meanwhile, or have nothing to say."""
         os.close(self._reader)
+        os.close(self._writer)

@@ -28,7 +28,7 @@ from orchestrator.transport.keys import Keys
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.parent.beating import Beating
 from orchestrator.workers.parent.changes import Changes
-from orchestrator.workers.parent.child import Child, start_child
+from orchestrator.workers.parent.child import Child, prepare_forks, start_child
 from orchestrator.workers.parent.ended_processes import EndedProcesses
 from orchestrator.workers.parent.held import Farewell
 from orchestrator.workers.parent.memory import format_memory, noted_memory, resident_memory
@@ -109,6 +109,7 @@ class Supervisor:
                 signal.SIGCHLD: lambda: None,
             }
         )
+        prepare_forks(self._spec)
         if prerequisites.is_stopped:
             self._on_signal()  # before there was a wakeup
         give_up_at = float("inf")

@@ -58,7 +58,7 @@ OURS = Contestant(
     configuration="defaults, a scheduler and two worker processes",
     python=Path(sys.executable),
     scheduler=_module("orchestrator", "scheduler"),
-    workers=(_module("orchestrator", "worker", "--app", f"{PEERS_PACKAGE}.orchestrator:app", "--processes", "2"),),
+    workers=(_module("orchestrator", "worker", "--app", f"{PEERS_PACKAGE}.orchestrator_app:app", "--processes", "2"),),
 )
 
 LAYER = replace(

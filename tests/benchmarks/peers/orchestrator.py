@@ -7,52 +7,11 @@ from datetime import datetime
 from sqlalchemy import Engine, text
 
 import orchestrator.sdk.backend  # noqa: F401  # which the first call would load while it is measured
-from orchestrator import Orchestrator, WorkflowContext, chain, chord
+from orchestrator import chain, chord
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.store import database
-from tests.benchmarks.peers import queue as base
-from tests.benchmarks.peers.queue import Queue, effect, expect
-
-app = Orchestrator()
-
-
-@app.task
-def noop() -> int:
-    """Do nothing."""
-    return effect()
-
-
-@app.task
-def collect(results: list[int]) -> int:
-    """Count what the tasks of a chord have returned."""
-    return len(results)
-
-
-@app.task(concurrency=1_000, concurrency_key=lambda key: key)
-def keyed(key: int) -> int:
-    """Do nothing for somebody."""
-    del key
-    return effect()
-
-
-@app.workflow
-async def sequence(ctx: WorkflowContext, steps: int) -> int:
-    """Do nothing, one step after another."""
-    del ctx
-    return sum([await noop.schedule() for _ in range(steps)])
-
-
-@app.task
-def fibonacci(number: int) -> int:
-    """Compute a Fibonacci number."""
-    return base.fibonacci(number)
-
-
-@app.workflow
-async def fibonaccis(ctx: WorkflowContext, count: int) -> int:
-    """Compute fibonacci(10) time and again."""
-    del ctx
-    return [await fibonacci.schedule(10) for _ in range(count)][-1]
+from tests.benchmarks.peers.orchestrator_app import app, collect, fibonaccis, keyed, noop, sequence
+from tests.benchmarks.peers.queue import Queue, expect
 
 
 class OrchestratorQueue(Queue):
