@@ -193,6 +193,7 @@ def killed_work_goes_to_the_next_holder(trial: Trial) -> None:
 
 def sigterm_lets_work_end(trial: Trial) -> None:
     work, client = trial.begun("sleep", seconds=4), trial.client()
+    work.wait_for("heartbeat")  # so it has read the answer to its poll
     client.send_signal(signal.SIGTERM)
     asked = time.monotonic()
     expect(client.wait(SOON), 0, "exit code")

@@ -1,0 +1,3 @@
+module example.com/durable-orchestrator/client
+
+go 1.19
