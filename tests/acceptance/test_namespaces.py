@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -10,7 +11,7 @@ import project
 import psycopg2
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 
 from orchestrator import NotFound, Orchestrator, Settings
 from orchestrator.cli import main
@@ -158,3 +159,33 @@ def test_a_namespace_without_tables_says_how_to_make_them(
     assert CliRunner().invoke(main, ["db", "check"]).exit_code == 0
     assert task.enqueue(1, 1).status() == "pending"
     app.close()
+
+
+def test_a_role_that_may_create_a_schema_is_enough(database_url: str, redis_url: str, tmp_path: Path) -> None:
+    """As managed services give it: no superuser, and owner of nothing but its own schema."""
+    role, namespace = f"tenant_{uuid4().hex[:8]}", f"of_{uuid4().hex[:8]}"
+    url = make_url(database_url)
+    admin = create_engine(url.set(drivername="postgresql+psycopg2"), isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE ROLE {role} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE NOREPLICATION"))
+        connection.execute(text(f"GRANT CREATE ON DATABASE {url.database} TO {role}"))
+    own = url.set(username=role).render_as_string(hide_password=False)
+    stack = Stack(own, redis_url, tmp_path, namespace=namespace)
+    try:
+        assert "is at revision" in stack.told("db", "upgrade")
+        scheduler = stack.scheduler()
+        stack.worker("--database")
+        with using(project.app, stack):
+            assert project.add.enqueue(1, 2).result(60) == 3
+            assert project.both.start(1, 2).result(60) == [2, 3]
+            child = project.in_one_transaction.enqueue(2, 3).result(60).split()[1]
+            assert project.app.handle(child).result(60) == 5
+        assert json.loads(stack.told("status", "--json"))["trouble"] == []
+        assert "is at revision" in stack.told("db", "check")
+        assert not scheduler.logged("permission denied")
+    finally:
+        stack.close()
+        with admin.connect() as connection:
+            connection.execute(text(f"DROP OWNED BY {role} CASCADE"))
+            connection.execute(text(f"DROP ROLE {role}"))
+        admin.dispose()
