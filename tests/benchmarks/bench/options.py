@@ -30,7 +30,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--write", action="store_true", help="write the tables and charts of README and docs/performance.md"
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each contestant goes through all passes (3)")
+    parser.add_argument(
+        "--rounds", type=int, help="how often each contestant goes through all passes (3, or 2 with peers)"
+    )
     parser.add_argument(
         "--tasks", type=int, default=Sizes.tasks, help=f"tasks for each throughput pass ({Sizes.tasks:,})"
     )
@@ -112,6 +114,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         for name, value in QUICK.items():
             setattr(options, name, value)
     options.peers = [name for name in options.peers.split(",") if name]
+    options.rounds = options.rounds or (2 if options.peers else 3)
     if unknown := set(options.peers) - set(ALL):
         parser.error(f"--peers: unknown: {', '.join(sorted(unknown))}. Known: {', '.join(PEERS)}.")
     return options

@@ -66,7 +66,8 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
             if any(name in found for found in report["ratios"].values())
         ]
         _print(console, "Ours ÷ theirs (more is better for rates, less for times)", ["", *report["ratios"]], ratio_rows)
-    _print_pairs(console, "Memory, PSS, after the passes", "MB", results["orchestrator"]["memory"])
+    if "orchestrator" in results:
+        _print_pairs(console, "Memory, PSS, after the passes", "MB", results["orchestrator"]["memory"])
     if report.get("million"):
         _print_pairs(console, f"Scheduler, PSS, {options['million']:,} tasks pending", "MB", report["million"])
     if report.get("later"):

@@ -42,6 +42,7 @@ class Sizes:
 
 def run_round(contestant: Contestant, services: Services, sizes: Sizes, say: Say) -> dict[str, Any]:
     """Take one contestant through all its passes, on empty services; return what was measured."""
+    began = time.monotonic()
     say("wait for quiet")
     busy = wait_for_quiet(sizes.patience)
     say("start")
@@ -80,7 +81,7 @@ def run_round(contestant: Contestant, services: Services, sizes: Sizes, say: Say
         say("enqueue")
         singles = int(sizes.singles * max(contestant.share, 0.25))
         found["single_rate"] = singles / client.ask("enqueue_singly", singles)
-        return found
+        return {**found, "took": time.monotonic() - began}
 
 
 def throughput(

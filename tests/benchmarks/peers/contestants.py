@@ -148,7 +148,7 @@ _PEERS = (
     Contestant(
         name="procrastinate",
         title="Procrastinate",
-        configuration="10 tasks at once a process, uvloop; keeps no results; status polled every ms",
+        configuration="5 tasks at once a process, uvloop; keeps no results; status polled every ms",
         requirements=("procrastinate", "psycopg[binary,pool]", "uvloop"),
         workers=_own_program("procrastinate"),
         share=0.1,
@@ -156,7 +156,7 @@ _PEERS = (
     Contestant(
         name="dbos",
         title="DBOS",
-        configuration="a workflow for each task, 20 connections a process, queue polled every 10 ms, results every ms",
+        configuration="a workflow for each task, 20 connections a process, queue polled every 5 ms, results every ms",
         requirements=("dbos", "psycopg[binary]"),
         workers=_own_program("dbos"),
         share=0.05,

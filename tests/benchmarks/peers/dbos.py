@@ -1,4 +1,4 @@
-"""DBOS: a task is a workflow in a queue. Worker and client poll Postgres: every 10 ms and every millisecond here."""
+"""DBOS: a task is a workflow in a queue. Worker and client poll Postgres: every 5 ms and every millisecond here."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class DbosQueue(Queue):
 
     def prepare(self) -> None:
         launch()
-        DBOS.register_queue(QUEUE, polling_interval_sec=0.01)
+        DBOS.register_queue(QUEUE, polling_interval_sec=0.005)
         DBOS.destroy()
         self._client = DBOSClient(system_database_url=URL, application_name="bench", system_database_pool_size=20)
         self._engine = sqlalchemy.create_engine(URL)

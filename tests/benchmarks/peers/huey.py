@@ -6,10 +6,12 @@ from typing import Any
 
 from huey import RedisHuey
 from huey.api import chord
+from redis import ConnectionPool
 
 from tests.benchmarks.peers.queue import Queue, effect, expect, redis_url, settle
 
-huey = RedisHuey("bench", url=redis_url(1), notify_result=True)
+pool = ConnectionPool.from_url(redis_url(1), socket_timeout=None)  # it waits in blocking calls
+huey = RedisHuey("bench", connection_pool=pool, notify_result=True)
 
 
 @huey.task()

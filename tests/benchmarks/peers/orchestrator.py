@@ -81,13 +81,14 @@ class OrchestratorQueue(Queue):
         with self._engine.connect() as connection:
             grouped = connection.execute(
                 text(
-                    "SELECT status, attempt, result, count(*), count(DISTINCT id) FROM orchestrator.ended_tasks"
-                    " WHERE ended_at >= :began GROUP BY status, attempt, result"
+                    "SELECT status, result, count(*), count(DISTINCT id) FROM orchestrator.ended_tasks"
+                    " WHERE ended_at >= :began GROUP BY status, result"
                 ),
                 {"began": self._began},
             ).all()
-        found = [(status, attempt, bytes(result or b""), rows, ids) for status, attempt, result, rows, ids in grouped]
-        expect("ended tasks by status, attempt, result", found, [("success", 1, b"\x01", total, total)])
+        # Of any attempt: a worker that gets no CPU hands back what it has not begun. `effects` counts executions.
+        found = [(status, bytes(result or b""), rows, ids) for status, result, rows, ids in grouped]
+        expect("ended tasks by status and result", found, [("success", b"\x01", total, total)])
 
     def send(self) -> Handle[int]:
         return noop.enqueue()

@@ -14,7 +14,7 @@ from procrastinate import App, PsycopgConnector
 from tests.benchmarks.peers.queue import AsyncQueue, effect, expect
 
 DSN = os.environ["BENCH_DATABASE_URL"]
-CONCURRENCY = 10
+CONCURRENCY = 5
 
 app = App(connector=PsycopgConnector(conninfo=DSN, min_size=CONCURRENCY, max_size=CONCURRENCY))
 
@@ -26,7 +26,7 @@ async def noop() -> int:
 
 
 class ProcrastinateQueue(AsyncQueue):
-    """Two processes, 10 tasks at once in each."""
+    """Two processes, 5 tasks at once in each."""
 
     packages = ("procrastinate", "psycopg", "uvloop")
 

@@ -10,7 +10,7 @@ from rq import SimpleWorker
 
 from tests.benchmarks.peers.queue import Queue, effect, expect, redis_url
 
-connection = Redis.from_url(redis_url(1))
+connection = Redis.from_url(redis_url(1), socket_timeout=None)  # it waits in blocking calls
 tasks = RqQueue(connection=connection)
 
 
