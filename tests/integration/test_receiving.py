@@ -19,7 +19,8 @@ from orchestrator.transport.worker import Received, WorkerStreams
 from orchestrator.workers.age import Age
 from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.receiving import Receiver
-from orchestrator.workers.reporting.reporter import PendingReport, Reporter
+from orchestrator.workers.reporting.pending_reports import PendingReport
+from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.running.job import Job
 from tests.waiting import eventually
 

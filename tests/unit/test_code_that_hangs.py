@@ -121,7 +121,7 @@ def compute(seconds: float) -> None:
 class Reports(list[AttemptReport]):
     """What the pool has reported."""
 
-    def report(self, report: AttemptReport, job: Job | None = None) -> None:  # noqa: ARG002
+    def report(self, report: AttemptReport, *_: object, **__: object) -> None:
         if not isinstance(report, Started):
             self.append(report)
 

@@ -256,3 +256,39 @@ def test_a_completion_is_not_claimed_where_it_may_be_lost(reporter: Reporter, st
     assert [type(report) for report in stream.reports] == [Started, Started]
     reporter.note_applied(Applied(LOST, "1-0"))
     assert reporter._held.unended() == [], "nobody has them any more: without a completion they run again"
+
+
+# -- the thread that made a report
+
+
+def test_a_report_is_sent_by_its_own_thread_if_none_waits(reporter: Reporter, stream: Stream) -> None:
+    reporter.has_sent_all = True
+    for _ in range(2):
+        reporter.report(succeeded(), hold(reporter), at_once=True)
+    assert stream.reports == [succeeded(), succeeded()]
+    assert list(reporter._gather(wait=False)) == []
+
+
+def test_no_report_overtakes_one_that_waits(reporter: Reporter, stream: Stream) -> None:
+    reporter.has_sent_all = True
+    reporter.report(enqueued(1))
+    reporter.report(succeeded(), hold(reporter), at_once=True)
+    assert stream.reports == []
+    send(reporter)
+    assert stream.reports == [enqueued(1), succeeded()]
+
+
+def test_a_report_that_could_not_be_sent_is_left_to_the_thread(
+    reporter: Reporter, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> Receipt:
+        raise ConnectionError("gone")
+
+    reporter.has_sent_all = True
+    with monkeypatch.context() as patch:
+        patch.setattr(stream, "flush", refuse)
+        reporter.report(succeeded(), hold(reporter), at_once=True)
+    reporter.report(succeeded(TWO), hold(reporter, TWO), at_once=True)
+    send(reporter)
+    assert stream.reports == [succeeded(), succeeded(TWO)]
+    assert not reporter.has_sent_all

@@ -23,8 +23,13 @@ from tests.waiting import eventually
 class Reports(list[Any]):
     """A reporter and an outbox that keep what they are given."""
 
-    def report(self, report: Any, _: Job | None = None) -> None:
+    def __init__(self) -> None:
+        self.at_once: list[bool] = []
+        """Of each report, whether its own thread was to send it."""
+
+    def report(self, report: Any, *_: object, at_once: bool = False, **__: object) -> None:
         if not isinstance(report, Started):
+            self.at_once.append(at_once)
             self.append(report)
 
     def note(self, job: Job) -> None: ...
@@ -94,6 +99,7 @@ def test_a_task_that_was_placed_here_waits_for_a_slot_unless_it_is_asked_for() -
     assert reports[1:] == [Returned(b"b" * 16, 1, "others have room")], "what runs is not disturbed"
     let_go.set()
     eventually(lambda: len(reports) == 4, "the others have run")
+    assert reports.at_once == [False, False, False, True], "the thread of the only job here sends its report"
     assert [type(report) for report in reports[2:]] == [Succeeded, Succeeded]
     assert {report.id for report in reports[2:]} == {b"a" * 16, b"c" * 16}
 

@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from orchestrator.domain.code.activation import Activated
-from orchestrator.domain.code.commands import command_size
 from orchestrator.domain.fleet.generation import rewind_of
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.sealed import seal_struct
 from orchestrator.domain.tasks.reports import Flush, Report
-from orchestrator.domain.tasks.task import Enqueued, KeyHolder, NewTask, Noted, Started, Succeeded
+from orchestrator.domain.tasks.task import Enqueued, KeyHolder, NewTask, Noted, Succeeded
 from orchestrator.errors import Uncertain
 from orchestrator.sealing import Vault
 from orchestrator.telemetry import Outage, get_logger
@@ -30,32 +29,19 @@ from orchestrator.transport.connection import FULL, UNAVAILABLE, describe
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.reporting.kept import KeptReports
+from orchestrator.workers.reporting.pending_reports import BATCH, BATCH_BYTES, PendingReport, split, without_completion
 from orchestrator.workers.running.critical_thread import start_critical_thread
 from orchestrator.workers.running.forks import refuse_in_fork
 from orchestrator.workers.running.job import Job
 
 log = get_logger("worker")
 
-_BATCH = 1_000
-_BATCH_BYTES = 2_000_000
 _SMALLEST_BATCH_BYTES = 1_000
 _ASK_AGAIN = 1.0
 _ASK_FOR_KEYS = 2.0
 """Seconds after which a task that wants another one under a key says so again."""
 _KEY_TIMEOUT = 60.0
 """Seconds after which it gives up."""
-
-
-class PendingReport(NamedTuple):
-    """A report that has not been applied yet."""
-
-    report: Report
-    job: Job | None = None
-    """The job that it ends."""
-    applied: Callable[[], object] | None = None
-    """Called when it is applied, if somebody waits for that."""
-    turn: Activated | None = None
-    """The next turn that it carries."""
 
 
 class _Flight(NamedTuple):
@@ -85,8 +71,12 @@ class Reporter:
         self._gate = threading.RLock()
         """Held while something is added, and while it is seen that there is nothing: or that would count as empty
         which is about to come. A signal handler may add something while its thread does."""
+        self._puts = 0
+        """How many reports were left to the thread."""
+        self._sending = threading.Lock()
+        """Held while something is sent, by the thread or by the one that made the report."""
         self.has_sent_all = False
-        """Since something has waited: all reports stand in the events stream, at least."""
+        """All reports stand in the events stream, at least."""
         self.generation = ""
         self.on_end: Callable[[Job], object] | None = None
         """Called with every job that has said something, when its end is reported."""
@@ -103,11 +93,14 @@ class Reporter:
         job: Job | None = None,
         applied: Callable[[], object] | None = None,
         turn: Activated | None = None,
+        *,
+        at_once: bool = False,
     ) -> None:
         """Send a report; if it ends a job, its message is dropped from the queue with it.
 
         `applied` is called, in whatever thread learns of it, once the leader has dealt with the report. `turn` is the
-        one that follows the success that is reported.
+        one that follows the success that is reported. A thread with nothing else to do may send it `at_once` itself:
+        waking another takes as long as Redis does.
         """
         if applied is not None:
             self._listen()
@@ -117,12 +110,35 @@ class Reporter:
             if job.has_lines and self.on_end is not None:
                 self.on_end(job)
         item = PendingReport(report, job, applied, turn)
-        self._put(_without_completion(item) if rewind_of(self.generation) else item)
+        if rewind_of(self.generation):
+            item = without_completion(item)
+        if not (at_once and self._send_at_once(item)):
+            self._put(item)
 
     def _put(self, item: PendingReport) -> None:
         with self._gate:
+            self._puts += 1
+            self.has_sent_all = False
             self._empty.clear()
             self._queue.put(item)
+
+    def _send_at_once(self, item: PendingReport) -> bool:
+        """Send a report in the current thread, unless others wait: none may overtake another of the same attempt."""
+        with self._gate:
+            if not (self.has_sent_all and self.generation):
+                return False
+            puts, self.has_sent_all = self._puts, False
+            self._empty.clear()
+        with self._sending:
+            try:
+                again = self._flush([item])
+            except UNAVAILABLE:  # of which the thread takes note when it tries
+                again = [item]
+        for one in again:
+            self._put(one)
+        with self._gate:
+            self.has_sent_all |= self._puts == puts
+        return True
 
     def note(self, job: Job) -> None:
         """Send what a job has left for its next attempt, if that has not been sent."""
@@ -186,15 +202,16 @@ class Reporter:
     def _run(self) -> None:
         backlog: list[PendingReport] = []
         pause = 0.05
-        largest = _BATCH_BYTES
+        largest = BATCH_BYTES
         while True:
             backlog.extend(self._gather(wait=not backlog))
-            batch, backlog = _split(backlog, largest)
+            batch, backlog = split(backlog, largest)
             try:
-                resend = self._flush(batch)
+                with self._sending:
+                    resend = self._flush(batch)
                 self._redis.worked()
                 pause = 0.05
-                largest = min(_BATCH_BYTES, 2 * largest)
+                largest = min(BATCH_BYTES, 2 * largest)
             except UNAVAILABLE as error:
                 self._redis.failed(describe(error))
                 if isinstance(error, FULL):
@@ -217,16 +234,24 @@ class Reporter:
         yield from map(PendingReport, questions)
         try:
             if wait and not questions:
-                is_open = self._unapplied or not self.generation or self._redis.lasts or self._kept.has_questions
-                item = self._queue.get(timeout=_ASK_AGAIN if is_open else None)
+                item = self._next()
                 if item is not None:
                     yield item
-            for _ in range(_BATCH):
+            for _ in range(BATCH):
                 item = self._queue.get_nowait()
                 if item is not None:
                     yield item
         except queue.Empty:
             return
+
+    def _next(self) -> PendingReport | None:
+        """Wait for something to do. What another thread has sent may be unapplied by the next look, too."""
+        while True:
+            try:
+                return self._queue.get(timeout=_ASK_AGAIN)
+            except queue.Empty:
+                if self._unapplied or not self.generation or self._redis.lasts or self._kept.has_questions:
+                    raise
 
     def _flush(self, batch: list[PendingReport]) -> list[PendingReport]:
         """Send a batch, and learn what was applied; return what must be sent again."""
@@ -284,7 +309,7 @@ class Reporter:
                 if self._kept.lacks_some:
                     log.error("worker.reports_lost: Postgres has lost commits, and there were too many reports to keep")
                 kept = [PendingReport(report) for report in self._kept.recall(self.jobs())]
-                lost, batch = ([_without_completion(item) for item in items] for items in (lost, batch))
+                lost, batch = ([without_completion(item) for item in items] for items in (lost, batch))
         again = [*kept, *lost, *batch]
         log.warning("worker.reports_resent generation=%s reports=%d", generation, len(again))
         self.generation = generation
@@ -336,36 +361,3 @@ class Reporter:
                 return
             self._listening = True
         self._streams.listen_applied(self.note_applied)
-
-
-def _without_completion(item: PendingReport) -> PendingReport:
-    """Return a report without the completion of an attempt in a transaction: that may be lost.
-
-    If it is not, Postgres knows it, and the report only ends the job here. Else no worker has the attempt from now on,
-    and the task runs again.
-    """
-    job = item.job
-    if job is None or job.completion is None:
-        return item
-    return item._replace(report=Started(job.dispatch.id, job.dispatch.attempt, 0.0))
-
-
-def _split(
-    backlog: list[PendingReport], largest: int = _BATCH_BYTES
-) -> tuple[list[PendingReport], list[PendingReport]]:
-    """Return the part of a backlog that fits one entry, and the rest."""
-    size = 0
-    for place, item in enumerate(backlog):
-        if isinstance(item.report, Succeeded):
-            size += len(item.report.result)
-            if item.turn is not None:
-                size += sum(map(command_size, item.turn.commands))
-        elif isinstance(item.report, Noted):
-            size += len(item.report.details)
-        elif isinstance(item.report, Activated):
-            size += sum(map(command_size, item.report.commands))
-        elif isinstance(item.report, Enqueued):
-            size += sum(len(task.payload) for task in item.report.tasks)
-        if place and (size > largest or place >= _BATCH):
-            return backlog[:place], backlog[place:]
-    return backlog, []

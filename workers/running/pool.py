@@ -144,10 +144,11 @@ class Pool:
             job.uninterruptible()
             report = self._runner.failures.failure(job, reason.with_traceback(None))
         turn = None if job.dispatch.run_id is None or is_traced else self._follow(job, report)
-        self._end(job, report, turn)
+        took = time.monotonic() - job.started_at
+        self._end(job, report, turn, at_once=len(self.received.jobs) == 1)
         if is_traced:
             self._spans.leave(job, token)
-        return time.monotonic() - job.started_at
+        return took
 
     async def _run_async(self, job: Job) -> None:
         if job.options.executor is not None and self.driver is not None:
@@ -208,25 +209,24 @@ class Pool:
         self._turns.verdict(job)  # if it took too long, so does the turn that the leader sends
         return turn
 
-    def _end(self, job: Job, report: AttemptReport, turn: Activated | None = None) -> None:
+    def _end(self, job: Job, report: AttemptReport, turn: Activated | None = None, *, at_once: bool = False) -> None:
         report = self._turns.verdict(job) or report
         if job.finish():
-            self._report_end(job, report, turn)
+            self._report_end(job, report, turn, at_once=at_once)
         else:
             self._reporter.code_ended(job)
         self.received.ended += not job.is_isolated
         self.received.remove(job)
 
-    def _report_end(self, job: Job, report: AttemptReport, turn: Activated | None = None) -> None:
+    def _report_end(
+        self, job: Job, report: AttemptReport, turn: Activated | None = None, *, at_once: bool = False
+    ) -> None:
         if job.deadline is not None or job.dispatch.is_turn_task:
             self._held.unlimit(job.slot)
         if job.span is not None:
             self._spans.ended(job, report)
         self.task_log.ended(job, report)
-        if turn is None:
-            self._reporter.report(report, job)
-        else:
-            self._reporter.report(report, job, turn=turn)
+        self._reporter.report(report, job, turn=turn, at_once=at_once)
         if self._runner.client.middleware is not None:
             self._runner.ended(job, report)
 

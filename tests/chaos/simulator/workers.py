@@ -34,7 +34,8 @@ from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import private_queue
 from orchestrator.transport.worker import Received, StreamsGone
 from orchestrator.workers.parent.held import HeldAttempts
-from orchestrator.workers.reporting.reporter import _ASK_AGAIN, PendingReport, Reporter, _split
+from orchestrator.workers.reporting.pending_reports import PendingReport, split
+from orchestrator.workers.reporting.reporter import _ASK_AGAIN, Reporter
 from orchestrator.workers.running.job import Bundle, Job, Stage
 from orchestrator.workers.running.verdicts import unknown
 from tests.chaos.simulator.memory import MemoryWorkerStreams
@@ -501,6 +502,6 @@ class WorkerMachine:
         if not child.backlog and not asks:
             return
         child.asked_at = self.now + _ASK_AGAIN
-        batch, rest = _split(child.backlog)
+        batch, rest = split(child.backlog)
         child.backlog = [*batch, *rest]
         child.backlog = [*reporter._flush(batch), *rest]
