@@ -66,7 +66,7 @@ def markdown(report: Found) -> str:
             f" {machine['python']}. Compare the ratios; the absolute figures belong to this machine.",
             _table(list(COMPOSED), composed),
             "Tasks and steps do nothing but count that they ran. 40 × fibonacci(10) is Windmill's published benchmark,"
-            " as a workflow or else a chain; – means that the system has neither.",
+            " as a workflow or else a chain. – means that the system has no such thing, or that it was not measured.",
             _table(["configuration: what differs from the defaults"], configured),
         )
     )
