@@ -642,7 +642,7 @@ def test_failure_groups_are_sorted_and_say_since_when_and_where(house: House) ->
     visitor.post("/ui/queues/mail.out/resume")  # what was read before is forgotten
     page = visitor.get("/ui/failures?sort=-last").text
     assert groups_of(page) == [BANK, MAIL]
-    assert '<th class="number" aria-sort="descending"><a href="/ui/failures?sort=last">Last' in page
+    assert '<th class="number wide" aria-sort="descending"><a href="/ui/failures?sort=last">Last' in page
     assert groups_of(visitor.get("/ui/failures?sort=last").text) == [MAIL, BANK]
     assert visitor.get("/ui/failures?sort=error").status_code == 422
     bank, mail = (re.search(rf'<tr data-key="{key}">.*?</tr>', page, re.DOTALL)[0] for key in (BANK, MAIL))  # type: ignore[index]
