@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+"""Bounds of histograms of times, from a short task to a long night."""
 _UNITS = {"w": Decimal(604_800), "d": Decimal(86_400), "h": Decimal(3600), "m": Decimal(60), "s": Decimal(1)}
 _UNITS["ms"] = Decimal("0.001")
 _PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ?(ms|[wdhms])")

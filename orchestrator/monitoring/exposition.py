@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from orchestrator.domain.durations import SECONDS as SECONDS
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MOST_QUEUES = 100
 """Queues that have labels of their own; all others are one."""
 OTHER = "other"
 """The label of all the others."""
 
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
-"""Bounds for lengths of time, from a short task to a long night."""
 SIZES = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000)
 """Bounds for how many things are done at once."""
 

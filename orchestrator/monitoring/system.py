@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Engine, exc
 from orchestrator.monitoring.exposition import MOST_QUEUES, OTHER, Family, gauge
 from orchestrator.settings import Settings
 from orchestrator.store import database
+from orchestrator.store.insights.demand import QueueDemand, queue_demands
 from orchestrator.store.insights.load import QueueLoad, SystemLoad, queue_loads, system_load, use_indexes
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import Keys
@@ -64,12 +65,14 @@ class SystemGauges:
         with suppress(*database.UNAVAILABLE, exc.DBAPIError), self._connection() as connection:
             use_indexes(connection, _LONGEST)
             queues, system = queue_loads(connection), system_load(connection)
+            demands = queue_demands(connection, loads=queues)
         took = time.monotonic() - began
         up = {"server": "postgres"}, float(queues is not None)
         yield gauge("orchestrator_stats_up", "Whether the numbers about the whole system could be read.", up)
         yield gauge("orchestrator_stats_seconds", "How long it took to read them.", ({"server": "postgres"}, took))
         if queues is not None:
             yield from of_queues(queues)
+            yield of_demands(demands)
             yield from of_system(system)
 
     def _connection(self) -> Connection:
@@ -134,6 +137,16 @@ def of_queues(queues: Sequence[QueueLoad]) -> Iterator[Family]:
         yield gauge(name, help, *((labels, float(getattr(queue, field) or 0)) for labels, queue in found))
 
 
+def of_demands(demands: Sequence[QueueDemand]) -> Family:
+    """Return how many slots each queue wants; those that want least are one."""
+    by_size = sorted(demands, key=lambda one: (-one.wanted, one.queue))
+    wanted = [({"queue": one.queue}, float(one.wanted)) for one in by_size[:MOST_QUEUES]]
+    if rest := by_size[MOST_QUEUES:]:
+        wanted.append(({"queue": OTHER}, float(sum(one.wanted for one in rest))))
+    return gauge(WANTED, "How many tasks of a queue workers should run at once to start them in time.", *wanted)
+
+
+WANTED = "orchestrator_queue_wanted_slots"
 _OF_QUEUES = {
     "orchestrator_queue_oldest_seconds": (
         "oldest",

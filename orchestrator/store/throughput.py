@@ -143,6 +143,27 @@ SELECT date_trunc('minute', bucket) AS bucket, queue, {_SUMS},
 """)
 
 
+class LastMinute(NamedTuple):
+    """What workers did for one queue in the last minute."""
+
+    queue: str
+    dispatched: int
+    """Attempts that were handed out."""
+    runs: Sequence[int]
+    """Attempts by how long they ran."""
+
+
+# The leader writes ten seconds when they are over.
+@Statement.function(f"""
+SELECT /* throughput.last_minute */ queue, sum(dispatched)::bigint AS dispatched,
+       ARRAY[{_added("runs")}]::bigint[] AS runs
+  FROM orchestrator.throughput
+ WHERE bucket >= now() - interval '75 seconds' AND bucket < now() - interval '15 seconds' GROUP BY queue
+""")
+def last_minute(connection: Connection) -> list[LastMinute]:
+    """Return the last six times ten seconds that are written, by queue."""
+
+
 def minutes(
     connection: Connection,
     since: datetime,

@@ -1,4 +1,4 @@
-"""The code of the guides that need more than the application: web frameworks, a test session, units and containers."""
+"""The code of the guides that need more than the application: web frameworks, a test session."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import yaml
 
 from orchestrator import Orchestrator
-from tests.acceptance.pages import FENCE, REPOSITORY, files_in, run
+from tests.acceptance.pages import REPOSITORY, files_in, run
 from tests.acceptance.stack import Stack
 from tests.acceptance.test_documents import folder
 from tests.acceptance.test_pytest_plugin import PLUGIN
@@ -71,16 +70,3 @@ def test_a_test_session_runs_as_written(folder: Path) -> None:
         (folder / name).write_text(body)
     (folder / "pyproject.toml").write_text('[tool.orchestrator]\napp = "mail:app"\n')
     assert "7 passed" in run(folder, sys.executable, "-m", "pytest", "-q", *PLUGIN, ".")
-
-
-def test_what_is_deployed_can_be_read() -> None:
-    text = (REPOSITORY / "docs" / "deployment.md").read_text()
-    documents = [part for kind, body in FENCE.findall(text) if kind == "yaml" for part in yaml.safe_load_all(body)]
-    assert [part.get("kind", "compose") for part in documents] == ["compose", "Deployment", "Deployment", "Job"]
-    commands = [service["command"] for service in documents[0]["services"].values() if "command" in service]
-    for deployed in documents[1:]:
-        commands += [container["args"] for container in deployed["spec"]["template"]["spec"]["containers"]]
-    assert {words[0] for words in commands} == {"db", "scheduler", "worker"}
-    options = run(REPOSITORY, sys.executable, "-m", "orchestrator", "worker", "--help")
-    for words in commands:
-        assert all(word in options for word in words if word.startswith("--"))

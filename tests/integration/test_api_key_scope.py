@@ -131,9 +131,13 @@ def lists_runs_of_the_seed(house: House) -> None:
     lists_runs(house, "/runs")
 
 
-def lists_queues(house: House) -> None:
-    assert [one["queue"] for one in house.get("/api/v1/queues")["queues"]] == [OWN]
-    assert house.get("/api/v1/queues", house.make_key(None, "mail-"))["queues"] == []
+def lists_queues(house: House, path: str = "/api/v1/queues") -> None:
+    assert [one["queue"] for one in house.get(path)["queues"]] == [OWN]
+    assert house.get(path, house.make_key(None, "mail-"))["queues"] == []
+
+
+def says_what_queues_want(house: House) -> None:
+    lists_queues(house, "/api/v1/queues/wanted")
 
 
 def lists_workflows(house: House, path: str = "/api/v1/workflows") -> None:
@@ -330,6 +334,7 @@ WITHIN_TESTS: dict[str, list[Callable[[House], None]]] = {
     "POST /api/v1/tasks/retry": [redrives],
     "POST /api/v1/tasks/cancel": [cancels],
     "GET /api/v1/queues": [lists_queues],
+    "GET /api/v1/queues/wanted": [says_what_queues_want],
     "GET /api/v1/workflows": [lists_workflows],
     "POST /api/v1/workflows": [applies],
     "POST /api/v1/workflows/diff": [compares],

@@ -11,6 +11,7 @@ from orchestrator.domain.tasks.task import Lost, Returned
 from orchestrator.monitoring.exposition import MOST_QUEUES, OTHER, Family, Histogram
 from orchestrator.monitoring.system import SystemGauges
 from orchestrator.scheduler.observed import ObservedScheduler
+from orchestrator.store.insights.demand import queue_demands
 from orchestrator.store.insights.load import MOST_COUNTED, queue_loads, system_load, use_indexes
 from tests.integration.stage import System
 from tests.integration.test_rolled_back import rolled_back
@@ -114,6 +115,7 @@ def test_the_load_of_queues_is_read_along_indexes(system: System, engine: Engine
         use_indexes(connection, 10)
         loads = {load.queue: load for load in queue_loads(connection)}
         whole = system_load(connection)
+        demands = {demand.queue: demand for demand in queue_demands(connection)}
         connection.rollback()
         connection.exec_driver_sql("RESET ALL")
     assert (loads["a"].ready, loads["a"].delayed) == (2, 1)
@@ -123,6 +125,7 @@ def test_the_load_of_queues_is_read_along_indexes(system: System, engine: Engine
     assert (loads["default"].in_flight, loads["default"].slots) == (2, 2)
     assert loads["many"].ready == MOST_COUNTED
     assert loads["paused"].paused
+    assert (demands["default"].wanted, demands["a"].wanted, demands["paused"].wanted) == (2, 1, 0)
     assert (whole.live_workers, whole.slots, whole.stuck_runs, whole.late_schedules) == (1, 2, 0, 0)
     assert whole.lease_remaining is not None
     assert whole.lease_remaining > 0

@@ -18,6 +18,7 @@ from orchestrator.store import insights
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.dag import workflows
 from orchestrator.store.insights import Lineage, lookup, pressure
+from orchestrator.store.insights.demand import queue_demands
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.health import RedisHealth, check_health
 from orchestrator.transport.inspection import RedisView, inspect
@@ -49,6 +50,7 @@ class InsightBackend(Part, InsightCalls):
     list_steps = reading(insights.list_steps)
     show_code = reading(insights.show_code)
     list_queues = reading(insights.list_queues)
+    queue_demands = reading(queue_demands)
     list_workers = reading(insights.list_workers)
     list_code_workflows = reading(insights.list_code_workflows)
     open_runs = reading(insights.open_runs)

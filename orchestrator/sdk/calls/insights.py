@@ -33,6 +33,7 @@ from orchestrator.store.insights import (
     TaskFilter,
     WorkerView,
 )
+from orchestrator.store.insights.demand import QueueDemand
 from orchestrator.store.insights.lookup import IdMatch
 from orchestrator.store.insights.lookup import Kind as IdKind
 from orchestrator.store.insights.run_lists import RunPage
@@ -101,6 +102,18 @@ class InsightCalls(Protocol):
     )
     def list_queues(self) -> list[QueueCounts]:
         """Show what stands in each queue."""
+
+    @call(
+        within={"within": Kind.QUEUE},
+        rest=Rest(
+            "GET /queues/wanted",
+            name="wanted_slots",
+            tag="queues",
+            answer=Wrapped("Demands", "queues", "Every queue that has open tasks or workers."),
+        ),
+    )
+    def queue_demands(self) -> list[QueueDemand]:
+        """Say how many slots each queue wants, from what arrives, how long it runs and how long it has waited."""
 
     @call(
         about=SYSTEM,
