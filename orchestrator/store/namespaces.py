@@ -41,15 +41,19 @@ def borrowed(connection: Connection, namespace: str) -> Iterator[None]:
         return
     exchange = _exchange(namespace)
     event.listen(connection, "before_cursor_execute", exchange, retval=True)
+    connection.info[_OPTION] = namespace
     try:
         yield
     finally:
+        if not connection.closed:
+            connection.info.pop(_OPTION, None)
         event.remove(connection, "before_cursor_execute", exchange)
 
 
 def namespace_of(connection: Connection | Engine) -> str:
-    """Return the namespace in which a connection of our own works, or all those of an engine."""
-    namespace: str = connection.get_execution_options().get(_OPTION, DEFAULT_NAMESPACE)
+    """Return the namespace in which a connection works now, or all those of an engine of our own."""
+    lent = connection.info.get(_OPTION) if isinstance(connection, Connection) else None
+    namespace: str = lent or connection.get_execution_options().get(_OPTION, DEFAULT_NAMESPACE)
     return namespace
 
 

@@ -28,6 +28,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_t
 from sqlalchemy import Connection, Engine, TextClause, text
 
 from orchestrator.store.driver import Channel, StatementResult, channel, execute, flush
+from orchestrator.store.namespaces import in_namespace, namespace_of
 from orchestrator.store.other_drivers import PARAMETER, DriverConnection
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -248,7 +249,7 @@ class Prepared(Statement[R]):
         """Prepare the statement that this SQL executes; return the SQL, which names it or has all of it."""
         known = line.prepared
         if known is None:
-            return sql.replace(self._execute, self.sql)
+            return sql.replace(self._execute, in_namespace(self.sql, namespace_of(connection)))
         if self.name not in known:
             connection.exec_driver_sql(self._prepare)
             known.add(self.name)

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +21,7 @@ from orchestrator.scheduler.leadership import Leadership, TermOver
 from orchestrator.store import database, sql
 from orchestrator.store.driver import channel, flush, keep_prepared, savepoint, send, statements_sent
 from orchestrator.store.leases import Cursor
+from orchestrator.store.namespaces import borrowed
 from orchestrator.store.sql import Batch, Blob, Json, Prepared, Row, Statement
 from orchestrator.store.tasks import shared
 from tests.waiting import eventually
@@ -96,6 +98,20 @@ def test_nothing_is_prepared_for_clients(engine: Engine) -> None:
         assert Prepared[int]("SELECT /* test.pooled */ 1").one(connection) == 1
         names = connection.exec_driver_sql("SELECT name FROM pg_prepared_statements").scalars().all()
     assert "test.pooled" not in names
+
+
+@pytest.mark.parametrize("leads", [False, True])
+@pytest.mark.parametrize("lent", [False, True])
+def test_a_prepared_statement_is_about_the_namespace_of_its_connection(
+    database_url: str, *, lent: bool, leads: bool
+) -> None:
+    engine = database.engine_for(database_url, namespace="orchestrator" if lent else "nobodys")
+    with engine.connect() as connection, borrowed(connection, "nobodys") if lent else nullcontext():
+        if leads:
+            keep_prepared(connection)
+        with pytest.raises(exc.ProgrammingError, match=r'"nobodys\.tasks" does not exist'):
+            Prepared[int](f"SELECT /* test.n{lent:d}{leads:d} */ 1 FROM orchestrator.tasks")(connection)
+    engine.dispose()
 
 
 # -- values and rows
