@@ -134,7 +134,9 @@ def channel(connection: Connection) -> Channel:
 
 def keep_prepared(connection: Connection) -> None:
     """Have Postgres plan statements once: on a connection that is one session as long as it lives."""
-    channel(connection).prepared = set()
+    line = channel(connection)
+    if line.prepared is None:  # else it comes from the pool, and knows some
+        line.prepared = set()
 
 
 def flush(connection: Connection) -> None:
