@@ -18,6 +18,7 @@ from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.link import messages
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
+from orchestrator.store.driver import keep_prepared
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.waiting import InFlight
 from orchestrator.transport.codec import LARGEST_BUNDLE, Heartbeat, decode_dispatches, names_digest
@@ -89,10 +90,12 @@ def in_flight(**counts: int) -> list[InFlight]:
 
 
 def rooms(dispatcher: Dispatcher, tick: TickResult | None = None) -> dict[str, int]:
-    postgres = Postgres()
-    tx = Transaction(postgres, NOW, result=tick or TickResult())  # type: ignore[arg-type]
+    postgres: Any = Postgres()
+    keep_prepared(postgres)
+    tx = Transaction(postgres, NOW, result=tick or TickResult())
     dispatcher.claim(tx, 300.0)
-    return postgres.rooms[0] if postgres.rooms else {}
+    rooms: list[dict[str, int]] = postgres.rooms
+    return rooms[0] if rooms else {}
 
 
 # -- the window
