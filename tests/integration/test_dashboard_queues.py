@@ -5,12 +5,15 @@ from __future__ import annotations
 import html
 import re
 from datetime import UTC, datetime, timedelta
+from uuid import UUID
 
 import pytest
+from sqlalchemy import text
 
 from orchestrator.api.app import create_app
 from orchestrator.sdk.dag.definitions import loads
-from orchestrator.store.insights import longest, obstacles
+from orchestrator.store.insights import limited_until, longest, obstacles
+from tests.integration.planning import measured, rows_read, scans
 from tests.integration.stage import System
 from tests.integration.visitor import Visitor
 
@@ -131,3 +134,41 @@ def test_what_is_longest_is_found_by_an_index(system: System, table: str) -> Non
     for index in indexes:
         assert index in plan, plan
     assert not re.search(rf"Seq Scan on {table}\b", plan), plan
+
+
+OTHERS = 20_000
+"""Tasks beside those of a run, ended and open: the timeline of a run must not read them all."""
+_RUN = "00000000-0000-0000-0000-000000000001"
+_ENDED = f"""
+INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, attempt, failures, losses, payload, lane,
+                                      created_at, started_at, ended_at, run_id, step, position)
+SELECT gen_random_uuid(), n, 'job', 'q', 0, 'success', 1, 0, 0, '', 'job|' || n % 100, at, at, at,
+       CASE WHEN n % {OTHERS // 10} = 0 THEN '{_RUN}'::uuid END,
+       CASE WHEN n % {OTHERS // 10} = 0 THEN 'step' || n END, 0
+  FROM (SELECT n, now() - interval '1 hour' + n * interval '1 ms' AS at FROM generate_series(1, {OTHERS}) AS n) AS ends
+"""
+_OPEN = f"""
+INSERT INTO orchestrator.tasks (id, name, queue, payload, lane, status, run_id, step, position)
+SELECT gen_random_uuid(), 'job', 'q', '', CASE WHEN n <= 2000 THEN 'other|' ELSE 'job|' END || n % 100,
+       CASE WHEN n <= 2000 THEN 'running' ELSE 'pending' END,
+       CASE WHEN n > {OTHERS} - 10 THEN '{_RUN}'::uuid END, CASE WHEN n > {OTHERS} - 10 THEN 'open' || n END, 0
+  FROM generate_series(1, {OTHERS}) AS n
+"""
+
+
+def test_what_waited_for_a_limit_is_found_among_the_last_ends_and_what_is_in_flight(system: System) -> None:
+    steps = [f"step{n}" for n in range(0, OTHERS + 1, OTHERS // 10)]
+    steps += [f"open{n}" for n in range(OTHERS - 9, OTHERS + 1)]
+    with system.engine.begin() as connection:
+        for statement in (_ENDED, _OPEN):
+            connection.execute(text(statement))
+        connection.exec_driver_sql("UPDATE orchestrator.ended_tasks SET created_at = now() - interval '2 hours'")
+        connection.exec_driver_sql("ANALYZE orchestrator.tasks")
+        connection.exec_driver_sql("ANALYZE orchestrator.ended_tasks")
+        (plan,) = measured(connection, lambda spy: limited_until(spy, UUID(_RUN), steps))
+        connection.rollback()
+    reads = scans(plan, "tasks", "ended_tasks")
+    assert {scan["Relation Name"] for scan in reads} == {"tasks", "ended_tasks"}
+    for scan in reads:
+        assert scan["Node Type"] != "Seq Scan", scan
+        assert rows_read(scan) <= len(steps) * 300, scan

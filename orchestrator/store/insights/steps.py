@@ -176,23 +176,25 @@ SELECT /* insights.steps.seconds_of_steps */ step,
 # task was there and had not begun. What ended long before it began is not looked at.
 _TASKS_OF_STEPS = """SELECT step, id, queue, lane, options, created_at, started_at, status FROM orchestrator.{}
          WHERE run_id = %(run)s::uuid AND step = ANY(%(steps)s::text[]) AND coalesce(position, 0) = 0"""
-_SHARES = """id <> t.id AND CASE
+_SHARES = """CASE
             WHEN t.lane IS NULL THEN queue = t.queue
             WHEN t.options ?| '{total_concurrency,total_rate}'
                  THEN split_part(lane, '|', 1) = split_part(t.lane, '|', 1)
             ELSE lane = t.lane END"""
 _LIMITED_UNTIL = Statement[tuple[str, datetime]](f"""
-SELECT /* insights.steps.limited_until */ t.step, coalesce(freed.ended_at, waits.now) AS until
+WITH /* insights.steps.limited_until */ in_flight AS MATERIALIZED (
+    SELECT DISTINCT queue, lane FROM orchestrator.tasks WHERE {one_of(IN_FLIGHT_STATES)}
+)
+SELECT t.step, coalesce(freed.ended_at, waits.now) AS until
   FROM ({_TASKS_OF_STEPS.format("ended_tasks")} UNION ALL {_TASKS_OF_STEPS.format("tasks")}) AS t
   LEFT JOIN orchestrator.queues q ON q.name = t.queue
   LEFT JOIN LATERAL (
        SELECT ended_at FROM (
            SELECT id, queue, lane, ended_at FROM orchestrator.ended_tasks
             WHERE ended_at <= t.started_at AND ended_at > t.created_at ORDER BY ended_at DESC LIMIT 300) AS before
-        WHERE {_SHARES} ORDER BY ended_at DESC LIMIT 1) AS freed ON true
+        WHERE id <> t.id AND {_SHARES} ORDER BY ended_at DESC LIMIT 1) AS freed ON true
   LEFT JOIN LATERAL (
-       SELECT now() AS now FROM orchestrator.tasks
-        WHERE t.status = 'pending' AND {one_of(IN_FLIGHT_STATES)} AND {_SHARES} LIMIT 1) AS waits ON true
+       SELECT now() AS now FROM in_flight WHERE t.status = 'pending' AND {_SHARES} LIMIT 1) AS waits ON true
  WHERE (split_part(t.lane, '|', 1) <> '' OR (t.lane IS NULL AND (q.concurrency IS NOT NULL OR q.rate IS NOT NULL)))
    AND coalesce(freed.ended_at, waits.now) IS NOT NULL
 """)
