@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
+from uuid import UUID
 
 from sqlalchemy import Connection
 
@@ -13,6 +14,7 @@ from orchestrator.domain.access import masked
 from orchestrator.domain.plain import stored_json
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.sql import Row, Statement
+from orchestrator.store.tasks.revival import KEEPS_KEY, REVIVABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,18 +65,28 @@ WITH /* audit.ask */ written AS (
 INSERT INTO orchestrator.inbox (kind, target, body)
 VALUES (%(request)s, %(run)s::uuid, %(body)s::jsonb) RETURNING id
 """)
-_ASK_ALL = Statement[int](f"""
-WITH /* audit.ask_all */ fitting AS MATERIALIZED (
-    SELECT id FROM orchestrator.runs
-     WHERE id = ANY(%(ids)s::uuid[]) AND CASE %(request)s
-           WHEN '{RequestKind.CANCEL_RUN}' THEN ended_at IS NULL
-           ELSE (status = 'failed' AND NOT code AND parent_step IS NULL) OR (stuck IS NOT NULL AND ended_at IS NULL) END
+_FITTING = {
+    RequestKind.CANCEL_RUN: "runs WHERE id = ANY(%(ids)s::uuid[]) AND ended_at IS NULL",
+    RequestKind.RETRY_RUN: """runs WHERE id = ANY(%(ids)s::uuid[]) AND (
+           (status = 'failed' AND NOT code AND parent_step IS NULL) OR (stuck IS NOT NULL AND ended_at IS NULL))""",
+    RequestKind.CANCEL_TASK: "tasks WHERE id = ANY(%(ids)s::uuid[])",
+    RequestKind.RETRY_TASK: f"""ended_tasks e WHERE id = ANY(%(ids)s::uuid[])
+       AND (status IN ('failed', 'skipped') OR (status = 'cancelled' AND run_id IS NULL))
+       AND {KEEPS_KEY} IS NULL AND {REVIVABLE}""",
+}
+"""What is in a state for a request. A task that takes a unique key back asks for it by itself: `revival.ask`."""
+_ASK_ALL = {
+    request: Statement[UUID](f"""
+WITH /* audit.ask_to_{request.replace(" ", "_")} */ fitting AS MATERIALIZED (
+    SELECT id FROM orchestrator.{fitting}
 ), written AS (
     INSERT INTO orchestrator.audit (who, origin, act, kind, target, detail)
     SELECT %(who)s, %(origin)s, %(act)s, %(kind)s, id::text, %(detail)s::jsonb FROM fitting
 )
-INSERT INTO orchestrator.inbox (kind, target) SELECT %(request)s, id FROM fitting RETURNING id
+INSERT INTO orchestrator.inbox (kind, target) SELECT '{request}', id FROM fitting RETURNING target
 """)
+    for request, fitting in _FITTING.items()
+}
 _LONGEST = 300
 """Characters of one field: some come from outside."""
 
@@ -91,9 +103,9 @@ def ask(connection: Connection, request: RequestKind, run: bytes, body: str, **l
     return _ASK.one(connection, _line(**line), request=str(request), run=run, body=body)
 
 
-def ask_all(connection: Connection, request: RequestKind, runs: Sequence[bytes], **line: Any) -> int:
-    """Ask the leader to cancel or retry those of these runs that are in a state for it; return how many are."""
-    return len(_ASK_ALL(connection, _line(**line), request=str(request), ids=runs))
+def ask_all(connection: Connection, request: RequestKind, targets: Sequence[bytes], **line: Any) -> set[UUID]:
+    """Ask the leader for the same about tasks or runs; return those that are in a state for it, and are asked for."""
+    return {*_ASK_ALL[request](connection, _line(**line), ids=targets)}
 
 
 def _line(*, detail: Mapping[str, Any], **texts: str) -> dict[str, str]:

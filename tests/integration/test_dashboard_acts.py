@@ -28,7 +28,7 @@ from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.store import fleet
 from orchestrator.store.fleet import WorkerRow
-from orchestrator.store.insights import arguments, tasks
+from orchestrator.store.insights import arguments, run_lists, tasks
 from orchestrator.transport import standbys
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
@@ -561,6 +561,49 @@ def test_hundreds_of_runs_are_retried_by_a_few_statements(house: House) -> None:
     assert rows(house, "SELECT count(*) FROM orchestrator.audit WHERE act = 'retry' AND kind = 'run'") == [(500,)]
 
 
+def test_marked_tasks_are_acted_on_by_a_few_statements(house: House) -> None:
+    states = {"failed": 150, "skipped": 10, "cancelled": 10, "success": 10}
+    made = {state: [uuid4() for _ in range(count)] for state, count in states.items()}
+    made["keyed"] = [uuid4() for _ in range(2)]
+    with house.engine.connect() as connection:
+        for state, ids in made.items():
+            key = ("'same'", '\'{"unique_for": "running"}\'') if state == "keyed" else ("NULL", "NULL")
+            connection.exec_driver_sql(
+                "INSERT INTO orchestrator.ended_tasks (id, name, queue, payload, status, attempt, failures, losses,"
+                " priority, seq, created_at, ended_at, unique_key, options) SELECT id, 'many', 'marked', '', %s, 1, 0,"
+                f" 0, 0, 1, now(), now(), {key[0]}, {key[1]} FROM unnest(%s::uuid[]) AS id",
+                ("failed" if state == "keyed" else state, [id.hex for id in ids]),
+            )
+        connection.exec_driver_sql(
+            "INSERT INTO orchestrator.tasks (id, name, queue, payload)"
+            " SELECT gen_random_uuid(), 'many', 'marked', '' FROM generate_series(1, 150)"
+        )
+    visitor = Visitor(house.app)
+    visitor.get("/ui/tasks")
+    sent: list[str] = []
+    event.listen(Engine, "before_cursor_execute", note := lambda *given: sent.append(given[2]))
+    try:
+        chosen = [str(id) for ids in made.values() for id in ids]
+        visitor.post("/ui/tasks/retry-chosen", id=chosen, back="/ui/tasks")
+        assert visitor.said().startswith("171 of 182 tasks are retried; 11 could not be"), "of one key, one is"
+        assert len(sent) < 100, sent
+        asked = {target for (target,) in rows(house, "SELECT target FROM orchestrator.inbox WHERE kind = 'retry task'")}
+        assert len(asked & {*made["keyed"]}) == 1
+        assert asked - {*made["keyed"]} == {*made["failed"], *made["skipped"], *made["cancelled"]}
+        assert rows(house, "SELECT count(*) FROM orchestrator.audit WHERE act = 'retry' AND kind = 'task'") == [(171,)]
+        sent.clear()
+        opened = [str(id) for (id,) in rows(house, "SELECT id FROM orchestrator.tasks WHERE queue = 'marked'")]
+        visitor.post("/ui/tasks/cancel-chosen", id=[*opened, chosen[0]], back="/ui/tasks")
+        assert visitor.said().startswith("150 of 151 tasks are cancelled; 1 could not be")
+        assert len(sent) < 20, sent
+        assert rows(house, "SELECT count(*) FROM orchestrator.inbox WHERE kind = 'cancel task'") == [(150,)]
+        assert rows(house, "SELECT count(*) FROM orchestrator.audit WHERE act = 'cancel' AND kind = 'task'") == [(150,)]
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+        for table in ("tasks", "ended_tasks"):
+            rows(house, f"DELETE FROM orchestrator.{table} WHERE queue = 'marked' RETURNING id")
+
+
 def test_marked_runs_of_others_are_left_alone_all_of_them(house: House) -> None:
     bound = Visitor(house.app)
     bound.log_in(make_key(house, Scope.OPERATE, "mail.", "mail-"))
@@ -701,6 +744,35 @@ def test_a_search_that_takes_too_long_gives_up_and_says_so(house: House, monkeyp
     monkeypatch.setattr(arguments, "_CHUNK", 1)
     monkeypatch.setattr(arguments, "SECONDS", -1.0)
     assert "in the newest 1 only: the search gave up there" in visitor.get("/ui/search?text=cust-0000").text
+
+
+def test_a_list_of_runs_that_stops_early_says_so_and_goes_on(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped, wanted = "The search stopped after a second. More may fit further on.", "/ui/runs?status=cancelled"
+    rare, *_ = made = sorted(UUID(bytes=new_id()) for _ in range(5))
+    for id in made:
+        state = "cancelled" if id == rare else "running"
+        rows(
+            house,
+            "INSERT INTO orchestrator.runs (id, name, total, open, workflow, status)"
+            f" VALUES ('{id}', 'n', 0, 0, 'stopping', '{state}') RETURNING id",
+        )
+    visitor = Visitor(house.app)
+    try:
+        page = visitor.get(wanted).text
+        assert groups_of(page) == [str(rare)]
+        assert stopped not in page
+        monkeypatch.setattr(run_lists, "MOST_LOOKED_AT", 2)
+        monkeypatch.setattr(run_lists, "LONGEST_WALK", -1.0)
+        page, seen = visitor.get(wanted).text, []
+        assert stopped in page
+        assert "None found yet." in page
+        while following := re.search(r'href="([^"]*)" rel="next"', page):
+            page = visitor.get(unescape(following[1])).text
+            seen += groups_of(page)
+        assert seen == [str(rare)]
+        assert stopped not in page, "the last page has looked at all of them"
+    finally:
+        rows(house, "DELETE FROM orchestrator.runs WHERE workflow = 'stopping' RETURNING id")
 
 
 def test_lists_are_turned_round_and_go_on_from_there(house: House) -> None:

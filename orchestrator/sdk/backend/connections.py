@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from redis import Redis
@@ -102,11 +103,14 @@ class Connections:
         line = {"who": who, "origin": origin, "act": request.split(" ")[0], "kind": "run", "target": to_text(run)}
         audit.ask(connection, request, run, body, **line, detail=detail)
 
-    def ask_all(self, connection: Connection, request: RequestKind, runs: Sequence[bytes]) -> int:
-        """Ask for the same about several runs, of which those count that are in a state for it."""
+    def ask_all(self, request: RequestKind, targets: Sequence[bytes]) -> set[UUID]:
+        """Ask for the same about several tasks or runs, in one statement; return those that are in a state for it."""
         who, origin = acting.current(self._settings.audit_as)
-        line = {"who": who, "origin": origin, "act": request.split(" ")[0], "kind": "run"}
-        return audit.ask_all(connection, request, runs, **line, detail={})
+        act, _, kind = request.partition(" ")
+        with self.changing(f"the requests to {request} were stored") as connection:
+            asked = audit.ask_all(connection, request, targets, who=who, origin=origin, act=act, kind=kind, detail={})
+        self.retries += act == "retry"
+        return asked
 
     def audited(self, name: str, data: bytes) -> str:
         """Return a value as it stands in the audit log: shortened and redacted, or only that it is sealed."""

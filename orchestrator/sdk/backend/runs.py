@@ -152,13 +152,6 @@ class RunBackend(Part, RunWork):
             self._refuse_child(run)
         ask(self._connections, RequestKind.RETRY_RUN, run, state, allowed=state in (RunState.FAILED, "stuck"))
 
-    def ask_all(self, kind: RequestKind, runs: Sequence[bytes]) -> int:
-        """Cancel or retry those of these runs that are in a state for it, in one statement; return how many are."""
-        with self._connections.changing(f"the requests to {kind} were stored") as connection:
-            asked = self._connections.ask_all(connection, kind, runs)
-            self._connections.retries += kind == RequestKind.RETRY_RUN
-        return asked
-
     def _refuse_child(self, run: bytes) -> None:
         with self._reading() as connection:
             parent = run_retries.parent_of(connection, run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 from uuid import UUID
@@ -26,6 +26,7 @@ from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.states import OPEN_TASK_STATES, TaskState
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.values.display import as_shown
+from orchestrator.store.inbox import RequestKind
 from orchestrator.store.insights import TaskFilter, TaskView
 from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.cancels import MOST_AT_ONCE, OpenFilter
@@ -128,32 +129,31 @@ def outcome_of_marked(count: int, asked: int, noun: str, done: str) -> Note:
     return Note(f"{count} of {asked} {noun} are {done}{left}")
 
 
-def _act_on_chosen(api: Api, ids: list[UUID], key_scope: KeyScope, do: Callable[[bytes], object], done: str) -> Note:
-    """Do something to marked tasks, of which none is outside the key scope; skip those in another state."""
+def _ask(api: Api, ids: list[UUID], key_scope: KeyScope, kind: RequestKind) -> set[UUID]:
+    """Ask for the same about marked tasks, of which none is outside the key scope; return those in a state for it."""
     check_marked(ids, "tasks")
     if key_scope.is_bound:
         for id in ids:
             TASK.check(api, key_scope, {"id": id})
-    count = 0
-    for id in ids:
-        try:
-            do(id.bytes)
-            count += 1
-        except OrchestratorError:
-            continue
-    return outcome_of_marked(count, len(ids), "tasks", done)
+    return api.backend.connections.ask_all(kind, [id.bytes for id in ids])
 
 
 @actions.post("/cancel-chosen", about=WITHIN)
 def cancel_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     """Cancel the tasks that are marked."""
-    return _act_on_chosen(api, body.id, key_scope, api.backend.tasks.cancel, "cancelled")
+    asked = _ask(api, body.id, key_scope, RequestKind.CANCEL_TASK)
+    return outcome_of_marked(len(asked), len(body.id), "tasks", "cancelled")
 
 
 @actions.post("/retry-chosen", about=WITHIN)
 def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
-    """Try the tasks again that are marked."""
-    return _act_on_chosen(api, body.id, key_scope, api.backend.tasks.retry, "retried")
+    """Try the tasks again that are marked; those with a unique key take turns for it, one by one."""
+    asked = _ask(api, body.id, key_scope, RequestKind.RETRY_TASK)
+    for id in {*body.id} - asked:
+        with suppress(OrchestratorError):
+            api.backend.tasks.retry(id.bytes)
+            asked.add(id)
+    return outcome_of_marked(len(asked), len(body.id), "tasks", "retried")
 
 
 @routes.get("/{id}", about=TASK)
