@@ -132,7 +132,7 @@ def test_marked_runs_are_retried_and_all_that_fit_are_cancelled(
         tick(window, by, f"Mark broken-{by}")
     window.sees("button", "Retry 2 marked")
     press_back(window, by, "Retry 2 marked")
-    window.sees(".said", "2 of 2 runs are retried")
+    window.sees(".said", "2 of 2 runs are being retried")
     for _ in range(2):
         start_dag(base, f"open-{by}", tmp_path / "never")
     window.go(f"/ui/runs?workflow=open-{by}")
@@ -154,6 +154,25 @@ def press_back(window: Watched, by: str, label: str) -> None:
             window.page.keyboard.press("Enter")
             return
     raise AssertionError(f"{label!r} is not reached by the tab key")
+
+
+@BY
+def test_a_list_is_sorted_by_its_headings(base: str, window: Watched, by: str) -> None:
+    runs = start_runs(base, f"sorted-{by}", 3)
+    window.go(f"/ui/runs?workflow=sorted-{by}")
+    for label, order, listed in (
+        ("Started", "ascending", runs),
+        ("Started", "descending", runs[::-1]),
+        ("Workflow", "ascending", runs),
+        ("Ended", "descending", None),
+        ("Ended", "ascending", None),
+    ):
+        press(window, by, label, "thead" if label == "Workflow" else "")  # which a link of the menu begins with
+        window.sees(f"th[aria-sort={order}]", label)
+        found = window.page.locator("tbody tr[data-key]").evaluate_all("rows => rows.map(row => row.dataset.key)")
+        assert sorted(found) == sorted(runs), "the filter stays"
+        assert listed is None or found == listed, label
+        assert window.page.locator("th[aria-sort]:not([aria-sort=none])").count() == 1
 
 
 _FIRED = """

@@ -73,6 +73,7 @@ def scraped(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPath
         ended = 'orchestrator_tasks_ended_total{queue="default",state="%s"}'
         eventually(lambda: scraped.value("scheduler", ended % "success") == 20, "all tasks are counted")
         eventually(lambda: scraped.value("scheduler", ended % "failed") == 1, "the failed one is counted")
+        httpx.get(f"{scraped.addresses['api']}/healthz").raise_for_status()  # the first request to count
         yield scraped
 
 

@@ -45,6 +45,7 @@ UNAUDITED = {
     "POST /workers/heartbeat",
     "POST /queue/poll",
     "POST /queue/heartbeat",
+    "POST /queue/return",
     "POST /queue/complete",
     "POST /api/v1/flows/validate",
     "POST /api/v1/flows/{name}/runs",
