@@ -60,6 +60,20 @@ def test_a_limit_of_a_task_and_a_dependency_are_named(system: System) -> None:
     assert waits(system)[0].startswith("No scheduler leads")
 
 
+def test_one_cause_gives_one_alarm(system: System) -> None:
+    system.worker(knows=("job",), slots=2)
+    system.dispatch(1)
+    system.job.options(queue="empty").enqueue(1)
+    system.sql(AGE)
+
+    def alarms() -> list[str]:
+        return re.findall(r'class="item" data-key="([^"]*)"', Visitor(create_app(system.settings)).get("/ui").text)
+
+    assert alarms() == ["no worker-empty"]
+    system.expire_lease()
+    assert alarms() == ["no leader-"], "nobody knows of the workers then"
+
+
 LIMITED = """
 name: limited
 tasks:

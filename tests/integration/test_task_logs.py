@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import Any
 from uuid import UUID
@@ -10,6 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator import Retry
+from orchestrator.api.app import create_app
+from orchestrator.api.dashboard.pages import logs as log_pages
 from orchestrator.cli import main
 from orchestrator.cli.terminal import logs as terminal
 from orchestrator.domain.tasks.task import Dispatch, Lost
@@ -25,6 +28,8 @@ from orchestrator.workers.reporting.journal import Journal
 from orchestrator.workers.running.job import Bundle, Job
 from tests.integration.api_client import ApiClient
 from tests.integration.stage import System, raw
+from tests.integration.visitor import Visitor
+from tests.said import say
 from tests.waiting import eventually
 
 
@@ -222,3 +227,26 @@ def test_lines_are_forgotten_with_time_and_with_their_tasks(system: System) -> N
         list(pruner.slices(connection))
     assert [(bool(handle.logs())) for handle in (old, kept)] == [False, True]
     assert system.count("task_logs") == 1
+
+
+def test_a_page_says_where_lines_were_dropped(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = raw(system.job.enqueue(1))
+    gap = LogLine(1_700_000_000.0, 1, "warning", "7 lines (14 bytes) were dropped here: too fast", "dropped")
+    around = [LogLine(1_700_000_000.0, 1, "info", text, "stdout") for text in ("before", "after", "last")]
+    say(system.engine, task, around[0], gap, *around[1:])
+    visitor = Visitor(create_app(system.settings))
+
+    def shown() -> tuple[str, list[str]]:
+        before, _, log = (
+            visitor.get(f"/ui/tasks/{UUID(bytes=task)}").text.partition('id="log-before"')[2].partition('id="log"')
+        )
+        return before, re.findall(r"</b><span>(.*?)</span></p>", log)
+
+    before, lines = shown()
+    assert lines == ["before", gap.text, "after", "last"]
+    assert "lines" not in before
+    monkeypatch.setattr(log_pages, "_LINES", 2)
+    before, lines = shown()
+    assert lines == ["after", "last"]
+    assert "2 lines</strong> before these" in before
+    assert "Before these: 7 lines (14 bytes) were dropped: too fast" in before
