@@ -570,11 +570,14 @@ def test_no_window_needs_sideways_scrolling(served: tuple[Stack, str], browser: 
     long = f"/ui/runs/{start_dag(base, 'w' * 120, go)}"
     with stack.engine.begin() as connection:
         connection.exec_driver_sql(_MANY_RUNS)
-    for width, pages in ((375, (*PAGES, run, long)), (1024, ("/ui/schedules",)), (1280, ("/ui/schedules",))):
+    some = ("/ui/schedules",)
+    for width, pages in ((375, (*PAGES, run, long)), (1024, some), (1280, some), (2560, ("/ui", "/ui/tasks", run))):
         with watched(browser, base, viewport={"width": width, "height": 844}) as window:
             for path in pages:
                 window.go(path)
                 assert window.page.evaluate("document.documentElement.scrollWidth") <= width, (width, path)
+                used = window.page.locator("main").bounding_box()["width"]
+                assert used > 0.8 * width or width < 2_000, "a large screen is used"
 
 
 def hold_stream(page: Any, path: str) -> Any:
