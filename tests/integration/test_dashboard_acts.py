@@ -421,6 +421,38 @@ def test_running_tasks_of_a_worker_add_up(house: House) -> None:
     rows(house, "DELETE FROM orchestrator.tasks WHERE name = 'busy' RETURNING id")
 
 
+def test_the_page_of_a_worker_has_its_slots_and_memory(house: House) -> None:
+    with house.engine.connect() as connection:
+        empty(connection, "workers", "drains")
+    make_worker(house, "web-1-aa", None, memory=300_000_000)
+    page = Visitor(house.app).get("/ui/workers/web-1-aa").text
+    assert "<dt>Slots busy</dt><dd>1 of 10 " in page
+    assert "<dt>Memory</dt><dd>286 MB" in page
+
+
+def test_lost_attempts_are_called_lost_and_each_attempt_has_its_error(house: House) -> None:
+    task = house.failed["mail"]
+    rows(
+        house,
+        "INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)"
+        f" SELECT '{task}', n, CASE n WHEN 101 THEN 'failed' ELSE 'lost' END,"
+        """ jsonb_build_object('kind', 'First', 'message', 'cause ' || n), 'w-' || n, now(), now()"""
+        " FROM generate_series(101, 102) AS n RETURNING attempt",
+    )
+    try:
+        page = Visitor(house.app).get(f"/ui/tasks/{task}").text
+    finally:
+        rows(house, f"DELETE FROM orchestrator.attempts WHERE task_id = '{task}' RETURNING attempt")
+    for attempt, outcome in ((101, "failed"), (102, "lost")):
+        row = re.search(rf'<tr data-key="attempt-{attempt}">.*?</tr>', page, re.DOTALL)
+        assert row is not None
+        assert f'class="state s-{outcome}"' in row[0]
+        assert f"cause {attempt}" in row[0]
+        assert f"w-{attempt}" in row[0]
+        assert f"/log?attempt={attempt}" in row[0]
+    assert "Attempt 102: lost" in page
+
+
 def test_a_form_of_a_task_that_does_not_fit_stays_filled_in(house: House) -> None:
     id = stored_task(house, redact=["password"])
     before = changes(house)
