@@ -589,6 +589,18 @@ def hold_stream(page: Any, path: str) -> Any:
     return held[0]
 
 
+def test_a_page_shows_what_happened_before_its_stream_began(base: str, browser: Any) -> None:
+    context = browser.new_context(base_url=base)
+    page = context.new_page()
+    stream = hold_stream(page, "/ui/tasks?name=project.broken&error=unheard")
+    task = enqueue(f"{base}/api/v1", "broken", "unheard")
+    eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
+    assert page.locator(f"tr[data-key='{task}']").count() == 0
+    stream.continue_()
+    page.locator(f"tr[data-key='{task}']").wait_for(timeout=30_000)
+    context.close()
+
+
 def test_a_page_says_that_its_server_is_away(base: str, browser: Any) -> None:
     context = browser.new_context(base_url=base)
     page = context.new_page()

@@ -300,7 +300,6 @@
   }
 
   let stream = null;
-  let isFirst = true;
 
   function listen() {
     const path = main.dataset.live;
@@ -308,10 +307,8 @@
     stream = new EventSource(path);
     stream.onopen = () => say("on");
     stream.onerror = () => { if (stream.readyState === EventSource.CLOSED) refused(); else say("lost"); };
-    // Something may have happened between the page and the stream. Those of the system hear of the next thing anyway,
-    // unless somebody has just done something, after which there may be no other.
-    stream.addEventListener("snapshot", () => { if (!isFirst || !path.includes("/status/") || main.querySelector(".said")) soon(); isFirst = false; });
-    for (const name of ["task", "tasks", "run", "activity", "workers", "progress"]) stream.addEventListener(name, soon);
+    // Something may have happened between the page and the stream, of which no event comes: each begins with a snapshot.
+    for (const name of ["snapshot", "task", "tasks", "run", "activity", "workers", "progress"]) stream.addEventListener(name, soon);
     stream.addEventListener("log", hear);
     stream.addEventListener("end", () => { stream.close(); stream = null; say("off"); soon(); });
   }
@@ -320,7 +317,6 @@
   // session has ended, or the server is not well; then the stream is asked for again.
   function refused() {
     stream = null;
-    isFirst = false;
     say("lost");
     soon();
     setTimeout(listen, AGAIN);
@@ -333,7 +329,6 @@
   // A browser has six connections to a server, and a stream is one of them: a tab that nobody sees keeps none. When it
   // is seen again, its stream begins with a snapshot, and it is read again.
   document.addEventListener("visibilitychange", () => {
-    isFirst = false;
     if (document.hidden) { stream?.close(); stream = null; return; }
     listen();
     ask();
