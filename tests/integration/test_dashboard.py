@@ -294,6 +294,10 @@ def test_the_page_of_a_very_large_run_is_small(house: House, anyone: Visitor, tm
             shown = answer.text.partition('<details data-key="definition"')[0]
             assert len(shown) < 300_000, path
         assert anyone.get(f"/ui/runs/{run.id}?step=nothing").status_code == 404
+        listed = {state: anyone.get(f"/ui/runs/{run.id}?state={state}").text for state in ("waiting", "skipped")}
+        counts = {state: len(re.findall(r'<tr data-key="step-', text)) for state, text in listed.items()}
+        assert counts == {"waiting": 80, "skipped": 0}
+        assert "2,001 waiting" in listed["skipped"]
     finally:
         with house.engine.connect() as connection:
             connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE id = %s", (run.id,))

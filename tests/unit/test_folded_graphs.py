@@ -38,6 +38,14 @@ def test_like_steps_of_a_layer_are_one_group() -> None:
     assert (found.groups, found.critical) == ({"load (1000)", "check (1000)"}, {"load (1000)"})
 
 
+def test_a_group_says_what_was_skipped() -> None:
+    steps = wide(1_000)
+    steps[3:8] = [step(one.name, *one.depends_on, state="skipped") for one in steps[3:8]]
+    loads, checks = fold(steps, frozenset()).steps[1:3]
+    assert (loads.state, loads.reason) == ("skipped", "5 skipped, 995 success")
+    assert (checks.state, checks.reason) == ("failed", "1 failed, 999 success")
+
+
 def test_an_open_group_has_its_failed_steps_first() -> None:
     found = fold(wide(1_000), frozenset(), ["check (1000)"])
     names = [one.name for one in found.steps]

@@ -63,3 +63,17 @@ def test_the_axis_has_several_marks(seconds: float) -> None:
     assert ticks[-1] <= seconds
     assert len(ticks) <= 6
     assert len(ticks) >= 3 or seconds < 0.001
+
+
+def test_a_group_of_steps_spans_a_time_without_having_run_for_it() -> None:
+    known: dict[str, Any] = {
+        "calls": "t",
+        "state": "success",
+        "depends_on": (),
+        "started_at": at(10),
+        "ended_at": at(90),
+    }
+    steps = [planned_step(name="s (30)", kind="group", **known), planned_step(name="a", kind="task", **known)]
+    run = SimpleNamespace(id=UUID(int=1), started_at=at(0), created_at=at(0), ended_at=at(100))
+    group, alone = gantt_of_steps(cast(RunView, run), steps, frozenset(), at(100)).rows
+    assert (group.is_group, group.ready, alone.is_group, alone.ready) == (True, 10, False, 0)

@@ -145,11 +145,20 @@ def test_many_steps_are_drawn_by_layer_with_the_first_failures() -> None:
     steps[23] = replace(steps[23], state="failed", ended=1, failed=1, error=OOPS)
     assert text_of(draw(RUN, steps, NOW)).splitlines()[2:] == [
         "✓ layer 1  ━━━━━━━━━━━━━━━━━━━━━━━━  20/20    20 steps",
-        "● layer 2  ━───────────────────────   1/20    20 steps, 1 failed",
+        "● layer 2  ━───────────────────────   1/20    1 failed  20 steps",
         "○ layer 3  ────────────────────────   0/20    20 steps",
         "○ layer 4  ────────────────────────   0/20    20 steps",
         "✗ s1_3  ValueError: bad �[31mfile",
     ]
+
+
+def test_skipped_steps_of_a_layer_are_counted_also_where_layers_are_folded() -> None:
+    steps = layered(50, 4, ["success"] * 50)
+    steps[9] = replace(steps[9], state="skipped")
+    lines = text_of(draw(replace(RUN, skipped=1), steps, NOW)).splitlines()
+    assert "40/108 tasks  2 failed  1 skipped" in lines[0]
+    assert lines[2].split()[:3] == ["⤼", "12", "layers"]
+    assert lines[2].endswith("48/48    1 skipped")
 
 
 def test_many_layers_are_folded_around_the_active_one() -> None:
@@ -173,7 +182,7 @@ def test_a_low_terminal_gets_layers_too() -> None:
     ("states", "expected"),
     [
         (("success", "success"), "✓"),
-        (("success", "skipped"), "✓"),
+        (("success", "skipped"), "⤼"),
         (("skipped", "skipped"), "⤼"),
         (("failed", "success"), "✗"),
         (("failed", "waiting"), "●"),

@@ -35,6 +35,8 @@ class Row:
     """Where it could have begun, if all it depends on had ended before: from there on it waited in its queue."""
     limited: float | None = None
     """Until where it waited for a limit before that."""
+    is_group: bool = False
+    """Whether it spans several steps, from the first start to the last end: nothing need have run all the time."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,10 @@ def gantt_of_steps(
         found = row(step.name, step.state, begin, step.ended_at or end, start, end, step.name in critical, link)
         if step.started_at is None:
             found = replace(found, x=100.0, width=0.0, seconds=max(0.0, (end - ready).total_seconds()))
-        ready = min(ready, begin)
+        is_group = step.kind == "group"
+        ready = begin if is_group else min(ready, begin)
         until = limited.get(step.name)
-        found = replace(found, ready=_place(ready, start, end))
+        found = replace(found, ready=_place(ready, start, end), is_group=is_group)
         if until is not None and until > ready:
             found = replace(found, limited=_place(min(until, begin), start, end))
         rows.append(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -23,7 +24,7 @@ MOST_DRAWN = 150
 _BANDS = 60
 """Groups of layers, at most, of a run with very many."""
 _STEM = re.compile(r"[\d\s_.:\[\]-]+$")
-_WORST = ("failed", "open", "waiting", "cancelled", "success")
+_WORST = ("failed", "open", "waiting", "cancelled", "skipped", "success")
 """The state of a group is the first of these that one of its steps has."""
 _Slot = str | tuple[str, str, int]
 """Of a layer: a step, or where the line between two of them passes it."""
@@ -116,7 +117,7 @@ def fold(steps: Sequence[StepView], critical: frozenset[str], opened: Collection
     owners: dict[str, str] = {}
     members: dict[str, list[StepView]] = {}
     for (depth, stem), found in groups.items():
-        inside = sorted(found, key=lambda step: (depths[step.name], step.state != "failed"))
+        inside = sorted(found, key=lambda step: (depths[step.name], urgency(step)))
         name = inside[0].name if len(inside) == 1 else f"{stem or f'layer {depth}'} ({len(inside)})"
         if len(inside) > 1 and (name in members or name in depths):
             name += f" {inside[0].name}"
@@ -148,7 +149,7 @@ def _group(name: str, inside: Sequence[StepView], owners: Mapping[str, str]) -> 
         total=len(inside),
         ended=sum(step.state not in ("waiting", "open") for step in inside),
         failed=sum(step.state == "failed" for step in inside),
-        reason=None,
+        reason=counts_of([step.state for step in inside]),
         depends_on=depends_on,
         started_at=min((step.started_at for step in inside if step.started_at is not None), default=None),
         ended_at=max(ends) if len(ends) == len(inside) else None,
@@ -180,10 +181,22 @@ def rows_of(
     return rows
 
 
+def urgency(step: StepView) -> int:
+    """Return where a step stands in a long list: what failed or was skipped comes before what is open."""
+    return {"failed": 0, "skipped": 1, "cancelled": 1, "open": 2}.get(step.state, 3)
+
+
 def worst(states: Collection[str]) -> str:
     """Return the state of several steps together; nothing, if there is none."""
     found = next((state for state in (*_WORST, *sorted(states)) if state in states), "")
     return "open" if found == "waiting" and len({*states}) > 1 else found
+
+
+def counts_of(states: Sequence[str]) -> str | None:
+    """Return how many steps of a group are in which state, the worst first; None if all succeeded."""
+    counts = Counter(states)
+    found = [f"{counts[state]:,} {state}" for state in _WORST if state in counts]
+    return None if [*counts] == ["success"] else ", ".join(found)
 
 
 def draw(steps: Sequence[StepView], critical: frozenset[str], between: int = _BETWEEN) -> Graph:

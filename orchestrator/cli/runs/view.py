@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from rich.cells import cell_len
@@ -33,7 +34,8 @@ _LOOKS = {
     "skipped": ("⤼", "dim"),
     "cancelled": ("⊘", "yellow"),
 }
-_ENDED = ("success", "failed", "skipped", "cancelled")
+_TROUBLES = ("failed", "cancelled", "skipped")
+_ENDED = ("success", *_TROUBLES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,8 @@ class Line:
     """All its tasks; None where nobody knows yet."""
     failed: int = 0
     """Tasks that failed."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Of a layer, its steps that failed, were skipped or cancelled, by state."""
     started_at: datetime | None = None
     """When the first of its tasks began."""
     ended_at: datetime | None = None
@@ -99,7 +103,7 @@ def _step_line(step: StepView, gutter: str) -> Line:
 
 def _layer_line(place: int, steps: Sequence[StepView]) -> Line:
     state = _state_of_layer({step.state for step in steps})
-    counts = {kind: sum(step.state == kind for step in steps) for kind in ("failed", "skipped", "cancelled")}
+    counts = Counter(step.state for step in steps if step.state in _TROUBLES)
     ends = [step.ended_at for step in steps if step.ended_at is not None]
     what = f"{len(steps):,} steps" if len(steps) > 1 else steps[0].name
     return Line(
@@ -111,8 +115,14 @@ def _layer_line(place: int, steps: Sequence[StepView]) -> Line:
         failed=sum(step.failed for step in steps),
         started_at=min((step.started_at for step in steps if step.started_at is not None), default=None),
         ended_at=max(ends, default=None) if state in _ENDED else None,
-        note=", ".join([what, *(f"{count:,} {kind}" for kind, count in counts.items() if count)]),
+        counts=counts,
+        trouble=_counted(counts),
+        note=what,
     )
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{counts[state]:,} {state}" for state in _TROUBLES if state in counts)
 
 
 def _state_of_layer(states: set[str]) -> str:
@@ -120,9 +130,7 @@ def _state_of_layer(states: set[str]) -> str:
         return "waiting"
     if states & {"open", "waiting"}:
         return "open"
-    if states == {"skipped"}:
-        return "skipped"
-    return next((state for state in ("failed", "cancelled") if state in states), "success")
+    return next((state for state in _TROUBLES if state in states), "success")
 
 
 def trouble(step: StepView) -> str:
@@ -173,6 +181,8 @@ def headline(run: RunView, now: datetime) -> Text:
     text.append(f"  {run.total - run.open:,}/{run.total:,} tasks")
     if run.failed:
         text.append(f"  {run.failed:,} failed", "red")
+    if run.skipped:
+        text.append(f"  {run.skipped:,} skipped", "yellow")
     if run.reason:
         text.append(f"  {run.reason}", "red")
     text.append(f"  {between(run.started_at, run.ended_at or now)}", "dim")
@@ -214,21 +224,28 @@ def _graph(line: Line) -> Text:
 
 
 def _bar(line: Line, width: int) -> Text:
-    """Return a bar: what succeeded, what failed, and what is left."""
-    if not line.bar or line.state == "skipped":
+    """Return a bar: what succeeded, what was skipped, what failed, and what is left."""
+    if not line.bar or (line.state == "skipped" and not line.counts):
         return Text(" " * width)
     total = line.total or 0
     if total == 0:
         return Text("━" * width, "green") if line.state == "success" else Text("─" * width, "bright_black")
-    failed = min(width, max(1, round(width * line.failed / total))) if line.failed else 0
+    failed = _part(line.failed, total, width)
     done = width if line.ended >= total else min(width - 1, int(width * line.ended / total))
     done = max(done, failed)
+    skipped = min(done - failed, _part(line.counts.get("skipped", 0), total, width))
     colour = {"open": "cyan", "cancelled": "yellow"}.get(line.state, "green")
-    return Text.assemble(("━" * (done - failed), colour), ("━" * failed, "red"), ("─" * (width - done), "bright_black"))
+    parts = ((done - skipped - failed, colour), (skipped, "dim"), (failed, "red"))
+    return Text.assemble(*(("━" * size, style) for size, style in parts), ("─" * (width - done), "bright_black"))
+
+
+def _part(some: int, total: int, width: int) -> int:
+    """Return how much of a bar some of its tasks have: at least a column, if there are any."""
+    return min(width, max(1, round(width * some / total))) if some else 0
 
 
 def _count(line: Line) -> str:
-    if not line.bar or line.state == "skipped":
+    if not line.bar or (line.state == "skipped" and not line.counts):
         return ""
     return f"{line.ended:,}/{'?' if line.total is None else f'{line.total:,}'}"
 
@@ -245,6 +262,7 @@ def _fit(lines: Sequence[Line], room: int) -> list[Line]:
 
 def _folded(lines: Sequence[Line]) -> Iterable[Line]:
     if lines:
+        counts = sum((Counter(line.counts) for line in lines), Counter[str]())
         yield Line(
             name=f"{len(lines):,} layers",
             state=_state_of_layer({line.state for line in lines}),
@@ -252,6 +270,8 @@ def _folded(lines: Sequence[Line]) -> Iterable[Line]:
             ended=sum(line.ended for line in lines),
             total=sum(line.total or 0 for line in lines),
             failed=sum(line.failed for line in lines),
+            counts=counts,
+            trouble=_counted(counts),
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections import Counter
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -11,7 +12,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import LARGEST, Api, Page
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
-from orchestrator.api.dashboard.graph import MOST_DRAWN, critical_path, draw, fold
+from orchestrator.api.dashboard.graph import MOST_DRAWN, critical_path, draw, fold, urgency
 from orchestrator.api.dashboard.list_notes import Span, given, progress_of, progress_of_runs, run_notes, within_span
 from orchestrator.api.dashboard.pages import flows as flow_pages
 from orchestrator.api.dashboard.rendering import go, page, pages, visitor
@@ -79,6 +80,8 @@ class StepsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Which groups of a large graph are open, and which of its steps are listed."""
 
     open: Annotated[tuple[str, ...], Meta(max_length=20)] = ()
+    state: Literal["", "waiting", "open", "success", "failed", "skipped", "cancelled"] = ""
+    """Only steps of this state are listed."""
     start: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
     """The first step of the table."""
     step: str = ""
@@ -141,8 +144,10 @@ def _of_steps(
     before = run_before(api, run, key_scope)
     folded = fold(steps, critical, query.open)
     is_large = len(steps) > MOST_DRAWN
-    listed = sorted(steps, key=_urgency) if is_large else steps
-    listed = listed[query.start : query.start + _MOST_STEPS] if is_large else steps
+    states = Counter(step.state for step in sorted(steps, key=urgency))
+    wanted = [step for step in steps if query.state in ("", step.state)]
+    end = query.start + _MOST_STEPS if is_large else len(steps)
+    listed = sorted(wanted, key=urgency)[query.start : end] if is_large else wanted
     failed = [step for step in steps if step.error is not None]
     limited = api.read(limited_until, run.id, [step.name for step in folded.steps])
     return {
@@ -150,7 +155,8 @@ def _of_steps(
         "groups": folded.groups,
         "query": query,
         "listed": listed,
-        "next": query.start + _MOST_STEPS if is_large and query.start + _MOST_STEPS < len(steps) else None,
+        "next": end if end < len(wanted) else None,
+        "states": states,
         "gantt": gantt_of_steps(run, folded.steps, folded.critical, present(), limited),
         "critical": critical,
         "before": before,
@@ -158,11 +164,6 @@ def _of_steps(
         "failed": failed[:_MOST_ERRORS],
         "more_failed": len(failed[_MOST_ERRORS:]),
     }
-
-
-def _urgency(step: StepView) -> int:
-    """Return where a step stands in a long table: what failed comes first, then what is open."""
-    return {"failed": 0, "open": 1}.get(step.state, 2)
 
 
 def run_before(api: Api, run: RunDetail, key_scope: KeyScope) -> UUID | None:
