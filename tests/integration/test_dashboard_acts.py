@@ -185,6 +185,37 @@ def test_failures_are_drawn_over_time(house: House) -> None:
     assert sorted(round(float(x)) for (x,) in bars) == [12, 23], "one failed half an hour ago, the other just now"
 
 
+def test_different_messages_of_one_kind_of_error_are_shown_with_their_counts(house: House) -> None:
+    messages = [
+        *(f"Expecting value: line {line} column 1 of '{line}.json'" for line in range(3)),
+        *("Expecting property name: line 1", "Expecting property name: line 22"),
+        "task 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 has gone",
+        "task 0199b2f4-8d5c-7a3e-9c41-5b0d6f2a8e18 has gone",
+    ]
+    copies = []
+    with house.engine.connect() as connection:
+        for message in messages:
+            copies.append(uuid4().hex)
+            connection.exec_driver_sql(
+                """
+                INSERT INTO orchestrator.ended_tasks
+                SELECT (jsonb_populate_record(t, jsonb_build_object('id', %s::uuid, 'name', 't.json', 'ended_at', now(),
+                        'error', jsonb_build_object('kind', 'V', 'message', %s::text)))).*
+                  FROM orchestrator.ended_tasks t WHERE id = %s
+                """,
+                (copies[-1], message, house.failed["mail"].hex),
+            )
+    try:
+        page = Visitor(house.app).get("/ui/failures?within=15m").text
+        row = re.search(r'<tr data-key="t.json-mail.out-V">.*?</tr>', page, re.DOTALL)
+        assert row
+        assert "3 different messages:" in row[0]
+        assert re.findall(r">(\d) \u00d7 ", row[0]) == ["3", "2", "2"]
+    finally:
+        with house.engine.connect() as connection:
+            connection.exec_driver_sql("DELETE FROM orchestrator.ended_tasks WHERE id = ANY(%s::uuid[])", (copies,))
+
+
 def make_worker(house: House, name: str, parent: str | None, memory: int | None = None) -> None:
     row = WorkerRow(name, "web", 7, ["default"], [], 10, 1, "live", 0.0, parent=parent, memory=memory)
     with house.engine.connect() as connection:

@@ -58,6 +58,13 @@ def test_a_calendar_of_a_fast_schedule_has_its_newest_fires(system: System) -> N
     page = Visitor(create_app(system.settings)).get("/ui/schedules/hourly/default").text
     found = dict(re.findall(facts, page))
     assert found["Success"] == "10"
+    (window,) = re.findall(r"<small>in (\d+)m", page)
+    assert int(window) <= 6, "no longer than it has been there"
+    for button in ("Pause", "Run now"):
+        assert f">{button}</button>" in page
+    system.sql("UPDATE orchestrator.schedules SET next_fire = now() - interval '1 second'")
+    page = Visitor(create_app(system.settings)).get("/ui/schedules/hourly/default").text
+    assert "<dt>Next</dt><dd>now <small>due <time" in page
     assert 40 <= int(found["Skipped"]) <= 42, found
     assert 50 <= int(found["Fires"]) <= 52, "those before the first run are no fires of this schedule"
     system.sql("UPDATE orchestrator.schedules SET created_at = now() - interval '1 day'")

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import pytest
 
-from orchestrator.api.dashboard.gantt import Gantt, gantt_of_steps
+from orchestrator.api.dashboard.gantt import Gantt, gantt_of_steps, timeline
 from orchestrator.api.dashboard.graph import planned_step
-from orchestrator.store.insights import RunView
+from orchestrator.store.insights import AttemptView, RunView, TaskView
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -77,3 +77,14 @@ def test_a_group_of_steps_spans_a_time_without_having_run_for_it() -> None:
     run = SimpleNamespace(id=UUID(int=1), started_at=at(0), created_at=at(0), ended_at=at(100))
     group, alone = gantt_of_steps(cast(RunView, run), steps, frozenset(), at(100)).rows
     assert (group.is_group, group.ready, alone.is_group, alone.ready) == (True, 10, False, 0)
+
+
+def test_the_time_between_a_failed_attempt_and_its_retry_is_no_wait_in_the_queue() -> None:
+    task = SimpleNamespace(created_at=at(0), ended_at=at(100), status="success")
+    attempts = [
+        SimpleNamespace(attempt=1, outcome="failed", started_at=at(10), ended_at=at(20)),
+        SimpleNamespace(attempt=2, outcome="success", started_at=at(90), ended_at=at(100)),
+    ]
+    line = timeline(cast(TaskView, task), cast(list[AttemptView], attempts), at(100))
+    assert (line.waited, line.between, line.ran) == (10, 70, 20)
+    assert [one.kind for one in line.stretches] == ["wait", "failed", "between", "success"]

@@ -417,6 +417,22 @@ def test_a_result_that_does_not_fit_fails_the_attempt_once_and_for_all(
     assert not report.retryable
     assert report.error.kind == "orchestrator.errors.PayloadError"
     assert "The result of task 'echo' does not fit its annotation: expected" in report.error.message
+    function = task.function.__code__
+    assert f'File "{function.co_filename}", line ' in report.error.traceback
+    assert "/orchestrator/sdk/" not in report.error.traceback, "only the function of the task"
+    assert msgspec.json.decode(report.error.data) == {"returned": answer}
+
+
+def test_a_result_that_does_not_fit_points_to_the_function_and_hides_what_is_redacted(app: Orchestrator) -> None:
+    @app.task(name="card", redact=["pin"])
+    def card() -> list[int]:
+        return {"pin": "1234", "bank": "b"}  # type: ignore[return-value]
+
+    report = run(app, card)
+    assert isinstance(report, Failed)
+    assert re.search(r"line \d+, in card\n +def card\(\) -> list\[int\]:\n", report.error.traceback)
+    assert "1234" not in str(report.error)
+    assert msgspec.json.decode(report.error.data)["returned"]["bank"] == "b"
 
 
 def test_a_result_that_nobody_keeps_is_not_looked_at(app: Orchestrator) -> None:

@@ -12,9 +12,9 @@ import msgspec
 from orchestrator.domain.executors.call import ExecutorCall
 from orchestrator.domain.tasks.retry import is_worth_retrying
 from orchestrator.domain.tasks.task import Failed, Returned, Succeeded, TaskError
-from orchestrator.errors import RetryLater, TaskTimeout, Unavailable
+from orchestrator.errors import InvalidTask, RetryLater, TaskTimeout, Unavailable
 from orchestrator.payloads.keeping import MEANS, NoStore
-from orchestrator.sdk.tasks.failure import describe, without_secrets
+from orchestrator.sdk.tasks.failure import at_function, describe, without_secrets
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sealing import Sealed
@@ -93,7 +93,10 @@ class Failures:
         return Returned(task.id, task.attempt, "payload store away", _STORE_DELAY, begun=True)
 
     def failed(self, job: Job, error: BaseException) -> Failed:
-        failed = self._as_failed(job, describe(error), retryable=may_be_retried(job, error))
+        described = describe(error)
+        if isinstance(error, InvalidTask) and not in_own_code(error) and (task := self._find(job)) is not None:
+            described = at_function(described, task.function)
+        failed = self._as_failed(job, described, retryable=may_be_retried(job, error))
         if isinstance(error, RetryLater):
             return msgspec.structs.replace(failed, delay=error.seconds, charged=False)
         return failed

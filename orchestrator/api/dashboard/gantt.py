@@ -176,7 +176,7 @@ class Stretch:
     """A part of the line, in hundredths of it."""
 
     kind: str
-    """`wait`, or how an attempt ended."""
+    """`wait`, `between` a failed or lost attempt and the next one, or how an attempt ended."""
     x: float
     width: float
     seconds: float
@@ -192,6 +192,8 @@ class Line:
     end: datetime
     waited: float
     ran: float
+    between: float = 0.0
+    """Seconds between a failed or lost attempt and the next one: a backoff, or until somebody retried it."""
 
     @property
     def seconds(self) -> float:
@@ -205,7 +207,8 @@ def timeline(task: TaskView, attempts: Sequence[AttemptView], now: datetime | No
     end = max(task.ended_at or now, task.created_at)
     whole = max((end - task.created_at).total_seconds(), 1e-6)
     stretches: list[Stretch] = []
-    waited = ran = 0.0
+    spent = dict.fromkeys(("wait", "between", "ran"), 0.0)
+    gap = "wait"
     reached = task.created_at
 
     def add(kind: str, start: datetime, stop: datetime, attempt: int | None = None) -> float:
@@ -219,9 +222,10 @@ def timeline(task: TaskView, attempts: Sequence[AttemptView], now: datetime | No
             continue
         stop = min(attempt.ended_at or now, end)
         if attempt.started_at > reached:
-            waited += add("wait", reached, attempt.started_at)
-        ran += add(attempt.outcome, attempt.started_at, stop, attempt.attempt)
+            spent[gap] += add(gap, reached, attempt.started_at)
+        gap = "between" if attempt.outcome in ("failed", "lost") else "wait"
+        spent["ran"] += add(attempt.outcome, attempt.started_at, stop, attempt.attempt)
         reached = max(reached, stop)
     if reached < end and task.ended_at is None and task.status != "running":
-        waited += add("wait", reached, end)
-    return Line(stretches, task.created_at, end, waited, ran)
+        spent[gap] += add(gap, reached, end)
+    return Line(stretches, task.created_at, end, spent["wait"], spent["ran"], spent["between"])

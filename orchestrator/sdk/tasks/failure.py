@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import linecache
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any
@@ -20,6 +22,8 @@ from orchestrator.sdk.values.payload import encode_other
 _MESSAGE_LIMIT = 10_000
 _TRACEBACK_LIMIT = 50_000
 _DATA_LIMIT = 20_000
+_MOST_DECORATORS = 20
+"""Lines between the first decorator of a function and its `def`."""
 _SLOTS = (MemberDescriptorType, GetSetDescriptorType)
 _WHERE_NOT_FOUND = "obj"
 """An AttributeError holds the whole object that lacks the attribute: that is no word about the failure."""
@@ -40,6 +44,19 @@ def describe(error: BaseException) -> TaskError:
     except Exception as unprintable:  # noqa: BLE001  # nor must a broken cause, or a group of groups without end
         text = f"(its traceback could not be had: {type(unprintable).__name__})"
     return TaskError(_clean(name, 500), _clean(message, _MESSAGE_LIMIT), _clean(text, _TRACEBACK_LIMIT), _data(error))
+
+
+def at_function(error: TaskError, function: Callable[..., Any]) -> TaskError:
+    """Return an error of a call that this package refuses, with the place of the function instead of its own frames."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return error
+    line = code.co_firstlineno  # of its first decorator
+    lines = linecache.getlines(code.co_filename)[line - 1 : line + _MOST_DECORATORS]
+    line += next((place for place, text in enumerate(lines) if text.lstrip().startswith(("def ", "async def "))), 0)
+    frames = traceback.StackSummary.from_list([traceback.FrameSummary(code.co_filename, line, code.co_name)]).format()
+    text = f"Traceback (most recent call last):\n{''.join(frames)}{error.kind}: {error.message}\n"
+    return TaskError(error.kind, error.message, _clean(text, _TRACEBACK_LIMIT), error.data, error.phase)
 
 
 def without_secrets(error: TaskError, patterns: Iterable[str], secrets: Sequence[str]) -> TaskError:

@@ -282,10 +282,10 @@ class Signature:
         try:
             return convert(value, self._result)
         except _MISFITS as error:
-            raise PayloadError(
-                f"The result of {self._what.lower()} {self.name!r} does not fit its annotation: expected "
-                f"{_describe(self._result)}: {_reason(error)}."
-            ) from error
+            said = f"does not fit its annotation: expected {_describe(self._result)}: {_reason(error)}."
+            misfit = PayloadError(f"{self.result_words} {said}")
+            misfit.data = {"returned": value}
+            raise misfit from error
 
     def restore_kept(self, value: Any) -> Any:
         """Turn the decoded result of a task into the annotated type; None, which fits none, says that none was kept."""

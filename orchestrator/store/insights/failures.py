@@ -38,6 +38,9 @@ class FailureGroup(NamedTuple):
     workers: list[str]
     """Some of the workers that had the last attempts."""
     all_workers: int
+    messages: Sequence[tuple[int, str]] = ()
+    """Its most frequent messages that differ in more than numbers, ids and quoted values, each with its count."""
+    all_messages: int = 1
 
     @property
     def key(self) -> GroupKey:
@@ -75,6 +78,9 @@ class _Row(NamedTuple):
     last_at: datetime
     workers: list[str] | None
     all_workers: int
+    examples: list[str]
+    counts: list[int]
+    all_messages: int
 
 
 def walked(begin: str, columns: str) -> str:
@@ -86,13 +92,26 @@ def walked(begin: str, columns: str) -> str:
 
 
 _SINCE = "ended_at >= %(since)s::timestamptz AND ended_at < coalesce(%(until)s::timestamptz, 'infinity')"
+_PATTERN = r"""CASE WHEN message LIKE 'sealed:%%' THEN 'sealed:' ELSE
+           regexp_replace(regexp_replace(left(split_part(message, E'\n', 1), 300), $$'[^']*'|"[^"]*"$$, '"…"', 'g'),
+                          '[0-9a-fA-F-]{8,}|[0-9]+', '#', 'g') END"""
+"""A message without what differs from task to task: quoted values, ids and numbers."""
+_MOST_MESSAGES = 5
 # They stand far apart in the table, so that each costs a page of it: what decides is how many are looked at.
 _LATEST = Statement[_Row](f"""
 WITH /* insights.failures.latest */ looked_at AS MATERIALIZED (
     {walked(_SINCE, "name, queue, status, error, ended_at, worker")}
 ), named AS (
-    SELECT name, queue, coalesce(error->>'kind', '') AS kind, error->>'message' AS message, ended_at, worker
+    SELECT name, queue, coalesce(error->>'kind', '') AS kind, coalesce(error->>'message', '') AS message, ended_at,
+           worker
       FROM looked_at WHERE status = 'failed'
+), messages AS (
+    SELECT name, queue, kind, (array_agg(message ORDER BY ended_at DESC))[1] AS message, count(*) AS tasks
+      FROM named GROUP BY name, queue, kind, {_PATTERN}
+), texts AS (
+    SELECT name, queue, kind, (array_agg(message ORDER BY tasks DESC, message))[:{_MOST_MESSAGES}] AS examples,
+           (array_agg(tasks ORDER BY tasks DESC, message))[:{_MOST_MESSAGES}] AS counts, count(*) AS all_messages
+      FROM messages GROUP BY name, queue, kind
 ), groups AS (
     SELECT name, queue, kind, coalesce((array_agg(message ORDER BY ended_at DESC))[1], '') AS example,
            count(*) AS tasks, min(ended_at) AS first_at, max(ended_at) AS last_at,
@@ -100,8 +119,9 @@ WITH /* insights.failures.latest */ looked_at AS MATERIALIZED (
            count(DISTINCT worker) AS all_workers
       FROM named GROUP BY name, queue, kind
 )
-SELECT counted.looked_at, groups.* FROM (SELECT count(*) AS looked_at FROM looked_at) AS counted
-  LEFT JOIN groups ON true ORDER BY tasks DESC, name, queue, kind
+SELECT counted.looked_at, found.* FROM (SELECT count(*) AS looked_at FROM looked_at) AS counted
+  LEFT JOIN (SELECT * FROM groups JOIN texts USING (name, queue, kind)) AS found ON true
+ ORDER BY tasks DESC, name, queue, kind
 """)
 _HAS_MORE = Statement[bool](f"""
 SELECT /* insights.failures.has_more */ true FROM orchestrator.ended_tasks
@@ -123,6 +143,8 @@ def latest_failures(
         FailureGroup(
             *(row.name, row.queue, row.kind, reveal_text(row.example), row.tasks),
             *(row.first_at, row.last_at, row.workers or [], row.all_workers),
+            [*zip(row.counts, map(reveal_text, row.examples), strict=True)],
+            row.all_messages,
         )
         for row in rows
         if row.name is not None

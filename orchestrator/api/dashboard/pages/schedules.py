@@ -131,7 +131,15 @@ def show_schedule(api: Api, workflow: str, name: str) -> Response:
     dates = [first + timedelta(days=day) for day in range((last - first).days + 1)]
     weeks = [dates[start : start + wide] for start in range(0, len(dates), wide)]
     counts = Counter("late" if one.late else one.state for one in shown)
-    return page("schedule.html", stored=stored, weeks=weeks, days=days, counts=counts, total=len(shown), window=window)
+    return page(
+        "schedule.html",
+        stored=stored,
+        weeks=weeks,
+        days=days,
+        counts=counts,
+        total=len(shown),
+        window=min(window, now - begin),
+    )
 
 
 def _past(schedule: Schedule, now: datetime) -> tuple[timedelta, list[datetime]]:
