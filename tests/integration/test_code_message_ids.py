@@ -211,6 +211,54 @@ def test_an_update_starts_a_run_or_reaches_the_open_one(
         counter.run.starting(update=("add", 1))
 
 
+def test_an_update_that_starts_a_run_is_applied_once_also_if_the_run_has_ended(
+    system: System, worker: Worker, engine_: Engine
+) -> None:
+    @system.app.workflow(name="counter")
+    class Pay:
+        def __init__(self, ctx: WorkflowContext) -> None:
+            self.ctx, self.paid = ctx, 0
+
+        @workflow.run
+        async def run(self, continues: int = 0) -> int:
+            await self.ctx.wait_condition(lambda: self.paid or continues < 0)
+            if continues > 0:
+                self.ctx.continue_as_new(-1)
+            return self.paid
+
+        @workflow.update
+        def pay(self, amount: int) -> int:
+            self.paid += amount
+            return self.paid
+
+        @workflow.update
+        def refund(self, amount: int) -> int:
+            return amount
+
+    def paying(id: str, continues: int = 0, update: Any = Pay.pay) -> WorkflowHandle[int]:
+        starting = Pay.run.starting(id=id, update=(update, 10), update_id="payment-7")
+        handle = starting.start(continues)
+        rest(system, worker, engine_)
+        return handle
+
+    first = paying("p-1")
+    assert first.status() == "success"
+    assert paying("p-1") == first
+    assert paying("p-1").update_handle("payment-7", Pay.pay).result() == 10
+    with pytest.raises(Duplicate, match="update 'pay' was sent to this run under the same id"):
+        paying("p-1", update=Pay.refund)
+    continued = paying("p-2", 1)
+    assert continued.status() == "success"
+    assert Pay.run.find("p-2") != continued
+    assert paying("p-2", 1) == continued
+    assert system.count("runs") == 3
+
+    for options in ({"update": (Pay.pay, 10), "update_id": "payment-7"}, {"signal": ("push", 1)}):
+        for policy in ("reject", "return", "anew"):
+            with pytest.raises(InvalidWorkflow, match="Option on_conflict: not with signal= or update="):
+                Pay.run.starting(id="p-1", on_conflict=policy, **options)  # type: ignore[arg-type]
+
+
 def test_the_same_over_http(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:
     handle = counter.run.start()
     with serving(system.app.settings) as url, Orchestrator(load_settings(environ={}), api_url=url) as app:

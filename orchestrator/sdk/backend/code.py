@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -75,7 +76,8 @@ class CodeBackend(CodeRequests):
         run ends before the signal reaches it, the leader starts the new one: the signal and its run are returned as
         well. If this is `repeated`, the run may have been created before.
 
-        An update, which has an id of the sender's, goes to the open run or begins the new one, too.
+        An update, which has an id of the sender's, goes to the open run or begins the new one, too. If the newest run
+        under the chosen id has had it, or the one which that continues, it is not applied again.
         """
         if repeated and self._is_there(run_id):
             return run_id, None
@@ -99,7 +101,12 @@ class CodeBackend(CodeRequests):
             full_key = scoped(started.workflow, key or "")
             message = signal or update
             anew, in_order = message is not None or on_conflict == "anew", message is not None and may_operate.get()
-            held = None if key is None else run_keys.take(connection, full_key, run.id, anew=anew, in_order=in_order)
+            take = partial(run_keys.take, connection, full_key, run.id)
+            if key is not None and update is not None and (first := take(anew=False)) is not None:
+                applied = _applied(connection, first[0], update.name, update_id)
+                if applied is not None:
+                    return applied, None
+            held = None if key is None else take(anew=anew, in_order=in_order)
             if held is None:
                 creation.create(connection, [run])
             elif message is not None and not may_operate.get():
@@ -284,3 +291,18 @@ class CodeBackend(CodeRequests):
         if answer.error is not None:
             raise (NotFound if answer.error.kind == "NotFound" else WrongState)(answer.error.message)
         return UUID(decode_value(answer.result or b"\xc0")).bytes
+
+
+def _applied(connection: Connection, run: bytes, name: str, update_id: str) -> bytes | None:
+    """Return the run that has had an update of this id: this one, or the one that it continues.
+
+    One that came too late for the code of an ended run was not applied.
+    """
+    begun = histories.beginnings(connection, [run]).get(run)
+    for one in (run, begun and begun.continued_from):
+        if one is not None:
+            found = histories.update_events(connection, [one, run], request_id(one, "update", update_id))
+            if found.request is not None and (found.is_shown or found.answer is not None):
+                refuse_other_name("update", name, found.request.name)
+                return one
+    return None

@@ -46,7 +46,7 @@ class Starting(Generic[P, R]):
         *,
         timeout: float | None,
         id: str | None,
-        on_conflict: OnConflict,
+        on_conflict: OnConflict | None,
         tags: Sequence[str],
         attributes: Mapping[str, object],
         signal: tuple[str | SignalMethod[..., Any], Any] | None,
@@ -54,9 +54,14 @@ class Starting(Generic[P, R]):
         update_id: str | None,
         pinned: bool,
     ) -> None:
-        if on_conflict not in get_args(OnConflict):
+        if on_conflict is not None and on_conflict not in get_args(OnConflict):
             raise InvalidWorkflow(
                 f"Option on_conflict: expected one of {', '.join(get_args(OnConflict))}, found {on_conflict!r}."
+            )
+        if on_conflict is not None and (signal is not None or update is not None):
+            raise InvalidWorkflow(
+                "Option on_conflict: not with signal= or update=, which reach the open run under the id, or start "
+                "another if that has ended."
             )
         if signal is not None and id is None:
             raise InvalidWorkflow("Option signal: it goes to the run under an id; give id= as well.")
@@ -69,7 +74,7 @@ class Starting(Generic[P, R]):
         self._begin = begin
         self._timeout = timeout
         self._id = None if id is None else check_label("run id", id)
-        self._on_conflict = on_conflict
+        self._on_conflict: OnConflict = on_conflict or "reject"
         self._tags = check_tags(tags)
         self._attributes = checked(attributes)
         self._signal = signal

@@ -161,7 +161,7 @@ class CodeWorkflow(Generic[P, R]):
         self,
         *,
         id: str | None = None,
-        on_conflict: OnConflict = "reject",
+        on_conflict: OnConflict | None = None,
         tags: Sequence[str] = (),
         attributes: Mapping[str, str | int | float | bool | datetime] = {},
         signal: tuple[str | SignalMethod[..., Any], Any] | None = None,
@@ -172,9 +172,9 @@ class CodeWorkflow(Generic[P, R]):
         """Return how runs are to be started: `order.starting(id="o-1", on_conflict="return").start(…)`.
 
         `id` is an id of your own: one run of this workflow is open under it at a time. If another run has it, the start
-        is refused (`reject`), gives that run (`return`), or starts a new one if that has ended (`anew`). With a
-        `signal` (name and value), the run that is open under the id gets it, or a new run begins with it. So it is with
-        an `update` (name or method, and arguments), whose answer `handle.update_handle(update_id)` has.
+        is refused (`reject`, the default), gives that run (`return`), or starts a new one if that has ended (`anew`).
+        With a `signal` (name and value), the run that is open under the id gets it, or a new run begins with it. So it
+        is with an `update` (name or method, and arguments), whose answer `handle.update_handle(update_id)` has.
 
         A run that is `pinned` is held to this version of the workflow: it waits for workers that have it. Without it,
         the `versioning` of the workflow decides. Lists are filtered by `tags` and `attributes`.
