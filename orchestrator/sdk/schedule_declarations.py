@@ -15,13 +15,14 @@ from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.errors import InvalidTask, InvalidWorkflow
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.sdk.code.workflow_class import workflow_of
 from orchestrator.sdk.dag.registered import check_fit, take_over
 from orchestrator.sdk.tasks.task import Task
 
 if TYPE_CHECKING:
     from orchestrator.domain.dag.definition import Definition
 
-T = TypeVar("T", bound="Task[..., Any] | CodeWorkflow[..., Any]")
+T = TypeVar("T", bound="Task[..., Any] | CodeWorkflow[..., Any] | type[Any]")
 
 DEFAULT_NAME = "default"
 """The name of a schedule without a name."""
@@ -133,6 +134,7 @@ def declaration(
     target: object, name: str | None, params: Mapping[str, Any], times: Times
 ) -> TaskDeclaration | CodeDeclaration:
     """Return what `@app.schedule` declares, or say what is wrong with it, here where it stands."""
+    target = workflow_of(target)
     if isinstance(target, CodeWorkflow):
         chosen = check_name("schedule", name or DEFAULT_NAME)
         of_code = CodeDeclaration(name=chosen, workflow=target, times=times, params=params)

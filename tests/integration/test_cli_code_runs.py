@@ -102,6 +102,8 @@ def test_what_an_open_run_waits_for_and_where(system: System, engine_: Engine, o
     assert document["state"] == {"items": 2}
     assert {view["kind"] for view in document["waits_for"]} == {"promise", "timer", "task", "child"}
     assert document["key"] == "o-17"
+    listed = json.loads(invoke("runs", "list", "--workflow", "order", "--json").output)["runs"]
+    assert [run["key"] for run in listed] == ["o-17"]
     assert {child["name"] for child in document["children"]} == {"parcel with tea", "parcel with milk"}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from orchestrator import (
     NotFound,
     Orchestrator,
     ResultTimeout,
+    UnknownHandler,
     UpdateHandle,
     UpdateRefused,
     WorkflowContext,
@@ -149,6 +152,8 @@ def test_a_found_update_names_itself(system: System, counter: Any, worker: Worke
         handle.update_handle("big", counter.add).result()
     with pytest.raises(NotFound, match="No update was sent to run .* under this id"):
         handle.update_handle("never-sent").result(0.01)
+    with pytest.raises(NotFound, match="No update was sent to run .* under this id"):
+        handle.update_handle("never-sent").stage()
 
 
 def test_a_signal_that_starts_a_run_is_checked(system: System, counter: Any) -> None:
@@ -256,7 +261,55 @@ def test_an_update_that_starts_a_run_is_applied_once_also_if_the_run_has_ended(
     for options in ({"update": (Pay.pay, 10), "update_id": "payment-7"}, {"signal": ("push", 1)}):
         for policy in ("reject", "return", "anew"):
             with pytest.raises(InvalidWorkflow, match="Option on_conflict: not with signal= or update="):
-                Pay.run.starting(id="p-1", on_conflict=policy, **options)  # type: ignore[arg-type]
+                Pay.run.starting(id="p-1", on_conflict=policy, **options)
+
+
+def test_an_update_of_a_terminated_run_is_refused_at_once(
+    system: System, counter: Any, worker: Worker, engine_: Engine
+) -> None:
+    handle = counter.run.start()
+    sent = handle.options(id="open").start_update(counter.add, 5)
+    rest(system, worker, engine_)
+    handle.terminate()
+    rest(system, worker, engine_)
+    for _ in range(2):
+        begun = time.monotonic()
+        with pytest.raises(WrongState, match="it is in state 'terminated'"):
+            sent.result()
+        assert time.monotonic() - begun < 4
+    with pytest.raises(NotFound, match="No update was sent"):
+        handle.update_handle("never-sent").result()
+
+
+def test_an_update_that_waits_hears_of_the_end_of_its_run(
+    system: System, counter: Any, worker: Worker, engine_: Engine
+) -> None:
+    handle = counter.run.start()
+    sent = handle.start_update(counter.add, 5)
+    rest(system, worker, engine_)
+    with ThreadPoolExecutor() as pool:
+        begun = time.monotonic()
+        waiting = pool.submit(sent.result)
+        handle.terminate()
+        rest(system, worker, engine_)
+        with pytest.raises(WrongState, match="it is in state 'terminated'"):
+            waiting.result()
+        assert time.monotonic() - begun < 4
+
+
+def test_an_unknown_update_of_a_class_is_refused_at_once(
+    system: System, counter: Any, worker: Worker, engine_: Engine
+) -> None:
+    handle = counter.run.start()
+    rest(system, worker, engine_)
+    sent = handle.start_update("ad", 5)
+    rest(system, worker, engine_)
+    with pytest.raises(UnknownHandler, match=r"no update 'ad'. Did you mean 'add'\? It answers: add, drop"):
+        sent.result(0.01)
+    engine_.close()  # replayed, it stays so
+    handle.signal(counter.push, -1)
+    rest(system, worker, engine_)
+    assert handle.result(0) == [-1, 0]
 
 
 def test_the_same_over_http(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:

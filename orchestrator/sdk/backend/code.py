@@ -16,7 +16,7 @@ from orchestrator.domain.code.attributes import checked, stored
 from orchestrator.domain.code.promises import misfit
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
-from orchestrator.domain.states import RunState
+from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.headers import headers_of_start
 from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.errors import (
@@ -261,7 +261,11 @@ class CodeBackend(CodeRequests):
         return (yield from self._answer(run, RequestKind.UPDATE, "update", request, timeout, name)) if answered else b""
 
     def update_answer(self, run: bytes, request: bytes, timeout: float) -> Steps[bytes]:
-        return self._answer(self._last(run)[0], RequestKind.UPDATE, "update", request, timeout, "")
+        last, outcome = self._last(run)
+        if outcome.status in ENDED_RUN_STATES and self._find_update(run, request) is None:
+            self._refuse_unsent(run, request)
+            self._open(last, "update")
+        return self._answer(run, RequestKind.UPDATE, "update", request, timeout, "")
 
     def update_stage(self, run: bytes, request: bytes) -> str:
         last, _ = self._last(run)
@@ -269,6 +273,8 @@ class CodeBackend(CodeRequests):
             return "completed"
         with self._reading() as connection:
             found, waiting = histories.update_events(connection, [run, last], request), reads.waiting(connection, last)
+        if found.request is None:
+            self._refuse_unsent(run, request)
         name = "" if found.request is None else found.request.name
         has_handler = not any(one.startswith(f"{name}{NO_HANDLER}") for one in waiting.get("updates", []))
         return "accepted" if found.is_shown and has_handler else "sent"
@@ -299,7 +305,7 @@ def _applied(connection: Connection, run: bytes, name: str, update_id: str) -> b
     One that came too late for the code of an ended run was not applied.
     """
     begun = histories.beginnings(connection, [run]).get(run)
-    for one in (run, begun and begun.continued_from):
+    for one in (run, None if begun is None else begun.continued_from):
         if one is not None:
             found = histories.update_events(connection, [one, run], request_id(one, "update", update_id))
             if found.request is not None and (found.is_shown or found.answer is not None):

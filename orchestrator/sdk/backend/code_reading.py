@@ -40,9 +40,7 @@ class CodeReading(Part, CodeWork):
 
     def status(self, run: bytes) -> str:
         _, outcome = self._last(run)
-        if outcome.status == RunState.CANCELLED and outcome.reason == TERMINATED:
-            return TERMINATED
-        return "stuck" if outcome.stuck is not None else outcome.status
+        return "stuck" if outcome.stuck is not None else _named(outcome)
 
     def state(self, run: bytes) -> bytes:
         last, _ = self._last(run)
@@ -121,7 +119,7 @@ class CodeReading(Part, CodeWork):
         """Return the same run, if it is open; `verb` says what cannot be done otherwise."""
         run, outcome = self._last(run)
         if outcome.status in ENDED_RUN_STATES:
-            raise WrongState(f"Cannot {verb} run {to_text(run)}: it is in state {outcome.status!r}.")
+            raise WrongState(f"Cannot {verb} run {to_text(run)}: it is in state {_named(outcome)!r}.")
         return run
 
     # -- ends
@@ -180,3 +178,9 @@ class CodeReading(Part, CodeWork):
             if ended is not None:
                 ends.append(ended)
         return ends
+
+
+def _named(outcome: CodeRunOutcome) -> str:
+    """Return the state of a run; one that was terminated is stored as cancelled."""
+    was_terminated = outcome.status == RunState.CANCELLED and outcome.reason == TERMINATED
+    return TERMINATED if was_terminated else outcome.status

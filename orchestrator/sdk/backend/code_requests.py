@@ -96,14 +96,18 @@ class CodeRequests(CodeReading):
         name: str,
         again: Callable[[], object] | None = None,
     ) -> Steps[bytes]:
-        """Wait for the answer to a request, and return it; `again` asks a query again."""
+        """Wait for the answer to a request, and return it; `again` asks a query again.
+
+        An update whose run ends without an answer raises WrongState.
+        """
         limit = time_limit(timeout, writes=True)
         find = partial(self._find_answer, request) if again else partial(self._find_update, run, request)
         is_settled = request_kind in _SETTLES
+        target = run if request_kind is RequestKind.UPDATE else None
         pause = _SETTLING if is_settled and timeout is not None else _ASK_AGAIN
         while True:
             part = limit.for_at_most(pause)
-            answer = yield from self._waiting.wait(request, find, part)
+            answer = yield from self._waiting.wait(request, find, part, target)
             if answer is not None:
                 break
             with limit:
@@ -111,8 +115,8 @@ class CodeRequests(CodeReading):
                     raise ResultTimeout("no scheduler leads, and the next one that does comes to it")
                 if is_settled and limit.is_up:
                     raise ResultTimeout(f"no scheduler has come to it within {timeout:g} s, and one will")
-                if limit.is_up and not name and not self._is_sent(run, request):
-                    raise NotFound(f"No update was sent to run {to_text(run)} under this id.")
+                if limit.is_up and not name:
+                    self._refuse_unsent(run, request)
                 if limit.is_up:
                     raise ResultTimeout(
                         f"No answer to {verb} run {to_text(run)} within {timeout:g} s. {self.overdue(run, name)}."
@@ -120,7 +124,7 @@ class CodeRequests(CodeReading):
                 if request_kind is RequestKind.QUERY and again is not None:
                     again()
                 elif find() is None:
-                    self._open(run, verb)
+                    target = self._open(run, verb)
         if answer.error is not None:
             name = name or self._update_name(run, request)
             kind = HANDLER_ERRORS.get(answer.error.phase, OrchestratorError)
@@ -169,12 +173,12 @@ class CodeRequests(CodeReading):
             found = histories.update_events(connection, [run, last], request).request
         return "" if found is None else found.name
 
-    def _is_sent(self, run: bytes, request: bytes) -> bool:
-        """Say whether an update is in a history, or on its way there."""
-        if self._update_name(run, request):
-            return True
-        with self._reading() as connection:
-            return inbox.has_request(connection, RequestKind.UPDATE, request)
+    def _refuse_unsent(self, run: bytes, request: bytes) -> None:
+        """Raise NotFound for an update that is in no history, nor on its way there."""
+        with self._reading() as connection:  # before the history: it moves from one to the other
+            is_on_its_way = inbox.has_request(connection, RequestKind.UPDATE, request)
+        if not is_on_its_way and not self._update_name(run, request):
+            raise NotFound(f"No update was sent to run {to_text(run)} under this id.")
 
     def _outgoing(self, kind: bytes, data: bytes, run: bytes) -> bytes:
         """Return what a run is given as it is stored: what is large elsewhere, and what is here sealed."""

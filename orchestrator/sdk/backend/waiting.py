@@ -65,18 +65,30 @@ class EndWaiters:
         """Notifications for this process."""
         return self._announcements()
 
-    def wait(self, identifier: bytes, find_end: FindEnd, limit: TimeLimit) -> Steps[Ended | None]:
-        """Wait until `find_end` finds an end, or one is announced; None if there is none by then."""
+    def wait(
+        self, identifier: bytes, find_end: FindEnd, limit: TimeLimit, beside: bytes | None = None
+    ) -> Steps[Ended | None]:
+        """Wait until `find_end` finds an end, or one is announced; None if there is none by then.
+
+        Nor is there if the end of `beside` is announced first.
+        """
         pause = Pause()
         heard: list[Ended | None] = []
+        over: list[Ended | None] = []
 
         def wake(ended: Ended | None) -> None:
             heard.append(ended)
             pause.ring()
 
+        def give_up(ended: Ended | None) -> None:
+            over.append(ended)
+            pause.ring()
+
         try:
             with limit:
                 self.announcements.listen(identifier, wake)
+                if beside is not None:
+                    self.announcements.listen(beside, give_up)
                 found = self._try(find_end)
             while found is None:
                 pause.seconds = _until_next_look(limit)
@@ -89,9 +101,13 @@ class EndWaiters:
                         found = self._try(find_end)
                         if found is None and pause.seconds == _LOOK_AGAIN and not heard:
                             self._obstacles.look(identifier)
+                    if over:
+                        break
             return found
         finally:
             self.announcements.forget(identifier, wake)
+            if beside is not None:
+                self.announcements.forget(beside, give_up)
 
     def each(self, identifiers: Sequence[bytes], find_ends: FindEnds, limit: TimeLimit) -> Stream[Ended]:
         """Yield ends as they come, those that have come already first; stop when the time is up."""

@@ -26,6 +26,7 @@ from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_call, decode_value, encode_value
 
 _UNKNOWN = "The workflow answers no"
+ONE_VALUE = "A signal carries one value or none; that may be a dataclass."
 _REFUSALS = ("unknown", "arguments", "refused")
 """Phases of an update before its handler."""
 
@@ -62,6 +63,8 @@ class Handlers:
         """Updates that were accepted in this turn."""
         self._signalled = 0
         """Signals whose handlers run."""
+        self.are_all_known = False
+        """No more handlers will be registered: those of a class are known before it runs."""
 
     @property
     def are_finished(self) -> bool:
@@ -87,9 +90,9 @@ class Handlers:
                 self._commander.report(f"signal {box.name!r} was dropped: {error}", None)
                 continue
             self._signalled += 1
-            self._commander.loop.create_task(self._take_signal(handler, arguments))
+            self._commander.loop.create_task(self._take_signal(box.name, handler, arguments))
 
-    async def _take_signal(self, handler: Handler, arguments: list[Any]) -> None:
+    async def _take_signal(self, name: str, handler: Handler, arguments: list[Any]) -> None:
         try:
             value = handler.function(*arguments)
             if inspect.isawaitable(value):
@@ -99,7 +102,10 @@ class Handlers:
         except asyncio.CancelledError:
             pass
         except BaseException as error:  # noqa: BLE001  # nobody hears of it but the run itself
-            self._interrupt(continuation(error) or error)
+            new = continuation(error)
+            if new is None:
+                self._commander.report(f"the handler of signal {name!r} failed, and so does the run", error)
+            self._interrupt(new or error)
         self._signalled -= 1
 
     def add_query(self, name: str, function: Callable[..., Any]) -> None:
@@ -154,7 +160,7 @@ class Handlers:
         told = self._commander.ledger.answer(request.id)
         if told is not None and told.error is not None and _is_refusal(told.error):
             self._commander.issue_once(AnswerUpdate(request.id, error=told.error), request.id, anyway=True)
-        elif request.name in self._updates:
+        elif request.name in self._updates or (self.are_all_known and told is None):
             self._begin(request)
         else:
             self._early[request.id] = request
@@ -244,7 +250,7 @@ def signal_signature(name: str, function: Callable[..., Any], leading: int = 0) 
     try:
         signature.check([None][: len(signature.names)], {})
     except InvalidTask as error:
-        raise InvalidWorkflow(f"{error} A signal carries one value or none; that may be a dataclass.") from None
+        raise InvalidWorkflow(f"{error} {ONE_VALUE}") from None
     return signature
 
 

@@ -96,6 +96,9 @@ class LiveRun:
                 raise self._interruption from None
             finally:
                 await self._tidy()
+            # Older releases let a run succeed whose function has returned all the same.
+            if self._interruption is not None and not isinstance(commander.ledger.end, history.RunCompleted):
+                raise self._interruption
             result = encode_value(value, f"The result of workflow {self.workflow.name!r}", commander.largest)
             self.workflow._signature.check_result(value, result)
             return result

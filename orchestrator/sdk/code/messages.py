@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 from uuid import UUID, uuid5
 
-from orchestrator.errors import InvalidArguments, InvalidTask
+from orchestrator.errors import InvalidArguments, InvalidTask, InvalidWorkflow
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_value, encode_call
 
@@ -22,6 +23,18 @@ class MessageMethod(Generic[P, T]):
     what = ""
 
     def __init__(self, function: Callable[Concatenate[Any, P], T]) -> None:
+        decorator = f"@workflow.{self.what.lower()}"
+        if not callable(function):
+            raise InvalidWorkflow(
+                f"{decorator}: expected a method, found {function!r:.100}. A message has the name of its method: write "
+                f"{decorator} without brackets."
+            )
+        other = sys._getframe(2).f_locals.get(function.__name__)  # the body of the class, which would drop it
+        if isinstance(other, MessageMethod):
+            raise InvalidWorkflow(
+                f"{decorator}: the class has a {other.what.lower()} {other.name!r} already. Give the method another "
+                f"name."
+            )
         self.__doc__ = function.__doc__
         self.name: str = function.__name__
         """The name of the message."""

@@ -67,7 +67,12 @@ class Recording:
     @classmethod
     def from_json(cls, source: str | bytes | Path) -> Recording:
         """Read what `to_json` wrote, from a text or a file."""
-        text = source.read_bytes() if isinstance(source, Path) else source
+        if isinstance(source, str) and not source.lstrip().startswith(("{", "[")):
+            source = Path(source)
+        try:
+            text = source.read_bytes() if isinstance(source, Path) else source
+        except (OSError, ValueError) as error:
+            raise InvalidWorkflow(f"History: expected JSON or the path of a file that has it, found {error}.") from None
         try:
             plain = msgspec.json.decode(text)
             if plain["format"] != _FORMAT:

@@ -8,18 +8,20 @@ from typing import Any, get_args
 from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.history import EndRecord, Event
 from orchestrator.domain.sealed import changed
+from orchestrator.errors import InvalidWorkflow
 from orchestrator.payloads.keeping import read_encoded
 from orchestrator.references import whole_reference
 from orchestrator.sdk.code.live_run import LiveRun
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.sdk.code.workflow_class import workflow_of
 
 _NEVER_SHOWN = get_args(EndRecord)
 """How a run ended: code never sees it, and only an exact comparison reads it."""
 
 
 def replay(
-    workflow: CodeWorkflow[..., Any],
+    workflow: CodeWorkflow[..., Any] | type[Any],
     history: Recording | str | Path,
     *,
     strict: bool = False,
@@ -34,6 +36,7 @@ def replay(
     with `in_order`, also where commands of different kinds have changed places, such as a task and a timer. A live run
     goes on with such code.
     """
+    workflow = _registered(workflow)
     recording = history if isinstance(history, Recording) else Recording.from_json(history)
     settings = workflow._client.settings
     flow = LiveRun(workflow, recording.run_id, settings.max_payload, settings.largest_value)
@@ -55,6 +58,13 @@ def replay(
     finally:
         flow.close()
     return trace
+
+
+def _registered(given: object) -> CodeWorkflow[..., Any]:
+    workflow = workflow_of(given)
+    if not isinstance(workflow, CodeWorkflow):
+        raise InvalidWorkflow(f"replay: expected a workflow or a class below @app.workflow, found {given!r:.100}.")
+    return workflow
 
 
 def read_event(event: Event, *, everything: bool = False) -> Event:

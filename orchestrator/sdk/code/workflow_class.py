@@ -23,7 +23,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.code.context import WorkflowContext
-from orchestrator.sdk.code.handlers import check_query, check_validator, signal_signature
+from orchestrator.sdk.code.handlers import ONE_VALUE, check_query, check_validator, signal_signature
 from orchestrator.sdk.code.messages import (
     MessageMethod,
     QueryMethod,
@@ -88,6 +88,7 @@ def function_of(kind: type) -> Callable[..., Any]:
         instance = kind(ctx)
         for message in messages:
             _register(ctx, message, instance)
+        ctx._handlers.are_all_known = True
         return await method(instance, *args, **kwargs)
 
     return function if inspect.iscoroutinefunction(method) else method
@@ -98,10 +99,20 @@ def registered(kind: type, workflow: CodeWorkflow[..., Any]) -> None:
     setattr(kind, _WORKFLOW, workflow)
 
 
+def workflow_of(given: Any) -> Any:
+    """Return the workflow of a registered class; anything else as it is."""
+    return vars(given).get(_WORKFLOW, given) if isinstance(given, type) else given
+
+
 def _check(message: MessageMethod[..., Any]) -> None:
     """Refuse a method that could not handle its messages."""
     if isinstance(message, SignalMethod):
-        signal_signature(message.name, message.function, leading=1)
+        taken = signal_signature(message.name, message.function, leading=1).takes
+        if taken is None or len(taken) > 1:  # a caller could give what is not sent
+            raise InvalidWorkflow(
+                f"Signal {message.name!r}: expected one parameter or none, found "
+                f"{inspect.signature(message.function)}. {ONE_VALUE}"
+            )
     elif isinstance(message, QueryMethod):
         check_query(message.name, message.function)
     elif isinstance(message, UpdateMethod) and message.check is not None:

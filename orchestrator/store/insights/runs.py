@@ -101,7 +101,9 @@ class RunDetail(RunView):
     """What its code has set for lists to be filtered by."""
 
 
-COLUMNS = columns_of(RunView)
+_OWN_ID = f"""coalesce(key, (SELECT {run_keys.OWN_ID}
+       FROM orchestrator.run_keys k WHERE k.run_id = runs.id LIMIT 1))"""
+COLUMNS = columns_of(RunView, key=_OWN_ID)
 _FIND = Statement[Row](f"""
 SELECT /* insights.runs.find */ {COLUMNS} FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[])
 """)
@@ -142,8 +144,6 @@ SELECT /* insights.runs.holders */ id FROM orchestrator.runs
  WHERE lane = (SELECT lane FROM orchestrator.runs WHERE id = %(id)s::uuid) AND status = 'running'
  ORDER BY id LIMIT 10
 """)
-_OWN_ID = f"""coalesce(key, (SELECT {run_keys.OWN_ID}
-       FROM orchestrator.run_keys k WHERE k.run_id = runs.id LIMIT 1))"""
 _SHOW = Statement[Row](f"""
 SELECT /* insights.runs.show */ {columns_of(RunDetail, but=("held_by",), key=_OWN_ID, limit="lane_limit")}
   FROM orchestrator.runs WHERE id = %(id)s::uuid

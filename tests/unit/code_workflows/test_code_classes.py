@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from orchestrator import (
@@ -12,10 +15,13 @@ from orchestrator import (
     InvalidArguments,
     InvalidWorkflow,
     Orchestrator,
+    RunFailed,
     UpdateRefused,
     WorkflowContext,
     workflow,
 )
+from orchestrator.domain.code.history import Event, RunCompleted, RunStarted
+from orchestrator.sdk.code.recording import Recording
 from orchestrator.testing import TestedRun, WorkflowTest, replay
 from orchestrator.testing.mocks import Mocks
 from tests.unit.code_workflows.playing import played, started
@@ -169,6 +175,15 @@ def test_wrong_classes_are_refused() -> None:
         @workflow.signal
         def move(self, x: int, y: int) -> None: ...
 
+    class MaybeTwoValues:
+        def __init__(self, ctx: WorkflowContext) -> None: ...
+
+        @workflow.run
+        async def run(self) -> None: ...
+
+        @workflow.signal
+        def move(self, x: int, y: int = 2) -> None: ...
+
     class AsyncQuery:
         def __init__(self, ctx: WorkflowContext) -> None: ...
 
@@ -207,6 +222,10 @@ def test_wrong_classes_are_refused() -> None:
 
     for kind, says in (
         (TwoValues, "Signal 'move': .* A signal carries one value or none"),
+        (
+            MaybeTwoValues,
+            r"Signal 'move': expected one parameter or none, found \(self, x.* A signal carries one value",
+        ),
         (AsyncQuery, "Query 'total': .* not async"),
         (AsyncValidator, "Update 'add', its validator 'check': .* not async"),
         (OtherValidator, r"its validator 'check': .* expected \(self, number: .*, by: .*\).*, found \(self, number"),
@@ -224,3 +243,93 @@ def test_wrong_classes_are_refused() -> None:
 
             @workflow.run
             async def run(self) -> None: ...
+
+
+def test_wrong_decorators_are_refused() -> None:
+    with pytest.raises(InvalidWorkflow, match="@workflow.signal: expected a method, found 'pay'. .* without brackets"):
+        workflow.signal("pay")  # type: ignore[arg-type]
+    with pytest.raises(InvalidWorkflow, match="@workflow.query: the class has a signal 'pay' already"):
+
+        class Twice:
+            @workflow.signal
+            def pay(self) -> None: ...
+
+            @workflow.query  # type: ignore[no-redef]
+            def pay(self) -> int:  # noqa: F811
+                return 1
+
+
+def test_a_class_is_replayed_and_scheduled_by_its_name(tmp_path: Path) -> None:
+    async def play(run: TestedRun[list[str]], test: WorkflowTest) -> Any:
+        await run.update(Order.add, Item("tea", 3))
+        await run.signal(Order.pay, 3)
+        await run.result()
+        return run.history
+
+    file = tmp_path / "history.json"
+    file.write_text(started(Order.run, play, "Ann", mocks=MOCKS).to_json())
+    assert replay(Order, str(file)) == replay(Order.run, file) != []
+    with pytest.raises(InvalidWorkflow, match="expected JSON or the path of a file .* No such file"):
+        replay(Order, "missing.json")
+    with pytest.raises(InvalidWorkflow, match="replay: expected a workflow or a class below @app.workflow"):
+        replay(Item, file)
+
+    app.schedule(every="1h", params={"owner": "Ann"})(Order)
+    (declared,) = app.schedules._declared.values()
+    assert declared.target_name == "order"
+
+
+@app.workflow
+@dataclass
+class Stubborn:
+    ctx: WorkflowContext
+
+    @workflow.run
+    async def run(self, stops: bool = False) -> str:
+        try:
+            await self.ctx.wait_condition(lambda: stops)
+        except asyncio.CancelledError:
+            await self.ctx.sleep(3)
+        return "done"
+
+    @workflow.signal
+    def fails(self) -> None:
+        raise RuntimeError("broken")
+
+    @workflow.update
+    async def restart(self) -> None:
+        self.ctx.continue_as_new(True)
+
+
+def test_a_signal_handler_that_raises_fails_the_run_also_if_the_code_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    async def play(run: TestedRun[str], test: WorkflowTest) -> None:
+        await run.signal(Stubborn.fails)
+        with pytest.raises(RunFailed, match="RuntimeError: broken"):
+            await run.result()
+
+    started(Stubborn.run, play)
+    assert "the handler of signal 'fails' failed, and so does the run" in caplog.text
+
+
+def test_an_update_handler_continues_the_run_also_if_the_code_goes_on() -> None:
+    async def play(run: TestedRun[str], test: WorkflowTest) -> Any:
+        await run.update(Stubborn.restart)
+        assert await run.result() == "done"
+        return run.history
+
+    events = started(Stubborn.run, play).events
+    assert isinstance(events[0].what, RunStarted)
+    assert events[0].what.continued_from is not None
+
+
+def test_a_run_that_ended_so_in_an_older_release_still_replays() -> None:
+    async def play(run: TestedRun[str], test: WorkflowTest) -> Any:
+        await run.signal(Stubborn.fails)
+        with pytest.raises(RunFailed):
+            await run.result()
+        return run.history
+
+    recording = started(Stubborn.run, play)
+    *others, last = recording.events
+    completed = Event(last.number, last.at, RunCompleted(msgspec.msgpack.encode("done")))
+    replay(Stubborn, Recording(recording.run_id, [*others, completed]))
