@@ -68,11 +68,21 @@ def test_an_id_may_be_abbreviated_as_long_as_it_is_the_only_one(here: System) ->
     assert read("tasks", "list", "--before", "0199b2f4-7d5c-7002")["tasks"][0]["id"] == ALIKE[0]
 
 
+def test_the_end_of_an_id_is_enough(here: System) -> None:
+    """The dashboard shows the last 8 digits of ids, and `top` the last 12."""
+    ended, failed = "0199b2f5-0000-7000-8000-00005b0d6f2a", here.job.enqueue().id
+    here.sql(_TASKS, ids=[*ALIKE, ended])
+    for id in (ended, failed):
+        for digits in (8, 12):
+            assert read("tasks", "show", id[-digits:])["id"] == id
+    assert "No task has the id 0d6f2a" in invoke("tasks", "show", ended[-6:]).stderr, "too few digits"
+
+
 def test_one_that_several_begin_with_names_them(here: System) -> None:
     here.sql(_TASKS, ids=ALIKE)
     refused = invoke("tasks", "show", "0199b2f4-7d")
     assert refused.exit_code == 1
-    assert "The ids of several tasks begin with 0199b2f4-7d. Write more of it:" in refused.stderr
+    assert "The ids of several tasks begin or end with 0199b2f4-7d. Write more of it:" in refused.stderr
     named = [line for line in refused.stderr.splitlines() if line.startswith("  0199")]
     assert [line.split()[0] for line in named] == ALIKE[:1:-1], "the newest"
     assert re.search(r"many, success, \d+s ago$", named[0])
@@ -89,7 +99,7 @@ def test_one_that_none_begins_with_is_not_found(here: System) -> None:
         assert "is not the id of a task: expected one such as 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17" in refused.stderr
         refused = invoke("runs", "show", short)
         assert refused.exit_code == 1
-        assert "Expected a UUID or the first 4 or more of its digits, or an id or key" in refused.stderr
+        assert "Expected a UUID, its first 4 or last 8 digits or more, or an id or key" in refused.stderr
 
 
 def test_every_command_takes_ids_like_this() -> None:

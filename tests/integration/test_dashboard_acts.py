@@ -17,6 +17,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from orchestrator.api import access, login_limits
+from orchestrator.api.dashboard import words
 from orchestrator.domain.access import Scope
 from orchestrator.domain.fleet.announced import Standby
 from orchestrator.domain.ids import time_ordered_id
@@ -742,7 +743,10 @@ def test_failure_groups_are_sorted_and_say_since_when_and_where(house: House) ->
                 (f"{name}-1-aa", minutes, house.failed[name].hex),
             )
         make_worker(house, "web-1-aa", None)
-        connection.exec_driver_sql("UPDATE orchestrator.workers SET started_at = now() - interval '20 minutes'")
+        connection.exec_driver_sql(
+            "UPDATE orchestrator.workers"
+            " SET started_at = now() - interval '20 minutes', seen_at = now() - interval '1 minute'"
+        )  # no scheduler leads
     visitor = Visitor(house.app)
     visitor.get("/ui")
     visitor.post("/ui/queues/mail.out/resume")  # what was read before is forgotten
@@ -752,15 +756,90 @@ def test_failure_groups_are_sorted_and_say_since_when_and_where(house: House) ->
     assert groups_of(visitor.get("/ui/failures?sort=last").text) == [MAIL, BANK]
     assert visitor.get("/ui/failures?sort=error").status_code == 422
     bank, mail = (re.search(rf'<tr data-key="{key}">.*?</tr>', page, re.DOTALL)[0] for key in (BANK, MAIL))  # type: ignore[index]
-    assert "new since the last deploy" in bank
+    assert "new since the last worker start" in bank
     assert "new since" not in mail
+    assert not re.search("rising|falling", page), "one failure is no trend"
     assert "on bank-1-aa" in bank
     assert ">40m" in mail
+
+
+def test_a_group_that_failed_before_the_last_worker_start_is_not_new(house: House) -> None:
+    """Neither if that failure is outside of the time that is shown, nor if somebody has retried the task since."""
+    visitor = Visitor(house.app)
+    visitor.get("/ui")
+
+    def new_groups(mail: str, bank: str, started: str) -> list[str]:
+        with house.engine.connect() as connection:
+            for name, ended in (("mail", mail), ("bank", bank)):
+                connection.exec_driver_sql(
+                    "UPDATE orchestrator.ended_tasks SET ended_at = now() - %s::interval WHERE id = %s",
+                    (ended, house.failed[name].hex),
+                )
+            empty(connection, "workers")
+            for worker, start in (("old-1-aa", "50m"), ("new-1-aa", started)):
+                make_worker(house, worker, None)
+                connection.exec_driver_sql(
+                    "UPDATE orchestrator.workers SET started_at = now() - %s::interval WHERE id = %s", (start, worker)
+                )
+        visitor.post("/ui/queues/mail.out/resume")  # what was read before is forgotten
+        page = visitor.get("/ui/failures?within=1h").text
+        return re.findall(r'<tr data-key="([^"]*)">[^\n]*new since the last worker start', page)
+
+    assert new_groups("40m", "5m", "20m") == [BANK], "the first of two workers is older than both"
+    assert new_groups("40m", "5m", "45m") == [], "nothing had ended before the first workers, which start together"
+    copy = (
+        "INSERT INTO orchestrator.ended_tasks (id, name, queue, priority, seq, attempt, status, error, failures,"
+        " losses, payload, created_at, ended_at) SELECT gen_random_uuid(), {}, queue, priority, seq, attempt, status,"
+        " error, failures, losses, payload, created_at, now() - interval '3 hours' FROM orchestrator.ended_tasks"
+        f" WHERE id = '{house.failed['bank']}' RETURNING id"
+    )
+    rows(house, copy.format("'t.other'"))
+    assert {*new_groups("40m", "5m", "45m")} == {BANK, MAIL}
+    rows(house, copy.format("name"))
+    assert new_groups("30m", "5m", "45m") == [MAIL], "bank has failed three hours ago"
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, ended_at)"
+            " SELECT id, 0, 'failed', error, now() - interval '2 hours' FROM orchestrator.ended_tasks WHERE id = %s",
+            (house.failed["mail"].hex,),
+        )
+        try:
+            assert new_groups("30m", "5m", "45m") == [], "mail was retried"
+        finally:
+            empty(connection, "attempts")
+            connection.exec_driver_sql(
+                "DELETE FROM orchestrator.ended_tasks WHERE ended_at < now() - interval '2 hours' AND status = 'failed'"
+            )
+
+
+@pytest.mark.parametrize(
+    ("counts", "word"),
+    [
+        ([0] * 23 + [60], ""),
+        ([0, 0, 5, 0, 0, 0, 0, 9], "rising"),
+        ([9, 9, 9, 9, 1, 1, 5, 5], "rising"),
+        ([1, 1, 1, 1, 1, 1, 1, 2], "steady"),
+        ([0, 0, 0, 0, 9, 9, 1, 1], "falling"),
+        ([5, 0, 0, 0, 0, 0, 0, 0], "stopped"),
+    ],
+)
+def test_a_trend_compares_the_last_quarter_with_the_one_before(counts: list[int], word: str) -> None:
+    assert words.trend(counts) == word
 
 
 def found_in(page: str, heading: str) -> list[str]:
     _, _, section = page.partition(f"<h2>{heading}</h2>")
     return re.findall(r'<tr data-key="([^"]*)">', section.partition("</section>")[0])
+
+
+def test_what_lists_show_of_an_id_leads_to_its_page(house: House) -> None:
+    visitor, bound = Visitor(house.app), Visitor(house.app)
+    for id in (house.failed["bank"], house.tasks["bank"]):
+        assert f">{str(id)[-8:]}<" in visitor.get("/ui/tasks").text
+        found = visitor.get(f"/ui/search?text={str(id)[-8:]}")
+        assert (found.status_code, found.headers["location"]) == (303, f"/ui/tasks/{id}")
+    bound.log_in(make_key(house, Scope.READ, "mail.", "mail-"))
+    assert str(id) not in bound.get(f"/ui/search?text={str(id)[-8:]}").text
 
 
 WITH_THIS = "Tasks with this in an argument"

@@ -44,6 +44,8 @@ _SIGNS = {
     "returned": "○",
 }
 _BACKFILL = re.compile(r"(.+)#([0-9]+)")
+_CHANGE = 3
+"""Failures more or fewer that are called a trend."""
 _LONGEST_VALUE = 20_000
 """Characters of a value that a page shows."""
 
@@ -95,11 +97,18 @@ def standing(queue: QueueCounts, *kinds: str) -> str:
 
 
 def trend(counts: Sequence[int]) -> str:
-    """Return in a word how the last quarter of equal parts of a time compares with those before."""
-    last = counts[-(len(counts) // 4) :]
-    lately, before = sum(last) / len(last), sum(counts[: -len(last)]) / (len(counts) - len(last))
+    """Return in a word how the last quarter of equal parts of a time compares with the quarter before.
+
+    Nothing where all of it is in the last quarter: there is nothing to compare with.
+    """
+    quarter = len(counts) // 4
+    lately, before = sum(counts[-quarter:]), sum(counts[-2 * quarter : -quarter])
+    if lately == sum(counts):
+        return ""
     if not lately:
         return "stopped"
+    if abs(lately - before) < _CHANGE:
+        return "steady"
     return "rising" if lately > 1.5 * before else "falling" if 1.5 * lately < before else "steady"
 
 

@@ -1,4 +1,4 @@
-"""Ids as people type and read them: the shortest unique prefix, like git's."""
+"""Ids as people type and read them: the shortest unique prefix, like git's, or the end that lists show."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST = 10
 
 
 class IdOf(click.ParamType):  # type: ignore[type-arg]  # which older releases of click are not
-    """The id of a task or a run, or enough of its beginning."""
+    """The id of a task or a run, or enough of its beginning or end."""
 
     name = "id"
 
@@ -42,14 +42,14 @@ class IdOf(click.ParamType):  # type: ignore[type-arg]  # which older releases o
         if found is None:
             self.fail(
                 f"{value!r} is not the id of a {self.kind}: expected one such as "
-                f"0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17, or at least the first 4 of its digits.",
+                f"0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17, or its first 4 or last 8 digits, or more.",
                 param,
                 ctx,
             )
         return found
 
     def find(self, beginning: str) -> UUID | None:
-        """Return the only id that begins like this, or None if none can."""
+        """Return the only id that begins like this, or else ends so, or None if none can."""
         digits = beginning.replace("-", "").lower()
         if not _BEGINNING.fullmatch(digits):
             return None
@@ -65,7 +65,9 @@ class IdOf(click.ParamType):  # type: ignore[type-arg]  # which older releases o
         ]
         more = ["  …"] if len(found) > _MOST else []
         raise click.ClickException(
-            "\n".join([f"The ids of several {self.kind}s begin with {beginning}. Write more of it:", *several, *more])
+            "\n".join(
+                [f"The ids of several {self.kind}s begin or end with {beginning}. Write more of it:", *several, *more]
+            )
         )
 
 
@@ -82,8 +84,8 @@ class RunId(IdOf):
         run = found[0].run if found else super().find(beginning)
         if run is None:
             raise NotFound(
-                f"No run has the id {beginning!r}, nor was one started under it. Expected a UUID or the first 4 "
-                f"or more of its digits, or an id or key that was given at its start; see `orchestrator runs list`."
+                f"No run has the id {beginning!r}, nor was one started under it. Expected a UUID, its first 4 "
+                f"or last 8 digits or more, or an id or key that was given at its start; see `orchestrator runs list`."
             )
         return run
 

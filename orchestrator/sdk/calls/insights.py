@@ -149,7 +149,7 @@ class InsightCalls(Protocol):
 
     @call(within={"within": Kind.TASK_OR_RUN})
     def ids_begin_with(self, kind: IdKind, digits: Digits, most: Limit) -> list[IdMatch]:
-        """Return the newest tasks or runs whose ids begin with these hexadecimal digits."""
+        """Return the newest tasks or runs whose ids begin with these hexadecimal digits; if none does, end so."""
 
     @call(bound_result=36, expensive=True)
     def enough_of_ids(self, kind: IdKind, shown: Sequence[UUID]) -> int:

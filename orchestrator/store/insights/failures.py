@@ -155,6 +155,33 @@ def latest_failures(
     return Failures(groups, walked if is_cut else None)
 
 
+_BEFORE = "ended_at < %(at)s::timestamptz"
+# A task that was retried by hand has its earlier failure among its attempts.
+_FAILED_BEFORE = Statement[GroupKey](f"""
+WITH /* insights.failures.before */ earlier AS MATERIALIZED (
+    {walked(_BEFORE, "name, queue, status, error, ended_at")}
+), later AS MATERIALIZED (
+    {walked("ended_at >= %(at)s::timestamptz", "id, name, queue, status, ended_at")}
+)
+SELECT name, queue, coalesce(error->>'kind', '') AS kind FROM earlier WHERE status = 'failed'
+ UNION
+SELECT later.name, queue, coalesce(attempts.error->>'kind', '') FROM later
+  JOIN orchestrator.attempts ON task_id = later.id AND outcome = 'failed' AND attempts.{_BEFORE}
+""")
+_HAS_ENDED_BEFORE = Statement[bool](f"""
+SELECT /* insights.failures.has_ended_before */ EXISTS (SELECT FROM orchestrator.ended_tasks WHERE {_BEFORE})
+""")
+
+
+def failed_before(connection: Connection, at: datetime, within: str = "") -> set[GroupKey] | None:
+    """Return groups of which something had failed by then, of very many the last ones; None if no task had ended."""
+    if not _HAS_ENDED_BEFORE.one(connection, at=at):
+        return None
+    walked = MOST_WALKED if within else MOST_LOOKED_AT
+    rows = _FAILED_BEFORE(connection, at=at, within=within, most=MOST_LOOKED_AT, walked=walked)
+    return {(name, queue, kind) for name, queue, kind in rows}
+
+
 # -- over time
 
 

@@ -2,7 +2,7 @@
 
 A list and a search look for tasks for a second at most; the next page of the list goes on from there. Ids need not be
 written out, as in git: what begins alike is a range in the index of the primary key, and how much of an id is enough
-depends on its two neighbours there.
+depends on its two neighbours there. Lists show the ends of ids, which are looked for among the newest.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Found:
     """The matches, newest first, a few of each kind."""
 
     tasks_by_id: list[IdMatch]
-    """Tasks whose id begins so."""
+    """Tasks whose id begins so; if none does, those whose id ends so."""
     runs_by_id: list[IdMatch]
-    """Runs whose id begins so."""
+    """The same of runs."""
     tasks: list[TaskView]
     """Tasks whose names have this in them."""
     runs: list[RunView]
@@ -74,6 +74,10 @@ def _newest(run: RunView) -> tuple[object, UUID]:
 
 Kind = Literal["task", "run"]
 _TABLES = {"task": ("orchestrator.tasks", "orchestrator.ended_tasks"), "run": ("orchestrator.runs",)}
+_SHORTEST_END = 8
+"""Digits of the end of an id that are enough to look for: as many as lists show."""
+_MOST_ENDS = 100_000
+"""Newest tasks of each table, or runs, that are looked at for an end."""
 _OWNERS = {"task": "queue", "run": "workflow"}
 _TIME = 13
 """The characters of an id that are its time: none that is made later begins with them, unless it derives from it."""
@@ -89,16 +93,21 @@ class IdMatch:
     created_at: datetime
 
 
-def _begin_with(kind: Kind) -> Statement[IdMatch]:
+_BEGINS = "id BETWEEN %(first)s::uuid AND %(last)s::uuid"
+_ENDS = f"""id IN (SELECT id FROM (SELECT id FROM {{table}} ORDER BY id DESC LIMIT {_MOST_ENDS}) AS newest
+                    WHERE right(replace(id::text, '-', ''), length(%(end)s)) = %(end)s)"""
+
+
+def _matching(kind: Kind, how: str, condition: str) -> Statement[IdMatch]:
     tables = " UNION ALL ".join(
         f"(SELECT id, name, status, created_at FROM {table}"
-        f" WHERE id BETWEEN %(first)s::uuid AND %(last)s::uuid"
+        f" WHERE {condition.format(table=table)}"
         f" AND (%(within)s::text = '' OR starts_with({_OWNERS[kind]}, %(within)s::text))"
         f" ORDER BY id DESC LIMIT %(most)s)"
         for table in _TABLES[kind]
     )
     return Statement[IdMatch](
-        f"SELECT /* insights.ids.{kind} */ * FROM ({tables}) AS found ORDER BY id DESC LIMIT %(most)s"
+        f"SELECT /* insights.ids.{kind}_{how} */ * FROM ({tables}) AS found ORDER BY id DESC LIMIT %(most)s"
     )
 
 
@@ -114,17 +123,21 @@ SELECT /* insights.ids.beside_{kind} */ shown.id::text, beside.id::text
 """)
 
 
-_BEGIN_WITH = {kind: _begin_with(kind) for kind in get_args(Kind)}
+_BEGIN_WITH = {kind: _matching(kind, "begins", _BEGINS) for kind in get_args(Kind)}
+_END_WITH = {kind: _matching(kind, "ends", _ENDS) for kind in get_args(Kind)}
 _ENOUGH = {kind: _enough(kind) for kind in get_args(Kind)}
 
 
 def begin_with(connection: Connection, kind: Kind, digits: str, most: int, within: str = "") -> list[IdMatch]:
-    """Return the newest tasks or runs whose ids begin with these hexadecimal digits.
+    """Return the newest tasks or runs whose ids begin with these hexadecimal digits; if none does, end with them.
 
     The name of the queue or workflow that they belong to begins with `within`.
     """
     first, last = digits.ljust(32, "0"), digits.ljust(32, "f")
-    return _BEGIN_WITH[kind](connection, first=first, last=last, most=most, within=within)
+    found = _BEGIN_WITH[kind](connection, first=first, last=last, most=most, within=within)
+    if found or len(digits) < _SHORTEST_END:
+        return found
+    return _END_WITH[kind](connection, end=digits, most=most, within=within)
 
 
 def enough(connection: Connection, kind: Kind, shown: Sequence[UUID]) -> int:

@@ -1,4 +1,4 @@
-"""Failures by task and error: over time, new ones since the last deploy, acknowledged and snoozed ones."""
+"""Failures by task and error: over time, new ones since the last worker start, acknowledged and snoozed ones."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from orchestrator.api.key_scope import WITHIN, check_queue
 from orchestrator.api.problems import refused
 from orchestrator.domain.access import KeyScope
 from orchestrator.store import insights
-from orchestrator.store.insights.failures import HANDLED, FailureGroup, target_of
+from orchestrator.store.insights.failures import HANDLED, FailureGroup, failed_before, target_of
 
 routes, actions = pages("/ui/failures"), page_actions("/ui/failures")
 
 _PARTS = 24
 """Bars of each group, over the time that is shown."""
 _SORTS = {"name": "name", "queue": "queue", "first": "first_at", "last": "last_at", "tasks": "tasks"}
+_ROLLOUT = timedelta(minutes=10)
+"""Workers that start within it of each other replace a fleet together."""
 NO_KIND = "-"
 """Stands in paths for an error without a kind."""
 
@@ -65,7 +67,7 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
         ),
         snoozed=[one for one in groups if states.get(one.key) == "snoozed"],
         handled={key: one for key, one in handled.items() if states[key]},
-        new=_new_ones(api, groups, since),
+        new=_new_ones(api, key_scope, groups),
         looked_at=failures.looked_at,
         query=query,
         asked=given(query),
@@ -81,13 +83,21 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
     )
 
 
-def _new_ones(api: Api, groups: list[FailureGroup], since: datetime) -> set[insights.GroupKey]:
-    """Return groups of which nothing had failed before the last deploy: before the oldest live worker started."""
+def _new_ones(api: Api, key_scope: KeyScope, groups: list[FailureGroup]) -> set[insights.GroupKey]:
+    """Return groups of which nothing had failed before the last worker start.
+
+    Workers do not say which code they have, so a restart counts like a deploy. Starts soon after each other are one.
+    """
     workers = api.recent.get(("workers",), 5.0, api.backend.insights.list_workers)
-    deployed = min((one.worker_started_at for one in workers if one.state == "live"), default=None)
-    if deployed is None or deployed <= since:
+    starts = sorted((one.worker_started_at for one in workers), reverse=True)
+    if not starts:
         return set()
-    return {group.key for group in groups if group.first_at >= deployed}
+    last = starts[0]
+    for start in starts:
+        last = start if last - start <= _ROLLOUT else last
+    read = partial(api.read, failed_before, last, key_scope.queues)
+    known = api.recent.get(("failed before", key_scope, last), 30.0, read)
+    return set() if known is None else {group.key for group in groups if group.first_at >= last} - known
 
 
 class Snooze(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
