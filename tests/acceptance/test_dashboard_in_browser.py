@@ -650,7 +650,7 @@ def test_a_page_stays_live_until_what_was_done_shows(served: tuple[Stack, str], 
         stack.leader().kill()
         try:
             window.page.get_by_role("button", name="Retry").click()
-            window.sees(".said", "is retried")
+            window.sees(".said", "retry is requested")
             window.sees(".said", "has not changed yet")
         finally:
             stack.scheduler()

@@ -709,9 +709,60 @@ def test_failure_groups_are_snoozed_acknowledged_and_opened_again(house: House) 
     page = visitor.get("/ui/failures").text
     assert groups_of(page) == [BANK, MAIL], "what somebody knows of comes last"
     assert "acknowledged by " in page
+    overview = visitor.get("/ui").text.partition("<h2>Failures")[2]
+    assert groups_of(overview) == [BANK, MAIL]
+    assert overview.count('<span class="tag">acknowledged</span>') == 1
     lines = rows(house, "SELECT act, target FROM orchestrator.audit WHERE kind = 'failures' ORDER BY id")
     assert [act for act, _ in lines] == ["snooze", "reopen", "acknowledge"]
     assert {target for _, target in lines} == {"t.a E in mail.out"}
+
+
+def test_a_retry_without_a_scheduler_is_requested_once(house: House) -> None:
+    visitor = Visitor(house.app)
+    page = f"/ui/tasks/{house.failed['mail']}"
+    assert f'action="{page}/retry"' in visitor.get(page).text
+    for _ in range(2):
+        visitor.post(f"{page}/retry", back=page)
+        assert visitor.said() == "A retry is requested."
+    assert rows(house, "SELECT kind, target FROM orchestrator.inbox") == [("retry task", house.failed["mail"])]
+    shown = visitor.get(page).text
+    assert "</i>retry requested</span>" in shown
+    assert "The task is retried when a scheduler leads." in shown
+    assert f'action="{page}/retry"' not in shown
+
+
+def test_a_lost_worker_is_named_so_and_its_uptime_stands(house: House) -> None:
+    with house.engine.connect() as connection:
+        empty(connection, "workers")
+        make_worker(house, "web-1-aa", None)
+        connection.exec_driver_sql(
+            "UPDATE orchestrator.workers SET state = 'dead', started_at = now() - interval '50 minutes',"
+            " seen_at = now() - interval '40 minutes'"
+        )
+    visitor = Visitor(house.app)
+    for path in ("/ui/workers", "/ui/workers/web-1-aa"):
+        page = visitor.get(path).text
+        assert "</i>lost</span>" in page
+        assert re.search(r"(ran |Ran</dt><dd>)10m", page), path
+        assert "ptime" not in page
+
+
+def test_without_a_scheduler_the_workers_of_a_queue_are_unknown(house: House) -> None:
+    visitor = Visitor(house.app)
+    for path in ("/ui", "/ui/queues", "/ui/queues/mail.out"):
+        page = visitor.get(path).text
+        assert "no worker" not in page, path
+        assert "unknown" in page, path
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO orchestrator.leases (shard, owner, address, term, expires_at)"
+            " VALUES (0, gen_random_uuid(), 'web:1', 1, now() + interval '1 minute')"
+        )
+        try:
+            visitor.post("/ui/queues/mail.out/resume")  # what was read before is forgotten
+            assert "no worker serves it" in visitor.get("/ui/queues").text
+        finally:
+            empty(connection, "leases")
 
 
 def test_a_snooze_ends(house: House) -> None:

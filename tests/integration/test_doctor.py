@@ -76,6 +76,20 @@ def test_all_is_well_but_for_what_does_not_run(examine: Callable[..., tuple[int,
     assert checks["schema"]["found"] == f"revision {database.REVISION}, as this release needs it"
 
 
+def test_no_leader_fails_where_tasks_are_open(examine: Callable[..., tuple[int, Checks]], database_url: str) -> None:
+    with _admin(database_url) as cursor:
+        cursor.execute(
+            "INSERT INTO orchestrator.tasks (id, name, queue, payload) VALUES (gen_random_uuid(), 'late', 'doctor', '')"
+        )
+        try:
+            code, checks = examine()
+        finally:
+            cursor.execute("DELETE FROM orchestrator.tasks WHERE queue = 'doctor'")
+    assert (code, checks["no leader"]["level"]) == (1, "fail")
+    assert (checks["workers"]["level"], checks["workers"]["found"]) == ("ok", "unknown while no scheduler leads")
+    assert "no worker" not in checks
+
+
 def test_lines_are_for_people(examine: Callable[..., tuple[int, Checks]]) -> None:
     examine()
     lines = CliRunner().invoke(main, ["doctor"]).stdout.splitlines()

@@ -28,6 +28,7 @@ from orchestrator.sdk.dag.definitions import loads
 from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
 from orchestrator.store.insights.activity import failures_lately
+from orchestrator.store.insights.failures import target_of
 from tests.integration.stage import System
 from tests.waiting import eventually
 
@@ -233,6 +234,23 @@ def test_what_is_secret_is_not_shown_of_an_opened_task_or_run(
     assert "login(" in shown
     assert "•••" in shown
     assert "-secret" not in shown
+
+
+def test_failures_that_somebody_knows_of_come_last_or_not_at_all(busy: System, engine: Engine) -> None:
+    def shown() -> list[str]:
+        with engine.connect() as connection:
+            return [group.state for group in failures_lately(connection)]
+
+    assert shown() == [""]
+    with engine.connect() as connection:
+        (group,) = failures_lately(connection)
+    line = "INSERT INTO orchestrator.audit (who, origin, act, kind, target, detail)"
+    target = target_of((group.name, group.queue, group.kind))
+    busy.sql(f"{line} VALUES ('a', 'b', 'acknowledge', 'failures', :target, '{{}}')", target=target)
+    assert shown() == ["acknowledged"]
+    until = """'{"until": "2999-01-01T00:00:00Z"}'""".replace(":", "\\:")
+    busy.sql(f"{line} VALUES ('a', 'b', 'snooze', 'failures', :target, {until})", target=target)
+    assert shown() == []
 
 
 def test_the_text_of_an_error_that_is_sealed_is_opened(busy: System, engine: Engine) -> None:

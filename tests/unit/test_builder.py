@@ -165,6 +165,18 @@ def test_only_plain_data_is_kept() -> None:
     assert refusal(flow) == ["workflow 'x': a number in it is not a finite number of at most 64 bits."]
 
 
+def test_parameters_may_be_written_as_in_files() -> None:
+    flow = Workflow("x", params={"day": {"type": "date", "default": "today"}, "n": int})
+    flow.task("a", "t")
+    assert flow.definition().params == {"day": Param(type="date", default="today"), "n": Param(type="integer")}
+    wrong = Workflow("x", params={"day": {"typ": "date"}})
+    wrong.task("a", "t")
+    with pytest.raises(InvalidWorkflow, match="typ"):
+        wrong.definition()
+    with pytest.raises(InvalidWorkflow, match=r"params.p: expected one of the types .* a mapping .* found \['a'\]"):
+        Workflow("x", params={"p": ["a"]})  # type: ignore[dict-item]
+
+
 def test_names_and_types_are_checked_at_once() -> None:
     flow = Workflow("x")
     flow.task("a", "t")
@@ -172,7 +184,7 @@ def test_names_and_types_are_checked_at_once() -> None:
         flow.task("a", "t")
     with pytest.raises(InvalidWorkflow, match="found <function .*lambda"):
         flow.task("b", lambda: None)
-    with pytest.raises(InvalidWorkflow, match=r"workflow 'x': params.p: expected a Param or one of the types str, int"):
+    with pytest.raises(InvalidWorkflow, match=r"workflow 'x': params.p: expected one of the types str, int"):
         Workflow("x", params={"p": set})
 
 

@@ -40,7 +40,7 @@ def _action(name: str, said: str, needs: str = "") -> Action:
 
 
 ACTIONS: tuple[Action, ...] = (
-    _action("retry_task", "The task is retried."),
+    _action("retry_task", "A retry is requested."),
     _action("cancel_task", "The task is being cancelled."),
     _action("retry_failed", "Retried: {answer.tasks:,}."),
     _action("cancel_tasks", "Being cancelled: {answer.tasks:,}."),

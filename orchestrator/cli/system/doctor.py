@@ -44,7 +44,8 @@ _CLOCK_SKEW = 1.0
 _OLDEST_POSTGRES = 14
 _LITTLE_DISK, _NO_DISK = 1_000_000_000, 64_000_000
 _PREVENT_WORK = ("redis away", "redis full", "redis refuses writes", "redis evicts", "foreign key")
-"""Problems of `status` that are failures here. A process that does not run yet is a warning."""
+"""Problems of `status` that are failures here. A process that does not run yet is a warning,
+except the scheduler while tasks are open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,13 +261,18 @@ def _system(settings: Settings) -> Iterator[Finding]:
             yield _ok("scheduler", f"{found}, {len(standbys)} standing by")
         else:
             yield _warn("scheduler", f"{found}, none stands by.", "Start a second one, elsewhere.")
-    fleet = f"{seen.overview.workers} live, {seen.overview.slots} slots"
-    yield _ok("workers", fleet) if seen.overview.workers else _warn("workers", "none.", "Start: orchestrator worker")
-    yield from map(_problem, seen.troubles)
+    if leader is None:
+        yield _ok("workers", "unknown while no scheduler leads")
+    elif seen.overview.workers:
+        yield _ok("workers", f"{seen.overview.workers} live, {seen.overview.slots} slots")
+    else:
+        yield _warn("workers", "none.", "Start: orchestrator worker")
+    has_open = any(seen.overview.open.values())
+    yield from (_problem(found, is_failure=has_open and found.kind == "no leader") for found in seen.troubles)
 
 
-def _problem(found: trouble.Trouble) -> Finding:
-    grade = _fail if found.kind in _PREVENT_WORK else _warn
+def _problem(found: trouble.Trouble, *, is_failure: bool = False) -> Finding:
+    grade = _fail if is_failure or found.kind in _PREVENT_WORK else _warn
     return grade(found.kind, found.message)
 
 

@@ -34,12 +34,14 @@ def queue_rows(found: Snapshot, view: View, width: int) -> Rows:
     spark = max(0, min(60, width - 78))
     needs = {"in flight>": 56, "slots>": 64, "delayed>": 78, "failed/s>": 72, "last minute": 86}
     headers = [header for header in _HEADERS if width >= needs.get(header, 0)]
-    return headers, [(queue.queue, [*_queue_cells(queue, headers, spark)]) for queue in queues(view, found)]
+    is_led = found.leader is not None
+    return headers, [(queue.queue, [*_queue_cells(queue, headers, spark, is_led)]) for queue in queues(view, found)]
 
 
-def _queue_cells(queue: QueueNow, headers: Sequence[str], spark: int) -> Iterator[Text]:
+def _queue_cells(queue: QueueNow, headers: Sequence[str], spark: int, is_led: bool) -> Iterator[Text]:
     old = queue.oldest or 0.0
-    unserved = queue.ready and not queue.slots
+    unserved = is_led and queue.ready and not queue.slots
+    slots = f"{queue.slots:,}" if queue.slots else "none" if is_led else "?"
     name = Text(one_line(queue.queue))
     if queue.paused:
         name.append(" paused", style="black on yellow")
@@ -49,7 +51,7 @@ def _queue_cells(queue: QueueNow, headers: Sequence[str], spark: int) -> Iterato
         "oldest>": Text(duration(old) if old else "", style="red" if old > 300 else "yellow" if old > 60 else ""),
         "delayed>": Text(f"{queue.delayed:,}" if queue.delayed else ""),
         "in flight>": Text(f"{queue.in_flight:,}" if queue.in_flight else "", style="cyan"),
-        "slots>": Text(f"{queue.slots:,}" if queue.slots else "none", style="bold red" if unserved else ""),
+        "slots>": Text(slots, style="bold red" if unserved else ""),
         "ended/s>": Text(rate(queue.rate), style="green"),
         "failed/s>": Text(rate(queue.failing), style="red"),
         "last minute": Text(sparkline(queue.minute, spark), style="green"),
@@ -99,8 +101,8 @@ def _failure_rows(found: Snapshot, view: View, width: int) -> Rows:
             error = Text(one_line(one.kind.rpartition(".")[2]), style="red").append(
                 f": {one_line(one.message)}", style="default"
             )
-            cells = [Text(f"{one.tasks:,}"), Text(duration(max(1.0, age))), Text(one_line(one.name)), error]
-            rows.append((f"{one.name} {one.kind}", cells))
+            name = Text(one_line(one.name)).append(f" {one.state}" if one.state else "", style="dim")
+            rows.append((one.key, [Text(f"{one.tasks:,}"), Text(duration(max(1.0, age))), name, error]))
     return ["15 min>", "last>", "task", "error*"], rows
 
 

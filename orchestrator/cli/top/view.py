@@ -87,7 +87,7 @@ def rows(view: View, panel: Panel, found: Snapshot) -> list[str]:
     if panel is Panel.WORKERS:
         return [worker.id for worker in found.workers if matches(view, worker.id, *worker.queues)]
     if panel is Panel.FAILURES:
-        return [f"{one.name} {one.kind}" for one in found.failures if matches(view, one.name, one.kind, one.message)]
+        return [one.key for one in found.failures if matches(view, one.name, one.kind, one.message)]
     return [str(run.id) for run in found.runs if matches(view, run.name, run.workflow or "")]
 
 
@@ -231,7 +231,7 @@ def _opened(view: View, found: Snapshot) -> Deed | None:
     if panel is Panel.RUNS:
         return Deed("open run", name)
     if panel is Panel.FAILURES:
-        return Deed("open", next(one.latest for one in found.failures if f"{one.name} {one.kind}" == name))
+        return Deed("open", next(one.latest for one in found.failures if one.key == name))
     worker = next(worker for worker in found.workers if worker.id == name)
     does = [f"{task.name} {task.id}  {task.seconds:.1f}s" for task in found.running if task.worker == worker.id]
     view.sheet = Sheet(f"Worker {worker.id}", [f"queues  {', '.join(worker.queues)}", "", *(does or ["runs nothing"])])

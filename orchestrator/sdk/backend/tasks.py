@@ -221,6 +221,8 @@ class TaskBackend(Part, TaskWork):
 
     def retry(self, task: bytes) -> None:
         state = self.status(task)
+        if state == TaskState.PENDING and self.is_retry_requested(task):
+            return
         with self._reading() as connection:
             run = run_retries.ended_in(connection, task)
         if run is not None and (run.is_code or state in _RETRIED) and (reason := _bound(to_text(task), run)):
@@ -241,6 +243,11 @@ class TaskBackend(Part, TaskWork):
             )
         self._connections.retries += 1
         self._connections.nudge()
+
+    def is_retry_requested(self, task: bytes) -> bool:
+        """Say whether a task has ended and is to be opened again by the leader: it is pending for its callers."""
+        with self._reading() as connection:
+            return results.has_ended(connection, [task]) and self.status(task) == TaskState.PENDING
 
     def retry_failed(self, wanted: FailedFilter, within: str = "") -> int:
         """Ask the leader to open the failed tasks again that match; return how many match now.

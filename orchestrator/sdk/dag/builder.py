@@ -8,7 +8,7 @@ flow.task("process", "etl.process", depends_on=[discover], foreach=discover.file
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from datetime import date, datetime, timedelta
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -122,7 +122,7 @@ class Workflow:
         self,
         name: str,
         *,
-        params: Mapping[str, type | Param] | None = None,
+        params: Mapping[str, type | Param | Mapping[str, Any]] | None = None,
         defaults: Defaults | None = None,
         **options: Unpack[WorkflowOptions],
     ) -> None:
@@ -210,11 +210,14 @@ def _param(workflow: str, name: str, param: Any) -> dict[str, Any]:
     if isinstance(param, Param):
         plain: dict[str, Any] = msgspec.to_builtins(param)
         return plain
-    if param in _PARAM_TYPES:
+    if isinstance(param, Mapping):
+        return dict(param)
+    if isinstance(param, Hashable) and param in _PARAM_TYPES:
         return {"type": _PARAM_TYPES[param]}
     known = ", ".join(getattr(kind, "__name__", str(kind)) for kind in _PARAM_TYPES)
     raise InvalidWorkflow(
-        f"workflow {workflow!r}: params.{name}: expected a Param or one of the types {known}, found {param!r}."
+        f"workflow {workflow!r}: params.{name}: expected one of the types {known}, or a mapping as in "
+        f'a file, such as {{"type": "date", "default": "today"}}; found {param!r}.'
     )
 
 

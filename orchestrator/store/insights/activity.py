@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from sqlalchemy import Connection
 
 from orchestrator.sealing import is_sealed_text, reveal_text
+from orchestrator.store.insights.failures import handled_groups
 from orchestrator.store.insights.fleet import IS_FRESH
 from orchestrator.store.sql import Statement
 
@@ -129,22 +130,43 @@ class FailureGroup:
     """When the latest ended."""
     latest: str
     """Which one that is."""
+    queue: str = ""
+    """Where they ran."""
+    state: str = ""
+    """`acknowledged` if somebody knows of them."""
+
+    @property
+    def key(self) -> str:
+        """What it is a group by."""
+        return f"{self.name} {self.kind} {self.queue}"
 
 
 _FAILURES = Statement[FailureGroup](f"""
 SELECT /* insights.activity.failures */ name, coalesce(error->>'kind', reason, status) AS kind,
        coalesce((array_agg(error->>'message' ORDER BY ended_at DESC))[1], '') AS message,
-       count(*)::int AS tasks, max(ended_at) AS last, (array_agg(id::text ORDER BY ended_at DESC))[1] AS latest
-  FROM (SELECT id, name, error, reason, status, ended_at FROM orchestrator.ended_tasks
+       count(*)::int AS tasks, max(ended_at) AS last, (array_agg(id::text ORDER BY ended_at DESC))[1] AS latest,
+       queue
+  FROM (SELECT id, name, queue, error, reason, status, ended_at FROM orchestrator.ended_tasks
          WHERE status <> 'success' AND ended_at > now() - interval '15 minutes'
          ORDER BY ended_at DESC LIMIT {_MOST_FAILURES}) AS latest
- WHERE status = 'failed' GROUP BY 1, 2 ORDER BY tasks DESC, last DESC LIMIT 50
+ WHERE status = 'failed' GROUP BY name, kind, queue ORDER BY tasks DESC, last DESC LIMIT 50
 """)
 
 
 def failures_lately(connection: Connection) -> list[FailureGroup]:
-    """Return what failed in the last quarter of an hour, by task and type of error; of very many, the latest."""
-    return [replace(group, message=_short(reveal_text(group.message))) for group in _FAILURES(connection)]
+    """Return what failed in the last quarter of an hour, by task, type of error and queue; of very many, the latest.
+
+    Groups that are snoozed are left out, and those that are acknowledged come last.
+    """
+    found = {(group.name, group.queue, group.kind): group for group in _FAILURES(connection)}
+    handled = handled_groups(connection, found)
+    now = datetime.now(UTC)
+    states = {key: one.state(now) for key, one in handled.items()}
+    groups = [
+        replace(group, message=_short(reveal_text(group.message)), state=states.get(key, ""))
+        for key, group in found.items()
+    ]
+    return sorted((group for group in groups if group.state != "snoozed"), key=lambda group: bool(group.state))
 
 
 def _short(message: str) -> str:

@@ -157,6 +157,11 @@ class WorkerView:
     """The same of its parent process, which runs no tasks."""
 
     @property
+    def ended_at(self) -> datetime | None:
+        """When it was last heard of, if it has died or stopped."""
+        return self.seen_at if self.state in ("dead", "stopped") else None
+
+    @property
     def worker_started_at(self) -> datetime:
         """When its worker started, which replaces processes as it needs to: the parent's id has the time."""
         if self.parent is None or self.parent.version != 7:

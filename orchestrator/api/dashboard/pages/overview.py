@@ -34,7 +34,7 @@ from orchestrator.store.insights.failures import (
     handled_groups,
     latest_failures,
 )
-from orchestrator.store.insights.system import Ends
+from orchestrator.store.insights.system import Ends, find_leader
 from orchestrator.store.throughput import Throughput
 
 routes = pages("/ui")
@@ -91,6 +91,11 @@ def read_whole(api: Api) -> Whole:
 def read_queues(api: Api, key_scope: KeyScope) -> list[QueueCounts]:
     """Return the queues, read at most once a second."""
     return api.recent.get(("queues", key_scope), _RECENT, lambda: api.read(list_queues, key_scope.queues))
+
+
+def read_is_led(api: Api) -> bool:
+    """Return whether a scheduler leads, and so whether the workers of queues are known."""
+    return api.recent.get(("led",), _RECENT, lambda: api.read(find_leader) is not None)
 
 
 def read_minutes(api: Api, key_scope: KeyScope) -> list[Throughput]:
@@ -160,12 +165,15 @@ def overview(api: Api, key_scope: KeyScope) -> Response:
     """Show how the system is doing."""
     whole = None if key_scope.is_bound else api.recent.get(("whole",), _RECENT, lambda: read_whole(api))
     failures, handled = read_failures(api, key_scope, timedelta(hours=1), _MOST_FAILURES)
-    snoozed = {key for key, one in handled.items() if one.state(present()) == "snoozed"}
-    groups = [group for group in failures.groups if group.key not in snoozed]
+    states = {key: one.state(present()) for key, one in handled.items()}
+    groups = [group for group in failures.groups if states.get(group.key) != "snoozed"]
+    groups.sort(key=lambda group: bool(states.get(group.key)))  # those that nobody knows of come first
     return page(
         "overview.html",
         whole=whole,
         queues=read_queues(api, key_scope),
+        is_led=read_is_led(api),
+        known={key for key, state in states.items() if state},
         hour=read_hour(api, key_scope),
         marks=read_marks(api, key_scope, timedelta(hours=1)),
         failures=groups[:_MOST_GROUPS],

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.charts import hour, outline
-from orchestrator.api.dashboard.pages.overview import read_marks, read_queues
+from orchestrator.api.dashboard.pages.overview import read_is_led, read_marks, read_queues
 from orchestrator.api.dashboard.rendering import page, pages, visitor
 from orchestrator.api.key_scope import QUEUE, WITHIN
 from orchestrator.api.routes import system
@@ -31,7 +31,7 @@ def list_queues(api: Api, key_scope: KeyScope) -> Response:
     for bucket in system.read_minutes(api, key_scope, each=True):
         by_queue.setdefault(bucket.queue, []).append(bucket)
     hours = {queue: outline(found, now) for queue, found in by_queue.items()}
-    return page("queues.html", queues=read_queues(api, key_scope), hours=hours)
+    return page("queues.html", queues=read_queues(api, key_scope), hours=hours, is_led=read_is_led(api))
 
 
 @routes.get("/{name}", about=QUEUE)
@@ -51,6 +51,7 @@ def show_queue(api: Api, name: str) -> Response:
         "queue.html",
         name=name,
         queue=queue,
+        is_led=read_is_led(api),
         hour=hour(minutes, now),
         marks=read_marks(api, key_scope, timedelta(hours=1)),
         tasks=listed.items,

@@ -160,20 +160,26 @@ def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
 def show_task(api: Api, id: UUID) -> Response:
     """Show all that is known of one task."""
     found = task_routes.shown_task(api, id, as_shown)
+    is_requested = found.task.status in _RETRIED and api.backend.tasks.is_retry_requested(id.bytes)
     return page(
         "task.html",
+        is_retry_requested=is_requested,
         found=found,
         task=found.task,
         log=logs.last_lines(api, id, logs.LogQuery()),
-        obstacles=_obstacles(api, found.task),
+        obstacles=_obstacles(api, found.task, is_requested),
         timeline=timeline(found.task, found.attempts),
         lineage=lineage_within(visitor().key_scope, api.backend.insights.lineage(id)),
         most_shown=_MOST_CHILDREN,
     )
 
 
-def _obstacles(api: Api, task: TaskView) -> list[str]:
+_RETRIED = (TaskState.FAILED, TaskState.SKIPPED)
+"""States in which a task may be for which a retry is requested."""
+
+
+def _obstacles(api: Api, task: TaskView, is_retry_requested: bool) -> list[str]:
     """Return what keeps a task that waits from going on."""
-    if task.status not in (TaskState.PENDING, TaskState.DISPATCHED):
+    if task.status not in (TaskState.PENDING, TaskState.DISPATCHED) and not is_retry_requested:
         return []
     return api.backend.tasks.obstacles(task.id.bytes)
