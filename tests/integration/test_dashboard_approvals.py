@@ -132,6 +132,32 @@ def test_a_promise_is_not_resolved_by_a_value_of_another_type(house: House) -> N
     assert changes(house) == before
 
 
+@pytest.mark.parametrize(
+    ("of", "field"),
+    [(bool, '<option value="false">no'), (int, 'type="number" step="1"'), (str, 'name="as" value="text"')],
+)
+def test_a_promise_is_resolved_by_a_field_of_its_type(house: House, of: Any, field: str) -> None:
+    run = code_that_asks(house, "mail", of=of)
+    for path in ("/ui/approvals", f"/ui/runs/{run}"):
+        assert field in Visitor(house.app).get(path).text, path
+
+
+@pytest.mark.parametrize(("act", "form"), [("resolve", {"value": "true"}), ("reject", {"reason": "no"})])
+def test_a_form_of_a_promise_that_was_decided_decides_no_other_of_its_name(
+    house: House, act: str, form: dict[str, Any]
+) -> None:
+    run = code_that_asks(house, "mail")
+    visitor = Visitor(house.app)
+    page = visitor.get("/ui/approvals").text
+    (promise,) = {*re.findall(r'name="promise" value="([^"]+)"', page)}
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql("UPDATE orchestrator.promises SET id = gen_random_uuid()")
+    before = changes(house)
+    visitor.post(f"/ui/runs/{run}/promises/approval%201/{act}", back="/ui/approvals", promise=promise, **form)
+    assert "It is decided already" in visitor.said()
+    assert changes(house) == before
+
+
 @pytest.mark.parametrize(("act", "form"), [("resolve", {"value": "true"}), ("reject", {"reason": "no"})])
 def test_without_a_scheduler_it_is_said_that_what_was_decided_of_a_promise_is_stored(
     house: House, monkeypatch: pytest.MonkeyPatch, act: str, form: dict[str, Any]

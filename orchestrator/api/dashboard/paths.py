@@ -53,8 +53,6 @@ ACTIONS: tuple[Action, ...] = (
     _action("retry_run", "What failed in the run is retried."),
     _action("rerun", "The run is started over: this is the new one."),
     _action("signal", "The signal is sent."),
-    _action("resolve", "", needs="value"),
-    _action("reject", ""),
     _action("query_run", ""),
     _action("update_run", ""),
     _action("terminate", "The run is being ended, without asking its code."),

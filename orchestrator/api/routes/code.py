@@ -88,13 +88,13 @@ class Settled(msgspec.Struct, frozen=True):
     """The same in words."""
 
 
-def _settled(name: str, answer: Steps[bytes]) -> Steps[Settled]:
+def _settled(name: str, answer: Steps[bytes], outcome: str) -> Steps[Settled]:
     try:
         waits = decode_value((yield from answer))
     except ResultTimeout as late:
         return Settled(False, [], f"what was said of {name!r} is stored, and nothing has come of it yet: {late}")
     if waits is None:
-        return Settled(True, [], f"the code waited for {name!r}, and goes on")
+        return Settled(True, [], f"the code waited for {name!r}, and {outcome}")
     others = f"; it waits for {', '.join(map(repr, waits))}" if waits else ""
     return Settled(False, list(waits), f"the code does not wait for {name!r}{others}: this is kept in case it will")
 
@@ -155,13 +155,15 @@ def resolve(api: Api, id: UUID, name: str, body: Resolution) -> Steps[Settled]:
     awaited, with a PayloadError.
     """
     data = encode_value(body.value, f"Promise {name!r}", api.settings.max_payload)
-    return (yield from _settled(name, api.backend.code.resolve(id.bytes, name, data, body.why, _SETTLING)))
+    answer = api.backend.code.resolve(id.bytes, name, data, body.why, _SETTLING)
+    return (yield from _settled(name, answer, "goes on"))
 
 
 @routes.post("/{id}/promises/{name}/reject", about=RUN, examples=[{"reason": "out of stock"}], is_kept=_is_kept)
 def reject(api: Api, id: UUID, name: str, body: Rejection) -> Steps[Settled]:
     """Reject the oldest open promise of a name, or the first that there will be."""
-    return (yield from _settled(name, api.backend.code.reject(id.bytes, name, body.reason, body.why, _SETTLING)))
+    answer = api.backend.code.reject(id.bytes, name, body.reason, body.why, _SETTLING)
+    return (yield from _settled(name, answer, "it is rejected: PromiseRejected is raised there"))
 
 
 @routes.post(

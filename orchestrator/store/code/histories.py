@@ -370,6 +370,12 @@ SELECT /* histories.promises */ run_id, data FROM orchestrator.histories
 """)
 
 
+def promise_schema(data: bytes) -> str:
+    """Return the JSON Schema of the event that created a promise; empty if it has none."""
+    event = _decode.decode(data)
+    return event.schema if isinstance(event, history.PromiseCreated) else ""
+
+
 def promises(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, list[history.PromiseCreated]]:
     """Return the promises that the code of runs has ever made."""
     found: dict[bytes, list[history.PromiseCreated]] = {}

@@ -52,6 +52,10 @@ class ApprovalView:
     """Since when it waits."""
     due: datetime | None
     """When the time to decide is up."""
+    promise: UUID | None = None
+    """The id of the promise."""
+    type: str = ""
+    """The type of its value, of JSON Schema: boolean, integer, number, string…; empty if not known."""
     redact: tuple[str, ...] = ()
     """Patterns of fields of the input that are not shown, of the tasks that the flow runs."""
 
@@ -66,7 +70,7 @@ class ApprovalPage(NamedTuple):
 
 _PROMISES = Statement[Row](f"""
 SELECT /* insights.approvals.promises */ p.run_id, p.name, r.workflow, r.tags, coalesce(h.at, r.created_at) AS since,
-       first.data AS start,
+       first.data AS start, p.id, h.data AS created,
        coalesce(r.key, (SELECT {run_keys.OWN_ID} FROM orchestrator.run_keys k WHERE k.run_id = r.id LIMIT 1)) AS key
   FROM (SELECT DISTINCT run_id FROM orchestrator.promises
          WHERE name NOT LIKE '{WAIT}%%' AND (%(after)s::uuid IS NULL OR run_id > %(after)s::uuid)
@@ -76,7 +80,7 @@ SELECT /* insights.approvals.promises */ p.run_id, p.name, r.workflow, r.tags, c
         ORDER BY ordinal LIMIT {_MOST_OF_A_RUN}) AS p
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = p.run_id LIMIT 1) AS r
   LEFT JOIN LATERAL (
-       SELECT at FROM orchestrator.histories WHERE run_id = p.run_id AND kind = 'promise_created'
+       SELECT at, data FROM orchestrator.histories WHERE run_id = p.run_id AND kind = 'promise_created'
         ORDER BY number OFFSET p.ordinal - 1 LIMIT 1) AS h ON true
   LEFT JOIN orchestrator.histories first
     ON first.run_id = p.run_id AND first.number = 1 AND first.kind = 'run_started'
@@ -123,10 +127,18 @@ def _promises(connection: Connection, limit: int, after: UUID | None) -> tuple[l
             input=None if row.start is None else histories.arguments(bytes(row.start)),
             since=row.since,
             due=None,
+            promise=row.id,
+            type=type_of(histories.promise_schema(bytes(row.created))) if row.created else "",
         )
         for row in rows
     ]
     return found, found[-1].run if len({row.run_id for row in rows}) == limit else None
+
+
+def type_of(schema: str) -> str:
+    """Return the type of JSON Schema that a promise has; empty for several, or none."""
+    found = msgspec.json.decode(schema).get("type") if schema else ""
+    return found if isinstance(found, str) else ""
 
 
 def _flows(connection: Connection, after: UUID | None) -> tuple[list[ApprovalView], UUID | None]:

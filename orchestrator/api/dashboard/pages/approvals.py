@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
@@ -14,10 +14,13 @@ from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
 from orchestrator.api.key_scope import RUN, WITHIN
 from orchestrator.api.problems import refused
 from orchestrator.api.routes import approvals as approval_routes
+from orchestrator.api.routes import code as code_routes
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.tasks.obstacles import NO_LEADER
+from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store import audit
+from orchestrator.store.code.expectations import open_promises
 
 routes, actions = pages("/ui/approvals"), page_actions("/ui/runs")
 
@@ -65,6 +68,46 @@ def _check_node(api: Api, run: UUID, node: str) -> None:
         by = "somebody else may have decided it" if known is None else f"it was {known}"
         detail = f"Run {run} waited at {node!r:.200}, and {stands} by now: {by}."
         raise refused(409, "It is decided already", detail)
+
+
+class Resolved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The value of a promise that was open when the page was made."""
+
+    value: Any = msgspec.UNSET
+    why: Annotated[str, Meta(max_length=2_000)] = ""
+    promise: UUID | None = None
+
+
+class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The reason why a promise is rejected that was open when the page was made."""
+
+    reason: str = ""
+    promise: UUID | None = None
+
+
+@actions.post("/{id}/promises/{name}/resolve", about=RUN)
+def resolve_promise(api: Api, id: UUID, name: str, body: Resolved) -> Steps[code_routes.Settled]:
+    """Resolve a promise, if it is still open."""
+    if body.value is msgspec.UNSET:
+        raise refused(422, "The form is not complete", "Give a value, such as true; null is a value, too.")
+    _check_promise(api, id, name, body.promise)
+    return (yield from code_routes.resolve(api, id, name, code_routes.Resolution(body.value, body.why)))
+
+
+@actions.post("/{id}/promises/{name}/reject", about=RUN)
+def reject_promise(api: Api, id: UUID, name: str, body: Refused) -> Steps[code_routes.Settled]:
+    """Reject a promise, if it is still open."""
+    _check_promise(api, id, name, body.promise)
+    return (yield from code_routes.reject(api, id, name, code_routes.Rejection(body.reason)))
+
+
+def _check_promise(api: Api, run: UUID, name: str, promise: UUID | None) -> None:
+    """Refuse a decision about a promise that is no longer open: the next one of its name is another question."""
+    if promise is None or promise.bytes in {one for _, one, _ in api.read(open_promises, [run.bytes])}:
+        return
+    known = api.read(audit.decision, str(run), name)
+    by = "somebody else may have decided it" if known is None else f"it was {known}"
+    raise refused(409, "It is decided already", f"Run {run} no longer waits for this {name!r:.200}: {by}.")
 
 
 @routes.get("", about=WITHIN)

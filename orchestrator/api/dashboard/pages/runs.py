@@ -25,6 +25,7 @@ from orchestrator.api.routes import tasks as task_routes
 from orchestrator.api.shapes import made_from
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.code import attributes
+from orchestrator.domain.code.history import PromiseCreated
 from orchestrator.domain.code.resets import allowed
 from orchestrator.domain.states import ShownRunState
 from orchestrator.errors import InvalidWorkflow, WrongState
@@ -43,6 +44,7 @@ from orchestrator.store.insights import (
     list_runs,
     seconds_of_steps,
 )
+from orchestrator.store.insights.approvals import type_of
 
 routes = pages("/ui/runs")
 
@@ -186,6 +188,11 @@ def _of_code(api: Api, run: RunDetail) -> dict[str, Any]:
         "left_out": max(0, len(events) - _MOST_EVENTS),
         "gantt": gantt_of_events(run, events, present()),
         "resettable": frozenset(allowed(recording.events)),
+        "types": {
+            UUID(bytes=event.what.id): type_of(event.what.schema)
+            for event in recording.events
+            if isinstance(event.what, PromiseCreated)
+        },
     }
 
 

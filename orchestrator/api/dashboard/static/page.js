@@ -128,6 +128,7 @@
     const said = main.querySelector(".said");
     const next = found.getElementById("content");
     if (said && !next.querySelector(".said")) next.prepend(document.importNode(said, true));
+    holdAsked(next);
     const fresh = holdMarked(next);
     morph.isTorn = false;
     morph(main, next);
@@ -459,6 +460,25 @@
     if (failed) pane.scrollTo(failed.x - box.x - box.width / 2, failed.y - box.y - box.height / 2);
   }
   drawMaps();
+
+  // -- forms
+
+  // A question that somebody is about to answer stays where it is when it is decided elsewhere, and says so: no other
+  // moves below the pointer.
+  function holdAsked(next) {
+    for (const asked of main.querySelectorAll("[data-asks]")) {
+      const fields = fieldsOf(asked);
+      const isBegun = asked.contains(document.activeElement) || fields.some((field) => field.value && field.value !== field.defaultValue);
+      if (!isBegun || next.querySelector(`[data-key="${CSS.escape(asked.dataset.key)}"]`)) continue;
+      const copy = document.importNode(asked, true);
+      fieldsOf(copy).forEach((field, place) => { if (field.nodeName === "INPUT") field.setAttribute("value", fields[place].value); });
+      for (const button of copy.querySelectorAll("button")) button.disabled = true;
+      if (!copy.querySelector(".decided")) copy.prepend(Object.assign(document.createElement("p"), { className: "why decided", textContent: "This has been decided meanwhile, or its run has ended. Nothing that you typed was sent." }));
+      const before = [...main.querySelectorAll("[data-asks]")].slice(0, [...main.querySelectorAll("[data-asks]")].indexOf(asked)).reverse()
+        .map((one) => next.querySelector(`[data-key="${CSS.escape(one.dataset.key)}"]`)).find(Boolean);
+      (before ?? next.querySelector(".waits > h2") ?? next.querySelector(".head")).after(copy);
+    }
+  }
 
   // -- marked rows
 
