@@ -172,7 +172,7 @@ class MemoryLeader:
             if run.tasks.pop(cancel.id, None) is not None:
                 facts.append(history.TaskCancelled(cancel.id))
         for _, timer in wanted.of(commands.StartTimer):
-            run.timers[timer.id] = timer.since + timer.seconds
+            run.timers[timer.id] = timer.due(self.now)
             self.plan(run, timer.id, run.timers[timer.id] - self.now, history.TimerFired(timer.id))
         for _, gone in wanted.of(commands.CancelTimer):
             run.timers.pop(gone.id, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
@@ -292,6 +293,37 @@ def test_a_timer_wakes_the_code_when_it_is_due(system: System, engine_: Engine) 
     system.tick()
     assert handle.result(0) == "awake"
     assert system.count("timers") == 0
+
+
+def test_a_sleep_counts_from_when_the_code_asks_for_it_however_late_its_worker_comes(
+    system: System, engine_: Engine
+) -> None:
+    @system.app.workflow(name="sleeper", timeout=7200)
+    async def sleeper(ctx: WorkflowContext) -> str:
+        with contextlib.suppress(TimeoutError):
+            await ctx.promise("never", timeout=60)
+        return "awake"
+
+    handle = sleeper.start()
+    system.pass_seconds()
+    system.lead(offset=1000)  # no worker was up
+    worker = worker_of(system)
+    system.pass_seconds()
+    worker.report(act(engine_, *worker.take()))
+    system.tick()
+    (row,) = system.sql(
+        "SELECT extract(epoch FROM t.due - h.at)::float AS seconds FROM orchestrator.timers t "
+        "JOIN orchestrator.histories h ON h.run_id = t.run_id AND h.kind = 'timer_started'"
+    )
+    assert row["seconds"] == 60
+    system.lead(offset=1030)
+    system.pass_seconds()
+    assert not worker.take()
+    system.lead(offset=1065)
+    system.pass_seconds(2)
+    worker.report(act(engine_, *worker.take()))
+    system.tick()
+    assert handle.result(0) == "awake"
 
 
 def test_timers_of_one_time_fire_in_the_order_of_their_start(system: System, engine_: Engine) -> None:

@@ -87,15 +87,21 @@ class CancelTask(OfId, frozen=True):
 
 
 class StartTimer(Message, frozen=True):
-    """Append `TimerFired` this many seconds after the event at which the code asked for it."""
+    """Append `TimerFired` this many seconds after the leader has taken the command: no wait is shorter than asked."""
 
     ordinal: int
     id: bytes
     seconds: float
     since: float
-    """The time of that event, in Unix seconds: the timer is due at `since + seconds`, however late the batch is."""
+    """The Unix time of the event at which the code asked for it; for `is_again`, when it was first taken."""
     name: str = ""
     """For people to read; a timer need not have one."""
+    is_again: bool = False
+    """It was open in the run from which this one was reset, and is due when it was due there."""
+
+    def due(self, now: float) -> float:
+        """Return the Unix time at which it is due, if the command is taken now."""
+        return (self.since if self.is_again else max(self.since, now)) + self.seconds
 
 
 class CancelTimer(OfId, frozen=True):

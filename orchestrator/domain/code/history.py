@@ -168,7 +168,7 @@ class Reopened(Message, frozen=True):
     """Stands in a copy for the record of something that was open when the copy ends: the code commands it again."""
 
     what: str
-    """For people to read: `task 3 ship`."""
+    """Its kind, number and name: `task 3 ship`."""
 
 
 # -- records; one that keeps all that its command says has the fields of that

@@ -54,6 +54,8 @@ class Ledger:
         """Ids of updates that were accepted in a turn in which they were not answered."""
         self.is_copy = False
         """The history is that of a run that was reset: records of what was open are left out of it."""
+        self.reopened: dict[str, float] = {}
+        """In such a copy, what was open, such as `timer 3`, and the time of its first record."""
         self.violation: Violation | None = None
         self.end: Record | None = None
         """How the run ended, according to the history."""
@@ -75,6 +77,8 @@ class Ledger:
                 self.accepted.update(what.accepted)
             elif isinstance(what, history.RunReset):
                 self.is_copy = True
+            elif isinstance(what, history.Reopened):
+                self.reopened.setdefault(" ".join(what.what.split(maxsplit=2)[:2]), event.at)
             elif isinstance(what, history.PatchRecorded):
                 self._named[what.name] = event.number, what
             elif isinstance(what, _NAMED_RECORDS):

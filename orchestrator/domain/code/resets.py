@@ -8,9 +8,9 @@ knows by the marks how far that was done before. Ids are those of the new run, d
 
 **What was open** at `to` belongs to the old run, and is nothing that the new one could wait for. The record of a task,
 a timer or a child is replaced by `Reopened`: a command without a record is progress, so the code commands it again,
-and a timer is due when it was due, for it counts from the event at which the code asked for it. A promise needs
-nobody's work: it is open in the new run from the start. A detached child outlives the old run, so the new one takes it
-over instead of starting another. What the code had cancelled by then stays cancelled.
+and a timer is due when it was due, for it counts from the time of the record. A promise needs nobody's work: it is open
+in the new run from the start. A detached child outlives the old run, so the new one takes it over instead of starting
+another. What the code had cancelled by then stays cancelled.
 
 **What people said** after `to` is said again, right behind the mark: signals, updates that were not refused, and what
 became of promises that were open at `to`. Requests to cancel are not. What was said of promises that the code has never

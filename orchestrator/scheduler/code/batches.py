@@ -231,9 +231,8 @@ def _carry_out(tx: Transaction, code: CodeRuns, batches: Mapping[bytes, Sequence
     if cancelled := [command.id for _, command in wanted.of(commands.CancelTask)]:
         cancel_tasks(tx, cancelled)
     if timers := wanted.of(commands.StartTimer):
-        expectations.start_timers(
-            tx.connection, [(run, timer.id, timer.since + timer.seconds) for run, timer in timers]
-        )
+        now = tx.now.timestamp()
+        expectations.start_timers(tx.connection, [(run, timer.id, timer.due(now)) for run, timer in timers])
         tx.result.wake.delayed = True
     if gone := [(run, command.id) for run, command in wanted.of(commands.CancelTimer)]:
         expectations.forget_timers(tx.connection, gone)

@@ -176,7 +176,9 @@ class Commander:
 
     def start_timer(self, timer: Timer, seconds: float, name: str) -> None:
         ordinal, timer.id = self.next("timer")
-        command = commands.StartTimer(ordinal, timer.id, seconds, self.now, name)
+        taken_at = self.ledger.reopened.get(f"timer {ordinal}") if self.replaying else None
+        since = self.now if taken_at is None else taken_at
+        command = commands.StartTimer(ordinal, timer.id, seconds, since, name, taken_at is not None)
         recorded = self._allow(self.ledger.issue(command))
         if self._early.pop(timer.id, None) is not None:
             self.loop.fire(timer)

@@ -58,7 +58,7 @@ class RunInfo:
     queue: str
     """Where its code runs."""
     started_at: datetime
-    """When it began."""
+    """When it was started. Its code begins later if it was queued."""
     parent_id: UUID | None
     """The run that started this one as its child."""
     continued_from: UUID | None
@@ -103,9 +103,10 @@ class WorkflowContext:
             return self._workflow._registry.find(target).schedule(*args, **kwargs)
         return target.schedule(*args, **kwargs)
 
-    def sleep(self, seconds: float = 0.0, *, name: str = "", **parts: float) -> asyncio.Future[None]:
-        """Start a timer: `await ctx.sleep(30)`, `ctx.sleep(hours=24)`, with any part that a timedelta has."""
-        return SleepFuture(self._commander, seconds + timedelta(**parts).total_seconds(), name)
+    def sleep(self, seconds: float | timedelta = 0.0, *, name: str = "", **parts: float) -> asyncio.Future[None]:
+        """Start a timer: `await ctx.sleep(30)`, a timedelta, or any of its parts: `ctx.sleep(hours=24)`."""
+        given = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+        return SleepFuture(self._commander, given + timedelta(**parts).total_seconds(), name)
 
     @overload
     def promise(self, name: str, *, type: type[T], timeout: float | timedelta | None = None) -> asyncio.Future[T]: ...
@@ -227,8 +228,7 @@ class WorkflowContext:
         future = commander.loop.create_future()
         if record.error is not None:
             message = f"Operation {name!r} failed: {record.error.kind}: {record.error.message}"
-            data = record.error.attributes
-            future.set_exception(OperationFailed(message, kind=record.error.kind, data=data))
+            future.set_exception(OperationFailed(message, kind=record.error.kind, data=record.error.attributes))
         else:
             kind = return_type(function) if type is None else type
             future.set_result(decode_value(record.result or b"\xc0", kind))

@@ -533,8 +533,8 @@ def test_a_run_should_continue_as_new_once_its_history_is_old() -> None:
     @app.workflow(name="ages")
     async def ages(ctx: WorkflowContext) -> list[bool]:
         found = []
-        for days in (0, 29, 1):
-            await ctx.sleep(days=days)
+        for length in (timedelta(), timedelta(days=29), timedelta(hours=12)):
+            await ctx.sleep(length, hours=12 if length.seconds else 0)
             found.append(ctx.should_continue_as_new)
         return found
 

@@ -14,6 +14,7 @@ from orchestrator.domain.code import history, resets
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.resets import Fate, preview
 from orchestrator.domain.tasks.task import TaskError
+from orchestrator.sdk.values.payload import encode_value
 from orchestrator.testing import After, TestedRun, WorkflowTest
 from tests.unit.code_workflows.playing import started
 
@@ -160,6 +161,32 @@ def test_a_timer_counts_from_when_it_was_asked_for() -> None:
         assert await new.result() == "2026-01-01T01:00:00+00:00"
         again = await old.reset(3)
         assert await again.result() == "2026-01-01T01:00:00+00:00"
+
+    started(sleeping, then)
+
+
+def test_a_timer_that_was_asked_for_late_is_due_when_it_was_due() -> None:
+    @app.workflow(name="late")
+    async def sleeping(ctx: WorkflowContext) -> str:
+        await ctx.signals("go").get()
+        await ctx.sleep(hours=1)
+        return ctx.now().isoformat()
+
+    async def then(old: TestedRun[str], test: WorkflowTest) -> None:
+        (run,) = test.leader.runs.values()
+        test.leader.append(run, history.SignalReceived("go", encode_value(None, "signal", 100)))
+        test.leader.now += 600  # no worker was up
+        await test.settle()
+        assert isinstance(run.history[4].what, history.TimerStarted)
+        assert list(run.timers.values()) == [test.leader.now + 3600]
+        await test.skip(minutes=20)
+        new = await old.reset(5)
+        await test.skip(minutes=20)
+        new = await new.reset(8)  # it has asked for the timer again by then
+        assert isinstance(new.history.events[7].what, history.Reopened)
+        assert await new.result() == "2026-01-01T01:10:00+00:00"
+        anew = await old.reset(2)  # its code has not asked for anything yet
+        assert await anew.result() == "2026-01-01T02:10:00+00:00"
 
     started(sleeping, then)
 
