@@ -71,9 +71,9 @@ def doom(mark: str) -> None:
 
         report = Reporter.report
 
-        def die(self: Reporter, said: Any, *more: Any) -> None:
+        def die(self: Reporter, said: Any, *more: Any, **options: Any) -> None:
             if isinstance(said, Started):
-                return report(self, said, *more)
+                return report(self, said, *more, **options)
             Path(mark).touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
