@@ -478,6 +478,20 @@ def test_a_promise_is_resolved(base: str, window: Watched) -> None:
     window.sees("h1 .s-success")
 
 
+def test_a_form_that_was_begun_stays_and_says_that_somebody_else_decided(base: str, window: Watched) -> None:
+    first, second = start_code(base), start_code(base)
+    window.go("/ui/approvals")
+    asked = window.page.locator("section.ask", has=window.page.locator(f'a[href="/ui/runs/{first}"]'))
+    asked.get_by_label("Value, as JSON or text").fill("yes")
+    path = f"{base}/api/v1/runs/{first}/promises/approval/resolve"
+    httpx.post(path, json={"value": "no"}).raise_for_status()
+    window.sees(".ask .decided", "decided meanwhile")
+    assert asked.get_by_label("Value, as JSON or text").input_value() == "yes"
+    assert asked.get_by_role("button", name="Resolve").is_disabled()
+    other = window.page.locator("section.ask", has=window.page.locator(f'a[href="/ui/runs/{second}"]'))
+    assert other.get_by_role("button", name="Resolve").is_enabled()
+
+
 def more_pages(base: str, run: str, task: str) -> list[str]:
     """Return pages of single things, and those that say what would be done; `run` is of `start_fan_out`."""
     code = start_code(base)

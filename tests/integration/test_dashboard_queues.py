@@ -17,6 +17,7 @@ from tests.integration.planning import measured, rows_read, scans
 from tests.integration.stage import System
 from tests.integration.visitor import Visitor
 
+PAGE = "/ui/queues/default"
 AGE = "UPDATE orchestrator.tasks SET created_at = created_at - interval '1 hour'"
 
 
@@ -49,13 +50,22 @@ def test_a_limit_of_a_task_and_a_dependency_are_named(system: System) -> None:
     for _ in range(2):
         limited.enqueue()
     system.pass_seconds()
-    assert waits(system) == ["The limit of its task, or of its key"]
-    worker.succeed(*worker.take())
+    (running,) = worker.take()
+    holder = f"which task {running.id.hex()[-8:]} has"
+    assert waits(system) == [f"The limit of task limited: 1 at once, {holder}"]
+    system.sql("UPDATE orchestrator.tasks SET lane = 'limited|ada'")
+    assert waits(system) == [f"The limit of task limited for the key 'ada': 1 at once, {holder}"]
+    system.sql("UPDATE orchestrator.tasks SET lane = 'limited|'")
+    worker.succeed(running)
     system.pass_seconds()
     worker.succeed(*worker.take())
     system.job.enqueue(1)
     system.sql("UPDATE orchestrator.tasks SET blockers = 1 WHERE name = 'job'")
     assert waits(system) == ["Waiting on dependencies"]
+    assert "<dt>Waiting on dependencies</dt><dd>1</dd>" in Visitor(create_app(system.settings)).get(PAGE).text
+    system.sql("UPDATE orchestrator.tasks SET run_id = id WHERE name = 'job'")
+    assert waits(system)[0].startswith("Its code waits for a promise")
+    assert "<dt>Waiting on dependencies</dt><dd>0</dd>" in Visitor(create_app(system.settings)).get(PAGE).text
     system.expire_lease()
     assert waits(system)[0].startswith("No scheduler leads")
 

@@ -83,7 +83,7 @@ waiting AS (
            count(*) FILTER (WHERE {READY} OR NOT {NOBODY}) AS ready,
            count(*) FILTER (WHERE {DELAYED}) AS delayed,
            count(*) FILTER (WHERE {_LATER} AND {NOBODY}) AS unknown,
-           count(*) FILTER (WHERE status = 'pending' AND blockers > 0) AS blocked,
+           count(*) FILTER (WHERE status = 'pending' AND blockers > 0 AND id IS DISTINCT FROM run_id) AS blocked,
            count(*) FILTER (WHERE status = 'dispatched') AS dispatched,
            count(*) FILTER (WHERE status = 'running') AS running,
            extract(epoch FROM now() - min(created_at) FILTER (WHERE {READY}))::double precision AS oldest_ready

@@ -105,9 +105,10 @@ COUNTS = f"""
                AS crowded
       FROM held GROUP BY queue
 ), of_runs AS MATERIALIZED (
-    SELECT queue, status, blockers FROM orchestrator.tasks WHERE run_id IS NOT NULL LIMIT {_MOST_OTHERS}
+    SELECT queue, status, blockers, id = run_id AS is_turn FROM orchestrator.tasks
+     WHERE run_id IS NOT NULL LIMIT {_MOST_OTHERS}
 ), others AS (
-    SELECT queue, count(*) FILTER (WHERE status = 'pending' AND blockers > 0)::int AS blocked
+    SELECT queue, count(*) FILTER (WHERE status = 'pending' AND blockers > 0 AND NOT is_turn)::int AS blocked
       FROM of_runs GROUP BY queue
 ), flying AS MATERIALIZED (
     SELECT queue, status FROM orchestrator.tasks WHERE status IN ('dispatched', 'running') LIMIT {_MOST_OTHERS}

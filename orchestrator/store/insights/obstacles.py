@@ -9,6 +9,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain.limits.names import gate_of
+from orchestrator.domain.states import IN_FLIGHT_STATES
 from orchestrator.domain.tasks.obstacles import (
     NO_LEADER,
     executor_of_hold,
@@ -22,6 +23,7 @@ from orchestrator.domain.tasks.obstacles import (
 )
 from orchestrator.store.insights.fleet import IS_FRESH, IS_KNOWN, QueueCounts
 from orchestrator.store.sql import Row, Statement
+from orchestrator.store.tables.columns import one_of
 from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY, READY_IN_LANE, READY_PLAIN
 
 _LEADS = Statement[bool]("""
@@ -92,8 +94,13 @@ WITH /* insights.longest_waits */ candidates AS (
      UNION
     (SELECT id FROM (SELECT * FROM orchestrator.tasks ORDER BY id LIMIT {10 * _MOST_LOOKED_AT}) AS old
       WHERE queue = %(queue)s::text AND status = 'pending' AND NOT ({DELAYED}))
+), busy AS MATERIALIZED (
+    SELECT id, lane FROM orchestrator.tasks WHERE {one_of(IN_FLIGHT_STATES)} AND lane IS NOT NULL
 )
-SELECT id, name, created_at, blockers, lane, {_FOUND}
+SELECT id, name, created_at, blockers, lane, options, id = run_id AS is_turn,
+       ARRAY(SELECT busy.id FROM busy WHERE busy.lane = found.lane) AS of_lane,
+       ARRAY(SELECT busy.id FROM busy
+              WHERE split_part(busy.lane, '|', 1) = split_part(found.lane, '|', 1)) AS of_gate, {_FOUND}
   FROM (SELECT * FROM orchestrator.tasks WHERE id IN (SELECT id FROM candidates) AND status = 'pending'
          ORDER BY created_at LIMIT %(limit)s) AS found ORDER BY created_at
 """)
@@ -109,15 +116,35 @@ def longest_waits(connection: Connection, queue: QueueCounts, *, limit: int = 10
 
 def _why(row: Row, queue: QueueCounts) -> str:
     """Say why a task waits: what stands in its way, or else which limit it may wait for."""
+    if row.blockers and row.is_turn:
+        return "Its code waits for a promise, a signal, a timer, a task or another run"
     if row.blockers:
         return "Waiting on dependencies"
     in_flight = queue.running + queue.dispatched
     waits_for = (
         (queue.concurrency and in_flight >= queue.concurrency, f"The limit of the queue: {queue.concurrency} at once"),
-        (row.lane and gate_of(row.lane), "The limit of its task, or of its key"),
+        (row.lane and gate_of(row.lane), _limit(row)),
         (row.lane, "Its turn among the keys of the queue"),
         (queue.rate, f"The rate of the queue: {queue.rate:g} a second" if queue.rate else ""),
         (in_flight >= queue.slots, f"No capacity: the workers have {queue.slots} slots"),
         (row.hold, "No capacity: the workers that know it are busy"),
     )
     return _obstacle(row) or next((said for holds, said in waits_for if holds), "Its turn")
+
+
+def _limit(row: Row) -> str:
+    """Name the limit of a task or of its key, and which tasks have all of it."""
+    gate, _, key = (row.lane or "").partition("|")
+    options, subject = row.options or {}, f"task {gate}" + (f" for the key {key!r}" if key else "")
+    for limit, whose, holders in (
+        (options.get("concurrency"), subject, row.of_lane),
+        (options.get("total_concurrency"), f"task {gate} for all keys", row.of_gate),
+    ):
+        if limit and len(holders) >= limit:
+            return f"The limit of {whose}: {limit} at once, which {_some(holders)}"
+    return f"The rate of {subject}" if options.keys() & {"rate", "total_rate"} else f"A limit of {subject}"
+
+
+def _some(holders: list[UUID]) -> str:
+    rest = f" and {len(holders) - 1:,} more have" if len(holders) > 1 else " has"
+    return f"task {str(holders[0])[-8:]}{rest}"
