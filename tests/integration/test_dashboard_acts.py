@@ -436,6 +436,34 @@ def test_a_form_that_does_not_fit_says_what_to_give(house: House) -> None:
     assert "3 runs are marked, and two can be compared" in page.text
 
 
+@pytest.mark.parametrize(
+    ("path", "heading", "said"),
+    [
+        ("/ui/runs?attribute=%3Cb%3E", "Runs", "Attribute: expected NAME=VALUE, found '<b>'"),
+        ("/ui/failures?since=2999-01-01T00:00", "Failures", "Give a time to begin with that is before"),
+        (f"/ui/search?text={5000 * 'x'}", "Search", "Text: give another value, at most 500."),
+        ("/ui/tasks?status=odd&queue=mail.out", "Tasks", "odd"),
+    ],
+)
+def test_a_filter_that_does_not_fit_leaves_the_page(house: House, path: str, heading: str, said: str) -> None:
+    answer = Visitor(house.app).get(path)
+    page = unescape(answer.text)
+    assert answer.status_code == 422
+    assert f"<h1>{heading}</h1>" in page
+    message = re.search(r'<p class="said bad"[^>]* data-refused>(.*?)</p>', page)
+    assert message is not None
+    assert said in message[1]
+    assert "bank.out" not in page or "queue=mail.out" not in path, "what fits is kept"
+
+
+def test_a_preview_with_a_filter_that_does_not_fit_offers_nothing(house: House) -> None:
+    """Without the filter it would mean more tasks than somebody has asked for."""
+    for path in ("/ui/tasks/cancel?status=odd&queue=mail.out", "/ui/tasks/retry?since=odd&queue=mail.out"):
+        answer = Visitor(house.app).get(path)
+        assert answer.status_code == 422
+        assert "mail.out" not in answer.text.partition("<main")[2]
+
+
 def test_running_tasks_of_a_worker_add_up(house: House) -> None:
     with house.engine.connect() as connection:
         empty(connection, "workers", "drains")

@@ -141,6 +141,8 @@ class Said(NamedTuple):
     is_error: bool = False
     undo: str = ""
     """The path of the action that takes it back."""
+    is_of_filter: bool = False
+    """What the address asks for does not fit; its form keeps what was given."""
 
 
 @dataclass(frozen=True, kw_only=True)

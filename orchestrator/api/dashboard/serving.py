@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Generator
 from functools import cached_property, partial
@@ -15,7 +16,7 @@ from starlette.responses import Response
 from orchestrator.api.access import Caller
 from orchestrator.api.bodies import LARGEST_QUESTION, SMALL, check_shape, read_body
 from orchestrator.api.dashboard.parts import without_known
-from orchestrator.api.dashboard.rendering import Action, Said, Visit, current, go, page, prefix, refusal
+from orchestrator.api.dashboard.rendering import Action, Said, Visit, current, go, page, prefix, refusal, visitor
 from orchestrator.api.dashboard.session import (
     Session,
     begin_session,
@@ -33,6 +34,7 @@ from orchestrator.api.routes.workflows import Started
 from orchestrator.api.serving import ServedPath, explained, perform, query_of
 from orchestrator.api.slots import Client
 from orchestrator.domain.access import Scope, Ticket
+from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.acting import Actor
 
 LOG_IN, LOG_OUT = "/ui/login", "/ui/logout"
@@ -60,8 +62,17 @@ class PagePath(ServedPath):
         current.set(_visit(request, caller, session, self._meter))
         given = endpoint.read_path(request.path_params)
         if request.method != "POST":
-            given |= endpoint.read_query(_without_blanks(query_of(request)))
-            answer = await self._do(endpoint, given, request, caller)
+            query = _without_blanks(query_of(request))
+            try:
+                answer = await self._do(endpoint, given | endpoint.read_query(query), request, caller)
+            except (Refused, OrchestratorError) as error:
+                problem = explained(error, request).problem
+                if problem.status != 422 or not query or endpoint.is_live or endpoint.scope is not Scope.READ:
+                    raise  # a preview of what is done to many must not mean more than was asked for
+                shown = await self._without_misfits(endpoint, given, query, problem, request, caller)
+                if shown is None:
+                    raise
+                return session.finish(shown)
             if (known := request.headers.get("If-None-Match")) is not None:
                 answer = await self._slots.run(partial(without_known, answer, known, self._sent), caller)
             return session.finish(answer)
@@ -97,6 +108,25 @@ class PagePath(ServedPath):
         to = f"/ui/runs/{answer.id}" if isinstance(answer, Started) else getattr(answer, "to", "") or back
         text = await self._slots.run(partial(endpoint.outcome, answer), caller)
         return session.finish(go(to), Said(text, undo=endpoint.undone_by(_path(request))))
+
+    async def _without_misfits(
+        self, endpoint: Endpoint, given: dict[str, Any], query: str, problem: Problem, request: Request, caller: Caller
+    ) -> Response | None:
+        """Show a page without those filters that do not fit, or without any if they do not fit together, and say so.
+
+        None if there is no such page.
+        """
+        asked = parse_qsl(query)
+        fitting = [pair for pair in asked if _fits(endpoint, urlencode([pair]))]
+        said = Said(_plainly(problem, ""), is_error=True, is_of_filter=True)
+        current.set(dataclasses.replace(visitor(), said=said))
+        try:
+            kept = endpoint.read_query(urlencode(fitting if len(fitting) < len(asked) else []))
+            answer: Response = await self._do(endpoint, given | kept, request, caller)
+        except (Refused, OrchestratorError):
+            return None
+        answer.status_code = 422
+        return answer
 
     async def _log_in(self, request: Request, session: Session, form: dict[str, list[str]]) -> Response:
         """Log in with the key that was typed, or say why not."""
@@ -172,6 +202,14 @@ class PagePath(ServedPath):
         peer = request.client.host if request.client else ""
         prefix.set(self._door.prefix(peer, request))
         return Session(request, self._door.is_tls(peer, request), prefix.get())
+
+
+def _fits(endpoint: Endpoint, query: str) -> bool:
+    try:
+        endpoint.read_query(query)
+    except Refused:
+        return False
+    return True
 
 
 _EXPECTED = re.compile(r"Expected `(\w+)( \| null)?`(?: of length)?(?: (>=|<=) (\S+?))?(?:, got .*)?")

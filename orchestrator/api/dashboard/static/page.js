@@ -39,6 +39,14 @@
     }
   });
 
+  // A filter that was refused stays as it was typed.
+  for (const [name, value] of document.querySelector("[data-refused]") ? new URLSearchParams(location.search) : []) {
+    for (const field of document.querySelectorAll(`form[role=search] [name="${CSS.escape(name)}"]`)) {
+      if (field.type === "checkbox") field.checked ||= field.value === value;
+      else field.value = value;
+    }
+  }
+
   makeFormats();
 
   function age(moment) {
