@@ -492,6 +492,21 @@ def test_a_form_that_was_begun_stays_and_says_that_somebody_else_decided(base: s
     assert other.get_by_role("button", name="Resolve").is_enabled()
 
 
+def test_back_leads_to_a_form_that_was_refused(base: str, window: Watched) -> None:
+    made = httpx.post(f"{base}/api/v1/tasks", json={"name": "project.add", "args": [1, 2], "queue": "nobody"})
+    window.go(f"/ui/tasks/{made.raise_for_status().json()['id']}/again")
+    window.page.get_by_label("Arguments, as a JSON list").fill("[1")
+    window.page.get_by_role("button", name="Enqueue").click()
+    window.sees(".said.bad", "expected a JSON list")
+    window.page.get_by_label("Arguments, as a JSON list").fill("[1, 3]")
+    window.page.get_by_role("button", name="Enqueue").click()
+    window.sees(".said", "this is it")
+    window.page.go_back()
+    window.sees("h1", "Enqueue project.add")
+    assert all("422" in one for one in window.faults), window.faults
+    window.faults.clear()  # the browser logs the answer to a form that does not fit
+
+
 def more_pages(base: str, run: str, task: str) -> list[str]:
     """Return pages of single things, and those that say what would be done; `run` is of `start_fan_out`."""
     code = start_code(base)

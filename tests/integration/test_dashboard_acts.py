@@ -529,6 +529,7 @@ def test_a_form_of_a_task_that_does_not_fit_stays_filled_in(house: House) -> Non
         assert answer.status_code == 422
         assert wrong in unescape(answer.text)
         assert form_of(answer.text) == {"args": args, "kwargs": kwargs}
+        assert "no-store" not in answer.headers["Cache-Control"], "the browser goes back to it"
     assert changes(house) == before
 
 

@@ -74,13 +74,20 @@ def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note 
         visitor().check_tasks(new)
         warnings = api.names.check([task.name])
     except InvalidTask as error:
-        return page("again.html", 422, task=task, form=body, wrong=str(error))
+        return _refused(task, body, 422, str(error))
     except Refused as error:
-        return page("again.html", error.problem.status, task=task, form=body, wrong=error.problem.detail)
+        return _refused(task, body, error.problem.status, error.problem.detail)
     options = msgspec.json.encode(task.options).decode() if task.options else None
     new = api.names.hiding(msgspec.structs.replace(new, options=options, lane=_lane(task, options), parent=id.bytes))
     made = UUID(bytes=api.backend.tasks.enqueue(new, key_scope.queues))
     return Note(" ".join(["the task is enqueued: this is it", *warnings]).rstrip("."), to=f"/ui/tasks/{made}")
+
+
+def _refused(task: TaskDetail, form: Again, status: int, wrong: str) -> Response:
+    """Show the form again. The browser may keep this answer to a POST, without which its Back leads to an error."""
+    answer = page("again.html", status, task=task, form=form, wrong=wrong)
+    answer.headers["Cache-Control"] = "private, no-cache"
+    return answer
 
 
 def _lane(task: TaskDetail, options: str | None) -> str | None:
