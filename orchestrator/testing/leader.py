@@ -13,7 +13,7 @@ import msgspec
 from orchestrator.domain.code import commands, history, resets
 from orchestrator.domain.code.activation import Activation, Query, QueryResult
 from orchestrator.domain.code.attributes import attributes_of
-from orchestrator.domain.code.ends import ASKED, PARENT_ASKS, PARENT_ENDED, CommandsByKind
+from orchestrator.domain.code.ends import ASKED, PARENT_ASKS, PARENT_ENDED, CommandsByKind, ends_too_early
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.other_runs import CANCEL, Target, has_ended, is_wait, not_found, settled
 from orchestrator.domain.code.promises import Resolution, resolutions
@@ -99,7 +99,11 @@ class MemoryLeader:
             report = self._engine.activate(activation, run.id, run.attempt)
         run.stuck = report.stuck
         run.places = report.waiting.places if report.waiting is not None else run.places
-        if report.stuck is None:
+        last = report.commands[-1] if report.commands else None
+        if isinstance(last, commands.EndCommand) and ends_too_early(last, report.through, run.history[run.shown :]):
+            run.applied = 0
+            self.append(run, history.ActivationApplied(0, ended=report.through))
+        elif report.stuck is None:
             run.applied = run.attempt if activation.events else run.applied
             run.shown = report.through
             if has_unseen_facts:
@@ -108,7 +112,7 @@ class MemoryLeader:
                 self.append(run, record := history.record(command))
                 self._note_state(run, record)
             self._carry_out(run, report.commands)
-            if report.commands and isinstance(last := report.commands[-1], commands.EndCommand):
+            if isinstance(last, commands.EndCommand):
                 self.end(run, last)
         return report.answers
 

@@ -20,7 +20,7 @@ from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
 from orchestrator.store.code.histories import Turn
 from orchestrator.store.code.resolutions import Kept
-from orchestrator.store.code.turns import unshown
+from orchestrator.store.code.turns import LastTurn, append_last, since_last_turn, unshown
 from orchestrator.store.runs import cancels, creation, stuck
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.creation import NewRun
@@ -101,6 +101,11 @@ def turns(leader: Leader) -> list[Turn]:
     return [Turn(run, attempt, 1, True, attempt, "w", [mark], 0) for run, attempt in leader.batch]
 
 
+def last_turns(leader: Leader) -> list[LastTurn]:
+    mark = history.ActivationApplied(1)
+    return [LastTurn(run, attempt, 1, [mark]) for run, attempt in leader.batch]
+
+
 def new_runs() -> list[NewRun]:
     return [code_runs.new_run(os.urandom(16), [history.RunStarted("flow", 1, b"")]) for _ in range(BATCH)]
 
@@ -111,6 +116,8 @@ def facts(leader: Leader) -> dict[bytes, Any]:
 
 STATEMENTS: dict[str, Call] = {
     "append": lambda leader: lambda c: histories.append(c, facts(leader), NOW),
+    "append_last": lambda leader: lambda c: append_last(c, last_turns(leader), NOW),
+    "since_last_turn": lambda leader: lambda c: since_last_turn(c, leader.ids),
     "suspend": lambda leader: lambda c: histories.suspend(c, turns(leader), NOW),
     "unshown": lambda leader: lambda c: unshown(c, dict.fromkeys(leader.ids, False)),
     "unshown, whole": lambda leader: lambda c: unshown(c, dict.fromkeys(leader.ids, True)),

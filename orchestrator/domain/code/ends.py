@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.commands import Command
-from orchestrator.domain.code.history import Outcome
+from orchestrator.domain.code.history import Event, Outcome
 from orchestrator.domain.runs.changes import TurnTaskEnd
 from orchestrator.domain.runs.verdict import RAN_TOO_LONG, TERMINATED, WAS_TERMINATED
 from orchestrator.domain.states import RunState, TaskState
@@ -21,6 +21,10 @@ PARENT_ASKS, PARENT_ENDED = "its parent asks for it", "its parent has ended"
 """Why a child is asked to cancel itself, for its history."""
 ASKED = "somebody asked for it"
 """Why any run is."""
+MOST_REFUSALS = 100
+"""How often in a row the end of a run is refused because there are messages that its code has not seen."""
+MAY_BE_EARLY = (commands.CompleteRun, commands.FailRun)
+"""Ends that are refused then."""
 _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 
 
@@ -68,6 +72,32 @@ def end_of(run: bytes, last: commands.EndCommand) -> TurnTaskEnd:
             return TurnTaskEnd(run, TaskState.CANCELLED, None, _CANCELLED)
         case commands.ContinueRun():
             return TurnTaskEnd(run, TaskState.SUCCESS, NOTHING, None)
+
+
+def ends_too_early(
+    last: commands.EndCommand, through: int, events: Iterable[Event], *, has_messages: bool = False
+) -> bool:
+    """Say whether code that was shown everything up to `through` has ended without messages that people have sent.
+
+    `events` are those since the last turn that counts; `has_messages`: some are not among them yet. A run that
+    continues passes messages on; a request to cancel does not change an end that came before it; and a signal that may
+    begin a run of its own does so. After some refusals in a row the end counts all the same: otherwise a flood of
+    signals would keep the run open for ever.
+    """
+    refusals = 0
+    for event in events:
+        match event.what:
+            case history.ActivationApplied(ended=ended) if ended:
+                refusals += 1
+            case history.RunCancelRequested() if event.number > through:
+                return False
+            case history.SignalReceived(otherwise=otherwise) if event.number > through:
+                if otherwise is not None:
+                    return False
+                has_messages = True
+            case history.UpdateRequested() if event.number > through:
+                has_messages = True
+    return has_messages and refusals < MOST_REFUSALS and isinstance(last, MAY_BE_EARLY)
 
 
 def run_state(end: TurnTaskEnd, timed_out: bool) -> RunState:

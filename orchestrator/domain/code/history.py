@@ -16,6 +16,12 @@ batch a command left, or whether the workflow was cached in between.
 done before: the log stays silent, and `patched` takes the old branch unless the history says otherwise. A fact can
 arrive while an activation is out; it then stands before the mark and is beyond its `through`.
 
+**Ends.** If the code returns or fails, and there are signals or updates that it was not shown, nothing of that turn
+counts, and the leader appends a mark with `ended`. The code is replayed, and is shown these messages before the fact
+at which it ended, or together with it if that is a message, too: so it acts upon them, or leaves them knowingly. The
+mark makes the new order a part of the history. No record of the turn is kept, because the code may now do something
+else at the same place; so `ctx.run` may run again, as after the loss of a worker.
+
 **Time** in the code is the time of the fact that it was last shown, read by the leader once per tick.
 """
 
@@ -152,6 +158,9 @@ class ActivationApplied(Message, frozen=True):
     through: int
     accepted: list[str] = []
     """Ids of updates whose handlers began in this turn and had not answered at its end."""
+    ended: int = 0
+    """The event at which the code ended in a turn that does not count, because messages had come that it had not seen.
+    No records follow, and `through` is 0. From that event up to this mark, the code is shown the messages first."""
 
 
 class RunReset(Message, frozen=True):

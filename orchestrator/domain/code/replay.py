@@ -13,9 +13,9 @@ updates name the update.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from orchestrator.domain import timezones
 from orchestrator.domain.code import commands, history
@@ -28,6 +28,7 @@ from orchestrator.errors import DeterminismViolation
 
 _LONGEST_DIFFERENCE = 60
 _LONGEST_VALUE = 200
+_FACTS = get_args(history.Fact)
 
 Claim = tuple[Kind, int, dict[str, str]]
 """A kind, an ordinal, and what must be the same on both sides: a field as people call it, and its value."""
@@ -52,6 +53,8 @@ class Ledger:
         """The number of the last event after which the code is known to have gone on."""
         self.accepted: set[str] = set()
         """Ids of updates that were accepted in a turn in which they were not answered."""
+        self.together: dict[int, list[Event]] = {}
+        """Facts, by number, that the code is shown at once with others, because it had ended too early."""
         self.is_copy = False
         """The history is that of a run that was reset: records of what was open are left out of it."""
         self.reopened: dict[str, float] = {}
@@ -70,9 +73,13 @@ class Ledger:
 
     def learn(self, events: Iterable[Event]) -> None:
         """Take in the records and marks of a whole history, before any code runs."""
+        joined: dict[int, int] = {}
         for event in events:
             what = event.what
             if isinstance(what, history.ActivationApplied):
+                if what.ended:
+                    joined[what.ended] = event.number
+                    continue
                 self.went_on, self.shown = self.shown, max(self.shown, what.through)
                 self.accepted.update(what.accepted)
             elif isinstance(what, history.RunReset):
@@ -90,6 +97,22 @@ class Ledger:
                 self._expected.append(_line(claim))
         if self.end is None:
             self.went_on = self.shown
+        if joined:
+            self._join(events, joined)
+
+    def _join(self, events: Iterable[Event], joined: Mapping[int, int]) -> None:
+        """Put facts together: those from one at which the code ended too early, up to the mark that says so."""
+        group: list[Event] = []
+        until = 0
+        for event in events:
+            if not isinstance(event.what, _FACTS):
+                continue
+            if event.number > until:
+                group = []
+            until = max(until, joined.get(event.number, 0))
+            if event.number < until:
+                group.append(event)
+                self.together[event.number] = group
 
     def next(self, kind: Kind) -> tuple[int, bytes]:
         """Count one more command of a kind; return its ordinal and the id of what it creates."""

@@ -15,7 +15,7 @@ from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Activated, Violation, json_text
 from orchestrator.domain.code.attributes import Scalar
 from orchestrator.domain.code.commands import Command
-from orchestrator.domain.code.ends import NOTHING, PARENT_ASKS, CommandsByKind, end_of
+from orchestrator.domain.code.ends import MAY_BE_EARLY, NOTHING, PARENT_ASKS, CommandsByKind, end_of, ends_too_early
 from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.code.succession import with_seen
 from orchestrator.domain.runs.verdict import Nesting
@@ -31,7 +31,16 @@ from orchestrator.store.code import expectations, histories
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
 from orchestrator.store.code.histories import Turn
-from orchestrator.store.code.turns import NextTurn, take_next, take_next_later
+from orchestrator.store.code.turns import (
+    EVERYTHING,
+    LastTurn,
+    NextTurn,
+    append_last,
+    since_last_turn,
+    take_next,
+    take_next_later,
+    with_messages,
+)
 from orchestrator.store.runs import ancestry
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.creation import NewRun
@@ -115,7 +124,11 @@ def apply_activations(
                 tx.result.runs.changes.pop(run, None)
         code.took_turn(tx, [task.id for task in moved], {answer.id for answer in answers})
     if ends:
-        accepted |= _end_turn_tasks(tx, ends, inline_result, are_next)
+        before, refused = _append_last(tx, [report for _, report in ends])
+        if refused:
+            _refuse_ends(tx, code, [one for one in ends if one[1].id in refused], are_next)
+            ends = [one for one in ends if one[1].id not in refused]
+        accepted |= _end_turn_tasks(tx, ends, before, inline_result, are_next)
     if absent:
         code.queries.not_shown(tx.result, ((row.id, row.attempt) for row in absent))
         tx.result.wake.delayed |= any(row.delay > 0 for row in absent)
@@ -150,18 +163,71 @@ def _turn(worker: str, report: Activated) -> Turn:
 _OPENING = (commands.ScheduleTask, commands.StartChildRun)
 
 
+def _append_last(tx: Transaction, reports: Sequence[Activated]) -> tuple[dict[bytes, int], set[bytes]]:
+    """Record the last batches of runs whose code has ended; return the runs, each with its last event before, and
+    those whose end does not count, because there are messages that the code has not seen.
+    """
+    current: dict[bytes, Activated] = {}
+    for report in reports:
+        if report.id not in current or current[report.id].attempt <= report.attempt:
+            current[report.id] = report
+    before = append_last(tx.connection, [_last_turn(report) for report in current.values()], tx.now)
+    late = [report for run, report in current.items() if run not in before]
+    if not late:
+        return before, set()
+    unseen = since_last_turn(tx.connection, [report.id for report in late])
+    waiting = with_messages(tx.connection)
+    refused = {
+        run
+        for run, events in unseen.items()
+        if ends_too_early(_end_command(current[run]), current[run].through, events, has_messages=run in waiting)
+    }
+    counts = [_last_turn(report)._replace(through=EVERYTHING) for report in late if report.id not in refused]
+    return before | (append_last(tx.connection, counts, tx.now) if counts else {}), refused
+
+
+def _last_turn(report: Activated) -> LastTurn:
+    records = [history.record(command) for command in report.commands]
+    events = [history.ActivationApplied(report.through, report.accepted), *records]
+    through = report.through if isinstance(_end_command(report), MAY_BE_EARLY) else EVERYTHING
+    return LastTurn(report.id, report.attempt, through, events)
+
+
+def _end_command(report: Activated) -> commands.EndCommand:
+    last = report.commands[-1]
+    assert isinstance(last, commands.EndCommand)
+    return last
+
+
+def _refuse_ends(tx: Transaction, code: CodeRuns, reports: Sequence[tuple[str, Activated]], are_next: bool) -> None:
+    """Let code that has ended without some messages be replayed with them, at once: `history` says how."""
+    turns = [
+        Turn(
+            *(report.id, report.attempt, 0, False, 0, worker),
+            events=[history.ActivationApplied(0, ended=report.through)],
+            opened=0,
+        )
+        for worker, report in reports
+    ]
+    moved = _landed(histories.suspend(tx.connection, turns, tx.now), are_next)
+    tx.result.note(moved, by_worker=True)
+    code.took_turn(tx, [task.id for task in moved], {answer.id for _, report in reports for answer in report.answers})
+
+
 def _end_turn_tasks(
-    tx: Transaction, reports: Sequence[tuple[str, Activated]], inline_result: int, are_next: bool
+    tx: Transaction,
+    reports: Sequence[tuple[str, Activated]],
+    before: Mapping[bytes, int],
+    inline_result: int,
+    are_next: bool,
 ) -> set[bytes]:
-    """End the turn tasks of runs whose code has ended, as it did, and record its last batch; the runs end with them."""
+    """End the turn tasks of runs whose code has ended, as it did; the runs end with them."""
     successes: list[Success] = []
     endings: dict[TaskState, list[AttemptEnd]] = {TaskState.FAILED: [], TaskState.CANCELLED: []}
     errors: dict[bytes, TaskError] = {}
     continuing: dict[bytes, commands.ContinueRun] = {}
-    events: dict[bytes, list[HistoryItem]] = {}
     for worker, report in reports:
-        last = report.commands[-1]
-        assert isinstance(last, commands.EndCommand)
+        last = _end_command(report)
         turn_task = end_of(report.id, last)
         if turn_task.error is not None:
             errors[turn_task.id] = turn_task.error
@@ -174,8 +240,6 @@ def _end_turn_tasks(
             )
         if isinstance(last, commands.ContinueRun):
             continuing[turn_task.id] = with_seen(last, report.through)
-        records = [history.record(command) for command in report.commands]
-        events[report.id] = [history.ActivationApplied(report.through, report.accepted), *records]
     moved: list[Moved] = []
     if successes:
         moved += transitions.succeed(tx.connection, successes, tx.now)
@@ -192,12 +256,8 @@ def _end_turn_tasks(
     )
     accepted = {task.id for task in moved}
     tx.result.runs.continuing.update((run, command) for run, command in continuing.items() if run in accepted)
-    if accepted:
-        before = histories.append(
-            tx.connection, {run: some for run, some in events.items() if run in accepted}, tx.now, wake=False
-        )
-        seen = ((report.id, report.through) for _, report in reports)
-        tx.result.runs.unheard.update((run, through) for run, through in seen if before.get(run, 0) > through)
+    seen = ((report.id, report.through) for _, report in reports if report.id in accepted)
+    tx.result.runs.unheard.update((run, through) for run, through in seen if before.get(run, 0) > through)
     return accepted
 
 

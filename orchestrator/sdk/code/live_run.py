@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args
 
 from orchestrator.domain.code import commands, history
@@ -19,6 +19,9 @@ from orchestrator.sdk.code.scope import inside
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.values.payload import decode_call, encode_value
+
+_OTHERS = 3
+"""The rank of facts that are no messages."""
 
 
 class LiveRun:
@@ -48,17 +51,53 @@ class LiveRun:
         if whole:
             events = list(events)
             commander.ledger.learn(events)
+        together = commander.ledger.together
         with inside(commander):
             for event in events:
                 show = _SHOW.get(type(event.what))
                 if show is None or commander.ended:
                     continue
+                if together and (group := together.get(event.number)):
+                    if event is group[-1]:
+                        self._show_together(group)
+                    continue
                 commander.turn(event)
                 show(self, event.what)
-                commander.loop.run_until_idle(commander.now - commander.began_at, self._is_stopped)
-                self._finish()
+                self._run_until_idle()
         commander.raise_if_stopped()
         return commander.ledger.take()
+
+    def _show_together(self, events: Sequence[Event]) -> None:
+        """Show facts at the first of which the code ended before: all messages at once, then the others one by one.
+
+        Messages that have a handler come first, because a handler must run before the function that ends. Those of one
+        name keep their order.
+        """
+        commander, last = self.commander, events[-1]
+        ranked = sorted(events, key=self._rank)
+        messages = [event for event in ranked if self._rank(event) < _OTHERS]
+        for step in [messages, *([event] for event in ranked[len(messages) :])]:
+            for event in step:
+                commander.turn(Event(last.number, last.at, event.what))
+                _SHOW[type(event.what)](self, event.what)
+            self._run_until_idle()
+            if commander.ended:
+                return
+
+    def _rank(self, event: Event) -> int:
+        match event.what:
+            case history.RunStarted():
+                return 0
+            case history.UpdateRequested():
+                return 1
+            case history.SignalReceived(name=name):
+                return 1 if self.commander.mailbox(name).deliver is not None else 2
+        return _OTHERS
+
+    def _run_until_idle(self) -> None:
+        commander = self.commander
+        commander.loop.run_until_idle(commander.now - commander.began_at, self._is_stopped)
+        self._finish()
 
     def answer(self, query: Query) -> QueryResult:
         """Answer a query."""

@@ -32,7 +32,7 @@ EVENTS = Batch("e", "run_id uuid, place int, kind text, data bytea")
 """The events of a batch; `place` counts from 1 within a run."""
 
 
-def _not_before(number: str) -> str:
+def not_before(number: str) -> str:
     """Return the time of events that follow this one of a run `r`: a clock may step back, a history does not."""
     last = f"SELECT at FROM orchestrator.histories WHERE run_id = r.id AND number = {number} LIMIT 1"
     return f"greatest(%(now)s::timestamptz, ({last}))"
@@ -67,7 +67,7 @@ WITH /* histories.append */ ahead AS (
             WHERE id = d.id AND code AND (ended_at IS NULL OR %(late)s::boolean) LIMIT 1) AS found
      WHERE r.ctid = found.place
     RETURNING r.id, r.last_event - d.count AS before, r.stuck IS NULL AND r.status <> 'pending' AS free,
-              {_not_before("r.last_event - d.count")} AS at
+              {not_before("r.last_event - d.count")} AS at
 ), kept AS (
     INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
     SELECT e.run_id, ahead.before + e.place, ahead.at, e.kind, e.data
@@ -162,7 +162,7 @@ WITH /* histories.suspend */ given AS MATERIALIZED (
       FROM back JOIN given g ON g.id = back.id
      CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = g.id LIMIT 1) AS found
      WHERE r.ctid = found.place
-    RETURNING r.id, r.last_event - g.count AS before, {_not_before("r.last_event - g.count")} AS at
+    RETURNING r.id, r.last_event - g.count AS before, {not_before("r.last_event - g.count")} AS at
 ), kept AS (
     INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
     SELECT e.run_id, ahead.before + e.place, ahead.at, e.kind, e.data

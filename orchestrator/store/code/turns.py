@@ -1,4 +1,4 @@
-"""The events that the code of runs is shown in its next turn: their size, and the events themselves.
+"""The events that the code of runs is shown in its next turn: their size, and the events themselves; and last turns.
 
 Histories are only ever appended to. So the events up to a number are the same whenever they are read, and those that
 are too large for one message may be read long after the turn was decided on.
@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.code.history import Event
-from orchestrator.domain.states import TaskState, sources_of
-from orchestrator.store.code.histories import FACTS, by_run, event
+from orchestrator.domain.code.history import Event, HistoryItem
+from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState, sources_of
+from orchestrator.references import MARK
+from orchestrator.store import payloads
+from orchestrator.store.code.histories import EVENTS, FACTS, by_run, event, event_rows, not_before
 from orchestrator.store.sql import Batch, Blob, Prepared, Row
 from orchestrator.store.tasks.transitions import among, current_attempt
 
@@ -183,3 +185,75 @@ def take_next(connection: Connection, turns: Sequence[NextTurn], now: datetime) 
 def take_next_later(connection: Connection, turns: Sequence[NextTurn], now: datetime) -> None:
     """Do the same with the next statement, which finds the turns that count by their starts."""
     _TAKE.later(connection, _NEXT(turns), now=now)
+
+
+# -- last turns
+
+
+EVERYTHING = 2**31 - 1
+"""No event has a higher number."""
+_MESSAGES = """SELECT target FROM (SELECT kind, target, body FROM orchestrator.inbox ORDER BY id LIMIT 1000) AS oldest
+             WHERE kind IN ('signal', 'update') AND NOT jsonb_exists(body, 'start')"""
+"""Runs for which messages have been accepted that are not in their histories yet, among the oldest requests. A signal
+that may start a run of its own does so."""
+_LAST_TURNS = Batch("g", "id uuid, attempt int, through int, count int")
+_APPEND_LAST = Prepared[tuple[bytes, int]](f"""
+WITH /* turns.append_last */ ahead AS (
+    UPDATE orchestrator.runs r SET last_event = r.last_event + g.count
+      FROM {_LAST_TURNS}
+     CROSS JOIN LATERAL (
+           SELECT FROM orchestrator.tasks
+            WHERE id = g.id AND attempt = g.attempt AND status IN {among(IN_FLIGHT_STATES)} LIMIT 1) AS task
+     CROSS JOIN LATERAL (
+           SELECT ctid AS place FROM orchestrator.runs
+            WHERE id = g.id AND code AND ended_at IS NULL AND last_event <= g.through LIMIT 1) AS found
+     WHERE r.ctid = found.place AND (g.through = {EVERYTHING} OR g.id NOT IN ({_MESSAGES}))
+    RETURNING r.id, r.last_event - g.count AS before, {not_before("r.last_event - g.count")} AS at
+), kept AS (
+    INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
+    SELECT e.run_id, ahead.before + e.place, ahead.at, e.kind, e.data
+      FROM {EVENTS} JOIN ahead ON ahead.id = e.run_id
+)
+SELECT id, before FROM ahead
+""")
+
+
+class LastTurn(NamedTuple):
+    """An activation in which the code has ended."""
+
+    id: bytes
+    attempt: int
+    through: int
+    """The end counts if nothing has happened after this number, and no message waits; in any case if `EVERYTHING`."""
+    events: Sequence[HistoryItem]
+
+
+def append_last(connection: Connection, turns: Sequence[LastTurn], now: datetime) -> dict[bytes, int]:
+    """Append what code did in its last turn, if that is current and has seen enough; return the runs, each with the
+    number of its last event before.
+    """
+    ahead = [(turn.id, turn.attempt, turn.through, len(turn.events)) for turn in turns]
+    rows = [row for turn in turns for row in event_rows(turn.id, turn.events)]
+    if any(MARK in data for *_, data in rows):
+        payloads.keep_named(connection, rows)
+    return dict(_APPEND_LAST(connection, _LAST_TURNS(ahead), EVENTS(rows), now=now))
+
+
+_SINCE_LAST_TURN = Prepared[Row]("""
+SELECT /* turns.since_last_turn */ h.run_id, h.number, extract(epoch FROM h.at)::double precision AS at, h.data
+  FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (
+       SELECT shown FROM orchestrator.runs WHERE id = wanted.id AND code AND ended_at IS NULL LIMIT 1) AS r
+ CROSS JOIN LATERAL (
+       SELECT * FROM orchestrator.histories WHERE run_id = wanted.id AND number > r.shown ORDER BY number OFFSET 0) AS h
+""")
+
+
+def since_last_turn(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, list[Event]]:
+    """Return the events of open runs that their code had not been shown in the last turn that counts."""
+    return by_run(_SINCE_LAST_TURN(connection, ids=runs))
+
+
+@Prepared.function(f"SELECT /* turns.with_messages */ DISTINCT target FROM ({_MESSAGES}) AS waiting")
+def with_messages(connection: Connection) -> list[bytes]:
+    """Return runs for which signals or updates have been accepted that are not in their histories yet."""

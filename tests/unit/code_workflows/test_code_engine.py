@@ -334,6 +334,29 @@ def test_code_that_catches_a_violation_is_stuck_all_the_same() -> None:
     assert len(run.history) == 3
 
 
+def test_the_leader_in_memory_refuses_an_end_without_messages_that_have_come() -> None:
+    app = Orchestrator()
+
+    @app.workflow(name="drains")
+    async def drains(ctx: WorkflowContext) -> list[int]:
+        numbers = ctx.signals("number", type=int)
+        taken = [await numbers.get()]
+        while len(numbers):
+            taken.append(numbers.get_nowait())
+        return taken
+
+    engine = Engine(app.code_workflows.find, LIMIT)
+    leader = MemoryLeader(engine, app.code_workflows.find, 0.0)
+    run = begin(leader, "drains")
+    leader.activate(run)
+    for number in (1, 2, 3):
+        leader.append(run, history.SignalReceived("number", encoded(number)))
+    leader.activate(run)
+    assert (run.end, run.history[-1].what) == (None, history.ActivationApplied(0, ended=3))
+    leader.activate(run)
+    assert run.end == commands.CompleteRun(encoded([1, 2, 3]))
+
+
 def test_messages_survive_the_wire() -> None:
     leader = leader_of(Engine(app.code_workflows.find, LIMIT))
     run = begin(leader, "clings")
