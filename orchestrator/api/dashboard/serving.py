@@ -118,15 +118,19 @@ class PagePath(ServedPath):
         """
         asked = parse_qsl(query)
         fitting = [pair for pair in asked if _fits(endpoint, urlencode([pair]))]
+        visit = visitor()
         said = Said(_plainly(problem, ""), is_error=True, is_of_filter=True)
-        current.set(dataclasses.replace(visitor(), said=said))
+        current.set(dataclasses.replace(visit, said=said))
         try:
             kept = endpoint.read_query(urlencode(fitting if len(fitting) < len(asked) else []))
             answer: Response = await self._do(endpoint, given | kept, request, caller)
+            if answer.headers["Content-Type"].startswith("text/html"):
+                answer.status_code = 422
+                return answer
         except (Refused, OrchestratorError):
-            return None
-        answer.status_code = 422
-        return answer
+            pass  # the page cannot say what is wrong
+        current.set(visit)
+        return None
 
     async def _log_in(self, request: Request, session: Session, form: dict[str, list[str]]) -> Response:
         """Log in with the key that was typed, or say why not."""
