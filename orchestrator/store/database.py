@@ -329,23 +329,6 @@ def current_revision(connection: Connection) -> str | None:
     return value
 
 
-def misplaced_tables(url: str, namespace: str) -> str | None:
-    """Say that a role creates its own tables among ours where it names no schema, and what to do."""
-    engine = engine_for(url, name="orchestrator db upgrade")
-    try:
-        with engine.connect() as connection:
-            role, schema = connection.execute(text("SELECT current_user, current_schema()")).one()
-    finally:
-        engine.dispose()
-    if schema != namespace:
-        return None
-    return (
-        f"what the role {role} creates without naming a schema, your own tables too, goes into the schema "
-        f"{schema}, among ours: its search_path leads there first, as that of a role does which is named like the "
-        f'schema. Tell it otherwise: ALTER ROLE "{role}" SET search_path = public'
-    )
-
-
 def upgrade(url: str, revision: str = "head", *, namespace: str = DEFAULT_NAMESPACE) -> str | None:
     """Bring a namespace to the newest revision, alone: a second upgrade waits for the first.
 

@@ -11,6 +11,7 @@ from orchestrator.cli.terminal.output import confirm, echo, print_json
 from orchestrator.errors import SchemaError
 from orchestrator.settings import load_settings
 from orchestrator.store import database
+from orchestrator.store.insights import server
 
 
 @click.group("db")
@@ -36,7 +37,7 @@ def upgrade() -> None:
     settings = load_settings()
     newer = database.upgrade(settings.require_database(), namespace=settings.namespace)
     echo(f"{newer} Nothing to do." if newer else f"The database is at revision {database.REVISION}.")
-    warning = database.misplaced_tables(settings.require_database(), settings.namespace)
+    warning = server.misplaced_tables(settings.require_database(), settings.namespace)
     if warning:
         echo(f"Warning: {warning}", err=True)
 

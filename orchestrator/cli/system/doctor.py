@@ -237,7 +237,7 @@ def _rights(found: server.Server, settings: Settings) -> Iterator[Finding]:
         yield _warn("permissions", f"the role {found.role} does not own the tables.", upgrades)
     else:
         yield _ok("permissions", f"the role {found.role} owns the tables")
-    if misplaced := database.misplaced_tables(settings.require_database(), settings.namespace):
+    if misplaced := server.misplaced_tables(settings.require_database(), settings.namespace):
         yield _warn("search path", misplaced)
 
 

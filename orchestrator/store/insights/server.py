@@ -1,4 +1,4 @@
-"""What the Postgres server is, its clock, and a commit to measure: for `orchestrator doctor`."""
+"""What the Postgres server is, its clock, a commit to measure, and where a role's own tables go."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from orchestrator.store.database import engine_for
 from orchestrator.store.sql import Statement
 
 
@@ -71,3 +72,25 @@ _COMMIT = Statement[str]("SELECT /* insights.commit */ pg_logical_emit_message(t
 def commit(connection: Connection) -> None:
     """Commit a transaction that changes no table; the connection commits by itself."""
     _COMMIT.one(connection)
+
+
+_DEFAULT_SCHEMA = Statement[tuple[str, str | None]](
+    "SELECT /* insights.default_schema */ current_user::text, current_schema()::text"
+)
+
+
+def misplaced_tables(url: str, namespace: str) -> str | None:
+    """Say that a role creates its own tables among ours where it names no schema, and what to do."""
+    engine = engine_for(url, name="orchestrator db upgrade")
+    try:
+        with engine.connect() as connection:
+            role, schema = _DEFAULT_SCHEMA.one(connection)
+    finally:
+        engine.dispose()
+    if schema != namespace:
+        return None
+    return (
+        f"what the role {role} creates without naming a schema, your own tables too, goes into the schema "
+        f"{schema}, among ours: its search_path leads there first, as that of a role does which is named like the "
+        f'schema. Tell it otherwise: ALTER ROLE "{role}" SET search_path = public'
+    )
