@@ -12,7 +12,7 @@ import msgspec
 from orchestrator.domain.executors.call import ExecutorCall
 from orchestrator.domain.tasks.retry import is_worth_retrying
 from orchestrator.domain.tasks.task import Failed, Returned, Succeeded, TaskError
-from orchestrator.errors import InvalidTask, RetryLater, TaskTimeout, Unavailable
+from orchestrator.errors import PayloadError, RetryLater, TaskTimeout, Unavailable
 from orchestrator.payloads.keeping import MEANS, NoStore
 from orchestrator.sdk.tasks.failure import at_function, describe, without_secrets
 from orchestrator.sdk.tasks.retry import Retry
@@ -94,7 +94,7 @@ class Failures:
 
     def failed(self, job: Job, error: BaseException) -> Failed:
         described = describe(error)
-        if isinstance(error, InvalidTask) and not in_own_code(error) and (task := self._find(job)) is not None:
+        if isinstance(error, PayloadError) and not in_own_code(error) and (task := self._find(job)) is not None:
             described = at_function(described, task.function)
         failed = self._as_failed(job, described, retryable=may_be_retried(job, error))
         if isinstance(error, RetryLater):

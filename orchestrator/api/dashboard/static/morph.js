@@ -15,6 +15,16 @@
     }
   }
 
+  // Fills a new part, such as a table that has moved, with the rows that came without content: the page has them elsewhere.
+  function filled(part) {
+    for (const row of part.nodeType === 1 ? part.querySelectorAll("[data-same]") : []) {
+      const known = document.querySelector(`${row.nodeName}[data-key="${CSS.escape(row.dataset.key)}"]`);
+      if (known) row.replaceWith(known.cloneNode(true));
+      else window.morph.isTorn = true;
+    }
+    return part;
+  }
+
   function children(from, to) {
     const keyed = new Map();
     for (const child of from.childNodes) if (keyOf(child)) keyed.set(keyOf(child), child);
@@ -30,7 +40,7 @@
       if (match && !isSame(match, wanted)) match = null;
       if (!match && wanted.dataset?.same !== undefined) { window.morph.isTorn = true; continue; } // it is not here
       if (!match) {
-        from.insertBefore(document.importNode(wanted, true), place);
+        from.insertBefore(filled(document.importNode(wanted, true)), place);
         continue;
       }
       if (match === place) place = place.nextSibling;
