@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -48,9 +49,9 @@ def blocks(section: str, language: str) -> list[str]:
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder from which Python imports: the page's programs, and its executor with the entry point."""
     folder = tmp_path_factory.mktemp("packages")
-    (own, suite), [points] = blocks(OWN, "python"), blocks(OWN, "toml")
+    [own], [points] = blocks(OWN, "python"), blocks(OWN, "toml")
     (folder / "hot_folder.py").write_text(own, encoding="utf-8")
-    (folder / "test_hot_folder.py").write_text(suite, encoding="utf-8")
+    shutil.copy(REPOSITORY / "examples" / "test_hot_folder.py", folder)
     group, point = re.match(r'\[project\.entry-points\."([\w.]+)"\]\n(.*)\n', points).groups()  # type: ignore[union-attr]
     installed = folder / "hot_folder-1.0.dist-info"
     installed.mkdir()
@@ -195,7 +196,7 @@ def test_one_of_ones_own(stack: Stack, packages: Path, tmp_path: Path) -> None: 
 
 
 def test_one_of_ones_own_has_forty_lines() -> None:
-    own, _ = blocks(OWN, "python")
+    [own] = blocks(OWN, "python")
     assert len([line for line in own.splitlines() if line.strip()]) <= 40
 
 
