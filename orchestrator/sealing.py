@@ -110,7 +110,7 @@ def vault_of(settings: Settings) -> Vault | None:
     """Return what seals by these settings; None where nothing is sealed. What they can open, this process can."""
     if not settings.data_keys and not settings.data_keys_file:
         return None
-    return _vault(settings.namespace, settings.data_keys, settings.data_keys_file)
+    return _vault(settings.root, settings.data_keys, settings.data_keys_file)
 
 
 @lru_cache(maxsize=100)

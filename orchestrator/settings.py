@@ -25,6 +25,8 @@ _LARGEST_PAYLOAD = 50_000_000
 _MOST = 1_000_000.0
 """Of anything else: seconds (eleven days), rows of a batch."""
 
+_MOST_SHARDS = 64
+
 DEFAULT_NAMESPACE = "orchestrator"
 SHORTEST_RETENTION = 60.0
 """Seconds for which an ended task is kept at least: so long may a report of it still be on its way."""
@@ -71,6 +73,8 @@ class Settings:
     """The application that commands load, e.g. `package.module:app`."""
     namespace: str = DEFAULT_NAMESPACE
     """Postgres schema and prefix of all Redis keys. Give each application on shared servers its own."""
+    shards: int = 1
+    """Leaders that share the work (experimental). Every process has the same number."""
 
     max_payload: int = 1_000_000
     """Largest arguments or result of a task, in bytes, that Postgres and messages hold."""
@@ -206,6 +210,15 @@ class Settings:
         """Bytes that arguments or a result may have, wherever they are kept."""
         return _LARGEST_STORED if self.payload_store else self.max_payload
 
+    @property
+    def root(self) -> str:
+        """The namespace, without the shard."""
+        return self.namespace.partition("/")[0]
+
+    def of_shard(self, shard: int | str) -> Settings:
+        """Return the settings of one shard, or of `all` for those that read."""
+        return dataclasses.replace(self, namespace=f"{self.root}/{shard}" if shard else self.root)
+
     def require_database(self) -> str:
         """Return the database URL, or say what to set."""
         return self.database_url or self._missing("database_url", "postgresql://user:password@host/database")
@@ -331,7 +344,7 @@ def _validated(settings: Settings) -> Settings:
         if name in _FOR_EVER_IF_ZERO:
             _check_retention(name, value)
         elif isinstance(field.default, (int, float)):
-            most = _LARGEST_PAYLOAD if name in _SIZES else _MOST
+            most = _LARGEST_PAYLOAD if name in _SIZES else _MOST_SHARDS if name == "shards" else _MOST
             if not 0 < value <= most:
                 raise ConfigurationError(
                     f"Setting {name}: expected a positive number up to {most:,.0f}, found {value!r}."
@@ -341,6 +354,8 @@ def _validated(settings: Settings) -> Settings:
             f"Setting namespace: expected up to 40 small letters, digits and _ that begin with a letter and are no "
             f"schema of Postgres's own (pg_…, public, information_schema), found {settings.namespace!r}."
         )
+    if settings.shards > 1 and "+cluster:" in settings.redis_url:
+        raise ConfigurationError(f"Setting shards: Redis Cluster needs one shard for now, found {settings.shards}.")
     if settings.worker_ttl < 2 * settings.heartbeat:
         raise ConfigurationError(
             f"Setting worker_ttl: expected at least twice the heartbeat ({settings.heartbeat}), "

@@ -138,6 +138,7 @@ class WorkerProcess:
         self._pipe_lock = threading.Lock()
         self._give_up_at = float("inf")
         self._named = app.queues()
+        app._client.shard = settings.namespace.partition("/")[2] or None
         url, keys = settings.require_redis(), Keys.of(settings)
         self._reporter = Reporter(WorkerStreams(connect(url), keys), worker, held, vault_of(settings))
         self._journal = Journal(connect(url), keys, settings.log_limit)

@@ -19,7 +19,7 @@ from orchestrator.api.readiness import Readiness
 from orchestrator.api.recent import Recent
 from orchestrator.domain import redaction
 from orchestrator.domain.redaction import Redaction
-from orchestrator.sdk.backend import Backend
+from orchestrator.sdk.backend import backend_of
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
 from orchestrator.store import insights
@@ -65,7 +65,7 @@ class Api:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.backend = Backend(settings)
+        self.backend = backend_of(settings)
         self._everywhere = redaction.words(settings.redact)
         self.redaction = Redaction(self._everywhere)
         """Redaction by the settings."""

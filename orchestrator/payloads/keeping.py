@@ -101,9 +101,9 @@ def store_of(settings: Settings, notes: Callable[[Settings], Notes] | None = Non
     if not settings.payload_store:
         return None
     keys = settings.data_keys, settings.data_keys_file
-    key = (settings.payload_store, settings.namespace, settings.redis_url, settings.inline_payload, *keys)
+    key = (settings.payload_store, settings.root, settings.redis_url, settings.inline_payload, *keys)
     if key not in _known:
-        store = open_store(settings.payload_store, settings.namespace, None if notes is None else notes(settings))
+        store = open_store(settings.payload_store, settings.root, None if notes is None else notes(settings))
         _known[key] = PayloadStore(store, settings.inline_payload, vault_of(settings))
     return _known[key]
 

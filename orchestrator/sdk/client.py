@@ -47,6 +47,8 @@ class Client:
         self._lock = ProcessLock()
         self.threads = Threads()
         """Where the async variants of blocking calls run."""
+        self.shard: int | str | None = None
+        """Of a worker's process: whose tasks it runs."""
         self.middleware: Chain | None = None
         """The hooks around calls, attempts and turns; None where the application has none."""
         self.composer: Callable[..., Any]
@@ -100,9 +102,9 @@ class Client:
             from orchestrator.sdk.remote import RemoteBackend  # loads SQLAlchemy too, for the types of what is read
 
             return RemoteBackend(self.settings)
-        from orchestrator.sdk.backend import Backend  # loads SQLAlchemy, which workers do without
+        from orchestrator.sdk.backend import backend_of  # loads SQLAlchemy, which workers do without
 
-        return Backend(self.settings)
+        return backend_of(self.settings)
 
     @property
     def transactions(self) -> Transactions:
@@ -120,7 +122,7 @@ class Client:
     def _make_transactions(self) -> Transactions:
         from orchestrator.sdk.tasks.transaction import Transactions  # loads SQLAlchemy too
 
-        return Transactions(self.settings)
+        return Transactions(self.settings if self.shard is None else self.settings.of_shard(self.shard))
 
     def close(self) -> None:
         """Close all connections; they are opened again when needed, with the settings that a function then returns."""

@@ -25,7 +25,7 @@ from orchestrator.store.compatibility import FIRST, oldest_supported
 from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
 from orchestrator.store.dialing import several_hosts, use_dialing
 from orchestrator.store.error_redaction import code_of, hide_rows
-from orchestrator.store.namespaces import namespace_of, use_namespace
+from orchestrator.store.namespaces import NOT_SHARED, namespace_of, use_namespace
 from orchestrator.store.tables.columns import SCHEMA
 from orchestrator.terminal_safe import sentence, without_password, without_password_of
 
@@ -93,7 +93,7 @@ def probe_engine(settings: Settings, name: str, longest: float) -> Engine:
         pool_size=1,
         max_overflow=0,
         name=name,
-        namespace=settings.namespace,
+        namespace=(settings.of_shard("all") if settings.shards > 1 else settings).namespace,
         deadlines=Deadlines(longest),
     )
 
@@ -306,14 +306,17 @@ def check_schema(connection: Connection) -> str | None:
 
 def lacks_tables(error: exc.ProgrammingError, namespace: str) -> bool:
     """Say whether a statement was refused because a namespace, or a table of it, is missing."""
-    said = str(error.orig)
-    return f"{namespace}." in said or f'schema "{namespace}"' in said
+    said, root = str(error.orig), namespace.partition("/")[0]
+    return f"{root}." in said or f'schema "{root}' in said or f'"{root}/' in said
 
 
 def no_tables(namespace: str) -> str:
     """Say that a database has no tables for us, and what to do."""
     if namespace == DEFAULT_NAMESPACE:
         return "The database has no orchestrator tables yet. Run `orchestrator db upgrade`."
+    root, _, shard = namespace.partition("/")
+    if shard:
+        return f"The database has no shard {shard} of {root!r} yet. Run `orchestrator db upgrade` with setting shards."
     return (
         f"The database has no orchestrator tables in the namespace {namespace!r} yet. Run "
         f"`ORCHESTRATOR_NAMESPACE={namespace} orchestrator db upgrade`."
@@ -353,6 +356,8 @@ def downgrade(url: str, revision: str | None, *, namespace: str = DEFAULT_NAMESP
     with _migrating(url, namespace) as (connection, config):
         if check_schema(connection):
             raise SchemaError("Only the release that has upgraded the database can undo that: run it there.")
+        if connection.execute(text(f"SELECT to_regnamespace('\"{namespace}/all\"')")).scalar():
+            raise SchemaError("Going back needs one shard for now: set shards to 1, and run `orchestrator db upgrade`.")
         leader = connection.execute(text(f"SELECT address FROM {SCHEMA}.leases WHERE expires_at > now()")).scalar()
         if leader:
             raise SchemaError(f"The scheduler {leader} leads. Stop all processes of this release, then try again.")
@@ -366,12 +371,18 @@ def downgrade(url: str, revision: str | None, *, namespace: str = DEFAULT_NAMESP
         return revision
 
 
+def lock_upgrades(connection: Connection) -> None:
+    """Change the schema alone until the transaction ends."""
+    connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _UPGRADE_LOCK})
+
+
 @contextmanager
 def _migrating(url: str, namespace: str) -> Iterator[tuple[Connection, Config]]:
     """Give a connection that alone changes the schema, and what Alembic needs."""
     from alembic.config import Config
 
-    engine = engine_for(url, name="orchestrator db", namespace=namespace)
+    engine = engine_for(url, name="orchestrator db")
+    use_namespace(engine, namespace, NOT_SHARED)
     try:
         with engine.connect() as connection:
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _UPGRADE_LOCK})

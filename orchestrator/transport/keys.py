@@ -1,7 +1,8 @@
 """Every Redis key and channel, written once.
 
 They begin with the namespace; below it is the default one. All keys of a shard carry the same hash tag, so that
-scripts may use them together in a cluster.
+scripts may use them together in a cluster. Clients listen to all shards at once: done, changes, watched, spoken,
+progress, services, payload-stores and pull… are the same keys for each of them.
 `G` is the generation: a name for one life of the Redis data. When data is lost, a new generation begins
 under new stream names, and nothing that belonged to the old one can be mistaken for the new.
 
@@ -110,6 +111,11 @@ class Keys:
         return f"{{{self.namespace}:{self.shard}}}"
 
     @cached_property
+    def common(self) -> str:
+        """The prefix of keys that all shards use."""
+        return f"{{{self.namespace.partition('/')[0]}:{self.shard}}}"
+
+    @cached_property
     def generation(self) -> str:
         return f"{self.prefix}:generation"
 
@@ -159,15 +165,15 @@ class Keys:
 
     @cached_property
     def spoken(self) -> str:
-        return f"{self.prefix}:spoken"
+        return f"{self.common}:spoken"
 
     @cached_property
     def watched(self) -> str:
-        return f"{self.prefix}:watched"
+        return f"{self.common}:watched"
 
     @cached_property
     def changes(self) -> str:
-        return f"{self.prefix}:changes"
+        return f"{self.common}:changes"
 
     @cached_property
     def workers(self) -> str:
@@ -179,25 +185,25 @@ class Keys:
 
     @cached_property
     def services(self) -> str:
-        return f"{self.prefix}:services"
+        return f"{self.common}:services"
 
     @cached_property
     def payload_stores(self) -> str:
-        return f"{self.prefix}:payload-stores"
+        return f"{self.common}:payload-stores"
 
     @cached_property
     def pull_offers(self) -> str:
-        return f"{self.prefix}:pull-offers"
+        return f"{self.common}:pull-offers"
 
     @cached_property
     def pull_ends(self) -> str:
-        return f"{self.prefix}:pull-ends"
+        return f"{self.common}:pull-ends"
 
     def pull(self, execution: str) -> str:
-        return f"{self.prefix}:pull:{execution}"
+        return f"{self.common}:pull:{execution}"
 
     def pull_waiting(self, service: str) -> str:
-        return f"{self.prefix}:pulls:{service}"
+        return f"{self.common}:pulls:{service}"
 
     def events(self, generation: str) -> str:
         return f"{self.prefix}:events:{generation}"
@@ -224,11 +230,11 @@ class Keys:
         return f"{self.prefix}:holder:{task.hex()}"
 
     def progress(self, task: bytes) -> str:
-        return f"{self.prefix}:progress:{task.hex()}"
+        return f"{self.common}:progress:{task.hex()}"
 
     def done(self, identifier: bytes) -> str:
         """Return the channel on which the end of this task or run is announced."""
-        return f"{self.prefix}:done:{identifier[-1] % DONE_CHANNELS}"
+        return f"{self.common}:done:{identifier[-1] % DONE_CHANNELS}"
 
     def types(self, generation: str | None, queues: Iterable[str]) -> dict[str, str]:
         """Return the type that Redis should show for each key that is shared: all but those of single workers."""

@@ -151,6 +151,11 @@ class Stack:
         with self.engine.connect() as connection:
             return [tuple(row) for row in connection.execute(text(statement), parameters)]
 
+    def sql_of(self, statement: str) -> None:
+        """Run SQL that returns nothing."""
+        with self.engine.connect() as connection:
+            connection.execute(text(statement))
+
     def scalar(self, statement: str, **parameters: object) -> Any:
         return self.sql(statement, **parameters)[0][0]
 

@@ -59,7 +59,7 @@ class LeftOutputs:
                 f"none: set payload_store."
             )
         root = store if "://" in store else str(Path(store).expanduser())
-        return f"{root.rstrip('/')}/{self._settings.namespace}/{FOLDER}/{execution.name}"
+        return f"{root.rstrip('/')}/{self._settings.root}/{FOLDER}/{execution.name}"
 
     async def outcome(self, execution: Execution, seen: Outcome) -> Outcome:
         """Return how an execution ended, by what was seen of it and what it has left."""

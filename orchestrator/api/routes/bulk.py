@@ -63,13 +63,15 @@ def cancel_tasks(api: Api, body: Cancel, key_scope: KeyScope) -> Cancelled:
     groups = open_tasks(api, wanted, key_scope)
     count, asked = sum(group.tasks for group in groups), not body.dry_run and bool(groups)
     if asked:
-        connections = api.backend.connections
-        with connections.changing("the request to cancel tasks was stored") as connection:
-            count = cancels.ask(connection, wanted, key_scope.queues)
-            said = {"name": body.name, "status": ", ".join(body.statuses), "run": body.run and str(body.run)}
-            detail = {name: value for name, value in said.items() if value}
-            connections.record(connection, "cancel", "open tasks", body.queue or "", tasks=count, **detail)
-    return Cancelled(count, [made_from(TaskGroup, one) for one in groups], asked, count == MOST_AT_ONCE)
+        said = {"name": body.name, "status": ", ".join(body.statuses), "run": body.run and str(body.run)}
+        detail = {name: value for name, value in said.items() if value}
+        count = 0
+        for connections in api.backend.each:
+            with connections.changing("the request to cancel tasks was stored") as connection:
+                asked_here = cancels.ask(connection, wanted, key_scope.queues)
+                connections.record(connection, "cancel", "open tasks", body.queue or "", tasks=asked_here, **detail)
+                count += asked_here
+    return Cancelled(count, [made_from(TaskGroup, one) for one in groups], asked, count >= MOST_AT_ONCE)
 
 
 class Redrive(filter_fields(FailedFilter)):  # type: ignore[misc]

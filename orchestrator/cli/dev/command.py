@@ -30,7 +30,7 @@ from orchestrator.environment import hide_environment
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
 from orchestrator.services_file import SERVICES_FILE, read_services_file
 from orchestrator.settings import Settings, load_settings
-from orchestrator.store import database
+from orchestrator.store import shards
 from orchestrator.store.limits import queues
 from orchestrator.telemetry import configure_logging
 from orchestrator.workers.parent.changes import Changes
@@ -149,7 +149,7 @@ def _start_services(
         services.redis.start()
         say("dev", f"{services.redis.program} has started in {DEFAULT_FOLDER}/redis")
         settings = replace(settings, redis_url=services.redis_url)
-    database.upgrade(settings.database_url, namespace=settings.namespace)
+    shards.upgrade(settings)
     urls = {"database_url": settings.database_url, "redis_url": settings.redis_url}
     write_services_file(services.folder, **urls, app=settings.app, pid=os.getpid())
     stack.callback(remove_services_file, services.folder)

@@ -7,6 +7,7 @@ import sys
 import click
 
 from orchestrator.cli.dev.parent import begin_process
+from orchestrator.cli.fleet.shards import run_shards
 from orchestrator.cli.terminal.options import log_options, metrics_option
 from orchestrator.scheduler.process import run_scheduler
 
@@ -25,4 +26,4 @@ def command(**settings: str | None) -> None:
       orchestrator scheduler
       orchestrator scheduler --metrics 9464
     """
-    sys.exit(run_scheduler(begin_process(**settings)))
+    sys.exit(run_shards(begin_process(**settings), run_scheduler))

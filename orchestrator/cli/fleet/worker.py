@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import click
 
 from orchestrator.cli.dev.parent import begin_process
+from orchestrator.cli.fleet.shards import run_shards
 from orchestrator.cli.terminal.options import app_option, log_options, metrics_option, require_app
 from orchestrator.environment import forbid_inspection
 from orchestrator.sdk.checks import check_name
@@ -108,7 +111,17 @@ def command(queues: str | None, processes: int | None, autoscale: tuple[int, int
     )
     if spec.commands:
         forbid_inspection()
-    sys.exit(run_worker(spec, settings))
+    if settings.shards > 1:
+        spec = _of_shard(spec, settings.shards)
+    sys.exit(run_shards(settings, partial(run_worker, spec)))
+
+
+def _of_shard(spec: WorkerSpec, shards: int) -> WorkerSpec:
+    """Return the part of a worker that serves one shard: its share of the processes."""
+    if spec.burst:
+        raise click.UsageError("--burst needs one shard for now: a task may enqueue another in a shard that is done.")
+    bounds = spec.autoscale and (-(-spec.autoscale[0] // shards), -(-spec.autoscale[1] // shards))
+    return replace(spec, processes=-(-spec.processes // shards), autoscale=bounds)
 
 
 def _of_celery() -> NoReturn:

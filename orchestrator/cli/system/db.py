@@ -10,7 +10,7 @@ from orchestrator.cli.terminal.options import json_option, yes_option
 from orchestrator.cli.terminal.output import confirm, echo, print_json
 from orchestrator.errors import SchemaError
 from orchestrator.settings import load_settings
-from orchestrator.store import database
+from orchestrator.store import database, shards
 from orchestrator.store.insights import server
 
 
@@ -35,8 +35,8 @@ def upgrade() -> None:
       ORCHESTRATOR_DATABASE_URL=postgresql://… orchestrator db upgrade
     """
     settings = load_settings()
-    newer = database.upgrade(settings.require_database(), namespace=settings.namespace)
-    echo(f"{newer} Nothing to do." if newer else f"The database is at revision {database.REVISION}.")
+    for note in shards.upgrade(settings):
+        echo(note)
     warning = server.misplaced_tables(settings.require_database(), settings.namespace)
     if warning:
         echo(f"Warning: {warning}", err=True)

@@ -35,7 +35,8 @@ def writing() -> Iterator[tuple[Connection, Record]]:
 @contextmanager
 def reading(settings: Settings | None = None) -> Iterator[Connection]:
     """Open a connection to a database that is at the right revision; times come in UTC."""
-    with _connected(settings or load_settings(), autocommit=True) as connection:
+    settings = settings or load_settings()
+    with _connected(settings.of_shard("all") if settings.shards > 1 else settings, autocommit=True) as connection:
         yield connection
 
 
@@ -68,10 +69,10 @@ def looking() -> Iterator[Calls]:
         with closing(RemoteBackend(settings)) as remote:
             yield remote
         return
-    from orchestrator.sdk.backend import Backend
+    from orchestrator.sdk.backend import backend_of
     from orchestrator.sdk.backend.insights import InsightBackend
 
     os.environ.setdefault("PGTZ", "UTC")  # in which libpq has Postgres tell the time
-    with reading(settings) as connection, closing(Backend(settings)) as backend:
+    with reading(settings) as connection, closing(backend_of(settings)) as backend:
         backend.__dict__["insights"] = InsightBackend(backend.shared, lambda: nullcontext(connection))
         yield backend

@@ -34,10 +34,10 @@ class OrchestratorConfig(AppConfig):  # type: ignore[misc]  # Django has no type
 def _upgrade(using: str, plan: Any = None, **_: object) -> None:
     """Bring the schema up to date after `migrate`, in the database that tasks share with Django; not after `flush`."""
     if plan is not None and using == shared_database():
-        from orchestrator.store import database  # loads SQLAlchemy, which workers do without
+        from orchestrator.store import shards  # loads SQLAlchemy, which workers do without
 
         app.close()  # what it knows may be another database: that of the tests has just been created
-        database.upgrade(app.settings.require_database(), namespace=app.settings.namespace)
+        shards.upgrade(app.settings)
 
 
 def _reconnecting(change: Callable[..., Any]) -> Callable[..., Any]:

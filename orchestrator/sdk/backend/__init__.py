@@ -11,9 +11,11 @@ and a database driver; a program that only enqueues does not load what schedules
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
+from uuid import UUID
 
 from orchestrator.sdk.backend.asking import obstacles
 from orchestrator.sdk.backend.connections import Connections
@@ -22,6 +24,7 @@ from orchestrator.sdk.backend.tasks import TaskBackend
 from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.waiting.signal_safe import signal_safe
 from orchestrator.settings import Settings
+from orchestrator.store.inbox import RequestKind
 
 if TYPE_CHECKING:
     from orchestrator.sdk.backend.code import CodeBackend
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from orchestrator.sdk.backend.schedules import ScheduleBackend
     from orchestrator.sdk.backend.workflows import WorkflowBackend
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "backend_of"]
 
 T = TypeVar("T")
 
@@ -67,14 +70,35 @@ class Backend:
     insights: _Lazy[InsightBackend] = _Lazy("InsightBackend")
     quarantine: _Lazy[QuarantineBackend] = _Lazy("QuarantineBackend")
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, first: Backend | None = None) -> None:
+        """With several shards, those after the `first` hear of ends from it."""
         self.connections = Connections(settings)
-        self.waiting = EndWaiters(settings, partial(obstacles, self.connections))
-        self.shared = Shared(settings, self.connections, self.waiting)
+        self.waiting: EndWaiters = (
+            first.waiting if first else EndWaiters(settings, partial(obstacles, self.connections))
+        )
+        self.shared: Shared = Shared(settings, self.connections, self.waiting)
         self.tasks = TaskBackend(self.shared)
+
+    @property
+    def each(self) -> list[Connections]:
+        """The connections of all shards."""
+        return [self.connections]
+
+    def ask_all(self, request: RequestKind, targets: Sequence[bytes]) -> set[UUID]:
+        """Ask for the same about several tasks or runs; return those that are in a state for it."""
+        return self.connections.ask_all(request, targets)
 
     def close(self) -> None:
         """Close every connection."""
         self.tasks.close()
         self.waiting.close()
         self.connections.close()
+
+
+def backend_of(settings: Settings) -> Backend:
+    """Return the calls on the servers that settings name."""
+    if settings.shards == 1:
+        return Backend(settings)
+    from orchestrator.sdk.backend.sharded import ShardedBackend  # loads the declarations of all calls
+
+    return cast("Backend", ShardedBackend(settings, Backend))

@@ -148,7 +148,7 @@ class Connections:
                 return results.outcomes(connection, tasks)
         thread.is_busy = True
         try:
-            return results.outcomes_alone(self._links().engine, tasks)
+            return results.outcomes_alone(self._links().reading, tasks)
         except exc.SQLAlchemyError as error:
             self._raise_known(error, "")
             raise
@@ -167,7 +167,7 @@ class Connections:
             return
         _refuse_late()
         try:
-            connection = self._open(transaction=transaction)
+            connection = self._open(transaction=transaction, is_reading=not written)
             try:
                 yield connection
             finally:
@@ -177,12 +177,13 @@ class Connections:
             self._raise_known(error, written)
             raise
 
-    def _open(self, *, transaction: bool) -> Connection:
+    def _open(self, *, transaction: bool, is_reading: bool) -> Connection:
         links = self._links()
         if self._thread.is_busy:
-            return _engine(self._settings, links.deadlines, autocommit=not transaction, pool_size=0).connect()
+            settings = links.of_readers if is_reading else self._settings
+            return _engine(settings, links.deadlines, autocommit=not transaction, pool_size=0).connect()
         with self._thread.busy():
-            return (links.transactions if transaction else links.engine).connect()
+            return (links.transactions if transaction else links.reading if is_reading else links.engine).connect()
 
     def _raise_known(self, error: exc.SQLAlchemyError, written: str) -> None:
         """Raise what a caller can act on, where it is that."""
@@ -224,11 +225,16 @@ class _Links:
         self.engine = _engine(settings, self.deadlines, autocommit=True)
         # A pool of its own: changing the mode of a connection that had died would leave it in the pool, dead for ever.
         self.transactions = _engine(settings, self.deadlines, autocommit=False)
+        self.of_readers = settings.of_shard("all") if settings.shards > 1 else settings
+        self.reading = self.engine
+        if settings.shards > 1:
+            self.reading = _engine(self.of_readers, self.deadlines, autocommit=True)
 
     def close(self) -> None:
         self.nudges.close()
         self.redis.close()
         self.engine.dispose()
+        self.reading.dispose()
         self.transactions.dispose()
         self.deadlines.close()
 

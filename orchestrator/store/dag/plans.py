@@ -238,6 +238,12 @@ SELECT /* dags.by_key */ id, params::text FROM orchestrator.runs WHERE key = %(k
 """)
 
 
+def by_key(connection: Connection, workflow: str, key: str) -> bytes | None:
+    """Return the run of a workflow that has an idempotency key."""
+    found = _BY_KEY.first(connection, workflow=workflow, key=key)
+    return None if found is None else found[0].bytes
+
+
 def find_same(connection: Connection, run: NewRun, given: Container[str]) -> bytes | None:
     """Return the run that has the idempotency key of one to be started, unless that was `given` other parameters.
 

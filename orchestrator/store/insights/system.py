@@ -277,7 +277,7 @@ def _storage(connection: Connection, ended_last_hour: int) -> Storage:
     and of many there are no fewer than have just ended.
     """
     tables = _TABLES(connection)
-    estimate: int = next(table.rows for table in tables if table.name == "ended_tasks")
+    estimate: int = next((table.rows for table in tables if table.name == "ended_tasks"), 0)
     counted = _COUNT.one(connection)
     is_rough = counted == _MOST_COUNTED
     return Storage(

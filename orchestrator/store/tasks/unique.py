@@ -103,6 +103,12 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey, with
     raise OrchestratorError(f"The key {key!r} could not be had: other tasks take it and let it go all the time.")
 
 
+def holder(connection: Connection, key: str) -> bytes | None:
+    """Return the task that has a key."""
+    row = _HOLDER.first(connection, key=key)
+    return None if row is None else UUID(row[0]).bytes
+
+
 def _replace(connection: Connection, holder: str, task: NewTask) -> bool:
     delay = task.delay if task.delay > 0 else None
     return _REPLACE.first(connection, id=holder, payload=task.payload, delay=delay) is not None

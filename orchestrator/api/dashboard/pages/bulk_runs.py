@@ -98,5 +98,5 @@ def _ask(api: Api, ids: list[UUID], key_scope: KeyScope, kind: RequestKind, done
     check_marked(ids, "runs")
     if key_scope.is_bound:
         check_runs(api, key_scope, set(ids))
-    asked = api.backend.connections.ask_all(kind, [id.bytes for id in ids])
+    asked = api.backend.ask_all(kind, [id.bytes for id in ids])
     return outcome_of_marked(len(asked), len(ids), "runs", done)

@@ -135,7 +135,7 @@ def _ask(api: Api, ids: list[UUID], key_scope: KeyScope, kind: RequestKind) -> s
     if key_scope.is_bound:
         for id in ids:
             TASK.check(api, key_scope, {"id": id})
-    return api.backend.connections.ask_all(kind, [id.bytes for id in ids])
+    return api.backend.ask_all(kind, [id.bytes for id in ids])
 
 
 @actions.post("/cancel-chosen", about=WITHIN)

@@ -1,0 +1,134 @@
+"""The schemas of shards: made, upgraded, read together, and given up when they are empty."""
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import Engine, text
+
+from orchestrator.errors import SchemaError
+from orchestrator.settings import Settings
+from orchestrator.store import database, insights, shards
+from orchestrator.store.tables import metadata
+from tests.integration.test_schema import empty_url
+
+__all__ = ["empty_url"]
+
+TASK = "INSERT INTO {}.tasks (id, name, queue, payload) VALUES (gen_random_uuid(), 'job', 'default', '') RETURNING id"
+ENDED = """
+INSERT INTO {}.ended_tasks (id, seq, name, queue, priority, attempt, payload, created_at, status, failures, losses,
+                            ended_at)
+VALUES (gen_random_uuid(), 1, 'job', 'default', 0, 1, '', now(), 'success', 0, 0, now()) RETURNING id
+"""
+
+
+@pytest.fixture
+def settings(empty_url: str) -> Settings:
+    return Settings(database_url=empty_url, shards=3)
+
+
+@pytest.fixture
+def plain(settings: Settings) -> Iterator[Engine]:
+    engine = database.engine_for(settings.database_url, autocommit=True)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def whole(settings: Settings) -> Iterator[Engine]:
+    engine = database.engine_for(settings.database_url, autocommit=True, namespace="orchestrator/all")
+    yield engine
+    engine.dispose()
+
+
+def schemas(engine: Engine) -> set[str]:
+    with engine.connect() as connection:
+        return set(connection.execute(text("SELECT nspname FROM pg_namespace WHERE nspname ~ '^orch'")).scalars())
+
+
+def run(engine: Engine, sql: str) -> uuid.UUID:
+    with engine.connect() as connection:
+        found: uuid.UUID = connection.exec_driver_sql(sql).scalar_one()
+        return found
+
+
+def test_one_shard_is_one_schema(settings: Settings, plain: Engine) -> None:
+    assert shards.upgrade(replace(settings, shards=1)) == [f"The database is at revision {database.REVISION}."]
+    assert schemas(plain) == {"orchestrator"}
+
+
+def test_shards_are_made_once_and_read_together(settings: Settings, plain: Engine, whole: Engine) -> None:
+    for _ in range(2):
+        assert len(shards.upgrade(settings)) == 1
+        assert schemas(plain) == {"orchestrator", "orchestrator/1", "orchestrator/2", "orchestrator/all"}
+    ids = [run(plain, TASK.format(f'"{one}"')) for one in ("orchestrator", "orchestrator/1", "orchestrator/2")]
+    with whole.connect() as connection:
+        database.check_schema(connection)
+        assert sum(insights.overview(connection).open.values()) == 3
+        found = shards.locate(connection, [*(one.bytes for one in ids), uuid.uuid4().bytes])
+        assert found == {ids[0].bytes: 0, ids[1].bytes: 1, ids[2].bytes: 2}
+        assert [tuple(one) for one in shards.list_shards(connection)] == [(n, True, None) for n in range(3)]
+
+
+def test_a_list_of_all_shards_walks_their_indexes(settings: Settings, whole: Engine) -> None:
+    shards.upgrade(settings)
+    with whole.connect() as connection:
+        connection.exec_driver_sql("SET enable_seqscan = off; SET enable_sort = off; SET enable_bitmapscan = off")
+        plan = connection.exec_driver_sql(
+            "EXPLAIN SELECT id FROM orchestrator.tasks WHERE id < gen_random_uuid() ORDER BY id DESC LIMIT 10"
+        )
+        said = "\n".join(plan.scalars())
+    assert "Merge Append" in said
+    assert said.count("Index Only Scan Backward using tasks_pkey") == 3
+
+
+def test_migrations_come_to_every_shard(settings: Settings, plain: Engine, whole: Engine) -> None:
+    for namespace in ("orchestrator", "orchestrator/1"):
+        database.upgrade(settings.database_url, "0037", namespace=namespace)
+    with pytest.raises(SchemaError, match="revision 0037"), whole.connect() as connection:
+        database.check_schema(connection)
+    shards.upgrade(settings)
+    for namespace in ("orchestrator", "orchestrator/1", "orchestrator/2"):
+        engine = database.engine_for(settings.database_url, namespace=namespace)
+        with engine.connect() as connection:
+            assert database.check_schema(connection) is None
+        engine.dispose()
+    columns = (
+        "SELECT count(*) FROM information_schema.columns WHERE table_schema = '{}' AND table_name <> 'alembic_version'"
+    )
+    expected = sum(len(table.columns) for table in metadata.sorted_tables)
+    assert run(plain, columns.format("orchestrator/1")) == run(plain, columns.format("orchestrator")) == expected
+
+
+def test_an_empty_shard_is_given_up_and_what_it_remembers_is_kept(settings: Settings, plain: Engine) -> None:
+    shards.upgrade(settings)
+    ended = run(plain, ENDED.format('"orchestrator/2"'))
+    task = run(plain, TASK.format('"orchestrator/1"'))
+    _, first, second = shards.upgrade(replace(settings, shards=1))
+    assert first.startswith("Shard 1 stays: it has open work.")
+    assert second.startswith("Shard 2 was empty, and is gone")
+    assert schemas(plain) == {"orchestrator", "orchestrator/1", "orchestrator/all"}
+    assert run(plain, "SELECT id FROM orchestrator.ended_tasks") == ended
+    with plain.connect() as connection:
+        connection.execute(text('DELETE FROM "orchestrator/1".tasks WHERE id = :id'), {"id": task})
+        connection.exec_driver_sql("""INSERT INTO "orchestrator/1".leases (shard, owner, term, expires_at, address)
+            VALUES (0, gen_random_uuid(), 1, now() + interval '1 hour', 'web1:7')""")
+        assert "scheduler web1:7 leads it" in shards.upgrade(replace(settings, shards=1))[1]
+        connection.exec_driver_sql('UPDATE "orchestrator/1".leases SET expires_at = now()')
+    shards.upgrade(replace(settings, shards=1))
+    assert schemas(plain) == {"orchestrator"}
+
+
+def test_nothing_goes_back_while_there_are_shards(settings: Settings) -> None:
+    shards.upgrade(settings)
+    with pytest.raises(SchemaError, match="needs one shard"):
+        database.downgrade(settings.database_url, None)
+
+
+def test_processes_say_which_shard_is_missing(settings: Settings) -> None:
+    shards.upgrade(replace(settings, shards=2))
+    engine = database.engine_for(settings.database_url, namespace="orchestrator/2")
+    with pytest.raises(SchemaError, match="no shard 2 of 'orchestrator' yet"), engine.connect() as connection:
+        database.check_schema(connection)
+    engine.dispose()

@@ -1,0 +1,54 @@
+"""A statement in the schema of a shard, and the settings of one."""
+
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import load_settings
+from orchestrator.store.namespaces import NOT_SHARED, in_namespace
+
+SQL = "INSERT INTO orchestrator.tasks SELECT FROM orchestrator.unique_keys, orchestrator.tasks_of"
+LOCK = "hashtextextended('orchestrator.' || key, 0)"
+
+
+def test_a_shard_has_tables_of_its_own_and_shares_some() -> None:
+    assert in_namespace(SQL, "orchestrator") == SQL
+    assert in_namespace(SQL, "shop") == 'INSERT INTO "shop".tasks SELECT FROM "shop".unique_keys, "shop".tasks_of'
+    assert in_namespace(SQL, "shop/1") == (
+        'INSERT INTO "shop/1".tasks SELECT FROM "shop".unique_keys, "shop/1".tasks_of'
+    )
+    assert in_namespace(SQL, "orchestrator/2") == (
+        'INSERT INTO "orchestrator/2".tasks SELECT FROM orchestrator.unique_keys, "orchestrator/2".tasks_of'
+    )
+
+
+def test_all_shards_take_the_same_lock_of_a_key() -> None:
+    assert in_namespace(LOCK, "orchestrator/1") == LOCK
+    assert in_namespace(LOCK, "shop/1") == in_namespace(LOCK, "shop")
+
+
+def test_a_migration_of_a_shard_is_about_nothing_else() -> None:
+    assert in_namespace("ALTER TABLE orchestrator.queues", "orchestrator/1", NOT_SHARED) == (
+        'ALTER TABLE "orchestrator/1".queues'
+    )
+
+
+def test_readers_of_all_shards_find_the_revision_of_the_first() -> None:
+    sql = "SELECT FROM orchestrator.alembic_version, orchestrator.runs"
+    assert in_namespace(sql, "shop/all") == 'SELECT FROM "shop".alembic_version, "shop/all".runs'
+    assert in_namespace(sql, "shop/1") == 'SELECT FROM "shop/1".alembic_version, "shop/1".runs'
+
+
+def test_settings_of_a_shard() -> None:
+    settings = load_settings(environ={}, namespace="shop", shards=2)
+    assert settings.of_shard(0) == settings
+    assert settings.of_shard(1).namespace == "shop/1"
+    assert settings.of_shard(1).of_shard("all").namespace == "shop/all"
+    assert settings.of_shard(1).root == "shop"
+
+
+@pytest.mark.parametrize("given", [{"shards": 0}, {"shards": 65}, {"shards": 2, "redis_url": "redis+cluster://a,b"}])
+def test_numbers_of_shards_that_cannot_be(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="Setting shards"):
+        load_settings(environ={}, **given)
