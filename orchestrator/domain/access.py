@@ -26,7 +26,7 @@ class Scope(StrEnum):
     ENQUEUE = "enqueue"
     """Start tasks and runs, and post events."""
     OPERATE = "operate"
-    """Cancel, retry, pause, limit, apply, signal."""
+    """Cancel, retry, delete, pause, limit, apply, signal."""
     ADMIN = "admin"
     """Make and revoke keys."""
 

@@ -65,16 +65,25 @@ WITH /* audit.ask */ written AS (
 INSERT INTO orchestrator.inbox (kind, target, body)
 VALUES (%(request)s, %(run)s::uuid, %(body)s::jsonb) RETURNING id
 """)
+_INBOX = "INSERT INTO orchestrator.inbox (kind, target) SELECT '{}', id FROM fitting RETURNING target"
 _FITTING = {
     RequestKind.CANCEL_RUN: "runs WHERE id = ANY(%(ids)s::uuid[]) AND ended_at IS NULL",
     RequestKind.RETRY_RUN: """runs WHERE id = ANY(%(ids)s::uuid[]) AND (
            (status = 'failed' AND NOT code AND parent_step IS NULL) OR (stuck IS NOT NULL AND ended_at IS NULL))""",
+    RequestKind.DELETE_RUN: """runs r WHERE id = ANY(%(ids)s::uuid[]) AND ended_at IS NOT NULL AND NOT closing
+       AND (parent_run IS NULL OR NOT EXISTS (SELECT FROM orchestrator.runs p WHERE p.id = r.parent_run))""",
     RequestKind.CANCEL_TASK: "tasks WHERE id = ANY(%(ids)s::uuid[])",
     RequestKind.RETRY_TASK: f"""ended_tasks e WHERE id = ANY(%(ids)s::uuid[])
        AND (status IN ('failed', 'skipped') OR (status = 'cancelled' AND run_id IS NULL))
        AND {KEEPS_KEY} IS NULL AND {REVIVABLE}""",
 }
-"""What is in a state for a request. A task that takes a unique key back asks for it by itself: `revival.ask`."""
+"""What is in a state for a request. A task that takes a unique key back asks for it by itself: `revival.ask`. A child
+run is deleted with its parent."""
+_STORING = {
+    RequestKind.DELETE_RUN: """INSERT INTO orchestrator.deletions (run_id) SELECT id FROM fitting
+    ON CONFLICT (run_id) DO UPDATE SET run_id = EXCLUDED.run_id RETURNING run_id"""
+}
+"""Where a request goes, if that is not the inbox."""
 _ASK_ALL = {
     request: Statement[UUID](f"""
 WITH /* audit.ask_to_{request.replace(" ", "_")} */ fitting AS MATERIALIZED (
@@ -83,7 +92,7 @@ WITH /* audit.ask_to_{request.replace(" ", "_")} */ fitting AS MATERIALIZED (
     INSERT INTO orchestrator.audit (who, origin, act, kind, target, detail)
     SELECT %(who)s, %(origin)s, %(act)s, %(kind)s, id::text, %(detail)s::jsonb FROM fitting
 )
-INSERT INTO orchestrator.inbox (kind, target) SELECT '{request}', id FROM fitting RETURNING target
+{_STORING.get(request, _INBOX.format(request))}
 """)
     for request, fitting in _FITTING.items()
 }

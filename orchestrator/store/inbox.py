@@ -20,6 +20,8 @@ class RequestKind(StrEnum):
     CANCEL_RUN = "cancel run"
     RETRY_TASK = "retry task"
     RETRY_RUN = "retry run"
+    DELETE_RUN = "delete run"
+    """Not for the leader's inbox: the table `deletions` has the run until a round of retention has removed it."""
     EVENT = "event"
     """The body has how far it has come, too: the last of those that were asked whether it starts them."""
     RUN_ENDED = "run ended"

@@ -238,14 +238,58 @@ SELECT (SELECT count(*) FROM gone) + (SELECT count(*) FROM nodes)
 """)
 
 
+def _forget_own(connection: Connection, runs: Sequence[bytes], limit: int) -> Iterator[int]:
+    """Forget events and tasks of runs that are gone."""
+    for statement in (_FORGET_EVENTS_OF, _FORGET_TASKS_OF):
+        while (forgotten := statement.one(connection, runs=runs, limit=limit)) > 0:
+            yield forgotten
+
+
 def forget_rest(connection: Connection, runs: Sequence[bytes], limit: int) -> Iterator[int]:
     """Forget what belonged to runs that are gone, their child runs included; yields after every statement."""
     while runs:
-        for statement in (_FORGET_EVENTS_OF, _FORGET_TASKS_OF):
-            while (forgotten := statement.one(connection, runs=runs, limit=limit)) > 0:
-                yield forgotten
+        yield from _forget_own(connection, runs, limit)
         children: list[bytes] = []
         while found := _FORGET_CHILDREN(connection, runs=runs, limit=limit):
             children += (run.bytes for run in found)
             yield len(found)
         runs = children
+
+
+# -- runs that somebody has deleted
+
+_DELETED = Statement[UUID]("""
+SELECT /* retention.deleted */ run_id FROM orchestrator.deletions
+ WHERE run_id > %(after)s::uuid ORDER BY run_id LIMIT %(limit)s
+""")
+_DELETE_CHILDREN = Statement[None]("""
+INSERT /* retention.delete_children */ INTO orchestrator.deletions (run_id)
+SELECT id FROM orchestrator.runs WHERE parent_run = ANY (%(runs)s::uuid[]) AND ended_at IS NOT NULL
+ON CONFLICT DO NOTHING
+""")
+_FORGET_DELETED = Statement[UUID](
+    _FORGET_RUNS.format(
+        name="deleted_runs", which="id = ANY (%(runs)s::uuid[]) AND ended_at IS NOT NULL AND NOT closing"
+    )
+)
+_KEPT = Statement[UUID]("SELECT /* retention.kept */ id FROM orchestrator.runs WHERE id = ANY (%(runs)s::uuid[])")
+_SETTLE = Statement[None]("""
+DELETE /* retention.settle */ FROM orchestrator.deletions d WHERE run_id = ANY (%(runs)s::uuid[])
+   AND NOT EXISTS (SELECT FROM orchestrator.runs r WHERE r.id = d.run_id AND r.ended_at IS NOT NULL)
+""")
+
+
+def forget_deleted(connection: Connection, limit: int) -> Iterator[int]:
+    """Forget the runs that somebody has deleted; yields after every statement.
+
+    A run is named in `deletions` until all that is its own is gone, and its children are named there before it goes:
+    whatever interrupts this, the next round goes on. One that was opened again since stays.
+    """
+    after = bytes(16)
+    while runs := [run.bytes for run in _DELETED(connection, after=after, limit=limit)]:
+        _DELETE_CHILDREN(connection, runs=runs)
+        yield len(_FORGET_DELETED(connection, runs=runs))
+        kept = {run.bytes for run in _KEPT(connection, runs=runs)}
+        yield from _forget_own(connection, [run for run in runs if run not in kept], limit)
+        _SETTLE(connection, runs=runs)
+        after = runs[-1]

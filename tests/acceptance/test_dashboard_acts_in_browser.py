@@ -143,6 +143,72 @@ def test_marked_runs_are_retried_and_all_that_fit_are_cancelled(
     window.page.locator("tbody .s-cancelled").nth(1).wait_for()
 
 
+@BY
+def test_runs_are_deleted_after_a_question_with_their_number(base: str, window: Watched, by: str) -> None:
+    runs = start_runs(base, f"gone-{by}", 3)
+    window.go(f"/ui/runs?workflow=gone-{by}")
+    for _ in range(2):
+        tick(window, by, f"Mark gone-{by}")
+    press_back(window, by, "Delete 2 marked…")
+    window.sees(".pop:visible", "This cannot be undone")
+    press(window, by, "Delete 2 marked", ".pop:visible")
+    window.sees(".said", "2 of 2 runs are being deleted")
+    window.page.locator("tbody tr[data-key]").nth(1).wait_for(state="detached")
+    press(window, by, f"gone-{by}", "tbody")
+    window.sees("h1 .s-success")
+    press(window, by, "Delete…")
+    press(window, by, "Delete it")
+    window.sees(".said", "1 of 1 runs are being deleted")
+    assert window.page.url == f"{base}/ui/runs"
+    for run in runs:
+        eventually(lambda: httpx.get(f"{base}/api/v1/runs/{run}").status_code == 404, "it is gone", 60)  # noqa: B023
+    written = httpx.get(f"{base}/api/v1/audit?act=delete&target={runs[0]}").json()["items"]
+    assert [(one["act"], one["kind"]) for one in written] == [("delete", "run")]
+
+
+def test_keys_move_mark_open_retry_and_cancel(base: str, window: Watched, tmp_path: Path) -> None:
+    runs = start_runs(base, "by-key", 3, "broken")[::-1]
+    keyboard = window.page.keyboard
+    focused = "document.activeElement.closest('tr')?.dataset.key"
+    window.go("/ui/runs?workflow=by-key")
+    keyboard.press("?")
+    window.sees("#keys", "next, previous row")
+    keyboard.press("j")  # the page below does not move
+    keyboard.press("Escape")
+    window.page.locator("#keys").wait_for(state="hidden")
+    for key, row in (("j", 0), ("j", 1), ("k", 0), ("k", 0), ("j", 1), ("j", 2), ("j", 2)):
+        keyboard.press(key)
+        assert window.page.evaluate(focused) == runs[row], key
+    keyboard.press("x")
+    window.sees("button", "Retry 1 marked")
+    keyboard.press("c")
+    assert window.page.evaluate("document.activeElement.textContent") == "Cancel 1 marked"
+    keyboard.press("Escape")
+    keyboard.press("j")
+    keyboard.press("Enter")
+    window.page.wait_for_url(f"**/ui/runs/{runs[0]}")
+    keyboard.press("r")
+    window.sees(".said", "is retried")
+    keyboard.press("l")
+    window.sees("h1", "Log of all tasks")
+    open_run = start_dag(base, "by-key-open", tmp_path / "never")
+    window.go(f"/ui/runs/{open_run}")
+    keyboard.press("c")
+    assert window.page.evaluate("document.activeElement.textContent") == "Cancel it"
+    keyboard.press("Enter")
+    window.sees("h1 .s-cancelled")
+    window.go("/ui/queues/mail")
+    keyboard.press("p")
+    window.sees(".said", "is paused")
+    keyboard.press("u")
+    window.sees(".said", "goes on")
+    before = window.sees("[data-times]").inner_text()
+    keyboard.press("t")
+    assert window.sees("[data-times]").inner_text() != before
+    window.page.locator("[data-keys]").click()
+    window.sees("#keys[open]")
+
+
 def press_back(window: Watched, by: str, label: str) -> None:
     """Press a button that stands before what has the focus."""
     if by == "mouse":
@@ -284,12 +350,20 @@ def test_the_log_of_a_run_grows_and_leads_to_tasks(base: str, window: Watched, b
 
 
 @BY
-def test_queries_and_updates_are_offered_with_their_arguments(base: str, window: Watched, by: str) -> None:
+def test_signals_queries_and_updates_are_offered_with_their_arguments(base: str, window: Watched, by: str) -> None:
     api = f"{base}/api/v1"
     run = str(httpx.post(f"{api}/workflows/project.basket/runs", json={}).raise_for_status().json()["id"])
-    httpx.post(f"{api}/runs/{run}/signals/add", json={"value": "tea"}).raise_for_status()
     eventually(lambda: "Send rename" in httpx.get(f"{base}/ui/runs/{run}").text, "its handlers are known")
     window.go(f"/ui/runs/{run}")
+    press(window, by, "Talk to it")
+    if by == "mouse":
+        window.page.get_by_label("value", exact=True).fill("tea")
+    else:
+        tab_to(window, "value")
+        window.page.keyboard.type("tea")
+    press(window, by, "Send add")
+    window.sees(".said", "The signal is sent")
+    window.sees(".story", "tea")
     press(window, by, "Talk to it")
     if by == "mouse":
         window.page.get_by_label("number", exact=True).fill("0")

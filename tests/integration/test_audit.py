@@ -114,6 +114,7 @@ def make_ready(house: House, endpoint: Endpoint) -> None:
     """Have things in the states in which they can be acted upon."""
     statements = {
         "retry_run": "UPDATE orchestrator.runs SET status = 'failed', ended_at = now()",
+        "delete_run": "UPDATE orchestrator.runs SET status = 'failed', ended_at = now()",
         "drain_worker": "INSERT INTO orchestrator.workers (id, host, pid, queues, names, slots, running, state,"
         " started_at, seen_at, parent) VALUES ('x', 'x', 7, '{}', '{}', 1, 0, 'live', now(), now(), gen_random_uuid())"
         " ON CONFLICT DO NOTHING",

@@ -275,7 +275,7 @@ def test_a_pause_is_undone_from_its_notice(house: House) -> None:
         visitor.get("/ui")
         visitor.post(f"{path}/pause", back="/ui/queues")
         page = visitor.get("/ui/queues").text
-        assert re.search(r'class="said.*form="undo">Undo</button>', page)
+        assert re.search(r'class="said.*form="undo"[^>]*>Undo</button>', page)
         assert f'<form id="undo" method="post" action="{path}/resume">' in page
         assert "Undo" not in visitor.get("/ui/queues").text, "it is offered once"
         visitor.post(f"{path}/resume", back="/ui/queues")
@@ -627,6 +627,54 @@ def test_failed_and_stuck_runs_are_retried_and_no_others(house: House) -> None:
         assert "2 of 4 runs are being retried; 2 could not be" in visitor.said()
         asked = rows(house, "SELECT target FROM orchestrator.inbox WHERE kind = 'retry run'")
         assert {target for (target,) in asked} == {made["failed"], made["stuck"]}
+    finally:
+        rows(house, "DELETE FROM orchestrator.runs WHERE workflow = 'nightly' RETURNING id")
+
+
+def test_ended_runs_are_counted_before_they_are_deleted(house: House) -> None:
+    made = {name: uuid4() for name in ("failed", "good", "child", "open")}
+    with house.engine.connect() as connection:
+        for name, status, ended in (
+            ("failed", "failed", "now()"),
+            ("good", "success", "now()"),
+            ("open", "running", "NULL"),
+        ):
+            connection.exec_driver_sql(
+                "INSERT INTO orchestrator.runs (id, name, status, total, open, success, workflow, ended_at)"
+                f" VALUES (%s, 'n', %s, 7, 0, 7, 'nightly', {ended})",
+                (made[name].hex, status),
+            )
+        connection.exec_driver_sql(
+            "INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, ended_at, parent_run)"
+            " VALUES (%s, 'n', 'success', 0, 0, 'nightly', now(), %s)",
+            (made["child"].hex, made["good"].hex),
+        )
+    visitor = Visitor(house.app)
+    try:
+        assert "Delete all ended" not in visitor.get("/ui/runs").text, "nothing is said of which"
+        assert "/ui/runs/delete?workflow=nightly" in visitor.get("/ui/runs?workflow=nightly").text
+        page = visitor.get("/ui/runs/delete?workflow=nightly").text
+        assert "Delete 2 runs<" in page
+        assert "Their 14 tasks, child runs, logs and results" in page
+        assert "This cannot be undone" in page
+        ids = re.findall(r'type="hidden" name="id" value="([^"]*)"', page)
+        assert {*ids} == {str(made["failed"]), str(made["good"])}
+        assert "Delete…" not in visitor.get(f"/ui/runs/{made['open']}").text
+        assert "Delete…" not in visitor.get(f"/ui/runs/{made['child']}").text
+        assert "Delete…" in visitor.get(f"/ui/runs/{made['good']}").text
+        visitor.post("/ui/runs/delete-chosen", id=[str(id) for id in made.values()], back="/ui/runs")
+        assert "2 of 4 runs are being deleted; 2 could not be" in visitor.said()
+        asked = {run for (run,) in rows(house, "SELECT run_id FROM orchestrator.deletions")}
+        assert asked == {made["failed"], made["good"]}
+        written = rows(house, "SELECT act, kind, target FROM orchestrator.audit")
+        assert {*written} == {("delete", "run", str(run)) for run in asked}
+        listed = visitor.get("/ui/runs?workflow=nightly").text
+        assert {name: f'data-key="{id}"' in listed for name, id in made.items()} == {
+            "failed": False,
+            "good": False,
+            "child": True,
+            "open": True,
+        }
     finally:
         rows(house, "DELETE FROM orchestrator.runs WHERE workflow = 'nightly' RETURNING id")
 
@@ -1023,7 +1071,7 @@ def test_lists_are_turned_round_and_go_on_from_there(house: House) -> None:
                 page = visitor.get(link).text
                 assert f'aria-sort="{"descending" if order else "ascending"}"' in page
                 seen += groups_of(page)
-                found = re.search(r'href="([^"]*)" rel="next">(\w+)<', page)
+                found = re.search(r'href="([^"]*)" rel="next"[^>]*>(\w+)<', page)
                 link = unescape(found[1]) if found else ""
             assert seen == sorted(map(str, made), reverse=bool(order)), path
     finally:

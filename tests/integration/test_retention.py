@@ -14,10 +14,11 @@ import pytest
 from click.testing import CliRunner
 from sqlalchemy import Engine, event, text
 
-from orchestrator import InvalidTask, NotFound
+from orchestrator import InvalidTask, NotFound, WrongState
 from orchestrator.cli import main
 from orchestrator.scheduler.upkeep.pruning import Pruner
 from orchestrator.store import retention
+from orchestrator.store.insights import RunFilter, list_runs
 from tests.integration.stage import System
 from tests.waiting import eventually
 
@@ -265,6 +266,88 @@ def test_the_own_task_of_a_run_stays_with_it(system: System) -> None:
     finished(system, 1)
     assert sum(prune(system)) == 1
     assert (system.count("ended_tasks"), system.count("histories")) == (1, 5)
+
+
+# -- runs that somebody deletes
+
+_YOUNG = "UPDATE orchestrator.runs SET ended_at = now()"
+_LEFT = ("runs", "ended_tasks", "histories", "run_keys", "deletions")
+
+
+def test_a_deleted_run_goes_with_all_that_is_its_own_whatever_interrupts_that(system: System) -> None:
+    """Young as it is, and although everything is kept for ever."""
+    for steps in count():
+        ids = [str(uuid4()) for _ in range(3)]
+        for id, parent in zip(ids, [None, *ids], strict=False):
+            system.sql(_CODE_RUN, id=id, parent=parent)
+            finished(system, 3, run=id)
+        other = ended_run(system, days=0)
+        system.sql(_YOUNG)
+        system.app.run(ids[0]).delete()
+        with autocommit(system).connect() as connection:
+            slices = pruner(system, size=2, retention_success=0.0).slices(connection)
+            made = sum(1 for _ in islice(slices, steps))
+            cast("Generator[int, None, None]", slices).close()
+        for _ in ids:  # a child whose id is before that of its parent goes in the round after it
+            prune(system, pruner(system, size=2, retention_success=0.0))
+        assert {table: system.count(table) for table in _LEFT} == dict.fromkeys(_LEFT, 0) | {"runs": 1}, steps
+        system.sql("DELETE FROM orchestrator.runs WHERE id = CAST(:id AS uuid)", id=str(other))
+        if made < steps:
+            break  # there was nothing left to interrupt
+    assert steps > 5
+
+
+def test_only_ended_runs_are_deleted_and_children_with_their_parents(system: System) -> None:
+    parent = ended_run(system, days=0)
+    child = ended_run(system, days=0, parent=parent)
+    open_run = system.app.start_many(system.job, [1, 2])
+    with pytest.raises(WrongState, match=r"Cannot delete run .*: it is in state 'pending'"):
+        open_run.delete()
+    with pytest.raises(WrongState, match="a child of another run and is deleted with that one"):
+        system.app.run(child).delete()
+    with pytest.raises(NotFound):
+        system.app.run(uuid4()).delete()
+    assert (system.count("deletions"), system.count("audit")) == (0, 0)
+    system.app.run(parent).delete()
+    system.app.run(parent).delete()  # it is not gone yet
+    assert [row["act"] for row in system.sql("SELECT act FROM orchestrator.audit")] == ["delete", "delete"]
+    with system.engine.connect() as connection:
+        listed = [run.id for run in list_runs(connection, RunFilter()).runs]
+    assert parent not in listed
+    assert UUID(open_run.id) in listed
+    prune(system)
+    prune(system)
+    assert [str(row["id"]) for row in system.sql("SELECT id FROM orchestrator.runs")] == [open_run.id]
+    assert system.count("deletions") == 0
+
+
+def test_a_run_that_is_opened_again_before_it_is_deleted_stays(system: System) -> None:
+    run = ended_run(system, days=0, status="failed")
+    finished(system, 2, days=0, run=str(run))
+    system.app.run(run).delete()
+    system.sql("UPDATE orchestrator.runs SET status = 'running', ended_at = NULL")
+    prune(system)
+    assert (system.count("runs"), system.count("ended_tasks"), system.count("deletions")) == (1, 2, 0)
+
+
+def test_a_run_whose_tasks_are_being_cancelled_waits_for_them(system: System) -> None:
+    run = ended_run(system, days=0)
+    system.app.run(run).delete()
+    system.sql("UPDATE orchestrator.runs SET closing = true")
+    prune(system)
+    assert (system.count("runs"), system.count("deletions")) == (1, 1)
+    system.sql("UPDATE orchestrator.runs SET closing = false")
+    prune(system)
+    assert (system.count("runs"), system.count("deletions")) == (0, 0)
+
+
+def test_runs_are_deleted_on_the_command_line(system: System, command: Callable[..., str]) -> None:
+    runs = [str(ended_run(system, days=0)) for _ in range(2)]
+    said = command("runs", "delete", *runs, "--yes")
+    assert said.splitlines() == [f"Asked to delete run {run}: it is gone within some seconds." for run in runs]
+    prune(system)
+    assert system.count("runs") == 0
+    assert "No run has the id" in command("runs", "delete", runs[0], code=1)
 
 
 # -- keys

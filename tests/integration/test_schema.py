@@ -205,6 +205,7 @@ USES = {
     "0036": "UPDATE orchestrator.runs SET terminates = true",
     "0037": "UPDATE orchestrator.runs SET headers = '{}'",
     "0038": "UPDATE orchestrator.runs SET attributes = '{}'",
+    "0039": "INSERT INTO orchestrator.deletions SELECT id FROM orchestrator.runs",
 }
 ROWS = """
 INSERT INTO orchestrator.flows (name, version, hash, definition) VALUES ('f', 1, '', '{}');
@@ -223,7 +224,8 @@ def test_a_revision_that_is_in_use_is_not_undone(empty: Engine, empty_url: str, 
         database.downgrade(empty_url, compatibility.FIRST)
     with empty.connect() as connection:
         assert database.current_revision(connection) == revision
-        changed = connection.execute(text(re.sub(r"UPDATE (\S+) SET (\S+) =.*", r"SELECT \2 FROM \1", USES[revision])))
+        looked = re.sub(r"UPDATE (\S+) SET (\S+) =.*", r"SELECT \2 FROM \1", USES[revision])
+        changed = connection.execute(text(re.sub(r"INSERT INTO (\S+) .*", r"SELECT true FROM \1", looked)))
         assert changed.scalar() in (True, "fail", {}), "what it brought is still there"
 
 

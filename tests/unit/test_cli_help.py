@@ -90,7 +90,7 @@ def test_the_commands_are_these() -> None:
         *(f"workflows {verb}" for verb in ("validate", "apply", "list", "show", "diff", "delete", "schema")),
         "workflows export",
         "workflows replay-check",
-        *(f"runs {verb}" for verb in ("start", "list", "show", "watch", "cancel", "retry", "rerun")),
+        *(f"runs {verb}" for verb in ("start", "list", "show", "watch", "cancel", "retry", "rerun", "delete")),
         *(f"runs {verb}" for verb in ("signal", "query", "update", "resolve", "reject", "terminate")),
         *(f"runs {verb}" for verb in ("logs", "reset", "history")),
         *(f"queues {verb}" for verb in ("pause", "resume", "limit", "retain", "purge", "drain")),

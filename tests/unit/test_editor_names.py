@@ -41,11 +41,11 @@ NAMES: dict[type[Any], tuple[str, str]] = {
     Composition: ("start", ""),
     Handle: ("result open_result status progress logs parent children cancel retry", "id"),
     RunHandle: (
-        "status wait_ended results iter_results outputs progress logs parent children cancel rerun retry",
+        "status wait_ended results iter_results outputs progress logs parent children cancel rerun retry delete",
         "id",
     ),
     CompositionHandle: (
-        "result status wait_ended results iter_results outputs progress logs parent children cancel rerun retry",
+        "result status wait_ended results iter_results outputs progress logs parent children cancel rerun retry delete",
         "id",
     ),
     WorkflowHandle: (

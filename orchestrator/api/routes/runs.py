@@ -64,7 +64,7 @@ class CodeAnswer(msgspec.Struct, frozen=True):
     more: bool
     """There is more of that."""
     handlers: list[tuple[str, str, list[str]]] = []
-    """What its code answers: `query` or `update`, the name, and the names of the arguments."""
+    """What its code answers: `query`, `update` or `signal`, the name, and the names of the arguments."""
     result_stored: Stored | None = None
     """Where the result is, if it is too large for this answer; then `result` is null."""
     args_stored: Stored | None = None

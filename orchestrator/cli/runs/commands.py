@@ -15,7 +15,7 @@ from rich.console import Group
 
 from orchestrator.cli.code import commands as code_runs
 from orchestrator.cli.code.view import print_error
-from orchestrator.cli.runs.fields import print_run, run_state
+from orchestrator.cli.runs.fields import print_run, print_runs
 from orchestrator.cli.runs.reading import MOST_CHILDREN, children_of, find_run, follow_run, run_document
 from orchestrator.cli.runs.view import MOST_LINES, draw_lines, to_lines
 from orchestrator.cli.terminal.data import parse_value
@@ -36,7 +36,6 @@ from orchestrator.cli.terminal.output import (
     echo,
     on_terminal,
     print_json,
-    print_table,
 )
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.cli.terminal.sending import ask_each, sending
@@ -45,13 +44,13 @@ from orchestrator.domain.ids import successor_id
 from orchestrator.domain.runs.verdict import RESET
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState, ShownRunState
 from orchestrator.errors import NotFound, did_you_mean
-from orchestrator.monitoring.times import ago, between, present
+from orchestrator.monitoring.times import present
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.insights import list_runs
 from orchestrator.sdk.dag.workflows import StoredWorkflow
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.settings import load_settings
-from orchestrator.store.insights import RunFilter, RunView, StepView
+from orchestrator.store.insights import RunFilter, StepView
 from orchestrator.workers.functions.loading import load_app
 
 _NO_APPLICATION = "If it is a workflow as code, say where: --app module:app, or the setting `app`."
@@ -60,7 +59,7 @@ _PARAM = re.compile(r"([^=]+)=(.*)", re.DOTALL)
 
 @click.group("runs")
 def command() -> None:
-    """Start runs, look at them, watch, cancel and retry them.
+    """Start runs, look at them, watch, cancel, retry and delete them.
 
     \b
     Example:
@@ -158,7 +157,7 @@ def list_(statuses: tuple[str, ...], limit: int, before: UUID | None, as_json: b
         return
     is_filtered = before or matching != RunFilter()
     teaching = "No run matches." if is_filtered else "There is no run yet. Start one: orchestrator runs start WORKFLOW"
-    _print_runs(runs, shown, present(), teaching)
+    print_runs(runs, shown, present(), teaching)
     if more:
         echo(f"Older ones: add --before {shown(more)}", err=True)
 
@@ -195,7 +194,7 @@ def show(run: UUID, as_json: bool) -> None:
         _print_steps(steps, now)
     if children:
         echo("\nChild runs:")
-        _print_runs(children, shown, now)
+        print_runs(children, shown, now)
         if len(children) == MOST_CHILDREN:
             echo(f"All of them: orchestrator runs list --parent {run}", err=True)
     if found.stuck and found.stuck.get("release"):
@@ -297,6 +296,20 @@ def retry(runs: tuple[UUID, ...]) -> None:
 
 
 @command.command()
+@runs_argument
+@certain_option
+def delete(runs: tuple[UUID, ...], yes: bool) -> None:
+    """Delete ended runs with their tasks, child runs, logs and results. It asks first: this cannot be undone.
+
+    \b
+    Example:
+      orchestrator runs delete 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
+    """
+    confirm_if_asked(f"Delete {counted(len(runs), 'run')}? This cannot be undone.", yes=yes)
+    ask_each(runs, lambda app, run: app.run(run).delete(), "Asked to delete run {}: it is gone within some seconds.")
+
+
+@command.command()
 @run_argument
 @click.option(
     "--from", "from_step", metavar="STEP", help="Repeat this step and what is below it; keep all else that succeeded."
@@ -364,31 +377,6 @@ def _params(words: Sequence[str]) -> dict[str, Any]:
 
 
 # -- printing
-
-
-def _print_runs(runs: Sequence[RunView], shown: Shown, now: datetime, empty: str = "") -> None:
-    steps = any(run.parent_step for run in runs)
-    tags = any(run.tags for run in runs)
-    headers = ("id", "name…", "status…", "ended>?", "failed>", "total>", "created", "took>?")
-    print_table(
-        (*headers, *(["of step…?"] if steps else []), *(["tags…?"] if tags else [])),
-        [
-            (
-                shown(run.id),
-                run.name,
-                run_state(run),
-                run.total - run.open,
-                run.failed,
-                run.total,
-                ago(run.created_at, now),
-                between(run.started_at, run.ended_at or now),
-                *([run.parent_step] if steps else []),
-                *([", ".join(run.tags)] if tags else []),
-            )
-            for run in runs
-        ],
-        empty=empty,
-    )
 
 
 def _print_steps(steps: Sequence[StepView], now: datetime) -> None:

@@ -1,8 +1,8 @@
-"""One run in fields: all that is known of it but its steps and child runs."""
+"""One run in fields, all that is known of it but its steps and child runs; and runs in a table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -10,10 +10,11 @@ from rich.text import Text
 
 from orchestrator.cli.code.view import code_fields, repeated
 from orchestrator.cli.terminal.data import short_text
-from orchestrator.cli.terminal.output import print_fields, state
+from orchestrator.cli.terminal.ids import Shown
+from orchestrator.cli.terminal.output import print_fields, print_table, state
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.runs.verdict import GOES_ON
-from orchestrator.monitoring.times import between, when
+from orchestrator.monitoring.times import ago, between, when
 from orchestrator.store.insights import CodeView, RunDetail, RunView
 
 
@@ -86,4 +87,30 @@ def print_run(run: RunDetail, code: CodeView | None, successor_view: CodeView | 
             "ended": when(run.ended_at, now),
             "took": between(run.started_at, run.ended_at or now),
         }
+    )
+
+
+def print_runs(runs: Sequence[RunView], shown: Shown, now: datetime, empty: str = "") -> None:
+    """Print runs, a line each."""
+    steps = any(run.parent_step for run in runs)
+    tags = any(run.tags for run in runs)
+    headers = ("id", "name…", "status…", "ended>?", "failed>", "total>", "created", "took>?")
+    print_table(
+        (*headers, *(["of step…?"] if steps else []), *(["tags…?"] if tags else [])),
+        [
+            (
+                shown(run.id),
+                run.name,
+                run_state(run),
+                run.total - run.open,
+                run.failed,
+                run.total,
+                ago(run.created_at, now),
+                between(run.started_at, run.ended_at or now),
+                *([run.parent_step] if steps else []),
+                *([", ".join(run.tags)] if tags else []),
+            )
+            for run in runs
+        ],
+        empty=empty,
     )

@@ -99,7 +99,7 @@ class WaitingPlaces(msgspec.Struct, frozen=True, array_like=True):
     updates: list[str] = []
     """Names of updates that have no answer yet."""
     handlers: list[tuple[str, str, list[str]]] = []
-    """What it answers: `query` or `update`, the name, and the names of the arguments."""
+    """What it answers: `query`, `update` or `signal`, the name, and the names of the arguments."""
 
 
 class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):

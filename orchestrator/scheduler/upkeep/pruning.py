@@ -1,4 +1,4 @@
-"""Forget what ended long ago, as the settings and the queues say.
+"""Forget what ended long ago, as the settings and the queues say, and runs that somebody has deleted.
 
 The leader does this in rounds beside its ticks, a thousand rows at a time. It only ever deletes what has ended, and
 each statement stands for itself, so that nothing happens if a deposed leader forgets another slice.
@@ -51,6 +51,7 @@ class Pruner:
         for table in retention.EXPIRING:
             while (forgotten := retention.forget_expired(connection, table, self._size)) > 0:
                 yield forgotten
+        yield from retention.forget_deleted(connection, self._size)
         settings = self._settings
         if settings.retention_audit > 0:
             while (forgotten := audit.prune(connection, settings.retention_audit, self._size)) > 0:

@@ -20,7 +20,7 @@ from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, InvalidWorkflow, NotFound, WrongState, did_you_mean
 from orchestrator.references import Reference, is_reference
-from orchestrator.sdk.backend.asking import ask
+from orchestrator.sdk.backend.asking import ask, check_state
 from orchestrator.sdk.backend.code import CodeBackend
 from orchestrator.sdk.backend.listening import RunListener
 from orchestrator.sdk.backend.logs import read_run
@@ -159,6 +159,15 @@ class RunBackend(Part, RunWork):
             raise WrongState(
                 f"Run {to_text(run)} cannot be retried by itself: it is step {parent[1]!r} of run {parent[0]}, and is "
                 f"retried with that one: orchestrator runs retry {parent[0]}"
+            )
+
+    def delete(self, run: bytes) -> None:
+        if not self._connections.ask_all(RequestKind.DELETE_RUN, [run]):
+            state, _ = self.progress(run)
+            check_state(RequestKind.DELETE_RUN, run, state, allowed=state in ENDED_RUN_STATES)
+            raise WrongState(
+                f"Cannot delete run {to_text(run)} by itself: it is a child of another run and is deleted with that "
+                "one, or its last tasks are still being cancelled."
             )
 
     # -- reading

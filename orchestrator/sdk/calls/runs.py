@@ -42,6 +42,10 @@ class RunCalls(Protocol):
     def retry(self, run: Id) -> None:
         """Try what failed in a run again, or let a stuck run go on."""
 
+    @call(Scope.OPERATE, about={Kind.RUN: "run"}, rest=Rest("DELETE /runs/{id}", "delete", 202))
+    def delete(self, run: Id) -> None:
+        """Delete an ended run with its tasks, child runs, logs and results; the leader does so within some seconds."""
+
     @call(about={Kind.RUN: "run"})
     def progress(self, run: Id) -> tuple[str, RunCounters]:
         """Return a run's state and counters."""

@@ -133,6 +133,7 @@ class WorkflowContext:
 
     def signals(self, name: str, *, type: Any = Any) -> Signals[Any]:
         """Return the signals of a name, first come, first served; those that came before are waiting."""
+        self._handlers.known.setdefault(("signal", name), ["value"])
         return Signals(self._commander.mailbox(check_name("signal", name)), type)
 
     async def wait_condition(

@@ -53,8 +53,8 @@ class Handlers:
         self._interrupt = interrupt
         self._queries: dict[str, Handler] = {}
         self._updates: dict[str, Handler] = {}
-        self.known: list[tuple[str, str, list[str]]] = []
-        """Queries and updates that can be asked for: kind, name, and names of arguments."""
+        self.known: dict[tuple[str, str], list[str]] = {}
+        """The names of the arguments of queries, updates and signals that can be sent, by kind and name."""
         self._running: dict[bytes, str] = {}
         """Updates that have no answer yet, with their names, in order."""
         self._early: dict[bytes, history.UpdateRequested] = {}
@@ -75,6 +75,7 @@ class Handlers:
         """Let a function take the signals of a name, also those that came before."""
         self._commander.check_unseen("registering a signal")
         handler = Handler(function, signal_signature(name, function))
+        self.known["signal", name] = handler.signature.names
         box = self._commander.mailbox(check_name("signal", name))
         box.deliver = lambda: self._deliver(box, handler)
         self._commander.loop.call_soon(box.deliver)  # what it uses may be defined below the handler
@@ -113,7 +114,7 @@ class Handlers:
         self._commander.check_unseen("registering a query")
         check_query(name, function)
         self._queries[name] = Handler(function, Signature(name, function, what="Query"))
-        self._know("query", name, self._queries[name])
+        self.known["query", name] = self._queries[name].signature.names
 
     def add_update(self, name: str, function: Callable[..., Any], validate: Callable[..., Any] | None) -> None:
         """Let a function answer updates, once `validate` has let them pass."""
@@ -121,15 +122,10 @@ class Handlers:
         if validate is not None:
             check_validator(name, function, validate)
         self._updates[name] = Handler(function, Signature(name, function, what="Update"), validate)
-        self._know("update", name, self._updates[name])
+        self.known["update", name] = self._updates[name].signature.names
         for request in [request for request in self._early.values() if request.name == name]:
             del self._early[request.id]
             self._commander.loop.call_soon(self._begin, request)  # what it uses may be defined below the handler
-
-    def _know(self, kind: str, name: str, handler: Handler) -> None:
-        """Say that there is a handler, in place of one of the same name."""
-        others = [one for one in self.known if one[:2] != (kind, name)]
-        self.known = [*others, (kind, name, handler.signature.names)]
 
     def answer(self, query: Query) -> QueryResult:
         """Answer a query, while nothing may be commanded or changed."""

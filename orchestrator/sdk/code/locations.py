@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -32,7 +32,7 @@ def _place(code: CodeType, number: int) -> str:
 
 
 def waiting(
-    commander: Commander, updates: Iterable[str], handlers: Sequence[tuple[str, str, list[str]]]
+    commander: Commander, updates: Iterable[str], handlers: Mapping[tuple[str, str], list[str]]
 ) -> WaitingPlaces:
     """Return where the code of a run waits, which costs the same however much it waits for; and what it answers."""
     places = (_place_of(coroutine) for coroutine in commander.loop.first_suspended(_MOST))
@@ -41,7 +41,7 @@ def waiting(
         list(dict.fromkeys(filter(None, places))),
         list(islice(signals, _MOST)),
         list(islice(updates, _MOST)),
-        list(handlers[:_MOST_HANDLERS]),
+        [(kind, name, names) for (kind, name), names in islice(handlers.items(), _MOST_HANDLERS)],
     )
 
 

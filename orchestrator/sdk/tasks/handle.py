@@ -374,6 +374,10 @@ class RunHandle(Generic[R]):
         """Try what failed or was cancelled in it again, and consider anew what is below; what succeeded stays."""
         self._client.backend.runs.retry(self._id)
 
+    def delete(self) -> None:
+        """Delete it, if it has ended, with its tasks, child runs, logs and results. This cannot be undone."""
+        self._client.backend.runs.delete(self._id)
+
     astatus = async_variant(status)
     aprogress = async_variant(progress)
     alogs = async_variant(logs)
@@ -384,6 +388,7 @@ class RunHandle(Generic[R]):
     acancel = async_variant(cancel)
     arerun = async_variant(rerun)
     aretry = async_variant(retry)
+    adelete = async_variant(delete)
 
 
 def _relative(client: Client, run: UUID | None, task: UUID | None) -> Handle[Any] | RunHandle[Any] | None:

@@ -80,7 +80,7 @@ class CodeView:
     run: UUID | None = None
     """Its id; None from a server of the previous release."""
     handlers: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
-    """What its code answers: `query` or `update`, the name, and the names of the arguments."""
+    """What its code answers: `query`, `update` or `signal`, the name, and the names of the arguments."""
 
 
 _NOW = Statement[Row](f"""

@@ -63,6 +63,7 @@ OFFSET %(most)s LIMIT 1
 _PAGE = f"""
 SELECT /* insights.runs.list{{name}} */ * FROM (SELECT {COLUMNS} FROM orchestrator.runs
  WHERE {{within}}
+   AND id <> ALL (ARRAY(SELECT run_id FROM orchestrator.deletions))
    AND (%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[])
         OR ('stuck' = ANY(%(statuses)s::text[]) AND stuck IS NOT NULL AND ended_at IS NULL)
         OR ('terminated' = ANY(%(statuses)s::text[]) AND status = 'cancelled' AND reason = '{TERMINATED}'))

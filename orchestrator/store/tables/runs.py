@@ -125,6 +125,12 @@ pending_changes = table(
 index("untold_of_run", pending_changes.c.run_id)
 index("untold_by_turns", pending_changes.c.run_id, pending_changes.c.id, where="NOT held")
 
+deletions = table(
+    "deletions",
+    Column("run_id", Uuid, primary_key=True),
+    comment="ended runs that somebody has deleted: the next round of retention removes them with all that is theirs",
+)
+
 histories = table(
     "histories",
     Column("run_id", Uuid, primary_key=True),

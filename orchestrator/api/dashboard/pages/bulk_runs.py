@@ -1,4 +1,4 @@
-"""Cancel and retry many runs: those that are marked in a list, or all that fit its filters, counted before."""
+"""Cancel, retry and delete many runs: those that are marked in a list, or all that fit its filters, counted before."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from orchestrator.store.insights import RunView, runs_of_code
 routes, actions = pages("/ui/runs"), page_actions("/ui/runs")
 
 MOST_AT_ONCE = 500
-"""Runs that one form cancels or retries."""
+"""Runs that one form acts on."""
 _MOST_PAGES = 5
 """Of the list, each of some thousand rows, that are looked at for a preview."""
-_Act = Literal["cancel", "retry"]
+_Act = Literal["cancel", "retry", "delete"]
 
 
 @routes.get("/cancel", about=WITHIN, scope=Scope.OPERATE)
@@ -42,6 +42,12 @@ def preview_cancel(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
 def preview_retry(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
     """Say which failed or stuck runs would be retried, before they are."""
     return _preview(api, query, key_scope, "retry")
+
+
+@routes.get("/delete", about=WITHIN, scope=Scope.OPERATE)
+def preview_delete(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
+    """Say which ended runs would be deleted, before they are."""
+    return _preview(api, query, key_scope, "delete")
 
 
 def _preview(api: Api, query: RunsQuery, key_scope: KeyScope, act: _Act) -> Response:
@@ -63,9 +69,11 @@ def _preview(api: Api, query: RunsQuery, key_scope: KeyScope, act: _Act) -> Resp
 
 
 def _those_for(api: Api, act: _Act, runs: list[RunView]) -> list[RunView]:
-    """Return those of these runs that can be cancelled, or retried: of code, only where they are stuck."""
+    """Return those of these runs that it can be done to: of code, only stuck ones are retried."""
     if act == "cancel":
         return [run for run in runs if run.status not in ENDED_RUN_STATES and not run.cancelling]
+    if act == "delete":
+        return [run for run in runs if run.status in ENDED_RUN_STATES and run.parent_run is None]
     failed = [run.id for run in runs if run.status == RunState.FAILED]
     of_code = api.read(runs_of_code, [id.bytes for id in failed])
     return [run for run in runs if (run.id in failed and run.id not in of_code) or _state(run) == "stuck"]
@@ -91,6 +99,12 @@ def cancel_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
 def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     """Retry the runs that are named."""
     return _ask(api, body.id, key_scope, RequestKind.RETRY_RUN, "being retried")
+
+
+@actions.post("/delete-chosen", about=WITHIN)
+def delete_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
+    """Delete the runs that are named."""
+    return _ask(api, body.id, key_scope, RequestKind.DELETE_RUN, "being deleted")
 
 
 def _ask(api: Api, ids: list[UUID], key_scope: KeyScope, kind: RequestKind, done: str) -> Note:

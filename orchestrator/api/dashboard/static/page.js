@@ -521,6 +521,7 @@
       button.classList.toggle("some", count > 0);
       button.textContent = button.dataset.chosen.replace("%", `${count} marked`);
     }
+    for (const sure of document.querySelectorAll("details.sure:has([data-chosen])")) sure.open &&= count > 0;
     const all = document.querySelector("[data-all]");
     if (all) { all.checked = count > 0 && count === boxes.length; all.indeterminate = count > 0 && count < boxes.length; }
   }
@@ -578,6 +579,7 @@
       root.dataset.theme = isDark ? "light" : "dark";
       try { localStorage.setItem("orchestrator-theme", root.dataset.theme); } catch (error) { /* not kept */ }
     }
+    if (event.target.closest("[data-keys]")) keys.showModal();
     for (const open of document.querySelectorAll("details.sure[open]")) {
       if (!open.contains(event.target)) open.open = false;
     }
@@ -644,6 +646,7 @@
 
   // -- keys
 
+  const keys = document.getElementById("keys");
   let isGoing = false;
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") {
@@ -651,6 +654,8 @@
       if (document.activeElement?.id === "search") document.activeElement.blur();
     }
     if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.nodeName)) return;
+    if (event.key === "?" && keys) { if (keys.open) keys.close(); else keys.showModal(); return; }
+    if (keys?.open) return;
     if (event.key === "/") {
       document.getElementById("search")?.focus();
       event.preventDefault();
@@ -661,8 +666,36 @@
     } else if (event.key === "g") {
       isGoing = true;
       setTimeout(() => { isGoing = false; }, 1500);
+    } else if (event.key === "j" || event.key === "k") {
+      toRow(event.key === "j" ? 1 : -1);
+    } else if (event.key === "x") {
+      document.activeElement.closest("tr")?.querySelector(".tick input")?.click();
+    } else if (/^[a-z]$/.test(event.key)) {
+      press(event.key);
+      event.preventDefault();
     }
   });
+
+  // Moves to the link of the next row of a list, or of the one before.
+  function toRow(step) {
+    const rows = [...main.querySelectorAll("table.list tbody tr")].filter((row) => isSeen(row) && row.querySelector("td a"));
+    const place = rows.findIndex((row) => row.contains(document.activeElement));
+    const row = rows[place < 0 ? 0 : Math.min(rows.length - 1, Math.max(0, place + step))];
+    row?.querySelector("td.main a, td a").focus();
+    row?.scrollIntoView({ block: "nearest" });
+  }
+
+  // Does what a key stands for in the row that has the focus, or else on the page; what asks first is only opened.
+  function press(key) {
+    const row = document.activeElement.closest("tbody tr");
+    const found = [...document.querySelectorAll(`[aria-keyshortcuts="${key}"]`)].filter(isSeen);
+    const wanted = found.find((one) => row?.contains(one)) ?? found.find((one) => !one.closest("tbody"));
+    if (wanted?.nodeName !== "SUMMARY") { wanted?.click(); return; }
+    wanted.parentElement.open = true;
+    wanted.nextElementSibling.querySelector("button[type=submit]").focus();
+  }
+
+  const isSeen = (one) => one.getClientRects().length > 0;
 
   const here = document.querySelector("nav.side a[aria-current]");
   if (here && here.parentElement.scrollWidth > here.parentElement.clientWidth) {
