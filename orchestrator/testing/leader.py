@@ -100,7 +100,7 @@ class MemoryLeader:
         run.stuck = report.stuck
         run.places = report.waiting.places if report.waiting is not None else run.places
         last = report.commands[-1] if report.commands else None
-        if isinstance(last, commands.EndCommand) and ends_too_early(last, report.through, run.history[run.shown :]):
+        if isinstance(last, commands.EndCommand) and ends_too_early(report, run.history[report.through :]):
             run.applied = 0
             self.append(run, history.ActivationApplied(0, ended=report.through))
         elif report.stuck is None:

@@ -105,6 +105,12 @@ def test_what_an_open_run_waits_for_and_where(system: System, engine_: Engine, o
     listed = json.loads(invoke("runs", "list", "--workflow", "order", "--json").output)["runs"]
     assert [run["key"] for run in listed] == ["o-17"]
     assert {child["name"] for child in document["children"]} == {"parcel with tea", "parcel with milk"}
+    assert (document["unseen"], "unseen messages" in shown) == (0, False)
+    for _ in range(2):
+        handle.signal("hurry")
+    system.pass_seconds()
+    assert json.loads(invoke("runs", "show", handle.id, "--json").output)["unseen"] == 2
+    assert re.search(r"unseen messages +2\n", show(handle.id))
 
 
 def test_a_run_that_waits_for_a_signal_says_which(

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from orchestrator import WorkflowContext, WorkflowHandle
 from orchestrator.domain.code import ends
-from orchestrator.domain.code.history import ActivationApplied
+from orchestrator.domain.code.history import ActivationApplied, SignalReceived
+from orchestrator.domain.code.replay import Ledger
+from orchestrator.scheduler.requests import Requests
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.sdk.values.payload import encode_value
+from orchestrator.store.code import histories
+from orchestrator.store.sql import Statement
 from orchestrator.testing import replay
 from tests.integration.code_stage import act, kinds, rest
 from tests.integration.stage import System, Worker
@@ -57,6 +63,8 @@ def drain(system: System, calls: list[int]) -> CodeWorkflow[..., Any]:
             await system.job.schedule(1)
         else:
             await ctx.wait_condition(lambda: bool(done))
+        if how == "twice" and len(got) == 1:
+            await ctx.wait_condition(lambda: len(got) > 1)
         await ctx.run("sum", lambda: calls.append(sum(got)))
         if how == "fail":
             raise ValueError(f"sum {sum(got)}")
@@ -202,3 +210,117 @@ def test_a_flood_of_signals_does_not_keep_a_run_open(
     assert caplog.text.count("run.signal_late") == 1
     assert len(marks(handle)) == 3
     replay(drain, handle.history(), exactly=True, strict=True)
+
+
+def test_a_worker_of_the_previous_release_ends_the_run_as_it_did(
+    system: System,
+    worker: Worker,
+    engine_: Engine,
+    drain: CodeWorkflow[..., Any],
+    caplog: pytest.LogCaptureFixture,
+    old_worker: None,
+) -> None:
+    handle = begin(system, worker, engine_, drain, "return")
+    handle.signal("end")
+    report_late(system, worker, engine_, lambda: handle.signal("add", 3))
+    assert (handle.result(0), marks(handle)) == (0, [])
+    assert caplog.text.count("run.signal_late") == 1
+
+
+@pytest.fixture
+def old_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the engine do as that of the previous release."""
+    make_old(monkeypatch)
+
+
+def make_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    activate = Engine.activate
+    monkeypatch.setattr(Ledger, "_join", lambda *_: None)
+    monkeypatch.setattr(Engine, "activate", lambda *given: msgspec.structs.replace(activate(*given), refusals=-1))
+
+
+@pytest.mark.parametrize("more", [False, True])
+def test_a_worker_of_the_previous_release_does_not_end_a_run_whose_end_was_refused(
+    system: System,
+    worker: Worker,
+    engine_: Engine,
+    drain: CodeWorkflow[..., Any],
+    more: bool,
+) -> None:
+    """It would end again where the end was refused, also if the code has gone on since."""
+    how = "twice" if more else "return"
+    handle = begin(system, worker, engine_, drain, how)
+    handle.signal("end")
+    report_late(system, worker, engine_, lambda: handle.signal("add", 3))
+    if more:
+        rest(system, worker, engine_)
+        assert handle.status() == "running", "it waits for a second number"
+        handle.signal("unknown")
+    engine_.close()
+    with pytest.MonkeyPatch.context() as old:
+        make_old(old)
+        system.sql("UPDATE orchestrator.runs SET cached = 0 WHERE id = CAST(:id AS uuid)", id=handle.id)
+        rest(system, worker, engine_)  # comes to rest: it is not sent to that worker again and again
+    assert handle.status() == "stuck"
+    assert "previous release" in system.sql("SELECT stuck FROM orchestrator.runs")[0]["stuck"]["message"]
+    engine_.close()
+    handle.retry()
+    rest(system, worker, engine_)
+    if more:
+        handle.signal("add", 4)
+        rest(system, worker, engine_)
+    assert handle.result(0) == (7 if more else 3)
+    replay(drain, handle.history(), exactly=True, strict=True)
+
+
+FLOOD = 100_000
+
+
+@pytest.mark.parametrize("refusals", [100, 0])
+def test_a_flood_of_messages_costs_an_end_few_rows(
+    system: System,
+    worker: Worker,
+    engine_: Engine,
+    drain: CodeWorkflow[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    refusals: int,
+) -> None:
+    """Neither the refused end nor the one that counts, without these messages, reads them all."""
+    handle = begin(system, worker, engine_, drain, "return")
+    handle.signal("end")
+    system.pass_seconds()
+    (turn,) = worker.take()
+    report = act(engine_, turn)
+    system.sql(
+        "INSERT INTO orchestrator.histories (run_id, number, at, kind, data) "
+        "SELECT id, last_event + n, now(), 'signal_received', :data "
+        f"FROM orchestrator.runs CROSS JOIN generate_series(1, {FLOOD}) AS n WHERE id = CAST(:id AS uuid)",
+        id=handle.id,
+        data=histories.encoded(SignalReceived("add", encode_value(1, "", 100))),
+    )
+    system.sql(f"UPDATE orchestrator.runs SET last_event = last_event + {FLOOD}")
+    system.sql(
+        "INSERT INTO orchestrator.inbox (kind, target, body) SELECT 'signal', CAST(:id AS uuid), '{}' "
+        f"FROM generate_series(1, {FLOOD})",
+        id=handle.id,
+    )
+    read: list[tuple[str, int]] = []
+    fetch = Statement.__call__
+
+    def counting(statement: Statement[Any], *given: Any, **values: Any) -> list[Any]:
+        found = fetch(statement, *given, **values)
+        read.append((statement.name, len(found or ())))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Requests, "apply", lambda *_: None)
+        patched.setattr(Statement, "__call__", counting)
+        patched.setattr(ends, "MOST_REFUSALS", refusals)
+        worker.report(report)
+        system.tick()
+    assert (handle.status(), len(marks(handle))) == (("running", 1) if refusals else ("success", 0))
+    assert sum(rows for name, rows in read if name != "turns.page") < 5_000, read
+    assert max(rows for _, rows in read) <= 5_000, "a replay is sent in pages"
+    assert len(read) < 100
+    assert caplog.text.count("run.signal_late") == (0 if refusals else 1)

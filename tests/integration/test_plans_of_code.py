@@ -20,7 +20,7 @@ from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
 from orchestrator.store.code.histories import Turn
 from orchestrator.store.code.resolutions import Kept
-from orchestrator.store.code.turns import LastTurn, append_last, since_last_turn, unshown
+from orchestrator.store.code.turns import LastTurn, append_last, once_refused, unseen_messages, unshown
 from orchestrator.store.runs import cancels, creation, stuck
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.creation import NewRun
@@ -117,7 +117,8 @@ def facts(leader: Leader) -> dict[bytes, Any]:
 STATEMENTS: dict[str, Call] = {
     "append": lambda leader: lambda c: histories.append(c, facts(leader), NOW),
     "append_last": lambda leader: lambda c: append_last(c, last_turns(leader), NOW),
-    "since_last_turn": lambda leader: lambda c: since_last_turn(c, leader.ids),
+    "once_refused": lambda leader: lambda c: once_refused(c, leader.ids),
+    "unseen_messages": lambda leader: lambda c: unseen_messages(c, ((run, 1) for run in leader.ids)),
     "suspend": lambda leader: lambda c: histories.suspend(c, turns(leader), NOW),
     "unshown": lambda leader: lambda c: unshown(c, dict.fromkeys(leader.ids, False)),
     "unshown, whole": lambda leader: lambda c: unshown(c, dict.fromkeys(leader.ids, True)),

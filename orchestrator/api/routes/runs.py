@@ -69,6 +69,8 @@ class CodeAnswer(msgspec.Struct, frozen=True):
     """Where the result is, if it is too large for this answer; then `result` is null."""
     args_stored: Stored | None = None
     """Where the arguments are, if they are too large for this answer; then `args` and `kwargs` are empty."""
+    unseen: int = 0
+    """How many signals and updates its code has not been shown; a thousand stands for more."""
 
 
 class RunAnswer(msgspec.Struct, frozen=True):

@@ -40,6 +40,7 @@ def code_fields(run: RunView, code: CodeView, now: datetime) -> dict[str, str | 
         "result": None if code.result is None else short_text(stored_value(code.result)),
         "state": "\n".join(f"{key} = {short_text(value)}" for key, value in _state(code).items()),
         "waits for": "\n".join(waits(code, now)),
+        "unseen messages": str(code.unseen) if code.unseen else None,
         "at": "\n".join(code.places),
     }
 

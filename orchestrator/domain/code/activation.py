@@ -131,6 +131,9 @@ class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
     """Of a next turn: the time of that event, in Unix seconds."""
     accepted: list[str] = []
     """For the mark: see `history.ActivationApplied`."""
+    refusals: int = -1
+    """How many ends of the code were refused in a row, by its history; -1 where an older worker does not say. That
+    would show messages as if no end had been refused."""
 
 
 def json_text(known: Violation | WaitingPlaces, retry_at: float | None = None) -> str:

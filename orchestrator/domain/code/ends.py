@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from orchestrator.domain.code import commands, history
+from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import Command
 from orchestrator.domain.code.history import Event, Outcome
 from orchestrator.domain.runs.changes import TurnTaskEnd
@@ -74,30 +75,25 @@ def end_of(run: bytes, last: commands.EndCommand) -> TurnTaskEnd:
             return TurnTaskEnd(run, TaskState.SUCCESS, NOTHING, None)
 
 
-def ends_too_early(
-    last: commands.EndCommand, through: int, events: Iterable[Event], *, has_messages: bool = False
-) -> bool:
-    """Say whether code that was shown everything up to `through` has ended without messages that people have sent.
+def ends_too_early(report: Activated, unseen: Iterable[Event], *, has_messages: bool = False) -> bool:
+    """Say whether code has ended without messages that people have sent.
 
-    `events` are those since the last turn that counts; `has_messages`: some are not among them yet. A run that
+    `unseen` are the first events that it was not shown; `has_messages`: some are not among the events yet. A run that
     continues passes messages on; a request to cancel does not change an end that came before it; and a signal that may
     begin a run of its own does so. After some refusals in a row the end counts all the same: otherwise a flood of
-    signals would keep the run open for ever.
+    signals would keep the run open for ever. So does that of a worker that knows of no refusals.
     """
-    refusals = 0
-    for event in events:
+    if not isinstance(report.commands[-1], MAY_BE_EARLY) or not 0 <= report.refusals < MOST_REFUSALS:
+        return False
+    for event in unseen:
         match event.what:
-            case history.ActivationApplied(ended=ended) if ended:
-                refusals += 1
-            case history.RunCancelRequested() if event.number > through:
+            case history.RunCancelRequested():
                 return False
-            case history.SignalReceived(otherwise=otherwise) if event.number > through:
-                if otherwise is not None:
-                    return False
+            case history.SignalReceived(otherwise=otherwise) if otherwise is not None:
+                return False
+            case history.SignalReceived() | history.UpdateRequested():
                 has_messages = True
-            case history.UpdateRequested() if event.number > through:
-                has_messages = True
-    return has_messages and refusals < MOST_REFUSALS and isinstance(last, MAY_BE_EARLY)
+    return has_messages
 
 
 def run_state(end: TurnTaskEnd, timed_out: bool) -> RunState:

@@ -53,6 +53,8 @@ class Ledger:
         """The number of the last event after which the code is known to have gone on."""
         self.accepted: set[str] = set()
         """Ids of updates that were accepted in a turn in which they were not answered."""
+        self.refusals = 0
+        """How many ends of the code were refused after the last turn that counts."""
         self.together: dict[int, list[Event]] = {}
         """Facts, by number, that the code is shown at once with others, because it had ended too early."""
         self.is_copy = False
@@ -79,7 +81,9 @@ class Ledger:
             if isinstance(what, history.ActivationApplied):
                 if what.ended:
                     joined[what.ended] = event.number
+                    self.refusals += 1
                     continue
+                self.refusals = 0
                 self.went_on, self.shown = self.shown, max(self.shown, what.through)
                 self.accepted.update(what.accepted)
             elif isinstance(what, history.RunReset):

@@ -36,9 +36,10 @@ from orchestrator.store.code.turns import (
     LastTurn,
     NextTurn,
     append_last,
-    since_last_turn,
+    once_refused,
     take_next,
     take_next_later,
+    unseen_messages,
     with_messages,
 )
 from orchestrator.store.runs import ancestry
@@ -124,10 +125,13 @@ def apply_activations(
                 tx.result.runs.changes.pop(run, None)
         code.took_turn(tx, [task.id for task in moved], {answer.id for answer in answers})
     if ends:
-        before, refused = _append_last(tx, [report for _, report in ends])
+        before, refused, unfit = _append_last(tx, [report for _, report in ends])
         if refused:
             _refuse_ends(tx, code, [one for one in ends if one[1].id in refused], are_next)
-            ends = [one for one in ends if one[1].id not in refused]
+        stuck += unfit
+        if refused or unfit:
+            open_ = refused.union(run for run, _, _ in unfit)
+            ends = [one for one in ends if one[1].id not in open_]
         accepted |= _end_turn_tasks(tx, ends, before, inline_result, are_next)
     if absent:
         code.queries.not_shown(tx.result, ((row.id, row.attempt) for row in absent))
@@ -163,34 +167,43 @@ def _turn(worker: str, report: Activated) -> Turn:
 _OPENING = (commands.ScheduleTask, commands.StartChildRun)
 
 
-def _append_last(tx: Transaction, reports: Sequence[Activated]) -> tuple[dict[bytes, int], set[bytes]]:
-    """Record the last batches of runs whose code has ended; return the runs, each with its last event before, and
-    those whose end does not count, because there are messages that the code has not seen.
+def _append_last(
+    tx: Transaction, reports: Sequence[Activated]
+) -> tuple[dict[bytes, int], set[bytes], list[tuple[bytes, int, Violation]]]:
+    """Record the last batches of runs whose code has ended; return the runs, each with its last event before, those
+    whose end does not count, because there are messages that the code has not seen, and those that are stuck.
     """
     current: dict[bytes, Activated] = {}
     for report in reports:
         if report.id not in current or current[report.id].attempt <= report.attempt:
             current[report.id] = report
     before = append_last(tx.connection, [_last_turn(report) for report in current.values()], tx.now)
-    late = [report for run, report in current.items() if run not in before]
+    late = {run: report for run, report in current.items() if run not in before}
     if not late:
-        return before, set()
-    unseen = since_last_turn(tx.connection, [report.id for report in late])
-    waiting = with_messages(tx.connection)
-    refused = {
-        run
-        for run, events in unseen.items()
-        if ends_too_early(_end_command(current[run]), current[run].through, events, has_messages=run in waiting)
-    }
-    counts = [_last_turn(report)._replace(through=EVERYTHING) for report in late if report.id not in refused]
-    return before | (append_last(tx.connection, counts, tx.now) if counts else {}), refused
+        return before, set(), []
+    unseen = unseen_messages(tx.connection, ((run, report.through) for run, report in late.items()))
+    waiting = with_messages(tx.connection, list(late))
+    refused = {run for run in unseen if ends_too_early(late[run], unseen[run], has_messages=run in waiting)}
+    old = [run for run, report in late.items() if report.refusals < 0]
+    unfit = once_refused(tx.connection, old) if old else []
+    stuck = [(run, late[run].attempt, _OUTDATED) for run in unfit]
+    counts = [_last_turn(late[run])._replace(through=EVERYTHING) for run in late.keys() - refused - {*unfit}]
+    return before | (append_last(tx.connection, counts, tx.now) if counts else {}), refused, stuck
+
+
+_OUTDATED = Violation(
+    0,
+    "WorkerOutdated",
+    "A worker of the previous release cannot replay this history, in which the end of the code was refused because of "
+    "messages that it had not seen. Update the workers.",
+)
 
 
 def _last_turn(report: Activated) -> LastTurn:
     records = [history.record(command) for command in report.commands]
     events = [history.ActivationApplied(report.through, report.accepted), *records]
-    through = report.through if isinstance(_end_command(report), MAY_BE_EARLY) else EVERYTHING
-    return LastTurn(report.id, report.attempt, through, events)
+    may_wait = isinstance(_end_command(report), MAY_BE_EARLY) or report.refusals < 0
+    return LastTurn(report.id, report.attempt, report.through if may_wait else EVERYTHING, events)
 
 
 def _end_command(report: Activated) -> commands.EndCommand:

@@ -89,12 +89,13 @@ def begin_with(tx: Transaction, late: Mapping[bytes, Sequence[history.SignalRece
     """Begin runs with signals that an ended run was not shown, where the sender asked for that."""
     by_key: dict[str, list[tuple[RunWanted, history.SignalReceived]]] = defaultdict(list)
     for run, signals in late.items():
+        for name, count in Counter(one.name for one in signals if one.otherwise is None).items():
+            whose = about_run(run)
+            values = *whose.values(), name, count
+            log.warning("run.signal_late run=%s signal=%s count=%s: the run had ended", *values, extra=whose)
         for one in signals:
             if one.otherwise is not None:
                 by_key[one.otherwise.key].append((one.otherwise, one))
-                continue
-            whose = about_run(run)
-            log.warning("run.signal_late run=%s signal=%s: the run had ended", *whose.values(), one.name, extra=whose)
     if by_key:
         _start_with(tx, by_key)
 

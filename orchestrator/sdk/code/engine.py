@@ -126,6 +126,7 @@ class Engine:
                 version=flow.workflow.version,
                 awaits=commander.awaits,
                 accepted=flow.handlers.take_accepted(),
+                refusals=commander.ledger.refusals,
             )
             found.left(activation, report, begun)
             return report

@@ -334,17 +334,22 @@ def said(connection: Connection, runs: Sequence[tuple[bytes, int]]) -> dict[byte
     return by_run(_SAID(connection, _WANTED(runs)))
 
 
+_FEW = 64_000
+"""Bytes of late signals of a run that are read to be named."""
+# Those that are to begin a run have its id: 16 bytes, behind c4 and their number.
 _UNHEARD = Prepared[tuple[bytes, bytes]](f"""
 SELECT /* histories.unheard */ h.run_id, h.data
   FROM {_WANTED}
  CROSS JOIN LATERAL (
-       SELECT * FROM orchestrator.histories
+       SELECT run_id, data, sum(octet_length(data)) OVER (ORDER BY number) - octet_length(data) AS before
+         FROM orchestrator.histories
         WHERE run_id = wanted.id AND number > wanted.seen AND kind = 'signal_received' ORDER BY number OFFSET 0) AS h
+ WHERE h.before < {_FEW} OR position('\\xc410'::bytea IN h.data) > 0
 """)
 
 
 def unheard(connection: Connection, runs: Sequence[tuple[bytes, int]]) -> dict[bytes, list[history.SignalReceived]]:
-    """Return, in order, the signals among the events of runs after a number."""
+    """Return, in order, signals of runs after a number: all that may begin a run, and the first of the others."""
     found: dict[bytes, list[history.SignalReceived]] = defaultdict(list)
     for run, data in _UNHEARD(connection, _WANTED(runs)):
         what = _decode.decode(data)

@@ -6,17 +6,17 @@ are too large for one message may be read long after the turn was decided on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.code.history import Event, HistoryItem
+from orchestrator.domain.code.history import ActivationApplied, Event, HistoryItem
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState, sources_of
 from orchestrator.references import MARK
 from orchestrator.store import payloads
-from orchestrator.store.code.histories import EVENTS, FACTS, by_run, event, event_rows, not_before
+from orchestrator.store.code.histories import EVENTS, FACTS, by_run, encoded, event, event_rows, not_before
 from orchestrator.store.sql import Batch, Blob, Prepared, Row
 from orchestrator.store.tasks.transitions import among, current_attempt
 
@@ -192,10 +192,9 @@ def take_next_later(connection: Connection, turns: Sequence[NextTurn], now: date
 
 EVERYTHING = 2**31 - 1
 """No event has a higher number."""
-_MESSAGES = """SELECT target FROM (SELECT kind, target, body FROM orchestrator.inbox ORDER BY id LIMIT 1000) AS oldest
-             WHERE kind IN ('signal', 'update') AND NOT jsonb_exists(body, 'start')"""
-"""Runs for which messages have been accepted that are not in their histories yet, among the oldest requests. A signal
-that may start a run of its own does so."""
+_MESSAGES = """(SELECT kind, target, body FROM orchestrator.inbox ORDER BY id LIMIT 1000) AS oldest
+             WHERE kind IN ('signal', 'update')"""
+"""Requests that are for the code of runs, among the oldest. Their bodies may be large."""
 _LAST_TURNS = Batch("g", "id uuid, attempt int, through int, count int")
 _APPEND_LAST = Prepared[tuple[bytes, int]](f"""
 WITH /* turns.append_last */ ahead AS (
@@ -207,7 +206,7 @@ WITH /* turns.append_last */ ahead AS (
      CROSS JOIN LATERAL (
            SELECT ctid AS place FROM orchestrator.runs
             WHERE id = g.id AND code AND ended_at IS NULL AND last_event <= g.through LIMIT 1) AS found
-     WHERE r.ctid = found.place AND (g.through = {EVERYTHING} OR g.id NOT IN ({_MESSAGES}))
+     WHERE r.ctid = found.place AND (g.through = {EVERYTHING} OR g.id NOT IN (SELECT target FROM {_MESSAGES}))
     RETURNING r.id, r.last_event - g.count AS before, {not_before("r.last_event - g.count")} AS at
 ), kept AS (
     INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
@@ -239,21 +238,53 @@ def append_last(connection: Connection, turns: Sequence[LastTurn], now: datetime
     return dict(_APPEND_LAST(connection, _LAST_TURNS(ahead), EVENTS(rows), now=now))
 
 
-_SINCE_LAST_TURN = Prepared[Row]("""
-SELECT /* turns.since_last_turn */ h.run_id, h.number, extract(epoch FROM h.at)::double precision AS at, h.data
-  FROM unnest(%(ids)s::uuid[]) AS wanted(id)
- CROSS JOIN LATERAL (
-       SELECT shown FROM orchestrator.runs WHERE id = wanted.id AND code AND ended_at IS NULL LIMIT 1) AS r
- CROSS JOIN LATERAL (
-       SELECT * FROM orchestrator.histories WHERE run_id = wanted.id AND number > r.shown ORDER BY number OFFSET 0) AS h
+_MOST_UNSEEN = 100
+_UNSEEN = Batch("wanted", "id uuid, through int")
+_UNSEEN_MESSAGES = Prepared[Row](f"""
+SELECT /* turns.unseen_messages */ wanted.id AS run_id, h.number, h.at, h.data
+  FROM {_UNSEEN}
+ CROSS JOIN LATERAL (SELECT FROM orchestrator.runs WHERE id = wanted.id AND code AND ended_at IS NULL LIMIT 1) AS r
+  LEFT JOIN LATERAL (
+       SELECT number, extract(epoch FROM at)::double precision AS at, data,
+              sum(octet_length(data)) OVER (ORDER BY number) - octet_length(data) AS before
+         FROM (SELECT number, at, data FROM orchestrator.histories
+                WHERE run_id = wanted.id AND number > wanted.through
+                  AND kind IN ('signal_received', 'update_requested', 'run_cancel_requested')
+                ORDER BY number LIMIT {_MOST_UNSEEN}) AS next) AS h ON h.before < {_FEW}
 """)
 
 
-def since_last_turn(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, list[Event]]:
-    """Return the events of open runs that their code had not been shown in the last turn that counts."""
-    return by_run(_SINCE_LAST_TURN(connection, ids=runs))
+def unseen_messages(connection: Connection, runs: Iterable[tuple[bytes, int]]) -> dict[bytes, list[Event]]:
+    """Return the first messages and requests to cancel behind a number in the histories of open runs: few, whatever has
+    come.
+    """
+    found: dict[bytes, list[Event]] = {}
+    for row in _UNSEEN_MESSAGES(connection, _UNSEEN(runs)):
+        found.setdefault(row.run_id, []).extend([] if row.number is None else [event(row)])
+    return found
 
 
-@Prepared.function(f"SELECT /* turns.with_messages */ DISTINCT target FROM ({_MESSAGES}) AS waiting")
-def with_messages(connection: Connection) -> list[bytes]:
-    """Return runs for which signals or updates have been accepted that are not in their histories yet."""
+@Prepared.function(f"""
+SELECT /* turns.with_messages */ DISTINCT target FROM (
+       SELECT target, body FROM {_MESSAGES} AND target = ANY(%(runs)s::uuid[]) OFFSET 0) AS waiting
+ WHERE NOT jsonb_exists(body, 'start')
+""")
+def with_messages(connection: Connection, runs: Sequence[bytes]) -> set[bytes]:
+    """Return those of these runs for which signals or updates have been accepted that are not in their histories yet.
+
+    A signal that may start a run of its own does so.
+    """
+
+
+_REFUSED = encoded(ActivationApplied(0))[:-2]
+"""How marks of refused ends begin: no other mark is through 0."""
+
+
+@Prepared.function("""
+SELECT /* turns.once_refused */ wanted.id FROM unnest(%(runs)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (
+       SELECT FROM orchestrator.histories WHERE run_id = wanted.id AND kind = 'activation_applied'
+          AND substring(data FOR octet_length(%(mark)s::bytea)) = %(mark)s::bytea LIMIT 1) AS h
+""")
+def once_refused(connection: Connection, runs: Sequence[bytes], mark: bytes = _REFUSED) -> list[bytes]:
+    """Return those of these runs in whose histories there is an end that was refused."""

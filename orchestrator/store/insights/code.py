@@ -21,6 +21,8 @@ from orchestrator.store.tables.tasks import NOBODY
 
 _MOST = 10
 """Of each kind that is open, so many are shown."""
+_MOST_UNSEEN = 1_000
+"""Messages that are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,13 +83,18 @@ class CodeView:
     """Its id; None from a server of the previous release."""
     handlers: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
     """What its code answers: `query`, `update` or `signal`, the name, and the names of the arguments."""
+    unseen: int = 0
+    """How many signals and updates its code has not been shown; a thousand stands for more."""
 
 
 _NOW = Statement[Row](f"""
 SELECT /* insights.code.now */ CASE WHEN r.ended_at IS NOT NULL THEN NULL
             WHEN t.status <> 'pending' THEN 'running'
             WHEN {NOBODY} THEN 'unknown'
-            WHEN t.blockers > 0 THEN 'waiting' ELSE 'ready' END AS turn, r.waiting
+            WHEN t.blockers > 0 THEN 'waiting' ELSE 'ready' END AS turn, r.waiting,
+       (SELECT count(*) FROM (
+               SELECT FROM orchestrator.histories WHERE run_id = r.id AND number > r.shown AND r.ended_at IS NULL
+                  AND kind IN ('signal_received', 'update_requested') LIMIT {_MOST_UNSEEN}) AS new) AS unseen
   FROM orchestrator.runs r LEFT JOIN orchestrator.tasks t ON t.id = r.id
  WHERE r.id = %(run)s::uuid AND r.code
 """)
@@ -147,6 +154,7 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
         reset=reset,
         run=run,
         handlers=tuple((kind, name, tuple(names)) for kind, name, names in waiting.get("handlers", ())),
+        unseen=row.unseen,
     )
 
 
