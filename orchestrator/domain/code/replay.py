@@ -51,6 +51,8 @@ class Ledger:
         """The number of the last event that the code had been shown when its last batch was applied."""
         self.went_on = 0
         """The number of the last event after which the code is known to have gone on."""
+        self.has_answers = False
+        """The history has updates that were answered."""
         self.accepted: set[str] = set()
         """Ids of updates that were accepted in a turn in which they were not answered."""
         self.refusals = 0
@@ -94,6 +96,7 @@ class Ledger:
                 self._named[what.name] = event.number, what
             elif isinstance(what, _NAMED_RECORDS):
                 self._named[what.id] = event.number, what
+                self.has_answers = self.has_answers or isinstance(what, history.UpdateAnswered)
             elif isinstance(what, history.EndRecord):
                 self.end = what
             elif (claim := _claim(what)) is not None:
@@ -179,6 +182,19 @@ class Ledger:
         """Return the recorded answer to an update, if the code has not come to it."""
         record = self._named.get(update, (0, None))[1]
         return record if isinstance(record, history.UpdateAnswered) else None
+
+    def check_answered(self, update: history.UpdateRequested, kind: Kind, ordinal: int) -> None:
+        """Refuse a command of an update's handler that gave its answer without it: it would act again."""
+        number, record = self._named.get(update.id, (0, None))
+        if not was_handled(record) or self.is_copy or (kind, ordinal) in self._records:
+            return
+        self._commanded.append(f"{kind} {ordinal}, by update {update.name}")
+        self.violate(
+            number,
+            "UpdateMismatch",
+            f"Update mismatch at {kind} {ordinal} (event {number}): the history has the answer to update "
+            f"{update.name!r} without it, and the code gives it. What a handler has answered it does not do again.",
+        )
 
     def operation(self, ordinal: int, name: str) -> history.OperationRecorded | None:
         """Return what the `ordinal`-th operation gave when it was run, or None if it never was."""
@@ -308,6 +324,11 @@ class Ledger:
             difference = difference or "\n".join(islice(lines, _LONGEST_DIFFERENCE))
             self.violation = Violation(number, kind, message, difference)
         raise DeterminismViolation(self.violation.message, self.violation.event, self.violation.difference)
+
+
+def was_handled(answer: Record | None) -> bool:
+    """Say whether this is the answer of an update's handler, which has returned or failed."""
+    return isinstance(answer, history.UpdateAnswered) and (answer.error is None or answer.error.phase == "failed")
 
 
 _NAMED_RECORDS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextvars import ContextVar
 from typing import Protocol
 
 from orchestrator.domain.code import commands, history
@@ -19,6 +20,8 @@ from orchestrator.sdk.inside import running
 
 logger = logging.getLogger("orchestrator.workflow")
 Settled = history.Outcome | history.PromiseSettled
+handled: ContextVar[history.UpdateRequested | None] = ContextVar("handled", default=None)
+"""The update whose handler runs, if the history has its answer."""
 
 
 class Expected(Protocol):
@@ -101,7 +104,10 @@ class Commander:
         """Count one more command of a kind."""
         self.check_writable()
         self.commanded += 1
-        return self.ledger.next(kind)
+        ordinal, identifier = self.ledger.next(kind)
+        if self.ledger.has_answers and kind != "timer" and (update := handled.get()) is not None:
+            self.ledger.check_answered(update, kind, ordinal)  # a timer may be taken back before it leaves
+        return ordinal, identifier
 
     def issue(self, command: Command) -> history.Record | None:
         """Take a command from the code; return its record if it was applied before."""

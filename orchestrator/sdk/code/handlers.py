@@ -13,11 +13,12 @@ import msgspec
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import NO_HANDLER, Query, QueryResult
 from orchestrator.domain.code.commands import AnswerUpdate
+from orchestrator.domain.code.replay import was_handled
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
 from orchestrator.sdk.checks import check_name
-from orchestrator.sdk.code.commander import Commander
+from orchestrator.sdk.code.commander import Commander, handled
 from orchestrator.sdk.code.endings import UNSTOPPABLE, EndTurn, Evicted, continuation
 from orchestrator.sdk.code.read_only import is_awaitable, read_only
 from orchestrator.sdk.code.signals import Mailbox
@@ -164,10 +165,7 @@ class Handlers:
     def _was_accepted(self, update: bytes) -> bool:
         """Say whether the history has the handler of an update run: then no validator is asked again."""
         ledger = self._commander.ledger
-        told = ledger.answer(update)
-        if told is not None and (told.error is None or told.error.phase == "failed"):
-            return True
-        return bool(ledger.accepted) and to_text(update) in ledger.accepted
+        return was_handled(ledger.answer(update)) or (bool(ledger.accepted) and to_text(update) in ledger.accepted)
 
     def _begin(self, request: history.UpdateRequested) -> None:
         """Refuse an update, or run its handler beside the workflow's own code."""
@@ -215,6 +213,8 @@ class Handlers:
     async def _run(
         self, request: history.UpdateRequested, handler: Handler, arguments: list[Any], keywords: dict[str, Any]
     ) -> None:
+        if self._commander.ledger.has_answers:
+            handled.set(request)
         try:
             value = handler.function(*arguments, **keywords)
             is_promised = inspect.isawaitable(value) and not inspect.iscoroutinefunction(handler.function)

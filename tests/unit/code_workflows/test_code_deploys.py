@@ -385,3 +385,88 @@ def test_arguments_of_the_wrong_type_are_refused_where_a_run_is_started() -> Non
             return str(error)
 
     assert "argument 'item': expected int" in played(parent)
+
+
+async def pays(ctx: WorkflowContext, item: str) -> str:
+    @ctx.update
+    async def pay(amount: int) -> str:
+        async with asyncio.timeout(60):  # a timer that is taken back before it leaves has no record
+            pass
+        return str(await ctx.schedule("charge", amount))
+
+    await ctx.signals("end").get()
+    return item
+
+
+def pays_and(what: str) -> Callable[..., Any]:
+    """Return code whose handler does something more, for which it does not wait."""
+
+    async def pays_and(ctx: WorkflowContext, item: str) -> str:
+        @ctx.update
+        async def pay(amount: int) -> str:
+            async with asyncio.timeout(60):
+                pass
+            charging = ctx.schedule("charge", amount)
+            if what == "before":
+                ctx.schedule("ship", item)
+            charge = str(await charging)
+            await asyncio.create_task(act())
+            return charge
+
+        async def act() -> None:
+            match what:
+                case "task":
+                    ctx.schedule("ship", item)
+                case "operation":
+                    await ctx.run("mail", lambda: RAN.append(item))
+                case "state":
+                    ctx.set("paid", item)
+                case "patched" if ctx.patched("ship"):
+                    ctx.schedule("ship", item)
+
+        await ctx.signals("end").get()
+        return item
+
+    return pays_and
+
+
+RAN: list[str] = []
+
+
+def paid(begin: Callable[..., World]) -> World:
+    world = begin(pays, "tea")
+    request = history.UpdateRequested(derived_id(bytes(16), "pay"), "pay", encode_call("pay", [7], {}, LIMIT))
+    world.leader.append(world.run, request)
+    world.leader.activate(world.run)
+    world.complete("charge-1")
+    assert isinstance(world.run.history[-1].what, history.UpdateAnswered)
+    world.run.applied = 0
+    world.leader.append(world.run, history.SignalReceived("news", encoded(1)))
+    return world
+
+
+@pytest.mark.parametrize("what", ["before", "task", "operation", "state"])
+def test_the_handler_of_an_update_that_was_answered_does_not_act_again(begin: Callable[..., World], what: str) -> None:
+    RAN.clear()
+    world = paid(begin)
+    world.redeploy(pays_and(what))
+    known = len(world.run.history)
+    world.leader.activate(world.run)
+    assert world.run.stuck is not None
+    assert (world.run.stuck.kind, "update 'pay'" in world.run.stuck.message) == ("UpdateMismatch", True)
+    assert (len(world.run.history), world.run.tasks, RAN) == (known, {}, []), "nothing was done"
+    with pytest.raises(DeterminismViolation, match="update 'pay'"):
+        world.check()
+    world.redeploy(pays)
+    world.leader.activate(world.run)
+    assert world.run.stuck is None
+
+
+def test_a_patch_lets_a_handler_act_from_the_next_update_on(begin: Callable[..., World]) -> None:
+    world = paid(begin)
+    for code in (pays_and("patched"), pays_and("nothing")):
+        world.redeploy(code)
+        world.leader.activate(world.run)
+        assert (world.run.stuck, world.run.tasks) == (None, {})
+        world.run.applied = 0
+        world.leader.append(world.run, history.SignalReceived("news", encoded(1)))
