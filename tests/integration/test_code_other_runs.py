@@ -192,3 +192,23 @@ def _of_old_leader(sent: Dispatch) -> Dispatch:
     return msgspec.structs.replace(
         sent, payload=encode(msgspec.structs.replace(decode(Activation, sent.payload), tells=False))
     )
+
+
+def test_a_child_is_signalled_and_cancelled_by_the_handle_that_its_parent_has_at_once(stage: Stage) -> None:
+    @stage.app.workflow(name="mother")
+    async def mother(ctx: WorkflowContext) -> list[str]:
+        one, other = stage.target.schedule(), stage.target.schedule()
+        one.handle.signal("news", 8)
+        await other.handle.acancel()
+        try:
+            await other
+        except RunFailed as error:
+            return [await one, str(error), one.handle.id]
+        return []
+
+    stage.worker.learn("mother")
+    run = mother.start()
+    stage.go_on()
+    first, cancelled, child = run.result(0)
+    assert (first, cancelled) == ("got 8", "Workflow 'target' was cancelled.")
+    assert stage.app.workflow_run(child).result(0) == "got 8"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from asyncio import Future
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
@@ -27,8 +26,8 @@ from orchestrator.errors import (
 )
 from orchestrator.sdk.checks import SECONDS, check_label, check_name, check_options, in_seconds
 from orchestrator.sdk.client import Client
+from orchestrator.sdk.code.child_run import ChildRun
 from orchestrator.sdk.code.commander import current
-from orchestrator.sdk.code.futures import DurableFuture
 from orchestrator.sdk.code.guards import watch_package_of
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.known_updates import WorkflowSignature
@@ -227,8 +226,8 @@ class CodeWorkflow(Generic[P, R]):
 
     asignal_many = async_variant(signal_many)
 
-    def schedule(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Inside a workflow: start a child run; the future is there at once."""
+    def schedule(self, /, *args: P.args, **kwargs: P.kwargs) -> ChildRun[R]:
+        """Inside a workflow: start a child run; its future and its handle are there at once."""
         commander = current()
         if commander is None or commander.started is None:
             raise OrchestratorError(f"{self.name}.schedule(…) works inside a workflow only.")
@@ -253,9 +252,10 @@ class CodeWorkflow(Generic[P, R]):
         )
         cancel = None if options.on_cancel == "abandon" else CancelChildRun(identifier)
         restore = self._signature.restore_result
-        future: DurableFuture[R] = DurableFuture(commander, identifier, f"Workflow {self.name!r}", restore, cancel)
-        future.waits_for_end = options.on_cancel == "wait"
-        return future
+        child: ChildRun[R] = ChildRun(commander, identifier, f"Workflow {self.name!r}", restore, cancel)
+        child.waits_for_end = options.on_cancel == "wait"
+        child.handle = WorkflowHandle(self._client, identifier, self._signature)
+        return child
 
     @property
     def _upgrades(self) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
 
 from orchestrator import NotFound, Orchestrator, RunFailed, WorkflowContext, WorkflowFailed, WrongState
 from orchestrator.domain.code import history
+from orchestrator.domain.code.commands import command_id
 from orchestrator.domain.code.history import Event
 from orchestrator.testing import Recording, WorkflowTest, replay
 
@@ -151,3 +153,49 @@ def test_a_run_that_is_not_awaited_any_more_goes_on() -> None:
             return [await one.result()]
 
     assert asyncio.run(play()) == ["got 1"]
+
+
+@app.workflow(name="mother")
+async def mother(ctx: WorkflowContext, what: str) -> str:
+    child = target.schedule("waits")
+    run = child.handle.id
+    match what:
+        case "signal":
+            child.handle.signal("news", 1)  # with the command that starts it
+        case "asignal":
+            await child.handle.asignal("news", 2)
+        case "cancel":
+            await child.handle.acancel()
+    try:
+        first = await child
+    except RunFailed as error:
+        first = str(error)
+    assert (child.handle.id, app.workflow_run(run)) == (run, child.handle)
+    try:
+        return f"{first}, {await child.handle.aresult()}"
+    except RunFailed:
+        return first
+
+
+@pytest.mark.parametrize(
+    ("what", "result"),
+    [
+        ("signal", "got 1, got 1"),
+        ("asignal", "got 2, got 2"),
+        ("cancel", "Workflow 'target' was cancelled."),
+    ],
+)
+def test_a_child_has_a_handle_at_once(what: str, result: str) -> None:
+    async def play() -> None:
+        async with WorkflowTest() as test:
+            run = await test.start(mother, what)
+            assert await run.result() == result
+            (started,) = (event.what for event in run.history.events if isinstance(event.what, history.ChildStarted))
+            assert started.id == history_id(run.id)
+
+    asyncio.run(play())
+
+
+def history_id(run: str) -> bytes:
+    """Return the id of a run's first child, which follows from the run's own."""
+    return command_id(UUID(run).bytes, "child", 1)
