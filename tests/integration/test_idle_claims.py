@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator import Retry
+from orchestrator import Handle, Retry
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, NewTask, Returned, Succeeded
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.sdk.ids import new_id
 from orchestrator.store.tasks import claims
 from tests.integration.stage import ONE, System, Worker
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -35,11 +36,18 @@ def claimed(system: System, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def drained(system: System, worker: Worker, *, tasks: int = 1, **options: Any) -> list[Dispatch]:
     """Have tasks handed out, and let the leader hear of no more nudges."""
-    task = system.job.options(**options)
-    for number in range(tasks):
-        task.enqueue(number)
+    for _ in range(tasks):
+        enqueue(system, **options)
     system.tick(3)
     return worker.take()
+
+
+def enqueue(system: System, **options: Any) -> Handle[Any]:
+    """Enqueue a task, and wait until Redis has the nudge: a client does not."""
+    before = system.redis.xlen(system.keys.nudges)
+    handle = system.job.options(**options).enqueue()
+    eventually(lambda: system.redis.xlen(system.keys.nudges) > before, "the nudge is there")
+    return handle
 
 
 def test_a_tick_that_applies_successes_claims_nothing(system: System, claimed: list[int]) -> None:
@@ -52,7 +60,7 @@ def test_a_tick_that_applies_successes_claims_nothing(system: System, claimed: l
         system.tick()
     assert system.count("ended_tasks") == 3
     assert claimed == []
-    handle = system.job.enqueue()
+    handle = enqueue(system)
     system.tick()
     assert handle.status() == "dispatched", "whoever enqueues nudges"
 

@@ -23,7 +23,7 @@ from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.running import turns
 from orchestrator.workers.running.isolated import Isolation
-from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.job import Bundle, Job, Stage
 from orchestrator.workers.running.pool import Pool
 from orchestrator.workers.running.runner import Runner
 from orchestrator.workers.spec import WorkerSpec
@@ -250,9 +250,10 @@ def test_a_turn_that_competes_for_the_processor_is_not_blamed(world: World) -> N
     """What counts is the time that the code has used, not that which others took."""
     signals = tuple(history.SignalReceived("go", encode_value(None, "", 10)) for _ in range(3))
     busy = [True]
+    job = world.submit("computes", signals)
+    eventually(lambda: job.stage is not Stage.WAITING, "it has a thread, or it would be handed back", every=0.001)
     neighbours = [_thread(lambda: _spin(busy)) for _ in range(3)]
     try:
-        world.submit("computes", signals)
         eventually(lambda: bool(world.reports), "the report", 60)
         assert world.reported().stuck is None
     finally:
