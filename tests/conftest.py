@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -15,7 +16,6 @@ import psycopg2
 import pytest
 from hypothesis import settings
 from redis import Redis
-from sqlalchemy import create_engine, text
 
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store import database
@@ -37,6 +37,8 @@ settings.load_profile("repeatable")
 
 find_the_version_of_redis_once()
 
+gc.disable()  # all that is loaded and collected stays; see pytest_collection_finish
+
 
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,6 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.long)
 
 
+def pytest_collection_finish() -> None:
+    """Look for garbage from now on, and not among what stays."""
+    gc.freeze()
+    gc.enable()
+
+
 @pytest.fixture(scope="session")
 def services() -> Iterator[EmbeddedServices]:
     """Postgres and Redis in a folder of their own."""
@@ -54,8 +62,7 @@ def services() -> Iterator[EmbeddedServices]:
     folder.chmod(0o755)
     with EmbeddedServices(folder / "services") as running:
         database.upgrade(running.database_url)
-        with closing(psycopg2.connect(running.postgres.url)) as connection, connection.cursor() as cursor:
-            connection.autocommit = True
+        with administering(running) as cursor:
             cursor.execute("ALTER DATABASE orchestrator ALLOW_CONNECTIONS false")  # all others are copies of it
             cursor.execute("ALTER SYSTEM SET fsync = off")  # its processes are killed here, and never the machine
             cursor.execute("ALTER SYSTEM SET full_page_writes = off")
@@ -66,17 +73,25 @@ def services() -> Iterator[EmbeddedServices]:
 
 
 @pytest.fixture(scope="module")
-def database_url(services: EmbeddedServices) -> str:
+def database_url(services: EmbeddedServices) -> Iterator[str]:
     """An empty database with the current schema."""
-    KEPT.close()  # which are to the database of the module before
     name = f"test_{uuid.uuid4().hex}"
-    admin = create_engine(
-        services.postgres.url.replace("postgresql:", "postgresql+psycopg2:"), isolation_level="AUTOCOMMIT"
-    )
-    with admin.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE orchestrator"))
-    admin.dispose()
-    return services.postgres.database_url(name)
+    with administering(services) as cursor:
+        # File by file, and not page by page through the log, which takes five times as long.
+        is_new = cursor.connection.server_version >= 15_00_00  # before, there is no other way
+        cursor.execute(f"CREATE DATABASE {name} TEMPLATE orchestrator {'STRATEGY file_copy' if is_new else ''}")
+    yield services.postgres.database_url(name)
+    KEPT.close()
+    with suppress(psycopg2.Error), administering(services) as cursor:  # if it is in use, it goes with the server
+        cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@contextmanager
+def administering(services: EmbeddedServices) -> Iterator[psycopg2.extensions.cursor]:
+    """Yield a cursor of a connection to no database of the tests."""
+    with closing(psycopg2.connect(services.postgres.url)) as connection, connection.cursor() as cursor:
+        connection.autocommit = True
+        yield cursor
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any, get_type_hints
 
-import jsonschema
 import msgspec
 import pytest
 import yaml
@@ -539,10 +538,12 @@ def _lines(node: document.Node | None) -> Any:
 
 
 @cache
-def schema() -> jsonschema.Draft202012Validator:
+def schema() -> Any:
+    from jsonschema import Draft202012Validator  # seconds, in each process that collects the tests
+
     content = json.loads(msgspec.json.encode(definitions.schema()))
-    jsonschema.Draft202012Validator.check_schema(content)
-    return jsonschema.Draft202012Validator(content)
+    Draft202012Validator.check_schema(content)
+    return Draft202012Validator(content)
 
 
 @pytest.mark.parametrize("text", SOUND.values(), ids=SOUND)
