@@ -24,7 +24,7 @@ from tests.acceptance.test_dashboard_in_browser import (  # noqa: F401  # and fi
 )
 from tests.waiting import eventually
 
-BY = pytest.mark.parametrize("by", ["mouse", "keyboard"])
+BY = pytest.mark.parametrize("by", ["mouse", pytest.param("keyboard", marks=pytest.mark.long)])
 LABEL = "document.activeElement.getAttribute('aria-label') || ''"
 
 

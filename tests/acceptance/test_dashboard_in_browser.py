@@ -562,7 +562,7 @@ def test_arguments_are_copied_and_a_pause_is_undone_from_its_notice(base: str, b
 
 @pytest.mark.parametrize("pages", ["some", "all"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.long_for("all")
+@pytest.mark.long_for("all", "dark")
 def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: str, pages: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="pip install axe-playwright-python").Axe()
     order, run, task = start_flow(base), start_fan_out(base), enqueue(f"{base}/api/v1", "broken", "to be looked at")
