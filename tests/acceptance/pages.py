@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tests.acceptance.stack import Process
+from tests.forking import FORKING, Forking
 from tests.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[2]
@@ -25,6 +26,8 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 ENVIRONMENT = REPOSITORY / ".venv-documents"
 COMMAND = Path(sys.executable).parent / "orchestrator"
 """The command of the tests' own environment."""
+_PYTHONS = {"python": Forking(ENVIRONMENT / "bin" / "python"), sys.executable: FORKING}
+"""A reader's, and that of the tests."""
 PLAYED = re.compile(r"python |orchestrator (enqueue |status|runs (start|show|resolve) (?!.*nightly|ID))")
 """What is run of what a page tells people to type: programs, and commands that need nothing from before."""
 
@@ -100,9 +103,14 @@ def write(folder: Path, name: str, body: str) -> None:
 
 def run(folder: Path, *words: str | Path, **environment: str) -> str:
     """Run a command as a reader would, with the programs of the pages' environment first on PATH; return its output."""
-    done = subprocess.run(
-        words, cwd=folder, env=_clean() | environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    program, *rest = map(str, words)
+    variables = _clean() | environment
+    if program in _PYTHONS and rest[0].endswith(".py"):
+        done = _PYTHONS[program].run(*rest, environment=variables, folder=folder)
+    else:
+        done = subprocess.run(
+            words, cwd=folder, env=variables, capture_output=True, text=True, timeout=120, check=False
+        )
     assert done.returncode == 0, f"$ {' '.join(map(str, words))}\n{done.stdout}{done.stderr}"
     return done.stdout
 

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from orchestrator.cli import main
 from orchestrator.settings import load_settings
 from orchestrator.store.database import engine_for
 from orchestrator.transport.connection import connect
-from tests.acceptance.forking import FORKING, Forked
+from tests import forking
 from tests.waiting import eventually
 
 HERE = Path(__file__).parent
@@ -33,20 +32,9 @@ class Process:
 
     def __init__(self, arguments: list[str], environment: dict[str, str], log: Path, folder: Path) -> None:
         self.log = log
-        self._process: subprocess.Popen[bytes] | Forked
-        if FORKING.can_start(arguments, environment):
-            log.touch()
-            self._process = FORKING.start(arguments, environment, log, folder)
-            self.pid = self._process.pid
-            return
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator", *arguments],
-                cwd=folder,
-                env=environment,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+            self._process = forking.begin(
+                *arguments, environment=environment, folder=folder, stdout=output, stderr=output
             )
         self.pid = self._process.pid
 

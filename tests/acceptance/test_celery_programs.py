@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.acceptance.stack import HERE, Stack
+from tests.forking import FORKING
 from tests.waiting import eventually
 
 PROGRAMS = HERE / "celery_programs"
@@ -90,9 +89,7 @@ def serve(stack: Stack, app: str, *options: str, folder: Path = PROGRAMS) -> Non
 
 
 def run(stack: Stack, *words: str, folder: Path = PROGRAMS) -> str:
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=stack.environment, capture_output=True, text=True, timeout=120
-    )
+    done = FORKING.run(*words, environment=stack.environment, folder=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

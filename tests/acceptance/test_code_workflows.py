@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from orchestrator import Duplicate, OrchestratorError, RunFailed, WrongState
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.replaying import replay
+from tests import forking
 from tests.acceptance.stack import HERE, Stack
 from tests.acceptance.ways import both_ways  # noqa: F401
 from tests.waiting import eventually
@@ -254,8 +253,7 @@ def test_an_open_run_is_reset_and_those_who_wait_are_led_to_the_new_one(running:
 
 
 def _with_app(stack: Stack, *words: str) -> str:
-    command = [sys.executable, "-m", "orchestrator", *words, "--app", "project:app"]
-    done = subprocess.run(command, env=stack.environment, cwd=HERE, capture_output=True, text=True, timeout=60)
+    done = forking.run(*words, "--app", "project:app", environment=stack.environment, folder=HERE)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

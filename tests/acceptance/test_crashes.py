@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from functools import partial
@@ -17,6 +15,7 @@ import psutil
 import pytest
 
 from orchestrator import Handle, TaskFailed, gather
+from tests import forking
 from tests.acceptance.stack import HERE, Stack
 from tests.waiting import eventually
 
@@ -276,8 +275,8 @@ def test_a_worker_whose_output_nobody_reads_lives_and_drains(life: Stack, tmp_pa
         while True:
             os.write(writer, b"full\n" * 1_000)
     os.set_blocking(writer, True)
-    command = [sys.executable, "-m", "orchestrator", "worker", *APP, "--processes", "1"]
-    worker = subprocess.Popen(command, cwd=HERE, env=life.environment, stdout=writer, stderr=writer)
+    words = ("worker", *APP, "--processes", "1")
+    worker = forking.begin(*words, environment=life.environment, folder=HERE, stdout=writer, stderr=writer)
     os.close(writer)
     try:
         handle = crashing.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import random
-import subprocess
-import sys
 from functools import partial
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 
 from orchestrator.transport.codec import encode
 from orchestrator.transport.keys import Keys
+from tests import forking
 from tests.acceptance.stack import Stack
 from tests.waiting import eventually
 
@@ -73,13 +72,7 @@ def generation_of(stack: Stack) -> str:
 
 
 def status(stack: Stack) -> Any:
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", "status", "--json"],
-        cwd=stack.folder,
-        env=stack.environment,
-        capture_output=True,
-        check=True,
-    )
+    done = forking.run("status", "--json", environment=stack.environment, folder=stack.folder)
     return json.loads(done.stdout)["redis"]
 
 

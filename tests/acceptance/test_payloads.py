@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from orchestrator.payloads import keeping
 from orchestrator.sdk.code.replaying import replay
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.workers.container.folders import folder_of
+from tests import forking
 from tests.acceptance.stack import Stack
 from tests.acceptance.storehouse import LARGE, WORKER, collect, largest_rows, objects, storing_stack
 from tests.emptying import empty
@@ -89,13 +89,7 @@ tasks:
     assert len(outputs["some"]) == 1_500
     assert largest_rows(running) < 20_000
     assert len(objects(running)) == 1
-    reason = subprocess.run(
-        [sys.executable, "-m", "orchestrator", "runs", "show", run.id],
-        env=running.environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    reason = forking.run("runs", "show", run.id, environment=running.environment).stdout
     assert "payload store, which the scheduler does not read" in " ".join(reason.split())
 
 

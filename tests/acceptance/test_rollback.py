@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from orchestrator.store import database
 from orchestrator.store.tables import SCHEMA
+from tests import forking
 from tests.acceptance.stack import Stack
 
 MIGRATION = """
@@ -54,17 +53,8 @@ class Newer:
 
 
 def command(stack: Stack, *words: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", *words],
-        env=stack.environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return done.returncode, done.stdout
+    done = forking.run(*words, environment=stack.environment)
+    return done.returncode, done.stdout + done.stderr
 
 
 def test_a_newer_schema_is_used_with_a_warning_or_refused_in_one_line(

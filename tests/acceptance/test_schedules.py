@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -13,6 +11,7 @@ import project
 import pytest
 
 from orchestrator.sdk.dag.definitions import loads
+from tests import forking
 from tests.acceptance.stack import Stack
 from tests.waiting import eventually
 
@@ -27,14 +26,7 @@ def apply(text: str) -> None:
 
 
 def orchestrator(stack: Stack, *words: str, folder: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "orchestrator", *words],
-        cwd=folder,
-        env=stack.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = forking.run(*words, environment=stack.environment, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -138,20 +130,10 @@ def test_a_task_is_scheduled_from_the_code(stack: Stack, tmp_path: Path) -> None
     assert "notes.note: next fire" in said
     assert "nightly-note: next fire" in said
     assert "03:00:00 CE" in said
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "worker", "--app", "notes:app", "--processes", "1"],
-        cwd=tmp_path,
-        env=stack.environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+    stack.worker("--app", "notes:app", folder=tmp_path)
+    eventually(
+        lambda: stack.scalar("SELECT count(*) FROM orchestrator.runs WHERE status = 'success'"), "a run succeeds"
     )
-    try:
-        eventually(
-            lambda: stack.scalar("SELECT count(*) FROM orchestrator.runs WHERE status = 'success'"), "a run succeeds"
-        )
-    finally:
-        worker.terminate()
-        worker.wait(60)
     options = stack.sql(
         "SELECT options -> 'retry' ->> 'base', options ->> 'isolation', lane FROM orchestrator.ended_tasks LIMIT 1"
     )

@@ -18,8 +18,10 @@ from orchestrator import Settings, TaskFailed
 from orchestrator.executors import Process
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.sealing import vault_of
+from tests import forking
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack, using
+from tests.forking import FORKING
 from tests.waiting import eventually
 
 MARK = "xyzzy-PLUGH"
@@ -187,8 +189,7 @@ except TaskFailed as error:
 def remotely(stack: Stack, api: str) -> list[str]:
     """Return what a program says that has no keys, and works over HTTP."""
     environment = {name: value for name, value in stack.environment.items() if not name.startswith("ORCHESTRATOR_")}
-    command = [sys.executable, "-c", REMOTE, api, MARK]
-    done = subprocess.run(command, cwd=stack.folder, env=environment, capture_output=True, text=True, check=False)
+    done = FORKING.run("-c", REMOTE, api, MARK, environment=environment, folder=stack.folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -240,9 +241,7 @@ def test_a_client_with_keys_reads_what_an_api_without_any_hands_on(sealed: Stack
     keyed = keyless | {"ORCHESTRATOR_DATA_KEYS": FIRST}
 
     def run(environment: dict[str, str], *command: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *command], cwd=sealed.folder, env=environment, capture_output=True, text=True, check=False
-        )
+        done = FORKING.run(*command, environment=environment, folder=sealed.folder)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -339,14 +338,7 @@ def test_a_task_sealed_with_a_stray_key_holds_up_no_other_of_its_name(sealed: St
     eventually(lambda: worker.logged("'second'"), "it says which key it lacks")
     eventually(lambda: "no data key: second" in sealed.told("tasks", "show", stray), "it waits for the key")
     assert vaulted.keep.enqueue(MARK).result(60)["said"] == MARK
-    status = subprocess.run(
-        [sys.executable, "-m", "orchestrator", "status"],
-        cwd=sealed.folder,
-        env=sealed.environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout
+    status = forking.run("status", environment=sealed.environment, folder=sealed.folder).stdout
     assert "has data key 'second'" in " ".join(status.split())
     assert "transaction" not in status
     with_keys(sealed, f"{FIRST},{SECOND}")

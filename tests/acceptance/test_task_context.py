@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from click.testing import CliRunner
 
 from orchestrator import NotFound, Task, TaskCancelled, TaskProgress, Workflow
 from orchestrator.cli import main
+from tests import forking
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import HERE, Stack, using
 from tests.waiting import eventually
@@ -73,12 +73,8 @@ def test_people_can_watch(
     assert f"40 % {text}" in shown.stdout
     assert json.loads(command.invoke(main, ["tasks", "show", handle.id, "--json"]).stdout)["progress"]["text"] == text
 
-    watching = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "tasks", "watch", handle.id],
-        cwd=HERE,
-        env=running.environment,
-        stdout=subprocess.PIPE,
-        text=True,
+    watching = forking.begin(
+        *("tasks", "watch", handle.id), environment=running.environment, folder=HERE, stdout=subprocess.PIPE
     )
     assert watching.stdout is not None
     with watching, watching.stdout as output:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,6 +16,7 @@ import stubborn
 from orchestrator import Handle, Retry, TaskCancelled, TaskFailed, TaskTimeout
 from orchestrator.transport.codec import Heartbeat, decode, unpack_attempts
 from orchestrator.transport.keys import Keys
+from tests import forking
 from tests.acceptance.stack import Process, Stack
 from tests.waiting import eventually
 
@@ -401,12 +400,8 @@ def test_an_application_that_cannot_be_loaded_is_told_once(
 ) -> None:
     if body is not None:
         (tmp_path / "nosuch.py").write_text(body)
-    command = [sys.executable, "-m", "orchestrator", "worker", "--app", "nosuch:app", "--processes", "3"]
-    command += ["--log-format", "json"]
-    environment = os.environ | {"ORCHESTRATOR_REDIS_URL": redis_url}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
+    words = ("worker", "--app", "nosuch:app", "--processes", "3", "--log-format", "json")
+    done = forking.run(*words, environment=os.environ | {"ORCHESTRATOR_REDIS_URL": redis_url}, folder=tmp_path)
     assert done.returncode == 1
     records = [json.loads(line) for line in done.stderr.splitlines()]
     (error,) = [record for record in records if record["level"] == "ERROR"]

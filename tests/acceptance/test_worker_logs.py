@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 import talking
 
 from orchestrator import Handle, Orchestrator, TaskFailed
+from tests import forking
 from tests.acceptance.stack import HERE, Process, Stack
 from tests.waiting import eventually
 
@@ -236,13 +236,8 @@ def test_the_configuration_in_the_guide_takes_all_lines(life: Stack, tmp_path: P
 @pytest.mark.parametrize("is_read", [True, False], ids=["unread", "closed"])
 def test_nobody_hangs_on_a_reader_who_does_not_read_or_is_gone(life: Stack, app: str, is_read: bool) -> None:
     reader, writer = os.pipe()
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "worker", "--app", app, "--processes", "1"],
-        cwd=HERE,
-        env=life.environment,
-        stdout=writer,
-        stderr=writer,
-    )
+    words = ("worker", "--app", app, "--processes", "1")
+    worker = forking.begin(*words, environment=life.environment, folder=HERE, stdout=writer, stderr=writer)
     os.close(writer)
     if not is_read:
         os.close(reader)
@@ -259,24 +254,17 @@ def test_nobody_hangs_on_a_reader_who_does_not_read_or_is_gone(life: Stack, app:
 
 
 def test_a_slow_reader_misses_nothing(life: Stack) -> None:
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "worker", *APP, "--processes", "1"],
-        cwd=HERE,
-        env=life.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    words, both = ("worker", *APP, "--processes", "1"), {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    worker = forking.begin(*words, environment=life.environment, folder=HERE, **both)
     assert worker.stdout is not None
     numbers: list[int] = []
-    try:
+    with worker:
         talking.floods.enqueue(5_000)
         while numbers[-1:] != [4_999]:
             line = worker.stdout.readline()
             assert line, f"{len(numbers)} lines"
             if found := re.search(r"\] (\d{6}) x", line):
                 numbers.append(int(found[1]))
-    finally:
         worker.terminate()
-        worker.communicate(timeout=60)
+        worker.stdout.read()
     assert numbers == list(range(5_000))

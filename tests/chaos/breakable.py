@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ import pytest
 
 from orchestrator.embedded import EmbeddedPostgres
 from orchestrator.store import database
+from tests import forking
 from tests.acceptance.stack import Process, Stack
 from tests.waiting import eventually
 
@@ -81,15 +81,7 @@ def postgres(path: Path, **settings: str | int) -> Iterator[tuple[EmbeddedPostgr
 
 def command(stack: Stack, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run one of our commands to its end."""
-    return subprocess.run(
-        [sys.executable, "-m", "orchestrator", *arguments],
-        env=stack.environment | environment,
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return forking.run(*arguments, environment=stack.environment | environment, folder=Path(__file__).parent)
 
 
 def trouble(stack: Stack) -> Mapping[str, str]:

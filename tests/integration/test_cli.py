@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -43,6 +42,7 @@ from orchestrator.store.tasks.transitions import AttemptEnd, AttemptStart, Reque
 from orchestrator.transport import journal
 from orchestrator.transport.codec import Ended, LogLine, ProgressMark, encode
 from orchestrator.transport.keys import Keys
+from tests import forking
 from tests.said import say
 from tests.waiting import eventually
 
@@ -812,12 +812,8 @@ class Dev:
         self.folder = folder
         self.said = folder / "said.txt"
         with self.said.open("wb") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator", "dev", *options],
-                cwd=folder,
-                env={**inherited, **environment},
-                stdout=file,
-                stderr=file,
+            self.process = forking.begin(
+                "dev", *options, environment={**inherited, **environment}, folder=folder, stdout=file, stderr=file
             )
 
     def wait_for(self, text: str, timeout: float = 60.0) -> None:
@@ -854,13 +850,10 @@ def test_dev_brings_its_own_services_and_takes_them_away(folder: Path) -> None:
         started = r"Postgres \d+[.\d]* \(.*\) has started in .*\n.*(Redis|Valkey) \d+[.\d]* \(.*\) has started in "
         assert re.search(started, dev.said.read_text(encoding="utf-8"))
 
-        command = [sys.executable, "-m", "orchestrator"]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
-        found = subprocess.run(
-            [*command, "status", "--json"], cwd=below, env=clean, capture_output=True, text=True, check=True
-        )
+        found = forking.run("status", "--json", environment=clean, folder=below)
         assert json.loads(found.stdout)["leader"]["term"] == 1
-        second = subprocess.run([*command, "dev"], cwd=folder, env=clean, capture_output=True, text=True, check=False)
+        second = forking.run("dev", environment=clean, folder=folder)
         assert second.returncode == 1
         assert f"already running, started by process {dev.process.pid}" in second.stderr
 

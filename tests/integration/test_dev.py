@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from orchestrator.embedded import EmbeddedServices
+from tests import forking
 from tests.integration.test_cli import Dev
 from tests.waiting import eventually
 
@@ -58,15 +58,7 @@ class Project:
 
     def run(self, *words: str) -> str:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
-        done = subprocess.run(
-            [sys.executable, "-m", "orchestrator", *words],
-            cwd=self.folder,
-            env={**inherited, **self.environment},
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
-        )
+        done = forking.run(*words, environment={**inherited, **self.environment}, folder=self.folder, timeout=150)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -188,13 +180,9 @@ def said(project: Project, word: str) -> str:
 
 def test_a_worker_says_what_it_does_not_serve(project: Project) -> None:
     project.run("db", "upgrade")
-    with subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "worker", "--app", "shop:app", "--processes", "1"],
-        cwd=project.folder,
-        env={**os.environ, **project.environment},
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as worker:
+    environment = {**os.environ, **project.environment}
+    words = ("worker", "--app", "shop:app", "--processes", "1")
+    with forking.begin(*words, environment=environment, folder=project.folder, stderr=subprocess.PIPE) as worker:
         assert worker.stderr is not None
         lines = iter(worker.stderr.readline, "")
         assert "queues=default concurrency=10" in next(line for line in lines if "ready" in line)

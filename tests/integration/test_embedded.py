@@ -31,6 +31,7 @@ from orchestrator.embedded import (
 )
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import load_settings
+from tests import forking
 from tests.waiting import eventually
 
 REPOSITORY = Path(__file__).parents[2]
@@ -307,19 +308,17 @@ def test_tasks_run_on_fakeredis(
         "@app.task\ndef double(number: int) -> int:\n    return 2 * number\n"
     )
     environment = os.environ | {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": server.url}
-    program = [sys.executable, "-m", "orchestrator"]
-    for options in (["scheduler"], ["worker", "--app", "small:app"]):
-        process = subprocess.Popen([*program, *options], cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL)
-        stopping(Ending(process))
-    enqueue = [*program, "enqueue", "double", "21", "--app", "small:app", "--wait"]
-    done = subprocess.run(enqueue, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    for words in (["scheduler"], ["worker", "--app", "small:app"]):
+        stopping(Ending(forking.begin(*words, environment=environment, folder=tmp_path)))
+    enqueue = ("enqueue", "double", "21", "--app", "small:app", "--wait")
+    done = forking.run(*enqueue, environment=environment, folder=tmp_path)
     assert "42" in done.stdout, done.stderr
 
 
 class Ending:
     """A process that is ended like a server."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: forking.Program) -> None:
         self._process = process
 
     def stop(self) -> None:

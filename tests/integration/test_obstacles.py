@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from orchestrator.domain.tasks.obstacles import NO_LEADER
 from orchestrator.sdk.backend import waiting
 from orchestrator.store import fleet
 from orchestrator.store.fleet import WorkerRow
+from tests import forking
 from tests.integration.stage import System
 from tests.waiting import eventually
 
@@ -111,8 +111,7 @@ def test_commands_that_wait_tell_it_within_seconds(system: System, tmp_path: Pat
         "ORCHESTRATOR_DATABASE_URL": system.settings.database_url,
         "ORCHESTRATOR_REDIS_URL": system.settings.redis_url,
     }
-    command = [sys.executable, "-m", "orchestrator", *words]
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as waiter:
+    with forking.begin(*words, environment=environment, folder=tmp_path, stderr=subprocess.PIPE) as waiter:
         assert waiter.stderr is not None
         lines = iter(waiter.stderr.readline, "")
         if words[0] == "enqueue":

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,22 +16,24 @@ import pytest
 
 from orchestrator.workers.container.folders import LocalFolder, folder_of, split
 from orchestrator.workers.container.running import Board, Specification, run
+from tests import forking
 from tests.waiting import eventually
 
 HERE = Path(__file__).parent
 
 
-def begin(*words: str, **environ: str) -> subprocess.Popen[str]:
+def begin(*words: str, **environ: str) -> forking.Program:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("TASK_")}
-    program = [sys.executable, "-m", "orchestrator", "run-task", *words]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    path = {"PYTHONPATH": str(HERE.parents[1])}
-    return subprocess.Popen(program, cwd=HERE, env={**variables, **path, **environ}, **pipes)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return forking.begin("run-task", *words, environment={**variables, **environ}, folder=HERE, **pipes)
 
 
-def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, said = process.communicate(timeout=60)
-    return process.returncode, out, said
+def end(process: forking.Program) -> tuple[int, str, str]:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        out, said = process.stdout.read(), process.stderr.read()
+        return process.wait(60), out, said
 
 
 def status(folder: Path) -> dict[str, Any]:

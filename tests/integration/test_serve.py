@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from orchestrator.transport.keys import Keys
 from orchestrator.workers.executors.http import HttpExecutor
 from orchestrator.workers.executors.protocol import Setup
 from orchestrator.workers.serving.registering import Registration
+from tests import forking
 from tests.integration.executing import Heard
 from tests.integration.serving import serving
 from tests.integration.test_executor_http import execution
@@ -49,15 +49,10 @@ def registry(settings: Settings) -> Iterator[str]:
 
 
 @contextmanager
-def served(app: str, folder: Path, *options: str, **environ: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(app: str, folder: Path, *options: str, **environ: str) -> Iterator[tuple[forking.Program, str]]:
     """Serve an application in a process of its own; yield it and its address."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "serve", "--app", app, "--port", "0", *options],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = ("serve", "--app", app, "--port", "0", *options)
+    process = forking.begin(*words, environment={**os.environ, **environ}, folder=folder, stderr=subprocess.PIPE)
     assert process.stderr is not None
     try:
         url = ""
@@ -299,14 +294,7 @@ def test_the_transformer(registry: str) -> None:
 
 
 def test_a_task_that_there_is_none_of_is_named(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", "serve", "--app", "services:app", "--service", "sun"],
-        cwd=ROOT / "examples",
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = forking.run("serve", "--app", "services:app", "--service", "sun", folder=ROOT / "examples")
     assert done.returncode != 0
     assert "Did you mean 'sum'?" in done.stderr
     assert "Traceback" not in done.stderr
@@ -371,14 +359,10 @@ async def _fixed(url: str, settings: Settings) -> Finished | Broken:
     ("host", "keys", "said"), [("0.0.0.0", "", "There is no key"), ("127.0.0.1", "short", "expected keys of 32")]
 )
 def test_only_this_machine_is_served_without_a_key(host: str, keys: str, said: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "orchestrator", "serve", "--app", "served:app", "--port", "0", "--host", host],
-        cwd=Path(__file__).parent,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "ORCHESTRATOR_SERVICE_KEYS": keys},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    ended = forking.run(
+        *("serve", "--app", "served:app", "--port", "0", "--host", host),
+        environment={**os.environ, "ORCHESTRATOR_SERVICE_KEYS": keys},
+        folder=Path(__file__).parent,
     )
     assert ended.returncode != 0
     assert said in ended.stderr

@@ -10,8 +10,6 @@ import pty
 import re
 import signal
 import struct
-import subprocess
-import sys
 import termios
 import threading
 from collections.abc import Iterator
@@ -29,6 +27,7 @@ from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
 from orchestrator.store.insights.activity import failures_lately
 from orchestrator.store.insights.failures import target_of
+from tests import forking
 from tests.integration.stage import System
 from tests.waiting import eventually
 
@@ -43,15 +42,8 @@ class Terminal:
         self._ours, self._theirs = pty.openpty()
         self.before = termios.tcgetattr(self._theirs)
         self.resize(width, height)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator", "top", *arguments],
-            stdin=self._theirs,
-            stdout=self._theirs,
-            stderr=self._theirs,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
+        screen = {"stdin": self._theirs, "stdout": self._theirs, "stderr": self._theirs}
+        self.process = forking.begin("top", *arguments, environment=environment, **screen)
         self.written = ""
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
