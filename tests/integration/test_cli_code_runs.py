@@ -267,6 +267,9 @@ def test_workflows_as_code_are_listed(system: System, engine_: Engine, order: Co
     text = invoke("workflows", "list").output
     assert "1 live worker, 1 open run" in text
     assert "version 1 draining: 1 run" in " ".join(text.split())
+    for version, expected in (("1", [held.id]), ("3", [])):
+        words = ("runs", "list", "--workflow", "order", "--version", version, "--json")
+        assert [run["id"] for run in json.loads(invoke(*words).output)["runs"]] == expected
     assert "no live worker, 1 open run" in text
 
 

@@ -128,6 +128,7 @@ def start(
 
 @command.command("list")
 @click.option("--workflow", metavar="NAME", help="Only of this workflow.")
+@click.option("--version", type=click.IntRange(1), metavar="NUMBER", help="Only of this version of their workflow.")
 @status_option(ShownRunState)
 @click.option("--tag", "tags", multiple=True, help="Only with this tag; given again, with all of them.")
 @click.option(

@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 from uuid import UUID
 
+from msgspec import Meta
 from sqlalchemy import Connection
 
 from orchestrator.domain.code import attributes
@@ -28,6 +29,8 @@ class RunFilter:
     """Any of these states. Stuck runs are also running or pending, and terminated ones cancelled."""
     workflow: str | None = None
     """Of this workflow."""
+    version: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
+    """Of this version of the workflow."""
     name: str | None = None
     """This name."""
     tags: tuple[str, ...] = ()
@@ -69,6 +72,7 @@ SELECT /* insights.runs.list{{name}} */ * FROM (SELECT {COLUMNS} FROM orchestrat
         OR ('terminated' = ANY(%(statuses)s::text[]) AND status = 'cancelled' AND reason = '{TERMINATED}'))
    AND (%(name)s::text IS NULL OR name = %(name)s::text)
    AND (%(of_workflow)s::text IS NULL OR workflow = %(of_workflow)s::text)
+   AND (%(version)s::bigint IS NULL OR version = %(version)s::bigint)
    AND (%(tags)s::text[] IS NULL OR (tags <> '{{{{}}}}' AND tags @> %(tags)s::text[]))
    AND (%(attributes)s::jsonb IS NULL OR (attributes IS NOT NULL AND attributes @> %(attributes)s::jsonb))
    AND (%(parent)s::uuid IS NULL OR parent_run = %(parent)s::uuid)
@@ -168,6 +172,7 @@ def page_of_runs(
         "name": wanted.name,
         "workflow": wanted.workflow,
         "of_workflow": wanted.workflow if order == "ended" else None,
+        "version": wanted.version,
         "tags": list(wanted.tags) or None,
         "attributes": stored_json(attributes.wanted(wanted.attributes)) if wanted.attributes else None,
         "parent": wanted.parent and wanted.parent.hex,
@@ -184,7 +189,7 @@ def page_of_runs(
     }
     is_walked = wanted != RunFilter()
     if order in ("when", "of workflow"):  # an index finds the tags, attributes, children and stuck runs
-        walked = (wanted.statuses, wanted.name, wanted.since, wanted.until, wanted.within, wanted.part)
+        walked = (wanted.statuses, wanted.name, wanted.version, wanted.since, wanted.until, wanted.within, wanted.part)
         is_walked = any(walked) and not wanted.parent
     farthest, listing = (_OLDEST_FIRST if oldest else _NEWEST_FIRST)[order]
     horizon = farthest.first(connection, parameters, horizon=farthest_end.hex) if is_walked else None
