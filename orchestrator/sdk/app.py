@@ -15,15 +15,14 @@ from orchestrator.errors import InvalidTask
 from orchestrator.sdk.checks import check_name, shown
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.context import WorkflowContext
-from orchestrator.sdk.code.handle import WorkflowHandle
+from orchestrator.sdk.code.handle import W_co, WorkflowHandle
+from orchestrator.sdk.code.options import CodeOptions, with_code_options
 from orchestrator.sdk.code.workflow import (
-    CodeOptions,
     CodeWorkflow,
     CodeWorkflows,
     Registry,
     Versioning,
     check_workflow_function,
-    with_code_options,
 )
 from orchestrator.sdk.code.workflow_class import function_of, registered
 from orchestrator.sdk.dag.composing import Composer
@@ -220,7 +219,9 @@ class Orchestrator:
     @overload
     def workflow(self, kind: K, /) -> K: ...
     @overload
-    def workflow(self, function: Callable[Concatenate[WorkflowContext, P], Awaitable[R]], /) -> CodeWorkflow[P, R]: ...
+    def workflow(
+        self, function: Callable[Concatenate[WorkflowContext, P], Awaitable[R]], /
+    ) -> CodeWorkflow[P, R, None]: ...
     @overload
     def workflow(
         self,
@@ -345,9 +346,14 @@ class Orchestrator:
         found: CompositionHandle[Any] = self._client.run_handle(parse_id("run", run_id))
         return found
 
-    def workflow_run(self, run_id: str | UUID) -> WorkflowHandle[Any]:
-        """Return a handle to a run of a workflow as code that was started elsewhere."""
-        return WorkflowHandle(self._client, parse_id("run", run_id))
+    @overload
+    def workflow_run(self, run_id: str | UUID) -> WorkflowHandle[Any]: ...
+    @overload
+    def workflow_run(self, run_id: str | UUID, workflow: CodeWorkflow[..., R, W_co]) -> WorkflowHandle[R, W_co]: ...
+
+    def workflow_run(self, run_id: str | UUID, workflow: CodeWorkflow[..., Any] | None = None) -> WorkflowHandle[Any]:
+        """Return a handle to a run of a workflow as code that was started elsewhere; typed if that is given."""
+        return WorkflowHandle(self._client, parse_id("run", run_id), None if workflow is None else workflow._signature)
 
     def queues(self) -> list[str]:
         """Return every queue that the code names: for tasks, what follows them, workflows as code, and by routes."""

@@ -24,6 +24,7 @@ from orchestrator.errors import (
     RunFailed,
     WrongState,
 )
+from orchestrator.sdk.code.handle import W_co
 from orchestrator.sdk.code.messages import (
     QueryMethod,
     SignalMethod,
@@ -57,12 +58,12 @@ class World(Protocol):
         """Fire the next timer, and let happen what follows from it; False if there is none."""
 
 
-class TestedRun(Generic[R]):
+class TestedRun(Generic[R, W_co]):
     """One run in a test. Whatever is sent to it, it has dealt with when the call returns."""
 
     __test__ = False
 
-    def __init__(self, world: World, workflow: CodeWorkflow[..., R], run: Run) -> None:
+    def __init__(self, world: World, workflow: CodeWorkflow[..., R, W_co], run: Run) -> None:
         self._world = world
         self._workflow = workflow
         self._first = run
@@ -70,7 +71,7 @@ class TestedRun(Generic[R]):
         self._message_id: str | None = None
         self._signalled: set[str] = set()
 
-    def options(self, *, id: str | None = None) -> TestedRun[R]:
+    def options(self, *, id: str | None = None) -> TestedRun[R, W_co]:
         """Return this run with an id for the next signal or update, which is applied once."""
         changed = copy.copy(self)
         changed._message_id = id
@@ -143,11 +144,11 @@ class TestedRun(Generic[R]):
     @overload
     async def signal(self, signal: str, /, value: Any = None) -> None: ...
     @overload
-    async def signal(self, signal: SignalMethod[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    async def signal(self, signal: SignalMethod[W_co, P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
 
-    async def signal(self, signal: str | SignalMethod[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    async def signal(self, signal: str | SignalMethod[Any, ..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Send a signal."""
-        name, value = signal_value(signal, args, kwargs, self._limit)
+        name, value = signal_value(signal, args, kwargs, self._limit, self._workflow._signature)
         if self._message_id is not None and self._message_id in self._signalled:
             return
         self._signalled.update([self._message_id] if self._message_id is not None else ())
@@ -176,7 +177,7 @@ class TestedRun(Generic[R]):
         self._world.leader.end(self._run, commands.CancelRun())
         await self._world.settle()
 
-    async def reset(self, to: int) -> TestedRun[R]:
+    async def reset(self, to: int) -> TestedRun[R, W_co]:
         """Start a run that repeats this one up to an event of its history, and goes on by itself from there."""
         new = self._world.leader.reset(self._run, to)
         await self._world.settle()
@@ -185,11 +186,11 @@ class TestedRun(Generic[R]):
     @overload
     async def query(self, query: str, /, *args: Any, **kwargs: Any) -> Any: ...
     @overload
-    async def query(self, query: QueryMethod[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def query(self, query: QueryMethod[W_co, P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
-    async def query(self, query: str | QueryMethod[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    async def query(self, query: str | QueryMethod[Any, ..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Ask the code something."""
-        name = name_of(query)
+        name = name_of(QueryMethod, query, self._workflow._signature)
         asked = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, self._limit))
         answers = await asyncio.to_thread(self._world.leader.activate, self._run, [asked])
         if not answers:
@@ -200,9 +201,9 @@ class TestedRun(Generic[R]):
     @overload
     async def update(self, update: str, /, *args: Any, **kwargs: Any) -> Any: ...
     @overload
-    async def update(self, update: UpdateMethod[P, Any, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def update(self, update: UpdateMethod[W_co, P, Any, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
-    async def update(self, update: str | UpdateMethod[..., Any, Any], /, *args: Any, **kwargs: Any) -> Any:
+    async def update(self, update: str | UpdateMethod[Any, ..., Any, Any], /, *args: Any, **kwargs: Any) -> Any:
         """Ask the code to do something, and return its answer; time does not pass meanwhile."""
         return (await self.start_update(update, *args, **kwargs)).result()
 
@@ -210,13 +211,12 @@ class TestedRun(Generic[R]):
     async def start_update(self, update: str, /, *args: Any, **kwargs: Any) -> TestedUpdate[Any]: ...
     @overload
     async def start_update(
-        self, update: UpdateMethod[P, Any, T], /, *args: P.args, **kwargs: P.kwargs
+        self, update: UpdateMethod[W_co, P, Any, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> TestedUpdate[T]: ...
 
-    async def start_update(self, update: str | UpdateMethod[..., Any, Any], /, *args: Any, **kwargs: Any) -> Any:
+    async def start_update(self, update: str | UpdateMethod[Any, ..., Any, Any], /, *args: Any, **kwargs: Any) -> Any:
         """Ask the code to do something that may take time."""
-        name = name_of(update)
-        self._workflow._signature.check_update(name)
+        name = name_of(UpdateMethod, update, self._workflow._signature)
         run, id = self._run, self._message_id
         known = None if id is None else request_id(self._first.id, "update", id)
         identifier = known or derived_id(run.id, "update", len(run.history))
@@ -264,14 +264,14 @@ class TestedUpdate(Generic[R]):
 
     __test__ = False
 
-    def __init__(self, run: Run, update: str | UpdateMethod[..., Any, R], identifier: bytes) -> None:
+    def __init__(self, run: Run, update: str | UpdateMethod[Any, ..., Any, R], identifier: bytes) -> None:
         self._run = run
         self._update = update
         self._id = identifier
 
     def result(self) -> R:
         """Return the answer, which must be there: time does not pass."""
-        name = name_of(self._update)
+        name = name_of(UpdateMethod, self._update, None)
         run = self._run
         while self._id not in run.answers and run.next is not None:  # it has continued before it heard
             run = run.next

@@ -12,6 +12,7 @@ from orchestrator.domain.ids import derived_id
 from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.code.handle import W_co
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.settings import Settings
 from orchestrator.testing.leader import MemoryLeader
@@ -64,8 +65,8 @@ class WorkflowTest:
         return await run.result()
 
     async def start(
-        self, workflow: CodeWorkflow[..., R], *args: Any, mocks: Mocks | None = None, **kwargs: Any
-    ) -> TestedRun[R]:
+        self, workflow: CodeWorkflow[..., R, W_co], *args: Any, mocks: Mocks | None = None, **kwargs: Any
+    ) -> TestedRun[R, W_co]:
         """Start a workflow and let it run until it waits for a timer, or for somebody outside."""
         self._workflow = workflow
         settings = workflow._client.settings

@@ -246,7 +246,7 @@ def test_a_start_with_a_key_that_was_used_says_so(run: Callable[..., Result], re
     words = ("runs", "start", "nightly", "day=2024-01-31", "--key", "told-once")
     first, second = run(*words), run(*words)
     assert (first.stderr, second.stdout) == ("", first.stdout)
-    assert second.stderr.startswith("It was started before, with this key, and is in state '")
+    assert second.stderr.startswith("It was started before, with this id, and is in state '")
     assert read(*words) == {"id": first.stdout.strip(), "new": False, "status": None}
 
 

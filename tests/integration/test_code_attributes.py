@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -11,9 +11,9 @@ import pytest
 
 from orchestrator import InvalidWorkflow, Orchestrator, WorkflowContext, WorkflowHandle
 from orchestrator.domain.code import history
-from orchestrator.domain.code.attributes import MOST, wanted
+from orchestrator.domain.code.attributes import MOST, ranges, wanted
 from orchestrator.sdk.code.engine import Engine
-from orchestrator.store.insights import RunFilter, list_runs, show_run
+from orchestrator.store.insights import RunFilter, list_runs, run_lists, show_run
 from orchestrator.testing import Recording, WorkflowTest, replay
 from tests.integration.api_client import ApiClient
 from tests.integration.code_stage import rest
@@ -95,6 +95,52 @@ def test_a_list_by_attributes_uses_their_index(system: System) -> None:
     assert "runs_by_attributes" in plan
 
 
+RANGES = [
+    ((), "abcd"),
+    (("total>=100",), "bc"),
+    (("total>100",), "c"),
+    (("total<100",), "a"),
+    (("total<=1e2",), "ab"),
+    (("total>-5", "total<150"), "ab"),
+    (("total>50", "stage=paid"), "b"),
+    (("due>=2026-01-02",), "bc"),
+    (("due>2026-01-02T04:00+01:00",), "bc"),
+    (("due<2026-01-02T04:04+01:00",), "a"),
+    (('stage>"new"',), "b"),
+    (("stage>=1",), ""),
+    (("nothing>1",), ""),
+    (('stage>\u00e9"\\',), ""),
+]
+
+
+@pytest.mark.parametrize(("filters", "expected"), RANGES)
+@pytest.mark.parametrize("more", [{}, {"workflow": "order"}])
+def test_runs_are_listed_by_ranges_of_attributes(
+    system: System, filters: tuple[str, ...], expected: str, more: dict[str, Any]
+) -> None:
+    order = workflow_of(system.app)
+    given: dict[str, dict[str, Any]] = {
+        "a": {"total": 99.5, "stage": "new", "due": DUE - timedelta(days=1)},
+        "b": {"total": 100, "stage": "paid", "due": DUE},
+        "c": {"total": 250, "due": DUE + timedelta(microseconds=1)},
+        "d": {},
+    }
+    runs = {UUID(order.starting(attributes=one).start().id): name for name, one in given.items()}
+    assert "".join(sorted(runs[found] for found in listed(system, *filters, **more))) == expected
+
+
+def test_a_list_by_a_range_looks_at_a_bounded_number_of_runs(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lists, "MOST_LOOKED_AT", 2)
+    order = workflow_of(system.app)
+    first = order.starting(attributes={"total": 100}).start()
+    for number in range(5):
+        order.starting(attributes={"total": number}).start()
+    with system.engine.connect() as connection:
+        page = run_lists.page_of_runs(connection, RunFilter(attributes=("total>=100",)), limit=50)
+    assert (page.runs, page.next is None) == ([], False)
+    assert listed(system, "total>=100") == {UUID(first.id)}  # page after page, within a second
+
+
 def test_in_a_test_attributes_are_replayed_reset_and_carried_over() -> None:
     app = Orchestrator()
     order = workflow_of(app)
@@ -136,8 +182,11 @@ def test_filters_are_typed() -> None:
     assert wanted(["a=1", "b=1.5", "c=true", 'd="1"', "e=x=y", "f=null", "g=01"]) == {
         **{"a": 1, "b": 1.5, "c": True, "d": "1", "e": "x=y", "f": "null", "g": "01"}
     }
-    with pytest.raises(InvalidWorkflow, match="expected NAME=VALUE"):
-        wanted(["stage"])
+    for odd in ("stage", "=1", "st\u00e4ge=1", "stage<\x00", "stage=\ud800", "stage=\n"):
+        with pytest.raises(InvalidWorkflow, match="expected NAME=VALUE"):
+            wanted([odd])
+    with pytest.raises(InvalidWorkflow, match="printable characters"):
+        ranges(['stage<"\\u0000"'])
 
 
 def test_http_shows_attributes_and_filters_by_them(system: System) -> None:
@@ -150,3 +199,5 @@ def test_http_shows_attributes_and_filters_by_them(system: System) -> None:
     shown = ask("GET", f"/api/v1/runs/{handle.id}").json()["run"]
     assert shown["attributes"] == {"customer": "acme", "total": 3}
     assert ask("GET", "/api/v1/runs?attribute=customer").status_code in (400, 422)
+    for asked, found in (("total>=3", [handle.id]), ("total%3E3", []), ("total<4", [handle.id])):
+        assert [run["id"] for run in ask("GET", f"/api/v1/runs?attribute={asked}").json()["items"]] == found

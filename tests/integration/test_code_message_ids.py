@@ -29,6 +29,7 @@ from orchestrator.settings import load_settings
 from tests.integration.code_stage import kinds, rest, turn
 from tests.integration.serving import serving
 from tests.integration.stage import System, Worker
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -212,8 +213,76 @@ def test_an_update_starts_a_run_or_reaches_the_open_one(
 
     anew = counter.run.starting(id="c-1", update=("add", 1), update_id="request-9").start()
     assert anew.id != handle.id
-    with pytest.raises(InvalidWorkflow, match="give id= and update_id="):
+    with pytest.raises(InvalidWorkflow, match="give id= as well"):
         counter.run.starting(update=("add", 1))
+    with pytest.raises(InvalidWorkflow, match="give update_id= as well"):
+        counter.run.starting(id="c-1", update=("add", 1)).start()
+    with pytest.raises(InvalidWorkflow, match="give starting.* an update="):
+        counter.run.starting(id="c-1").execute()
+
+
+def test_an_update_with_start_is_executed_in_one_call(
+    system: System, counter: Any, worker: Worker, engine_: Engine
+) -> None:
+    first = counter.run.starting(id="c-1", update=(counter.add, 5), update_id="request-1")
+    with ThreadPoolExecutor() as pool:
+        answers = [pool.submit(first.execute)]
+        eventually(lambda: system.sql("SELECT 1 FROM orchestrator.runs"))
+        again = counter.run.starting(id="c-1", update=("add", 2))
+        answers += [pool.submit(first.execute), pool.submit(again.execute), pool.submit(again.execute)]
+        handle = counter.run.find("c-1")
+        handle.signal(counter.push, 1)
+        eventually(lambda: rest(system, worker, engine_) or all(one.done() for one in answers))
+    assert sorted(one.result() for one in answers) == [2, 2, 7, 12]  # each but the repetition counts
+    assert kinds(system, handle).count("update_requested") == 3
+
+
+def test_methods_of_other_classes_are_refused_before_anything_is_sent(system: System, counter: Any) -> None:
+    @system.app.workflow(name="other")
+    class Other:
+        def __init__(self, ctx: WorkflowContext) -> None: ...
+
+        @workflow.run
+        async def run(self) -> None: ...
+
+        @workflow.signal
+        def push(self, number: int) -> None: ...
+
+        @workflow.query
+        def total(self) -> int:
+            return 0
+
+        @workflow.update
+        def add(self, number: int) -> int:
+            return number
+
+    @system.app.workflow(name="plain")
+    async def plain(ctx: WorkflowContext) -> None: ...
+
+    handle, other = counter.run.start(), Other.run.start()
+    for send in (
+        lambda: handle.signal(Other.push, 1),
+        lambda: handle.options(id="m-1").signal(Other.push, 1),
+        lambda: handle.query(Other.total),
+        lambda: handle.update(Other.add, 1),
+        lambda: handle.start_update(Other.add, 1),
+        lambda: system.app.workflow_run(handle.id, counter.run).update(Other.add, 1),
+        lambda: counter.run.starting(id="c-1", signal=(Other.push, 1)).start(),
+        lambda: counter.run.starting(id="c-1", update=(Other.add, 1)).execute(),
+        lambda: counter.run.signal_many(Other.push, [(handle, 1)]),
+        lambda: plain.start().signal(Other.push, 1),  # type: ignore[call-overload]
+    ):
+        with pytest.raises(UnknownHandler, match=r"has no <\w+ .*Other\.\w+>.*Nothing was sent"):
+            send()
+    with pytest.raises(
+        UnknownHandler, match="Expected a signal by its name or its method, found <query .*Other.total>"
+    ):
+        other.signal(Other.total)  # type: ignore[call-overload]
+    assert system.sql("SELECT 1 FROM orchestrator.inbox") == []
+    assert counter.run.signal_many(counter.push, [(handle, 1)]) == []
+    assert len(system.sql("SELECT 1 FROM orchestrator.inbox")) == 1
+    with pytest.raises(InvalidArguments, match="Nothing was sent"):
+        counter.run.signal_many(counter.push, [(handle, "one")])
 
 
 def test_an_update_that_starts_a_run_is_applied_once_also_if_the_run_has_ended(

@@ -429,7 +429,10 @@ def test_a_form_that_does_not_fit_says_what_to_give(house: House) -> None:
         assert said in visitor.said()
     page = visitor.get("/ui/runs?attribute=zz")
     assert page.status_code == 422
-    assert "Attribute: expected NAME=VALUE, found 'zz'. For example: stage=paid." in unescape(page.text)
+    assert (
+        "Attribute: expected NAME=VALUE, or one of < <= > >= for =; found 'zz'. For example: stage=paid, or total>=100."
+        in unescape(page.text)
+    )
     assert "The workflow cannot" not in page.text
     page = visitor.get("/ui/compare?" + "&".join(f"run={uuid4()}" for _ in range(3)))
     assert page.status_code == 422
@@ -439,7 +442,7 @@ def test_a_form_that_does_not_fit_says_what_to_give(house: House) -> None:
 @pytest.mark.parametrize(
     ("path", "heading", "said"),
     [
-        ("/ui/runs?attribute=%3Cb%3E", "Runs", "Attribute: expected NAME=VALUE, found '<b>'"),
+        ("/ui/runs?attribute=%3Cb%3E", "Runs", "for =; found '<b>'"),
         ("/ui/failures?since=2999-01-01T00:00", "Failures", "Give a time to begin with that is before"),
         (f"/ui/search?text={5000 * 'x'}", "Search", "Text: give another value, at most 500."),
         ("/ui/tasks?status=odd&queue=mail.out", "Tasks", "odd"),

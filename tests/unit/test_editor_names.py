@@ -58,7 +58,7 @@ NAMES: dict[type[Any], tuple[str, str]] = {
     StoredWorkflow: ("definition start delete", "name options"),
     CodeWorkflow: ("start find signal_many", "name version versioning function options starting schedule"),
     CodeWorkflows: ("", "find get items keys values"),
-    Starting: ("start", ""),
+    Starting: ("start execute", ""),
     Schedules: ("names page apply forget set", "get items keys values"),
     Scheduled: ("status next pause resume trigger delete backfill", "key"),
     Backfill: ("progress cancel wait_ended", "id"),

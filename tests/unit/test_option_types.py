@@ -12,7 +12,7 @@ from typing import get_type_hints
 import pytest
 
 from orchestrator import InvalidTask, InvalidWorkflow, Orchestrator, UnknownOption
-from orchestrator.sdk.code.workflow import CodeOptions
+from orchestrator.sdk.code.options import CodeOptions
 from orchestrator.sdk.tasks.option_types import OptionTypes, RunOptionTypes
 from orchestrator.sdk.tasks.options import OPTION_NAMES, CallOptions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from orchestrator import Orchestrator, WorkflowContext, workflow
+from orchestrator import Orchestrator, WorkflowContext, WorkflowHandle, workflow
 from orchestrator.testing import WorkflowTest
 
 app = Orchestrator()
@@ -71,6 +71,66 @@ class Parent:
         return len(names) + len(names[0])
 
 
+class Audited:
+    @workflow.query
+    def audit(self) -> str:
+        return ""
+
+
+@app.workflow
+class Refund(Audited):
+    def __init__(self, ctx: WorkflowContext) -> None: ...
+
+    @workflow.run
+    async def run(self) -> None: ...
+
+    @workflow.query
+    def total(self) -> float:
+        return 0
+
+    @workflow.signal
+    def pay(self, amount: int) -> None: ...
+
+    @workflow.update
+    def add(self, item: Item) -> float:
+        return item.price
+
+
+@app.workflow
+async def plain(ctx: WorkflowContext) -> str:
+    return ""
+
+
+def talks_to_the_wrong_class(run: str, any_run: WorkflowHandle[float]) -> None:
+    order, refund, function = Order.run.start("Ann"), Refund.run.start(), plain.start()
+    order.query(Refund.total)  # wrong
+    order.signal(Refund.pay, 5)  # wrong
+    order.update(Refund.add, Item("tea", 3))  # wrong
+    order.start_update(Refund.add, Item("tea", 3))  # wrong
+    order.update_handle("a", Refund.add)  # wrong
+    order.options(id="a").update(Refund.add, Item("tea", 3))  # wrong
+    function.query(Order.total)  # wrong
+    text: str = refund.query(Refund.audit)
+    text = refund.query(Audited.audit)
+    order.query(Audited.audit)  # wrong
+    app.workflow_run(run).query(Order.total)
+    app.workflow_run(run, Order.run).query(Order.total)
+    app.workflow_run(run, Order.run).query(Refund.total)  # wrong
+    Order.run.find("o-1").query(Refund.total)  # wrong
+    any_run.query(Order.total)
+    audited: WorkflowHandle[None, Audited] = refund
+    text = audited.query(Audited.audit)
+    Order.run.starting(id="o-1", signal=(Refund.pay, 7))  # wrong
+    Order.run.starting(id="o-1", update=(Refund.add, Item("tea", 3)))  # wrong
+    total: float = Order.run.starting(id="o-1", update=(Order.add, Item("tea", 3))).execute("Ann")
+    total = plain.starting(id="o-1", update=("add", Item("tea", 3))).execute()
+    Order.run.starting(id="o-1", update=(Order.add, Item("tea", 3))).execute(7)  # wrong
+    Order.run.signal_many(Order.pay, [(order, 5)])
+    Order.run.signal_many(Refund.pay, [(order, 5)])  # wrong
+    names: list[str] = app.workflow_run(run, Order.run).result()
+    print(text, total, names)
+
+
 def talks() -> None:
     handle = Order.run.start("Ann", limit=7)
     Order.run.start("Ann", limits=7)  # wrong
@@ -110,10 +170,17 @@ async def talks_async() -> None:
     await handle.aupdate(Order.add, 3)  # wrong
     total = await (await handle.astart_update(Order.add, Item("tea", 3))).aresult()
     await handle.astart_update(Order.add, 3)  # wrong
+    await handle.asignal(Refund.pay, 5)  # wrong
+    await handle.aquery(Refund.total)  # wrong
+    await handle.aupdate(Refund.add, Item("tea", 3))  # wrong
+    await handle.astart_update(Refund.add, Item("tea", 3))  # wrong
     async with WorkflowTest() as test:
         run = await test.start(Order.run, "Ann")
         await run.signal(Order.pay, "five")  # wrong
         text: str = await run.query(Order.total)  # wrong
+        await run.query(Refund.total)  # wrong
+        await run.signal(Refund.pay, 5)  # wrong
+        await run.update(Refund.add, Item("tea", 3))  # wrong
         item: Item = await run.update(Order.rename, "tea", "milk")
         names: list[str] = await run.result()
     print(total, text, item, names)

@@ -71,7 +71,9 @@ def command() -> None:
 @command.command()
 @click.argument("workflow")
 @click.argument("params", metavar="[KEY=VALUE]…", nargs=-1)
-@click.option("--key", help="An idempotency key: a second start with it returns the first run.")
+@click.option(
+    "--id", "--key", "key", help="An id of your own for the run: a second start with it returns the first run."
+)
 @click.option("--tag", "tags", multiple=True, help="Add a tag; may be repeated.")
 @app_option
 @click.option("--wait", is_flag=True, help="Wait for the end; exit with 1 unless it succeeds.")
@@ -90,14 +92,15 @@ def start(
     """Start a run of the newest version of a workflow, and print its id; how it ended goes to stderr.
 
     A workflow as code is found in the application: that of --app, of the setting `app`, or of an `orchestrator dev`
-    that runs in this folder. Its arguments are checked; --key is an id of your own for the run.
+    that runs in this folder. Its arguments are checked; --id is `starting(id=…)` in Python. Of a DAG, --id is the
+    idempotency key: `options(key=…)`.
 
     Each value is JSON if it reads as JSON, else a string; write 'name="5"' for a string of one digit.
 
     \b
     Example:
       orchestrator runs start nightly day=2024-01-31 --watch
-      orchestrator runs start import 'files=["a.csv", "b.csv"]' --key import-7 --tag customer:42
+      orchestrator runs start import 'files=["a.csv", "b.csv"]' --id import-7 --tag customer:42
     """
     if wait + watch + as_json > 1 and watch:
         raise click.UsageError("--watch draws the run: leave --wait and --json out.")
@@ -115,7 +118,7 @@ def start(
         if not as_json and not (watch and on_terminal()):  # where it stands above the drawing
             echo(handle.id)
         if handle.id in before:
-            echo(f"It was started before, with this key, and is in state {handle.progress().status!r}.", err=True)
+            echo(f"It was started before, with this id, and is in state {handle.progress().status!r}.", err=True)
         if watch:
             sys.exit(follow_run(application, UUID(handle.id), as_json=False))
         status = None
@@ -132,7 +135,11 @@ def start(
 @status_option(ShownRunState)
 @click.option("--tag", "tags", multiple=True, help="Only with this tag; given again, with all of them.")
 @click.option(
-    "--attribute", "attributes", multiple=True, metavar="NAME=VALUE", help="Only with this attribute; may be repeated."
+    "--attribute",
+    "attributes",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Only with this attribute, or a range: 'total>=100'; may be repeated.",
 )
 @click.option("--name", help="Only of this name.")
 @click.option("--stuck", is_flag=True, help="Only those that cannot go on.")

@@ -24,6 +24,7 @@ LONGEST = 255
 LARGEST = 2**53
 """Whole numbers stay below it, in JSON."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_FILTER = re.compile(rf"({_NAME.pattern})(<=|>=|=|<|>)(.*)")
 
 
 def checked(given: Mapping[str, object]) -> dict[str, Scalar]:
@@ -84,13 +85,33 @@ def attributes_of(events: Iterable[HistoryItem]) -> dict[str, Scalar]:
 
 def wanted(filters: Iterable[str]) -> dict[str, Scalar]:
     """Return what runs must have: `stage=paid`. A value that reads as a number, true or false is one, unless quoted."""
-    found: dict[str, Scalar] = {}
-    for text in filters:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise InvalidWorkflow(f"Attribute: expected NAME=VALUE, found {text!r:.100}.")
-        try:
-            found[name] = msgspec.json.decode(value, type=Scalar)
-        except msgspec.MsgspecError:
-            found[name] = value
-    return found
+    return {name: value for name, operator, value in map(_compared, filters) if operator == "="}
+
+
+def ranges(filters: Iterable[str]) -> str | None:
+    """Return the path by which Postgres finds what `total>=100` and the like ask for; None if nothing does.
+
+    Numbers compare with numbers and texts with texts, which times are; one with a time zone is compared in UTC.
+    """
+    compared = [(name, operator, value) for name, operator, value in map(_compared, filters) if operator != "="]
+    return " && ".join(f'$."{name}" {operator} {as_json(_in_utc(value))}' for name, operator, value in compared) or None
+
+
+def _compared(text: str) -> tuple[str, str, Scalar]:
+    """Return the name, the operator and the value of a filter."""
+    found = _FILTER.fullmatch(text) if text.isprintable() else None
+    if found is None:
+        raise InvalidWorkflow(f"Attribute: expected NAME=VALUE, or one of < <= > >= for =; found {text!r:.100}.")
+    name, operator, value = found.groups()
+    try:
+        return name, operator, _scalar(name, msgspec.json.decode(value, type=Scalar))
+    except msgspec.MsgspecError:
+        return name, operator, value
+
+
+def _in_utc(value: Scalar) -> Scalar:
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        return value
+    return value if moment is None or moment.tzinfo is None else moment.astimezone(UTC).isoformat()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, overload
+
+from typing_extensions import TypeVar
 
 from orchestrator.domain.code.other_runs import Target
 from orchestrator.domain.ids import to_text
@@ -44,12 +46,16 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+W_co = TypeVar("W_co", covariant=True, default=Any)
+ANSWERED_WITHIN = 30.0
+"""Seconds that queries and updates wait for an answer, if nothing else is said."""
 
 
-class WorkflowHandle(Generic[R]):
-    """One run. Where it continued as a new run, or was reset while it was open, the handle follows.
+class WorkflowHandle(Generic[R, W_co]):
+    """One run, with a result of type `R`, of a workflow that is the class `W_co`; of a function, that is None.
 
-    So it does where a signal was to reach this run or to start one, and this run ended before: to the one that got it.
+    Where it continued as a new run, or was reset while it was open, the handle follows. So it does where a signal was
+    to reach this run or to start one, and this run ended before: to the one that got it.
     """
 
     def __init__(
@@ -67,9 +73,9 @@ class WorkflowHandle(Generic[R]):
         self._signature = signature
         self._sent = sent
         self._message_id: str | None = None
-        self._timeout = 30.0
+        self._timeout = ANSWERED_WITHIN
 
-    def options(self, *, id: str | None = None, timeout: float = 30.0) -> WorkflowHandle[R]:
+    def options(self, *, id: str | None = None, timeout: float = ANSWERED_WITHIN) -> WorkflowHandle[R, W_co]:
         """Return this handle with other options for the messages that are sent by it.
 
         `id` is an id of your own for one signal or update: sent again with it, after `Uncertain` for example, it is
@@ -139,9 +145,9 @@ class WorkflowHandle(Generic[R]):
     @overload
     def signal(self, signal: str, /, value: Any = None) -> None: ...
     @overload
-    def signal(self, signal: SignalMethod[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    def signal(self, signal: SignalMethod[W_co, P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
 
-    def signal(self, signal: str | SignalMethod[..., Any], /, *args: Any, **kwargs: Any) -> None:
+    def signal(self, signal: str | SignalMethod[Any, ..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Send a signal, by its name or its method: `Order.pay`; it waits until the code takes it.
 
         WrongState if the run has ended, NotFound if there is none. Inside a workflow this is a command, and is sent
@@ -150,7 +156,7 @@ class WorkflowHandle(Generic[R]):
         if current() is not None:
             signal_inside(self, signal, *args, **kwargs)
             return
-        name, value = signal_value(signal, args, kwargs, self._client.settings.largest_value)
+        name, value = signal_value(signal, args, kwargs, self._client.settings.largest_value, self._signature)
         data = encode_value(value, f"Signal {name!r}", self._client.settings.largest_value)
         request = None if self._message_id is None else request_id(self._id, "signal", self._message_id)
         self._client.backend.code.signal(self._run, name, data, request)
@@ -167,33 +173,33 @@ class WorkflowHandle(Generic[R]):
         yield from self._client.backend.code.reject(self._run, promise, reason)
 
     @overload
-    def query(self, query: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any: ...
+    def query(self, query: str, /, *args: Any, timeout: float = ANSWERED_WITHIN, **kwargs: Any) -> Any: ...
     @overload
-    def query(self, query: QueryMethod[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    def query(self, query: QueryMethod[W_co, P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     @blocking
-    def query(self, query: str | QueryMethod[..., Any], /, *args: Any, **kwargs: Any) -> Steps[Any]:
+    def query(self, query: str | QueryMethod[Any, ..., Any], /, *args: Any, **kwargs: Any) -> Steps[Any]:
         """Ask the code something, by the name of the query or its method (`Order.total`), and return its answer.
 
         An ended run is asked, too: a worker replays its history, of at most a megabyte.
         """
-        name, timeout = name_of(query), kwargs.pop("timeout", self._timeout)
+        name, timeout = name_of(QueryMethod, query, self._signature), kwargs.pop("timeout", self._timeout)
         run, payload = self._question(name, args, kwargs, timeout)
         answer = self._client.backend.code.query(run, name, payload, timeout)
         return answer_of(query, (yield from _legibly(answer)))
 
     @overload
-    def update(self, update: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any: ...
+    def update(self, update: str, /, *args: Any, timeout: float = ANSWERED_WITHIN, **kwargs: Any) -> Any: ...
     @overload
-    def update(self, update: UpdateMethod[P, Any, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    def update(self, update: UpdateMethod[W_co, P, Any, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     @blocking
-    def update(self, update: str | UpdateMethod[..., Any, Any], /, *args: Any, **kwargs: Any) -> Steps[Any]:
+    def update(self, update: str | UpdateMethod[Any, ..., Any, Any], /, *args: Any, **kwargs: Any) -> Steps[Any]:
         """Ask the code to do something, by the name of the update or its method, and return its answer."""
         if self._message_id is not None:
             sent = yield from self._send_update(update, args, kwargs, self._message_id)
             return (yield from sent._result(kwargs.pop("timeout", self._timeout)))
-        name, timeout = self._update_name(update), kwargs.pop("timeout", self._timeout)
+        name, timeout = name_of(UpdateMethod, update, self._signature), kwargs.pop("timeout", self._timeout)
         run, payload = self._question(name, args, kwargs, timeout)
         answer = self._client.backend.code.update(run, name, payload, timeout)
         return answer_of(update, (yield from _legibly(answer)))
@@ -202,30 +208,25 @@ class WorkflowHandle(Generic[R]):
     def start_update(self, update: str, /, *args: Any, **kwargs: Any) -> UpdateHandle[Any]: ...
     @overload
     def start_update(
-        self, update: UpdateMethod[P, Any, T], /, *args: P.args, **kwargs: P.kwargs
+        self, update: UpdateMethod[W_co, P, Any, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> UpdateHandle[T]: ...
 
     @blocking
     def start_update(
-        self, update: str | UpdateMethod[..., Any, Any], /, *args: Any, **kwargs: Any
+        self, update: str | UpdateMethod[Any, ..., Any, Any], /, *args: Any, **kwargs: Any
     ) -> Steps[UpdateHandle[Any]]:
         """Ask the code to do something, and return a handle of the answer when the request is durable."""
         return (yield from self._send_update(update, args, kwargs, self._message_id or to_text(new_id())))
 
-    def update_handle(self, id: str, update: UpdateMethod[..., Any, T] | None = None) -> UpdateHandle[T]:
+    def update_handle(self, id: str, update: UpdateMethod[W_co, ..., Any, T] | None = None) -> UpdateHandle[T]:
         """Return the handle of an update that was sent to this run under an id, also elsewhere."""
         return UpdateHandle(self._client, self._id, id, update or "")
 
-    def _update_name(self, update: str | UpdateMethod[..., Any, Any]) -> str:
-        name = name_of(update)
-        if self._signature is not None:
-            self._signature.check_update(name)
-        return name
-
     def _send_update(
-        self, update: str | UpdateMethod[..., Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any], id: str
+        self, update: str | UpdateMethod[Any, ..., Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any], id: str
     ) -> Steps[UpdateHandle[Any]]:
-        name, given = self._update_name(update), {key: value for key, value in kwargs.items() if key != "timeout"}
+        name = name_of(UpdateMethod, update, self._signature)
+        given = {key: value for key, value in kwargs.items() if key != "timeout"}
         run, payload = self._question(name, args, given, self._timeout)
         request = request_id(self._id, "update", id)
         yield from self._client.backend.code.update(run, name, payload, self._timeout, request, answered=False)
@@ -256,7 +257,7 @@ class WorkflowHandle(Generic[R]):
         self._client.backend.code.terminate(self._run)
 
     @blocking
-    def reset(self, *, to: int, reason: str = "") -> Steps[WorkflowHandle[R]]:
+    def reset(self, *, to: int, reason: str = "") -> Steps[WorkflowHandle[R, W_co]]:
         """Start a run that repeats this one up to event `to` of its history; return it.
 
         What had ended by then is kept, and all else is done again. If this run is open, it ends, and its handles follow
@@ -271,7 +272,7 @@ class WorkflowHandle(Generic[R]):
         """Let a stuck run try again."""
         self._client.backend.runs.retry(self._run)
 
-    def rerun(self) -> WorkflowHandle[R]:
+    def rerun(self) -> WorkflowHandle[R, W_co]:
         """Start a run over as a new one, with the same arguments, version and tags; `reset` keeps what was done."""
         refuse_inside_task("a workflow")
         new = new_id()
@@ -298,22 +299,22 @@ class WorkflowHandle(Generic[R]):
     @overload
     async def asignal(self, signal: str, /, value: Any = None) -> None: ...
     @overload
-    async def asignal(self, signal: SignalMethod[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
+    async def asignal(self, signal: SignalMethod[W_co, P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
     @partial(commanded_by, partial(signal_inside, is_awaited=True))
     @async_variant_of(signal)
     async def asignal(self, *_: Any, **__: Any) -> Any: ...
 
     @overload
-    async def aquery(self, query: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any: ...
+    async def aquery(self, query: str, /, *args: Any, timeout: float = ANSWERED_WITHIN, **kwargs: Any) -> Any: ...
     @overload
-    async def aquery(self, query: QueryMethod[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def aquery(self, query: QueryMethod[W_co, P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     @async_variant_of(query)
     async def aquery(self, *_: Any, **__: Any) -> Any: ...
 
     @overload
-    async def aupdate(self, update: str, /, *args: Any, timeout: float = 30.0, **kwargs: Any) -> Any: ...
+    async def aupdate(self, update: str, /, *args: Any, timeout: float = ANSWERED_WITHIN, **kwargs: Any) -> Any: ...
     @overload
-    async def aupdate(self, update: UpdateMethod[P, Any, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def aupdate(self, update: UpdateMethod[W_co, P, Any, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
     @async_variant_of(update)
     async def aupdate(self, *_: Any, **__: Any) -> Any: ...
 
@@ -321,7 +322,7 @@ class WorkflowHandle(Generic[R]):
     async def astart_update(self, update: str, /, *args: Any, **kwargs: Any) -> UpdateHandle[Any]: ...
     @overload
     async def astart_update(
-        self, update: UpdateMethod[P, Any, T], /, *args: P.args, **kwargs: P.kwargs
+        self, update: UpdateMethod[W_co, P, Any, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> UpdateHandle[T]: ...
     @async_variant_of(start_update)
     async def astart_update(self, *_: Any, **__: Any) -> Any: ...
@@ -344,7 +345,7 @@ class WorkflowHandle(Generic[R]):
 class UpdateHandle(Generic[R]):
     """An update that was sent to a run."""
 
-    def __init__(self, client: Client, run: bytes, id: str, update: str | UpdateMethod[..., Any, R]) -> None:
+    def __init__(self, client: Client, run: bytes, id: str, update: str | UpdateMethod[Any, ..., Any, R]) -> None:
         self._client = client
         self._run = run
         self._update = update
@@ -355,7 +356,7 @@ class UpdateHandle(Generic[R]):
         return f"<UpdateHandle {self.id} of run {to_text(self._run)}>"
 
     @blocking
-    def result(self, timeout: float = 30.0) -> Steps[R]:
+    def result(self, timeout: float = ANSWERED_WITHIN) -> Steps[R]:
         """Wait for the answer and return it. It is kept with the history of the run."""
         return (yield from self._result(timeout))
 

@@ -12,6 +12,8 @@ from typing import Any
 from orchestrator.errors import InvalidTask, did_you_mean
 from orchestrator.sdk.tasks.signature import Signature
 
+WORKFLOW_CLASS = "_workflow_class"
+"""Where the function that runs a workflow class has that."""
 _SEE_ALL = frozenset({"eval", "exec", "locals", "vars"})
 """Functions through which code may use its context without naming it."""
 
@@ -30,6 +32,11 @@ class WorkflowSignature(Signature):
         super().__init__(name, function, what="Workflow", leading=1, options=options)
         self._function = function
         self._versions = versions
+
+    def classes(self) -> list[type]:
+        """Return the classes that run the workflow, of all versions that are registered."""
+        functions = (self._function, *self._versions())
+        return list(dict.fromkeys(vars(one)[WORKFLOW_CLASS] for one in functions if WORKFLOW_CLASS in vars(one)))
 
     def check_update(self, name: str) -> None:
         """Refuse an update that no version of the code answers; where that is unknown, the run decides."""

@@ -8,21 +8,25 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 from uuid import UUID, uuid5
 
-from orchestrator.errors import InvalidArguments, InvalidTask, InvalidWorkflow
+from orchestrator.errors import InvalidArguments, InvalidTask, InvalidWorkflow, UnknownHandler
+from orchestrator.sdk.code.known_updates import WorkflowSignature
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_value, encode_call
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+W = TypeVar("W", contravariant=True)
 
 
-class MessageMethod(Generic[P, T]):
-    """A method that handles messages of its name; `T` is what a call of it returns."""
+class MessageMethod(Generic[W, P, T]):
+    """A method of class `W` that handles messages of its name; `T` is what a call of it returns."""
 
     what = ""
+    owner: type = object
+    """The class whose method it is."""
 
-    def __init__(self, function: Callable[Concatenate[Any, P], T]) -> None:
+    def __init__(self, function: Callable[Concatenate[W, P], T]) -> None:
         decorator = f"@workflow.{self.what.lower()}"
         if not callable(function):
             raise InvalidWorkflow(
@@ -38,7 +42,13 @@ class MessageMethod(Generic[P, T]):
         self.__doc__ = function.__doc__
         self.name: str = function.__name__
         """The name of the message."""
-        self.function = function
+        self.function: Callable[..., T] = function
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.owner = owner
+
+    def __repr__(self) -> str:
+        return f"<{self.what.lower()} {self.owner.__qualname__}.{self.name}>"
 
     @functools.cached_property
     def signature(self) -> Signature:
@@ -54,19 +64,19 @@ class MessageMethod(Generic[P, T]):
         return self if instance is None else self.function.__get__(instance, owner)
 
 
-class SignalMethod(MessageMethod[P, T]):
+class SignalMethod(MessageMethod[W, P, T]):
     """A method that takes signals."""
 
     what = "Signal"
 
 
-class QueryMethod(MessageMethod[P, T]):
+class QueryMethod(MessageMethod[W, P, T]):
     """A method that answers queries."""
 
     what = "Query"
 
 
-class UpdateMethod(MessageMethod[P, T], Generic[P, T, R]):
+class UpdateMethod(MessageMethod[W, P, T], Generic[W, P, T, R]):
     """A method that answers updates, with a value of type `R`."""
 
     what = "Update"
@@ -79,53 +89,79 @@ class UpdateMethod(MessageMethod[P, T], Generic[P, T, R]):
         return function
 
 
-def signal(function: Callable[Concatenate[Any, P], T], /) -> SignalMethod[P, T]:
+def signal(function: Callable[Concatenate[W, P], T], /) -> SignalMethod[W, P, T]:
     """Let a method take the signals of its name, with one argument or none. If it raises, the run fails."""
     return SignalMethod(function)
 
 
-def query(function: Callable[Concatenate[Any, P], T], /) -> QueryMethod[P, T]:
+def query(function: Callable[Concatenate[W, P], T], /) -> QueryMethod[W, P, T]:
     """Let a method answer the queries of its name. It may look, but change nothing."""
     return QueryMethod(function)
 
 
 @overload
 def update(
-    function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
-) -> UpdateMethod[P, Coroutine[Any, Any, R], R]: ...
+    function: Callable[Concatenate[W, P], Coroutine[Any, Any, R]], /
+) -> UpdateMethod[W, P, Coroutine[Any, Any, R], R]: ...
 @overload
-def update(function: Callable[Concatenate[Any, P], R], /) -> UpdateMethod[P, R, R]: ...
+def update(function: Callable[Concatenate[W, P], R], /) -> UpdateMethod[W, P, R, R]: ...
 
 
-def update(function: Callable[..., Any], /) -> UpdateMethod[..., Any, Any]:
+def update(function: Callable[..., Any], /) -> UpdateMethod[Any, ..., Any, Any]:
     """Let a method answer the updates of its name."""
     return UpdateMethod(function)
 
 
-def name_of(message: str | MessageMethod[..., Any]) -> str:
-    """Return the name of a message, which may be given by its method."""
-    return message if isinstance(message, str) else message.name
+def name_of(
+    kind: type[MessageMethod[Any, ..., Any]],
+    message: str | MessageMethod[Any, ..., Any],
+    to: WorkflowSignature | None,
+) -> str:
+    """Return the name of a message, which may be given by its method.
+
+    A method of another kind, or of a class that does not run the workflow, is refused before anything is sent.
+    """
+    what = kind.what.lower()
+    if isinstance(message, str):
+        name = message
+    elif not isinstance(message, kind):
+        raise UnknownHandler(f"Expected a {what} by its name or its method, found {message!r}. Nothing was sent.")
+    elif to is None or any(issubclass(one, message.owner) for one in to.classes()):
+        name = message.name
+    else:
+        runs = ", ".join(one.__qualname__ for one in to.classes()) or "a function, whose messages go by their names"
+        raise UnknownHandler(f"Workflow {to.name!r} has no {message!r}: it is {runs}. Nothing was sent.")
+    if to is not None and kind is UpdateMethod:
+        to.check_update(name)
+    return name
 
 
 def signal_value(
-    signal: str | SignalMethod[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], limit: int
+    signal: str | SignalMethod[Any, ..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    limit: int,
+    to: WorkflowSignature | None = None,
 ) -> tuple[str, Any]:
     """Return the name and the value of a signal; InvalidArguments if that does not fit the method."""
+    name = name_of(SignalMethod, signal, to)
     if isinstance(signal, str):
-        return signal, _value(*args, **kwargs)
+        return name, _value(*args, **kwargs)
+    if list(args) == [None] and not signal.signature.names:
+        args = []  # it takes no value
     try:
         signal.signature.check(args, kwargs)
         signal.signature.check_types(args, kwargs, encode_call(signal.name, args, kwargs, limit))
     except InvalidTask as error:
         raise InvalidArguments(f"{error} Nothing was sent.") from None
-    return signal.name, next(iter(signal.signature.named(args, kwargs).values()), None)
+    return name, next(iter(signal.signature.named(args, kwargs).values()), None)
 
 
 def _value(value: Any = None) -> Any:
     return value
 
 
-def answer_of(message: str | QueryMethod[..., Any] | UpdateMethod[..., Any, Any], data: bytes) -> Any:
+def answer_of(message: str | QueryMethod[Any, ..., Any] | UpdateMethod[Any, ..., Any, Any], data: bytes) -> Any:
     """Return an answer; that to a method in the type of its annotation."""
     value = decode_value(data)
     return value if isinstance(message, str) else message.signature.restore_result(value)

@@ -43,7 +43,7 @@ def commanded_by(inside: Callable[..., Any], outside: F) -> F:
 
 def signal_inside(
     handle: _Handle,
-    signal: str | SignalMethod[..., Any],
+    signal: str | SignalMethod[Any, ..., Any],
     /,
     *args: Any,
     is_awaited: bool = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_args
 
@@ -9,21 +10,23 @@ import msgspec
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.attributes import checked
+from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.tasks.headers import of_start
 from orchestrator.domain.tasks.starts import OnConflict, StartCode, as_task
 from orchestrator.errors import InvalidWorkflow, NotDeterministic
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.code.handle import WorkflowHandle
+from orchestrator.sdk.code.handle import ANSWERED_WITHIN, W_co, WorkflowHandle
 from orchestrator.sdk.code.known_updates import WorkflowSignature
-from orchestrator.sdk.code.messages import SignalMethod, name_of, signal_value
+from orchestrator.sdk.code.messages import SignalMethod, UpdateMethod, name_of, signal_value
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.sdk.values.sealing import outgoing
-from orchestrator.sdk.waiting.async_variants import async_variant
+from orchestrator.sdk.waiting.async_variants import async_variant, blocking
+from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.sealing import CALL, VALUE
 from orchestrator.trace_context import current_trace
 from orchestrator.tracing.entry import sending
@@ -35,7 +38,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Starting(Generic[P, R]):
+class Starting(Generic[P, R, W_co]):
     """A workflow, with what is decided for the runs that follow."""
 
     def __init__(
@@ -49,7 +52,7 @@ class Starting(Generic[P, R]):
         on_conflict: OnConflict | None,
         tags: Sequence[str],
         attributes: Mapping[str, object],
-        signal: tuple[str | SignalMethod[..., Any], Any] | None,
+        signal: tuple[str | SignalMethod[Any, ..., Any], Any] | None,
         update: tuple[Any, ...] | None,
         update_id: str | None,
         pinned: bool,
@@ -65,8 +68,8 @@ class Starting(Generic[P, R]):
             )
         if signal is not None and id is None:
             raise InvalidWorkflow("Option signal: it goes to the run under an id; give id= as well.")
-        if update is not None and (id is None or update_id is None or signal is not None):
-            raise InvalidWorkflow("Option update: give id= and update_id= as well, and no signal=.")
+        if update is not None and (id is None or signal is not None):
+            raise InvalidWorkflow("Option update: it goes to the run under an id; give id= as well, and no signal=.")
         self._update = update
         self._update_id = "" if update_id is None else check_label("message id", update_id)
         self._client = client
@@ -80,7 +83,7 @@ class Starting(Generic[P, R]):
         self._signal = signal
         self._pinned = pinned
 
-    def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
+    def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R, W_co]:
         """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
         client, name = self._client, self._signature.name
         if client.middleware is not None and of_start.get() is None and not inside_workflow():
@@ -123,7 +126,19 @@ class Starting(Generic[P, R]):
             update_id=self._update_id,
         )
 
+    @blocking
+    def execute(self, /, *args: P.args, **kwargs: P.kwargs) -> Steps[Any]:
+        """Send the `update` to the run that is open under the id, or start one with it; return its answer."""
+        if self._update is None:
+            raise InvalidWorkflow("execute(…) returns the answer to an update: give starting(…) an update=.")
+        update, sending = self._update[0], copy.copy(self)
+        sending._update_id = self._update_id or to_text(new_id())
+        handle = sending.start(*args, **kwargs)
+        answer = handle.update_handle(sending._update_id, None if isinstance(update, str) else update)
+        return (yield from answer._result(ANSWERED_WITHIN))
+
     astart = async_variant(start)
+    aexecute = async_variant(execute)
 
     def _outgoing(self, started: history.RunStarted, run: bytes) -> history.RunStarted:
         payload = outgoing(started.payload, CALL, run, self._client.settings)
@@ -133,8 +148,12 @@ class Starting(Generic[P, R]):
     def _encoded_update(self) -> history.UpdateRequested | None:
         if self._update is None:
             return None
-        name, *arguments = name_of(self._update[0]), *self._update[1:]
-        self._signature.check_update(name)
+        if not self._update_id:
+            raise InvalidWorkflow(
+                "Option update: give update_id= as well, by which its answer is found, or call execute(…) instead of "
+                "start(…), which returns the answer."
+            )
+        name, *arguments = name_of(UpdateMethod, self._update[0], self._signature), *self._update[1:]
         payload = encode_call(name, arguments, {}, self._client.settings.max_payload)
         return history.UpdateRequested(bytes(16), name, payload)
 
@@ -143,8 +162,6 @@ class Starting(Generic[P, R]):
             return None
         settings = self._client.settings
         signal, *given = self._signal
-        if not isinstance(signal, str) and given == [None] and not signal.signature.names:
-            given = []  # it takes no value
-        name, value = signal_value(signal, given, {}, settings.largest_value)
+        name, value = signal_value(signal, given, {}, settings.largest_value, self._signature)
         data = encode_value(value, f"Signal {name!r}", settings.largest_value)
         return history.SignalReceived(check_name("signal", name), outgoing(data, VALUE, run, settings))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, get_args
 from uuid import UUID
 
 from orchestrator.domain.code import history
-from orchestrator.domain.code.commands import CancelChildRun, ClosePolicy, OnCancel, StartChildRun
+from orchestrator.domain.code.commands import CancelChildRun, StartChildRun
 from orchestrator.domain.fleet.announced import upgrading
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
@@ -24,15 +24,15 @@ from orchestrator.errors import (
     UnknownTask,
     did_you_mean,
 )
-from orchestrator.sdk.checks import SECONDS, check_label, check_name, check_options, in_seconds
+from orchestrator.sdk.checks import check_label, check_name
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.child_run import ChildRun
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.guards import watch_package_of
-from orchestrator.sdk.code.handle import WorkflowHandle
+from orchestrator.sdk.code.handle import W_co, WorkflowHandle
 from orchestrator.sdk.code.known_updates import WorkflowSignature
-from orchestrator.sdk.code.loop import LONGEST_WAIT
-from orchestrator.sdk.code.messages import SignalMethod
+from orchestrator.sdk.code.messages import SignalMethod, UpdateMethod, name_of, signal_value
+from orchestrator.sdk.code.options import OPTION_NAMES, CodeOptions, with_code_options
 from orchestrator.sdk.code.ordering import keep_order
 from orchestrator.sdk.code.starting import Starting
 from orchestrator.sdk.ids import parse_id
@@ -50,60 +50,11 @@ Versioning = Literal["pinned", "auto_upgrade"]
 """What a new version of a workflow means for open runs: they keep theirs and wait for it, or go on with the new one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CodeOptions:
-    """How a workflow is run, given on the decorator or per call."""
+class CodeWorkflow(Generic[P, R, W_co]):
+    """A registered workflow; `W_co` is its class, and None of a function.
 
-    timeout: float | timedelta | None = None
-    """Seconds that a run may take."""
-    queue: str | None = None
-    """Where its code runs, and its tasks unless they say otherwise; a child inherits its parent's."""
-    name: str = ""
-    """The name of a child, for people to read."""
-    detached: bool = False
-    """A child goes on when its parent ends: the same as the close policy `abandon`."""
-    close_policy: ClosePolicy | None = None
-    """What becomes of a child when its parent ends, however that does: `cancel` asks its code, which may clean up (as
-    if nothing is given), `terminate` ends it without, and `abandon` lets it go on."""
-    on_cancel: OnCancel = "cancel"
-    """What cancelling the future does to the child: `cancel` it, cancel it and `wait` for its end, or `abandon` it."""
-
-    def __post_init__(self) -> None:
-        if self.queue is not None:
-            check_name("queue", self.queue)
-        if self.timeout is not None and not (_is_number(self.timeout) and 0 < self.seconds <= LONGEST_WAIT):
-            raise InvalidWorkflow(
-                f"Option timeout: expected {SECONDS}, above zero, found {self.timeout!r}.{in_seconds(self.timeout)}"
-            )
-        if not isinstance(self.detached, bool):
-            raise InvalidWorkflow(f"Option detached: expected True or False, found {self.detached!r}.")
-        if self.close_policy is not None and self.close_policy not in get_args(ClosePolicy):
-            known = ", ".join(get_args(ClosePolicy))
-            raise InvalidWorkflow(f"Option close_policy: expected one of {known}, found {self.close_policy!r}.")
-        if self.detached and self.close_policy not in (None, "abandon"):
-            raise InvalidWorkflow(
-                f"Options detached and close_policy: a detached child is abandoned, and found was "
-                f"{self.close_policy!r}. Give one of the two."
-            )
-        if self.on_cancel not in get_args(OnCancel):
-            known = ", ".join(get_args(OnCancel))
-            raise InvalidWorkflow(f"Option on_cancel: expected one of {known}, found {self.on_cancel!r}.")
-
-    @property
-    def seconds(self) -> float:
-        """The timeout in seconds."""
-        return self.timeout.total_seconds() if isinstance(self.timeout, timedelta) else float(self.timeout or 0.0)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, timedelta)) and not isinstance(value, bool)
-
-
-_OPTION_NAMES = tuple(field.name for field in fields(CodeOptions))
-
-
-class CodeWorkflow(Generic[P, R]):
-    """A registered workflow. Inside another one, `schedule` runs it as a child."""
+    Inside another one, `schedule` runs it as a child.
+    """
 
     def __init__(
         self,
@@ -129,7 +80,7 @@ class CodeWorkflow(Generic[P, R]):
         """The `async def` function itself."""
         self._code_options = options
         self._signature = signature or WorkflowSignature(
-            name, function, _OPTION_NAMES, lambda: registry.workflows._functions(name)
+            name, function, OPTION_NAMES, lambda: registry.workflows._functions(name)
         )
 
     def __call__(self, *_: P.args, **__: P.kwargs) -> R:
@@ -142,7 +93,7 @@ class CodeWorkflow(Generic[P, R]):
     def __repr__(self) -> str:
         return f"<CodeWorkflow {self.name} version {self.version}>"
 
-    def options(self, **options: Unpack[RunOptionTypes]) -> CodeWorkflow[P, R]:
+    def options(self, **options: Unpack[RunOptionTypes]) -> CodeWorkflow[P, R, W_co]:
         """Return this workflow with other options, for the calls that follow."""
         changed = with_code_options(self._code_options, options)
         return CodeWorkflow(
@@ -150,7 +101,7 @@ class CodeWorkflow(Generic[P, R]):
             versioning=self.versioning,
         )
 
-    def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R]:
+    def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R, W_co]:
         """Start a run; it is durable when this returns."""
         return self.starting().start(*args, **kwargs)
 
@@ -163,17 +114,18 @@ class CodeWorkflow(Generic[P, R]):
         on_conflict: OnConflict | None = None,
         tags: Sequence[str] = (),
         attributes: Mapping[str, str | int | float | bool | datetime] = {},
-        signal: tuple[str | SignalMethod[..., Any], Any] | None = None,
-        update: tuple[Any, ...] | None = None,
+        signal: tuple[str | SignalMethod[W_co, ..., Any], Any] | None = None,
+        update: tuple[str | UpdateMethod[W_co, ..., Any, Any], *tuple[Any, ...]] | None = None,
         update_id: str | None = None,
         pinned: bool | None = None,
-    ) -> Starting[P, R]:
+    ) -> Starting[P, R, W_co]:
         """Return how runs are to be started: `order.starting(id="o-1", on_conflict="return").start(…)`.
 
         `id` is an id of your own: one run of this workflow is open under it at a time. If another run has it, the start
         is refused (`reject`, the default), gives that run (`return`), or starts a new one if that has ended (`anew`).
         With a `signal` (name and value), the run that is open under the id gets it, or a new run begins with it. So it
-        is with an `update` (name or method, and arguments), whose answer `handle.update_handle(update_id)` has.
+        is with an `update` (name or method, and arguments): `starting(…).execute(…)` returns its answer, and so does
+        `handle.update_handle(update_id)`.
 
         A run that is `pinned` is held to this version of the workflow: it waits for workers that have it. Without it,
         the `versioning` of the workflow decides. Lists are filtered by `tags` and `attributes`.
@@ -193,7 +145,7 @@ class CodeWorkflow(Generic[P, R]):
             pinned=self.versioning == "pinned" if pinned is None else pinned,
         )
 
-    def find(self, id: str) -> WorkflowHandle[R]:
+    def find(self, id: str) -> WorkflowHandle[R, W_co]:
         """Return the newest run that was started under an id of your own; NotFound if there is none.
 
         Inside a workflow, the scheduler looks for it when it is signalled, cancelled or awaited.
@@ -211,18 +163,23 @@ class CodeWorkflow(Generic[P, R]):
 
     afind = async_variant(find)
 
-    def signal_many(self, name: str, signals: Iterable[tuple[WorkflowHandle[Any] | UUID | str, Any]]) -> list[str]:
+    def signal_many(
+        self,
+        name: str | SignalMethod[W_co, ..., Any],
+        signals: Iterable[tuple[WorkflowHandle[Any] | UUID | str, Any]],
+    ) -> list[str]:
         """Send signals to runs of this workflow, each a run and a value, in one statement; a run may get several.
 
         Return the ids of runs that have ended, or are none of this workflow: these get nothing. A signal to a run that
         ends at the same moment is lost, as with `handle.signal`.
         """
-        most = self._client.settings.largest_value
-        runs = [
-            (run._run if isinstance(run, WorkflowHandle) else parse_id("run", run), value) for run, value in signals
-        ]
-        given = [(run, encode_value(value, f"Signal {name!r}", most)) for run, value in runs]
-        return [to_text(run) for run in self._client.backend.code.signal_many(self.name, name, given)]
+        most, called = self._client.settings.largest_value, name_of(SignalMethod, name, self._signature)
+        given = []
+        for run, value in signals:
+            to = run._run if isinstance(run, WorkflowHandle) else parse_id("run", run)
+            _, value = signal_value(name, [value], {}, most)
+            given.append((to, encode_value(value, f"Signal {called!r}", most)))
+        return [to_text(run) for run in self._client.backend.code.signal_many(self.name, called, given)]
 
     asignal_many = async_variant(signal_many)
 
@@ -371,12 +328,6 @@ class Registry:
 
     def _registered(self, name: str) -> Task[..., Any] | CodeWorkflow[..., Any] | None:
         return self.tasks.get(name) or self.workflows.get(name)
-
-
-def with_code_options(base: CodeOptions, given: Mapping[str, Any]) -> CodeOptions:
-    """Return the options changed by `given`; an unknown name is refused, with the nearest one suggested."""
-    check_options("workflow", given, _OPTION_NAMES)
-    return replace(base, **given)
 
 
 def check_workflow_function(name: str, version: object, versioning: object, function: Callable[..., Any]) -> None:

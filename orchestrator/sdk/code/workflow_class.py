@@ -24,6 +24,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.code.context import WorkflowContext
 from orchestrator.sdk.code.handlers import ONE_VALUE, check_query, check_validator, signal_signature
+from orchestrator.sdk.code.known_updates import WORKFLOW_CLASS
 from orchestrator.sdk.code.messages import (
     MessageMethod,
     QueryMethod,
@@ -39,6 +40,7 @@ __all__ = ["query", "run", "signal", "update"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+W = TypeVar("W")
 _WORKFLOW = "_code_workflow"
 """Where a registered class has its workflow."""
 
@@ -50,8 +52,8 @@ class RunMethod(Generic[P, R]):
         self.__doc__ = function.__doc__
         self.function = function
 
-    def __get__(self, instance: object | None, owner: type) -> CodeWorkflow[P, R]:
-        found: CodeWorkflow[P, R] | None = vars(owner).get(_WORKFLOW)
+    def __get__(self, instance: object | None, owner: type[W]) -> CodeWorkflow[P, R, W]:
+        found: CodeWorkflow[P, R, W] | None = vars(owner).get(_WORKFLOW)
         if found is None:
             raise AttributeError(f"Class {owner.__qualname__!r} is not registered: put @app.workflow above it.")
         return found
@@ -66,7 +68,7 @@ def function_of(kind: type) -> Callable[..., Any]:
     """Return the function that runs a workflow class."""
     members = {name: value for one in reversed(kind.__mro__) for name, value in vars(one).items()}.values()
     runs = [member for member in members if isinstance(member, RunMethod)]
-    messages = [member for member in members if isinstance(member, MessageMethod)]
+    messages: list[MessageMethod[Any, ..., Any]] = [one for one in members if isinstance(one, MessageMethod)]
     if len(runs) != 1:
         found = ", ".join(member.function.__name__ for member in runs) or "none"
         raise InvalidWorkflow(
@@ -91,6 +93,7 @@ def function_of(kind: type) -> Callable[..., Any]:
         ctx._handlers.are_all_known = True
         return await method(instance, *args, **kwargs)
 
+    setattr(function, WORKFLOW_CLASS, kind)
     return function if inspect.iscoroutinefunction(method) else method
 
 
@@ -104,7 +107,7 @@ def workflow_of(given: Any) -> Any:
     return vars(given).get(_WORKFLOW, given) if isinstance(given, type) else given
 
 
-def _check(message: MessageMethod[..., Any]) -> None:
+def _check(message: MessageMethod[Any, ..., Any]) -> None:
     """Refuse a method that could not handle its messages."""
     if isinstance(message, SignalMethod):
         taken = signal_signature(message.name, message.function, leading=1).takes
@@ -119,7 +122,7 @@ def _check(message: MessageMethod[..., Any]) -> None:
         check_validator(message.name, message.function, message.check)
 
 
-def _register(ctx: WorkflowContext, message: MessageMethod[..., Any], instance: object) -> None:
+def _register(ctx: WorkflowContext, message: MessageMethod[Any, ..., Any], instance: object) -> None:
     """Let an instance handle the messages of its run."""
     handler = message.__get__(instance, type(instance))
     if isinstance(message, UpdateMethod):

@@ -36,7 +36,7 @@ class RunFilter:
     tags: tuple[str, ...] = ()
     """With all of these tags."""
     attributes: tuple[str, ...] = ()
-    """With all of these attributes: `stage=paid`."""
+    """With all of these attributes: `stage=paid`, `total>=100`."""
     parent: UUID | None = None
     """Started by this run."""
     stuck: bool = False
@@ -75,6 +75,7 @@ SELECT /* insights.runs.list{{name}} */ * FROM (SELECT {COLUMNS} FROM orchestrat
    AND (%(version)s::bigint IS NULL OR version = %(version)s::bigint)
    AND (%(tags)s::text[] IS NULL OR (tags <> '{{{{}}}}' AND tags @> %(tags)s::text[]))
    AND (%(attributes)s::jsonb IS NULL OR (attributes IS NOT NULL AND attributes @> %(attributes)s::jsonb))
+   AND (%(ranges)s::jsonpath IS NULL OR jsonb_path_match(attributes, %(ranges)s::jsonpath, '{{{{}}}}', true))
    AND (%(parent)s::uuid IS NULL OR parent_run = %(parent)s::uuid)
    AND (NOT %(stuck)s OR (stuck IS NOT NULL AND ended_at IS NULL))
    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
@@ -174,7 +175,8 @@ def page_of_runs(
         "of_workflow": wanted.workflow if order == "ended" else None,
         "version": wanted.version,
         "tags": list(wanted.tags) or None,
-        "attributes": stored_json(attributes.wanted(wanted.attributes)) if wanted.attributes else None,
+        "attributes": stored_json(equal) if (equal := attributes.wanted(wanted.attributes)) else None,
+        "ranges": (ranges := attributes.ranges(wanted.attributes)),
         "parent": wanted.parent and wanted.parent.hex,
         "stuck": wanted.stuck,
         "since": wanted.since,
@@ -188,9 +190,9 @@ def page_of_runs(
         "most": MOST_LOOKED_AT,
     }
     is_walked = wanted != RunFilter()
-    if order in ("when", "of workflow"):  # an index finds the tags, attributes, children and stuck runs
+    if order in ("when", "of workflow"):  # an index finds the tags, attributes, children and stuck runs, but no ranges
         walked = (wanted.statuses, wanted.name, wanted.version, wanted.since, wanted.until, wanted.within, wanted.part)
-        is_walked = any(walked) and not wanted.parent
+        is_walked = (any(walked) or ranges is not None) and not wanted.parent
     farthest, listing = (_OLDEST_FIRST if oldest else _NEWEST_FIRST)[order]
     horizon = farthest.first(connection, parameters, horizon=farthest_end.hex) if is_walked else None
     found = [RunView(**columns(row)) for row in listing(connection, parameters, horizon=(horizon or farthest_end).hex)]

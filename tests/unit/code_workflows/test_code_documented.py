@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from orchestrator import CodeWorkflow, RunInfo, Signals, WorkflowContext, WorkflowHandle, testing
+from orchestrator.sdk.code.options import CodeOptions
 from orchestrator.sdk.code.starting import Starting
-from orchestrator.sdk.code.workflow import CodeOptions
 
 DOCS = Path(__file__).parents[3] / "docs"
 GUIDE = "".join((DOCS / page).read_text(encoding="utf-8") for page in ("code-workflows.md", "testing.md"))

@@ -1,0 +1,71 @@
+"""How a workflow as code is run: options of its decorator, and of calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
+from typing import Any, get_args
+
+from orchestrator.domain.code.commands import ClosePolicy, OnCancel
+from orchestrator.errors import InvalidWorkflow
+from orchestrator.sdk.checks import SECONDS, check_name, check_options, in_seconds
+from orchestrator.sdk.code.loop import LONGEST_WAIT
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeOptions:
+    """How a workflow is run, given on the decorator or per call."""
+
+    timeout: float | timedelta | None = None
+    """Seconds that a run may take."""
+    queue: str | None = None
+    """Where its code runs, and its tasks unless they say otherwise; a child inherits its parent's."""
+    name: str = ""
+    """The name of a child, for people to read."""
+    detached: bool = False
+    """A child goes on when its parent ends: the same as the close policy `abandon`."""
+    close_policy: ClosePolicy | None = None
+    """What becomes of a child when its parent ends, however that does: `cancel` asks its code, which may clean up (as
+    if nothing is given), `terminate` ends it without, and `abandon` lets it go on."""
+    on_cancel: OnCancel = "cancel"
+    """What cancelling the future does to the child: `cancel` it, cancel it and `wait` for its end, or `abandon` it."""
+
+    def __post_init__(self) -> None:
+        if self.queue is not None:
+            check_name("queue", self.queue)
+        if self.timeout is not None and not (_is_number(self.timeout) and 0 < self.seconds <= LONGEST_WAIT):
+            raise InvalidWorkflow(
+                f"Option timeout: expected {SECONDS}, above zero, found {self.timeout!r}.{in_seconds(self.timeout)}"
+            )
+        if not isinstance(self.detached, bool):
+            raise InvalidWorkflow(f"Option detached: expected True or False, found {self.detached!r}.")
+        if self.close_policy is not None and self.close_policy not in get_args(ClosePolicy):
+            known = ", ".join(get_args(ClosePolicy))
+            raise InvalidWorkflow(f"Option close_policy: expected one of {known}, found {self.close_policy!r}.")
+        if self.detached and self.close_policy not in (None, "abandon"):
+            raise InvalidWorkflow(
+                f"Options detached and close_policy: a detached child is abandoned, and found was "
+                f"{self.close_policy!r}. Give one of the two."
+            )
+        if self.on_cancel not in get_args(OnCancel):
+            known = ", ".join(get_args(OnCancel))
+            raise InvalidWorkflow(f"Option on_cancel: expected one of {known}, found {self.on_cancel!r}.")
+
+    @property
+    def seconds(self) -> float:
+        """The timeout in seconds."""
+        return self.timeout.total_seconds() if isinstance(self.timeout, timedelta) else float(self.timeout or 0.0)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float, timedelta)) and not isinstance(value, bool)
+
+
+OPTION_NAMES = tuple(field.name for field in fields(CodeOptions))
+
+
+def with_code_options(base: CodeOptions, given: Mapping[str, Any]) -> CodeOptions:
+    """Return the options changed by `given`; an unknown name is refused, with the nearest one suggested."""
+    check_options("workflow", given, OPTION_NAMES)
+    return replace(base, **given)
