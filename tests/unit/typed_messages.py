@@ -66,7 +66,10 @@ class Parent:
 
     @workflow.run
     async def main(self) -> int:
-        names = await Order.run.schedule("Ann")
+        child = Order.run.schedule("Ann")
+        child.handle.signal(Order.pay, 5)
+        child.handle.signal(Refund.pay, 5)  # wrong
+        names = await child
         await Order.run.schedule(7)  # wrong
         return len(names) + len(names[0])
 

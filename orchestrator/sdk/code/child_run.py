@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from orchestrator.sdk.code.futures import DurableFuture
-from orchestrator.sdk.code.handle import WorkflowHandle
+from orchestrator.sdk.code.handle import W_co, WorkflowHandle
 
 R = TypeVar("R")
 
 
-class ChildRun(DurableFuture[R]):
+class ChildRun(DurableFuture[R], Generic[R, W_co]):
     """The result of a child run, to be awaited. Cancelling it does with the child what the option `on_cancel` says."""
 
-    handle: WorkflowHandle[R]
+    handle: WorkflowHandle[R, W_co]
     """Its handle, there at once: `child.handle.id`, `child.handle.signal(…)`, `await child.handle.acancel()`."""

@@ -183,7 +183,7 @@ class CodeWorkflow(Generic[P, R, W_co]):
 
     asignal_many = async_variant(signal_many)
 
-    def schedule(self, /, *args: P.args, **kwargs: P.kwargs) -> ChildRun[R]:
+    def schedule(self, /, *args: P.args, **kwargs: P.kwargs) -> ChildRun[R, W_co]:
         """Inside a workflow: start a child run; its future and its handle are there at once."""
         commander = current()
         if commander is None or commander.started is None:
@@ -209,7 +209,7 @@ class CodeWorkflow(Generic[P, R, W_co]):
         )
         cancel = None if options.on_cancel == "abandon" else CancelChildRun(identifier)
         restore = self._signature.restore_result
-        child: ChildRun[R] = ChildRun(commander, identifier, f"Workflow {self.name!r}", restore, cancel)
+        child: ChildRun[R, W_co] = ChildRun(commander, identifier, f"Workflow {self.name!r}", restore, cancel)
         child.waits_for_end = options.on_cancel == "wait"
         child.handle = WorkflowHandle(self._client, identifier, self._signature)
         return child
