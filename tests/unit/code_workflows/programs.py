@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import random
 from typing import Any
-from uuid import UUID
 
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Query
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.tasks.task import TaskError
+from orchestrator.sdk.code.child_run import ChildRun
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.values.payload import encode_value
 from orchestrator.testing.leader import MemoryLeader
@@ -70,7 +70,7 @@ class Played:
         self.diary: list[str] = []
         self.lock = asyncio.Lock()
         self.queue: asyncio.Queue[str] = asyncio.Queue()
-        self.children: list[asyncio.Future[Any]] = []
+        self.children: list[ChildRun[Any]] = []
         """Those that nobody waits for."""
         self.notes = 0
 
@@ -179,9 +179,8 @@ async def _step(ctx: WorkflowContext, step: Step, played: Played) -> None:
             case "tell":
                 app.workflow_run(ctx.info.run_id).signal("signal", given[0])
             case "ask":
-                child_id = getattr(played.children[-1], "id", b"") if played.children else b""
-                to = UUID(bytes=child_id) if child_id else ctx.info.parent_id or ctx.info.run_id
-                other = app.workflow_run(to)
+                to = ctx.info.parent_id or ctx.info.run_id
+                other = played.children[-1].handle if played.children else app.workflow_run(to)
                 if given[0] == "signal":
                     diary.append(f"told: {await other.asignal('signal', 1)}")
                 elif given[0] == "cancel":
