@@ -175,6 +175,17 @@ def test_a_group_of_failures_is_tried_again(base: str, window: Watched, tmp_path
     window.sees(".error", "reason 2")
 
 
+def test_two_clicks_lead_from_a_failure_to_the_line_of_code(base: str, window: Watched) -> None:
+    task = enqueue(f"{base}/api/v1", "unserialisable", queue="mail")
+    eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
+    group = window.page.locator("tr[data-key] a", has_text="project.unserialisable").first
+    eventually(lambda: window.go("/ui") and group.count(), "the overview has it")
+    group.click()
+    window.sees("h1", "Tasks")
+    window.page.locator(f"a[href='/ui/tasks/{task}']").click()
+    assert window.sees("details[open] mark").is_visible()
+
+
 def test_what_a_task_says_appears_while_it_runs(base: str, window: Watched, tmp_path: Path) -> None:
     go = tmp_path / "go"
     task = enqueue(f"{base}/api/v1", "narrates", str(go))
@@ -522,6 +533,7 @@ def more_pages(base: str, run: str, task: str) -> list[str]:
     other = start_fan_out(base)
     pages += [f"/ui/compare?run={run}&run={other}", f"/ui/runs/{run}/log", "/ui/schedules/spread/default"]
     pages += [f"/ui/tasks/{task}/again", "/ui/runs/retry?workflow=spread", "/ui/runs/cancel?workflow=project.approval"]
+    pages += ["/ui/runs/delete?workflow=spread"]
     worker = httpx.get(f"{base}/api/v1/tasks/{task}").json()["task"]["worker"]
     pages += [f"/ui/workers/{worker}", f"/ui/tasks/{task}/log", "/ui/failures?within=7d&sort=last"]
     return [*pages, "/ui/tasks/retry?name=project.broken", "/ui/search?text=project", resets[0]]
@@ -583,6 +595,9 @@ def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: s
             found = [one for one in faults if one["impact"] in ("serious", "critical")]
             assert [(one["id"], one["nodes"][0]["html"]) for one in found] == [], path
             assert window.page.evaluate("window.moved") < 0.05, path
+        window.page.keyboard.press("?")
+        window.sees("#keys[open]")
+        assert axe.run(window.page, options=rules).response["violations"] == []
 
 
 _MANY_RUNS = """
@@ -599,8 +614,17 @@ def test_no_window_needs_sideways_scrolling(served: tuple[Stack, str], browser: 
     long = f"/ui/runs/{start_dag(base, 'w' * 120, go)}"
     with stack.engine.begin() as connection:
         connection.exec_driver_sql(_MANY_RUNS)
+    start_flow(base)
+    task = enqueue(f"{base}/api/v1", "broken", f"/data/{'a-folder/' * 30}{'x' * 200}: not found")
+    eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
+    single = (f"/ui/tasks/{task}", "/ui/failures?sort=last", *more_pages(base, run.rpartition("/")[2], task))
     some = ("/ui/schedules",)
-    for width, pages in ((375, (*PAGES, run, long)), (1024, some), (1280, some), (2560, ("/ui", "/ui/tasks", run))):
+    for width, pages in (
+        (375, (*PAGES, run, long, *single)),
+        (1024, some),
+        (1280, some),
+        (2560, ("/ui", "/ui/tasks", run)),
+    ):
         with watched(browser, base, viewport={"width": width, "height": 844}) as window:
             for path in pages:
                 window.go(path)

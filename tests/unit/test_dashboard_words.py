@@ -46,3 +46,10 @@ def test_a_remote_traceback_is_shown_once() -> None:
         shown = str(macro(error, open=True))
         assert "<p><strong>TaskFailed</strong>: the task failed</p>" in shown
         assert shown.count("<mark>") == 1
+
+
+def test_lines_that_point_at_a_part_of_code_are_not_wrapped() -> None:
+    text = 'Traceback:\n  File "shop.py", line 3, in sell\n    pay(1 / 0)\n        ~~^~~\nZeroDivisionError: <b>\n'
+    shown = traceback(text)
+    assert '<span class="pointers">        ~~^~~</span></mark>ZeroDivisionError: &lt;b&gt;' in shown
+    assert traceback("2 ^ 3\n") == "2 ^ 3\n"

@@ -15,7 +15,7 @@ from orchestrator.store.insights import StepView
 WIDTH, HEIGHT = 172, 52
 """Of a step."""
 _BETWEEN, _ABOVE, _MARGIN = 48, 18, 8
-_LONGEST_NAME = 19
+_LONGEST_NAME = 18
 _SWEEPS = 6
 _BEND = 12
 """The height of a line that passes a layer by."""

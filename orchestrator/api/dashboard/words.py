@@ -183,6 +183,7 @@ def plain(text: str | None) -> str:
 _FRAME = re.compile(
     r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?\n(?:    .*\n?)*', re.MULTILINE
 )
+_POINTERS = re.compile(r"^[ ~]*\^[ ~^]*$", re.MULTILINE)
 _FOREIGN = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3[.\d]*|orchestrator)[/\\]|^<")
 """In the path of a file of somebody else: a library, Python itself, or this package."""
 
@@ -205,10 +206,15 @@ def traceback(text: str) -> Markup:
     """Return a traceback in which the last frame of the user's own code is marked."""
     found = _last_own(text)
     if found is None:
-        return escape(terminal_safe(text))
+        return _frames(text)
     own = found[0].rstrip("\n")  # the mark is a block, behind which a new line begins
     before, after = text[: found.start()], text[found.start() + len(own) :].removeprefix("\n")
-    return Markup("{}<mark>{}</mark>{}").format(*map(terminal_safe, (before, own, after)))
+    return Markup("{}<mark>{}</mark>{}").format(*map(_frames, (before, own, after)))
+
+
+def _frames(text: str) -> Markup:
+    """Return a part of a traceback. Lines that only point at a part of the line above are not wrapped with it."""
+    return Markup(_POINTERS.sub(r'<span class="pointers">\g<0></span>', str(escape(terminal_safe(text)))))
 
 
 FILTERS = {
