@@ -687,7 +687,7 @@ def open_orders(run: Callable[..., Result], connection: Connection) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "exit_code", "said"),
     [
-        ("", "", 0, "3 open runs: the code fits 3, and does not fit 0."),
+        ("", "", 0, "Replayed 3 open runs. The code fits."),
         (
             "order(ctx: WorkflowContext, item: str)",
             "order(ctx: WorkflowContext, item: int)",
@@ -700,16 +700,21 @@ def open_orders(run: Callable[..., Result], connection: Connection) -> None:
             '"order"',
             '"orders"',
             1,
-            "order: 2 open runs, and the application has no workflow of this name. Did you mean",
+            "order: 2 open runs, but the application has no workflow of this name. Did you mean",
         ),
         pytest.param(
             "ship.schedule(item)",
             f"ship.schedule(item if hash('a') == {hash('a')} else 'another')",
             1,
-            "In a process with another hash seed (PYTHONHASHSEED=",
+            "not in a process with PYTHONHASHSEED=",
             id="hash seed",
         ),
-        ('"refund"', '"refund", version=2', 0, "1 open run held to a version that the application does not have"),
+        (
+            '"refund"',
+            '"refund", version=2',
+            0,
+            "Not replayed: 1 open run pinned to a version that the application does not have",
+        ),
     ],
 )
 def test_replay_check_finds_what_a_deploy_would_make_stuck(
@@ -736,7 +741,7 @@ def test_replay_check_goes_on_after_code_that_exits(
     monkeypatch.syspath_prepend(str(Path.cwd()))
     result = run("workflows", "replay-check", "--app", "orders:app")
     assert result.output.count("SystemExit: bad") == 3
-    assert "3 open runs: the code fits 0, and does not fit 3." in result.output
+    assert "Replayed 3 open runs: 0 fit the code, 3 do not." in result.output
 
 
 @pytest.mark.usefixtures("open_orders")
@@ -747,7 +752,7 @@ def test_replay_check_leaves_out_what_another_application_has(
     monkeypatch.syspath_prepend(str(Path.cwd()))
     result = run("workflows", "replay-check", "--app", "orders_elsewhere:app", "--elsewhere", "order")
     assert result.exit_code == 0, result.output
-    assert "1 open run: the code fits 1" in result.output
+    assert "Replayed 1 open run. The code fits." in result.output
 
 
 # -- export
@@ -805,7 +810,7 @@ def test_histories_are_exported_and_checked_without_a_database(
     check = ("workflows", "replay-check", "--histories", "histories", "--app")
     fitting = run(*check, "depot:app", "--in-order")
     assert fitting.exit_code == 0, fitting.output
-    assert "3 runs: the code fits 3, and does not fit 0." in fitting.output
+    assert "Replayed 3 runs. The code fits." in fitting.output
     write(EXPORTED.replace('"ship"', '"send"'), "depot_sends.py")
     misfit = run(*check, "depot_sends:app", "--json")
     assert misfit.exit_code == 1
@@ -814,7 +819,7 @@ def test_histories_are_exported_and_checked_without_a_database(
     assert "history has 'ship' and the code says 'send'" in problem["problem"]
     write(EXPORTED.replace("depot/order", "depot/orders"), "depot_lost.py")
     lost = run(*check, "depot_lost:app")
-    assert (lost.exit_code, "3 runs: the code fits 0, and does not fit 3." in lost.output) == (1, True)
+    assert (lost.exit_code, "Replayed 3 runs: 0 fit the code, 3 do not." in lost.output) == (1, True)
     assert run(*check, "depot_lost:app", "--elsewhere", "depot/order").exit_code == 2  # nothing was checked
 
 

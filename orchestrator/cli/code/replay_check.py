@@ -136,8 +136,14 @@ def replay_check(
         sys.exit(1 if misfits else 0)
     what = "open run" if histories is None else "run"
     if check.waiting:
-        echo(f"{counted(check.waiting, what)} held to a version that the application does not have: not checked.")
-    echo(f"{counted(check.checked, what)}: the code fits {check.checked - misfits:,}, and does not fit {misfits:,}.")
+        echo(f"Not replayed: {counted(check.waiting, what)} pinned to a version that the application does not have.")
+    if not check.checked:
+        echo(f"There is no {what} to replay.")
+    elif misfits:
+        echo(f"Replayed {counted(check.checked, what)}: {check.checked - misfits:,} fit the code, {misfits:,} do not.")
+        echo("Before you deploy it, keep both ways with ctx.patched(…), or raise version=.")
+    else:
+        echo(f"Replayed {counted(check.checked, what)}. The code fits.")
     sys.exit(1 if misfits else 0)
 
 
@@ -200,8 +206,8 @@ class _Check:
 
     def _gone(self, name: str, count: int) -> None:
         self.checked, self.more = self.checked + count, self.more + count - 1
-        what = f"{name}: {counted(count, 'open run')}, and the application has no workflow of this name."
-        advice = f"{did_you_mean(name, self.known)} If another one has it: --elsewhere {name}"
+        what = f"{name}: {counted(count, 'open run')}, but the application has no workflow of this name."
+        advice = f"{did_you_mean(name, self.known)} If another application has it, add --elsewhere {name}"
         self._problem(name, None, "The application has no workflow of this name.", what + advice)
 
     def _problem(self, workflow: str, run: str | None, problem: str, said: str = "") -> None:
@@ -217,7 +223,11 @@ def _check_again(words: Sequence[str]) -> None:
         command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=False
     )
     if again.returncode:
-        echo(f"In a process with another hash seed (PYTHONHASHSEED={seed}):", err=True)
+        echo(
+            f"The code fits here, but not in a process with PYTHONHASHSEED={seed}: it depends on the order of a set. "
+            f"Sort the set.",
+            err=True,
+        )
         echo(again.stderr.rstrip(), err=True)
         echo(again.stdout.rstrip())
         sys.exit(again.returncode)
