@@ -26,7 +26,7 @@ def test_the_last_own_frame_is_marked() -> None:
     shown = traceback(TEXT)
     marked = shown.partition("<mark>")[2].partition("</mark>")[0]
     assert marked.startswith("  File &#34;/srv/shop/tasks.py&#34;, line 13, in helper\n    json.loads(&#34;&lt;&#34;")
-    assert marked.endswith("^^^^^^^^^^")
+    assert marked.endswith("^^^^^^^^^^</span>")
     assert shown.striptags().split() == TEXT.split()
 
 
