@@ -91,6 +91,20 @@ def test_or_about_the_one_that_another_signal_has_begun(
     assert system.count("runs") == 2
 
 
+def test_it_begins_a_run_also_behind_many_late_signals(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
+) -> None:
+    """Of plain signals that an ended run has not seen, only the first are read."""
+    for _ in range(3):
+        first.signal("note", "x" * 70_000)
+    handle = signalled(basket)
+    system.tick()
+    end(worker, ONE, through=1)
+    system.tick()
+    assert (first.result(0), handle.status()) == (1, "running")
+    assert handle.history().run_id != first.history().run_id
+
+
 def test_it_stays_with_the_run_that_gets_the_signal(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
 ) -> None:
