@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import shutil
 import signal
@@ -29,6 +30,9 @@ for _number in (signal.SIGTERM, signal.SIGHUP):
 # By default httpx waits 5 s for an answer, which would say something of the machine, not of who is asked.
 for _part in ("connect", "read", "write", "pool"):
     setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, _part, 60.0)
+
+# A client of httpx reads all certificates when it is made, 30 ms, and many tests make one for each request.
+httpx._transports.default.create_ssl_context = functools.cache(httpx._transports.default.create_ssl_context)  # type: ignore[attr-defined]
 
 # The same examples in every run: a failure belongs to the commit that shows it.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)

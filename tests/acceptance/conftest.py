@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.stack import HERE, Stack, using
+from tests.acceptance.stack import HERE, Stack, stop, using
 from tests.acceptance.ways import Way, take
 
 sys.path.insert(0, str(HERE))  # as the workers see it: `project` is a top-level module
@@ -78,8 +78,7 @@ def life(leading: Stack) -> Iterator[Stack]:
     """The same, for a test that brings its own workers; they are stopped after it."""
     before = len(leading.processes)
     yield leading
-    for process in leading.processes[before:]:
-        process.stop()
+    stop(*leading.processes[before:])
 
 
 @pytest.fixture(scope="module")
