@@ -15,10 +15,6 @@ from tests.waiting import eventually
 
 import bank  # isort: skip  # a top-level module, as the workers see it
 
-TRANSFERS = 20
-CALLS = [bank.STEPS[number % len(bank.STEPS)] if number < 15 else "never" for number in range(TRANSFERS)]
-"""Where each transfer dies."""
-
 
 @pytest.fixture
 def settings() -> dict[str, float]:
@@ -42,34 +38,38 @@ def worker(stack: Stack, processes: int = 1) -> Process:
     return stack.worker("--app", "bank:app", "--database", "--concurrency", "2", processes=processes)
 
 
-def test_every_transfer_happens_once_whenever_its_worker_dies(bank_stack: Stack, tmp_path: Path) -> None:
+@pytest.mark.parametrize("deaths", [1, pytest.param(3, marks=pytest.mark.long)])
+def test_every_transfer_happens_once_whenever_its_worker_dies(bank_stack: Stack, tmp_path: Path, deaths: int) -> None:
+    """So many times at each step; others live."""
     worker(bank_stack, processes=2)
-    calls = [(str(tmp_path), number, step) for number, step in enumerate(CALLS)]
+    steps = [*bank.STEPS * deaths, *["never"] * 5]
+    count = len(steps)
+    calls = [(str(tmp_path), number, step) for number, step in enumerate(steps)]
     handles = bank.app.enqueue_many(bank.transfer, calls)
-    assert [handle.result(120) for handle in handles] == list(range(TRANSFERS))
+    assert [handle.result(120) for handle in handles] == list(range(count))
 
-    assert dict(bank_stack.sql("SELECT name, balance FROM accounts")) == {"Ann": 100 - TRANSFERS, "Bob": TRANSFERS}
-    assert Counter(row[0] for row in bank_stack.sql("SELECT transfer FROM ledger")) == Counter(range(TRANSFERS))
+    assert dict(bank_stack.sql("SELECT name, balance FROM accounts")) == {"Ann": 100 - count, "Bob": count}
+    assert Counter(row[0] for row in bank_stack.sql("SELECT transfer FROM ledger")) == Counter(range(count))
     died = {int(path.name.removeprefix("died-")) for path in tmp_path.glob("died-*")}
-    spared = {number for number, step in enumerate(CALLS) if step != "never"} - died
+    spared = {number for number, step in enumerate(steps) if step != "never"} - died
     # A neighbour's death came between its commit and its own, and it did not begin again.
-    assert {CALLS[number] for number in spared} <= {"after the commit"}
+    assert {steps[number] for number in spared} <= {"after the commit"}
 
     # The attempt that is recorded is the one that wrote.
     ended = bank_stack.sql("SELECT id, attempt FROM orchestrator.ended_tasks WHERE name = 'bank.transfer'")
-    assert len(ended) == TRANSFERS
+    assert len(ended) == count
     attempts: dict[int, int] = dict(bank_stack.sql("SELECT transfer, attempt FROM ledger"))
     by_id = {str(task): attempt for task, attempt in ended}
     assert {number: by_id[handle.id] for number, handle in enumerate(handles)} == attempts
 
     # One that died after its commit did not begin again.
     began = Counter(int(line) for line in (tmp_path / "began").read_text().split())
-    written = {number: attempts[number] for number, step in enumerate(CALLS) if step == "after the commit"}
+    written = {number: attempts[number] for number, step in enumerate(steps) if step == "after the commit"}
     assert all(began[number] <= attempt for number, attempt in written.items())
 
     # What it enqueued exists once too.
     receipts = "SELECT count(*) FROM orchestrator.ended_tasks WHERE name = 'bank.receipt' AND status = 'success'"
-    eventually(lambda: bank_stack.scalar(receipts) == TRANSFERS, "all receipts")
+    eventually(lambda: bank_stack.scalar(receipts) == count, "all receipts")
     eventually(lambda: not bank_stack.sql("SELECT FROM orchestrator.inbox"), "an empty inbox")
     assert bank_stack.sql("SELECT FROM orchestrator.tasks") == []
 

@@ -23,7 +23,8 @@ from tests.chaos.simulator.postgres import SimulatedDatabase
 from tests.chaos.simulator.run import explain, simulate
 from tests.chaos.simulator.shrink import shrink
 
-SEEDS_OF_A_BUILD = 60
+SEEDS_OF_A_BUILD = 30
+SEEDS_OF_A_NIGHT = 300
 SLICE = 30
 """Seeds in one test, so that a slow machine is not taken for a hanging one."""
 
@@ -35,9 +36,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if one is not None:
         metafunc.parametrize("seeds", [range(one, one + 1)], ids=[f"seed {one}"])
         return
-    number = metafunc.config.getoption("--seeds", None) or SEEDS_OF_A_BUILD
+    wanted = metafunc.config.getoption("--seeds", None)
+    number, at_once = (wanted, wanted) if wanted else (SEEDS_OF_A_NIGHT, SEEDS_OF_A_BUILD)
     slices = [range(start, min(start + SLICE, number)) for start in range(0, number, SLICE)]
-    metafunc.parametrize("seeds", slices, ids=[f"seeds {part.start}-{part.stop - 1}" for part in slices])
+    parts = [
+        pytest.param(
+            part, id=f"seeds {part.start}-{part.stop - 1}", marks=[] if part.start < at_once else pytest.mark.long
+        )
+        for part in slices
+    ]
+    metafunc.parametrize("seeds", parts)
 
 
 @pytest.fixture(scope="module")
