@@ -105,7 +105,7 @@ def run(folder: Path, *words: str | Path, **environment: str) -> str:
     """Run a command as a reader would, with the programs of the pages' environment first on PATH; return its output."""
     program, *rest = map(str, words)
     variables = _clean() | environment
-    if program in _PYTHONS and rest[0].endswith(".py"):
+    if program in _PYTHONS:
         done = _PYTHONS[program].run(*rest, environment=variables, folder=folder)
     else:
         done = subprocess.run(
@@ -185,12 +185,13 @@ def install() -> None:
     if made.exists():
         return
     shutil.rmtree(ENVIRONMENT, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
+    has_uv = find_spec("uv") is not None
+    subprocess.run([sys.executable, "-m", "venv", *(["--without-pip"] if has_uv else []), ENVIRONMENT], check=True)
     wanted = [word for line in dict.fromkeys(asked) for word in shlex.split(line)[2:]]
     python = ENVIRONMENT / "bin" / "python"
     program: list[str | Path] = (
         [sys.executable, "-m", "uv", "pip", "install", "--python", python]
-        if find_spec("uv")
+        if has_uv
         else [python, "-m", "pip", "install", "--no-compile"]  # most of it is never imported
     )
     program += ["--quiet", "--editable", *wanted]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import psycopg2.extensions
 import pytest
 
 from tests.acceptance.pages import REPOSITORY, files_in
+from tests.forking import FORKING, Program
 from tests.waiting import eventually
 
 MANAGE = """
@@ -236,27 +235,19 @@ class Project:
         for name, body in files.items():
             (folder / name).write_text(_with_tasks(body))
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
-        self._running: list[subprocess.Popen[bytes]] = []
+        self._running: list[Program] = []
 
     def manage(self, *words: str, input: str = "") -> str:
-        done = subprocess.run(
-            [sys.executable, "manage.py", *words],
-            cwd=self._folder,
-            env=self._environment,
-            input=input,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = FORKING.run("manage.py", *words, environment=self._environment, folder=self._folder, input=input)
         assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout + done.stderr
 
     def start(self, *words: str, until: str) -> None:
         log = self._folder / "server.log"
         with log.open("wb") as output:
-            command = [sys.executable, "manage.py", *words]
-            process = subprocess.Popen(command, cwd=self._folder, env=self._environment, stdout=output, stderr=output)
+            process = FORKING.begin(
+                "manage.py", *words, environment=self._environment, folder=self._folder, stdout=output, stderr=output
+            )
         self._running.append(process)
         eventually(lambda: until in log.read_text(), f"{words} is ready, see {log}")
 

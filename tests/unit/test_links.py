@@ -62,10 +62,13 @@ def comments(file: Path) -> Iterator[str]:
 
 
 def is_there(path: str, file: Path) -> bool:
-    return any(
-        any(root.glob(path.replace("…", "*")))
-        for root in [*ROOTS, *file.parents[: len(file.relative_to(REPOSITORY).parts) - 1]]
-    )
+    above = file.parents[: len(file.relative_to(REPOSITORY).parts) - 1]
+    return any(stands_below(root, path) for root in (*ROOTS, *above))
+
+
+@cache
+def stands_below(root: Path, path: str) -> bool:
+    return any(root.glob(path.replace("…", "*"))) if "…" in path else (root / path).exists()
 
 
 @pytest.mark.slow
