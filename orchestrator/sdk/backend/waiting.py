@@ -6,6 +6,7 @@ the next look. All requests of a wait keep to the time of the call.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -34,6 +35,13 @@ log = get_logger("client")
 
 _LOOK_AGAIN = 5.0
 """Seconds after which a waiter looks in Postgres although nothing was announced."""
+
+_NEW = 2
+"""Milliseconds after which something may have ended before its waiter has subscribed."""
+
+_FIRST_LOOK = 0.005
+"""Seconds after which a waiter looks for something that is new; most of it is announced by then. A look at once would
+take processor time from the claim."""
 
 _LOOK_AT_ONCE = 5_000
 """Ids that one look asks for."""
@@ -89,9 +97,10 @@ class EndWaiters:
                 self.announcements.listen(identifier, wake)
                 if beside is not None:
                     self.announcements.listen(beside, give_up)
-                found = self._try(find_end)
+                is_new = _is_new(identifier, limit)
+                found = None if is_new else self._try(find_end)
             while found is None:
-                pause.seconds = _until_next_look(limit)
+                pause.seconds, is_new = _FIRST_LOOK if is_new else _until_next_look(limit), False
                 if pause.seconds <= 0:
                     return None
                 yield pause
@@ -178,6 +187,12 @@ class EndWaiters:
 def _until_next_look(limit: TimeLimit) -> float:
     left = limit.left
     return _LOOK_AGAIN if left is None else min(_LOOK_AGAIN, left)
+
+
+def _is_new(identifier: bytes, limit: TimeLimit) -> bool:
+    """Say whether this cannot have ended yet, by the time in its id, and there is time to look later."""
+    age = time.time_ns() // 1_000_000 - int.from_bytes(identifier[:6], "big")
+    return 0 <= age < _NEW and _until_next_look(limit) > _FIRST_LOOK
 
 
 def _complete(heard: list[Ended | None]) -> Ended | None:
