@@ -6,7 +6,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Engine
 from orchestrator.store import leases
 from orchestrator.store.driver import keep_prepared, roll_back, send
 from orchestrator.store.leases import Cursor, LeaseView
+from orchestrator.store.tasks.transitions import Moved, Success
 from orchestrator.store.tasks.waiting import PendingWorkProbe
 
 _IDLE_LEASES = 3.0
@@ -166,6 +167,15 @@ class Leadership:
     def _begin_later(self, connection: Connection, known: datetime, at: float) -> Writing:
         leases.begin_later(connection, self._shard, self.term)
         return Writing(connection, known + timedelta(seconds=self._elapsed() - at) + self._clock_offset, None)
+
+    def succeed_and_commit(
+        self, connection: Connection, now: datetime, cursor: Cursor, rows: Sequence[Success]
+    ) -> list[Moved]:
+        """End tasks and the transaction that has not begun yet, with the cursor: one round trip.
+
+        If that is not all that belongs to their ends, nothing is done, and the transaction is still to begin.
+        """
+        return leases.succeed_and_commit(connection, rows, now, self._shard, cursor)
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:

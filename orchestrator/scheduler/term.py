@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.scheduler.budget import Pace
@@ -42,7 +43,7 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.spans import LeaderSpans
-from orchestrator.scheduler.tasks.reports import Reports
+from orchestrator.scheduler.tasks.reports import Decoded, Reports
 from orchestrator.scheduler.throughput import ThroughputRecord
 from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.scheduler.transaction import Transaction
@@ -66,6 +67,8 @@ _FAILED_PAUSE = 0.5
 """Seconds in which a part of a tick that failed is not tried again, unless something happens."""
 _SAYS_EVERY = 1.0
 """Seconds between two log lines about parts that do less."""
+_FEW = 20
+"""Reports that are applied and committed in one message: for more, a round trip of their own does not matter."""
 _REST = 0.005
 """Seconds after nudges that came to nothing, because no worker had room, in which a leader does not listen."""
 
@@ -106,6 +109,10 @@ class Term:
         """Seconds for which nothing is due, unless something comes in; counted from `_due_since`."""
         self._due_since = 0.0
         self._nudged_in_vain = False
+        self._are_single = True
+        """The first task that was reported last has ended without consequences for other tasks and runs."""
+        self._is_short = False
+        """The last tick may have been committed before its end."""
         self._began: float | None = None
         """When the transaction began that is open, or that failed last."""
 
@@ -213,6 +220,8 @@ class Term:
             else:
                 log.error("scheduler.tick_rolled_back error=%s: the next tick looks for the cause", first_line(error))
             self._is_bisecting = True
+            if self._is_short:
+                self._look_again()
             return
         ended, had_room = tx.result.outgoing.ended, self.dispatcher.last.had_room
         self._nudged_in_vain = inbound.nudged and not (inbound.entries or inbound.fleet_changed or ended or had_room)
@@ -224,8 +233,13 @@ class Term:
         cursor, thorough = self._behind(inbound), inbound.wants_look or suspicion is not None
         decoded = self._reports.decode(inbound)
         are_plain = decoded.are_plain_successes() and not inbound.nudged
+        self._is_short = False
         with self._transaction(cursor, with_pending_work=thorough) as (tx, pending_work):
+            if not thorough:
+                self._shorten(tx, cursor, decoded, are_plain=are_plain)
             self._reports.apply(tx, decoded)
+            if moved := tx.result.outgoing.moved:
+                self._are_single = moved[0].is_single
             if suspicion is not None and inbound.complete:
                 lost, tx.result.outgoing.withdrawn = self._reconciler.judge(suspicion)
                 self._reports.apply_reports(tx, lost)
@@ -245,15 +259,36 @@ class Term:
             self._throughput.record(tx)
         return tx
 
+    def _shorten(self, tx: Transaction, cursor: Cursor, decoded: Decoded, *, are_plain: bool) -> None:
+        """Let a tick that only claims, or only applies, commit with its statement: one round trip.
+
+        Anything that was not foreseen goes into another transaction of the same tick.
+        """
+        if cursor is self.generations.cursor:
+            self._is_short = tx.may_end_with_claim = True
+        elif are_plain and self._are_single and len(decoded.reports) <= _FEW and self._was_drained:
+            self._is_short = True
+            tx.succeed_and_commit = partial(self._leadership.succeed_and_commit, tx.connection, tx.now, cursor)
+
+    def _look_again(self) -> None:
+        """Read from Postgres what a tick has committed that failed afterwards. Nobody was notified of it: claimed tasks
+        are found missing and returned, waiting clients look by themselves."""
+        with self._leadership.reading() as connection:
+            self.dispatcher.recount(waiting.in_flight(connection))
+        self.generations.cursor = self._leadership.cursor() or self.generations.cursor
+        self.watch.due_at = 0.0
+
+    @property
+    def _was_drained(self) -> bool:
+        return self.pending_work.was_empty and self.dispatcher.last.has_drained
+
     def _is_drained(self, tick: TickResult) -> bool:
         """Say whether nothing can be ready: the last claim has left nothing, and nothing comes of what has succeeded.
 
         An enqueue nudges the leader, and a nudged tick claims. If a nudge is lost, the next look at the fleet makes up
         for it.
         """
-        if not (self.pending_work.was_empty and self.dispatcher.last.has_drained):
-            return False
-        return all(task.is_single for task in tick.outgoing.moved)
+        return self._was_drained and all(task.is_single for task in tick.outgoing.moved)
 
     def _check_fleet(self) -> Suspicion | None:
         return self._fleet_check.run() if self._monotonic() >= self.watch.due_at else None

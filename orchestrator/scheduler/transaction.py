@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,6 +14,7 @@ from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.sealing import Vault
 from orchestrator.store.driver import limit_statements
+from orchestrator.store.tasks.transitions import Moved, Success
 
 _HURRY = 0.25
 """Of the time that a statement may take, how much one may of a part of a tick after another took too long."""
@@ -48,6 +49,10 @@ class Transaction:
     """Seconds after which Postgres ends a statement; 0 if it does not."""
     spans: LeaderSpans | None = None
     """Makes spans of runs, if they are exported."""
+    may_end_with_claim: bool = False
+    """Nothing but a claim is to be committed: it commits by itself, and what follows is another transaction."""
+    succeed_and_commit: Callable[[Sequence[Success]], list[Moved]] | None = None
+    """Ends tasks and the transaction in one round trip, or does nothing; None if more is to be committed."""
     result: TickResult = field(default_factory=TickResult)
     """Its result; under a savepoint, the result of the part that may be rolled back alone."""
 

@@ -5,14 +5,16 @@ Errors come out as SQLAlchemy would raise them, and a connection that broke does
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import select
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from psycopg2 import BINARY
-from psycopg2.extensions import new_type
+from psycopg2 import BINARY, extensions
+from psycopg2.errors import DuplicatePreparedStatement, InvalidSqlStatementName
 from sqlalchemy import Connection, Dialect, Engine, exc
 
 from orchestrator.store.database import as_outage
@@ -56,14 +58,23 @@ def _bytes(value: Any, cursor: Any) -> bytes | None:
     return bytes.fromhex(value[2:]) if is_hex else bytes(BINARY(value, cursor))
 
 
-_TYPES = {2950: new_type((2950,), "UUID", _id), 17: new_type((17,), "BYTES", _bytes)}
+_TYPES = {2950: extensions.new_type((2950,), "UUID", _id), 17: extensions.new_type((17,), "BYTES", _bytes)}
 """How the driver is to read ids and byte strings, by the number that Postgres has for the type."""
 
 
 class Channel:
     """A connection of the driver with its cursor, kept as long as it lives: to find and make them takes a while."""
 
-    __slots__ = ("_connection", "_cursor", "_deadlines", "_waiting", "prepared")
+    __slots__ = (
+        "_connection",
+        "_cursor",
+        "_deadlines",
+        "_guard",
+        "_is_last",
+        "_waiting",
+        "has_committed",
+        "prepared",
+    )
 
     def __init__(self, connection: Connection) -> None:
         lent: Any = connection.connection
@@ -75,6 +86,32 @@ class Channel:
         """The names of statements that it knows; None if none is prepared there."""
         self._waiting: list[bytes] = []
         """Statements to send with the next one, in order."""
+        self._guard: bytes | None = None
+        """The first statement of a transaction that begins with the next one; None if none is to begin."""
+        self._is_last = False
+        """The next statement also ends that transaction."""
+        self.has_committed = False
+        """One has ended that way; the next statement, if any, begins another."""
+
+    def begin_later(self, sql: str, parameters: dict[str, Any]) -> None:
+        """Have a transaction begin with SQL and the next statement, in one round trip."""
+        self._guard = self._cursor.mogrify(sql, parameters)
+        self._is_last = self.has_committed = False
+
+    def commit_with_next(self) -> None:
+        """Have the next statement end the transaction that it begins, in one message; not if others belong to it.
+
+        Postgres runs a message of several statements as one transaction. Statements that follow begin another, with the
+        same guard.
+        """
+        self._is_last = self._guard is not None and not self._waiting
+
+    def is_over(self) -> bool:
+        """Say whether the transaction has ended with its last statement; what was to begin is then forgotten."""
+        if not self.has_committed or self._guard is None or self._waiting:
+            return False
+        self._guard = None
+        return True
 
     def later(self, sql: str, parameters: dict[str, Any] | None = None) -> None:
         """Have SQL run with the next statement, before it and in the same round trip; its answer is not read."""
@@ -82,12 +119,17 @@ class Channel:
 
     def flush(self, connection: Connection) -> None:
         """Run what waits."""
+        self._is_last = False
         if self._waiting:
             self.send(connection, self._waiting.pop().decode())
+        elif self._guard is not None:
+            guard, self._guard = self._guard, None
+            self.send(connection, f"BEGIN;{guard.decode()}")
 
     def forget(self) -> None:
         """Run nothing of what waits: its transaction is over."""
         self._waiting.clear()
+        self._guard = None
 
     def send(self, connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> StatementResult:
         """Run SQL on the connection that it is of."""
@@ -97,12 +139,16 @@ class Channel:
             connection.begin()  # as SQLAlchemy would have done by itself
         cursor, deadlines = self._cursor, self._deadlines
         query: str | bytes = sql
-        if self._waiting:
-            query, parameters = b";".join((*self._waiting, cursor.mogrify(sql, parameters))), None
+        guard, is_last = self._guard, self._is_last and self._guard is not None
+        if guard is not None or self._waiting:
+            begin = () if guard is None else (guard,) if is_last else (b"BEGIN", guard)
+            query, parameters = b";".join((*begin, *self._waiting, cursor.mogrify(sql, parameters))), None
             self._waiting.clear()
+            self._guard, self._is_last = guard if is_last else None, False
         watched = 0 if deadlines is None else deadlines.begin(self._connection)
         try:
             cursor.execute(query, parameters)
+            self.has_committed |= is_last
             columns = cursor.description
             return StatementResult(cursor.fetchall() if columns else (), columns, cursor.rowcount)
         except connection.dialect.loaded_dbapi.Error as error:
@@ -172,14 +218,30 @@ def send(connection: Connection, sql: str, parameters: dict[str, Any] | None = N
     return channel(connection).send(connection, sql, parameters)
 
 
+class Preparation(NamedTuple):
+    """A statement to be prepared, and its execution; both have a name in the place of `{}`."""
+
+    prepare: str
+    execute: str
+
+
+_USES = "orchestrator_uses"
+_OFTEN = 5
+"""Uses of a statement on one connection after which it is prepared."""
+
+
 class _Line:
     """A connection that is out of the pool, with its cursor: kept for the next statement, for both take long to get."""
 
-    __slots__ = ("_poll", "connection", "cursor")
+    __slots__ = ("_poll", "_uses", "connection", "cursor", "deadlines", "namespace")
 
     def __init__(self, engine: Engine) -> None:
         self.connection: Any = engine.raw_connection()
         self.cursor = self.connection.cursor()
+        self.deadlines = deadlines_of(engine)
+        self.namespace = namespace_of(engine)
+        self._uses: dict[str, int | str] = self.connection.info.setdefault(_USES, {})
+        """By statement, how often it was used, or how it is executed since it was prepared."""
         self._poll = select.poll()
         self._poll.register(self.connection.fileno(), select.POLLIN)
 
@@ -187,6 +249,34 @@ class _Line:
     def is_closed(self) -> bool:
         """Say whether Postgres has closed it while it lay there: nothing else is on its way to a connection at rest."""
         return bool(self._poll.poll(0))
+
+    def run(self, sql: str, parameters: dict[str, Any], preparation: Preparation) -> None:
+        """Run a statement; prepare it if it is used often."""
+        uses = self._uses.get(sql, 0)
+        if isinstance(uses, int):
+            self._uses[sql] = uses + 1
+            if uses == _OFTEN and self._is_session():
+                uses = self._uses[sql] = self._prepare(sql, preparation)
+        try:
+            self.cursor.execute(uses if isinstance(uses, str) else sql, parameters)
+        except InvalidSqlStatementName:  # the session is another one; nothing was done
+            self._uses[sql] = _OFTEN + 1
+            self.cursor.execute(sql, parameters)
+
+    def _prepare(self, sql: str, preparation: Preparation) -> str:
+        """Prepare a statement; return its execution. A name belongs to one text, whoever else may use the session."""
+        name = f"orchestrator {hashlib.sha256(sql.encode()).hexdigest()[:16]}"
+        with contextlib.suppress(DuplicatePreparedStatement):
+            self.cursor.execute(in_namespace(preparation.prepare, self.namespace).replace("{}", name, 1))
+        return preparation.execute.replace("{}", name, 1)
+
+    def _is_session(self) -> bool:
+        """Say whether this is one session of Postgres as long as it lives; a pooler shows other process ids."""
+        driver = self.connection.dbapi_connection
+        if not isinstance(driver, extensions.connection):
+            return False
+        self.cursor.execute("SELECT pg_backend_pid()")
+        return self.cursor.fetchall() == [(driver.info.backend_pid,)]
 
 
 _NOTHING: deque[Any] = deque(maxlen=0)
@@ -206,17 +296,26 @@ def _line(engine: Engine, kept: deque[Any]) -> _Line:
     return _Line(engine)
 
 
-def execute(engine: Engine, sql: str, parameters: dict[str, Any]) -> StatementResult:
-    """Run one statement on a connection of an engine in autocommit mode: one round trip."""
+def execute(
+    engine: Engine, sql: str, parameters: dict[str, Any], preparation: Preparation | None = None
+) -> StatementResult:
+    """Run one statement on a connection of an engine in autocommit mode: one round trip.
+
+    With a `preparation` it is prepared, if it is used often and no pooler is in between.
+    """
     kept: deque[Any] = getattr(engine.pool, "kept", _NOTHING)
     try:
         line = _line(engine, kept)
     except engine.dialect.loaded_dbapi.Error as error:
         raise _known(error, engine.dialect, None, sql, parameters) from error
-    connection, cursor, deadlines = line.connection, line.cursor, deadlines_of(engine)
+    connection, cursor, deadlines = line.connection, line.cursor, line.deadlines
     watched = 0 if deadlines is None else deadlines.begin(connection.dbapi_connection)
     try:
-        cursor.execute(in_namespace(sql, namespace_of(engine)), parameters)
+        text = in_namespace(sql, line.namespace)
+        if preparation is None:
+            cursor.execute(text, parameters)
+        else:
+            line.run(text, parameters, preparation)
         columns = cursor.description
         if not columns:
             return StatementResult(changed=cursor.rowcount)

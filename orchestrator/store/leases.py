@@ -11,15 +11,18 @@ for a tick that is under way, and a tick that comes too late finds another term 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, exc
 
 from orchestrator.store import database
-from orchestrator.store.driver import send
+from orchestrator.store.driver import channel, send
 from orchestrator.store.namespaces import namespace_of
 from orchestrator.store.sql import Prepared, Row, Statement
+from orchestrator.store.tasks import transitions
+from orchestrator.store.tasks.transitions import Moved, Success
 from orchestrator.store.tasks.waiting import PENDING_WORK, PendingWorkProbe
 
 
@@ -212,16 +215,40 @@ def read_cursor(connection: Connection, shard: int) -> Cursor | None:
     """Return the cursor, or None before the first leader."""
 
 
-_SAVE_CURSOR = Prepared[None]("""
-INSERT /* leases.save_cursor */ INTO orchestrator.cursors (shard, generation, position, server)
-VALUES (%(shard)s, %(generation)s, %(position)s, %(server)s)
+_SAVE = """
+INSERT {name} INTO orchestrator.cursors (shard, generation, position, server)
+SELECT %(shard)s::int, %(generation)s::text, %(position)s::text, %(server)s::text {condition}
     ON CONFLICT (shard) DO UPDATE
    SET generation = excluded.generation, position = excluded.position, server = excluded.server
-""")
+"""
+_SAVE_CURSOR = Prepared[None](_SAVE.format(name="/* leases.save_cursor */", condition=""))
+_SUCCEED_AND_COMMIT = transitions.succeeding(
+    "leases.succeed_and_commit",
+    f"AND NOT EXISTS ({transitions.FOLLOWED})",
+    f", saved AS ({_SAVE.format(name='', condition='WHERE EXISTS (SELECT FROM gone)')})",
+)
+
+
+def succeed_and_commit(
+    connection: Connection, rows: Sequence[Success], now: datetime, shard: int, cursor: Cursor
+) -> list[Moved]:
+    """End tasks, commit that and how far events are applied: one round trip for the whole of a transaction.
+
+    Nothing is done if one of the tasks has a run, a limit, a key or callbacks: more belongs to that transaction. Nor is
+    the cursor saved if no task has ended.
+    """
+    channel(connection).commit_with_next()
+    values = transitions.SUCCESSES(rows)
+    return _SUCCEED_AND_COMMIT(connection, values, now=now, shard=shard, **cursor._asdict())
 
 
 def commit(connection: Connection, shard: int, cursor: Cursor | None) -> None:
-    """Commit a transaction that `begin` began, and with it how far events are applied: one round trip."""
+    """Commit a transaction that `begin` began, and with it how far events are applied: one round trip.
+
+    One that has ended with its last statement needs none.
+    """
+    if channel(connection).is_over():
+        return
     if cursor is None:
         send(connection, "COMMIT")
     else:

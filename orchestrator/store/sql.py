@@ -27,7 +27,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_t
 
 from sqlalchemy import Connection, Engine, TextClause, text
 
-from orchestrator.store.driver import Channel, StatementResult, channel, execute, flush
+from orchestrator.store.driver import Channel, Preparation, StatementResult, channel, execute, flush
 from orchestrator.store.namespaces import in_namespace, namespace_of
 from orchestrator.store.other_drivers import PARAMETER, DriverConnection
 
@@ -141,6 +141,20 @@ class Statement(Generic[R]):
         result = execute(engine, self.sql, self._encoded(batches, values))
         return list(starmap(self._maker(result.columns), result.rows)) if result.rows else []
 
+    def often(self, engine: Engine, values: dict[str, Any]) -> None:
+        """Do the same with a statement that is worth preparing, and that returns nothing."""
+        execute(engine, self.sql, self._encoded((), values), self.preparation)
+
+    @cached_property
+    def preparation(self) -> Preparation:
+        """How it is prepared, and executed then."""
+        numbers = {name: f"${number}" for number, name in enumerate(self._casts, 1)}
+        arguments = ", ".join(f"%({name})s{cast}" for name, cast in self._casts.items())
+        return Preparation(
+            f'PREPARE "{{}}" AS {PARAMETER.sub(lambda found: numbers[found[1]] + found[2], self.sql)}',
+            'EXECUTE "{}"' + (f"({arguments})" if arguments else ""),
+        )
+
     def _encoded(self, batches: Iterable[Values], values: dict[str, Any]) -> dict[str, Any]:
         for batch in batches:
             values |= batch
@@ -227,7 +241,7 @@ class Prepared(Statement[R]):
     def begin_later(self, connection: Connection, /, **values: Any) -> None:
         """Do the same in the round trip of the next statement. Its result is dropped."""
         line = channel(connection)
-        line.later(self._text(connection, line, self._begin), self._encoded((), values))
+        line.begin_later(self._text(connection, line, self._execute), self._encoded((), values))
 
     def commit(self, connection: Connection, /, **values: Any) -> None:
         """End a transaction with it, in one round trip; if it fails, nothing is committed."""
@@ -257,13 +271,11 @@ class Prepared(Statement[R]):
 
     @cached_property
     def _prepare(self) -> str:
-        numbers = {name: f"${number}" for number, name in enumerate(self._casts, 1)}
-        return f'PREPARE "{self.name}" AS {PARAMETER.sub(lambda found: numbers[found[1]] + found[2], self.sql)}'
+        return self.preparation.prepare.replace("{}", self.name, 1)
 
     @cached_property
     def _execute(self) -> str:
-        arguments = ", ".join(f"%({name})s{cast}" for name, cast in self._casts.items())
-        return f'EXECUTE "{self.name}"' + (f"({arguments})" if arguments else "")
+        return self.preparation.execute.replace("{}", self.name, 1)
 
     @cached_property
     def _begin(self) -> str:

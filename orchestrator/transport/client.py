@@ -78,7 +78,7 @@ class Nudges:
         """Wake the leader, if Redis can be used; if it `is_task`, only for tasks that can be claimed at once."""
         if time.monotonic() < self._silent_until:
             return
-        if not self._lock.acquire(timeout=time_limits.left(_LONGEST)):
+        if not (self._lock.acquire(blocking=False) or self._lock.acquire(timeout=time_limits.left(_LONGEST))):
             return  # Redis hangs, and its leader looks by itself
         try:
             if self._is_sending:

@@ -38,12 +38,12 @@ class Cost(NamedTuple):
 
 
 COSTS = {
-    "a thousand tasks at once": Cost(round_trips=8, transactions=3, wal=1_024_000, redis=1_038, calls=101_659),
+    "a thousand tasks at once": Cost(round_trips=7, transactions=3, wal=1_024_000, redis=1_038, calls=101_659),
     "a thousand tasks of ten keys with a limit": Cost(
-        round_trips=14, transactions=3, wal=1_286_000, redis=1_038, calls=159_986
+        round_trips=13, transactions=3, wal=1_286_000, redis=1_038, calls=159_986
     ),
-    "ten tasks, one after another": Cost(round_trips=70, transactions=30, wal=13_040, redis=260, calls=22_043),
-    "ten ticks with nothing to do": Cost(round_trips=30, transactions=10, wal=984, redis=0, calls=3_404),
+    "ten tasks, one after another": Cost(round_trips=30, transactions=30, wal=13_040, redis=260, calls=21_593),
+    "ten ticks with nothing to do": Cost(round_trips=10, transactions=10, wal=984, redis=0, calls=3_354),
 }
 
 

@@ -18,7 +18,9 @@ from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import NewTask, Noted
 from orchestrator.embedded import EmbeddedServices
+from orchestrator.store import leases
 from orchestrator.store.inbox import Request, RequestKind
+from orchestrator.store.leases import Cursor
 from orchestrator.store.runs import cancels
 from orchestrator.store.tasks import claims, completions, details, enqueue, transitions, waiting
 from orchestrator.store.tasks.claims import ClaimPosition
@@ -99,6 +101,11 @@ OTHERS: dict[str, Call] = {
     "claim": lambda _: lambda c: claims.claim(c, {"q0": BATCH // 2, "q2": BATCH // 2, "none": 9}, NOW),
     "claim_behind": lambda _: lambda c: claims.claim_behind(c, dict.fromkeys(POSITIONS, BATCH // 2), POSITIONS, NOW),
     "promote_due": lambda _: lambda c: waiting.promote_due(c, NOW + timedelta(days=30), BATCH),
+    "succeed_and_commit": lambda leader: (
+        lambda c: leases.succeed_and_commit(
+            c, [Success(*a, b"", 0.1, "w") for a in leader.batch], NOW, 0, Cursor("1-1", "1-0", "server")
+        )
+    ),
     "agenda": lambda _: waiting.probe_pending_work,
     "in_flight": lambda _: waiting.in_flight,
     "succeeded": lambda leader: lambda c: waiting.succeeded(c, leader.batch),

@@ -33,6 +33,7 @@ from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import key_name
+from orchestrator.store.driver import channel
 from orchestrator.store.tasks import claims, transitions, unique, waiting
 from orchestrator.store.tasks.claims import Claimed, ClaimPosition
 from orchestrator.store.tasks.transitions import Requeue
@@ -60,8 +61,13 @@ class Claims(CommitHooks):
         self._front_at = 0.0
         self._positions: dict[str, ClaimPosition] = {}
 
-    def claim(self, connection: Connection, rooms: dict[str, int], now: datetime) -> list[Claimed]:
-        """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first."""
+    def claim(
+        self, connection: Connection, rooms: dict[str, int], now: datetime, *, commits: bool = False
+    ) -> list[Claimed]:
+        """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first.
+
+        A claim that `commits` is a transaction by itself, unless one has begun: one round trip.
+        """
         began = self._monotonic()
         if self.is_slow and began < self._front_at and rooms.keys() <= self._positions.keys():
             found = claims.claim_behind(connection, rooms, self._positions, now)
@@ -69,6 +75,8 @@ class Claims(CommitHooks):
                 self._move_position(queue, room, [task for task in found if task.queue == queue])
             return found
         newest = claims.newest(connection) if self.is_slow else None
+        if commits:
+            channel(connection).commit_with_next()
         found = claims.claim(connection, rooms, now)
         took = self._monotonic() - began
         self.is_slow = took >= _SLOW
@@ -202,7 +210,8 @@ class Dispatcher(CommitHooks):
         if capabilities.holds:
             self._hold_crowds(tx, rooms, unknown_timeout)
         plain = {queue: room for queue, room in rooms.items() if not self._lanes.serves(queue)}
-        found = self._claims.claim(tx.connection, plain, tx.now) if plain else []
+        commits = tx.may_end_with_claim and len(plain) == len(rooms) and not self._lanes.queue_rates
+        found = self._claims.claim(tx.connection, plain, tx.now, commits=commits) if plain else []
         if len(plain) < len(rooms):
             found += self._lanes.claim(tx, {queue: room for queue, room in rooms.items() if queue not in plain})
         is_simple = len(plain) == len(slots) and not capabilities.holds

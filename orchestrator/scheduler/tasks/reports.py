@@ -233,7 +233,8 @@ def counts_starts(options: str | None) -> bool:
 def _succeed(tx: Transaction, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:
     rows = [Success(r.id, r.attempt, r.result, r.duration, worker) for worker, r in succeeded]
     results = {row.id: row.result for row in rows}
-    moved = transitions.succeed(tx.connection, rows, tx.now)
+    moved = [] if tx.succeed_and_commit is None else tx.succeed_and_commit(rows)
+    moved = moved or transitions.succeed(tx.connection, rows, tx.now)
     tx.result.note(moved, results=results, by_worker=True, inline_result=inline_result)
     tx.result.counts.time(moved, rows)
     with_children = {report.id: report.children for _, report in succeeded if report.children}

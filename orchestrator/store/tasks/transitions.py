@@ -216,7 +216,12 @@ class Success(NamedTuple):
     worker: str
 
 
-_SUCCESSES = Batch("r", Success)
+SUCCESSES = Batch("r", Success)
+FOLLOWED = f"""
+       SELECT FROM {SUCCESSES} CROSS JOIN LATERAL (
+              SELECT FROM orchestrator.tasks
+               WHERE id = r.id AND num_nonnulls(run_id, lane, unique_key, callbacks) > 0 LIMIT 1) AS followed"""
+"""Those of successes whose end concerns more than waiting clients: `Moved.is_single`."""
 _SUCCEEDED = insert_ended(
     "gone",
     status="'success'",
@@ -227,23 +232,30 @@ _SUCCEEDED = insert_ended(
     started_at="%(now)s::timestamptz - duration * interval '1 second'",
     ended_at="%(now)s::timestamptz",
 )
-_SUCCEED = Prepared[Moved](f"""
-WITH /* tasks.succeed */ gone AS (
+
+
+def succeeding(name: str, condition: str = "", beside: str = "") -> Prepared[Moved]:
+    """Return a statement that ends tasks whose current attempt returned, under a condition and with others beside."""
+    return Prepared[Moved](f"""
+WITH /* {name} */ gone AS (
     DELETE FROM orchestrator.tasks t
-     USING {_SUCCESSES}
+     USING {SUCCESSES}
      {current_attempt(sources_of(TaskState.SUCCESS))}
-     WHERE t.ctid = found.place
+     WHERE t.ctid = found.place {condition}
     RETURNING t.*, r.result, r.duration, r.worker AS finisher
 ), kept AS (
     INSERT {_SUCCEEDED}
-)
+){beside}
 SELECT {_moved_to(TaskState.SUCCESS)} FROM gone
 """)
 
 
+_SUCCEED = succeeding("tasks.succeed")
+
+
 def succeed(connection: Connection, rows: Sequence[Success], now: datetime) -> list[Moved]:
     """End tasks whose current attempt returned."""
-    return _SUCCEED(connection, _SUCCESSES(rows), now=now)
+    return _SUCCEED(connection, SUCCESSES(rows), now=now)
 
 
 class AttemptEnd(NamedTuple):

@@ -1,0 +1,133 @@
+"""Ticks that only claim, or only apply, are one message to Postgres; what else belongs to them is done as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator.scheduler.leadership import TermOver
+from orchestrator.store.driver import statements_sent
+from orchestrator.store.leases import Cursor
+from tests.integration.stage import System, Worker
+
+
+@pytest.fixture
+def worker(system: System) -> Worker:
+    """A worker that has done a single task, so that everything is prepared and the next one is expected to be such."""
+    worker = system.worker(knows=("job", "after"))
+    system.settle()
+    system.job.enqueue()
+    work(system, worker)
+    return worker
+
+
+def work(system: System, worker: Worker) -> None:
+    """Claim what is ready, have it succeed, and apply that."""
+    system.tick()
+    worker.succeed(*worker.take())
+    system.tick()
+
+
+def sent(do: Callable[[], object]) -> int:
+    before = statements_sent()
+    do()
+    return statements_sent() - before
+
+
+def saved(system: System) -> Cursor | None:
+    return system.scheduler._leadership.cursor()
+
+
+def test_a_claim_and_an_end_are_one_round_trip_each(system: System, worker: Worker) -> None:
+    claims, ends = [], []
+    for _ in range(3):  # a tick that writes the counts of the last ten seconds takes more
+        handle = system.job.enqueue()
+        claims.append(sent(system.tick))
+        worker.succeed(*worker.take())
+        ends.append(sent(system.tick))
+        assert system.states(handle) == ["success"]
+        assert saved(system) == system.scheduler.term.generations.cursor
+    assert (min(claims), min(ends)) == (1, 1)
+
+
+@pytest.mark.parametrize("option", ["unique_key", "on_success", "concurrency_key"])
+def test_what_belongs_to_an_end_is_committed_with_it(system: System, worker: Worker, option: str) -> None:
+    after = system.app.task(name="after")(lambda: None)
+    options: dict[str, dict[str, Any]] = {
+        "unique_key": {"unique_key": "a"},
+        "on_success": {"on_success": after},
+        "concurrency_key": {"concurrency": 1, "concurrency_key": "a"},
+    }
+    task = system.job.options(**options[option])
+    handle = task.enqueue()
+    work(system, worker)
+    assert system.states(handle) == ["success"]
+    assert saved(system) == system.scheduler.term.generations.cursor
+    other = task.enqueue()
+    assert other.id != handle.id
+    system.tick(2)
+    assert {task.name for task in worker.take()} == ({"job", "after"} if option == "on_success" else {"job"})
+
+
+def test_a_run_is_notified_of_an_end(system: System, worker: Worker) -> None:
+    run = system.app.start_many(system.job, [(1,)])
+    work(system, worker)
+    assert run.status() == "success"
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    """Have a method raise, the next time only."""
+
+    def fail(*_: Any) -> None:
+        monkeypatch.undo()
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(owner, name, fail)
+
+
+def test_claims_of_a_tick_that_fails_afterwards_are_dispatched_again(
+    system: System, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = system.job.enqueue()
+    fail_once(monkeypatch, system.scheduler.term.code, "attach_events")
+    system.tick()
+    assert system.states(handle) == ["dispatched"]
+    assert not system.messages()
+    assert system.scheduler.term.dispatcher.in_flight == 1
+    system.make_old()
+    system.tick_until(system.messages)
+    work(system, worker)
+    assert system.states(handle) == ["success"]
+    assert system.scheduler.term.dispatcher.in_flight == 0
+
+
+def test_ends_of_a_tick_that_fails_afterwards_stay(
+    system: System, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = system.job.enqueue()
+    system.tick()
+    worker.succeed(*worker.take())
+    fail_once(monkeypatch, system.scheduler.term.watch, "record")
+    system.tick()
+    assert system.states(handle) == ["success"]
+    assert saved(system) == system.scheduler.term.generations.cursor
+    assert system.scheduler.term.dispatcher.in_flight == 0
+    other = system.job.enqueue()
+    work(system, worker)
+    assert system.states(other) == ["success"]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_deposed_leader_claims_and_ends_nothing(system: System, worker: Worker, ends: bool) -> None:
+    handle = system.job.enqueue()
+    if ends:
+        system.tick()
+        worker.succeed(*worker.take())
+    before, state = saved(system), system.states(handle)
+    system.sql("UPDATE orchestrator.leases SET term = term + 1")
+    with pytest.raises(TermOver):
+        system.tick()
+    assert system.states(handle) == state
+    assert saved(system) == before
