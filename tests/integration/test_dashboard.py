@@ -264,6 +264,9 @@ def test_lists_tell_runs_and_failures_apart(house: House, anyone: Visitor) -> No
             for told in (">order-77<", "region=&#34;eu&#34;", "2026-03-01 02:00", "schedule mail-flow/default", "v1"):
                 assert told in text, told
             assert f"/ui/runs/{run}" in anyone.get("/ui/search?text=order-77").text
+            own = "UPDATE orchestrator.runs SET key = 'schedule mail-flow/default 2026-03-01T02:00Z' WHERE id = %s"
+            connection.exec_driver_sql(own, (run.hex,))
+            assert "T02:00Z" not in anyone.get("/ui/runs").text, "the schedule and the time say the same"
             hidden = Visitor(create_app(replace(house.settings, redact="secret")))
             assert "parameters region" in hidden.get("/ui/runs").text, "values may be copies of secrets"
         finally:
