@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import secrets
@@ -10,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from sqlalchemy import Engine, event
@@ -318,6 +319,25 @@ def test_a_composition_is_called_like_its_run(house: House, anyone: Visitor) -> 
     finally:
         with house.engine.connect() as connection:
             connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE id = %s", (run.id,))
+
+
+def test_the_runs_that_hold_an_older_version_are_a_click_away(house: House, anyone: Visitor) -> None:
+    runs = {version: uuid4() for version in (1, 2)}
+    with house.engine.connect() as connection:
+        for version, run in runs.items():
+            connection.exec_driver_sql(
+                "INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, version, code) "
+                "VALUES (%s, 'drained', 'running', 0, 0, 'drained', %s, true)",
+                (str(run), version),
+            )
+    try:
+        (found,) = re.findall(r'version 1 draining: <a href="([^"]+)">1 run</a>', anyone.get("/ui/workflows").text)
+        page = anyone.get(html.unescape(found)).text
+        assert (str(runs[1]) in page, str(runs[2]) in page) == (True, False)
+        assert '<input type="hidden" name="version" value="1">' in page, "for another filter beside it"
+    finally:
+        with house.engine.connect() as connection:
+            connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE workflow = 'drained'")
 
 
 def test_the_last_runs_of_all_schedules_are_read_at_once(house: House) -> None:
