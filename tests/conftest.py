@@ -7,13 +7,10 @@ import gc
 import shutil
 import signal
 import tempfile
-import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import httpx
-import psycopg2
 import pytest
 from hypothesis import settings
 from redis import Redis
@@ -21,6 +18,7 @@ from redis import Redis
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store import database
 from tests.connections import KEPT, find_the_version_of_redis_once
+from tests.databases import administering, new_database
 
 # Whoever started us may ignore these, as nohup does; what we start would inherit that, and obey nobody.
 for _number in (signal.SIGTERM, signal.SIGHUP):
@@ -79,23 +77,9 @@ def services() -> Iterator[EmbeddedServices]:
 @pytest.fixture(scope="module")
 def database_url(services: EmbeddedServices) -> Iterator[str]:
     """An empty database with the current schema."""
-    name = f"test_{uuid.uuid4().hex}"
-    with administering(services) as cursor:
-        # File by file, and not page by page through the log, which takes five times as long.
-        is_new = cursor.connection.server_version >= 15_00_00  # before, there is no other way
-        cursor.execute(f"CREATE DATABASE {name} TEMPLATE orchestrator {'STRATEGY file_copy' if is_new else ''}")
-    yield services.postgres.database_url(name)
-    KEPT.close()
-    with suppress(psycopg2.Error), administering(services) as cursor:  # if it is in use, it goes with the server
-        cursor.execute(f"DROP DATABASE {name} WITH (FORCE)")
-
-
-@contextmanager
-def administering(services: EmbeddedServices) -> Iterator[psycopg2.extensions.cursor]:
-    """Yield a cursor of a connection to no database of the tests."""
-    with closing(psycopg2.connect(services.postgres.url)) as connection, connection.cursor() as cursor:
-        connection.autocommit = True
-        yield cursor
+    with new_database(services, "test", "orchestrator") as url:
+        yield url
+        KEPT.close()
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ from orchestrator.transport.keys import Keys
 from tests.acceptance import pages
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import HERE, Stack
+from tests.forking import FORKING
 from tests.waiting import eventually
 
 ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
@@ -287,14 +288,8 @@ def test_the_program_of_the_guide_runs(served: tuple[Stack, str], tmp_path: Path
     guide = pages.REPOSITORY / "docs" / "http-api.md"
     program = pages.files_in(guide)["use.py"].replace("app.resize", "project.resized")
     (tmp_path / "use.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "use.py"],
-        cwd=tmp_path,
-        env=stack.environment | {"ORCHESTRATOR_API_URL": address},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = stack.environment | {"ORCHESTRATOR_API_URL": address}
+    done = FORKING.run("use.py", environment=environment, folder=tmp_path)
     shown = next(command.shown for command in pages.commands(guide) if command.line == "python use.py")
     assert done.stdout.splitlines() == shown, done.stderr
 

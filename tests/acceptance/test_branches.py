@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
 
 from tests.acceptance.conftest import fresh_stack
+from tests.forking import FORKING
 from tests.integration.test_serve import served
 from tests.waiting import eventually
 
@@ -23,15 +22,8 @@ def test_both_branches_are_taken(database_url: str, redis_url: str, tmp_path: Pa
         address = stack.api()
         with served("services:app", EXAMPLES, "--registry", address):
             eventually(lambda: httpx.get(f"{address}/workers/list?service=sum").json(), "the services are registered")
-            done = subprocess.run(
-                [sys.executable, "branches.py"],
-                cwd=EXAMPLES,
-                env={**os.environ, "SCHEDULER_BASE": address},
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=100,
-            )
+            environment = {**os.environ, "SCHEDULER_BASE": address}
+            done = FORKING.run("branches.py", environment=environment, folder=EXAMPLES)
     assert done.returncode == 0, done.stderr
     assert "goB: completed, result = 40" in done.stdout
     assert "goC: completed, result = 6" in done.stdout

@@ -11,18 +11,16 @@ import re
 import subprocess
 import sys
 import tarfile
-import uuid
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
-import psycopg2
 import pytest
 
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store import compatibility, database
 from tests.acceptance.stack import Process, Stack
+from tests.databases import new_database
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
@@ -172,16 +170,13 @@ class Fleets:
 
 @pytest.fixture
 def fleets(services: EmbeddedServices, redis_url: str, tmp_path: Path) -> Iterator[Fleets]:
-    name = f"releases_{uuid.uuid4().hex}"
-    with closing(psycopg2.connect(services.postgres.url)) as connection, connection.cursor() as cursor:
-        connection.autocommit = True
-        cursor.execute(f"CREATE DATABASE {name}")
-    stack = Stack(services.postgres.database_url(name), redis_url, tmp_path, worker_ttl=30.0)
-    stack.redis.flushall()
-    found = Fleets(stack, tmp_path)
-    yield found
-    found.close()
-    stack.close()
+    with new_database(services, "releases") as url:
+        stack = Stack(url, redis_url, tmp_path, worker_ttl=30.0)
+        stack.redis.flushall()
+        found = Fleets(stack, tmp_path)
+        yield found
+        found.close()
+        stack.close()
 
 
 def test_upgrade_rollback_upgrade(fleets: Fleets, old: tuple[Path, str]) -> None:

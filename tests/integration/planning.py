@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, event, text
 
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.scheduler.leadership import Leadership
@@ -19,6 +18,7 @@ from orchestrator.store import database
 from orchestrator.store.driver import Channel, StatementResult
 from orchestrator.store.sql import Statement
 from orchestrator.store.tables import metadata
+from tests.databases import new_database
 
 BATCH = 500
 _OURS = "(SELECT oid FROM pg_class WHERE relnamespace = 'orchestrator'::regnamespace AND relkind IN ('r', 'i'))"
@@ -150,14 +150,20 @@ def _leader(
 ) -> Iterator[tuple[Leader, Engine]]:
     """Yield a leader of a database of its own, filled, and an engine for what people do there."""
     major = int((services.postgres.data / "PG_VERSION").read_text())
-    name = f"plans_{uuid.uuid4().hex}"
-    admin = create_engine(
-        services.postgres.url.replace("postgresql:", "postgresql+psycopg2:"), isolation_level="AUTOCOMMIT"
-    )
-    with admin.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE orchestrator"))
-    admin.dispose()
-    engine = database.engine_for(services.postgres.database_url(name))
+    with new_database(services, "plans", "orchestrator") as url:
+        engine = database.engine_for(url)
+        yield from _leader_of(engine, state, major, fill, begin, statements)
+        engine.dispose()
+
+
+def _leader_of(
+    engine: Engine,
+    state: str,
+    major: int,
+    fill: Sequence[str],
+    begin: Callable[[Connection], list[tuple[bytes, int]]],
+    statements: Mapping[str, Call],
+) -> Iterator[tuple[Leader, Engine]]:
     leadership = Leadership(engine, lease=600.0)  # it waits in its transaction
     by_hand = engine.execution_options(isolation_level="AUTOCOMMIT")
     with by_hand.connect() as connection:
@@ -180,7 +186,6 @@ def _leader(
         connection.exec_driver_sql("SET statement_timeout = '10s'")
         yield Leader(connection, in_flight, is_misled=state == "planned when vacuumed" and major < 18), by_hand
     leadership.disconnect()
-    engine.dispose()
 
 
 def explained(connection: Connection, *calls: Callable[[Any], object]) -> list[str]:

@@ -18,16 +18,16 @@ from uuid import UUID, uuid4
 
 import msgspec
 import psutil
-import psycopg2
 import pytest
 from click.testing import CliRunner, Result
 from redis import Redis
-from sqlalchemy import Connection, Engine, make_url
+from sqlalchemy import Connection, Engine
 
 from orchestrator.cli import main
 from orchestrator.cli.runs.progress import watch_run
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import NewTask
+from orchestrator.embedded import EmbeddedServices
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.store import database, fleet, inbox, insights, leases
@@ -43,6 +43,7 @@ from orchestrator.transport import journal
 from orchestrator.transport.codec import Ended, LogLine, ProgressMark, encode
 from orchestrator.transport.keys import Keys
 from tests import forking
+from tests.databases import new_database
 from tests.said import say
 from tests.waiting import eventually
 
@@ -779,15 +780,14 @@ def test_missing_settings_are_a_message(run: Callable[..., Result], monkeypatch:
     assert result.stderr.startswith("Error: Setting database_url is not set. Set ORCHESTRATOR_DATABASE_URL")
 
 
-def test_db_upgrade_and_check(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, database_url: str) -> None:
-    name = f"empty_{os.getpid()}"
-    other = make_url(database_url).set(database=name).render_as_string(hide_password=False)
-    admin = psycopg2.connect(database_url)
-    admin.autocommit = True
-    with admin.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {name}")
-    admin.close()
-    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", other)
+@pytest.fixture
+def empty_url(services: EmbeddedServices) -> Iterator[str]:
+    with new_database(services, "empty") as url:
+        yield url
+
+
+def test_db_upgrade_and_check(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, empty_url: str) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_DATABASE_URL", empty_url)
     for words in (("db", "check"), ("status",)):
         missing = run(*words)
         assert missing.exit_code == 1

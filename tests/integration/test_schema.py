@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import threading
-import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, text
 
 from orchestrator import Orchestrator, Settings
 from orchestrator.embedded import EmbeddedServices
@@ -22,17 +21,14 @@ from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.scheduler.process import run_scheduler
 from orchestrator.store import compatibility, database
 from orchestrator.store.tables import SCHEMA, metadata
+from tests.databases import new_database
 
 
 @pytest.fixture
-def empty_url(services: EmbeddedServices) -> str:
+def empty_url(services: EmbeddedServices) -> Iterator[str]:
     """A database without any table."""
-    name = f"empty_{uuid.uuid4().hex}"
-    admin = create_engine(services.postgres.url.replace("postgresql:", "postgresql+psycopg2:"))
-    with admin.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    admin.dispose()
-    return services.postgres.database_url(name)
+    with new_database(services, "empty") as url:
+        yield url
 
 
 @pytest.fixture
