@@ -9,6 +9,8 @@ tick:  look at the fleet              once a second, and when it says that it ha
            claim what is ready
            record the events cursor
        publish: what is applied, for workers; what has ended, for waiters; the claimed tasks
+
+A tick that only claims, or only applies, commits with its one statement (`_shorten`).
 """
 
 from __future__ import annotations
