@@ -140,7 +140,8 @@ def replay_check(
     if not check.checked:
         echo(f"There is no {what} to replay.")
     elif misfits:
-        echo(f"Replayed {counted(check.checked, what)}: {check.checked - misfits:,} fit the code, {misfits:,} do not.")
+        do = "does" if misfits == 1 else "do"
+        echo(f"Replayed {counted(check.checked, what)}: {misfits:,} of them {do} not fit the code.")
         echo("Before you deploy it, keep both ways with ctx.patched(…), or raise version=.")
     else:
         echo(f"Replayed {counted(check.checked, what)}. The code fits.")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -24,6 +22,7 @@ from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.endings import Compensations, ContinueAsNew
 from orchestrator.sdk.code.futures import DurableFuture, SleepFuture
 from orchestrator.sdk.code.handlers import Handlers
+from orchestrator.sdk.code.operations import call
 from orchestrator.sdk.code.read_only import RunRandom, is_awaitable, read_only
 from orchestrator.sdk.code.scope import outside
 from orchestrator.sdk.code.signals import Signals
@@ -244,9 +243,7 @@ class WorkflowContext:
                 with outside():
                     if number:
                         threading.Event().wait(min(_FIRST_PAUSE * 2 ** (number - 1), _LONGEST_PAUSE))
-                    value = function() if timeout is None else _within(timeout, function)
-                    if inspect.iscoroutine(value):
-                        value = _in_thread(value if timeout is None else asyncio.wait_for(value, timeout))
+                    value = call(function, timeout)
                 data = encode_value(value, f"The result of operation {name!r}", commander.largest)
                 command = commands.RecordOperation(ordinal, name, data)
                 break
@@ -374,28 +371,3 @@ def _decorated(function: Callable[..., Any] | str | None, add: Callable[[str, Ca
         return given
 
     return decorate(function) if callable(function) else decorate
-
-
-def _within(seconds: float, function: Callable[[], Any]) -> Any:
-    """Call a function in a thread of its own and return its value; TimeoutError if that takes too long."""
-    future: Future[Any] = Future()
-
-    def call() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:  # noqa: BLE001  # it is raised where the result is asked for
-            future.set_exception(error)
-
-    threading.Thread(target=call, name="operation", daemon=True).start()
-    try:
-        return future.result(seconds)
-    except TimeoutError:
-        if future.done():
-            raise  # its own
-        raise TimeoutError(f"It took longer than {seconds:g} s.") from None
-
-
-def _in_thread(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a loop and in a thread of its own, and wait for it."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, coroutine).result()
