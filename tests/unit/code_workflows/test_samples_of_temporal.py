@@ -1,7 +1,9 @@
 """What Temporal's samples show, as workflows of this project: messages, updates, and the small programs.
 
 `message_passing/introduction`, `safe_message_handlers`, `waiting_for_handlers` and its compensating variant, `updates`,
-and of `hello`: activity choice, cancellation, child, continue as new, exception, parallel, query, signal, update.
+and of `hello`: activity, cancellation, child, continue as new, exception, parallel, query, signal, update. The others
+are in `test_hello_samples_of_temporal.py`, `resource_pool` and `batch_sliding_window` in
+`test_batch_samples_of_temporal.py`.
 """
 
 from __future__ import annotations
