@@ -71,6 +71,8 @@ class Settings:
     """Seconds before a request to `api_url` times out."""
     app: str = ""
     """The application that commands load, e.g. `package.module:app`."""
+    release: str = ""
+    """The release of your code, e.g. a version or a Git commit. Workers announce it, and it is kept with attempts."""
     namespace: str = DEFAULT_NAMESPACE
     """Postgres schema and prefix of all Redis keys. Give each application on shared servers its own."""
     shards: int = 1
@@ -342,7 +344,11 @@ def _validated(settings: Settings) -> Settings:
     for name, field in _FIELDS.items():
         value = getattr(settings, name)
         if name in _FOR_EVER_IF_ZERO:
-            _check_retention(name, value)
+            if value != 0 and not SHORTEST_RETENTION <= value <= LONGEST_RETENTION:
+                raise ConfigurationError(
+                    f"Setting {name}: expected {SHORTEST_RETENTION:g} seconds or more, up to a hundred years, or 0 to "
+                    f"keep for ever, found {value!r}."
+                )
         elif isinstance(field.default, (int, float)):
             most = _LARGEST_PAYLOAD if name in _SIZES else _MOST_SHARDS if name == "shards" else _MOST
             if not 0 < value <= most:
@@ -356,6 +362,10 @@ def _validated(settings: Settings) -> Settings:
         )
     if settings.shards > 1 and "+cluster:" in settings.redis_url:
         raise ConfigurationError(f"Setting shards: Redis Cluster needs one shard for now, found {settings.shards}.")
+    if len(settings.release) > 100 or not settings.release.isprintable():  # it is a part of each heartbeat
+        raise ConfigurationError(
+            f"Setting release: expected up to 100 printable characters, found {settings.release!r}."
+        )
     if settings.worker_ttl < 2 * settings.heartbeat:
         raise ConfigurationError(
             f"Setting worker_ttl: expected at least twice the heartbeat ({settings.heartbeat}), "
@@ -388,11 +398,3 @@ def _shown(name: str, value: object) -> str:
     if not name.endswith("_url") and name != "payload_store":
         return repr(value)
     return repr(without_password(value)) if isinstance(value, str) else f"a value of type {type(value).__name__}"
-
-
-def _check_retention(name: str, value: float) -> None:
-    if value != 0 and not SHORTEST_RETENTION <= value <= LONGEST_RETENTION:
-        raise ConfigurationError(
-            f"Setting {name}: expected {SHORTEST_RETENTION:g} seconds or more, up to a hundred years, or 0 to keep for "
-            f"ever, found {value!r}."
-        )

@@ -9,14 +9,17 @@ import signal
 import sys
 import threading
 import time
+from itertools import chain
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+from orchestrator.domain import redaction
 from orchestrator.domain.fleet.announced import redacting
 from orchestrator.environment import forbid_inspection
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.modules import ImportFailed
+from orchestrator.sdk.tasks.parameters import announced_parameters
 from orchestrator.sdk.values.stores import means as store_means
 from orchestrator.sealing import key_names, vault_of
 from orchestrator.settings import Settings
@@ -260,7 +263,12 @@ class WorkerProcess:
         hidden = {name: task._redacting_options.redact for name, task in app.tasks.items()}
         means += [redacting(name, patterns) for name, patterns in hidden.items() if patterns]
         names = sorted({*app.tasks, *app.code_workflows._announced, *self._allowed.patterns, *means})
-        self._notify_parent(Hello(names, spec.served(self._named), spec.unserved(self._named)))
+        everywhere = redaction.words(app.settings.redact)
+        workflows = ((name, one._signature, everywhere) for name, one in app.code_workflows.items())
+        tasks = ((name, task._signature, hidden[name]) for name, task in app.tasks.items())
+        parameters = encode(announced_parameters(chain(workflows, tasks)))
+        served, unserved = spec.served(self._named), spec.unserved(self._named)
+        self._notify_parent(Hello(names, served, unserved, app.settings.release, parameters))
 
     def leave_behind(self, task: str) -> None:
         """End for the sake of code that does not: with the process, it will."""

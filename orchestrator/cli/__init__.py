@@ -26,6 +26,7 @@ COMMANDS = {
     "doctor": ("system.doctor", "Check settings, servers and processes, and say what to change."),
     "enqueue": ("tasks.enqueue", "Enqueue a task."),
     "tasks": ("tasks.commands", "Look at tasks, cancel and retry them."),
+    "failures": ("tasks.failures", "Show failures by task and error; acknowledge and snooze them."),
     "workflows": ("dag.workflows", "Check, apply and look at workflow definitions."),
     "flows": ("flow.commands", "Check, publish and start flow graphs; signal, approve and watch their runs."),
     "runs": ("runs.commands", "Start runs, look at them, watch, cancel and retry them."),

@@ -1,14 +1,16 @@
-"""A mirror of the workers' heartbeats for people, and the workers that are ordered to drain."""
+"""What workers announce, for people: a mirror of heartbeats, releases, parameters of tasks; and orders to drain."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+import msgspec
 from sqlalchemy import Connection
 
+from orchestrator.domain.tasks.parameters import Parameter
 from orchestrator.store import inbox
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.sql import Prepared, Statement
@@ -59,6 +61,58 @@ def mirror(connection: Connection, workers: Sequence[WorkerRow], now: datetime) 
     """Write down what the heartbeats say."""
     beats = json.dumps([worker._asdict() for worker in workers])
     _MIRROR(connection, beats=beats, now=now)
+
+
+_KEEP_RELEASES = Statement[None]("""
+INSERT /* fleet.keep_releases */ INTO orchestrator.worker_releases (worker, release, started_at, until)
+SELECT b.worker, b.release, to_timestamp(b.started_at), coalesce(%(until)s::timestamptz, 'infinity')
+  FROM jsonb_to_recordset(%(beats)s::jsonb) AS b(worker text, release text, started_at float8)
+ WHERE NOT EXISTS (SELECT FROM orchestrator.worker_releases AS known
+                    WHERE known.worker = b.worker
+                      AND known.until >= coalesce(%(until)s::timestamptz, 'infinity') - interval '1 day')
+    ON CONFLICT (worker) DO UPDATE SET until = excluded.until
+""")
+
+
+class WorkerRelease(NamedTuple):
+    """The release that one worker process runs."""
+
+    worker: str
+    release: str
+    started_at: float
+
+
+def keep_releases(connection: Connection, workers: Sequence[WorkerRelease], until: datetime | None) -> None:
+    """Store which releases workers run, for as long as their attempts may be kept; None is for ever.
+
+    That moves on while a worker lives, once a day.
+    """
+    _KEEP_RELEASES(connection, beats=json.dumps([worker._asdict() for worker in workers]), until=until)
+
+
+_DESCRIBE = Statement[None]("""
+INSERT /* fleet.describe */ INTO orchestrator.task_parameters AS known (name, parameters)
+SELECT key, value FROM jsonb_each(%(found)s::jsonb)
+    ON CONFLICT (name) DO UPDATE SET parameters = excluded.parameters WHERE known.parameters <> excluded.parameters
+""")
+
+
+def describe(connection: Connection, found: Sequence[Mapping[str, Sequence[Parameter]]]) -> None:
+    """Store the parameters of tasks and workflows as code; of a name that several have, the last ones."""
+    together = {name: parameters for each in found for name, parameters in each.items()}
+    _DESCRIBE(connection, found=msgspec.json.encode(together).decode())
+
+
+@Statement.function(
+    "SELECT /* fleet.parameters */ parameters::text FROM orchestrator.task_parameters WHERE name = %(name)s::text"
+)
+def _stored_parameters(connection: Connection, name: str) -> str | None: ...
+
+
+def parameters_of(connection: Connection, name: str) -> list[Parameter] | None:
+    """Return the parameters of a task or workflow as code, as workers last announced them; None if none did."""
+    stored = _stored_parameters(connection, name)
+    return None if stored is None else msgspec.json.decode(stored, type=list[Parameter])
 
 
 _GONE = Statement[None]("""

@@ -44,9 +44,10 @@ _EXPIRED = {
     "throughput": f"bucket < now() - interval '{int(throughput.KEPT.total_seconds())} s' ORDER BY bucket",
     "sessions": "expires_at <= now() ORDER BY expires_at",
     "answers": "at < now() - interval '1 hour'",
+    "worker_releases": "until <= now() ORDER BY until",
 }
 """Rows that expire: keys whose period is over, buckets that have been full for a while and so are not needed, old
-counts, sessions that have ended, and answers that were not fetched in time."""
+counts, sessions that have ended, answers that were not fetched in time, and releases of workers long gone."""
 EXPIRING = tuple(_EXPIRED)
 _FORGET_EXPIRED = {
     table: Statement[None](f"""

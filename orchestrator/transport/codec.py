@@ -8,6 +8,7 @@ exception. They are checked one by one when they are applied, so that a bad one 
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -98,6 +99,10 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of memory that its process has in RAM; 0 if that is not known."""
     parent_memory: _Bytes = 0
     """The same of its parent process."""
+    release: Annotated[str, Meta(max_length=100, pattern=r"^[^\x00]*$")] = ""
+    """The release of the application, if it has a name."""
+    parameters: Annotated[str, Meta(max_length=100, pattern=r"^[^\x00]*$")] = ""
+    """Digest of the parameters of its tasks, under which they are published for a while."""
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
@@ -290,6 +295,12 @@ def unpack_attempts(data: bytes) -> list[tuple[bytes, int]]:
         (data[start : start + 16], int.from_bytes(data[start + 16 : start + 20], "big"))
         for start in range(0, len(data) - ATTEMPT_SIZE + 1, ATTEMPT_SIZE)
     ]
+
+
+@lru_cache(maxsize=16)
+def digest_of(body: bytes) -> str:
+    """Return the digest under which a worker publishes the parameters of its tasks."""
+    return hashlib.blake2b(body, digest_size=8).hexdigest()
 
 
 def names_digest(names: list[str]) -> str:

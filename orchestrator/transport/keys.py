@@ -27,6 +27,7 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:standbys           set      names of schedulers that stand by, expires
     {orchestrator:0}:standby:<name>     string   one of them, expires
     {orchestrator:0}:names:<hash>       string   task names that a worker knows, expires
+    {orchestrator:0}:parameters:<hash>  string   parameters of the tasks that a worker knows, expires
     {orchestrator:0}:services           hash     who offers services over HTTP, by id
     {orchestrator:0}:payload-stores     set      folders that are payload stores in use
     {orchestrator:0}:pull:<execution>   hash     work that is offered to who asks for it, and what became of it, expires
@@ -219,6 +220,9 @@ class Keys:
 
     def names(self, digest: str) -> str:
         return f"{self.prefix}:names:{digest}"
+
+    def parameters(self, digest: str) -> str:
+        return f"{self.prefix}:parameters:{digest}"
 
     def orders(self, worker: str) -> str:
         return f"{self.prefix}:orders:{worker}"

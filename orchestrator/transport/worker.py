@@ -20,6 +20,7 @@ from orchestrator.transport.codec import (
     Order,
     decode,
     decode_dispatches,
+    digest_of,
     encode,
     stream_position,
 )
@@ -205,6 +206,11 @@ class WorkerStreams:
             place = keys.names(digest)
             pipeline.set(place, keys.signing.sign(place, encode(list(names))), ex=_NAMES_TTL)
         pipeline.execute()
+
+    def publish_parameters(self, body: bytes) -> None:
+        """Publish the parameters of tasks, encoded, under their digest. The leader stores them."""
+        place = self._keys.parameters(digest_of(body))
+        self._redis.set(place, self._keys.signing.sign(place, body), ex=_NAMES_TTL)
 
     def leave(self, workers: Sequence[str], stopped: Sequence[str]) -> None:
         """Delete the heartbeats of workers that have ended; publish which of them did in good order."""

@@ -51,6 +51,7 @@ def served_of_module(
 ) -> Iterator[tuple[Stack, str]]:
     with fresh_stack(database_url, redis_url, tmp_path_factory.mktemp("stack")) as stack:
         stack.scheduler()
+        stack.environment["ORCHESTRATOR_RELEASE"] = "2026.1"
         stack.worker("--queues", "default,mail", processes=1)
         yield stack, stack.api()
 

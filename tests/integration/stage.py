@@ -25,7 +25,7 @@ from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Recalled,
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.sdk.ids import new_id
 from orchestrator.store import database
-from orchestrator.transport.codec import Heartbeat, Order, decode, encode, names_digest, pack_attempt
+from orchestrator.transport.codec import Heartbeat, Order, decode, digest_of, encode, names_digest, pack_attempt
 from orchestrator.transport.connection import FULL, connect
 from orchestrator.transport.keys import Keys, private_queue
 from orchestrator.transport.leader.streams import LeaderStreams
@@ -73,6 +73,8 @@ class Worker:
         self.still = 0.0
         self.parent: bytes | None = new_id()
         self.memory = 0
+        self.release = ""
+        self.parameters = b""
         self.held: list[tuple[bytes, int]] = []
         self._redis = redis
         self._streams = WorkerStreams(redis, keys)
@@ -110,7 +112,11 @@ class Worker:
             executions=self._executions,
             parent=self.parent,
             memory=self.memory,
+            release=self.release,
+            parameters=digest_of(self.parameters) if self.parameters else "",
         )
+        if self.parameters:
+            self._streams.publish_parameters(self.parameters)
         self._streams.beat([beat], self._knows, 600.0)
 
     def close(self) -> None:

@@ -69,7 +69,7 @@ PLAIN: dict[str, Any] = {
     "seconds": 1.0,
     "shown": [],
     "signal": None,
-    "since": None,
+    "since": "2026-01-01T00:00:00Z",
     "start": "2026-01-01",
     "step": "s",
     "success": None,
@@ -126,6 +126,8 @@ def body(call: Endpoint, house: House) -> dict[str, Any]:
         given["after"] = "0-0"
     elif call.path.endswith("schedules/page"):
         given["after"] = None
+    if "failures" in call.path:
+        given |= {"queue": OTHERS, "kind": "E", "act": "acknowledge"}
     if part == "insights":
         given["task"] = str(house.tasks["bank"])
     if call.path.endswith("waits"):

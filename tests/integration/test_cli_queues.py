@@ -77,3 +77,13 @@ def test_status_names_a_paused_queue_in_which_tasks_wait(system: System, run: Ca
     assert "'empty'" not in said
     troubles = json.loads(CliRunner().invoke(main, ["status", "--json"]).output)["trouble"]
     assert [found["about"] for found in troubles if found["kind"] == "paused queue"] == ["default"]
+
+
+def test_workers_of_queues_are_unknown_without_a_leader(system: System, run: Callable[..., Result]) -> None:
+    with system.engine.begin() as connection:
+        fleet.mirror(connection, [worker(["mail"])], datetime.now(UTC))
+    assert "unknown" not in run().output.splitlines()[1]
+    assert json.loads(run("--json").output)["queues"][0]["is_led"] is True
+    system.expire_lease()
+    assert run().output.splitlines()[1].split().count("unknown") == 2, "workers and slots"
+    assert json.loads(run("--json").output)["queues"][0]["is_led"] is False

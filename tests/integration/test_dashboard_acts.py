@@ -522,9 +522,9 @@ def test_a_form_of_a_task_that_does_not_fit_stays_filled_in(house: House) -> Non
     visitor = Visitor(house.app)
     visitor.get("/ui")
     for args, kwargs, wrong in (
-        ("[1", "{}", "args: expected a JSON list"),
-        ("{}", "{}", "args: expected a JSON list"),
-        ("[]", "[]", "kwargs: expected a JSON object"),
+        ("[1", "{}", ">expected a JSON list"),
+        ("{}", "{}", ">expected a JSON list"),
+        ("[]", "[]", ">expected a JSON object"),
         ("[]", json.dumps({"other": HIDDEN}), "is partly hidden"),
         ("[]", json.dumps({"password": f"{HIDDEN}!"}), "is partly hidden"),
     ):

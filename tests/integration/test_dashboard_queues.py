@@ -5,12 +5,16 @@ from __future__ import annotations
 import html
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import text
 
+from orchestrator import Handle
 from orchestrator.api.app import create_app
+from orchestrator.cli import main
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store.insights import limited_until, longest, obstacles
 from tests.integration.planning import measured, rows_read, scans
@@ -28,46 +32,63 @@ def waits(system: System, queue: str = "default") -> list[str]:
     return [html.unescape(one) for one in re.findall(r'class="why">(.*?)</small>', part)]
 
 
+def waits_for(system: System, task: Handle[Any]) -> str:
+    """Return why a task waits, as its page says it, and its command."""
+    visitor = Visitor(create_app(system.settings))
+    said = CliRunner().invoke(main, ["tasks", "show", task.id]).output
+    answer = visitor.get(f"/api/v1/tasks/{task.id}").json()["waits_for"]
+    page = html.unescape(visitor.get(f"/ui/tasks/{task.id}").text)
+    assert answer in page
+    assert answer in said.partition("waits for ")[2]
+    return str(answer)
+
+
+@pytest.mark.usefixtures("in_empty_folder")
 def test_a_queue_says_why_its_oldest_tasks_wait(system: System) -> None:
     system.worker(knows=("job",), slots=2)
-    system.job.options(delay=3600).enqueue(0)
+    delayed = system.job.options(delay=3600).enqueue(0)
     system.dispatch(2)
-    system.job.enqueue(3)
-    assert waits(system) == ["No capacity: the workers have 2 slots"]
+    waiting = system.job.enqueue(3)
+    assert waits(system) == ["No capacity: the workers have 2 slots"] == [waits_for(system, waiting)]
     system.app.queue("default").limit(concurrency=2)
-    assert waits(system) == ["The limit of the queue: 2 at once"]
+    assert waits(system) == ["The limit of the queue: 2 at once"] == [waits_for(system, waiting)]
     system.sql(AGE)
     system.app.queue("default").pause()
     assert waits(system)[0].startswith("Queue 'default' is paused.")
+    assert waits(system)[0] == waits_for(system, waiting)
     system.app.queue("default").resume()
-    system.job.options(queue="empty").enqueue(4)
+    unserved = system.job.options(queue="empty").enqueue(4)
     assert waits(system, "empty")[0].startswith("Queue 'empty' has ready tasks and no live worker.")
+    assert waits(system, "empty")[0] == waits_for(system, unserved)
+    shown = Visitor(create_app(system.settings)).get(f"/api/v1/tasks/{delayed.id}").json()
+    assert shown["waits_for"] is None, "it waits for its time"
 
 
+@pytest.mark.usefixtures("in_empty_folder")
 def test_a_limit_of_a_task_and_a_dependency_are_named(system: System) -> None:
     worker = system.worker(knows=("job", "limited"), slots=50)
     limited = system.app.task(name="limited", concurrency=1)(lambda: None)
-    for _ in range(2):
-        limited.enqueue()
+    _, second = limited.enqueue(), limited.enqueue()
     system.pass_seconds()
     (running,) = worker.take()
     holder = f"which task {running.id.hex()[-8:]} has"
-    assert waits(system) == [f"The limit of task limited: 1 at once, {holder}"]
+    assert waits(system) == [f"The limit of task limited: 1 at once, {holder}"] == [waits_for(system, second)]
     system.sql("UPDATE orchestrator.tasks SET lane = 'limited|ada'")
     assert waits(system) == [f"The limit of task limited for the key 'ada': 1 at once, {holder}"]
     system.sql("UPDATE orchestrator.tasks SET lane = 'limited|'")
     worker.succeed(running)
     system.pass_seconds()
     worker.succeed(*worker.take())
-    system.job.enqueue(1)
+    blocked = system.job.enqueue(1)
     system.sql("UPDATE orchestrator.tasks SET blockers = 1 WHERE name = 'job'")
-    assert waits(system) == ["Waiting on dependencies"]
+    assert waits(system) == ["Waiting on dependencies"] == [waits_for(system, blocked)]
     assert "<dt>Waiting on dependencies</dt><dd>1</dd>" in Visitor(create_app(system.settings)).get(PAGE).text
     system.sql("UPDATE orchestrator.tasks SET run_id = id WHERE name = 'job'")
     assert waits(system)[0].startswith("Its code waits for a promise")
     assert "<dt>Waiting on dependencies</dt><dd>0</dd>" in Visitor(create_app(system.settings)).get(PAGE).text
     system.expire_lease()
     assert waits(system)[0].startswith("No scheduler leads")
+    assert waits(system)[0] == waits_for(system, blocked)
 
 
 def test_one_cause_gives_one_alarm(system: System) -> None:

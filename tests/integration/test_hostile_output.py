@@ -114,6 +114,7 @@ def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...
         "quarantine list": (),
         "quarantine show": (message,),
         "audit": (),
+        "failures": (),
         "flows list": (),
         "flows runs": (),
         "flows show": (flow.id,),
@@ -183,7 +184,7 @@ def test_no_command_lets_data_speak_to_the_terminal(
 
 def test_tables_and_logs_have_no_forged_lines(places: dict[str, tuple[object, ...]]) -> None:
     tables = ("tasks list", "runs list", "schedules list", "workers", "quarantine list", "queues")
-    others = ("audit", "flows list", "flows runs", "flows show", "flows watch", "keys list", "search")
+    others = ("audit", "failures", "flows list", "flows runs", "flows show", "flows watch", "keys list", "search")
     for name in (*tables, *others, "tasks logs", "runs logs"):
         result = invoke(*name.split(), *places[name])
         assert "evil" in result.stdout, name

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from orchestrator import Orchestrator, ResultTimeout, gather
+from orchestrator import Orchestrator, ResultTimeout, WorkflowContext, gather
 from orchestrator.domain.dag.definition import Definition, Step
 from orchestrator.domain.tasks.obstacles import NO_LEADER
-from orchestrator.sdk.backend import waiting
+from orchestrator.sdk.backend import code_requests, waiting
+from orchestrator.sdk.backend.code_requests import CodeRequests
 from orchestrator.store import fleet
 from orchestrator.store.fleet import WorkerRow
 from tests import forking
@@ -118,3 +120,38 @@ def test_commands_that_wait_tell_it_within_seconds(system: System, tmp_path: Pat
             assert len(next(lines)) == 37, "the id: stdout is for the result"
         assert next(lines).startswith("! No scheduler leads, so nothing moves.")
         waiter.kill()
+
+
+def test_a_query_says_within_seconds_that_no_scheduler_leads(system: System) -> None:
+    @system.app.workflow(name="basket")
+    async def basket(ctx: WorkflowContext) -> None:
+        await ctx.signals("end").get()
+
+    handle = basket.start()
+    system.expire_lease()
+    began = time.monotonic()
+    with pytest.raises(ResultTimeout, match=r"No answer to query run .* yet\. No scheduler leads, so nothing moves"):
+        handle.query("look")
+    assert time.monotonic() - began < 5.0, "it would wait for thirty seconds"
+
+
+def test_a_query_waits_for_a_standby(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    @system.app.workflow(name="basket")
+    async def basket(ctx: WorkflowContext) -> None:
+        await ctx.signals("end").get()
+
+    handle = basket.start()
+    system.expire_lease()
+    looks: list[bool] = []
+
+    def is_without_leader(code: CodeRequests, run: bytes) -> bool:
+        looks.append(find(code, run))
+        system.sql("UPDATE orchestrator.leases SET expires_at = now() + interval '1 hour'")
+        return looks[-1]
+
+    find = CodeRequests._is_without_leader
+    monkeypatch.setattr(CodeRequests, "_is_without_leader", is_without_leader)
+    monkeypatch.setattr(code_requests, "_FIRST_LOOKS", (0.05, 0.05))
+    with pytest.raises(ResultTimeout, match="within 0.3 s"):
+        handle.query("look", timeout=0.3)
+    assert looks == [True, False]

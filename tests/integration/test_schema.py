@@ -202,11 +202,13 @@ USES = {
     "0037": "UPDATE orchestrator.runs SET headers = '{}'",
     "0038": "UPDATE orchestrator.runs SET attributes = '{}'",
     "0039": "INSERT INTO orchestrator.deletions SELECT id FROM orchestrator.runs",
+    "0040": "UPDATE orchestrator.worker_releases SET release = 'fail'",
 }
 ROWS = """
 INSERT INTO orchestrator.flows (name, version, hash, definition) VALUES ('f', 1, '', '{}');
 INSERT INTO orchestrator.api_keys (id, name, hash, scope) VALUES ('k', 'k', '', 'read');
 INSERT INTO orchestrator.runs (id, name, total, open) VALUES (gen_random_uuid(), 'w', 0, 0);
+INSERT INTO orchestrator.worker_releases VALUES ('w', '', now(), now());
 """
 
 

@@ -16,6 +16,8 @@ log = get_logger("worker")
 
 _SAY_UNHEARD = 60.0
 """Seconds between two log lines about lost heartbeats."""
+_PUBLISH_AGAIN = 600.0
+"""Seconds after which parameters of tasks are published again: Redis may have lost them before the leader read them."""
 
 
 class Beating:
@@ -30,6 +32,8 @@ class Beating:
         self._last: float | None = None
         self._say_unheard_at = 0.0
         """When lost heartbeats are logged next."""
+        self._publish_at: dict[bytes, float] = {}
+        """When parameters of tasks that were published are published again."""
 
     def is_heard(self, now: float) -> bool:
         """Say whether the last heartbeats have just been sent."""
@@ -49,6 +53,10 @@ class Beating:
         for alike in by_names.values():
             beats = [child.heartbeat(self._spec, self._number, self.own, hungry=child is asks) for child in alike]
             self._streams.beat(beats, alike[0].names or [], self._settings.worker_ttl)
+        for parameters in {child.parameters for child in ready} - {b""}:
+            if now >= self._publish_at.get(parameters, now):
+                self._streams.publish_parameters(parameters)
+                self._publish_at[parameters] = now + _PUBLISH_AGAIN
         self._last = now
         self._say_unheard_at = 0.0
         return True

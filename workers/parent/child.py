@@ -25,7 +25,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
-from orchestrator.transport.codec import Attempt, Heartbeat, Malformed, decode, encode, names_digest
+from orchestrator.transport.codec import Attempt, Heartbeat, Malformed, decode, digest_of, encode, names_digest
 from orchestrator.workers.parent.held import Farewell, HeldAttempts, Limit
 from orchestrator.workers.parent.memory import thread_time
 from orchestrator.workers.parent.messages import Command, FirstToReport, Hello, Leaving
@@ -68,6 +68,10 @@ class Child:
         """The tasks that it knows; None until it is ready."""
         self.queues: list[str] = []
         """The queues that it serves."""
+        self.release = ""
+        """The release of its application."""
+        self.parameters = b""
+        """The parameters of its tasks, encoded."""
         self.doubtful = False
         self.worn = False
         self.draining = False
@@ -169,6 +173,8 @@ class Child:
             parent=own.id,
             memory=self.memory,
             parent_memory=own.memory,
+            release=self.release,
+            parameters=digest_of(self.parameters) if self.parameters else "",
         )
 
     # -- code that stops the whole process

@@ -18,6 +18,10 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
     queues: list[str]
     unserved: list[str]
     """The other queues of the application, if none were chosen."""
+    release: str = ""
+    """The release of the application."""
+    parameters: bytes = b""
+    """The parameters of its tasks, encoded."""
 
 
 class Leaving(msgspec.Struct, frozen=True, array_like=True, tag="leaving"):

@@ -220,6 +220,7 @@ class Supervisor:
 
     def _welcome(self, child: Child, hello: Hello) -> None:
         child.names, child.queues, child.memory = hello.names, hello.queues, noted_memory(child.pid)
+        child.release, child.parameters = hello.release, hello.parameters
         self._inbox.add(child.worker)
         self._is_proven = self._was_loaded = True
         for old in self._children.values():

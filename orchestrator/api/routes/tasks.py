@@ -75,6 +75,8 @@ class TaskAnswer(msgspec.Struct, frozen=True):
     """Where the arguments are, if they are too large for this answer; then `args` and `kwargs` are empty."""
     parent: UUID | None = None
     """The task that enqueued it while it ran, or that it follows."""
+    waits_for: str | None = None
+    """Why it waits: a limit and its holders, a paused queue, no worker, dependencies."""
 
 
 class TaskQuery(filter_fields(TaskFilter, "within", "part")):  # type: ignore[misc]
@@ -160,6 +162,7 @@ def _answer(
         returned,
         given,
         task.parent_id,
+        task.waits_for,
     )
 
 

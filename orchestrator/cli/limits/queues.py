@@ -42,7 +42,7 @@ def command(context: click.Context, as_json: bool) -> None:
     \b
     Example:
       orchestrator queues
-      orchestrator queues --json | jq '.queues[] | select(.workers == 0)'
+      orchestrator queues --json | jq '.queues[] | select(.is_led and .workers == 0)'
       orchestrator queues pause mail
     """
     if context.invoked_subcommand is None:
@@ -62,13 +62,13 @@ def _show(as_json: bool) -> None:
                 queue.queue,
                 _count(queue, "ready"),
                 _count(queue, "dispatched", "running"),
-                queue.workers,
+                queue.workers if queue.is_led else "unknown",
                 _settings(queue),
                 _count(queue, "delayed"),
                 _count(queue, "blocked"),
                 _count(queue, "unknown"),
                 duration(queue.oldest_ready),
-                queue.slots,
+                queue.slots if queue.is_led else "unknown",
             )
             for queue in found
         ],

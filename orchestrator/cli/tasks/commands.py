@@ -66,6 +66,7 @@ def command() -> None:
 @click.option("--since", type=moment, metavar="TIME", help="Only ended since then: 2h (ago), or 2024-01-31T09:30.")
 @click.option("--until", type=moment, metavar="TIME", help="Only ended before then.")
 @click.option("--error", metavar="TEXT", help="Only those whose error's type or message holds this.")
+@click.option("--release", help="Only those whose last attempt a worker of this release of your code had.")
 @click.option("--after", type=TASK, metavar="ID", help="With --run: continue after this id.")
 @page_options(TASK)
 @json_option
@@ -326,6 +327,7 @@ def _print(detail: TaskDetail, progress: TaskProgress | None, kin: Lineage) -> N
             "task": str(detail.id),
             "call": call_text(detail.name, detail.payload, detail.options),
             "status": _state(detail, now),
+            "waits for": detail.waits_for,
             "progress": None if progress is None or detail.status in ENDED_TASK_STATES else bar(progress),
             "result": None if detail.result is None else short_text(stored_value(detail.result, detail.options)),
             "queue": detail.queue + (f", priority {detail.priority}" if detail.priority else ""),
@@ -342,11 +344,12 @@ def _print(detail: TaskDetail, progress: TaskProgress | None, kin: Lineage) -> N
     if detail.attempts:
         echo()
         print_table(
-            ("attempt>", "outcome", "worker…?", "started?", "took>?", "error…"),
+            ("attempt>", "outcome", "release…?", "worker…?", "started?", "took>?", "error…"),
             [
                 (
                     attempt.attempt,
                     state(attempt.outcome),
+                    attempt.release,
                     attempt.worker,
                     ago(attempt.started_at, now),
                     between(attempt.started_at, attempt.ended_at or now),

@@ -8,17 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
 from orchestrator.domain.ids import to_text
+from orchestrator.domain.tasks.parameters import Parameter
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.settings import Settings
 from orchestrator.store import fleet as mirror
-from orchestrator.store.fleet import WorkerRow
+from orchestrator.store.fleet import WorkerRelease, WorkerRow
 from orchestrator.store.tasks import waiting
 from orchestrator.store.tasks.transitions import Moved
 from orchestrator.store.tasks.waiting import InFlight
@@ -47,6 +50,8 @@ class _Recorded:
     orders: dict[str, dict[str, Any]] = field(default_factory=dict)
     shape: object = None
     """What was mirrored, if anything."""
+    described: Sequence[str] = ()
+    """Digests of parameters that were stored."""
 
 
 class FleetWatch(CommitHooks):
@@ -73,12 +78,17 @@ class FleetWatch(CommitHooks):
         self.drains: frozenset[bytes] = frozenset()
         """Workers that are ordered to drain, by the ids of their parent processes."""
         self.due_at = 0.0
+        self._described: set[str] = set()
+        """Digests of parameters of tasks that are stored."""
+        self._read: dict[str, dict[str, list[Parameter]]] = {}
+        """Parameters that the last look has found and that are not stored, by digest."""
 
     def read_heartbeats(self) -> None:
         """Read all heartbeats."""
         monotonic = self._monotonic()
         self._fleet.observe(self._streams.fleet.heartbeats(), monotonic, self._streams.fleet.names)
         self._fleet.forget_dead()
+        self._read_parameters()
         self._looked = True
         self.due_at = monotonic + self._settings.heartbeat
         self._revoked = {attempt: until for attempt, until in self._revoked.items() if until > monotonic}
@@ -94,6 +104,7 @@ class FleetWatch(CommitHooks):
                 self._mirrored = self._recorded.shape
                 self._stopped = []
                 self._mirror_at = self._monotonic() + _MIRROR_EVERY
+            self._described.update(self._recorded.described)
             self._recorded = None
             self._looked = False
         if tick.outgoing.revoked:
@@ -144,12 +155,35 @@ class FleetWatch(CommitHooks):
                 recorded.orders[beat.worker] = {"drain": True}
             elif beat.hungry and waiting.has_ready(tx.connection, beat.queues):
                 recorded.orders[beat.worker] = {"work_waits": True}
+        if self._read:
+            mirror.describe(tx.connection, [*self._read.values()])
+            recorded.described = [*self._read]
         shape = {(beat.worker, beat.running, beat.draining, beat.still > 0) for beat in self._fleet.beats.values()}
         if shape != self._mirrored or self._stopped or (shape and self._monotonic() >= self._mirror_at):
             if shape:
                 mirror.mirror(tx.connection, [self._row(beat) for beat in self._fleet.beats.values()], tx.now)
+                self._keep_releases(tx)
             mirror.mark_gone(tx.connection, list(self._fleet.beats), self._stopped, tx.now)
             recorded.shape = shape
+
+    def _read_parameters(self) -> None:
+        """Read parameters of tasks that workers have published and that are not stored; the newest worker goes last."""
+        beats = sorted(self._fleet.beats.values(), key=attrgetter("started_at"))
+        announced = dict.fromkeys(beat.parameters for beat in beats if beat.parameters)
+        self._described &= announced.keys()
+        self._read = {
+            digest: found
+            for digest in announced
+            if digest not in self._described and (found := self._streams.fleet.parameters(digest)) is not None
+        }
+
+    def _keep_releases(self, tx: Transaction) -> None:
+        beats = self._fleet.beats.values()
+        named = [WorkerRelease(beat.worker, beat.release, beat.started_at) for beat in beats if beat.release]
+        if named:
+            kept = (self._settings.retention_success, self._settings.retention_failed)
+            until = tx.now + timedelta(seconds=max(kept)) if all(kept) else None
+            mirror.keep_releases(tx.connection, named, until)
 
     def ask_back(self, in_flight: Sequence[InFlight]) -> None:
         """Have workers give back what they have not begun: where others have free slots for it, or it has expired."""

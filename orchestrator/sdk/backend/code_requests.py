@@ -39,6 +39,8 @@ _ASK_AGAIN = 5.0
 
 _SETTLING = 2.0
 """Seconds after which it is checked whether a leader could settle a promise."""
+_FIRST_LOOKS = (1.0, 1.0)
+"""Seconds after which it is checked whether a leader could pass on a query; a standby takes over between the two."""
 
 _SETTLES = frozenset({RequestKind.RESOLVE, RequestKind.REJECT})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -104,9 +106,12 @@ class CodeRequests(CodeReading):
         find = partial(self._find_answer, request) if again else partial(self._find_update, run, request)
         is_settled = request_kind in _SETTLES
         target = run if request_kind is RequestKind.UPDATE else None
+        pauses = [*_FIRST_LOOKS] if request_kind is RequestKind.QUERY and timeout is not None else []
         pause = _SETTLING if is_settled and timeout is not None else _ASK_AGAIN
+        was_led = True
         while True:
-            part = limit.for_at_most(pause)
+            is_early = bool(pauses)
+            part = limit.for_at_most(pauses.pop() if is_early else pause)
             answer = yield from self._waiting.wait(request, find, part, target)
             if answer is not None:
                 break
@@ -117,10 +122,13 @@ class CodeRequests(CodeReading):
                     raise ResultTimeout(f"no scheduler has come to it within {timeout:g} s, and one will")
                 if limit.is_up and not name:
                     self._refuse_unsent(run, request)
-                if limit.is_up:
-                    raise ResultTimeout(
-                        f"No answer to {verb} run {to_text(run)} within {timeout:g} s. {self.overdue(run, name)}."
-                    )
+                is_led = not is_early or not self._is_without_leader(run)
+                if limit.is_up or not (is_led or was_led):
+                    within = f"within {timeout:g} s" if limit.is_up else "yet"
+                    raise ResultTimeout(f"No answer to {verb} run {to_text(run)} {within}. {self.overdue(run, name)}.")
+                was_led = is_led
+                if is_early:
+                    continue
                 if request_kind is RequestKind.QUERY and again is not None:
                     again()
                 elif find() is None:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import Connection
 
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.fleet.announced import Standby
-from orchestrator.errors import ConfigurationError, NotFound
+from orchestrator.errors import ConfigurationError, InvalidTask, NotFound
 from orchestrator.sdk.backend.part import Part, reading
-from orchestrator.sdk.calls.insights import InsightCalls
+from orchestrator.sdk.calls.insights import HandlingAct, InsightCalls
 from orchestrator.store import audit as audit_log
 from orchestrator.store import insights
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.dag import workflows
 from orchestrator.store.insights import Lineage, lookup, pressure
 from orchestrator.store.insights.demand import queue_demands
+from orchestrator.store.insights.failures import HANDLED, list_failures, target_of
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.health import RedisHealth, check_health
 from orchestrator.transport.inspection import RedisView, inspect
@@ -69,6 +71,16 @@ class InsightBackend(Part, InsightCalls):
     lock_holders = reading(pressure.lock_holders)
     lineage = reading(_lineage)
     definition_of_run = reading(_definition_of_run)
+    failures = reading(list_failures)
+
+    def handle_failures(
+        self, name: str, queue: str, kind: str, act: HandlingAct, until: datetime | None = None
+    ) -> None:
+        if (act == "snooze") != (until is not None):
+            raise InvalidTask("Failures are snoozed until a time, and only those.")
+        detail = {} if until is None else {"until": until.isoformat(timespec="seconds")}
+        with self._connections.writing("the decision was stored", transaction=True) as connection:
+            self._connections.record(connection, act, HANDLED, target_of((name, queue, kind)), **detail)
 
     def standbys(self) -> tuple[Standby, ...] | None:
         """Return the schedulers that stand by; None if Redis cannot say."""

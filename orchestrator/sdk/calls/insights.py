@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 from uuid import UUID
 
 from msgspec import Meta
@@ -13,6 +13,7 @@ from msgspec import Meta
 from orchestrator.domain.access import Scope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.plain import whole
+from orchestrator.sdk.calls.checked import QueueName
 from orchestrator.sdk.calls.declaring import SYSTEM, Kind, Rest, Wrapped, call
 from orchestrator.store.audit import AuditEntry, AuditFilter
 from orchestrator.store.code.keys import KeyedRun
@@ -34,6 +35,7 @@ from orchestrator.store.insights import (
     WorkerView,
 )
 from orchestrator.store.insights.demand import QueueDemand
+from orchestrator.store.insights.failures import Failures
 from orchestrator.store.insights.lookup import IdMatch
 from orchestrator.store.insights.lookup import Kind as IdKind
 from orchestrator.store.insights.run_lists import RunPage
@@ -44,6 +46,7 @@ from orchestrator.transport.inspection import RedisView
 Limit = Annotated[int, Meta(ge=1, le=10_000)]
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Text = Annotated[str, Meta(min_length=1, max_length=500)]
+HandlingAct = Literal["acknowledge", "snooze", "reopen"]
 Digits = Annotated[str, Meta(pattern=whole("[0-9a-f]{1,32}"))]
 
 
@@ -158,6 +161,16 @@ class InsightCalls(Protocol):
     @call(keeps={Kind.WORKFLOW: "workflow"})
     def runs_under(self, key: str) -> list[KeyedRun]:
         """Return the runs that were started under an id or key of people's own."""
+
+    @call(within={"within": Kind.QUEUE}, expensive=True)
+    def failures(self, since: datetime, until: datetime | None = None) -> Failures:
+        """Return what has failed since then, by task, queue and error, with what was decided about each group."""
+
+    @call(Scope.OPERATE, about={Kind.QUEUE: "queue"}, repeatable=True)
+    def handle_failures(
+        self, name: Text, queue: QueueName, kind: str, act: HandlingAct, until: datetime | None = None
+    ) -> None:
+        """Acknowledge failures of a task with a kind of error, snooze them until then, or show them as before."""
 
     @call(about=SYSTEM)
     def overview(self) -> Overview:

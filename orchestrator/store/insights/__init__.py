@@ -5,6 +5,7 @@ snapshot, so a task that is on its way from `tasks` to `ended_tasks` is seen in 
 """
 
 from orchestrator.store.insights.approvals import ApprovalPage, ApprovalView, find_node, page_of_approvals
+from orchestrator.store.insights.attempts import AttemptView, ErrorView
 from orchestrator.store.insights.code import CodeView, OpenView, ResetView, show_code
 from orchestrator.store.insights.code_workflows import (
     CodeRun,
@@ -71,8 +72,6 @@ from orchestrator.store.insights.system import (
     overview,
 )
 from orchestrator.store.insights.tasks import (
-    AttemptView,
-    ErrorView,
     TaskDetail,
     TaskFilter,
     TaskPage,

@@ -15,7 +15,7 @@ from orchestrator.domain.runs.verdict import GOES_ON
 from orchestrator.sealing import CALL, reveal
 from orchestrator.store.code import histories
 from orchestrator.store.code import reads as code_reads
-from orchestrator.store.insights.tasks import ErrorView, error_view
+from orchestrator.store.insights.attempts import ErrorView, error_view
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.tasks import NOBODY
 

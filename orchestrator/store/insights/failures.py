@@ -23,6 +23,24 @@ GroupKey = tuple[str, str, str]
 """The name of a task, its queue, and the kind of an error."""
 
 
+class Handled(NamedTuple):
+    """The last decision about a group."""
+
+    target: str
+    act: str
+    """acknowledge, snooze or reopen."""
+    who: str
+    at: datetime
+    until: datetime | None
+    """The end of a snooze."""
+
+    def state(self, now: datetime) -> str:
+        """Return `snoozed`, `acknowledged`, or nothing."""
+        if self.act == "snooze":
+            return "snoozed" if self.until is not None and self.until > now else ""
+        return "acknowledged" if self.act == "acknowledge" else ""
+
+
 class FailureGroup(NamedTuple):
     """Failed tasks of one name and queue with one kind of error."""
 
@@ -41,6 +59,12 @@ class FailureGroup(NamedTuple):
     messages: Sequence[tuple[int, str]] = ()
     """Its most frequent messages that differ in more than numbers, ids and quoted values, each with its count."""
     all_messages: int = 1
+    first_release: str | None = None
+    """The release of the application in which the first of those failed that were looked at and have one."""
+    releases: Sequence[str] = ()
+    """Releases in which they failed, the last ones first."""
+    handled: Handled | None = None
+    """What was decided about it, where that was looked up."""
 
     @property
     def key(self) -> GroupKey:
@@ -78,9 +102,11 @@ class _Row(NamedTuple):
     last_at: datetime
     workers: list[str] | None
     all_workers: int
+    first_release: str | None
     examples: list[str]
     counts: list[int]
     all_messages: int
+    releases: list[str] | None
 
 
 def walked(begin: str, columns: str) -> str:
@@ -97,14 +123,15 @@ _PATTERN = r"""CASE WHEN message LIKE 'sealed:%%' THEN 'sealed:' ELSE
                           '[0-9a-fA-F-]{8,}|[0-9]+', '#', 'g') END"""
 """A message without what differs from task to task: quoted values, ids and numbers."""
 _MOST_MESSAGES = 5
+_MOST_RELEASES = 5
 # They stand far apart in the table, so that each costs a page of it: what decides is how many are looked at.
 _LATEST = Statement[_Row](f"""
 WITH /* insights.failures.latest */ looked_at AS MATERIALIZED (
     {walked(_SINCE, "name, queue, status, error, ended_at, worker")}
 ), named AS (
     SELECT name, queue, coalesce(error->>'kind', '') AS kind, coalesce(error->>'message', '') AS message, ended_at,
-           worker
-      FROM looked_at WHERE status = 'failed'
+           worker, release
+      FROM looked_at LEFT JOIN orchestrator.worker_releases USING (worker) WHERE status = 'failed'
 ), messages AS (
     SELECT name, queue, kind, (array_agg(message ORDER BY ended_at DESC))[1] AS message, count(*) AS tasks
       FROM named GROUP BY name, queue, kind, {_PATTERN}
@@ -116,11 +143,18 @@ WITH /* insights.failures.latest */ looked_at AS MATERIALIZED (
     SELECT name, queue, kind, coalesce((array_agg(message ORDER BY ended_at DESC))[1], '') AS example,
            count(*) AS tasks, min(ended_at) AS first_at, max(ended_at) AS last_at,
            (array_agg(DISTINCT worker) FILTER (WHERE worker IS NOT NULL))[:3] AS workers,
-           count(DISTINCT worker) AS all_workers
+           count(DISTINCT worker) AS all_workers,
+           (array_agg(release ORDER BY ended_at) FILTER (WHERE release IS NOT NULL))[1] AS first_release
       FROM named GROUP BY name, queue, kind
+), by_release AS (
+    SELECT name, queue, kind, (array_agg(release ORDER BY last_at DESC))[:{_MOST_RELEASES}] AS releases
+      FROM (SELECT name, queue, kind, release, max(ended_at) AS last_at
+              FROM named WHERE release IS NOT NULL GROUP BY name, queue, kind, release) AS each
+     GROUP BY name, queue, kind
 )
 SELECT counted.looked_at, found.* FROM (SELECT count(*) AS looked_at FROM looked_at) AS counted
-  LEFT JOIN (SELECT * FROM groups JOIN texts USING (name, queue, kind)) AS found ON true
+  LEFT JOIN (SELECT * FROM groups JOIN texts USING (name, queue, kind)
+               LEFT JOIN by_release USING (name, queue, kind)) AS found ON true
  ORDER BY tasks DESC, name, queue, kind
 """)
 _HAS_MORE = Statement[bool](f"""
@@ -145,6 +179,8 @@ def latest_failures(
             *(row.first_at, row.last_at, row.workers or [], row.all_workers),
             [*zip(row.counts, map(reveal_text, row.examples), strict=True)],
             row.all_messages,
+            row.first_release,
+            row.releases or (),
         )
         for row in rows
         if row.name is not None
@@ -161,24 +197,32 @@ _FAILED_BEFORE = Statement[GroupKey](f"""
 WITH /* insights.failures.before */ earlier AS MATERIALIZED (
     {walked(_BEFORE, "name, queue, status, error, ended_at")}
 ), later AS MATERIALIZED (
-    {walked("ended_at >= %(at)s::timestamptz", "id, name, queue, status, ended_at")}
+    {walked("ended_at >= %(at)s::timestamptz", "id, name, queue, status, error, ended_at, worker")}
 )
 SELECT name, queue, coalesce(error->>'kind', '') AS kind FROM earlier WHERE status = 'failed'
  UNION
 SELECT later.name, queue, coalesce(attempts.error->>'kind', '') FROM later
   JOIN orchestrator.attempts ON task_id = later.id AND outcome = 'failed' AND attempts.{_BEFORE}
+ UNION
+SELECT name, queue, coalesce(error->>'kind', '') FROM later
+  JOIN orchestrator.worker_releases USING (worker) WHERE status = 'failed' AND release <> %(release)s::text
 """)
 _HAS_ENDED_BEFORE = Statement[bool](f"""
 SELECT /* insights.failures.has_ended_before */ EXISTS (SELECT FROM orchestrator.ended_tasks WHERE {_BEFORE})
 """)
 
 
-def failed_before(connection: Connection, at: datetime, within: str = "") -> set[GroupKey] | None:
-    """Return groups of which something had failed by then, of very many the last ones; None if no task had ended."""
+def failed_before(
+    connection: Connection, at: datetime, within: str = "", release: str | None = None
+) -> set[GroupKey] | None:
+    """Return groups of which something had failed by then, or later in another release; None if no task had ended.
+
+    Of very many, it looks at the last ones.
+    """
     if not _HAS_ENDED_BEFORE.one(connection, at=at):
         return None
     walked = MOST_WALKED if within else MOST_LOOKED_AT
-    rows = _FAILED_BEFORE(connection, at=at, within=within, most=MOST_LOOKED_AT, walked=walked)
+    rows = _FAILED_BEFORE(connection, at=at, within=within, most=MOST_LOOKED_AT, walked=walked, release=release)
     return {(name, queue, kind) for name, queue, kind in rows}
 
 
@@ -222,24 +266,6 @@ def spread_of_failures(
 # -- what people have said of a group, which the audit log keeps
 
 
-class Handled(NamedTuple):
-    """The last decision about a group."""
-
-    target: str
-    act: str
-    """acknowledge, snooze or reopen."""
-    who: str
-    at: datetime
-    until: datetime | None
-    """The end of a snooze."""
-
-    def state(self, now: datetime) -> str:
-        """Return `snoozed`, `acknowledged`, or nothing."""
-        if self.act == "snooze":
-            return "snoozed" if self.until is not None and self.until > now else ""
-        return "acknowledged" if self.act == "acknowledge" else ""
-
-
 HANDLED = "failures"
 """The kind of these lines."""
 _LONGEST_TARGET = 200
@@ -265,6 +291,13 @@ def handled_groups(connection: Connection, groups: Iterable[GroupKey]) -> dict[G
     targets = {target_of(group): group for group in groups}
     rows = _HANDLED(connection, targets=[*targets]) if targets else ()
     return {targets[row.target]: row for row in rows}
+
+
+def list_failures(connection: Connection, since: datetime, until: datetime | None = None, within: str = "") -> Failures:
+    """Return what has failed since then, of queues whose names begin so, with what was decided about each group."""
+    found = latest_failures(connection, since, within, until=until)
+    handled = handled_groups(connection, [group.key for group in found.groups])
+    return found._replace(groups=[group._replace(handled=handled.get(group.key)) for group in found.groups])
 
 
 _ERRORS = Statement[Row]("""

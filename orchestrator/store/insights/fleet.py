@@ -16,6 +16,9 @@ from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY
 IS_FRESH = "seen_at > now() - interval '15 seconds'"
 """The leader mirrors the fleet every few seconds; older rows say nothing about now."""
 
+IS_SERVING = f"state = 'live' AND still_since IS NULL AND {IS_FRESH}"
+"""A worker is live and takes tasks."""
+
 IS_KNOWN = f"""EXISTS (SELECT FROM orchestrator.workers WHERE state = 'live' AND {IS_FRESH}
                           AND {{task}}.queue = ANY(queues) AND {{task}}.name = ANY(names))"""
 """A live worker says that it knows a task. If it is held back as unknown all the same, it was handed back by those."""
@@ -57,6 +60,8 @@ class QueueCounts:
     """The same for those that ended otherwise."""
     least: tuple[str, ...] = ()
     """Which of the six numbers are the least that there is: of very many open tasks, not all are counted."""
+    is_led: bool = True
+    """A scheduler leads; if none does, `workers` and `slots` are not known."""
 
 
 def empty_queue(name: str) -> QueueCounts:
@@ -93,12 +98,13 @@ _SHOWN = f"""
 , serving AS (
     SELECT queue, count(*) AS workers, sum(slots) AS slots
       FROM orchestrator.workers CROSS JOIN LATERAL unnest(queues) AS queue
-     WHERE state = 'live' AND still_since IS NULL AND {IS_FRESH} GROUP BY queue
+     WHERE {IS_SERVING} GROUP BY queue
 )
 SELECT queue, coalesce(ready, 0) AS ready, coalesce(delayed, 0) AS delayed, coalesce(unknown, 0) AS unknown,
        coalesce(blocked, 0) AS blocked, coalesce(dispatched, 0) AS dispatched, coalesce(running, 0) AS running,
        oldest_ready, coalesce(least, '{{}}') AS least, coalesce(workers, 0) AS workers, coalesce(slots, 0) AS slots,
-       coalesce(paused, false) AS paused, concurrency, rate, retention_success, retention_failed
+       coalesce(paused, false) AS paused, concurrency, rate, retention_success, retention_failed,
+       EXISTS (SELECT FROM orchestrator.leases WHERE expires_at > clock_timestamp()) AS is_led
   FROM waiting FULL JOIN serving USING (queue)
   FULL JOIN (SELECT name AS queue, paused, concurrency, rate, retention_success, retention_failed
                FROM orchestrator.queues
@@ -155,6 +161,8 @@ class WorkerView:
     """Bytes of memory that its process has in RAM."""
     parent_memory: int | None = None
     """The same of its parent process, which runs no tasks."""
+    release: str | None = None
+    """The release of its application, if that has a name."""
 
     @property
     def ended_at(self) -> datetime | None:
@@ -178,7 +186,8 @@ _WORKERS = Statement[Row](f"""
 SELECT /* insights.fleet.workers */ id, host, pid, queues, names, slots, running, {_STATE} AS state,
        started_at, seen_at,
        extract(epoch FROM now() - still_since)::double precision AS still, holds::text[] AS holds,
-       parent::text AS parent, memory, parent_memory
+       parent::text AS parent, memory, parent_memory,
+       (SELECT release FROM orchestrator.worker_releases AS r WHERE r.worker = w.id) AS release
   FROM orchestrator.workers AS w ORDER BY state IN ('dead', 'stopped'), host, started_at, id
 """)
 

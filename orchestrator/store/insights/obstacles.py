@@ -21,7 +21,7 @@ from orchestrator.domain.tasks.obstacles import (
     paused,
     unknown_task,
 )
-from orchestrator.store.insights.fleet import IS_FRESH, IS_KNOWN, QueueCounts
+from orchestrator.store.insights.fleet import IS_FRESH, IS_KNOWN, IS_SERVING, QueueCounts
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.columns import one_of
 from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY, READY_IN_LANE, READY_PLAIN
@@ -82,6 +82,22 @@ class Wait(NamedTuple):
     why: str
 
 
+class _Room(NamedTuple):
+    """The limits of a queue, and how much of them is used."""
+
+    concurrency: int | None
+    rate: float | None
+    in_flight: int
+    slots: int
+
+
+_BUSY = f"""busy AS MATERIALIZED (
+    SELECT id, lane FROM orchestrator.tasks WHERE {one_of(IN_FLIGHT_STATES)} AND lane IS NOT NULL
+)"""
+_WAITS = f"""id, name, created_at, blockers, lane, options, id = run_id AS is_turn,
+       ARRAY(SELECT busy.id FROM busy WHERE busy.lane = found.lane) AS of_lane,
+       ARRAY(SELECT busy.id FROM busy
+              WHERE split_part(busy.lane, '|', 1) = split_part(found.lane, '|', 1)) AS of_gate, {_FOUND}"""
 _MOST_LOOKED_AT = 1_000
 # Of ready tasks, the first in the order of each index; of others, those of the queue among the oldest of all.
 _OLDEST = Statement[Row](f"""
@@ -94,13 +110,8 @@ WITH /* insights.longest_waits */ candidates AS (
      UNION
     (SELECT id FROM (SELECT * FROM orchestrator.tasks ORDER BY id LIMIT {10 * _MOST_LOOKED_AT}) AS old
       WHERE queue = %(queue)s::text AND status = 'pending' AND NOT ({DELAYED}))
-), busy AS MATERIALIZED (
-    SELECT id, lane FROM orchestrator.tasks WHERE {one_of(IN_FLIGHT_STATES)} AND lane IS NOT NULL
-)
-SELECT id, name, created_at, blockers, lane, options, id = run_id AS is_turn,
-       ARRAY(SELECT busy.id FROM busy WHERE busy.lane = found.lane) AS of_lane,
-       ARRAY(SELECT busy.id FROM busy
-              WHERE split_part(busy.lane, '|', 1) = split_part(found.lane, '|', 1)) AS of_gate, {_FOUND}
+), {_BUSY}
+SELECT {_WAITS}
   FROM (SELECT * FROM orchestrator.tasks WHERE id IN (SELECT id FROM candidates) AND status = 'pending'
          ORDER BY created_at LIMIT %(limit)s) AS found ORDER BY created_at
 """)
@@ -111,25 +122,48 @@ def longest_waits(connection: Connection, queue: QueueCounts, *, limit: int = 10
     them."""
     leads = _LEADS.one(connection, shard=shard)
     rows = _OLDEST(connection, queue=queue.queue, limit=limit)
-    return [Wait(row.id, row.name, row.created_at, _why(row, queue) if leads else NO_LEADER) for row in rows]
+    room = _Room(queue.concurrency, queue.rate, queue.running + queue.dispatched, queue.slots)
+    return [Wait(row.id, row.name, row.created_at, _why(row, room) if leads else NO_LEADER) for row in rows]
 
 
-def _why(row: Row, queue: QueueCounts) -> str:
+_ONE = Statement[Row](f"""
+WITH /* insights.waits_for */ {_BUSY}
+SELECT {_WAITS}
+  FROM orchestrator.tasks AS found WHERE id = %(id)s::uuid AND status = 'pending' AND NOT ({DELAYED})
+""")
+_ROOM = Statement[_Room](f"""
+SELECT /* insights.waits_for.room */ q.concurrency, q.rate,
+       (SELECT count(*) FROM orchestrator.tasks WHERE {one_of(IN_FLIGHT_STATES)} AND queue = named.queue) AS in_flight,
+       (SELECT coalesce(sum(slots), 0) FROM orchestrator.workers WHERE {IS_SERVING} AND named.queue = ANY(queues))
+         AS slots
+  FROM (SELECT %(queue)s::text AS queue) AS named LEFT JOIN orchestrator.queues AS q ON q.name = named.queue
+""")
+
+
+def waits_for(connection: Connection, task: UUID, *, shard: int = 0) -> str | None:
+    """Say why a task waits; None if it does not, or waits for its time."""
+    row = _ONE.first(connection, id=task.hex)
+    if row is None or not _LEADS.one(connection, shard=shard):
+        return row and NO_LEADER
+    return _why(row, _ROOM.one(connection, queue=row.queue))
+
+
+def _why(row: Row, queue: _Room) -> str:
     """Say why a task waits: what stands in its way, or else which limit it may wait for."""
     if row.blockers and row.is_turn:
         return "Its code waits for a promise, a signal, a timer, a task or another run"
     if row.blockers:
         return "Waiting on dependencies"
-    in_flight = queue.running + queue.dispatched
-    waits_for = (
-        (queue.concurrency and in_flight >= queue.concurrency, f"The limit of the queue: {queue.concurrency} at once"),
+    most, in_flight = queue.concurrency, queue.in_flight
+    reasons = (
+        (most and in_flight >= most, f"The limit of the queue: {most} at once"),
         (row.lane and gate_of(row.lane), _limit(row)),
         (row.lane, "Its turn among the keys of the queue"),
         (queue.rate, f"The rate of the queue: {queue.rate:g} a second" if queue.rate else ""),
         (in_flight >= queue.slots, f"No capacity: the workers have {queue.slots} slots"),
         (row.hold, "No capacity: the workers that know it are busy"),
     )
-    return _obstacle(row) or next((said for holds, said in waits_for if holds), "Its turn")
+    return _obstacle(row) or next((said for holds, said in reasons if holds), "Its turn")
 
 
 def _limit(row: Row) -> str:

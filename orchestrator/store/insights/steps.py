@@ -19,7 +19,7 @@ from orchestrator.domain.dag.state import ENDED, DagState, Fan, StepState
 from orchestrator.domain.states import ENDED_RUN_STATES, IN_FLIGHT_STATES
 from orchestrator.sealing import reveal_text
 from orchestrator.store.dag import workflows
-from orchestrator.store.insights.tasks import ErrorView, error_view
+from orchestrator.store.insights.attempts import ErrorView, error_view
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.columns import one_of
 

@@ -12,10 +12,10 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.domain.flow.definition import name_of
-from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, OPEN_TASK_STATES, TaskState
-from orchestrator.domain.tasks.task import LOST, TaskError
-from orchestrator.sealing import CALL, is_sealed_text, reveal
+from orchestrator.sealing import CALL, reveal
+from orchestrator.store.insights.attempts import AttemptView, ErrorView, attempts_of, error_view
+from orchestrator.store.insights.obstacles import waits_for
 from orchestrator.store.sql import Row, Statement, columns_of
 
 
@@ -64,39 +64,6 @@ class TaskView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ErrorView:
-    """What went wrong in an attempt."""
-
-    kind: str
-    """The type of the exception."""
-    message: str
-    """Its text."""
-    traceback: str
-    """The remote traceback, or nothing."""
-    data: dict[str, Any]
-    """What the exception knew beside its text."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttemptView:
-    """One attempt of a task."""
-
-    attempt: int
-    """Its number, the fence."""
-    outcome: str
-    """`failed`, `lost`, `postponed` or `returned` where another attempt followed; of the last one, `lost` or
-    the state of the task."""
-    error: ErrorView | None
-    """What went wrong."""
-    worker: str | None
-    """The worker that had it."""
-    started_at: datetime | None
-    """When it began; None if it never did, or nobody could say."""
-    ended_at: datetime | None
-    """When it ended; None while it is in flight."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class TaskDetail(TaskView):
     """All that is known of one task."""
 
@@ -115,6 +82,8 @@ class TaskDetail(TaskView):
     """The task that enqueued it while it ran, or that it follows."""
     lane: str | None = None
     """What it shares limits and turns with: `task|key`."""
+    waits_for: str | None = None
+    """Why it waits, in words: a limit and its holders, a paused queue, no worker, dependencies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +108,8 @@ class TaskFilter:
     """With this in the type or message of the error, in any case."""
     part: str | None = None
     """With this in the task name, in any case."""
+    release: str | None = None
+    """Whose last attempt a worker of this release of the application has or had."""
 
     @property
     def by_end(self) -> bool:
@@ -158,7 +129,9 @@ _MATCHES = """(%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]
         AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
         AND (%(name)s::text IS NULL OR name = %(name)s::text)
         AND (%(part)s::text IS NULL OR strpos(lower(name), lower(%(part)s::text)) > 0)
-        AND (%(within)s::text = '' OR starts_with(queue, %(within)s::text))"""
+        AND (%(within)s::text = '' OR starts_with(queue, %(within)s::text))
+        AND (%(release)s::text IS NULL OR worker IN (
+             SELECT r.worker FROM orchestrator.worker_releases AS r WHERE r.release = %(release)s::text))"""
 _BY_TIME = """(%(since)s::timestamptz IS NULL OR ended_at >= %(since)s::timestamptz)
         AND (%(until)s::timestamptz IS NULL OR ended_at < %(until)s::timestamptz)"""
 _BY_ERROR = """(%(error)s::text IS NULL
@@ -303,6 +276,7 @@ def _parameters(wanted: TaskFilter, limit: int, before: UUID | None) -> dict[str
         "until": wanted.until,
         "error": wanted.error,
         "part": wanted.part,
+        "release": wanted.release,
         "before": before and before.hex,
         "limit": limit,
         "most": MOST_ENDS_LOOKED_AT if wanted.by_end else MOST_LOOKED_AT,
@@ -321,7 +295,7 @@ def find_tasks(connection: Connection, ids: Sequence[bytes]) -> list[TaskView]:
     return [TaskView(**_columns(row)) for row in _FIND(connection, ids=ids)]
 
 
-_BESIDE = ("attempts",)
+_BESIDE = ("attempts", "waits_for")
 _NO_RESULT = {"result": "NULL::bytea", "error": "NULL::jsonb"}
 _SHOW = Statement[Row](f"""
 SELECT /* insights.tasks.show */ {columns_of(TaskDetail, but=_BESIDE, **_NOT_ENDED, **_NO_RESULT)}
@@ -329,11 +303,6 @@ SELECT /* insights.tasks.show */ {columns_of(TaskDetail, but=_BESIDE, **_NOT_END
  UNION ALL
 SELECT {columns_of(TaskDetail, but=_BESIDE, **_NOT_OPEN)}
   FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
-""")
-
-_ATTEMPTS = Statement[Row]("""
-SELECT /* insights.tasks.attempts */ attempt, outcome, error, worker, started_at, ended_at
-  FROM orchestrator.attempts WHERE task_id = %(id)s::uuid ORDER BY attempt
 """)
 
 
@@ -349,45 +318,13 @@ def show_task(connection: Connection, task: UUID) -> TaskDetail | None:
         options=row.options or {},
         result=None if row.result is None else reveal(bytes(row.result)),
         error=error,
-        attempts=(*_attempts(connection, row, error),),
+        attempts=(*attempts_of(connection, row, error),),
         parent_id=row.parent_id,
         lane=row.lane,
+        waits_for=waits_for(connection, task) if row.status == TaskState.PENDING else None,
     )
-
-
-def _attempts(connection: Connection, task: Row, error: ErrorView | None) -> list[AttemptView]:
-    """Return the recorded attempts, and the one that is in flight or ended the task."""
-    attempts = [
-        AttemptView(**row._asdict() | {"error": error_view(row.error)}) for row in _ATTEMPTS(connection, id=task.id.hex)
-    ]
-    recorded = {attempt.attempt for attempt in attempts}
-    if task.attempt not in recorded | {0} and task.status != TaskState.PENDING:
-        last = AttemptView(
-            attempt=task.attempt,
-            outcome="lost" if task.reason == LOST else task.status,
-            error=error,
-            worker=task.worker,
-            started_at=task.started_at,
-            ended_at=task.ended_at,
-        )
-        attempts.append(last)
-    return attempts
 
 
 def _columns(row: Row) -> dict[str, Any]:
     found = {field.name: getattr(row, field.name) for field in fields(TaskView)}
     return {**found, "step": name_of(row.step)}
-
-
-def error_view(known: TaskError | Mapping[str, str] | None) -> ErrorView | None:
-    """Return an error, maybe as it is stored, as it is shown."""
-    error = known if isinstance(known, TaskError) else TaskError.stored(known)
-    if error is None:
-        return None
-    error = reveal_error(error)
-    return ErrorView(
-        kind=error.kind,
-        message=error.message,
-        traceback=error.traceback,
-        data={"sealed": error.data} if is_sealed_text(error.data) else error.attributes,
-    )

@@ -132,6 +132,24 @@ workers = table(
     comment="a mirror of the fleet for people to look at; the truth is in the heartbeats",
 )
 
+worker_releases = table(
+    "worker_releases",
+    Column("worker", Text, primary_key=True),
+    Column("release", Text, nullable=False, comment="the release of its application"),
+    Column("started_at", Time, nullable=False),
+    Column("until", Time, nullable=False, comment="when it is forgotten; attempts may be kept until then"),
+    comment="which release workers ran, also those that have ended; attempts name the worker",
+)
+index("worker_releases_by_release", worker_releases.c.release, worker_releases.c.started_at)
+index("worker_releases_by_end", worker_releases.c.until)
+
+task_parameters = table(
+    "task_parameters",
+    Column("name", Text, primary_key=True, comment="a task or a workflow as code"),
+    Column("parameters", JSONB, nullable=False),
+    comment="what functions take, as workers last announced it",
+)
+
 drains = table(
     "drains",
     Column("parent", Uuid, primary_key=True, comment="one life of a worker's parent process"),

@@ -7,7 +7,8 @@ from typing import cast
 
 from redis import Redis
 
-from orchestrator.transport.codec import Heartbeat, Malformed, Order, Word, decode, encode
+from orchestrator.domain.tasks.parameters import Parameter, Parameters
+from orchestrator.transport.codec import Heartbeat, Malformed, Order, Word, decode, encode, prepare
 from orchestrator.transport.keys import CANARY_TTL, PRIVATE_TTL, Keys, private_queue
 from orchestrator.transport.quarantine import Refused, keep_aside
 
@@ -34,6 +35,8 @@ for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', KEYS[1])) do
 end
 """
 
+_ParametersByName = dict[Word, Parameters]
+prepare(_ParametersByName)
 _ORDERS_TTL = 60
 _CONSUMER_IDLE = 60
 """Seconds without a read after which a consumer is gone; one that is back is made anew by its next read."""
@@ -96,6 +99,12 @@ class FleetKeys:
         """Return the task names published under a digest."""
         place = self._keys.names(digest)
         return self._keys.signing.read(list[Word], place, cast("bytes | None", self._redis.get(place)))
+
+    def parameters(self, digest: str) -> dict[str, list[Parameter]] | None:
+        """Return the parameters of tasks published under a digest."""
+        place = self._keys.parameters(digest)
+        body = cast("bytes | None", self._redis.get(place))
+        return self._keys.signing.read(_ParametersByName, place, body)
 
     def order(self, orders: Mapping[str, Order]) -> None:
         """Send each worker its order."""

@@ -20,11 +20,13 @@ from orchestrator.api.routes.tasks import Arguments, found_task
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.limits.names import lane_name
 from orchestrator.domain.redaction import HIDDEN
+from orchestrator.domain.tasks.parameters import Misfit, Parameter, check_call, signature_of
 from orchestrator.domain.tasks.task import parse_options
 from orchestrator.errors import InvalidTask, PayloadError
 from orchestrator.references import whole_reference
 from orchestrator.sdk.values.display import NOT_JSON, as_shown
 from orchestrator.sdk.values.payload import decode_call
+from orchestrator.store.fleet import parameters_of
 from orchestrator.store.insights import TaskDetail
 
 routes, actions = pages("/ui/tasks"), page_actions("/ui/tasks")
@@ -56,9 +58,15 @@ def ask_again(api: Api, id: UUID) -> Response:
     try:
         shown = _call(api, task).shown
     except PayloadError as error:
-        return page("again.html", 409, task=task, form=None, wrong=str(error))
+        return page("again.html", 409, task=task, form=None, wrong=str(error), takes="")
     args, kwargs = (msgspec.json.format(msgspec.json.encode(part)).decode() for part in (shown.args, shown.kwargs))
-    return page("again.html", task=task, form=Again(args, kwargs, task.queue), wrong="")
+    return page(
+        "again.html",
+        task=task,
+        form=Again(args, kwargs, task.queue),
+        wrong="",
+        takes=takes(api.read(parameters_of, task.name)),
+    )
 
 
 @actions.post("/{id}/again", about=TASK)
@@ -69,23 +77,36 @@ def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note 
         call = _call(api, task)
         args = _merged("args", call, dict(enumerate(_read("args", body.args, list))))
         kwargs = _merged("kwargs", call, _read("kwargs", body.kwargs, dict))
+        if known := api.read(parameters_of, task.name):
+            check_call(known, [*args.values()], kwargs)
         wanted = NewCall(name=task.name, args=[*args.values()], kwargs=kwargs, queue=body.queue.strip() or task.queue)
         new = new_task(api, msgspec.structs.replace(wanted, priority=task.priority), key_scope)
         visitor().check_tasks(new)
         warnings = api.names.check([task.name])
     except InvalidTask as error:
-        return _refused(task, body, 422, str(error))
+        return _refused(api, task, body, 422, str(error))
+    except Misfit as error:
+        return _refused(api, task, body, 422, f"{error.field}: {error}.")
     except Refused as error:
-        return _refused(task, body, error.problem.status, error.problem.detail)
+        return _refused(api, task, body, error.problem.status, error.problem.detail)
     options = msgspec.json.encode(task.options).decode() if task.options else None
     new = api.names.hiding(msgspec.structs.replace(new, options=options, lane=_lane(task, options), parent=id.bytes))
     made = UUID(bytes=api.backend.tasks.enqueue(new, key_scope.queues))
     return Note(" ".join(["the task is enqueued: this is it", *warnings]).rstrip("."), to=f"/ui/tasks/{made}")
 
 
-def _refused(task: TaskDetail, form: Again, status: int, wrong: str) -> Response:
+def takes(parameters: Sequence[Parameter] | None) -> str:
+    """Return the parameters of a task as its code has them, with types and defaults; nothing if they are not known."""
+    try:
+        return str(signature_of(parameters)) if parameters is not None else ""
+    except ValueError:
+        return ""
+
+
+def _refused(api: Api, task: TaskDetail, form: Again, status: int, wrong: str) -> Response:
     """Show the form again. The browser may keep this answer to a POST, without which its Back leads to an error."""
-    answer = page("again.html", status, task=task, form=form, wrong=wrong)
+    known = takes(api.read(parameters_of, task.name))
+    answer = page("again.html", status, task=task, form=form, wrong=wrong, takes=known)
     answer.headers["Cache-Control"] = "private, no-cache"
     return answer
 

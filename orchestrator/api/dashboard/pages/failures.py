@@ -1,4 +1,4 @@
-"""Failures by task and error: over time, new ones since the last worker start, acknowledged and snoozed ones."""
+"""Failures by task and error: over time, new ones of the last release, acknowledged and snoozed ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
 from orchestrator.api.key_scope import WITHIN, check_queue
 from orchestrator.api.problems import refused
 from orchestrator.domain.access import KeyScope
+from orchestrator.sdk.calls.insights import HandlingAct
 from orchestrator.store import insights
-from orchestrator.store.insights.failures import HANDLED, FailureGroup, failed_before, target_of
+from orchestrator.store.insights.attempts import Release, last_release
+from orchestrator.store.insights.failures import FailureGroup, failed_before
 
 routes, actions = pages("/ui/failures"), page_actions("/ui/failures")
 
@@ -60,6 +62,7 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
     )
     states = {key: one.state(now) for key, one in handled.items()}
     groups = sorted(failures.groups, key=attrgetter(_SORTS[query.sort.lstrip("-")]), reverse=query.sort[0] == "-")
+    release = api.recent.get(("last release",), 5.0, lambda: api.read(last_release))
     return page(
         "failures.html",
         groups=sorted(
@@ -67,7 +70,8 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
         ),
         snoozed=[one for one in groups if states.get(one.key) == "snoozed"],
         handled={key: one for key, one in handled.items() if states[key]},
-        new=_new_ones(api, key_scope, groups),
+        new=_new_ones(api, key_scope, groups, release),
+        release=release,
         looked_at=failures.looked_at,
         query=query,
         asked=given(query),
@@ -83,21 +87,29 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
     )
 
 
-def _new_ones(api: Api, key_scope: KeyScope, groups: list[FailureGroup]) -> set[insights.GroupKey]:
-    """Return groups of which nothing had failed before the last worker start.
+def _new_ones(
+    api: Api, key_scope: KeyScope, groups: list[FailureGroup], release: Release | None
+) -> set[insights.GroupKey]:
+    """Return groups of which nothing had failed before the last release, or in another one since.
 
-    Workers do not say which code they have, so a restart counts like a deploy. Starts soon after each other are one.
+    If workers do not say which release they have, a restart counts like a deploy. Starts soon after each other are one.
     """
+    at = _last_start(api) if release is None else release.at
+    if at is None:
+        return set()
+    read = partial(api.read, failed_before, at, key_scope.queues, release and release.name)
+    known = api.recent.get(("failed before", key_scope, at), 30.0, read)
+    return set() if known is None else {group.key for group in groups if group.first_at >= at} - known
+
+
+def _last_start(api: Api) -> datetime | None:
+    """Return when the workers that came last began to start."""
     workers = api.recent.get(("workers",), 5.0, api.backend.insights.list_workers)
     starts = sorted((one.worker_started_at for one in workers), reverse=True)
-    if not starts:
-        return set()
-    last = starts[0]
+    last = starts[0] if starts else None
     for start in starts:
-        last = start if last - start <= _ROLLOUT else last
-    read = partial(api.read, failed_before, last, key_scope.queues)
-    known = api.recent.get(("failed before", key_scope, last), 30.0, read)
-    return set() if known is None else {group.key for group in groups if group.first_at >= last} - known
+        last = start if last is not None and last - start <= _ROLLOUT else last
+    return last
 
 
 class Snooze(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,28 +121,28 @@ class Snooze(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @actions.post("/{name}/{queue}/{kind}/acknowledge", about=WITHIN)
 def acknowledge_failures(api: Api, name: str, queue: str, kind: str, key_scope: KeyScope) -> Note:
     """Say that somebody knows of a group."""
-    return _handle(api, key_scope, (name, queue, kind), "acknowledge", "the failures are acknowledged")
+    _handle(api, key_scope, (name, queue, kind), "acknowledge")
+    return Note("the failures are acknowledged")
 
 
 @actions.post("/{name}/{queue}/{kind}/snooze", about=WITHIN)
 def snooze_failures(api: Api, name: str, queue: str, kind: str, body: Snooze, key_scope: KeyScope) -> Note:
     """Show a group below the others, and not on the first page, for some hours."""
     until = datetime.now(UTC) + timedelta(hours=body.hours)
-    said = f"the failures are snoozed until {until:%Y-%m-%d %H:%M} UTC"
-    return _handle(api, key_scope, (name, queue, kind), "snooze", said, until=until.isoformat(timespec="seconds"))
+    _handle(api, key_scope, (name, queue, kind), "snooze", until)
+    return Note(f"the failures are snoozed until {until:%Y-%m-%d %H:%M} UTC")
 
 
 @actions.post("/{name}/{queue}/{kind}/reopen", about=WITHIN)
 def reopen_failures(api: Api, name: str, queue: str, kind: str, key_scope: KeyScope) -> Note:
     """Show a group as if nobody had acknowledged or snoozed it."""
-    return _handle(api, key_scope, (name, queue, kind), "reopen", "the failures are shown as before")
+    _handle(api, key_scope, (name, queue, kind), "reopen")
+    return Note("the failures are shown as before")
 
 
-def _handle(api: Api, key_scope: KeyScope, group: insights.GroupKey, act: str, said: str, **detail: str) -> Note:
+def _handle(
+    api: Api, key_scope: KeyScope, group: insights.GroupKey, act: HandlingAct, until: datetime | None = None
+) -> None:
     name, queue, kind = group
     check_queue(key_scope, queue)
-    target = target_of((name, queue, "" if kind == NO_KIND else kind))
-    connections = api.backend.connections
-    with connections.writing("the decision was stored", transaction=True) as connection:
-        connections.record(connection, act, HANDLED, target, **detail)
-    return Note(said)
+    api.backend.insights.handle_failures(name, queue, "" if kind == NO_KIND else kind, act, until)

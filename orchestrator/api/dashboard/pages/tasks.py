@@ -24,8 +24,10 @@ from orchestrator.api.routes import tasks as task_routes
 from orchestrator.api.shapes import filter_fields, made_from
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.states import OPEN_TASK_STATES, TaskState
+from orchestrator.domain.tasks.parameters import by_name
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.values.display import as_shown
+from orchestrator.store.fleet import parameters_of
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.insights import TaskFilter, TaskView
 from orchestrator.store.tasks import redrive
@@ -160,11 +162,13 @@ def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
 def show_task(api: Api, id: UUID) -> Response:
     """Show all that is known of one task."""
     found = task_routes.shown_task(api, id, as_shown)
+    known = api.read(parameters_of, found.task.name) if found.args else None
     is_requested = found.task.status in _RETRIED and api.backend.tasks.is_retry_requested(id.bytes)
     return page(
         "task.html",
         is_retry_requested=is_requested,
         found=found,
+        arguments=None if known is None else by_name(known, found.args, found.kwargs),
         task=found.task,
         log=logs.last_lines(api, id, logs.LogQuery()),
         obstacles=_obstacles(api, found.task, is_requested),

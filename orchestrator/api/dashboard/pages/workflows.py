@@ -8,7 +8,7 @@ from math import ceil
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
@@ -20,10 +20,11 @@ from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import workflows as workflow_routes
 from orchestrator.domain.access import KeyScope
-from orchestrator.domain.dag.definition import Definition
+from orchestrator.domain.dag.definition import Definition, Param, ParamType
 from orchestrator.errors import NotFound
 from orchestrator.sdk.dag.writing import to_data
 from orchestrator.store import insights
+from orchestrator.store.fleet import parameters_of
 from orchestrator.store.insights import LastRun, StepStates, StepView, states_of_runs
 
 routes = pages("/ui/workflows")
@@ -92,11 +93,27 @@ def show_workflow(api: Api, name: str, query: WorkflowQuery, key_scope: KeyScope
         groups=folded.groups,
         opened=query.open,
         grid=_grid(api, name, steps, query.open) if steps else None,
-        params=stored.definition.params if stored else {},
+        params=stored.definition.params if stored else _params(api, name) if code else {},
         runs=[*reversed(runs)],
         notes=run_notes(api, runs),
         asked=datetime.now(UTC),
     )
+
+
+_TYPES: dict[str, ParamType] = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "date": "date"}
+"""How a form names the types of parameters."""
+
+
+def _params(api: Api, name: str) -> dict[str, Param]:
+    """Return the parameters of a workflow as code, as far as a form can have a field for each."""
+    return {
+        one.name: Param(
+            type=_TYPES.get(one.type.removesuffix(" | None"), "any"),
+            default="…" if one.optional and one.default is UNSET else one.default,
+        )
+        for one in api.read(parameters_of, name) or ()
+        if not one.kind.startswith("variadic")
+    }
 
 
 class Cell(NamedTuple):
