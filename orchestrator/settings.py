@@ -25,8 +25,6 @@ _LARGEST_PAYLOAD = 50_000_000
 _MOST = 1_000_000.0
 """Of anything else: seconds (eleven days), rows of a batch."""
 
-_MOST_SHARDS = 64
-
 DEFAULT_NAMESPACE = "orchestrator"
 SHORTEST_RETENTION = 60.0
 """Seconds for which an ended task is kept at least: so long may a report of it still be on its way."""
@@ -46,7 +44,7 @@ _NO_SETTINGS = ("servers",)
 """Variables of ours that are no settings: this one says which servers `orchestrator dev` starts."""
 _LISTS = ("redact", "webhook_allow", "api_proxies")
 """Texts that may be given as lists of texts."""
-_SIZES = ("max_payload", "inline_payload", "inline_result")
+_LARGEST = {**dict.fromkeys(("max_payload", "inline_payload", "inline_result"), _LARGEST_PAYLOAD), "shards": 64}
 _LARGEST_STORED = 10_000_000_000
 """Bytes; what is larger is no value of a program's memory."""
 _FOR_EVER_IF_ZERO = ("retention_success", "retention_failed", "retention_audit", "retention_logs")
@@ -350,7 +348,7 @@ def _validated(settings: Settings) -> Settings:
                     f"keep for ever, found {value!r}."
                 )
         elif isinstance(field.default, (int, float)):
-            most = _LARGEST_PAYLOAD if name in _SIZES else _MOST_SHARDS if name == "shards" else _MOST
+            most = _LARGEST.get(name, _MOST)
             if not 0 < value <= most:
                 raise ConfigurationError(
                     f"Setting {name}: expected a positive number up to {most:,.0f}, found {value!r}."

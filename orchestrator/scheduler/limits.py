@@ -12,19 +12,20 @@ are not: they are dispatched, and not running.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 
 from orchestrator.domain.limits.buckets import Buckets, Rate
 from orchestrator.domain.limits.lane_limits import Attempt, Handed, Unheard, is_heard_of, lane_buckets
 from orchestrator.domain.limits.lanes import Lanes, Share
-from orchestrator.domain.limits.names import queue_bucket
+from orchestrator.domain.limits.names import gate_bucket, lane_bucket, limited_by, queue_bucket
 from orchestrator.domain.tasks.task import executor_of, parse_options
 from orchestrator.scheduler import isolation
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.limits import lanes as store
+from orchestrator.store.limits import shared
 from orchestrator.store.tasks import waiting
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.waiting import InFlight
@@ -35,6 +36,8 @@ _SLICE = 500
 """Lanes that one tick reads."""
 _SET_BACK = timedelta(seconds=0.2)
 """By how much Postgres's clock must go back to be said to have been set back."""
+_ELSEWHERE = 0.1
+"""Seconds between two looks at limits of which other shards hold something."""
 _MOST_DOUBTS = 500
 """Lanes of a queue of which is asked at once what they have left."""
 
@@ -42,7 +45,11 @@ _MOST_DOUBTS = 500
 class LaneService(CommitHooks):
     """The leader's view of all lanes."""
 
-    def __init__(self) -> None:
+    def __init__(self, shard: int | None = None) -> None:
+        """With several shards, that of the leader."""
+        self._shard = shard
+        self.queues_held: Callable[[Transaction], Mapping[str, int]] = lambda _: {}
+        """Returns what is in flight of queues with limits, by the names of their buckets."""
         self._last_claim: datetime | None = None
         self.queue_rates: dict[str, Rate] = {}
         """Rates of whole queues."""
@@ -59,6 +66,12 @@ class LaneService(CommitHooks):
         self._has_more = False
         self._lingering: dict[Attempt, str] | None = None
         """Lanes of attempts that have ended and whose code may still run; None until the fleet has been looked at."""
+        self._told: dict[str, int] | None = None
+        """What other shards are told that this one holds; None until it is read."""
+        self.elsewhere: dict[str, int] = {}
+        """What they hold of limits that were looked at in this tick."""
+        self.is_locked = False
+        """Limits are locked until this tick is committed."""
 
     # -- what is ready and what is in flight
 
@@ -132,6 +145,30 @@ class LaneService(CommitHooks):
             isolation.attempt(tx, "read keys with tasks", self._read, _SLICE)
         if self._unheard:
             self._unheard.complete(self._lanes.options_of)
+        if self._shard is not None:
+            self._share(tx, self._shard)
+
+    def _share(self, tx: Transaction, shard: int) -> None:
+        """Lock the limits that this tick may use, and read what other shards hold of them."""
+        names = {*self._lanes.limited(), *self.queues_held(tx), *map(limited_by, self.buckets.changed)}
+        self.is_locked = bool(names)
+        buckets = [bucket for name in names for bucket in (name, lane_bucket(name), gate_bucket(name))]
+        self.elsewhere, due = shared.lock(tx.connection, shard, [*names], buckets) if names else ({}, {})
+        mine = self.buckets.due
+        mine.update({name: max(at, mine.get(name, 0.0)) for name, at in due.items()})
+        self._lanes.share(self.elsewhere)
+        self._tell(tx, shard)
+
+    def _tell(self, tx: Transaction, shard: int) -> None:
+        """Tell other shards what this one holds."""
+        if self._told is None:
+            self._told = shared.mine(tx.connection, shard)
+        held = {**self._lanes.held(), **self.queues_held(tx)}
+        changed = {name: held.get(name, 0) for name in held.keys() | self._told.keys()}
+        changed = {name: number for name, number in changed.items() if number != self._told.get(name, 0)}
+        if changed:
+            shared.save(tx.connection, shard, changed)
+            self._told = {name: number for name, number in held.items() if number > 0}
 
     def _read(self, tx: Transaction, most: int) -> None:
         """Go on looking through all lanes, with so many of them."""
@@ -235,14 +272,23 @@ class LaneService(CommitHooks):
             self._lanes.refuse(task.queue, task.lane)
 
     def save(self, tx: Transaction) -> None:
-        """Save the rates that were used."""
+        """Save the rates that were used, and what other shards are to know."""
         if self.buckets.changed:
             store.save_buckets(tx.connection, {name: self.buckets.due[name] for name in self.buckets.changed})
             self.buckets.changed.clear()
+        if self._shard is not None:
+            self._tell(tx, self._shard)
+
+    @property
+    def is_shared(self) -> bool:
+        """Say whether other shards wait for what this one holds."""
+        return bool(self._told)
 
     def due_in(self, now: float) -> float | None:
         """Return the seconds until there is work that no message announces."""
         if self._read_after is not None or self._has_more:
             return 0.0
+        if self.elsewhere:  # nobody tells when another shard has room
+            return _ELSEWHERE
         due = self._lanes.next_due(now)
         return None if due is None else max(0.0, due - now)

@@ -17,7 +17,7 @@ from orchestrator.scheduler.meter import Meter
 from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.term import Term
 from orchestrator.settings import Settings
-from orchestrator.store import database
+from orchestrator.store import database, leases
 from orchestrator.store.sql import statement_of
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.terminal_safe import sentence
@@ -136,6 +136,14 @@ class Scheduler:
     def try_to_lead(self) -> None:
         """As a standby, try for the lease now: its holder has given it up."""
         self._awake.set()
+
+    def offer_lease(self, engine: Engine) -> None:
+        """Let a standby take the lease, called from another thread; if none does, this one goes on and renews it."""
+        try:
+            with engine.connect() as connection:
+                leases.release(connection, 0, self._leadership.term)
+        except exc.SQLAlchemyError as error:
+            log.debug("scheduler.lease_not_offered error=%s", first_line(error))
 
     def _cannot_work(self, error: Exception) -> None:
         if isinstance(error, transport.UNAVAILABLE):

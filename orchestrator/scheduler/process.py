@@ -6,6 +6,9 @@ import gc
 import os
 import signal
 import threading
+from functools import partial
+
+from sqlalchemy import Engine
 
 from orchestrator.monitoring.listener import serve_metrics
 from orchestrator.prerequisites import Prerequisites
@@ -65,10 +68,16 @@ def run_scheduler(settings: Settings) -> int:
         ).start()
         janitor.start()
         Pruner(tidying, settings, scheduler.leading).start()
-        PayloadCollection(tidying, settings, scheduler.leading).start()
+        if "/" not in namespace:  # the first shard collects for all
+            PayloadCollection(_of_all(settings) or tidying, settings, scheduler.leading).start()
         LogKeeping(tidying, connect(redis_url), keys, scheduler.leading).start()
         notice = StandbyNotice(
-            connect(redis_url, timeout=1.0), keys, scheduler.leading, every=settings.heartbeat, ttl=settings.worker_ttl
+            connect(redis_url, timeout=1.0),
+            keys,
+            scheduler.leading,
+            every=settings.heartbeat,
+            ttl=settings.worker_ttl,
+            offer=partial(scheduler.offer_lease, tidying) if settings.shards > 1 else None,
         )
         notice.start()
         _spare_the_collector()
@@ -80,6 +89,16 @@ def run_scheduler(settings: Settings) -> int:
     engine.dispose()
     log.info("scheduler.stopped")
     return 0
+
+
+def _of_all(settings: Settings) -> Engine | None:
+    """Return connections that read all shards, if there are several."""
+    if settings.shards == 1:
+        return None
+    namespace = settings.of_shard("all").namespace
+    return database.engine_for(
+        settings.require_database(), autocommit=True, pool_size=1, name="orchestrator janitor", namespace=namespace
+    )
 
 
 def _leader_spans() -> LeaderSpans | None:

@@ -120,7 +120,8 @@ class Term:
 
         nesting = Nesting(settings.max_depth, settings.max_descendants)
         self.fleet = fleet = Fleet(settings.worker_ttl)
-        self.lanes = lanes = LaneService()
+        self._shard = _shard(settings)
+        self.lanes = lanes = LaneService(self._shard)
         self.dispatcher = dispatcher = Dispatcher(fleet, lanes, settings.batch, monotonic)
         self.watch = watch = FleetWatch(fleet, streams, settings, monotonic)
         backlog = Backlog()
@@ -344,7 +345,7 @@ class Term:
                 tx = Transaction(
                     writing.connection, writing.now, budget, self._is_bisecting, not self._is_bisecting, watched, undone
                 )
-                tx.vault, tx.spans, tx.result = self._vault, self._spans, result
+                tx.vault, tx.spans, tx.result, tx.shard = self._vault, self._spans, result, self._shard
                 tx.statement_limit = TICK_LIMIT * self._settings.lease
                 yield tx, writing.pending_work
                 writing.cursor = cursor if cursor is not self.generations.cursor else None
@@ -379,3 +380,8 @@ class Term:
     def _rolled_back(self) -> None:
         for part in self._remembering:
             part.rolled_back()
+
+
+def _shard(settings: Settings) -> int | None:
+    """Return the number of a leader's shard; None if there is one shard."""
+    return int(settings.namespace.partition("/")[2] or 0) if settings.shards > 1 else None

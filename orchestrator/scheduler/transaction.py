@@ -53,6 +53,8 @@ class Transaction:
     """Nothing but a claim is to be committed: it commits by itself, and what follows is another transaction."""
     succeed_and_commit: Callable[[Sequence[Success]], list[Moved]] | None = None
     """Ends tasks and the transaction in one round trip, or does nothing; None if more is to be committed."""
+    shard: int | None = None
+    """With several shards, that of the leader."""
     result: TickResult = field(default_factory=TickResult)
     """Its result; under a savepoint, the result of the part that may be rolled back alone."""
 

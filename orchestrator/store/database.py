@@ -374,6 +374,7 @@ def downgrade(url: str, revision: str | None, *, namespace: str = DEFAULT_NAMESP
 def lock_upgrades(connection: Connection) -> None:
     """Change the schema alone until the transaction ends."""
     connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _UPGRADE_LOCK})
+    connection.execute(text("SET LOCAL lock_timeout = '10s'"))
 
 
 @contextmanager

@@ -25,7 +25,8 @@ ALL = "/all"
 NOT_SHARED: frozenset[str] = frozenset()
 SHARED = frozenset(
     (
-        *("workflows", "flows", "queues", "unique_keys", "run_keys", "payload_keeps"),
+        *("workflows", "flows", "queues", "unique_keys", "run_keys", "payload_keeps", "buckets"),
+        *("lane_use", "places", "shards"),
         *("api_keys", "sessions", "audit", "services", ""),
     )
 )

@@ -4,20 +4,23 @@
     NAMESPACE/1      the tasks, runs, requests and lease of shard 1, and so on
     NAMESPACE/all    views of all shards together, for those that read
 
-`upgrade` makes as many as the settings say. Beyond these, it moves what a shard remembers to shard 0 and drops the
-shard, once nothing is open in it and it has no leader.
+`upgrade` makes as many as the settings say. Those beyond are *closing*: clients place nothing there. Once nothing is
+open in such a shard and it has no leader, `upgrade` moves what it remembers to shard 0 and drops it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cache
+from zlib import crc32
 
 from sqlalchemy import Connection, text
 
 from orchestrator.settings import Settings
 from orchestrator.store import database
-from orchestrator.store.namespaces import ALL, SHARED
+from orchestrator.store.inbox import RequestKind
+from orchestrator.store.namespaces import ALL, SHARED, namespace_of
 from orchestrator.store.sql import Statement
 from orchestrator.store.tables import metadata
 
@@ -25,7 +28,6 @@ _OWN = [table for table in metadata.sorted_tables if table.name not in SHARED]
 """The tables that each shard has."""
 _OF_LEADERS = frozenset(("leases", "cursors", "workers", "drains"))
 """Those of them that are about nothing but the shard."""
-_IDS = ("tasks", "ended_tasks", "runs")
 _NUMBERS = Statement[str]("""
 SELECT /* shards.numbers */ nspname::text FROM pg_namespace WHERE starts_with(nspname, %(prefix)s)
 """)
@@ -42,20 +44,22 @@ def upgrade(settings: Settings) -> list[str]:
         with engine.begin() as connection:
             numbers = _numbers(connection, root)
             if numbers and (database.current_revision(connection) or "") < database.REVISION:
-                connection.execute(text(f'DROP SCHEMA IF EXISTS "{root}{ALL}" CASCADE'))  # it keeps columns from change
+                _drop_views(connection, root)  # which keep columns from change
         if newer := database.upgrade(url, namespace=root):
             return [f"{newer} Nothing to do."]
         notes = [f"The database is at revision {database.REVISION}."]
         numbers |= {*range(1, settings.shards)}
         for number in sorted(numbers):
             database.upgrade(url, namespace=f"{root}/{number}")
-        if not numbers:
-            return notes
         with engine.begin() as connection:
+            if not numbers and not are_there(connection):
+                return notes
             database.lock_upgrades(connection)
             for number in sorted(number for number in numbers if number >= settings.shards):
                 notes.append(_dissolve(connection, root, number))
-            _make_views(connection, root, _numbers(connection, root))
+            _drop_views(connection, root)
+            if numbers:  # clients may still use them while there is one left
+                _make_views(connection, root, _numbers(connection, root), settings.shards)
         return notes
     finally:
         engine.dispose()
@@ -71,12 +75,17 @@ def _schema(root: str, number: int) -> str:
     return f'"{root}/{number}"' if number else f'"{root}"'
 
 
-def _make_views(connection: Connection, root: str, numbers: Iterable[int]) -> None:
-    """Make the views of all shards anew; none where there is one shard."""
+def _drop_views(connection: Connection, root: str) -> None:
     connection.execute(text(f'DROP SCHEMA IF EXISTS "{root}{ALL}" CASCADE'))
+    for name in _OF_ALL:
+        connection.execute(text(f'DROP VIEW IF EXISTS "{root}".{name}'))
+
+
+def _make_views(connection: Connection, root: str, numbers: Iterable[int], wanted: int) -> None:
+    """Make the views of all shards; from the `wanted` number on, they are closing."""
     schemas = {number: _schema(root, number) for number in (0, *sorted(numbers))}
-    if len(schemas) == 1:
-        return
+    columns = "name text, shard int, held int NOT NULL, PRIMARY KEY (name, shard)"
+    connection.execute(text(f'CREATE TABLE IF NOT EXISTS "{root}".lane_use ({columns})'))
     views = {table.name: [column.name for column in table.columns] for table in _OWN}
     selects = {
         name: [f"SELECT {', '.join(columns)} FROM {schema}.{name}" for schema in schemas.values()]
@@ -85,23 +94,28 @@ def _make_views(connection: Connection, root: str, numbers: Iterable[int]) -> No
     for name in ("leases", "cursors"):
         others = ", ".join(views[name][1:])
         selects[name] = [f"SELECT {number} AS shard, {others} FROM {schemas[number]}.{name}" for number in schemas]
-    selects["places"] = [
-        f"SELECT id, {number} AS shard FROM {schema}.{name}" for number, schema in schemas.items() for name in _IDS
-    ]
-    selects["shards"] = [
-        f"SELECT {number} AS shard, {_IS_OPEN.format(schema)} AS is_open, (SELECT address FROM {schema}.leases "
-        f"WHERE expires_at > clock_timestamp()) AS leader"
-        for number, schema in schemas.items()
-    ]
     connection.execute(text(f'CREATE SCHEMA "{root}{ALL}"'))
     for name, parts in selects.items():
         connection.execute(text(f'CREATE VIEW "{root}{ALL}".{name} AS {" UNION ALL ".join(parts)}'))
+    for name, part in _OF_ALL.items():
+        parts = [part.format(schema, number, number >= wanted) for number, schema in schemas.items()]
+        connection.execute(text(f'CREATE VIEW "{root}".{name} AS {" UNION ALL ".join(parts)}'))
 
 
 _IS_OPEN = (
     "(EXISTS (SELECT FROM {0}.tasks) OR EXISTS (SELECT FROM {0}.inbox) "
     "OR EXISTS (SELECT FROM {0}.runs WHERE ended_at IS NULL))"
 )
+_OF_ALL = {
+    "places": """
+SELECT id, {1} AS shard, true AS is_open, NULL AS workflow, NULL AS key FROM {0}.tasks
+ UNION ALL SELECT id, {1}, false, NULL, NULL FROM {0}.ended_tasks
+ UNION ALL SELECT id, {1}, ended_at IS NULL, workflow, key FROM {0}.runs""",
+    "shards": f"""
+SELECT {{1}} AS shard, {_IS_OPEN} AS is_open,
+       (SELECT address FROM {{0}}.leases WHERE expires_at > clock_timestamp()) AS leader, {{2}} AS is_closing""",
+}
+"""Views beside the shared tables, by name: each leader asks where others have something."""
 
 
 def _dissolve(connection: Connection, root: str, number: int) -> str:
@@ -128,29 +142,74 @@ def _dissolve(connection: Connection, root: str, number: int) -> str:
     return f"Shard {number} was empty, and is gone; shard 0 has what it remembered."
 
 
-# -- where things are: on connections that read all shards
+# -- where things are
 
-_LOCATE = Statement[tuple[bytes, int]]("""
-SELECT /* shards.locate */ uuid_send(id), shard FROM orchestrator.places WHERE id = ANY(%(ids)s::uuid[])
+_ARE_THERE = Statement[bool]("SELECT /* shards.are_there */ to_regclass('orchestrator.shards') IS NOT NULL")
+
+
+def are_there(connection: Connection) -> bool:
+    """Say whether a database has shards, or had some until the last upgrade."""
+    return _ARE_THERE.one(connection)
+
+
+_LOCATE = Statement[tuple[bytes, int, bool]]("""
+SELECT /* shards.locate */ uuid_send(id), shard, is_open FROM orchestrator.places WHERE id = ANY(%(ids)s::uuid[])
 """)
 
 
 def locate(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, int]:
     """Return the shards of those of these tasks and runs that exist."""
-    return {bytes(id): shard for id, shard in _LOCATE(connection, ids=ids)}
+    return {bytes(id): shard for id, shard, _ in _LOCATE(connection, ids=ids)}
 
 
-class ShardView(NamedTuple):
+def open_elsewhere(connection: Connection, shard: int, ids: Sequence[bytes]) -> dict[bytes, int]:
+    """Return those of these runs that are open in another shard, and in which."""
+    return {bytes(id): found for id, found, is_open in _LOCATE(connection, ids=ids) if is_open and found != shard}
+
+
+_RUN_OF_KEY = Statement[bytes]("""
+SELECT /* shards.run_of_key */ uuid_send(id) FROM orchestrator.places
+ WHERE workflow = %(workflow)s AND key = %(key)s AND shard <> %(shard)s
+""")
+
+
+def run_of_key(connection: Connection, shard: int, workflow: str, key: str) -> bytes | None:
+    """Return the run of a workflow in another shard that has an idempotency key."""
+    found = _RUN_OF_KEY.first(connection, shard=shard, workflow=workflow, key=key)
+    return None if found is None else bytes(found)
+
+
+@cache
+def _sending(schema: str) -> Statement[None]:
+    return Statement[None](f"""
+INSERT /* shards.send {crc32(schema.encode())} */ INTO "{schema}".inbox (kind, target, body)
+VALUES (%(kind)s, %(target)s::uuid, %(body)s::jsonb) RETURNING pg_notify('{schema}', '')
+""")
+
+
+def send(connection: Connection, shard: int, kind: RequestKind, target: bytes, body: str) -> None:
+    """Ask the leader of another shard for a change; it hears of it when the transaction commits."""
+    root = namespace_of(connection).partition("/")[0]
+    _sending(f"{root}/{shard}" if shard else root)(connection, kind=str(kind), target=target, body=body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardView:
     """One shard."""
 
     shard: int
+    """Its number."""
     is_open: bool
     """It has open tasks, runs or requests."""
     leader: str | None
     """The scheduler that leads it, if one does."""
+    is_closing: bool
+    """Nothing new is placed there."""
 
 
-_LIST = Statement[ShardView]("SELECT /* shards.list */ shard, is_open, leader FROM orchestrator.shards ORDER BY shard")
+_LIST = Statement[ShardView](
+    "SELECT /* shards.list */ shard, is_open, leader, is_closing FROM orchestrator.shards ORDER BY shard"
+)
 
 
 def list_shards(connection: Connection) -> list[ShardView]:

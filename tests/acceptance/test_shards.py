@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -13,12 +14,15 @@ from pathlib import Path
 
 import project
 import pytest
+import sharing
 
-from orchestrator.store import shards
+from orchestrator import Duplicate, Handle
+from orchestrator.store import database, shards
 from tests.acceptance.stack import Stack, using
 from tests.waiting import eventually
 
 SHARDS = 2
+SHARING = ("--app", "sharing:app", "--queues", "default,limited")
 
 
 @pytest.fixture
@@ -27,7 +31,7 @@ def sharded(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Stack
     namespace = f"shards_{uuid.uuid4().hex[:8]}"
     stack = Stack(database_url, redis_url, tmp_path, namespace=namespace, shards=SHARDS)
     shards.upgrade(stack.settings)
-    with using(project.app, stack):
+    with using(project.app, stack), using(sharing.app, stack):
         try:
             yield stack
         finally:
@@ -37,23 +41,23 @@ def sharded(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Stack
             stack.sql_of(f'DROP SCHEMA IF EXISTS "{namespace}" CASCADE')
 
 
-def per_shard(stack: Stack, table: str) -> list[int]:
+def per_shard(stack: Stack, table: str, number: int = SHARDS) -> list[int]:
     root = stack.settings.root
-    schemas = [root, *(f"{root}/{number}" for number in range(1, SHARDS))]
+    schemas = [root, *(f"{root}/{one}" for one in range(1, number))]
     return [stack.scalar(f'SELECT count(*) FROM "{schema}".{table}') for schema in schemas]
 
 
 def leaders(stack: Stack) -> list[tuple[int, str]]:
     return [
         (shard, leader)
-        for shard, leader in stack.sql(f'SELECT shard, leader FROM "{stack.settings.root}/all".shards ORDER BY shard')
+        for shard, leader in stack.sql(f'SELECT shard, leader FROM "{stack.settings.root}".shards ORDER BY shard')
         if leader
     ]
 
 
-def start(stack: Stack) -> None:
+def start(stack: Stack, *options: str) -> None:
     stack.scheduler()
-    stack.worker(processes=SHARDS)
+    stack.worker(*options, processes=SHARDS)
     eventually(lambda: len(leaders(stack)) == SHARDS, "each shard has a leader")
 
 
@@ -104,18 +108,143 @@ def test_a_dead_leader_is_replaced_and_nothing_is_lost_or_doubled(sharded: Stack
     assert Counter(log.read_text().split()) == Counter(map(str, range(300)))
 
 
-def test_fewer_shards_again(sharded: Stack) -> None:
-    start(sharded)
-    handles = [project.add.enqueue(number, 1) for number in range(20)]
-    assert [handle.result(timeout=60) for handle in handles] == list(range(1, 21))
-    for process in sharded.processes:
-        assert process.stop() == 0
-    less = replace(sharded.settings, shards=1)
-    assert any(note.startswith("Shard 1 was empty") for note in shards.upgrade(less))
+def schedulers_of(stack: Stack) -> Counter[int]:
+    """Return how many shards each scheduler leads, by its process."""
+    pids = [leader.rpartition(":")[2] for _, leader in leaders(stack)]
+    return Counter(int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids)
+
+
+def test_schedulers_share_the_shards_evenly_and_hand_them_over(sharded: Stack) -> None:
+    first = sharded.scheduler()
+    eventually(lambda: schedulers_of(sharded) == {first.pid: 2}, "the first leads both shards")
+    second = sharded.scheduler()
+    eventually(lambda: schedulers_of(sharded) == {first.pid: 1, second.pid: 1}, "each leads one")
+    sharded.worker(processes=SHARDS)
+    handles = [project.add.enqueue(number, 1) for number in range(40)]
+    assert first.stop() == 0
+    eventually(lambda: schedulers_of(sharded) == {second.pid: 2}, "the second leads both", timeout=2.0)
+    assert [handle.result(timeout=60) for handle in handles] == list(range(1, 41))
+
+
+def test_status_names_a_shard_that_nobody_leads(sharded: Stack) -> None:
     sharded.environment["ORCHESTRATOR_SHARDS"] = "1"
-    sharded.settings = less
-    with using(project.app, sharded):
-        sharded.scheduler()
-        sharded.worker()
-        assert project.add.enqueue(1, 1).result(timeout=60) == 2
-        assert [project.app.handle(handle.id).result() for handle in handles] == list(range(1, 21))
+    sharded.scheduler()
+    for number in range(10):
+        project.add.enqueue(number, 1)
+    assert min(per_shard(sharded, "tasks")) > 0
+    for command in ("status", "doctor"):
+        assert "Shard 1 has open work, and no scheduler leads it" in " ".join(sharded.command(command).stdout.split())
+
+
+def test_workflows_run_in_all_shards(sharded: Stack) -> None:
+    start(sharded, *SHARING)
+    path = sharded.folder / "counted"
+    runs = [sharing.twice.start(str(path), str(number)) for number in range(10)]
+    assert [run.result(timeout=60) for run in runs] == [[f"{n}.0", f"{n}.1"] for n in range(10)]
+    assert min(per_shard(sharded, "runs")) > 0
+    assert Counter(path.read_text().split()) == Counter(f"{n}.{m}" for n in range(10) for m in range(2))
+    listening = [sharing.listens.starting(id=f"mine {number}").start() for number in range(6)]
+    with pytest.raises(Duplicate):
+        sharing.listens.starting(id="mine 0").start()
+    sharing.passes_on.start([run.id for run in listening]).result(timeout=60)
+    assert [run.result(timeout=60) for run in listening] == ["passed on"] * 6
+
+
+def reshard(stack: Stack, number: int) -> list[str]:
+    """Have the next processes use so many shards."""
+    stack.settings = replace(stack.settings, shards=number)
+    stack.environment["ORCHESTRATOR_SHARDS"] = str(number)
+    return shards.upgrade(stack.settings)
+
+
+def exchange(stack: Stack, number: int) -> None:
+    """Replace scheduler and worker by others, which begin before the first ones end."""
+    before = [process for process in stack.processes if process.is_running()]
+    stack.scheduler()
+    stack.worker(processes=number)
+    for process in before:
+        assert process.stop() == 0
+
+
+def test_more_shards_and_fewer_again_under_load(sharded: Stack) -> None:
+    log, stopping = sharded.folder / "done", threading.Event()
+    handles: list[Handle[int]] = []
+
+    def enqueue() -> None:
+        while not stopping.wait(0.02):
+            handles.append(project.total.enqueue([len(handles)], str(log), str(len(handles))))
+
+    start(sharded)
+    client = threading.Thread(target=enqueue)
+    client.start()
+    try:
+        assert reshard(sharded, 3) == [f"The database is at revision {database.REVISION}."]
+        exchange(sharded, 3)
+        project.app._client._settings = sharded.settings
+        project.app._client._backend = None  # the thread goes on with another one
+        eventually(lambda: per_shard(sharded, "ended_tasks", 3)[2] > 5, "the third shard has tasks")
+        notes = reshard(sharded, 1)
+        assert [note.split(":")[0] for note in notes[1:]] == ["Shard 1 stays", "Shard 2 stays"]
+        is_open = f'SELECT bool_or(is_open) FROM "{sharded.settings.root}".shards WHERE shard > 0'
+        eventually(lambda: not sharded.scalar(is_open), "nothing is placed there any more")
+        exchange(sharded, 1)
+        notes = reshard(sharded, 1)
+        assert [note.split(",")[0] for note in notes[1:]] == ["Shard 1 was empty", "Shard 2 was empty"]
+        placed = len(handles)
+        eventually(lambda: len(handles) > placed + 20, "the client goes on")
+    finally:
+        stopping.set()
+        client.join()
+    assert [handle.result(timeout=120) for handle in handles] == list(range(len(handles)))
+    assert Counter(log.read_text().split()) == Counter(map(str, range(len(handles))))
+
+
+# -- limits
+
+
+def most_at_once(path: Path) -> int:
+    """Return how many ran at the same time, by what they have said themselves."""
+    moments = sorted((float(at), sign == "+") for sign, at in (line.split() for line in path.read_text().splitlines()))
+    running = most = 0
+    for _, begins in moments:
+        running += 1 if begins else -1
+        most = max(most, running)
+    return most
+
+
+def ended(stack: Stack, name: str) -> int:
+    found: int = stack.scalar(
+        f"SELECT count(*) FROM \"{stack.settings.root}/all\".ended_tasks WHERE name = :name AND status = 'success'",
+        name=name,
+    )
+    return found
+
+
+def test_a_limit_holds_for_all_shards_together(sharded: Stack) -> None:
+    start(sharded, *SHARING)
+    path = sharded.folder / "narrow"
+    for _ in range(12):
+        sharing.spread.enqueue("narrow", str(path), 5)
+    eventually(lambda: ended(sharded, "sharing.narrow") == 60, "all have run", timeout=120)
+    assert min(per_shard(sharded, "ended_tasks")) > 10
+    assert most_at_once(path) == 2
+
+
+def test_a_limit_of_a_queue_holds_for_all_shards_together(sharded: Stack) -> None:
+    start(sharded, *SHARING)
+    sharded.told("queues", "limit", "limited", "--concurrency", "3")
+    path = sharded.folder / "queued"
+    handles = [sharing.queued.enqueue(str(path)) for _ in range(60)]
+    for handle in handles:
+        handle.result(timeout=120)
+    assert most_at_once(path) == 3
+
+
+def test_a_rate_holds_for_all_shards_together(sharded: Stack) -> None:
+    start(sharded, *SHARING)
+    path = sharded.folder / "slow"
+    for _ in range(8):
+        sharing.spread.enqueue("slow", str(path), 5)
+    eventually(lambda: ended(sharded, "sharing.slow") == 40, "all have run", timeout=120)
+    begun = sorted(float(line.split()[1]) for line in path.read_text().splitlines())
+    assert begun[-1] - begun[0] > 0.8 * 39 / 20

@@ -46,6 +46,8 @@ class _Shards:
                 if (pid := os.fork()) == 0:
                     return self._in_child(shard, before)
                 self._children[pid] = shard
+                if self._is_stopping:  # since it was asked last
+                    os.kill(pid, signal.SIGTERM)
                 log.info("shard.started shard=%d pid=%d", shard, pid)
             if not self._children:
                 break

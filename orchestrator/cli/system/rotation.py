@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import click
 
@@ -12,7 +13,7 @@ from orchestrator.cli.terminal.output import counted, echo
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.errors import ConfigurationError, OrchestratorError
 from orchestrator.sealing import Vault, key_name, vault_of
-from orchestrator.settings import load_settings
+from orchestrator.settings import Settings, load_settings
 from orchestrator.store import insights, rotation
 
 _MOST_PASSES = 5
@@ -32,7 +33,8 @@ def rotate_data() -> None:
     Example:
       orchestrator keys rotate-data
     """
-    vault = vault_of(load_settings())
+    settings = load_settings()
+    vault = vault_of(settings)
     if vault is None:
         raise ConfigurationError(
             "Setting data_keys: there is no key to seal with. Make one with: orchestrator keys generate-data"
@@ -40,8 +42,10 @@ def rotate_data() -> None:
     _warn_of_workers(vault)
     changed = 0
     for _ in range(_MOST_PASSES):
-        done, skipped, problem = _pass(vault)
-        changed += done
+        skipped, problem = 0, ""
+        for shard in range(settings.shards):
+            done, left, said = _pass(vault, replace(settings.of_shard(shard), shards=1))
+            changed, skipped, problem = changed + done, skipped + left, said or problem
         if not skipped:
             break
     echo(f"Sealed {counted(changed, 'value')} with key {vault.key}.")
@@ -71,10 +75,10 @@ def _warn_of_workers(vault: Vault) -> None:
     )
 
 
-def _pass(vault: Vault) -> tuple[int, int, str]:
+def _pass(vault: Vault, settings: Settings) -> tuple[int, int, str]:
     changed = skipped = 0
     problem = ""
-    with reading() as connection, _progress(rotation.estimate(connection)) as advance:
+    with reading(settings) as connection, _progress(rotation.estimate(connection)) as advance:
         for step in rotation.rotate(connection, vault):
             changed, skipped, problem = changed + step.changed, skipped + step.skipped, step.problem or problem
             advance(step.table, step.seen)

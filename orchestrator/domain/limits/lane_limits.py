@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import NamedTuple
 
 from orchestrator.domain.limits.buckets import Buckets, Rate
@@ -27,6 +27,8 @@ class LaneLimits:
         self._buckets = buckets
         self._in_flight: dict[str, int] = {}
         """By lane, and by gate (which has no separator in its name)."""
+        self.elsewhere: Mapping[str, int] = {}
+        """Of the same, in other shards."""
 
     def recount(self, lanes: Iterable[str]) -> None:
         """Start from what is in flight, one name for each task."""
@@ -44,15 +46,23 @@ class LaneLimits:
             else:
                 counts.pop(name, None)
 
+    def _held(self, name: str) -> int:
+        held = self._in_flight.get(name, 0)
+        return held + self.elsewhere.get(name, 0) if self.elsewhere else held
+
+    def limited(self) -> dict[str, int]:
+        """Return what is in flight of lanes and gates with limits."""
+        return {name: number for name, number in self._in_flight.items() if gate_of(name)}
+
     def is_full(self, lane: str, options: TaskOptions) -> bool:
         """Say whether a lane has as many in flight, or unheard of, as it may have."""
-        if options.concurrency is not None and self._in_flight.get(lane, 0) >= options.concurrency:
+        if options.concurrency is not None and self._held(lane) >= options.concurrency:
             return True
         return options.rate is not None and self._buckets.is_unheard(lane_bucket(lane), options.rate)
 
     def is_open(self, gate: str, options: TaskOptions, now: float) -> bool:
         """Say whether one more may start of all lanes of a gate together."""
-        if options.total_concurrency is not None and self._in_flight.get(gate, 0) >= options.total_concurrency:
+        if options.total_concurrency is not None and self._held(gate) >= options.total_concurrency:
             return False
         return options.total_rate is None or self._buckets.admits(gate_bucket(gate), options.total_rate, now) > 0
 
@@ -69,7 +79,7 @@ class LaneLimits:
         """Count as many turns as a lane's own limits allow."""
         turns = wanted
         if options.concurrency is not None:
-            turns = min(turns, max(0, options.concurrency - self._in_flight.get(lane, 0)))
+            turns = min(turns, max(0, options.concurrency - self._held(lane)))
         if options.rate is None:
             self.spend(lane, options, now, turns)
             return Granted(turns, turns < wanted, None)

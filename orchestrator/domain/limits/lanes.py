@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import islice
@@ -230,9 +230,27 @@ class Lanes:
     def recount(self, lanes: Iterable[str]) -> None:
         """Start from what is in flight, one name for each task."""
         self._limits.recount(lanes)
+        self._release_open()
+
+    def _release_open(self) -> None:
         for lane, waiting in list(self._full.items()):
             if not all(self._limits.is_full(lane, each.options) for each in waiting):
                 self._release(lane)
+
+    def share(self, elsewhere: Mapping[str, int]) -> None:
+        """Take note of what other shards have in flight, by lane and gate."""
+        if elsewhere != self._limits.elsewhere:
+            self._limits.elsewhere = elsewhere
+            self._release_open()
+
+    def limited(self) -> set[str]:
+        """Return the names of lanes and gates that have limits, and in which something is ready."""
+        lanes = {name for _, name in self._lanes if gate_of(name)}
+        return lanes.union(map(gate_of, lanes))
+
+    def held(self) -> dict[str, int]:
+        """Return what is in flight, by lane and gate, where there are limits."""
+        return self._limits.limited()
 
     def took_off(self, lane: str) -> None:
         """Note a running task of a lane that was unknown."""

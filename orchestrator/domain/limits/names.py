@@ -53,3 +53,9 @@ def gate_bucket(gate: str) -> str:
 def queue_bucket(queue: str) -> str:
     """Return the name of a queue's bucket."""
     return f"queue {queue}"
+
+
+def limited_by(bucket: str) -> str:
+    """Return the lane, the gate or the bucket of a queue that a bucket is of."""
+    kind, _, name = bucket.partition(" ")
+    return bucket if kind == "queue" else name

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
 
+import msgspec
+
 from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import SignalRun
 from orchestrator.domain.code.ends import ASKED, NOTHING
@@ -24,7 +26,7 @@ from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.runs import CodeRuns, append_facts
 from orchestrator.scheduler.transaction import Transaction
-from orchestrator.store import inbox
+from orchestrator.store import inbox, shards
 from orchestrator.store.code import expectations, reads
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
@@ -54,14 +56,17 @@ def send(tx: Transaction, sent: Sequence[tuple[bytes, SignalRun]], ending: Conta
                 history.RunCancelRequested(ASKED) if one.name == CANCEL else history.SignalReceived(one.name, one.value)
             )
     heard = append_facts(tx, facts)
+    away = shards.open_elsewhere(tx.connection, tx.shard, [*facts.keys() - heard]) if tx.shard is not None else {}
     known = reads.outcomes(tx.connection, set(found.values()) - heard)
     told: dict[bytes, list[Fact]] = defaultdict(list)
     cancelled: list[inbox.NewRequest] = []
     for sender, one in sent:
         target = Target(one.run, one.key)
         run = found.get(target)
-        problem = None if run in heard else _problem(target, known.get(run or b""), one.name)
-        if problem is None and run is not None and run not in heard:  # of a DAG or a flow
+        if run in away:
+            _send_away(tx, away[run], run, one)
+        problem = None if run in heard or run in away else _problem(target, known.get(run or b""), one.name)
+        if problem is None and run is not None and run not in heard and run not in away:  # of a DAG or a flow
             cancelled.append(inbox.NewRequest(run, "{}"))
         if one.id is not None and sender not in ending:
             told[sender].append(settled(one.id, problem))
@@ -71,6 +76,14 @@ def send(tx: Transaction, sent: Sequence[tuple[bytes, SignalRun]], ending: Conta
         inbox.add_all(tx.connection, RequestKind.CANCEL_RUN, cancelled)
         tx.result.wake.requests = True
     append_facts(tx, told)
+
+
+def _send_away(tx: Transaction, shard: int, run: bytes, one: SignalRun) -> None:
+    """Leave a message to the leader of another shard."""
+    is_cancel = one.name == CANCEL
+    body = {} if is_cancel else {"name": one.name, "value": one.value}
+    kind = RequestKind.CANCEL_RUN if is_cancel else RequestKind.SIGNAL
+    shards.send(tx.connection, shard, kind, run, msgspec.json.encode(body).decode())
 
 
 def _problem(target: Target, known: CodeRunOutcome | None, name: str) -> TaskError | None:
@@ -140,6 +153,7 @@ def _open(tx: Transaction, waits: Sequence[NewPromise]) -> list[NewPromise]:
     targets = {one.name: Target.of_wait(one.name) for one in waits}
     found = _found(tx, set(targets.values()))
     known = reads.outcomes(tx.connection, set(found.values()))
+    away = shards.open_elsewhere(tx.connection, tx.shard, [*found.values()]) if tx.shard is not None else {}
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     left: list[NewPromise] = []
     for one in waits:
@@ -148,6 +162,9 @@ def _open(tx: Transaction, waits: Sequence[NewPromise]) -> list[NewPromise]:
         end = known.get(run)
         if end is not None and end.status in ENDED_RUN_STATES:
             facts[one.run].append(settled(one.id, failure(end.status, end.error), end.result or NOTHING))
+        elif run in away:
+            why = "it is in another shard, and to wait for that needs one shard for now"
+            facts[one.run].append(settled(one.id, wrong_state("wait for", target, why)))
         elif end is not None or (run != target.run and not target.key):  # of a reset run, the next is about to begin
             left.append(one._replace(name=Target(run).wait))
         else:

@@ -210,11 +210,12 @@ class Dispatcher(CommitHooks):
         if capabilities.holds:
             self._hold_crowds(tx, rooms, unknown_timeout)
         plain = {queue: room for queue, room in rooms.items() if not self._lanes.serves(queue)}
-        commits = tx.may_end_with_claim and len(plain) == len(rooms) and not self._lanes.queue_rates
+        is_plain = len(plain) == len(rooms) and not self._lanes.queue_rates and not self._lanes.is_locked
+        commits = tx.may_end_with_claim and is_plain
         found = self._claims.claim(tx.connection, plain, tx.now, commits=commits) if plain else []
         if len(plain) < len(rooms):
             found += self._lanes.claim(tx, {queue: room for queue, room in rooms.items() if queue not in plain})
-        is_simple = len(plain) == len(slots) and not capabilities.holds
+        is_simple = len(plain) == len(slots) and not capabilities.holds and not self._lanes.is_shared
         has_drained = is_simple and len(found) < min(rooms.values()) and not self._claims.is_slow
         sizes = [len(task.payload) for task in found]
         self.windows.weigh(zip(map(_queue, found), sizes, strict=True), sum(sizes))

@@ -46,6 +46,7 @@ class Windows:
     def __init__(self, fleet: Fleet, lanes: LaneService, batch: int, monotonic: Callable[[], float]) -> None:
         self._fleet = fleet
         self._lanes = lanes
+        lanes.queues_held = self._held
         self._batch = batch
         self._monotonic = monotonic
         self._limits: dict[str, QueueRow] | None = None
@@ -86,11 +87,23 @@ class Windows:
                 free = max(free, executions.room(capabilities.watching(queue)))
             limits = self._limits.get(queue) if self._limits else None
             if limits is not None:
+                if self._lanes.elsewhere:
+                    outstanding += self._lanes.elsewhere.get(queue_bucket(queue), 0)
                 free = min(free, self._allowed(limits, outstanding, tx.now.timestamp()))
             if free > 0:
                 fitting = max(1, int(_MOST_DATA / self._sizes[queue])) if queue in self._sizes else free
                 rooms.all[queue] = min(most, free, fitting)
         return rooms
+
+    def _held(self, tx: Transaction) -> dict[str, int]:
+        """Return what is in flight of queues with limits, by the names of their buckets."""
+        landed_by_queue = tx.result.capacity.landed
+        sent = Counter(task.queue for task in tx.result.outgoing.claimed)
+        return {
+            queue_bucket(name): max(0, self.outstanding[name] - landed_by_queue.get(name, 0) + sent[name])
+            for name, limits in (self._limits or {}).items()
+            if limits.concurrency is not None or limits.rate is not None
+        }
 
     def _allowed(self, limits: QueueRow, outstanding: int, now: float) -> int:
         """Return how many more tasks people allow."""

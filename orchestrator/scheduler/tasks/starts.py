@@ -20,6 +20,7 @@ from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import open_json
+from orchestrator.store import shards
 from orchestrator.store.code import expectations
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
@@ -115,8 +116,13 @@ def _given(start: StartSteps) -> Any:
 
 
 def _start_steps(tx: Transaction, steps: Sequence[tuple[NewRun, StartSteps]]) -> dict[bytes, KeyHolder]:
-    started = create_runs(tx, [run for run, _ in steps])
     answers: dict[bytes, KeyHolder] = {}
+    if tx.shard is not None:
+        for run, _ in steps:
+            if run.key and (other := shards.run_of_key(tx.connection, tx.shard, run.workflow or "", run.key)):
+                answers[run.id] = KeyHolder(other)
+        steps = [one for one in steps if one[0].id not in answers]
+    started = create_runs(tx, [run for run, _ in steps])
     for run, start in steps:
         answers[run.id] = KeyHolder(run.id)
         if run.id not in started and run.key is not None:
@@ -140,6 +146,8 @@ def _holder(tx: Transaction, task: NewTask, start: StartCode) -> bytes:
     if start.key is None:
         return run
     anew = start.signal is not None or start.on_conflict == "anew"
+    if tx.shard is not None and (other := _open_elsewhere(tx, tx.shard, start)) is not None:
+        return other
     held = run_keys.take(tx.connection, start.key, run, anew=anew)
     if held is None or held[0] == run:
         return run
@@ -154,6 +162,20 @@ def _holder(tx: Transaction, task: NewTask, start: StartCode) -> bytes:
             to_text(held[0]),
         )
     return held[0]
+
+
+def _open_elsewhere(tx: Transaction, shard: int, start: StartCode) -> bytes | None:
+    """Return the open run of another shard that has a chosen id, or refuse the start, as the start says."""
+    holders = list(run_keys.holders(tx.connection, [start.key or ""]).values())
+    for run in shards.open_elsewhere(tx.connection, shard, holders):
+        if start.signal is None and start.on_conflict == "return":
+            return run
+        raise Duplicate(
+            f"Run {to_text(run)} has this id, in another shard. From inside a task, only on_conflict='return' works "
+            f"then; more needs one shard for now, or a start from outside.",
+            to_text(run),
+        )
+    return None
 
 
 def _signal_or(task: NewTask, start: StartCode, key: str) -> SignalReceived:

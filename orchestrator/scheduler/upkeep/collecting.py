@@ -16,7 +16,7 @@ from orchestrator.payloads.collector import Collector, collect_leftovers
 from orchestrator.scheduler.upkeep.rounds import Rounds
 from orchestrator.sdk.values.stores import store_of
 from orchestrator.settings import Settings
-from orchestrator.store import payloads
+from orchestrator.store import payloads, shards
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -46,6 +46,9 @@ class PayloadCollection:
         """Collect once; yields after every step how long to rest at least."""
         store = store_of(self._settings)
         if store is None:
+            return
+        if self._settings.shards == 1 and shards.are_there(connection) and len(shards.list_shards(connection)) > 1:
+            log.warning("payload.not_collected: the database has several shards, and setting shards is 1")
             return
         while payloads.prune(connection, _SLICE) > 0:
             yield 0.0

@@ -11,6 +11,7 @@ What tasks and runs start themselves stays in their shard, with the same leader.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from inspect import isgeneratorfunction
@@ -19,7 +20,7 @@ from uuid import UUID
 from zlib import crc32
 
 from orchestrator.domain.access import Scope
-from orchestrator.domain.limits.names import scoped
+from orchestrator.domain.limits.names import gate_of, scoped
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import NotFound
 from orchestrator.sdk.backend.connections import Connections
@@ -35,6 +36,8 @@ from orchestrator.store.inbox import RequestKind
 from orchestrator.store.tasks import unique
 
 Method = Callable[..., Any]
+_LOOK_AGAIN = 2.0
+"""Seconds after which it is looked whether a shard is closing."""
 
 
 class ShardedBackend:
@@ -43,7 +46,9 @@ class ShardedBackend:
     def __init__(self, settings: Settings, make: Callable[[Settings, Any], Any]) -> None:
         """`make` makes the backend of one shard; those after the first share what that one has."""
         first = make(settings, None)
-        self.shards = [first, *(make(settings.of_shard(number), first) for number in range(1, settings.shards))]
+        self._make: Callable[[int], Any] = lambda number: make(settings.of_shard(number), first)
+        self.shards = [first, *map(self._make, range(1, settings.shards))]
+        self._width, self._look_at = settings.shards, 0.0
         self.connections: Connections = first.connections
         self.waiting = first.waiting
         self.shared: Shared = first.shared
@@ -55,6 +60,26 @@ class ShardedBackend:
         part = self.__dict__[name] = _Part(self, name)
         return part
 
+    def of(self, number: int) -> Any:
+        """Return the backend of a shard; the database may have more than this program knows."""
+        while len(self.shards) <= number:
+            self.shards.append(self._make(len(self.shards)))
+        return self.shards[number]
+
+    @property
+    def knows_width(self) -> bool:
+        """Say whether it was looked lately how many shards take new tasks and runs."""
+        return time.monotonic() < self._look_at
+
+    def place(self, value: bytes | str) -> int:
+        """Return the shard for something new: none that is closing."""
+        if not self.knows_width:
+            with self.connections.reading() as connection:
+                is_closing = [one.is_closing for one in shards.list_shards(connection)]
+            self._width = max(1, min(len(self.shards), is_closing.count(False)))
+            self._look_at = time.monotonic() + _LOOK_AGAIN
+        return crc32(value.encode() if isinstance(value, str) else value) % self._width
+
     @property
     def each(self) -> list[Connections]:
         """The connections of all shards."""
@@ -62,9 +87,7 @@ class ShardedBackend:
 
     def ask_all(self, request: RequestKind, targets: Sequence[bytes]) -> set[UUID]:
         """Ask for the same about several tasks or runs; return those that are in a state for it."""
-        return {
-            id for number, ids in self.by_shard(targets).items() for id in self.shards[number].ask_all(request, ids)
-        }
+        return {id for number, ids in self.by_shard(targets).items() for id in self.of(number).ask_all(request, ids)}
 
     def by_shard(self, ids: Iterable[bytes]) -> dict[int, list[bytes]]:
         """Return ids by their shards; those that are nowhere are the first one's."""
@@ -73,7 +96,7 @@ class ShardedBackend:
             found = shards.locate(connection, ids)
         shared: dict[int, list[bytes]] = {}
         for id in ids:
-            shared.setdefault(min(found.get(id, 0), len(self.shards) - 1), []).append(id)
+            shared.setdefault(found.get(id, 0), []).append(id)
         return shared
 
     def close(self) -> None:
@@ -101,7 +124,7 @@ class _Part:
         return made
 
     def _of(self, name: str, number: int) -> Method:
-        method: Method = getattr(getattr(self._backend.shards[number], self._name), name)
+        method: Method = getattr(getattr(self._backend.of(number), self._name), name)
         return method
 
     def _waits(self, name: str) -> bool:
@@ -146,10 +169,6 @@ def _each(combine: Callable[[list[Any]], Any]) -> Method:
     return call
 
 
-def _place(backend: ShardedBackend, value: bytes | str) -> int:
-    return crc32(value.encode() if isinstance(value, str) else value) % len(backend.shards)
-
-
 def _place_of(backend: ShardedBackend, task: NewTask) -> int:
     """Return the shard of a new task: that of its lane, or of the task that has its key."""
     if task.unique is not None:
@@ -157,7 +176,8 @@ def _place_of(backend: ShardedBackend, task: NewTask) -> int:
             holder = unique.holder(connection, task.unique.key)
         if holder is not None:
             return next(iter(backend.by_shard([holder])))
-    return _place(backend, task.lane or (task.unique and task.unique.key) or task.id)
+    limited = task.lane and (gate_of(task.lane) or task.lane)
+    return backend.place(limited or (task.unique and task.unique.key) or task.id)
 
 
 def _new_task(at: int, backend: ShardedBackend, of: Callable[[int], Method], *args: Any, **kwargs: Any) -> Any:
@@ -174,10 +194,8 @@ def _new_tasks(
 async def _anew_task(
     backend: ShardedBackend, of: Callable[[int], Method], task: NewTask, *args: Any, **kwargs: Any
 ) -> Any:
-    if task.unique is None:
-        number = _place_of(backend, task)
-    else:
-        number = await asyncio.to_thread(_place_of, backend, task)
+    is_asking = task.unique is not None or not backend.knows_width
+    number = await asyncio.to_thread(_place_of, backend, task) if is_asking else _place_of(backend, task)
     return await of(number)(task, *args, **kwargs)
 
 
@@ -185,13 +203,13 @@ def _new_run(at: int, backend: ShardedBackend, of: Callable[[int], Method], *arg
     """Create a run by the hash of its id or, if it has a key, where the run is that has it."""
     key = kwargs.get("key")
     if key is None:
-        return of(_place(backend, args[at]))(*args, **kwargs)
+        return of(backend.place(args[at]))(*args, **kwargs)
     with backend.connections.reading() as connection:
         if at == 0:
             holder = run_keys.holders(connection, [scoped(args[1].workflow, key)]).get(scoped(args[1].workflow, key))
         else:
             holder = dags.by_key(connection, args[0] if isinstance(args[0], str) else args[0][-1].name, key)
-    number = _place(backend, key) if holder is None else next(iter(backend.by_shard([holder])))
+    number = backend.place(key) if holder is None else next(iter(backend.by_shard([holder])))
     return of(number)(*args, **kwargs)
 
 

@@ -13,6 +13,7 @@ from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.store import leases, throughput
 from orchestrator.store.database import current_revision
 from orchestrator.store.insights.fleet import IS_KNOWN, QueueCounts, WorkerView, count_fleet, list_queues, list_workers
+from orchestrator.store.shards import ShardView, are_there, list_shards
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.tasks import NOBODY
 
@@ -160,6 +161,8 @@ class Overview:
     """Which numbers of open tasks are the least that there is: where there are very many, not all are counted."""
     standbys: tuple[Standby, ...] | None = None
     """Schedulers that would lead if the leader ended; None if Redis was not asked, or cannot say."""
+    shards: tuple[ShardView, ...] = ()
+    """All shards, where there are several."""
 
 
 _OPEN_COUNTS = ("ready", "delayed", "unknown", "blocked", "dispatched", "running")
@@ -205,6 +208,7 @@ def overview(
         storage=_storage(connection, sum(hour.values())),
         stuck_runs=stuck.runs,
         stuck_reason=stuck.reason,
+        shards=tuple(list_shards(connection)) if are_there(connection) else (),
     )
 
 
