@@ -179,7 +179,7 @@ class FleetWatch(CommitHooks):
 
     def _keep_releases(self, tx: Transaction) -> None:
         beats = self._fleet.beats.values()
-        named = [WorkerRelease(beat.worker, beat.release, beat.started_at) for beat in beats if beat.release]
+        named = sorted(WorkerRelease(beat.worker, beat.release, beat.started_at) for beat in beats if beat.release)
         if named:
             kept = (self._settings.retention_success, self._settings.retention_failed)
             until = tx.now + timedelta(seconds=max(kept)) if all(kept) else None
