@@ -546,6 +546,7 @@ def schema() -> Any:
     return Draft202012Validator(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", SOUND.values(), ids=SOUND)
 def test_sound_files_fit_the_schema(text: str) -> None:
     for file in (text, to_yaml(loads(text))):
@@ -554,6 +555,7 @@ def test_sound_files_fit_the_schema(text: str) -> None:
         schema().validate(root.plain())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

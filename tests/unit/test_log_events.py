@@ -13,6 +13,8 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from orchestrator.log_format import EVENT, JsonFormatter
 
 ROOT = Path(__file__).parent.parent.parent
@@ -79,11 +81,13 @@ def listed() -> str:
     return HEAD + "".join(lines)
 
 
+@pytest.mark.slow
 def test_each_line_has_the_name_of_an_event() -> None:
     assert len(calls()) > 100
     assert [place for place, call in calls() if not _text(call)] == []
 
 
+@pytest.mark.slow
 def test_the_documentation_lists_every_event() -> None:
     assert listed() in PAGE.read_text(), "python -m tests.unit.test_log_events"
 

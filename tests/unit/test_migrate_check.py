@@ -322,6 +322,7 @@ def test_every_note_says_something() -> None:
             assert bool(rule.note) is (rule.verdict is not Verdict.MOVES), name
 
 
+@pytest.mark.slow
 def test_a_project_is_read_without_the_libraries(tmp_path: Path) -> None:
     project(tmp_path, tasks=TASKS)
     program = "import sys; sys.modules['celery'] = sys.modules['rq'] = None; from orchestrator.cli import main; main()"

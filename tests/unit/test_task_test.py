@@ -244,6 +244,7 @@ def test_on_an_event_loop(shop: Shop) -> None:
         assert asyncio.run(main()) == (2, "a whole", threading.get_ident())
 
 
+@pytest.mark.slow
 def test_a_task_that_enqueues_itself_for_ever_is_stopped(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.testing.memory_tasks._MOST_ATTEMPTS", 100)
 

@@ -69,10 +69,10 @@ TASKS = (
         "success-of-any-attempt",
         "a success counts whichever attempt it is of",
         "orchestrator/store/tasks/transitions.py",
-        "     {current_attempt(sources_of(TaskState.SUCCESS))}\n     WHERE t.ctid = found.place\n",
+        "     {current_attempt(sources_of(TaskState.SUCCESS))}\n     WHERE t.ctid = found.place {condition}\n",
         "     CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.tasks\n"
         "            WHERE id = r.id AND status IN {among(sources_of(TaskState.SUCCESS))} LIMIT 1) AS found\n"
-        "     WHERE t.ctid = found.place\n",
+        "     WHERE t.ctid = found.place {condition}\n",
         (
             seeds("55", "which nobody has run to its end"),
             tests("tests/integration/test_transitions.py::test_another_attempt_changes_nothing", "^E "),
