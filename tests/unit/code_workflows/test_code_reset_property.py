@@ -84,6 +84,7 @@ def test_a_reset_run_does_what_the_old_one_did_and_goes_on_alike(steps: list[Any
         begins = resets.reset(OLD, events, NEW, to, NOW)
         reopened = resets.Cut(OLD, events, to).reopened
         assert [one.number for one in begins.copy] == list(range(1, to + 2))
+        assert preview(OLD, events, to) is not None
 
         # Up to the event it commands the same, and what was open is in its first batch.
         before, unrecorded = played(OLD, events[:to])
@@ -98,7 +99,10 @@ def test_a_reset_run_does_what_the_old_one_did_and_goes_on_alike(steps: list[Any
             in_new(as_again(one, taken)) for one in again
         )
 
-        # If the same things happen after it, in the same order, the whole run is the same: its end, too.
+        # If the same things happen after it, in the same order, the whole run is the same: its end, too. An end that
+        # the leader refused, because of messages that the code had not seen, is not refused here.
+        if any(isinstance(one.what, history.ActivationApplied) and one.what.ended for one in events[to:]):
+            continue
         rest = [
             Event(one.number + 1, one.at, msgspec.msgpack.decode(in_new(one.what), type=history.Fact))
             for one in events[to:]
@@ -108,8 +112,6 @@ def test_a_reset_run_does_what_the_old_one_did_and_goes_on_alike(steps: list[Any
         in_other = lasting(trace, {IDS[timer] for timer in fired})
         alike = [in_new(as_again(one, taken)) for one in lasting(whole, fired)]
         assert [msgspec.msgpack.encode(one) for one in in_other] == alike
-
-        assert preview(OLD, events, to) is not None
 
 
 def created(command: Command) -> bytes | None:
