@@ -19,6 +19,7 @@ import sharing
 from orchestrator import Duplicate, Handle
 from orchestrator.store import database, shards
 from tests.acceptance.stack import Stack, using
+from tests.acceptance.ways import take
 from tests.waiting import eventually
 
 SHARDS = 2
@@ -74,6 +75,26 @@ def test_tasks_of_all_shards_are_run_and_seen_as_one(sharded: Stack) -> None:
     status = json.loads(sharded.told("status", "--json"))
     assert status["workers"] == SHARDS
     assert status["ended_last_hour"]["success"] == 50
+
+
+def test_tasks_complete_in_transactions_of_their_shard(sharded: Stack) -> None:
+    start(sharded, "--database")
+    results = [project.in_one_transaction.enqueue(number, 1).result(timeout=60) for number in range(8)]
+    assert min(per_shard(sharded, "ended_tasks")) > 0
+    children = [project.app.handle(result.split()[1]).result(timeout=60) for result in results]
+    assert children == list(range(1, 9))
+
+
+def test_programs_reach_all_shards_over_http(sharded: Stack) -> None:
+    start(sharded)
+    take("http", sharded, project.app)
+    handles = [project.add.enqueue(number, 1) for number in range(12)]
+    assert [handle.result(timeout=60) for handle in handles] == list(range(1, 13))
+    assert min(per_shard(sharded, "ended_tasks")) > 0
+    later = [project.add.options(delay=3600.0).enqueue(number, 1) for number in range(6)]
+    for handle in later:
+        handle.cancel()
+    eventually(lambda: {handle.status() for handle in later} == {"cancelled"}, "all are cancelled")
 
 
 def test_requests_find_the_shard_of_a_task(sharded: Stack) -> None:

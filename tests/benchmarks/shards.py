@@ -2,7 +2,7 @@
 
 On a machine that others use too, CPU time by process says more than rates do. The scheduler's share divides by the
 number of shards where there are cores for them: the busiest part of a whole system says what saturates first.
-`docs/scaling.md` holds the findings. Linux only.
+Linux only.
 """
 
 from __future__ import annotations

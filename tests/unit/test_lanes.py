@@ -393,3 +393,19 @@ def test_what_many_lanes_may_have_together_is_never_exceeded() -> None:
         lanes.arrive("q", f"mail|{number}", 0, TaskOptions(concurrency=50, total_concurrency=101))
     assert sum(share.turns for share in lanes.allot("q", 512, None, NOW)) == 101
     assert lanes.allot("q", 512, None, NOW) == []
+
+
+def test_what_other_shards_hold_counts() -> None:
+    found = Lanes(Buckets())
+    options = TaskOptions(concurrency=3, total_concurrency=5)
+    lane = lane_name("mail", "acme", options)
+    assert lane is not None
+    found.learn("q", lane, Stock(0, 9, Rest.NOTHING), options)
+    assert found.limited() == {"mail|acme", "mail"}
+    found.share({"mail|acme": 2})
+    assert [share.turns for share in found.allot("q", 9, None, 0.0)] == [1]
+    assert found.held() == {"mail|acme": 1, "mail": 1}
+    found.share({"mail": 4})
+    assert found.allot("q", 9, None, 0.0) == [], "the gate is full"
+    found.share({})
+    assert sum(share.turns for share in found.allot("q", 9, None, 0.0)) == 2

@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial, wraps
-from inspect import isgeneratorfunction
+from inspect import isgeneratorfunction, signature
 from typing import Any, cast
 from uuid import UUID
 from zlib import crc32
@@ -118,7 +118,7 @@ class _Part:
         route = _ROUTES.get(f"{self._name}.{name}") or self._usual(name)
         if route is None or not callable(first):
             return first
-        call = partial(route, self._backend, partial(self._of, name))
+        call = _positional(first, partial(route, self._backend, partial(self._of, name)))
         made = _stepwise(call) if isgeneratorfunction(first) or self._waits(name) else wraps(first)(call)
         self.__dict__[name] = made
         return made
@@ -138,6 +138,20 @@ class _Part:
         about = known.rules.about or {}
         argument = about.get(Kind.TASK) or about.get(Kind.RUN)
         return None if argument is None else partial(_by_id, list(known.signature.parameters)[1:].index(argument))
+
+
+def _positional(method: Method, route: Method) -> Method:
+    """Return a call that gives a route the first arguments by position, however they come: the API names them all."""
+    names = [one.name for one in signature(method).parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in names[len(args) :]:
+            if name not in kwargs:
+                break
+            args = (*args, kwargs.pop(name))
+        return route(*args, **kwargs)
+
+    return call
 
 
 def _stepwise(call: Method) -> Method:
