@@ -253,6 +253,8 @@ class Term:
             if suspicion is not None:
                 self.lanes.release_stopped(tx, self.fleet)
             if self.link.can_write and not (are_plain and self._is_drained(tx.result)):
+                if inbound.nudged:
+                    tx.created = None  # others may be ready, which are claimed with them
                 if self.dispatcher.is_slow:
                     flush(tx.connection)  # what a claim takes is measured
                 self.dispatcher.claim(tx, self._settings.unknown_task_timeout)

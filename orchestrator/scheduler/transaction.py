@@ -14,6 +14,7 @@ from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.sealing import Vault
 from orchestrator.store.driver import limit_statements
+from orchestrator.store.tasks.enqueue import Creation
 from orchestrator.store.tasks.transitions import Moved, Success
 
 _HURRY = 0.25
@@ -55,6 +56,8 @@ class Transaction:
     """Ends tasks and the transaction in one round trip, or does nothing; None if more is to be committed."""
     shard: int | None = None
     """With several shards, that of the leader."""
+    created: Creation | None = None
+    """Tasks that are created with the next statement, and may be claimed by it."""
     result: TickResult = field(default_factory=TickResult)
     """Its result; under a savepoint, the result of the part that may be rolled back alone."""
 

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import select
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -62,6 +62,16 @@ _TYPES = {2950: extensions.new_type((2950,), "UUID", _id), 17: extensions.new_ty
 """How the driver is to read ids and byte strings, by the number that Postgres has for the type."""
 
 
+class Later:
+    """A statement that waits for the next one on its connection. Its parameters are encoded when it is sent."""
+
+    __slots__ = ("parameters", "sql")
+
+    def __init__(self, sql: str, parameters: Callable[[], dict[str, Any] | None] = lambda: None) -> None:
+        self.sql = sql
+        self.parameters = parameters
+
+
 class Channel:
     """A connection of the driver with its cursor, kept as long as it lives: to find and make them takes a while."""
 
@@ -84,7 +94,7 @@ class Channel:
         self._deadlines = deadlines_of(connection)
         self.prepared: set[str] | None = None
         """The names of statements that it knows; None if none is prepared there."""
-        self._waiting: list[bytes] = []
+        self._waiting: list[Later] = []
         """Statements to send with the next one, in order."""
         self._guard: bytes | None = None
         """The first statement of a transaction that begins with the next one; None if none is to begin."""
@@ -113,15 +123,23 @@ class Channel:
         self._guard = None
         return True
 
-    def later(self, sql: str, parameters: dict[str, Any] | None = None) -> None:
-        """Have SQL run with the next statement, before it and in the same round trip; its answer is not read."""
-        self._waiting.append(self._cursor.mogrify(sql, parameters))
+    def later(self, statement: Later) -> None:
+        """Have a statement run with the next one, before it and in the same round trip; its answer is not read."""
+        self._waiting.append(statement)
+
+    def take_back(self, statement: Later) -> bool:
+        """Do not run a statement that was to run later; say whether it has not been sent yet."""
+        if statement not in self._waiting:
+            return False
+        self._waiting.remove(statement)
+        return True
 
     def flush(self, connection: Connection) -> None:
         """Run what waits."""
         self._is_last = False
         if self._waiting:
-            self.send(connection, self._waiting.pop().decode())
+            last = self._waiting.pop()
+            self.send(connection, last.sql, last.parameters())
         elif self._guard is not None:
             guard, self._guard = self._guard, None
             self.send(connection, f"BEGIN;{guard.decode()}")
@@ -142,7 +160,8 @@ class Channel:
         guard, is_last = self._guard, self._is_last and self._guard is not None
         if guard is not None or self._waiting:
             begin = () if guard is None else (guard,) if is_last else (b"BEGIN", guard)
-            query, parameters = b";".join((*begin, *self._waiting, cursor.mogrify(sql, parameters))), None
+            before = [cursor.mogrify(later.sql, later.parameters()) for later in self._waiting]
+            query, parameters = b";".join((*begin, *before, cursor.mogrify(sql, parameters))), None
             self._waiting.clear()
             self._guard, self._is_last = guard if is_last else None, False
         watched = 0 if deadlines is None else deadlines.begin(self._connection)
@@ -194,7 +213,7 @@ def flush(connection: Connection) -> None:
 
 def limit_statements(connection: Connection, seconds: float) -> None:
     """Let each of the next statements of the transaction that is open take so long."""
-    channel(connection).later(f"SET LOCAL statement_timeout = {int(1_000 * seconds)}")
+    channel(connection).later(Later(f"SET LOCAL statement_timeout = {int(1_000 * seconds)}"))
 
 
 @contextmanager

@@ -222,11 +222,11 @@ SELECT %(shard)s::int, %(generation)s::text, %(position)s::text, %(server)s::tex
    SET generation = excluded.generation, position = excluded.position, server = excluded.server
 """
 _SAVE_CURSOR = Prepared[None](_SAVE.format(name="/* leases.save_cursor */", condition=""))
-_SUCCEED_AND_COMMIT = transitions.succeeding(
-    "leases.succeed_and_commit",
-    f"AND NOT EXISTS ({transitions.FOLLOWED})",
-    f", saved AS ({_SAVE.format(name='', condition='WHERE EXISTS (SELECT FROM gone)')})",
-)
+_SUCCEED_AND_COMMIT = Prepared[Moved](f"""
+WITH /* leases.succeed_and_commit */ {transitions.succeeding(f"AND NOT EXISTS ({transitions.FOLLOWED})")},
+saved AS ({_SAVE.format(name="", condition="WHERE EXISTS (SELECT FROM gone)")})
+{transitions.SUCCEEDED}
+""")
 
 
 def succeed_and_commit(

@@ -27,7 +27,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_t
 
 from sqlalchemy import Connection, Engine, TextClause, text
 
-from orchestrator.store.driver import Channel, Preparation, StatementResult, channel, execute, flush
+from orchestrator.store.driver import Channel, Later, Preparation, StatementResult, channel, execute, flush
 from orchestrator.store.namespaces import in_namespace, namespace_of
 from orchestrator.store.other_drivers import PARAMETER, DriverConnection
 
@@ -247,13 +247,15 @@ class Prepared(Statement[R]):
         """End a transaction with it, in one round trip; if it fails, nothing is committed."""
         self._send(connection, self._encoded((), values), self._commit)
 
-    def later(self, connection: Connection, /, *batches: Values, **values: Any) -> None:
+    def later(self, connection: Connection, /, *batches: Values, **values: Any) -> Later:
         """Run it with the next statement on the connection, in one round trip. Its result is dropped.
 
-        If it fails, the next statement does, and the transaction with it.
+        If it fails, the next statement does, and the transaction with it. Until then it can be taken back.
         """
         line = channel(connection)
-        line.later(self._text(connection, line, self._execute), self._encoded(batches, values) or None)
+        statement = Later(self._text(connection, line, self._execute), lambda: self._encoded(batches, values) or None)
+        line.later(statement)
+        return statement
 
     def _send(self, connection: Connection, values: dict[str, Any], sql: str = "") -> StatementResult:
         line = channel(connection)

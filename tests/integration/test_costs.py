@@ -15,7 +15,13 @@ from typing import Any, NamedTuple
 import pytest
 from psycopg2.extensions import cursor as driver_cursor
 
-from tests.integration.stage import System, Worker
+from orchestrator import WorkflowContext, chain
+from orchestrator.domain.tasks.reports import Flush
+from orchestrator.domain.tasks.task import Succeeded
+from orchestrator.sdk.code.engine import Engine
+from orchestrator.transport.codec import encode
+from tests.integration.code_stage import act
+from tests.integration.stage import ONE, System, Worker
 
 MANY = 1_000
 ROOM = 1.1
@@ -43,6 +49,8 @@ COSTS = {
         round_trips=13, transactions=3, wal=1_286_000, redis=1_038, calls=159_986
     ),
     "ten tasks, one after another": Cost(round_trips=30, transactions=30, wal=13_040, redis=260, calls=21_593),
+    "ten steps of a workflow as code": Cost(round_trips=44, transactions=13, wal=25_920, redis=226, calls=27_138),
+    "a chain of ten tasks": Cost(round_trips=41, transactions=12, wal=17_880, redis=225, calls=26_551),
     "ten ticks with nothing to do": Cost(round_trips=10, transactions=10, wal=984, redis=0, calls=3_354),
 }
 
@@ -64,13 +72,36 @@ def one_by_one(system: System, worker: Worker) -> None:
         finish(system, worker, 1)
 
 
+def steps(system: System, worker: Worker) -> None:
+    """Take the steps of one run: each is reported together with the turn that follows."""
+    engine = Engine(system.app.code_workflows.find, 1_000_000)
+    system.app.code_workflows["steps"].start(10)
+    system.tick()
+    (first,) = worker.take()
+    worker.report(act(engine, first))
+    system.tick()
+    for _ in range(10):
+        (task,) = worker.take()
+        assert task.run_id is not None
+        turn = engine.follow(task.run_id, task.id, ONE, lambda attempt: attempt, task.at)
+        assert turn is not None
+        worker.held.clear()
+        worker.flush(encode(Flush(worker.name, [Succeeded(task.id, task.attempt, 0.1, ONE)], [turn])))
+        system.tick()
+
+
+def chained(system: System, worker: Worker) -> None:
+    chain([system.job.si(1)] * 10).start()
+    finish(system, worker, 10)
+
+
 def nothing(system: System, worker: Worker) -> None:
     del worker
     system.tick(10)
 
 
 WORK: dict[str, Callable[[System, Worker], None]] = dict(
-    zip(COSTS, (at_once, of_keys, one_by_one, nothing), strict=True)
+    zip(COSTS, (at_once, of_keys, one_by_one, steps, chained, nothing), strict=True)
 )
 
 
@@ -137,7 +168,12 @@ def quiet_log(system: System) -> Iterator[None]:
 @pytest.mark.usefixtures("quiet_log")
 @pytest.mark.parametrize("name", COSTS)
 def test_work_costs_no_more_than_it_did(system: System, name: str) -> None:
-    worker = system.worker(slots=MANY)
+    worker = system.worker(slots=MANY, knows=("job", "steps"))
+
+    @system.app.workflow(name="steps")
+    async def steps(ctx: WorkflowContext, count: int) -> int:
+        return sum([await system.job.schedule() for _ in range(count)])
+
     system.settle()
     WORK[name](system, worker)  # statements are prepared, code is imported
     cost, bounds = measure(system, lambda: WORK[name](system, worker)), COSTS[name]

@@ -72,6 +72,13 @@ def new_tasks() -> list[NewTask]:
     return [NewTask(time_ordered_id(1_700_000_000_000, os.urandom(10)), "job", "q0", b"") for _ in range(BATCH)]
 
 
+def create_claimed(connection: Connection) -> None:
+    creation = enqueue.create_tasks(connection, new_tasks(), NOW, is_gathered=True)
+    assert creation is not None
+    claimed, _ = claims.create_claimed(connection, creation, ["q0", "q2", "none"], NOW)
+    assert len(claimed) == BATCH
+
+
 BY_ID: dict[str, Call] = {
     "start": lambda leader: lambda c: transitions.start(c, [AttemptStart(*a, 0.1, "w") for a in leader.batch], NOW),
     "requeue": lambda leader: lambda c: transitions.requeue(c, [Requeue(*a, 1.0, 1) for a in leader.batch], NOW),
@@ -116,6 +123,7 @@ OTHERS: dict[str, Call] = {
         lambda c: waiting.release_crowded(c, [("q0", "job", "crowded", BATCH), ("q1", "another", "crowded: a@1", 9)])
     ),
     "create_tasks": lambda _: lambda c: enqueue.create_tasks(c, new_tasks(), NOW),
+    "create_claimed": lambda _: create_claimed,
     "open_tasks": lambda _: lambda c: cancels.open_tasks(c, [RUN.bytes], BATCH),
 }
 STATEMENTS = BY_ID | OTHERS

@@ -18,13 +18,14 @@ from orchestrator.store.code import expectations, histories, reads, resolutions
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
-from orchestrator.store.code.histories import Turn
 from orchestrator.store.code.resolutions import Kept
+from orchestrator.store.code.taken_turns import NextTurn, Turn, step, suspend, take_next
 from orchestrator.store.code.turns import LastTurn, append_last, once_refused, unseen_messages, unshown
 from orchestrator.store.runs import cancels, creation, stuck
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import claims
+from orchestrator.store.tasks.transitions import Success
 from tests.integration.planning import BATCH, STATES, Call, Leader, leaders_of, rows_read, scans
 
 NOW = datetime.now(UTC)
@@ -101,6 +102,10 @@ def turns(leader: Leader) -> list[Turn]:
     return [Turn(run, attempt, 1, True, attempt, "w", [mark], 0) for run, attempt in leader.batch]
 
 
+def next_turns(leader: Leader) -> list[NextTurn]:
+    return [NextTurn(run, attempt, 1, 0.0, b"", "w") for run, attempt in leader.batch]
+
+
 def last_turns(leader: Leader) -> list[LastTurn]:
     mark = history.ActivationApplied(1)
     return [LastTurn(run, attempt, 1, [mark]) for run, attempt in leader.batch]
@@ -119,7 +124,9 @@ STATEMENTS: dict[str, Call] = {
     "append_last": lambda leader: lambda c: append_last(c, last_turns(leader), NOW),
     "once_refused": lambda leader: lambda c: once_refused(c, leader.ids),
     "unseen_messages": lambda leader: lambda c: unseen_messages(c, ((run, 1) for run in leader.ids)),
-    "suspend": lambda leader: lambda c: histories.suspend(c, turns(leader), NOW),
+    "suspend": lambda leader: lambda c: suspend(c, turns(leader), NOW),
+    "step": lambda leader: lambda c: step(c, [Success(*a, b"", 0.1, "w") for a in leader.batch], turns(leader), NOW),
+    "take_next": lambda leader: lambda c: take_next(c, next_turns(leader), NOW),
     "unshown": lambda leader: lambda c: unshown(c, dict.fromkeys(leader.ids, False)),
     "unshown, whole": lambda leader: lambda c: unshown(c, dict.fromkeys(leader.ids, True)),
     "said": lambda leader: lambda c: histories.said(c, [(run, 1) for run in leader.ids]),

@@ -81,6 +81,11 @@ class Plan:
             self.fans_with_room[place] = None
 
     @property
+    def is_open(self) -> bool:
+        """Say whether any step has tasks that have not ended, or will have."""
+        return StepState.OPEN in self._steps
+
+    @property
     def has_more(self) -> bool:
         """Say whether steps could start, or tasks of fan-outs be created, for which there was no room yet."""
         return bool(self.fans_with_room or self._candidates)

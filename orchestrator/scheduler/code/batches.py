@@ -20,25 +20,22 @@ from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.code.succession import with_seen
 from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.domain.states import RunState, TaskState
-from orchestrator.domain.tasks.task import TaskError
+from orchestrator.domain.tasks.task import Succeeded, TaskError
 from orchestrator.scheduler.code import other_runs
 from orchestrator.scheduler.code.requests import give_up_promises, meet_promises
 from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, mark_stuck, reply
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_enqueued, error_json
 from orchestrator.scheduler.transaction import Transaction
-from orchestrator.store.code import expectations, histories
+from orchestrator.store.code import expectations
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
-from orchestrator.store.code.histories import Turn
+from orchestrator.store.code.taken_turns import Turn, suspend
 from orchestrator.store.code.turns import (
     EVERYTHING,
     LastTurn,
-    NextTurn,
     append_last,
     once_refused,
-    take_next,
-    take_next_later,
     unseen_messages,
     with_messages,
 )
@@ -49,43 +46,6 @@ from orchestrator.store.tasks import transitions
 from orchestrator.store.tasks.transitions import AttemptEnd, Moved, Success
 
 
-def apply_next_turns(
-    tx: Transaction, code: CodeRuns, turns: Sequence[tuple[str, Activated]], inline_result: int
-) -> None:
-    """Apply the turns that workers have taken when steps succeeded, as far as their code has seen what comes next.
-
-    Where it has not, the success is told to the run like any other, and its code is sent an activation.
-    """
-    found: dict[bytes, tuple[str, Activated]] = {}
-    given: list[NextTurn] = []
-    for worker, turn in turns:
-        changes = tx.result.runs.changes.get(turn.id)
-        if changes is None or changes.of_flow or code.has_pending_changes(tx, turn.id):
-            continue
-        match changes.facts:
-            case [history.TaskCompleted(id=turn.follows) as fact]:
-                found[turn.id] = worker, turn
-                given.append(NextTurn(turn.id, turn.attempt, turn.through, turn.at, histories.encoded(fact), worker))
-    if not given:
-        return
-    if all(_only_waits(turn) for _, turn in found.values()) and tx.gathers(len(given)):
-        take_next_later(tx.connection, given, tx.now)  # what it does not take, the next statement does not find
-        taken = apply_activations(tx, code, list(found.values()), inline_result, are_next=True)
-    else:
-        taken = take_next(tx.connection, given, tx.now)
-        for run in taken:
-            del tx.result.runs.changes[run]
-        apply_activations(tx, code, [found[run] for run in taken], inline_result, are_next=True)
-    tx.result.wake.advanced |= bool(taken)
-    tx.result.outgoing.counted.extend(taken)
-
-
-def _only_waits(turn: Activated) -> bool:
-    """Say whether the code waits again after a turn, and the turn has given nothing but commands."""
-    is_end = bool(turn.commands) and isinstance(turn.commands[-1], commands.EndCommand)
-    return not (is_end or turn.missing or turn.stuck is not None or turn.answers)
-
-
 def apply_activations(
     tx: Transaction,
     code: CodeRuns,
@@ -93,8 +53,8 @@ def apply_activations(
     inline_result: int,
     *,
     are_next: bool = False,
-) -> set[bytes]:
-    """Apply what the code of runs has commanded; return the runs whose turns count.
+) -> None:
+    """Apply what the code of runs has commanded.
 
     Next turns were never handed out, and take no place in a queue.
     """
@@ -112,17 +72,14 @@ def apply_activations(
             ends.append((worker, report))
             batches[report.id] = report.commands
         else:
-            turns.append(_turn(worker, report))
+            turns.append(turn_of(worker, report))
             batches[report.id] = report.commands
     accepted: set[bytes] = set()
     answers = [answer for _, report in reports for answer in report.answers]
     if turns:
-        moved = _landed(histories.suspend(tx.connection, turns, tx.now, are_next=are_next), are_next)
+        moved = _landed(suspend(tx.connection, turns, tx.now), are_next)
         tx.result.note(moved, by_worker=True)
         accepted.update(task.id for task in moved)
-        if are_next:  # their code has seen what happened; what the commands bring about is new
-            for run in accepted:
-                tx.result.runs.changes.pop(run, None)
         code.took_turn(tx, [task.id for task in moved], {answer.id for answer in answers})
     if ends:
         before, refused, unfit = _append_last(tx, [report for _, report in ends])
@@ -141,9 +98,8 @@ def apply_activations(
         code.queries.forget(tx.result, [run for run, _, _ in stuck])
         mark_stuck(tx, stuck)
     tx.result.code.near.update((report.awaits, worker) for worker, report in reports if report.awaits)
-    _carry_out(tx, code, {run: batch for run, batch in batches.items() if run in accepted})
+    carry_out(tx, code, {run: batch for run, batch in batches.items() if run in accepted})
     reply(tx, [Answered(answer.id, answer.result, answer.error) for answer in answers])
-    return accepted
 
 
 def _landed(moved: list[Moved], are_next: bool) -> list[Moved]:
@@ -151,9 +107,11 @@ def _landed(moved: list[Moved], are_next: bool) -> list[Moved]:
     return [task._replace(before=TaskState.PENDING) for task in moved] if are_next else moved
 
 
-def _turn(worker: str, report: Activated) -> Turn:
+def turn_of(worker: str, report: Activated, follows: Succeeded | None = None) -> Turn:
     seen = report.cached == report.attempt
-    events: list[HistoryItem] = [history.ActivationApplied(report.through, report.accepted)] if seen else []
+    events: list[HistoryItem] = [] if follows is None else [history.TaskCompleted(follows.id, follows.result)]
+    if seen:
+        events.append(history.ActivationApplied(report.through, report.accepted))
     events.extend(history.record(command) for command in report.commands)
     opened = sum(isinstance(command, _OPENING) for command in report.commands)
     waiting = None if report.waiting is None else json_text(report.waiting)
@@ -161,6 +119,8 @@ def _turn(worker: str, report: Activated) -> Turn:
         *(report.id, report.attempt, report.through, seen, report.cached, worker, events, opened),
         waiting=waiting,
         version=report.version,
+        follows=report.follows or None,
+        at=report.at,
     )
 
 
@@ -222,7 +182,7 @@ def _refuse_ends(tx: Transaction, code: CodeRuns, reports: Sequence[tuple[str, A
         )
         for worker, report in reports
     ]
-    moved = _landed(histories.suspend(tx.connection, turns, tx.now), are_next)
+    moved = _landed(suspend(tx.connection, turns, tx.now), are_next)
     tx.result.note(moved, by_worker=True)
     code.took_turn(tx, [task.id for task in moved], {answer.id for _, report in reports for answer in report.answers})
 
@@ -288,7 +248,7 @@ def _child(run: bytes, command: commands.StartChildRun) -> NewRun:
     )
 
 
-def _carry_out(tx: Transaction, code: CodeRuns, batches: Mapping[bytes, Sequence[Command]]) -> None:
+def carry_out(tx: Transaction, code: CodeRuns, batches: Mapping[bytes, Sequence[Command]]) -> None:
     """Do what the accepted batches ask for."""
     wanted = CommandsByKind(batches)
     children = [_child(run, command) for run, command in wanted.of(commands.StartChildRun)]

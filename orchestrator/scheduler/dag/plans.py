@@ -182,7 +182,7 @@ class Dags(PlannedRuns[DagRun]):
     @staticmethod
     def _save(run: DagRun, *, is_expanding: bool) -> Saved:
         delta, run.plan.delta = run.plan.delta, Delta()
-        return Saved(delta, _encode(run.plan.state()), is_expanding)
+        return Saved(delta, _encode(run.plan.state()), is_expanding, run.plan.is_open)
 
     # -- starting steps
 

@@ -211,8 +211,7 @@ class Dispatcher(CommitHooks):
             self._hold_crowds(tx, rooms, unknown_timeout)
         plain = {queue: room for queue, room in rooms.items() if not self._lanes.serves(queue)}
         is_plain = len(plain) == len(rooms) and not self._lanes.queue_rates and not self._lanes.is_locked
-        commits = tx.may_end_with_claim and is_plain
-        found = self._claims.claim(tx.connection, plain, tx.now, commits=commits) if plain else []
+        found = self._claim_plain(tx, plain, commits=tx.may_end_with_claim and is_plain) if plain else []
         if len(plain) < len(rooms):
             found += self._lanes.claim(tx, {queue: room for queue, room in rooms.items() if queue not in plain})
         is_simple = len(plain) == len(slots) and not capabilities.holds and not self._lanes.is_shared
@@ -231,6 +230,15 @@ class Dispatcher(CommitHooks):
         asked = Counter(map(_queue, found)) if executions else {}
         has_more = any(asked[queue] >= rooms.get(queue, 0) for queue in set(map(_queue, executions)))
         return LastClaim(True, has_drained and not claim.back, bool(executions), has_more)
+
+    def _claim_plain(self, tx: Transaction, rooms: dict[str, int], *, commits: bool) -> list[Claimed]:
+        """Claim tasks. Those that this tick creates last are created as claimed, if none goes ahead of others so."""
+        created = tx.created
+        if created is None or not self.last.has_drained or created.queues - Counter(rooms):
+            return self._claims.claim(tx.connection, rooms, tx.now, commits=commits)
+        found, is_all = claims.create_claimed(tx.connection, created, rooms, tx.now)
+        left = Counter(rooms) - Counter(map(_queue, found))
+        return found if is_all or not left else found + self._claims.claim(tx.connection, left, tx.now)
 
     def _execute(
         self, claim: _Claim, tasks: list[Claimed], executions: Sequence[Claimed], slots: Mapping[str, int]

@@ -249,7 +249,9 @@ class Runs:
         rest = {run: delta for run, delta in deltas.items() if run not in heard}
         if rest:
             plans = {run: (plan.state, plan.expanding) for run, plan in saved.items()}
-            rows = runs.settle(tx.connection, rest, plans)
+            is_gathered = tx.gathers(len(rest), sum(len(plan.state) for plan in saved.values()))
+            is_gathered &= all(run in saved and saved[run].is_open for run in rest)
+            rows = runs.settle(tx.connection, rest, plans, is_gathered=is_gathered)
             others = facts.keys() - of_code.keys()
             append_facts(tx, {row.id: facts[row.id] for row in rows if row.code and row.id in others})
             self.conclude(tx, rows)

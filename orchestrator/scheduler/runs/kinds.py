@@ -22,6 +22,8 @@ class Saved(NamedTuple):
     delta: Delta
     state: bytes
     expanding: bool = False
+    is_open: bool = False
+    """Steps of its plan are open, so that it cannot end."""
 
 
 class Advanced(NamedTuple):

@@ -11,13 +11,13 @@ from orchestrator.domain.executors.registry import task_name
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.tasks.retry import RetryPolicy
-from orchestrator.domain.tasks.task import NewTask, TaskError, TaskOptions, executor_of
+from orchestrator.domain.tasks.task import NewTask, Succeeded, TaskError, TaskOptions, executor_of
 from orchestrator.references import owners_in
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import CALL
 from orchestrator.store import payloads
 from orchestrator.store.tasks import details, enqueue, results, transitions, unique
-from orchestrator.store.tasks.transitions import AttemptEnd
+from orchestrator.store.tasks.transitions import AttemptEnd, Moved
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -32,6 +32,15 @@ def create_enqueued(tx: Transaction, children: Sequence[NewTask]) -> None:
         unique.defer(tx.connection, with_keys)
         tx.result.wake.requests = True
     create_tasks(tx, [child for child in children if child.unique is None])
+
+
+def note_successes(tx: Transaction, moved: Sequence[Moved], reports: Sequence[Succeeded], inline_result: int) -> None:
+    """Take note of tasks that have succeeded, and create what they have asked for on their success."""
+    results = {report.id: report.result for report in reports}
+    tx.result.note(moved, results=results, by_worker=True, inline_result=inline_result)
+    tx.result.counts.time(moved, reports)
+    if children := {report.id: report.children for report in reports if report.children}:
+        create_enqueued(tx, [child for task in moved for child in children.get(task.id, ())])
 
 
 def create_tasks(
@@ -57,7 +66,7 @@ def create_tasks(
             enqueue.copy_tasks(tx.connection, children, tx.now)
             return
         size = sum(len(new.payload) for new in children)
-        enqueue.create_tasks(
+        tx.created = enqueue.create_tasks(
             tx.connection,
             children,
             tx.now,

@@ -41,10 +41,11 @@ from orchestrator.domain.tasks.task import (
     executor_of,
     parse_options,
 )
-from orchestrator.scheduler.code.batches import apply_activations, apply_next_turns
+from orchestrator.scheduler.code.batches import apply_activations
+from orchestrator.scheduler.code.next_turns import apply_last_turns, apply_steps, steps_of
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
 from orchestrator.scheduler.isolation import isolate
-from orchestrator.scheduler.tasks.creation import create_enqueued, error_json, log_failed
+from orchestrator.scheduler.tasks.creation import create_enqueued, error_json, log_failed, note_successes
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.database import said
@@ -109,9 +110,14 @@ class Reports:
         """Apply what workers have sent."""
         tx.result.outgoing.set_aside += decoded.refused
         tx.result.counts.reports += len(decoded.reports)
-        self.apply_reports(tx, decoded.reports)
-        if decoded.turns and not tx.is_bisecting:
-            apply_next_turns(tx, self.code, decoded.turns, self.inline_result)
+        reports, turns = decoded.reports, () if tx.is_bisecting else decoded.turns
+        if turns and (steps := steps_of(tx, self.code, (report for _, _, report in reports), turns)):
+            apply_steps(tx, self.code, steps.values(), self.inline_result)
+            ended = {id(step.success) for step in steps.values()}
+            reports = [one for one in reports if id(one[2]) not in ended]
+        self.apply_reports(tx, reports)
+        if turns:
+            apply_last_turns(tx, self.code, turns, self.inline_result)
 
     def apply_reports(self, tx: Transaction, reports: Sequence[Reported]) -> None:
         """Apply reports. In a bisecting tick, one that cannot be is set aside, and a failure takes its place."""
@@ -232,14 +238,9 @@ def counts_starts(options: str | None) -> bool:
 
 def _succeed(tx: Transaction, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:
     rows = [Success(r.id, r.attempt, r.result, r.duration, worker) for worker, r in succeeded]
-    results = {row.id: row.result for row in rows}
     moved = [] if tx.succeed_and_commit is None else tx.succeed_and_commit(rows)
     moved = moved or transitions.succeed(tx.connection, rows, tx.now)
-    tx.result.note(moved, results=results, by_worker=True, inline_result=inline_result)
-    tx.result.counts.time(moved, rows)
-    with_children = {report.id: report.children for _, report in succeeded if report.children}
-    if with_children:
-        create_enqueued(tx, [child for task in moved for child in with_children.get(task.id, ())])
+    note_successes(tx, moved, [report for _, report in succeeded], inline_result)
 
 
 def _count_repeated(tick: TickResult, again: Sequence[Requeue], repeated: Sequence[Moved]) -> None:

@@ -21,7 +21,6 @@ from orchestrator.sealing import CALL, reveal
 from orchestrator.store import payloads
 from orchestrator.store.runs.transitions import Delta
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
-from orchestrator.store.tasks.transitions import Moved, current_attempt
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(HistoryItem)
@@ -106,97 +105,6 @@ def append(
     if any(MARK in data for *_, data in rows):
         payloads.keep_named(connection, rows)
     return dict(_APPEND(connection, _DELTAS(ahead), EVENTS(rows), now=now, wake=wake, late=late))
-
-
-class Turn(NamedTuple):
-    """An activation after which the code waits for more."""
-
-    id: bytes
-    attempt: int
-    through: int
-    seen: bool
-    """The code was shown events; else it only answered queries."""
-    cached: int
-    worker: str
-    events: Sequence[HistoryItem]
-    """To be appended: a mark and records."""
-    opened: int
-    """Tasks and child runs that it starts."""
-    waiting: str | None = None
-    """Where it waits, as JSON."""
-    version: int = 0
-    """The version of the code that took it, with which the run goes on; 0 if unknown."""
-
-
-_TURNS = Batch(
-    "g",
-    "id uuid, attempt int, through int, seen boolean, cached int, worker text, count int, opened int, waiting jsonb, "
-    "version int",
-)
-_TAKEN = "t.status = 'dispatched' AND t.started_at IS NOT NULL"
-"""Of a turn task: its next turn was taken in this transaction. One that was sent is running once its start is known."""
-_CALM = 20
-"""Turns after which a run whose own process has died runs with others again."""
-_RISKY = f"""(t.losses > 0 AND EXISTS (
-           SELECT FROM orchestrator.attempts
-            WHERE task_id = t.id AND attempt > t.attempt - {_CALM} AND outcome = 'lost'))"""
-_SUSPEND = Prepared[Moved](f"""
-WITH /* histories.suspend */ given AS MATERIALIZED (
-    SELECT * FROM {_TURNS}
-), back AS (
-    UPDATE orchestrator.tasks t
-       SET status = 'pending', blockers = CASE WHEN run.last_event > r.through THEN 0 ELSE 1 END, worker = r.worker,
-           dispatched_at = NULL, started_at = NULL, failures = 0, losses = CASE WHEN {_RISKY} THEN 1 ELSE 0 END,
-           alone = {_RISKY}
-      FROM given r
-     {current_attempt()}
-     CROSS JOIN LATERAL (SELECT last_event FROM orchestrator.runs WHERE id = r.id LIMIT 1) AS run
-     WHERE t.ctid = found.place AND (NOT %(are_next)s::boolean OR ({_TAKEN}))
-    RETURNING t.id, t.queue, t.attempt
-), ahead AS (
-    UPDATE orchestrator.runs r
-       SET last_event = r.last_event + g.count, cached = g.cached, total = r.total + g.opened, open = r.open + g.opened,
-           shown = CASE WHEN g.seen THEN g.through ELSE r.shown END,
-           waiting = CASE WHEN g.seen THEN g.waiting ELSE r.waiting END,
-           version = CASE WHEN g.seen AND g.version > 0 THEN g.version ELSE r.version END
-      FROM back JOIN given g ON g.id = back.id
-     CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = g.id LIMIT 1) AS found
-     WHERE r.ctid = found.place
-    RETURNING r.id, r.last_event - g.count AS before, {not_before("r.last_event - g.count")} AS at
-), kept AS (
-    INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
-    SELECT e.run_id, ahead.before + e.place, ahead.at, e.kind, e.data
-      FROM {EVENTS} JOIN ahead ON ahead.id = e.run_id
-)
-SELECT id, 'pending' AS state, queue, id AS run_id, attempt, 'dispatched' AS before FROM back
-""")
-
-
-def suspend(connection: Connection, turns: Sequence[Turn], now: datetime, *, are_next: bool = False) -> list[Moved]:
-    """Put the runs' turn tasks back to sleep, or to ready where facts came meanwhile, and append what the code did.
-
-    Of next turns, those count that were taken in this transaction. A run whose own process has died runs alone
-    until it has taken some turns.
-    """
-    given = [
-        (
-            turn.id,
-            turn.attempt,
-            turn.through,
-            turn.seen,
-            turn.cached,
-            turn.worker,
-            len(turn.events),
-            turn.opened,
-            turn.waiting,
-            turn.version,
-        )
-        for turn in turns
-    ]
-    rows = [row for turn in turns for row in event_rows(turn.id, turn.events)]
-    if any(MARK in data for *_, data in rows):
-        payloads.keep_named(connection, rows)
-    return _SUSPEND(connection, _TURNS(given), EVENTS(rows), now=now, are_next=are_next)
 
 
 _READ = Statement[Row]("""

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.code.history import ActivationApplied, Event, HistoryItem
-from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState, sources_of
+from orchestrator.domain.states import IN_FLIGHT_STATES
 from orchestrator.references import MARK
 from orchestrator.store import payloads
 from orchestrator.store.code.histories import EVENTS, FACTS, by_run, encoded, event, event_rows, not_before
-from orchestrator.store.sql import Batch, Blob, Prepared, Row
+from orchestrator.store.sql import Batch, Prepared, Row
 from orchestrator.store.tasks.transitions import among, current_attempt
 
 
@@ -126,65 +126,6 @@ UPDATE /* turns.put_off */ orchestrator.tasks t
 def put_off(connection: Connection, turns: Sequence[tuple[bytes, int, float]], now: datetime) -> None:
     """Put claimed turns back for so many seconds: there is no room for them. Where their code is stays known."""
     _PUT_OFF(connection, _TURNS(turns), now=now)
-
-
-class NextTurn(NamedTuple):
-    """A turn that a worker has taken by itself, and the event that it has shown to the code."""
-
-    id: bytes
-    attempt: int
-    number: int
-    at: float
-    data: Blob
-    """The event, encoded."""
-    worker: str
-
-
-_NEXT = Batch("r", NextTurn)
-_TAKE = Prepared[bytes](f"""
-WITH /* turns.take_next */ taken AS (
-    UPDATE orchestrator.tasks t
-       SET status = 'dispatched', attempt = r.attempt, dispatched_at = %(now)s::timestamptz,
-           started_at = %(now)s::timestamptz
-      FROM {_NEXT}
-     CROSS JOIN LATERAL (
-           SELECT ctid AS place FROM orchestrator.tasks
-            WHERE id = r.id AND attempt = r.attempt - 1 AND status IN {among(sources_of(TaskState.DISPATCHED))}
-              AND blockers > 0 AND worker = r.worker
-              AND attempt >= (SELECT max(fence) FROM orchestrator.leases) LIMIT 1) AS found
-     CROSS JOIN LATERAL (
-           SELECT FROM orchestrator.runs
-            WHERE id = r.id AND code AND ended_at IS NULL AND stuck IS NULL AND last_event = r.number - 1
-            LIMIT 1) AS run
-     WHERE t.ctid = found.place
-    RETURNING t.id, r.number, r.at, r.data
-), ahead AS (
-    UPDATE orchestrator.runs r
-       SET last_event = taken.number, open = r.open - 1, success = r.success + 1
-      FROM taken
-     CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = taken.id LIMIT 1) AS found
-     WHERE r.ctid = found.place
-), kept AS (
-    INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
-    SELECT id, number, to_timestamp(at), 'task_completed', data FROM taken
-)
-SELECT id FROM taken
-""")
-
-
-def take_next(connection: Connection, turns: Sequence[NextTurn], now: datetime) -> set[bytes]:
-    """Let turns count that workers have taken by themselves, where the event that they have shown comes next indeed.
-
-    The run's code was asleep, nothing else has happened since its last turn, and this worker took that one: another may
-    have code in memory that has seen something else. Return these runs: their turns are in flight now, like those that
-    were sent.
-    """
-    return set(_TAKE(connection, _NEXT(turns), now=now))
-
-
-def take_next_later(connection: Connection, turns: Sequence[NextTurn], now: datetime) -> None:
-    """Do the same with the next statement, which finds the turns that count by their starts."""
-    _TAKE.later(connection, _NEXT(turns), now=now)
 
 
 # -- last turns

@@ -209,8 +209,16 @@ def count(connection: Connection, deltas: Mapping[bytes, Delta], plans: Plans | 
     return _COUNT(connection, _DELTAS(_rows(deltas, plans or {})))
 
 
-def settle(connection: Connection, deltas: Mapping[bytes, Delta], plans: Plans) -> list[RunRow]:
-    """Do the same; return only those of which nothing is open, and all of code. Flows end by themselves."""
+def settle(
+    connection: Connection, deltas: Mapping[bytes, Delta], plans: Plans, *, is_gathered: bool = False
+) -> list[RunRow]:
+    """Do the same; return only those of which nothing is open, and all of code. Flows end by themselves.
+
+    Of runs of which something is open, this may be done with the next statement: `is_gathered`.
+    """
+    if is_gathered:
+        _SETTLE.later(connection, _DELTAS(_rows(deltas, plans)))
+        return []
     return _SETTLE(connection, _DELTAS(_rows(deltas, plans)))
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import TaskState, sources_of
+from orchestrator.store.driver import channel
 from orchestrator.store.sql import Batch, Prepared, columns_of
 from orchestrator.store.tables.tasks import READY_PLAIN
+from orchestrator.store.tasks.enqueue import Creation, creating
 from orchestrator.store.tasks.transitions import among
 
-_NEXT_ATTEMPT = "greatest(t.attempt, (SELECT max(fence) FROM orchestrator.leases)) + 1"
-"""The number of a task's next attempt; above the fence, if it is unknown which numbers were used."""
+
+def _next_attempt(last: str) -> str:
+    """Return the number of a task's next attempt; above the fence, if it is unknown which numbers were used."""
+    return f"greatest({last}, (SELECT max(fence) FROM orchestrator.leases)) + 1"
 
 
 class Claimed(NamedTuple):
@@ -65,7 +69,7 @@ def claiming(name: str, places: str) -> Prepared[Claimed]:
     """Return the statement that claims what stands at the places of an array: pending → dispatched."""
     return Prepared[Claimed](f"""
 UPDATE /* {name} */ orchestrator.tasks t
-   SET status = 'dispatched', attempt = {_NEXT_ATTEMPT}, dispatched_at = %(now)s::timestamptz
+   SET status = 'dispatched', attempt = {_next_attempt("t.attempt")}, dispatched_at = %(now)s::timestamptz
  WHERE t.ctid = ANY ({places})
    AND t.status IN {among(sources_of(TaskState.DISPATCHED))}
 RETURNING {_CLAIMED}
@@ -89,6 +93,30 @@ _CLAIM = claiming(
 def claim(connection: Connection, rooms: dict[str, int], now: datetime) -> list[Claimed]:
     """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first."""
     return most_urgent_first(_CLAIM(connection, _ROOMS(rooms.items()), now=now))
+
+
+_CREATED = creating(
+    _CLAIMED, status="'dispatched'", attempt=_next_attempt("n.attempt"), dispatched_at="%(now)s::timestamptz"
+)
+_CREATE = Prepared[tuple[Any, ...]](f"""
+WITH /* tasks.create_claimed */ created AS ({_CREATED})
+SELECT created.*, (
+       SELECT true FROM unnest(%(queues)s::text[]) AS queue(name)
+        CROSS JOIN LATERAL (
+              SELECT FROM orchestrator.tasks WHERE queue = queue.name AND {READY_PLAIN} LIMIT 1) AS next
+        LIMIT 1) IS NULL AS is_all
+  FROM created
+""")
+
+
+def create_claimed(
+    connection: Connection, creation: Creation, queues: Iterable[str], now: datetime
+) -> tuple[list[Claimed], bool]:
+    """Create tasks as claimed, unless they exist by now; say whether nothing else is ready in these queues."""
+    if not channel(connection).take_back(creation.alone):
+        return [], False
+    rows = _CREATE(connection, creation.values, queues=list(queues), now=now)
+    return [Claimed(*row[:-1]) for row in rows], bool(rows) and rows[0][-1]
 
 
 def most_urgent_first(claimed: Iterable[Claimed]) -> list[Claimed]:

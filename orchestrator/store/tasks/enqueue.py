@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cache, partial
 from itertools import islice
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection, Engine, TwoPhaseTransaction
@@ -165,17 +166,35 @@ _STORED = {
     "trace": f"coalesce(n.trace, {SPAN_OF_RUN})",
     "options": with_headers_of_run("n.options"),
 }
-_ADOPT = Prepared[None](f"""
-WITH /* enqueue.create_tasks */ created AS (
-    INSERT INTO orchestrator.tasks ({", ".join(_STORED)})
-    SELECT {", ".join(_STORED.values())}
+
+
+def creating(returning: str, **columns: str) -> str:
+    """Return an INSERT of the tasks of a creation, once, with these columns beside theirs."""
+    stored = _STORED | columns
+    return f"""INSERT INTO orchestrator.tasks AS t ({", ".join(stored)})
+    SELECT {", ".join(stored.values())}
       FROM {_NEW} {join_run("n.run_id")}
      WHERE (SELECT true FROM orchestrator.ended_tasks WHERE id = n.id LIMIT 1) IS NULL
         ON CONFLICT (id) DO NOTHING
-    RETURNING id, lane, wake_at
+    RETURNING {returning}"""
+
+
+_ADOPT = Prepared[None](f"""
+WITH /* enqueue.create_tasks */ created AS (
+    {creating("id, lane, wake_at")}
 )
 {arrivals("created WHERE lane IS NOT NULL AND wake_at IS NULL")}
 """)
+
+
+class Creation(NamedTuple):
+    """Tasks that are ready at once, and are created with the next statement: that may create them as claimed."""
+
+    alone: driver.Later
+    """The statement that creates them otherwise."""
+    values: Mapping[str, Any]
+    queues: Counter[str]
+    """How many there are of each queue."""
 
 
 def create_tasks(
@@ -186,14 +205,19 @@ def create_tasks(
     *,
     has_spans: bool = False,
     is_gathered: bool = False,
-) -> None:
+) -> Creation | None:
     """Create tasks that running tasks enqueued or runs have come to; those that exist already stay as they are.
 
     `attempts` of tasks that are created once more are where the numbers of theirs count on from. What a run has come to
     has its headers, and is part of its trace: below the span of the run, if the leader `has_spans` of runs. If it
-    `is_gathered`, this is done with the next statement.
+    `is_gathered`, this is done with the next statement; if all are ready then, return that.
     """
     past = attempts or {}
-    rows = [[*parameters(task), past.get(task.id, 0)] for task in tasks]
-    create = _ADOPT.later if is_gathered else _ADOPT
-    create(connection, _NEW(rows), now=now, has_spans=has_spans)
+    rows = _NEW([*parameters(task), past.get(task.id, 0)] for task in tasks)
+    if not is_gathered:
+        _ADOPT(connection, rows, now=now, has_spans=has_spans)
+        return None
+    alone = _ADOPT.later(connection, rows, now=now, has_spans=has_spans)
+    if any(task.delay > 0 or task.lane is not None or task.unique is not None for task in tasks):
+        return None
+    return Creation(alone, {**rows, "has_spans": has_spans}, Counter(task.queue for task in tasks))

@@ -222,7 +222,7 @@ FOLLOWED = f"""
               SELECT FROM orchestrator.tasks
                WHERE id = r.id AND num_nonnulls(run_id, lane, unique_key, callbacks) > 0 LIMIT 1) AS followed"""
 """Those of successes whose end concerns more than waiting clients: `Moved.is_single`."""
-_SUCCEEDED = insert_ended(
+_ENDED = insert_ended(
     "gone",
     status="'success'",
     reason="NULL",
@@ -234,23 +234,24 @@ _SUCCEEDED = insert_ended(
 )
 
 
-def succeeding(name: str, condition: str = "", beside: str = "") -> Prepared[Moved]:
-    """Return a statement that ends tasks whose current attempt returned, under a condition and with others beside."""
-    return Prepared[Moved](f"""
-WITH /* {name} */ gone AS (
+def succeeding(condition: str = "") -> str:
+    """Return the parts of a statement that end tasks whose current attempt returned, under a condition."""
+    return f"""gone AS (
     DELETE FROM orchestrator.tasks t
      USING {SUCCESSES}
      {current_attempt(sources_of(TaskState.SUCCESS))}
      WHERE t.ctid = found.place {condition}
     RETURNING t.*, r.result, r.duration, r.worker AS finisher
-), kept AS (
-    INSERT {_SUCCEEDED}
-){beside}
-SELECT {_moved_to(TaskState.SUCCESS)} FROM gone
+), ended AS (
+    INSERT {_ENDED}
+)"""
+
+
+SUCCEEDED = f"SELECT {_moved_to(TaskState.SUCCESS)} FROM gone"
+_SUCCEED = Prepared[Moved](f"""
+WITH /* tasks.succeed */ {succeeding()}
+{SUCCEEDED}
 """)
-
-
-_SUCCEED = succeeding("tasks.succeed")
 
 
 def succeed(connection: Connection, rows: Sequence[Success], now: datetime) -> list[Moved]:

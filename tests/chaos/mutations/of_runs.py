@@ -107,7 +107,7 @@ CODE = (
     Mutation(
         "code-sleeps",
         "code sleeps although something happened during its turn",
-        "orchestrator/store/code/histories.py",
+        "orchestrator/store/code/taken_turns.py",
         "blockers = CASE WHEN run.last_event > r.through THEN 0 ELSE 1 END",
         "blockers = 1",
         (
@@ -120,9 +120,9 @@ CODE = (
     Mutation(
         "turn-of-any-attempt",
         "a turn of any attempt counts, not only of the current one",
-        "orchestrator/store/code/histories.py",
-        "     {current_attempt()}\n     CROSS JOIN LATERAL (SELECT last_event",
-        "     CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.tasks\n"
+        "orchestrator/store/code/taken_turns.py",
+        "{current_attempt()}\n     CROSS JOIN LATERAL (SELECT last_event",
+        "CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.tasks\n"
         "            WHERE id = r.id AND status IN ('dispatched', 'running') LIMIT 1) AS found\n"
         "     CROSS JOIN LATERAL (SELECT last_event",
         (

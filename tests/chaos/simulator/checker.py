@@ -134,6 +134,8 @@ def _check_transitions(audit: list[Any]) -> Iterator[str]:
                 yield f"{name} left as {row['before']}, but was {before}"
             continue
         after, attempt = row["after"], row["attempt"]
+        if before is None and after == "dispatched":
+            before = "pending"  # the tick that created it has claimed it
         if before is None:
             if after != "pending" or attempt != 0:
                 yield f"{name} was created {after} with attempt {attempt}"

@@ -1,0 +1,207 @@
+"""Turns that the code of runs has taken: apply them where they count, and put their turn tasks to sleep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from orchestrator.domain.code.history import HistoryItem
+from orchestrator.domain.states import TaskState, sources_of
+from orchestrator.references import MARK
+from orchestrator.store import payloads
+from orchestrator.store.code.histories import EVENTS, event_rows, not_before
+from orchestrator.store.sql import Batch, Blob, Prepared, Values
+from orchestrator.store.tasks.transitions import (
+    SUCCEEDED,
+    SUCCESSES,
+    Moved,
+    Success,
+    among,
+    current_attempt,
+    succeeding,
+)
+
+
+class Turn(NamedTuple):
+    """An activation after which the code waits for more."""
+
+    id: bytes
+    attempt: int
+    through: int
+    seen: bool
+    """The code was shown events; else it only answered queries."""
+    cached: int
+    worker: str
+    events: Sequence[HistoryItem]
+    """To be appended: a mark and records."""
+    opened: int
+    """Tasks and child runs that it starts."""
+    waiting: str | None = None
+    """Where it waits, as JSON."""
+    version: int = 0
+    """The version of the code that took it, with which the run goes on; 0 if unknown."""
+    follows: bytes | None = None
+    """Of a next turn: the task whose success the code was shown. That is the first of these events."""
+    at: float | None = None
+    """Of a next turn: the time of that event."""
+
+
+_TURNS = Batch(
+    "g",
+    "id uuid, attempt int, through int, seen boolean, cached int, worker text, count int, opened int, waiting jsonb, "
+    "version int, follows uuid, at double precision",
+)
+_NEXT_TURN = f"""CROSS JOIN LATERAL (
+           SELECT ctid AS place FROM orchestrator.tasks
+            WHERE id = r.id AND attempt = r.attempt - 1 AND status IN {among(sources_of(TaskState.DISPATCHED))}
+              AND blockers > 0 AND worker = r.worker
+              AND attempt >= (SELECT max(fence) FROM orchestrator.leases) LIMIT 1) AS found
+     CROSS JOIN LATERAL (
+           SELECT last_event + 1 AS last_event FROM orchestrator.runs
+            WHERE id = r.id AND code AND ended_at IS NULL AND stuck IS NULL AND last_event = r.through - 1
+            LIMIT 1) AS run"""
+"""Finds the turn task of a run whose code was asleep, to which nothing has happened since its last turn, and whose
+last turn this worker took: another may have code in memory that has seen something else."""
+_SENT_TURN = f"""{current_attempt()}
+     CROSS JOIN LATERAL (SELECT last_event FROM orchestrator.runs WHERE id = r.id LIMIT 1) AS run"""
+_CALM = 20
+"""Turns after which a run whose own process has died runs with others again."""
+_RISKY = f"""(t.losses > 0 AND EXISTS (
+           SELECT FROM orchestrator.attempts
+            WHERE task_id = t.id AND attempt > t.attempt - {_CALM} AND outcome = 'lost'))"""
+
+
+def _suspending(name: str, turn_task: str, at: str, ended: int = 0, first: str = "", last: str = "") -> Prepared[Moved]:
+    """Return the statement that puts turn tasks to sleep: how each is found, the time of its first event, how many
+    tasks of its run end with its turn, how they do, and their rows.
+    """
+    return Prepared[Moved](f"""
+WITH /* {name} */ {first} given AS MATERIALIZED (
+    SELECT * FROM {_TURNS}
+), back AS (
+    UPDATE orchestrator.tasks t
+       SET status = 'pending', blockers = CASE WHEN run.last_event > r.through THEN 0 ELSE 1 END, worker = r.worker,
+           attempt = r.attempt, dispatched_at = NULL, started_at = NULL, failures = 0,
+           losses = CASE WHEN {_RISKY} THEN 1 ELSE 0 END, alone = {_RISKY}
+      FROM given r
+     {turn_task}
+     WHERE t.ctid = found.place
+    RETURNING t.id, t.queue, t.attempt
+), ahead AS (
+    UPDATE orchestrator.runs r
+       SET last_event = r.last_event + g.count, cached = g.cached, total = r.total + g.opened,
+           open = r.open + g.opened - {ended}, success = r.success + {ended},
+           shown = CASE WHEN g.seen THEN g.through ELSE r.shown END,
+           waiting = CASE WHEN g.seen THEN g.waiting ELSE r.waiting END,
+           version = CASE WHEN g.seen AND g.version > 0 THEN g.version ELSE r.version END
+      FROM back JOIN given g ON g.id = back.id
+     CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = g.id LIMIT 1) AS found
+     WHERE r.ctid = found.place
+    RETURNING r.id, r.last_event - g.count AS before, {at} AS at
+), kept AS (
+    INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
+    SELECT e.run_id, ahead.before + e.place,
+           CASE e.place WHEN 1 THEN ahead.at ELSE greatest(ahead.at, %(now)s::timestamptz) END, e.kind, e.data
+      FROM {EVENTS} JOIN ahead ON ahead.id = e.run_id
+)
+{last or "SELECT id, 'pending' AS state, queue, id AS run_id, attempt, 'dispatched' AS before FROM back"}
+""")
+
+
+_SUSPEND = _suspending("turns.suspend", _SENT_TURN, not_before("r.last_event - g.count"))
+_STEP = _suspending(
+    "turns.step",
+    f"JOIN gone ON gone.id = r.follows AND gone.run_id = r.id {_NEXT_TURN}",
+    "to_timestamp(g.at)",
+    ended=1,
+    first=f"{succeeding()},",
+    last=f"""{SUCCEEDED} UNION ALL
+SELECT id, 'pending', queue, id, attempt, 'pending', '', NULL, NULL, NULL, NULL, NULL, NULL FROM back""",
+)
+
+
+def suspend(connection: Connection, turns: Sequence[Turn], now: datetime) -> list[Moved]:
+    """Put the runs' turn tasks back to sleep, or to ready where facts came meanwhile, and append what the code did.
+
+    A run whose own process has died runs alone until it has taken some turns.
+    """
+    return _SUSPEND(connection, *_given(connection, turns), now=now)
+
+
+def step(connection: Connection, successes: Sequence[Success], turns: Sequence[Turn], now: datetime) -> list[Moved]:
+    """End tasks whose current attempt returned, and let the next turns count that followed, as far as what they have
+    shown to the code comes next indeed. Return these tasks, and the turn tasks of these runs.
+    """
+    return _STEP(connection, SUCCESSES(successes), *_given(connection, turns), now=now)
+
+
+def _given(connection: Connection, turns: Sequence[Turn]) -> tuple[Values, Values]:
+    """Return turns, and their events, as rows."""
+    given = [
+        (
+            turn.id,
+            turn.attempt,
+            turn.through,
+            turn.seen,
+            turn.cached,
+            turn.worker,
+            len(turn.events),
+            turn.opened,
+            turn.waiting,
+            turn.version,
+            turn.follows,
+            turn.at,
+        )
+        for turn in turns
+    ]
+    rows = [row for turn in turns for row in event_rows(turn.id, turn.events)]
+    if any(MARK in data for *_, data in rows):
+        payloads.keep_named(connection, rows)
+    return _TURNS(given), EVENTS(rows)
+
+
+class NextTurn(NamedTuple):
+    """A turn in which the code has ended, taken by a worker by itself, and the event that it has shown to the code."""
+
+    id: bytes
+    attempt: int
+    through: int
+    at: float
+    data: Blob
+    """The event, encoded."""
+    worker: str
+
+
+_NEXT = Batch("r", NextTurn)
+_TAKE = Prepared[bytes](f"""
+WITH /* turns.take_next */ taken AS (
+    UPDATE orchestrator.tasks t
+       SET status = 'dispatched', attempt = r.attempt, dispatched_at = %(now)s::timestamptz,
+           started_at = %(now)s::timestamptz
+      FROM {_NEXT}
+     {_NEXT_TURN}
+     WHERE t.ctid = found.place
+    RETURNING t.id, r.through, r.at, r.data
+), ahead AS (
+    UPDATE orchestrator.runs r
+       SET last_event = taken.through, open = r.open - 1, success = r.success + 1
+      FROM taken
+     CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = taken.id LIMIT 1) AS found
+     WHERE r.ctid = found.place
+), kept AS (
+    INSERT INTO orchestrator.histories (run_id, number, at, kind, data)
+    SELECT id, through, to_timestamp(at), 'task_completed', data FROM taken
+)
+SELECT id FROM taken
+""")
+
+
+def take_next(connection: Connection, turns: Sequence[NextTurn], now: datetime) -> set[bytes]:
+    """Let turns count that workers have taken by themselves, where the event that they have shown comes next indeed.
+
+    Return these runs: their turns are in flight now, like those that were sent.
+    """
+    return set(_TAKE(connection, _NEXT(turns), now=now))
