@@ -564,7 +564,7 @@ def test_arguments_are_copied_and_a_pause_is_undone_from_its_notice(base: str, b
         window.page.locator(".value", has_text="3").first.hover()
         window.page.get_by_role("button", name="Copy", exact=True).first.click()
         window.sees(".copy.copied")
-        assert json.loads(window.page.evaluate("navigator.clipboard.readText()")) == [3, 4]
+        assert json.loads(window.page.evaluate("navigator.clipboard.readText()")) == {"a": 3, "b": 4}
         window.go("/ui/queues/mail")
         window.page.get_by_role("button", name="Pause").click()
         window.sees(".said", "is paused")

@@ -207,7 +207,14 @@ def test_more_shards_and_fewer_again_under_load(sharded: Stack) -> None:
         notes = reshard(sharded, 1)
         assert [note.split(":")[0] for note in notes[1:]] == ["Shard 1 stays", "Shard 2 stays"]
         is_open = f'SELECT bool_or(is_open) FROM "{sharded.settings.root}".shards WHERE shard > 0'
-        eventually(lambda: not sharded.scalar(is_open), "nothing is placed there any more")
+
+        def is_left() -> bool:
+            """Say whether nothing came there while the client has enqueued for longer than it may rely on its look."""
+            before, placed = per_shard(sharded, "ended_tasks", 3)[1:], len(handles)
+            eventually(lambda: len(handles) > placed + 150, "the client goes on")
+            return not sharded.scalar(is_open) and per_shard(sharded, "ended_tasks", 3)[1:] == before
+
+        eventually(is_left, "nothing is placed there any more")
         exchange(sharded, 1)
         notes = reshard(sharded, 1)
         assert [note.split(",")[0] for note in notes[1:]] == ["Shard 1 was empty", "Shard 2 was empty"]

@@ -27,7 +27,9 @@ WORK = {
 }
 """Indexes of nothing but what waits to be done: they are read from the front."""
 SMALL = {"leases", "queues", "drains", "workers", "tasks_seq_seq"}
-FILL = [*test_plans_of_code.FILL, *test_plans_of_queues.FILL]
+_SHARED = "CREATE TABLE orchestrator.lane_use (name text, shard int, held int NOT NULL, PRIMARY KEY (name, shard))"
+FILL = [_SHARED, *test_plans_of_code.FILL, *test_plans_of_queues.FILL]
+"""With the table that the leaders of several shards share."""
 
 
 @pytest.fixture(scope="module")

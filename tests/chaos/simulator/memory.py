@@ -21,6 +21,7 @@ from orchestrator.transport.codec import (
     Malformed,
     Order,
     decode_dispatches,
+    digest_of,
     encode,
     stream_position,
 )
@@ -83,6 +84,7 @@ class Data:
     beats: dict[str, tuple[Heartbeat, float]] = field(default_factory=dict)
     workers: dict[str, None] = field(default_factory=dict)
     names: dict[str, list[str]] = field(default_factory=dict)
+    parameters: dict[str, bytes] = field(default_factory=dict)
     quarantine: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -479,6 +481,9 @@ class MemoryWorkerStreams:
                     self._server.data.queues[generation, queue].drop(entries)
 
         self._call("drop", effect)
+
+    def publish_parameters(self, body: bytes) -> None:
+        self._call("publish_parameters", lambda: self._server.data.parameters.__setitem__(digest_of(body), body))
 
     def beat(self, beats: Sequence[Heartbeat], names: Sequence[str], ttl: float) -> None:
         def effect() -> None:
