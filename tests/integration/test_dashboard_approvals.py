@@ -16,13 +16,14 @@ import msgspec
 import pytest
 
 from orchestrator.api import access, login_limits
+from orchestrator.api.app import create_app
 from orchestrator.api.dashboard.flow_graph import graphs
-from orchestrator.domain.access import Scope
+from orchestrator.domain.access import Scope, Secret
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.errors import WrongState
 from orchestrator.sdk.backend import Backend, code_requests
 from orchestrator.sdk.values.payload import encode_value
-from orchestrator.store import insights
+from orchestrator.store import insights, throughput
 from tests.emptying import empty
 from tests.integration.api_client import make_key
 from tests.integration.api_house import House, changes, furnished
@@ -67,6 +68,33 @@ def test_what_waits_for_a_person_is_listed_the_oldest_first(house: House) -> Non
     assert (promise.kind, promise.name, approval.kind, approval.name) == ("promise", "approval 1", "approval", "ask")
     for found, seconds in ((promise, 3_600), (approval, 600)):
         assert abs((datetime.now(UTC) - found.since).total_seconds() - seconds) < 60
+
+
+def test_the_overview_and_the_menu_count_what_waits(house: House) -> None:
+    def read(path: str = "/ui", key: Secret | None = None) -> str:
+        visitor = Visitor(create_app(house.settings))  # which has read nothing yet
+        if key is not None:
+            visitor.log_in(key)
+        return visitor.get(path).text
+
+    assert "for a decision" not in read()
+    assert " 24" not in read().partition("<main")[2].partition("tiles")[0]
+    code_that_asks(house, "mail", promises=2)
+    flow_that_asks(house, "bank")
+    with house.engine.connect() as connection:
+        empty(connection, "throughput")
+        none = dict.fromkeys(("success", "cancelled", "skipped", "dispatched", "retried", "lost"), 0)
+        counted = none | {"queue": "mail.out", "failed": 245, "waits": [], "runs": []}
+        throughput.add(connection, 1, datetime.now(UTC).replace(second=0, microsecond=0), [counted])
+    page = read()
+    assert "All is well" not in page
+    assert "</strong> 3 wait for a decision." in page
+    assert re.search(r"</strong> 24\d tasks failed in the last 5 minutes\.", page), "and those of the house"
+    menu = re.compile(r'href="/ui/approvals" data-letter="p" +>Approvals <span class="tag">(.+?)</span>')
+    assert menu.findall(read("/ui/queues")) == ["3"]
+    assert not menu.findall(read("/ui/login")), "no log-in is needed for it"
+    key = make_key(house.engine, Scope.READ, "ada", queues="mail", workflows="mail")
+    assert menu.findall(read("/ui/queues", key)) == ["2"]
 
 
 def test_pages_of_approvals_lose_none_and_repeat_none(house: House) -> None:

@@ -162,6 +162,8 @@ class Visit:
     """They have logged in with a key, and can log out."""
     check_tasks: Callable[[NewTask], None]
     """Refuses a task for which the quotas of the key leave no room."""
+    approvals: Callable[[], str] = str
+    """Counts the approvals that wait for a person; nothing if none does, or where the page needs no log-in."""
 
     @property
     def here(self) -> str:

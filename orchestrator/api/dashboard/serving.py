@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from orchestrator.api.access import Caller
 from orchestrator.api.bodies import LARGEST_QUESTION, SMALL, check_shape, read_body
+from orchestrator.api.dashboard.pages.overview import count_approvals
 from orchestrator.api.dashboard.parts import without_known
 from orchestrator.api.dashboard.rendering import Action, Said, Visit, current, go, page, prefix, refusal, visitor
 from orchestrator.api.dashboard.session import (
@@ -59,7 +60,10 @@ class PagePath(ServedPath):
     async def answer(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
         """Show a page, or do what a form asks for and go back to the page."""
         session = self._session(request)
-        current.set(_visit(request, caller, session, self._meter))
+        visit = _visit(request, caller, session, self._meter)
+        if endpoint.scope is not None:
+            visit = dataclasses.replace(visit, approvals=partial(count_approvals, self._api, caller.key_scope))
+        current.set(visit)
         given = endpoint.read_path(request.path_params)
         if request.method != "POST":
             query = _without_blanks(query_of(request))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 from starlette.responses import Response
 
-from orchestrator.api.context import Api
+from orchestrator.api.context import LARGEST_PAGE, Api
 from orchestrator.api.dashboard.charts import Hour, hour
 from orchestrator.api.dashboard.rendering import page, pages
 from orchestrator.api.endpoints import JSON
@@ -24,7 +24,7 @@ from orchestrator.monitoring import trouble
 from orchestrator.monitoring.times import counted, present
 from orchestrator.monitoring.trouble import Trouble
 from orchestrator.store import throughput
-from orchestrator.store.insights import Overview, QueueCounts, list_queues
+from orchestrator.store.insights import Overview, QueueCounts, list_queues, page_of_approvals
 from orchestrator.store.insights import overview as overview_of
 from orchestrator.store.insights.failures import (
     MOST_LOOKED_AT,
@@ -41,6 +41,8 @@ routes = pages("/ui")
 
 _RECENT = 1.0
 """Seconds for which open pages share what was read."""
+_LATELY = 5
+"""Minutes whose failures need a person, unless somebody knows of all groups of the last hour."""
 _MOST_GROUPS = 8
 _MOST_FAILURES = 1_000
 """Of which groups are made here."""
@@ -117,6 +119,16 @@ def _ends(minutes: list[Throughput]) -> Ends:
     return last, all_of_them
 
 
+def count_approvals(api: Api, key_scope: KeyScope) -> str:
+    """Return how many approvals wait for a person, with a plus if not all were counted; nothing if none does."""
+
+    def read() -> str:
+        found = api.read(page_of_approvals, limit=LARGEST_PAGE, within=key_scope.workflows)
+        return f"{len(found.approvals) or ''}{'+' if found.approvals and found.next else ''}"
+
+    return api.recent.get(("approvals", key_scope), 5 * _RECENT, read)
+
+
 class Mark(NamedTuple):
     """Something that happened to the system, in a chart."""
 
@@ -168,13 +180,16 @@ def overview(api: Api, key_scope: KeyScope) -> Response:
     states = {key: one.state(present()) for key, one in handled.items()}
     groups = [group for group in failures.groups if states.get(group.key) != "snoozed"]
     groups.sort(key=lambda group: bool(states.get(group.key)))  # those that nobody knows of come first
+    last_hour = read_hour(api, key_scope)
+    is_news = any(not states.get(group.key) for group in groups)
     return page(
         "overview.html",
         whole=whole,
+        failed_lately=sum(bar.failed for bar in last_hour.bars[-_LATELY:]) if is_news else 0,
         queues=read_queues(api, key_scope),
         is_led=read_is_led(api),
         known={key for key, state in states.items() if state},
-        hour=read_hour(api, key_scope),
+        hour=last_hour,
         marks=read_marks(api, key_scope, timedelta(hours=1)),
         failures=groups[:_MOST_GROUPS],
         more_failures=max(0, len(groups) - _MOST_GROUPS),
