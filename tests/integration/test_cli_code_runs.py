@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from base64 import b64decode
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +20,7 @@ from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.values.payload import decode_value
-from tests.integration.code_stage import act, run_row
+from tests.integration.code_stage import act, kinds, run_row
 from tests.integration.stage import System, Worker
 from tests.waiting import eventually
 
@@ -249,6 +250,23 @@ def test_a_stuck_run_does_not_go_on(system: System, order: CodeWorkflow[..., Any
         asyncio.run(handle.aresult(timeout=0))
     with pytest.raises(ResultTimeout, match="It is stuck: Misfit: it does not fit"):
         system.app.run(handle.id).wait_ended(timeout=0)
+
+
+def test_an_update_of_a_stuck_run_is_refused_at_once_and_stays_queued(
+    system: System, order: CodeWorkflow[..., Any]
+) -> None:
+    worker = system.worker(knows=KNOWS)
+    handle = system.app.code_workflows["parcel"].start("tea")
+    system.pass_seconds()
+    (dispatch,) = worker.take()
+    worker.report(Activated(dispatch.id, dispatch.attempt, 0.1, stuck=Violation(1, "Misfit", "it does not fit")))
+    system.tick()
+    began = time.monotonic()
+    with pytest.raises(ResultTimeout, match="yet. It is stuck: Misfit: it does not fit. The update stays queued: the"):
+        system.app.workflow_run(handle.id).update("add", "tea", timeout=90)
+    assert time.monotonic() - began < 30
+    system.tick()
+    assert "update_requested" in kinds(system, handle)
 
 
 def test_workflows_as_code_are_listed(system: System, engine_: Engine, order: CodeWorkflow[..., Any]) -> None:

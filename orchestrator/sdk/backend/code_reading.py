@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -58,6 +59,14 @@ class CodeReading(Part, CodeWork):
         last, _ = self._last(run)
         with self._reading() as connection:
             return msgspec.msgpack.encode(reads.attributes(connection, last))
+
+    def _stuck(self, run: bytes) -> dict[str, Any] | None:
+        """Return why a run, or the one in which it goes on, is stuck; None if it is not, or cannot be asked."""
+        try:
+            with self._reading() as connection:
+                return stuck.reason(connection, runs.latest(connection, [run]).get(run, run))
+        except Unavailable:
+            return None
 
     def overdue(self, run: bytes, update: str | None = None) -> str:
         """Say why a run, or the one in which it goes on, has not ended or answered in time.

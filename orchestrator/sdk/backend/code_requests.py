@@ -41,6 +41,9 @@ _SETTLING = 2.0
 """Seconds after which it is checked whether a leader could settle a promise."""
 _FIRST_LOOKS = (1.0, 1.0)
 """Seconds after which it is checked whether a leader could pass on a query; a standby takes over between the two."""
+_STUCK_LOOK = 1.0
+"""Seconds after which it is checked whether the run of an update is stuck."""
+_QUEUED = " The update stays queued: the run applies it when it goes on."
 
 _SETTLES = frozenset({RequestKind.RESOLVE, RequestKind.REJECT})
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -107,6 +110,8 @@ class CodeRequests(CodeReading):
         is_settled = request_kind in _SETTLES
         target = run if request_kind is RequestKind.UPDATE else None
         pauses = [*_FIRST_LOOKS] if request_kind is RequestKind.QUERY and timeout is not None else []
+        if request_kind is RequestKind.UPDATE and name:
+            pauses = [_STUCK_LOOK]
         pause = _SETTLING if is_settled and timeout is not None else _ASK_AGAIN
         was_led = True
         while True:
@@ -123,9 +128,11 @@ class CodeRequests(CodeReading):
                 if limit.is_up and not name:
                     self._refuse_unsent(run, request)
                 is_led = not is_early or not self._is_without_leader(run)
-                if limit.is_up or not (is_led or was_led):
+                is_held = target is not None and (is_early or limit.is_up) and self._stuck(run) is not None
+                if limit.is_up or is_held or not (is_led or was_led):
                     within = f"within {timeout:g} s" if limit.is_up else "yet"
-                    raise ResultTimeout(f"No answer to {verb} run {to_text(run)} {within}. {self.overdue(run, name)}.")
+                    why = f"{self.overdue(run, name)}.{_QUEUED if is_held else ''}"
+                    raise ResultTimeout(f"No answer to {verb} run {to_text(run)} {within}. {why}")
                 was_led = is_led
                 if is_early:
                     continue
