@@ -459,6 +459,17 @@ def test_a_filter_that_does_not_fit_leaves_the_page(house: House, path: str, hea
     assert "bank.out" not in page or "queue=mail.out" not in path, "what fits is kept"
 
 
+@pytest.mark.parametrize("path", ["/ui/tasks?status=odd&name=t.a", "/ui/runs?status=odd&workflow=mail-flow"])
+def test_a_list_with_a_filter_that_does_not_fit_offers_no_bulk_actions(house: House, path: str) -> None:
+    """They would be for more than somebody has asked for."""
+    offers = re.compile(r">(?:Retry|Cancel|Delete) (?:marked|all)|data-all")
+    assert offers.search(Visitor(house.app).get(path.replace("status=odd&", "")).text)
+    page = Visitor(house.app).get(path)
+    assert page.status_code == 422
+    assert "data-key" in page.text.partition("<tbody")[2], "what fits is listed"
+    assert not offers.search(page.text)
+
+
 def test_a_preview_with_a_filter_that_does_not_fit_offers_nothing(house: House) -> None:
     """Without the filter it would mean more tasks than somebody has asked for."""
     for path in ("/ui/tasks/cancel?status=odd&queue=mail.out", "/ui/tasks/retry?since=odd&queue=mail.out"):

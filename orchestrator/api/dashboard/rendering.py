@@ -175,6 +175,11 @@ class Visit:
         return self.scope.includes(Scope(scope))
 
     @property
+    def may_act_on_many(self) -> bool:
+        """Say whether a list offers bulk actions: not while a filter of it cannot be read, which would leave more."""
+        return self.may(Scope.OPERATE) and not (self.said is not None and self.said.is_of_filter)
+
+    @property
     def sees_all(self) -> bool:
         """Say whether the system as a whole is shown."""
         return not self.key_scope.is_bound
