@@ -44,6 +44,7 @@ def test_a_group_says_what_was_skipped() -> None:
     loads, checks = fold(steps, frozenset()).steps[1:3]
     assert (loads.state, loads.reason) == ("skipped", "5 skipped, 995 success")
     assert (checks.state, checks.reason) == ("failed", "1 failed, 999 success")
+    assert (loads.ended, checks.ended) == (995, 1000), "the bar is not green for what was skipped"
 
 
 def test_an_open_group_has_its_failed_steps_first() -> None:

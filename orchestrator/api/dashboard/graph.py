@@ -147,7 +147,7 @@ def _group(name: str, inside: Sequence[StepView], owners: Mapping[str, str]) -> 
         state=worst([step.state for step in inside]),
         fan_out=True,
         total=len(inside),
-        ended=sum(step.state not in ("waiting", "open") for step in inside),
+        ended=sum(step.state in ("success", "failed") for step in inside),  # the bar is not green for the others
         failed=sum(step.state == "failed" for step in inside),
         reason=counts_of([step.state for step in inside]),
         depends_on=depends_on,
