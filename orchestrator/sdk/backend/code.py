@@ -29,7 +29,7 @@ from orchestrator.errors import (
     WrongState,
 )
 from orchestrator.sdk.acting import may_operate
-from orchestrator.sdk.backend.code_requests import CodeRequests, add_request, refuse_other_name
+from orchestrator.sdk.backend.code_requests import CodeRequests, add_request, kept_by, refuse_other_name
 from orchestrator.sdk.backend.connections import LONGEST_AUDITED
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.code.messages import request_id
@@ -117,7 +117,7 @@ class CodeBackend(CodeRequests):
                 )
             elif update is not None:
                 body = {"name": update.name, "value": update.payload, "once": True}
-                request_of = request_id(held[0], "update", update_id)
+                request_of = request_id(runs.origin(connection, held[0]), "update", update_id)
                 add_request(connection, RequestKind.UPDATE, held[0], request=request_of, **body)
                 self._connections.record(connection, "update", "run", to_text(held[0]), name=update.name)
             elif signal is not None:
@@ -272,7 +272,10 @@ class CodeBackend(CodeRequests):
         if self._find_update(run, request) is not None:
             return "completed"
         with self._reading() as connection:
-            found, waiting = histories.update_events(connection, [run, last], request), reads.waiting(connection, last)
+            found, waiting = (
+                histories.update_events(connection, kept_by(connection, run), request),
+                reads.waiting(connection, last),
+            )
         if found.request is None:
             self._refuse_unsent(run, request)
         name = "" if found.request is None else found.request.name
@@ -300,15 +303,14 @@ class CodeBackend(CodeRequests):
 
 
 def _applied(connection: Connection, run: bytes, name: str, update_id: str) -> bytes | None:
-    """Return the run that has had an update of this id: this one, or the one that it continues.
+    """Return the first run of the chain if this one, the one that it continues, or the first has had an update.
 
     One that came too late for the code of an ended run was not applied.
     """
-    begun = histories.beginnings(connection, [run]).get(run)
-    for one in (run, None if begun is None else begun.continued_from):
-        if one is not None:
-            found = histories.update_events(connection, [one, run], request_id(one, "update", update_id))
-            if found.request is not None and (found.is_shown or found.answer is not None):
-                refuse_other_name("update", name, found.request.name)
-                return one
-    return None
+    origin, begun = runs.origin(connection, run), histories.beginnings(connection, [run]).get(run)
+    continued = run if begun is None else begun.continued_from or run
+    found = histories.update_events(connection, [origin, continued, run], request_id(origin, "update", update_id))
+    if found.request is None or not (found.is_shown or found.answer is not None):
+        return None
+    refuse_other_name("update", name, found.request.name)
+    return origin

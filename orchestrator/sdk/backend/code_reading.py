@@ -85,6 +85,10 @@ class CodeReading(Part, CodeWork):
         without = next((text for text in waiting_updates if text.startswith(f"{update}{NO_HANDLER}")), None)
         return overdue(self._connections, last) if without is None else f"It has got update {without}"
 
+    def origin(self, run: bytes) -> bytes:
+        with self._reading() as connection:
+            return runs.origin(connection, run)
+
     def find(self, workflow: str, key: str) -> bytes | None:
         full = scoped(workflow, key)
         with self._reading() as connection:

@@ -174,8 +174,7 @@ class CodeRequests(CodeReading):
         if (found := self._find_answer(request)) is not None:
             return found
         with self._reading() as connection:
-            last = runs.latest(connection, [run]).get(run, run)
-            answer = histories.update_events(connection, [run, last], request).answer
+            answer = histories.update_events(connection, kept_by(connection, run), request).answer
         if answer is None:
             return None
         state = RunState.FAILED if answer.error is not None else RunState.SUCCESS
@@ -184,8 +183,7 @@ class CodeRequests(CodeReading):
     def _update_name(self, run: bytes, request: bytes) -> str:
         """Return the name under which an update was sent; nothing if no history has it."""
         with self._reading() as connection:
-            last = runs.latest(connection, [run]).get(run, run)
-            found = histories.update_events(connection, [run, last], request).request
+            found = histories.update_events(connection, kept_by(connection, run), request).request
         return "" if found is None else found.name
 
     def _refuse_unsent(self, run: bytes, request: bytes) -> None:
@@ -202,6 +200,11 @@ class CodeRequests(CodeReading):
 
     def _sealed(self, kind: bytes, data: bytes) -> bytes:
         return data if self._vault is None else self._vault.seal(kind, data)
+
+
+def kept_by(connection: Connection, run: bytes) -> list[bytes]:
+    """Return the runs whose histories may have an update to a run: the first of its chain, itself and the last."""
+    return [runs.origin(connection, run), run, runs.latest(connection, [run]).get(run, run)]
 
 
 def add_request(connection: Connection, request_kind: RequestKind, run: bytes, **body: Any) -> int:

@@ -91,6 +91,10 @@ class CodeCalls(Protocol):
     def update_stage(self, run: Id, request: Id) -> str:
         """Return how far an update has come: sent, accepted or completed."""
 
+    @call(about={Kind.RUN: "run"})
+    def origin(self, run: Id) -> Id:
+        """Return the first of the runs that went on in one another up to this one: ids of messages count from there."""
+
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True)
     def cancel(self, run: Id) -> None:
         """Ask the run, or the one in which it goes on, to cancel itself; one that has been cancelled stays so."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, overload
 from typing_extensions import TypeVar
 
 from orchestrator.domain.code.other_runs import Target
-from orchestrator.domain.ids import to_text
+from orchestrator.domain.ids import is_derived, to_text
 from orchestrator.domain.runs.verdict import WAS_TERMINATED
 from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import RunState
@@ -158,7 +158,7 @@ class WorkflowHandle(Generic[R, W_co]):
             return
         name, value = signal_value(signal, args, kwargs, self._client.settings.largest_value, self._signature)
         data = encode_value(value, f"Signal {name!r}", self._client.settings.largest_value)
-        request = None if self._message_id is None else request_id(self._id, "signal", self._message_id)
+        request = None if self._message_id is None else _request_of(self._client, self._id, "signal", self._message_id)
         self._client.backend.code.signal(self._run, name, data, request)
 
     @blocking
@@ -228,7 +228,7 @@ class WorkflowHandle(Generic[R, W_co]):
         name = name_of(UpdateMethod, update, self._signature)
         given = {key: value for key, value in kwargs.items() if key != "timeout"}
         run, payload = self._question(name, args, given, self._timeout)
-        request = request_id(self._id, "update", id)
+        request = _request_of(self._client, self._id, "update", id)
         yield from self._client.backend.code.update(run, name, payload, self._timeout, request, answered=False)
         return UpdateHandle(self._client, self._id, id, update)
 
@@ -363,17 +363,23 @@ class UpdateHandle(Generic[R]):
     def _result(self, timeout: float) -> Steps[R]:
         refuse_inside_task("a workflow")
         check_timeout(timeout)
-        request = request_id(self._run, "update", self.id)
+        request = _request_of(self._client, self._run, "update", self.id)
         found = self._client.backend.code.update_answer(self._run, request, timeout)
         value: R = answer_of(self._update, (yield from _legibly(found)))
         return value
 
     def stage(self) -> str:
         """Return how far it has come: `sent`, `accepted` (its handler runs) or `completed`, however it ended."""
-        return self._client.backend.code.update_stage(self._run, request_id(self._run, "update", self.id))
+        request = _request_of(self._client, self._run, "update", self.id)
+        return self._client.backend.code.update_stage(self._run, request)
 
     aresult = async_variant(result)
     astage = async_variant(stage)
+
+
+def _request_of(client: Client, run: bytes, what: str, id: str) -> bytes:
+    """Return the id of a message whose sender has one of its own: it counts once in all runs that follow the first."""
+    return request_id(client.backend.code.origin(run) if is_derived(run) else run, what, id)
 
 
 def _legibly(steps: Steps[bytes]) -> Steps[bytes]:

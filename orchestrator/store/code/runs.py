@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.code import history
 from orchestrator.domain.code.attributes import Scalar, attributes_of
 from orchestrator.domain.code.history import HistoryItem
-from orchestrator.domain.ids import successor_id
+from orchestrator.domain.ids import is_derived, successor_id
 from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.verdict import GOES_ON
 from orchestrator.store.code.histories import event_rows
@@ -213,6 +213,21 @@ def _chain(run: bytes, length: int) -> list[bytes]:
     while len(chain) < length:
         chain.append(successor_id(chain[-1]))
     return chain
+
+
+_ORIGIN = Statement[UUID]("""
+SELECT /* code_runs.origin */ child_id FROM orchestrator.runs
+ WHERE id = %(run)s::uuid AND code AND parent_run IS NULL AND child_id IS NOT NULL
+""")
+
+
+def origin(connection: Connection, run: bytes) -> bytes:
+    """Return the first of the runs that went on in one another up to this one: itself, where it continues none.
+
+    A child's `child_id` is its parent's, and changes when another run takes it over, so a child counts as the first.
+    """
+    found = _ORIGIN.first(connection, run=run) if is_derived(run) else None
+    return run if found is None else found.bytes
 
 
 _SIGNAL_OPEN = Statement[UUID](f"""
