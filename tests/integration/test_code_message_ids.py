@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,6 +26,7 @@ from orchestrator import (
     workflow,
 )
 from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.code.starting import Starting
 from orchestrator.settings import load_settings
 from tests.integration.code_stage import kinds, rest, turn
 from tests.integration.serving import serving
@@ -459,3 +461,34 @@ def test_ids_count_once_in_all_runs_that_follow_one_another(
     found.signal(Account.push, -1)
     rest(system, worker, engine_)
     assert found.result(0) == (10, [1, -2, 0, -1] if how == "continue" else [1, -1])
+
+
+def test_an_update_with_start_says_that_the_open_run_ended_before_it_came(
+    system: System, counter: Any, worker: Worker, engine_: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_run = counter.run.starting(id="c-1").start()
+    rest(system, worker, engine_)
+    open_run.signal(counter.push, -1)
+    system.pass_seconds()
+    start = Starting.start
+
+    def start_and_end(self: Any, *args: Any) -> Any:
+        handle = start(self, *args)
+        (update,) = system.sql(
+            "DELETE FROM orchestrator.inbox WHERE kind = 'update' RETURNING *"
+        )  # comes after the end
+        rest(system, worker, engine_)
+        system.sql(
+            "INSERT INTO orchestrator.inbox (kind, target, body) VALUES ('update', :target, CAST(:body AS jsonb)) "
+            "RETURNING 1",
+            target=update["target"],
+            body=json.dumps(update["body"]),
+        )
+        rest(system, worker, engine_)
+        return handle
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Starting, "start", start_and_end)
+        with pytest.raises(WrongState, match="ended before update 'add' reached it: send it again"):
+            counter.run.starting(id="c-1", update=(counter.add, 5), update_id="u-1").execute()
+    assert counter.run.starting(id="c-1", update=(counter.add, 5), update_id="u-1").start() != open_run

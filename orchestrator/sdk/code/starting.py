@@ -14,7 +14,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.tasks.headers import of_start
 from orchestrator.domain.tasks.starts import OnConflict, StartCode, as_task
-from orchestrator.errors import InvalidWorkflow, NotDeterministic
+from orchestrator.errors import InvalidWorkflow, NotDeterministic, NotFound, WrongState
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.handle import ANSWERED_WITHIN, W_co, WorkflowHandle
@@ -135,7 +135,11 @@ class Starting(Generic[P, R, W_co]):
         sending._update_id = self._update_id or to_text(new_id())
         handle = sending.start(*args, **kwargs)
         answer = handle.update_handle(sending._update_id, None if isinstance(update, str) else update)
-        return (yield from answer._result(ANSWERED_WITHIN))
+        try:
+            return (yield from answer._result(ANSWERED_WITHIN))
+        except NotFound:  # no history has it
+            name = name_of(UpdateMethod, update, self._signature)
+            raise WrongState(f"Run {handle.id} ended before update {name!r} reached it: send it again.") from None
 
     astart = async_variant(start)
     aexecute = async_variant(execute)
