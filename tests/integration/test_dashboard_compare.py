@@ -85,6 +85,18 @@ def test_large_outputs_are_compared_as_far_as_one_can_read(system: System, monke
     assert len(text) < 5_000
 
 
+def test_a_run_without_a_good_one_before_it_is_compared_with_the_first_after_it(system: System) -> None:
+    worker = system.worker(knows=("job",), slots=10)
+    system.app.workflows.apply(loads(FIRST))
+    bad = play(system, worker, "us", 1, fails=True)
+    visitor = Visitor(create_app(system.settings))
+    assert "No other run of this workflow has succeeded." in visitor.get(f"/ui/compare?run={bad}").text
+    first, second = play(system, worker, "eu", 1), play(system, worker, "eu", 1)
+    page = visitor.get(f"/ui/compare?run={bad}").text
+    assert 0 < page.index(f'<a href="/ui/runs/{bad}"') < page.rindex(f'<a href="/ui/runs/{first}"')
+    assert second not in page
+
+
 def test_equal_steps_of_a_large_definition_are_left_out(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "_MOST_ROWS", 1)
     worker = system.worker(knows=("job",), slots=10)
@@ -107,7 +119,7 @@ def test_two_runs_are_marked_in_the_grid(played: tuple[Visitor, str, str]) -> No
     page = visitor.get(f"/ui/compare?run={bad}&run={good}").text
     assert shown(page) == shown(visitor.get(f"/ui/compare?run={bad}").text), "the older one is the measure"
     assert "Mark two runs" in visitor.get("/ui/compare").text
-    assert "No earlier run" in visitor.get(f"/ui/compare?run={good}").text
+    assert "No other run" in visitor.get(f"/ui/compare?run={good}").text
     assert visitor.get(f"/ui/compare?run={good}&run={bad}&run={good}").status_code == 422
 
 

@@ -46,7 +46,7 @@ _MOST_BYTES = 1_000_000
 
 
 class CompareQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which runs; one alone is compared with the last good run before it."""
+    """Which runs; one alone is compared with the last good run before it, or else the first after it."""
 
     run: tuple[UUID, ...] = ()
 
@@ -100,9 +100,11 @@ def compare(api: Api, query: CompareQuery, key_scope: KeyScope) -> Response:
     check_runs(api, key_scope, set(chosen))
     new = _side(api, chosen[0])
     before = chosen[1] if len(chosen) > 1 else run_before(api, new.run, key_scope)
-    if before is None:
+    after = run_before(api, new.run, key_scope, "when") if before is None else None
+    if before is None and after is None:
         return page("compare.html", new=new, old=None)
-    old = _side(api, before)
+    old = new if before is None else _side(api, before)
+    new = new if after is None else _side(api, after)
     outputs, left_outputs = _outputs(old, new)
     pairs = [Pair(name, old.laps.get(name), new.laps.get(name)) for name in dict.fromkeys((*new.laps, *old.laps))]
     shown = pairs if len(pairs) <= _MOST_ROWS else sorted(pairs, key=lambda pair: -pair.weight)[:_MOST_ROWS]

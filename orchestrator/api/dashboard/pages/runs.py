@@ -42,6 +42,7 @@ from orchestrator.store.insights import (
     find_step_task,
     limited_until,
     list_runs,
+    page_of_runs,
     seconds_of_steps,
 )
 from orchestrator.store.insights.approvals import type_of
@@ -168,10 +169,11 @@ def _of_steps(
     }
 
 
-def run_before(api: Api, run: RunDetail, key_scope: KeyScope) -> UUID | None:
-    """Return the last run of the same workflow before this one that succeeded."""
-    query = run_routes.RunQuery(workflow=run.workflow, statuses=(ShownRunState.SUCCESS,), limit=1, cursor=run.id)
-    found = run_routes.list_page(api, query, key_scope).items
+def run_before(api: Api, run: RunDetail, key_scope: KeyScope, sort: RunSort = "-when") -> UUID | None:
+    """Return the last run of the same workflow before this one that succeeded; sorted by `when`, the first after it."""
+    query = run_routes.RunQuery(workflow=run.workflow, statuses=(ShownRunState.SUCCESS,))
+    wanted = made_from(RunFilter, query, within=key_scope.workflows)
+    found, _ = api.read(page_of_runs, wanted, limit=1, before=run.id, sort=sort)
     return found[0].id if found else None
 
 
