@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from orchestrator.api.dashboard.rendering import _environment
-from orchestrator.api.dashboard.words import own_frame, traceback
+from orchestrator.api.dashboard.words import fire_time, own_frame, plain, traceback
 from orchestrator.store.insights import ErrorView
 
 TEXT = """Traceback (most recent call last):
@@ -19,6 +20,17 @@ TEXT = """Traceback (most recent call last):
   File "/srv/.venv/lib/python3.12/site-packages/x.py", line 3, in y
 ValueError: no
 """
+
+
+def test_colours_of_a_terminal_are_left_out() -> None:
+    assert plain("\x1b[31mno\x1b[0m pears\x07") == "no pears\N{REPLACEMENT CHARACTER}"
+    assert traceback("ValueError: \x1b[1;31mno\x1b[0m") == "ValueError: no"
+
+
+def test_a_fire_time_has_seconds_unless_they_are_zero() -> None:
+    moment = datetime(2026, 11, 18, 8, 30, tzinfo=UTC)
+    assert fire_time(moment) == "2026-11-18 08:30"
+    assert fire_time(moment.replace(second=10)) == "2026-11-18 08:30:10"
 
 
 def test_the_last_own_frame_is_marked() -> None:

@@ -16,7 +16,7 @@ from orchestrator.domain.fleet.announced import count_known
 from orchestrator.monitoring.times import ago, counted, duration, present
 from orchestrator.sdk.values.display import as_shown
 from orchestrator.store.insights import QueueCounts, RunView
-from orchestrator.terminal_safe import terminal_safe
+from orchestrator.terminal_safe import terminal_safe, without_styles
 from orchestrator.workers.parent.memory import format_memory
 
 __all__ = ["FILTERS", "is_composed", "present"]
@@ -68,6 +68,11 @@ def exact(moment: datetime) -> str:
 def day(moment: datetime) -> str:
     """Return a day in the zone of a moment, with the time unless that is its beginning."""
     return f"{moment:%Y-%m-%d}" if (moment.hour, moment.minute) == (0, 0) else f"{moment:%Y-%m-%d %H:%M}"
+
+
+def fire_time(moment: datetime) -> str:
+    """Return when a schedule fired, with seconds unless they are zero."""
+    return f"{moment:%Y-%m-%d %H:%M:%S}" if moment.second else f"{moment:%Y-%m-%d %H:%M}"
 
 
 def between(start: datetime | None, end: datetime | None) -> float | None:
@@ -176,8 +181,8 @@ def with_query(path: str, values: Mapping[str, Any]) -> str:
 
 
 def plain(text: str | None) -> str:
-    """Return a user's text without what a page cannot show."""
-    return terminal_safe(text or "")
+    """Return a user's text without what a page cannot show, and without the colours of a terminal."""
+    return without_styles(text or "")
 
 
 _FRAME = re.compile(
@@ -214,7 +219,7 @@ def traceback(text: str) -> Markup:
 
 def _frames(text: str) -> Markup:
     """Return a part of a traceback. Lines that only point at a part of the line above are not wrapped with it."""
-    return Markup(_POINTERS.sub(r'<span class="pointers">\g<0></span>', str(escape(terminal_safe(text)))))
+    return Markup(_POINTERS.sub(r'<span class="pointers">\g<0></span>', str(escape(without_styles(text)))))
 
 
 FILTERS = {
