@@ -614,6 +614,21 @@ def test_runs_are_counted_before_they_are_cancelled(house: House) -> None:
     assert rows(house, "SELECT act, kind, target FROM orchestrator.audit") == [("cancel", "run", ids[0])]
 
 
+def test_the_page_of_a_stuck_run_says_what_differs_and_what_lets_it_go_on(house: House) -> None:
+    run = uuid4()
+    reason = {"kind": "Misfit", "message": "it does not fit", "event": 2, "difference": "- sleep\n+ task <pear>"}
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql(
+            "INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, code, stuck)"
+            " VALUES (%s, 'pears', 'running', 1, 1, 'pears', true, %s)",
+            (run.hex, json.dumps(reason)),
+        )
+        page = unescape(Visitor(house.app).get(f"/ui/runs/{run}").text)
+        connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE id = %s", (run.hex,))
+    assert "- sleep\n+ task <pear></pre>" in page
+    assert "It goes on when workers with code that fits come, or when you retry it." in page
+
+
 def test_failed_and_stuck_runs_are_retried_and_no_others(house: House) -> None:
     made = {name: uuid4() for name in ("failed", "code", "stuck", "good")}
     with house.engine.connect() as connection:
