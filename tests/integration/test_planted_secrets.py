@@ -168,6 +168,7 @@ SHOWN_AS_THEY_ARE = {
         "CodeSignalManyAnswer.result",
         "CodeReachedAnswer.result",
         "CodeFindAnswer.result",
+        "CodeOriginAnswer.result",
         "CodeRun.id",
     ),
     *("Sent.run", "Sent.otherwise", "Subject.key", "WorkflowsComposeAnswer.result"),
