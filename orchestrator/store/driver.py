@@ -283,7 +283,7 @@ class _Line:
             self.cursor.execute(sql, parameters)
 
     def _prepare(self, sql: str, preparation: Preparation) -> str:
-        """Prepare a statement; return its execution. A name belongs to one text, whoever else may use the session."""
+        """Prepare a statement, named after its text, as others may use the session; return its execution."""
         name = f"orchestrator {hashlib.sha256(sql.encode()).hexdigest()[:16]}"
         with contextlib.suppress(DuplicatePreparedStatement):
             self.cursor.execute(in_namespace(preparation.prepare, self.namespace).replace("{}", name, 1))
