@@ -10,7 +10,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator import (
     Duplicate,
@@ -364,6 +364,22 @@ async def approval(ctx: WorkflowContext, patience: float) -> str:
         return "too late"
     except PromiseRejected as error:
         return f"rejected: {error}"
+
+
+@dataclass
+class Ruling:
+    """What somebody says of an order."""
+
+    ok: bool
+    amount: float
+    level: Literal["low", "high"] = "low"
+    note: str | None = None
+
+
+@app.workflow
+async def ruling(ctx: WorkflowContext) -> list[Any]:
+    found = await ctx.promise("ruling", type=Ruling)
+    return [found.ok, found.amount, found.level, found.note]
 
 
 @app.workflow

@@ -490,6 +490,29 @@ def test_a_promise_is_resolved(base: str, window: Watched) -> None:
     window.sees("h1 .s-success")
 
 
+def test_a_promise_with_a_type_has_a_field_for_each_of_its_properties(base: str, window: Watched) -> None:
+    run = str(httpx.post(f"{base}/api/v1/workflows/project.ruling/runs", json={}).raise_for_status().json()["id"])
+    for path, within in (
+        ("/ui/approvals", f"section.ask:has(a[href='/ui/runs/{run}'])"),
+        (f"/ui/runs/{run}", ".waits"),
+    ):
+        eventually(lambda: window.go(path) and window.page.locator(f"{within} .decide").count(), "it asks")  # noqa: B023
+        asked = window.page.locator(f"{within} .decide")
+        assert "JSON" not in asked.inner_text()
+        assert asked.get_by_label("amount number, required").get_attribute("type") == "number"
+        assert asked.get_by_label("level").locator("option").all_inner_texts()[1:] == ["high", "low"]
+    asked.get_by_role("button", name="Resolve").click()
+    assert asked.get_by_label("ok required").evaluate("field => field.validity.valueMissing")
+    asked.get_by_label("ok required").select_option("yes (true)")
+    asked.get_by_label("amount number, required").fill("12.5")
+    asked.get_by_label("level").select_option("high")
+    asked.get_by_label("note").fill("123")
+    asked.get_by_role("button", name="Resolve").click()
+    window.sees("h1 .s-success")
+    result = httpx.get(f"{base}/api/v1/runs/{run}").json()["code"]["result"]
+    assert result == [True, 12.5, "high", "123"]
+
+
 def test_a_form_that_was_begun_stays_and_says_that_somebody_else_decided(base: str, window: Watched) -> None:
     first, second = start_code(base), start_code(base)
     window.go("/ui/approvals")
@@ -505,7 +528,7 @@ def test_a_form_that_was_begun_stays_and_says_that_somebody_else_decided(base: s
 
 
 def test_back_leads_to_a_form_that_was_refused(base: str, window: Watched) -> None:
-    made = httpx.post(f"{base}/api/v1/tasks", json={"name": "project.add", "args": [1, 2], "queue": "nobody"})
+    made = httpx.post(f"{base}/api/v1/tasks", json={"name": "elsewhere.add", "args": [1, 2], "queue": "nobody"})
     window.go(f"/ui/tasks/{made.raise_for_status().json()['id']}/again")
     window.page.get_by_label("Arguments, as a JSON list").fill("[1")
     window.page.get_by_role("button", name="Enqueue").click()
@@ -514,7 +537,7 @@ def test_back_leads_to_a_form_that_was_refused(base: str, window: Watched) -> No
     window.page.get_by_role("button", name="Enqueue").click()
     window.sees(".said", "this is it")
     window.page.go_back()
-    window.sees("h1", "Enqueue project.add")
+    window.sees("h1", "Enqueue elsewhere.add")
     assert all("422" in one for one in window.faults), window.faults
     window.faults.clear()  # the browser logs the answer to a form that does not fit
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import html
+import json
+import re
 
 from orchestrator import WorkflowContext
 from orchestrator.api.app import create_app
+from orchestrator.domain.redaction import HIDDEN
 from orchestrator.sdk.tasks.parameters import announced_parameters
 from orchestrator.sdk.tasks.signature import Signature
+from orchestrator.sdk.values.payload import decode_call
 from orchestrator.store.fleet import parameters_of
 from orchestrator.transport.codec import encode
 from orchestrator.workers.parent.beating import _PUBLISH_AGAIN, Beating
@@ -91,8 +95,23 @@ def test_pages_name_arguments_and_refuse_calls_that_do_not_fit(system: System) -
     shown = html.unescape(visitor.get(f"/ui/tasks/{task.id}").text).partition("<h2>Arguments")[2]
     assert '"number": 7' in shown
     form = html.unescape(visitor.get(f"/ui/tasks/{task.id}/again").text)
-    assert "job(number: int, times: int = 2, *, label: str = 'none')" in form
+    assert "JSON" not in form.partition("<main")[2], "a field for each parameter is enough"
+    assert re.search(
+        r'type="number" step="1" data-param="number" data-kind="integer" data-json="7" required [^>]*value="7"', form
+    )
+    assert re.search(r'type="number" step="1" data-param="times" data-kind="integer" placeholder="2" value=""', form)
+    assert re.search(r'type="text" data-param="label" data-kind="string" placeholder=""none"" value=""', form)
     before = system.count("tasks")
+    for named, said in (
+        ({}, "missing a required argument: 'number'"),
+        ({"number": 1, "lable": "x"}, "got an unexpected keyword argument 'lable'"),
+        ({"number": 1, "label": f"{HIDDEN}x"}, "'label' is partly hidden"),
+    ):
+        answer = visitor.post(f"/ui/tasks/{task.id}/again", named=json.dumps(named))
+        assert answer.status_code == 422
+        page = html.unescape(answer.text)
+        assert said in page.partition('class="said bad"')[2].partition("</p>")[0]
+        assert not named or 'data-json="1"' in page or json.dumps(named) in page, "what was typed"
     for given, field, said in (
         ({"args": "[1, 2, 3]", "kwargs": "{}"}, "args", "too many positional arguments"),
         ({"args": "[]", "kwargs": "{}"}, "args", "missing a required argument: 'number'"),
@@ -107,7 +126,12 @@ def test_pages_name_arguments_and_refuse_calls_that_do_not_fit(system: System) -
         assert given[field] in page, "what was typed"
     assert system.count("tasks") == before
     assert visitor.post(f"/ui/tasks/{task.id}/again", args="[1, 2]", kwargs='{"label": "x"}').status_code == 303
-    assert system.count("tasks") == before + 1
+    answer = visitor.post(f"/ui/tasks/{task.id}/again", named='{"label": "x", "number": 9007199254740993}')
+    assert answer.status_code == 303
+    assert system.count("tasks") == before + 2
+    new = answer.headers["Location"].rpartition("/")[2]
+    payload = system.row(new)["payload"]
+    assert decode_call(bytes(payload))[:2] == [[9007199254740993], {"label": "x"}], "by position what was so before"
 
 
 def test_the_form_of_a_code_workflow_has_its_parameters(system: System) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from orchestrator.api.dashboard import ansi, words
+from orchestrator.api.dashboard import ansi, fields, words
 from orchestrator.api.endpoints import Endpoint, Routes
 from orchestrator.api.problems import Problem
 from orchestrator.domain.access import KeyScope, Scope
@@ -63,7 +63,7 @@ def _environment() -> Environment:
     )
     found.globals["asset"] = _asset
     found.globals["words"] = words
-    found.filters.update(words.FILTERS, styled=ansi.styled)
+    found.filters.update(words.FILTERS, styled=ansi.styled, fields=fields.of_schema)
     return found
 
 

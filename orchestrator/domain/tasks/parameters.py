@@ -86,6 +86,23 @@ def by_name(parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mappin
     return found | found.pop(rest, {}) if rest is not None else found
 
 
+def as_call(
+    parameters: Sequence[Parameter], values: Mapping[str, Any], positional: int
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return a call with arguments by name, of which the first so many go by position: the opposite of `by_name`."""
+    args: list[Any] = []
+    left = dict(values)
+    for one in parameters:
+        kind = _KINDS.get(one.kind, _P.POSITIONAL_OR_KEYWORD)
+        if kind is _P.VAR_POSITIONAL and isinstance(left.get(one.name), (list, tuple)):
+            args += left.pop(one.name)
+        elif kind is _P.POSITIONAL_ONLY or (kind is _P.POSITIONAL_OR_KEYWORD and len(args) < positional):
+            if one.name not in left:
+                break
+            args.append(left.pop(one.name))
+    return args, left
+
+
 class _Text(str):
     """A text that a signature shows without quotes."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -56,6 +56,8 @@ class ApprovalView:
     """The id of the promise."""
     type: str = ""
     """The type of its value, of JSON Schema: boolean, integer, number, string…; empty if not known."""
+    schema: dict[str, Any] | None = None
+    """The JSON Schema of its value, if its type is declared."""
     redact: tuple[str, ...] = ()
     """Patterns of fields of the input that are not shown, of the tasks that the flow runs."""
 
@@ -128,16 +130,23 @@ def _promises(connection: Connection, limit: int, after: UUID | None) -> tuple[l
             since=row.since,
             due=None,
             promise=row.id,
-            type=type_of(histories.promise_schema(bytes(row.created))) if row.created else "",
+            schema=schema_of(histories.promise_schema(bytes(row.created))) if row.created else None,
         )
         for row in rows
     ]
+    found = [replace(one, type=_type_of(one.schema)) for one in found]
     return found, found[-1].run if len({row.run_id for row in rows}) == limit else None
 
 
-def type_of(schema: str) -> str:
+def schema_of(text: str) -> dict[str, Any] | None:
+    """Return the JSON Schema of a promise; None if its type is not declared."""
+    found = msgspec.json.decode(text) if text else None
+    return found if isinstance(found, dict) else None
+
+
+def _type_of(schema: dict[str, Any] | None) -> str:
     """Return the type of JSON Schema that a promise has; empty for several, or none."""
-    found = msgspec.json.decode(schema).get("type") if schema else ""
+    found = (schema or {}).get("type")
     return found if isinstance(found, str) else ""
 
 

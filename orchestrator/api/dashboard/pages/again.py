@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -12,6 +13,7 @@ from starlette.responses import Response
 
 from orchestrator.api.bodies import check_shape
 from orchestrator.api.context import Api
+from orchestrator.api.dashboard.fields import of_parameters
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.key_scope import TASK
 from orchestrator.api.problems import Refused, unfit
@@ -20,7 +22,7 @@ from orchestrator.api.routes.tasks import Arguments, found_task
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.limits.names import lane_name
 from orchestrator.domain.redaction import HIDDEN
-from orchestrator.domain.tasks.parameters import Misfit, Parameter, check_call, signature_of
+from orchestrator.domain.tasks.parameters import Misfit, Parameter, as_call, by_name, check_call, signature_of
 from orchestrator.domain.tasks.task import parse_options
 from orchestrator.errors import InvalidTask, PayloadError
 from orchestrator.references import whole_reference
@@ -38,6 +40,8 @@ _LONGEST = 100_000
 class Again(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A task like another one. Arguments are JSON, which is read here so that a mistake leaves the form filled in."""
 
+    named: Annotated[str, Meta(max_length=_LONGEST)] = ""
+    """All arguments by the names of the task's parameters, if a worker has announced these; else args and kwargs."""
     args: Annotated[str, Meta(max_length=_LONGEST)] = ""
     kwargs: Annotated[str, Meta(max_length=_LONGEST)] = ""
     queue: str = ""
@@ -58,41 +62,45 @@ def ask_again(api: Api, id: UUID) -> Response:
     try:
         shown = _call(api, task).shown
     except PayloadError as error:
-        return page("again.html", 409, task=task, form=None, wrong=str(error), takes="")
-    args, kwargs = (msgspec.json.format(msgspec.json.encode(part)).decode() for part in (shown.args, shown.kwargs))
-    return page(
-        "again.html",
-        task=task,
-        form=Again(args, kwargs, task.queue),
-        wrong="",
-        takes=takes(api.read(parameters_of, task.name)),
-    )
+        return page("again.html", 409, task=task, form=None, wrong=str(error), takes="", fields=None)
+    return _form(api, task, Again(args=_pretty(shown.args), kwargs=_pretty(shown.kwargs), queue=task.queue), shown)
 
 
 @actions.post("/{id}/again", about=TASK)
 def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note | Response:
     """Enqueue a task with the name and options of another one, or show the form again with its mistake."""
     task = found_task(api, id)
+    known = api.read(parameters_of, task.name)
     try:
-        call = _call(api, task)
-        args = _merged("args", call, dict(enumerate(_read("args", body.args, list))))
-        kwargs = _merged("kwargs", call, _read("kwargs", body.kwargs, dict))
-        if known := api.read(parameters_of, task.name):
-            check_call(known, [*args.values()], kwargs)
-        wanted = NewCall(name=task.name, args=[*args.values()], kwargs=kwargs, queue=body.queue.strip() or task.queue)
+        args, kwargs = _given(_call(api, task), body, known or ())
+        if known:
+            check_call(known, args, kwargs)
+        wanted = NewCall(name=task.name, args=args, kwargs=kwargs, queue=body.queue.strip() or task.queue)
         new = new_task(api, msgspec.structs.replace(wanted, priority=task.priority), key_scope)
         visitor().check_tasks(new)
         warnings = api.names.check([task.name])
     except InvalidTask as error:
         return _refused(api, task, body, 422, str(error))
     except Misfit as error:
-        return _refused(api, task, body, 422, f"{error.field}: {error}.")
+        return _refused(api, task, body, 422, str(error) if body.named else f"{error.field}: {error}.")
     except Refused as error:
         return _refused(api, task, body, error.problem.status, error.problem.detail)
     options = msgspec.json.encode(task.options).decode() if task.options else None
     new = api.names.hiding(msgspec.structs.replace(new, options=options, lane=_lane(task, options), parent=id.bytes))
     made = UUID(bytes=api.backend.tasks.enqueue(new, key_scope.queues))
     return Note(" ".join(["the task is enqueued: this is it", *warnings]).rstrip("."), to=f"/ui/tasks/{made}")
+
+
+def _given(call: _Call, body: Again, known: Sequence[Parameter]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments that a form gives."""
+    if body.named:
+        given, shown = (by_name(known, one.args, one.kwargs) or {} for one in (call.given, call.shown))
+        typed = _merged("", given, shown, _read("named", body.named, dict))
+        return as_call(known, typed, len(call.given.args))
+    numbered = (dict(enumerate(one)) for one in (call.given.args, call.shown.args, _read("args", body.args, list)))
+    args = _merged("args: ", *numbered)
+    kwargs = _merged("kwargs: ", call.given.kwargs, call.shown.kwargs, _read("kwargs", body.kwargs, dict))
+    return [*args.values()], kwargs
 
 
 def takes(parameters: Sequence[Parameter] | None) -> str:
@@ -103,10 +111,29 @@ def takes(parameters: Sequence[Parameter] | None) -> str:
         return ""
 
 
+def _form(
+    api: Api, task: TaskDetail, form: Again, typed: Arguments | None = None, status: int = 200, wrong: str = ""
+) -> Response:
+    """Show the form: a field for each parameter that is known and for more arguments by name, or else two for JSON."""
+    known = api.read(parameters_of, task.name)
+    fields, more = None, ""
+    if form.named:
+        form = msgspec.structs.replace(form, kwargs=form.named)  # if the parameters have changed since
+    values = None if known is None or typed is None else by_name(known, typed.args, typed.kwargs)
+    if known is not None and values is not None:
+        fields = of_parameters(known, values)
+        if any(one.kind == "variadic keyword" for one in known):
+            more = _pretty({name: value for name, value in values.items() if name not in {one.name for one in fields}})
+    return page("again.html", status, task=task, form=form, wrong=wrong, takes=takes(known), fields=fields, more=more)
+
+
 def _refused(api: Api, task: TaskDetail, form: Again, status: int, wrong: str) -> Response:
     """Show the form again. The browser may keep this answer to a POST, without which its Back leads to an error."""
-    known = takes(api.read(parameters_of, task.name))
-    answer = page("again.html", status, task=task, form=form, wrong=wrong, takes=known)
+    typed = None
+    if form.named:
+        with suppress(Refused):
+            typed = Arguments([], _read("named", form.named, dict))
+    answer = _form(api, task, form, typed, status, wrong)
     answer.headers["Cache-Control"] = "private, no-cache"
     return answer
 
@@ -135,9 +162,8 @@ def _read(name: str, text: str, kind: type[Any]) -> Any:
         raise unfit(f"{name}: expected {what}: {error}") from error
 
 
-def _merged(name: str, call: _Call, typed: Mapping[Any, Any]) -> dict[Any, Any]:
+def _merged(label: str, given: Mapping[Any, Any], shown: Mapping[Any, Any], typed: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return arguments, as they were where they are unchanged: hidden ones stay, and those of types that JSON lacks."""
-    given, shown = (_by_place(getattr(one, name)) for one in (call.given, call.shown))
     found = {}
     for place, value in typed.items():
         text = _sorted(value)
@@ -145,11 +171,11 @@ def _merged(name: str, call: _Call, typed: Mapping[Any, Any]) -> dict[Any, Any]:
             found[place] = given[place]
         elif HIDDEN in text:
             raise unfit(
-                f"{name}: {place!r} is partly hidden. Leave all of it as it is, or give a value without {HIDDEN}."
+                f"{label}{place!r} is partly hidden. Leave all of it as it is, or give a value without {HIDDEN}."
             )
         elif NOT_JSON in text:
             raise unfit(
-                f"{name}: {place!r} holds what JSON cannot write, such as NaN or bytes. Leave all of it as it is, give "
+                f"{label}{place!r} holds what JSON cannot write, such as NaN or bytes. Leave all of it as it is, give "
                 f"a value without {NOT_JSON}…), or enqueue the task from a program."
             )
         else:
@@ -157,8 +183,8 @@ def _merged(name: str, call: _Call, typed: Mapping[Any, Any]) -> dict[Any, Any]:
     return found
 
 
-def _by_place(values: Sequence[Any] | Mapping[str, Any]) -> dict[Any, Any]:
-    return dict(values) if isinstance(values, Mapping) else dict(enumerate(values))
+def _pretty(value: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(value)).decode()
 
 
 def _sorted(value: Any) -> str:

@@ -45,7 +45,7 @@ from orchestrator.store.insights import (
     page_of_runs,
     seconds_of_steps,
 )
-from orchestrator.store.insights.approvals import type_of
+from orchestrator.store.insights.approvals import schema_of
 
 routes = pages("/ui/runs")
 
@@ -190,8 +190,8 @@ def _of_code(api: Api, run: RunDetail) -> dict[str, Any]:
         "left_out": max(0, len(events) - _MOST_EVENTS),
         "gantt": gantt_of_events(run, events, present()),
         "resettable": frozenset(allowed(recording.events)),
-        "types": {
-            UUID(bytes=event.what.id): type_of(event.what.schema)
+        "schemas": {
+            UUID(bytes=event.what.id): schema_of(event.what.schema)
             for event in recording.events
             if isinstance(event.what, PromiseCreated)
         },

@@ -8,10 +8,11 @@ from math import ceil
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET, Meta
+from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
+from orchestrator.api.dashboard.fields import Field, of_parameters, of_params
 from orchestrator.api.dashboard.graph import draw, fold, planned_step, rows_of, worst
 from orchestrator.api.dashboard.list_notes import run_notes
 from orchestrator.api.dashboard.rendering import go, page, pages
@@ -20,7 +21,7 @@ from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import workflows as workflow_routes
 from orchestrator.domain.access import KeyScope
-from orchestrator.domain.dag.definition import Definition, Param, ParamType
+from orchestrator.domain.dag.definition import Definition
 from orchestrator.errors import NotFound
 from orchestrator.sdk.dag.writing import to_data
 from orchestrator.store import insights
@@ -93,27 +94,17 @@ def show_workflow(api: Api, name: str, query: WorkflowQuery, key_scope: KeyScope
         groups=folded.groups,
         opened=query.open,
         grid=_grid(api, name, steps, query.open) if steps else None,
-        params=stored.definition.params if stored else _params(api, name) if code else {},
+        fields=of_params(stored.definition.params) if stored else _fields(api, name) if code else [],
         runs=[*reversed(runs)],
         notes=run_notes(api, runs),
         asked=datetime.now(UTC),
     )
 
 
-_TYPES: dict[str, ParamType] = {"str": "string", "int": "integer", "float": "number", "bool": "boolean", "date": "date"}
-"""How a form names the types of parameters."""
-
-
-def _params(api: Api, name: str) -> dict[str, Param]:
-    """Return the parameters of a workflow as code, as far as a form can have a field for each."""
-    return {
-        one.name: Param(
-            type=_TYPES.get(one.type.removesuffix(" | None"), "any"),
-            default="…" if one.optional and one.default is UNSET else one.default,
-        )
-        for one in api.read(parameters_of, name) or ()
-        if not one.kind.startswith("variadic")
-    }
+def _fields(api: Api, name: str) -> list[Field]:
+    """Return the fields of a workflow as code."""
+    known = api.read(parameters_of, name)
+    return of_parameters(known or ())
 
 
 class Cell(NamedTuple):

@@ -37,6 +37,7 @@
     for (const field of event.target.querySelectorAll("[data-zone=local]")) {
       if (field.value) event.formData.set(field.name, shifted(field.value, true));
     }
+    if ("params" in event.target.dataset) gatherParams(event.target, event.formData);
   });
 
   // A filter that was refused stays as it was typed.
@@ -585,17 +586,27 @@
     }
   });
 
-  // The fields of parameters become the JSON that the server takes; it checks them.
-  function gatherParams(form) {
-    const text = form.elements[form.dataset.params || "params"];
-    const given = {};
+  // The fields of parameters become the JSON that the server takes; it checks them. Numbers stay as they are written:
+  // those of a script would round large ones.
+  function gatherParams(form, data) {
+    const name = form.dataset.params || "params";
+    const given = [];
     for (const field of form.querySelectorAll("[data-param]")) {
-      if (field.value === "") continue;
-      const isText = ["string", "date", "datetime"].includes(field.dataset.kind);
-      try { given[field.dataset.param] = isText ? field.value : JSON.parse(field.value); } catch (error) { given[field.dataset.param] = field.value; }
+      const { param, kind, json, empty } = field.dataset;
+      let written = json && field.value === field.defaultValue ? json : field.value === "" ? empty : field.value;
+      if (written === undefined) continue;
+      if (written === field.value && (["string", "date", "datetime"].includes(kind) || !isJson(written))) written = JSON.stringify(written);
+      given.push(`${JSON.stringify(param)}:${written}`);
     }
-    if (!Object.keys(given).length) return;
-    try { text.value = JSON.stringify({ ...JSON.parse(text.value || "{}"), ...given }); } catch (error) { /* the server says what is wrong with it */ }
+    const more = (data.get(name) || "{}").trim();
+    if (!given.length || !isJson(more) || more[0] !== "{") return; // the server says what is wrong with it
+    const rest = more.slice(1, -1).trim();
+    data.set(name, `{${(rest ? [rest, ...given] : given).join(",")}}`);
+  }
+
+  function isJson(text) {
+    try { JSON.parse(text); } catch (error) { return false; }
+    return true;
   }
 
   // What was typed into a form is there again if the server refuses it.
@@ -630,7 +641,6 @@
       form.action = form.dataset.nameInPath.replace("%", encodeURIComponent(form.querySelector("[data-name]").value));
     }
     if (form.method === "post") keepTyped(form);
-    if ("params" in form.dataset) gatherParams(form);
     if (form.matches(".act") && main.dataset.shows) {
       const acted = JSON.stringify({ path: location.pathname, shows: main.dataset.shows });
       try { sessionStorage.setItem(ACTED, acted); } catch (error) { /* not kept */ }
