@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from orchestrator import NotFound, ResultTimeout, WorkflowContext
+from orchestrator.api.app import create_app
 from orchestrator.cli import main
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.sdk.code.engine import Engine
@@ -22,6 +23,7 @@ from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.values.payload import decode_value
 from tests.integration.code_stage import act, kinds, run_row
 from tests.integration.stage import System, Worker
+from tests.integration.visitor import Visitor
 from tests.waiting import eventually
 
 KNOWS = ("job", "order", "parcel")
@@ -289,6 +291,49 @@ def test_workflows_as_code_are_listed(system: System, engine_: Engine, order: Co
         words = ("runs", "list", "--workflow", "order", "--version", version, "--json")
         assert [run["id"] for run in json.loads(invoke(*words).output)["runs"]] == expected
     assert "no live worker, 1 open run" in text
+
+
+def test_runs_that_no_live_worker_has_replayed_are_found_after_a_deploy(
+    system: System, engine_: Engine, order: CodeWorkflow[..., Any]
+) -> None:
+    def listed() -> list[str]:
+        return [run["id"] for run in json.loads(invoke("runs", "list", "--unreplayed", "--json").output)["runs"]]
+
+    def hints() -> tuple[str, str]:
+        page = Visitor(create_app(system.settings)).get("/ui").text
+        checks = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)["checks"]
+        said = [one["found"] for one in checks if one["check"] == "code runs"]
+        return " ".join(re.findall(r'/ui/runs\?unreplayed=true">([^<]*)<', page)), " ".join(said)
+
+    def came(name: str, release: str) -> Worker:
+        worker = system.worker(name, knows=("job", "parcel"))
+        worker.release = release
+        worker.beat()
+        return worker
+
+    old = came("old", "1")
+    first, second = (system.app.code_workflows["parcel"].start(item) for item in ("tea", "rice"))
+    turn(system, old, engine_)
+    assert (listed(), hints()) == ([], ("", "")), "the worker that has their code lives"
+    old.leave()
+    system.pass_seconds()
+    again = came("again", "1")
+    system.pass_seconds()
+    assert listed() == [], "the same release"
+    again.leave()
+    new = came("new", "2")
+    system.pass_seconds()
+    system.sql("UPDATE orchestrator.worker_releases SET started_at = now() WHERE release = '2'")
+    assert listed() == [second.id, first.id]
+    overview, doctor = hints()
+    assert (overview, doctor) == ("2", "2 open runs have not been replayed by the workers that are live now.")
+    assert first.id in Visitor(create_app(system.settings)).get("/ui/runs?unreplayed=true").text
+    first.signal("posted", "well")
+    turn(system, new, engine_)
+    assert listed() == [second.id], "the first has been replayed"
+    came("newest", "2")
+    system.sql("UPDATE orchestrator.runs SET stuck = '{}' WHERE id = :id", id=second.id)
+    assert listed() == [], "it is known that it does not fit"
 
 
 APPLICATION = """

@@ -143,6 +143,11 @@ def start(
 )
 @click.option("--name", help="Only of this name.")
 @click.option("--stuck", is_flag=True, help="Only those that cannot go on.")
+@click.option(
+    "--unreplayed",
+    is_flag=True,
+    help="Only open runs of code that no worker has replayed since a deploy: whether its code fits them is not known.",
+)
 @click.option("--parent", type=RUN, metavar="ID", help="Only those that this run started.")
 @click.option("--since", type=moment, metavar="TIME", help="Only created since then: 2h (ago), or 2024-01-31T09:30.")
 @click.option("--until", type=moment, metavar="TIME", help="Only created before then.")

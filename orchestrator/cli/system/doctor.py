@@ -24,10 +24,10 @@ from orchestrator.cli.terminal.output import echo, print_json
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.errors import ConfigurationError, OrchestratorError, SchemaError
 from orchestrator.monitoring import trouble
-from orchestrator.monitoring.times import duration
+from orchestrator.monitoring.times import counted, duration
 from orchestrator.settings import Settings, load_settings, misspelt
 from orchestrator.store import database
-from orchestrator.store.insights import server
+from orchestrator.store.insights import RunFilter, server
 from orchestrator.store.insights.pressure import connections
 from orchestrator.terminal_safe import one_line, without_password
 from orchestrator.transport.connection import check_server, connect
@@ -38,6 +38,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _TIMEOUT = 5.0
 """Seconds that a server has for each answer."""
 _SAMPLES = 10
+_MOST_COUNTED = 100
 _SLOW_ANSWER, _SLOW_COMMIT = 0.005, 0.020
 """Seconds: a tick sends about ten statements and commits once, and an enqueue waits for a commit."""
 _CLOCK_SKEW = 1.0
@@ -254,6 +255,9 @@ def _system(settings: Settings) -> Iterator[Finding]:
     """Say what `status` says."""
     with looking() as calls:
         seen = look(calls, settings)
+        unreplayed = []
+        if settings.database_url:  # the API may be of a release that does not know the filter
+            unreplayed = calls.insights.page_of_runs(RunFilter(unreplayed=True), limit=_MOST_COUNTED, before=None).runs
     leader, standbys = seen.overview.leader, seen.overview.standbys or ()
     if leader is not None:
         found = f"{leader.address} leads"
@@ -269,6 +273,11 @@ def _system(settings: Settings) -> Iterator[Finding]:
         yield _warn("workers", "none.", "Start: orchestrator worker")
     has_open = any(seen.overview.open.values())
     yield from (_problem(found, is_failure=has_open and found.kind == "no leader") for found in seen.troubles)
+    if unreplayed:
+        count = f"{'at least ' if len(unreplayed) == _MOST_COUNTED else ''}{counted(len(unreplayed), 'open run')}"
+        have = "has" if len(unreplayed) == 1 else "have"
+        change = "Find those that do not fit the code: orchestrator workflows replay-check --app module:app"
+        yield _warn("code runs", f"{count} {have} not been replayed by the workers that are live now.", change)
 
 
 def _problem(found: trouble.Trouble, *, is_failure: bool = False) -> Finding:

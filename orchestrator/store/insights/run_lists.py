@@ -41,6 +41,9 @@ class RunFilter:
     """Started by this run."""
     stuck: bool = False
     """Only those whose code no longer fits their history."""
+    unreplayed: bool = False
+    """Only open runs of code that no live worker has replayed: their last worker has ended, and was of an older release
+    than the newest, if workers say theirs."""
     since: datetime | None = None
     """Created at this time or later."""
     until: datetime | None = None
@@ -62,6 +65,13 @@ _FARTHEST = """
 SELECT /* insights.runs.horizon{name} */ id FROM orchestrator.runs WHERE {within} ORDER BY {order}
 OFFSET %(most)s LIMIT 1
 """
+_UNREPLAYED = f"""
+SELECT r.id FROM orchestrator.runs r JOIN orchestrator.tasks t ON t.id = r.id
+ WHERE r.code AND r.ended_at IS NULL AND r.workflow IS NOT NULL AND r.stuck IS NULL AND t.worker IS NOT NULL
+   AND NOT EXISTS (SELECT FROM orchestrator.workers w WHERE w.id = t.worker AND w.state NOT IN ('dead', 'stopped'))
+   AND NOT EXISTS (SELECT FROM orchestrator.worker_releases w WHERE w.worker = t.worker AND w.release = (
+                   SELECT release FROM orchestrator.worker_releases ORDER BY started_at DESC LIMIT 1))
+ LIMIT {MOST_LOOKED_AT}"""
 # Parameters arrive as literals, so the planner drops the conditions that are not asked for.
 _PAGE = f"""
 SELECT /* insights.runs.list{{name}} */ * FROM (SELECT {COLUMNS} FROM orchestrator.runs
@@ -78,6 +88,7 @@ SELECT /* insights.runs.list{{name}} */ * FROM (SELECT {COLUMNS} FROM orchestrat
    AND (%(ranges)s::jsonpath IS NULL OR jsonb_path_match(attributes, %(ranges)s::jsonpath, '{{{{}}}}', true))
    AND (%(parent)s::uuid IS NULL OR parent_run = %(parent)s::uuid)
    AND (NOT %(stuck)s OR (stuck IS NOT NULL AND ended_at IS NULL))
+   AND (NOT %(unreplayed)s OR id = ANY (ARRAY({_UNREPLAYED})))
    AND (%(since)s::timestamptz IS NULL OR created_at >= %(since)s::timestamptz)
    AND (%(until)s::timestamptz IS NULL OR created_at < %(until)s::timestamptz)
    AND (%(within)s::text = '' OR starts_with(workflow, %(within)s::text))
@@ -179,6 +190,7 @@ def page_of_runs(
         "ranges": (ranges := attributes.ranges(wanted.attributes)),
         "parent": wanted.parent and wanted.parent.hex,
         "stuck": wanted.stuck,
+        "unreplayed": wanted.unreplayed,
         "since": wanted.since,
         "until": wanted.until,
         "within": wanted.within,
@@ -190,7 +202,10 @@ def page_of_runs(
         "most": MOST_LOOKED_AT,
     }
     is_walked = wanted != RunFilter()
-    if order in ("when", "of workflow"):  # an index finds the tags, attributes, children and stuck runs, but no ranges
+    if order in (
+        "when",
+        "of workflow",
+    ):  # an index finds the tags, attributes, children, stuck and unreplayed runs, but no ranges
         walked = (wanted.statuses, wanted.name, wanted.version, wanted.since, wanted.until, wanted.within, wanted.part)
         is_walked = (any(walked) or ranges is not None) and not wanted.parent
     farthest, listing = (_OLDEST_FIRST if oldest else _NEWEST_FIRST)[order]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from orchestrator.monitoring import trouble
 from orchestrator.monitoring.times import counted, present
 from orchestrator.monitoring.trouble import Trouble
 from orchestrator.store import throughput
-from orchestrator.store.insights import Overview, QueueCounts, list_queues, page_of_approvals
+from orchestrator.store.insights import Overview, QueueCounts, RunFilter, list_queues, page_of_approvals, page_of_runs
 from orchestrator.store.insights import overview as overview_of
 from orchestrator.store.insights.failures import (
     MOST_LOOKED_AT,
@@ -44,6 +45,8 @@ _RECENT = 1.0
 _LATELY = 5
 """Minutes whose failures need a person, unless somebody knows of all groups of the last hour."""
 _MOST_GROUPS = 8
+_MOST_COUNTED = 100
+"""Runs that a hint counts."""
 _MOST_FAILURES = 1_000
 """Of which groups are made here."""
 
@@ -129,6 +132,13 @@ def count_approvals(api: Api, key_scope: KeyScope) -> str:
     return api.recent.get(("approvals", key_scope), 5 * _RECENT, read)
 
 
+def count_unreplayed(api: Api) -> str:
+    """Return how many runs of code no live worker has replayed, with a plus if there may be more; nothing if none."""
+    read = partial(api.read, page_of_runs, RunFilter(unreplayed=True), limit=_MOST_COUNTED)
+    found = len(api.recent.get(("unreplayed",), 30 * _RECENT, read).runs)
+    return f"{found or ''}{'+' if found == _MOST_COUNTED else ''}"
+
+
 class Mark(NamedTuple):
     """Something that happened to the system, in a chart."""
 
@@ -188,6 +198,7 @@ def overview(api: Api, key_scope: KeyScope) -> Response:
         failed_lately=sum(bar.failed for bar in last_hour.bars[-_LATELY:]) if is_news else 0,
         queues=read_queues(api, key_scope),
         is_led=read_is_led(api),
+        unreplayed="" if whole is None else count_unreplayed(api),
         known={key for key, state in states.items() if state},
         hour=last_hour,
         marks=read_marks(api, key_scope, timedelta(hours=1)),
