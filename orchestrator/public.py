@@ -59,8 +59,7 @@ from orchestrator.sdk.tasks.compositions import Composition, chain, chord, group
 from orchestrator.sdk.tasks.context import TaskContext, current_task
 from orchestrator.sdk.tasks.gathering import agather, as_completed, gather
 from orchestrator.sdk.tasks.handle import Handle, Progress, RunHandle
-from orchestrator.sdk.tasks.logs import LogEntry
-from orchestrator.sdk.tasks.progress import TaskProgress
+from orchestrator.sdk.tasks.logs import LogEntry, TaskProgress
 from orchestrator.sdk.tasks.resources import Depends
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.task import Task

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.domain.durations import SECONDS
-from orchestrator.domain.fleet.demand import mean_time, wanted_slots
+from orchestrator.domain.fleet.window import mean_time, wanted_slots
 
 
 @pytest.mark.parametrize(

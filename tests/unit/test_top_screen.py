@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from orchestrator.cli.top import keyboard
 from orchestrator.cli.top.frame import Size, draw, wrongs
 from orchestrator.cli.top.keyboard import Keyboard, keys_in
+from orchestrator.cli.top.lists import bar, sparkline
 from orchestrator.cli.top.sampling import QueueNow, Snapshot
-from orchestrator.cli.top.sparklines import bar, sparkline
 from orchestrator.cli.top.view import LOWER, SORTS, Deed, Panel, View, press
 from orchestrator.store.insights import Leader, RunView
 from orchestrator.store.insights.activity import FailureGroup, TaskInFlight, WorkerNow

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
@@ -28,8 +29,7 @@ from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.process import Process
 from orchestrator.domain.plain import MOST_LEVELS, is_too_deep
 from orchestrator.environment import PASSED_ON
-from orchestrator.errors import GiveUp
-from orchestrator.workers.executors.accounts import account_of
+from orchestrator.errors import ConfigurationError, GiveUp
 from orchestrator.workers.executors.keeping import KILLED, begin, end_all, has_ended, keeper_of, no_room, on_keeper_end
 from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher
 from orchestrator.workers.executors.spool import Keeper, Spool, open_root, root_of, sweep
@@ -331,3 +331,31 @@ def _failure(options: Process, spool: Spool, code: int) -> Broken:
                 why = f": its processor time is used up, of which each process has {options.cpu:,} s (option cpu)"
             return Broken("Killed", f"The command was ended by {name}{why}.", retryable, spool.stderr_tail())
     return Broken("ExitCode", f"The command ended with exit code {code}.", retryable, spool.stderr_tail())
+
+
+class Account(NamedTuple):
+    """A user, and how a command becomes that user's."""
+
+    uid: int
+    gid: int
+    home: str
+    prefix: tuple[str, ...]
+    """The words before the command."""
+
+
+def account_of(user: str) -> Account:
+    """Return a user of this machine; where commands cannot run as that one, the attempt fails.
+
+    It is not handed back: a worker that hands a command back gets no more of its program, for any user.
+    """
+    try:
+        found = pwd.getpwnam(user)
+    except KeyError:
+        machine = socket.gethostname()
+        raise ConfigurationError(f"Executor process: there is no user {user!r} on machine {machine}.") from None
+    program = shutil.which("setpriv")
+    if os.geteuid() != 0 or program is None:
+        lack = "the program setpriv (package util-linux)" if os.geteuid() == 0 else "to run as root"
+        raise ConfigurationError(f"Executor process: to run commands as user {user!r}, this worker needs {lack}.")
+    options = (f"--reuid={found.pw_uid}", f"--regid={found.pw_gid}", "--init-groups", "--no-new-privs", "--")
+    return Account(found.pw_uid, found.pw_gid, found.pw_dir, (program, *options))

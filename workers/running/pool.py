@@ -22,6 +22,7 @@ from orchestrator.workers.reporting.task_log import TaskLog
 from orchestrator.workers.running.coroutines import Coroutines
 from orchestrator.workers.running.critical_thread import start_critical_thread
 from orchestrator.workers.running.delivery import DELIVERY
+from orchestrator.workers.running.failures import retries_timeouts
 from orchestrator.workers.running.isolated import Isolation
 from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.large_results import in_thread
@@ -32,7 +33,6 @@ from orchestrator.workers.running.standstill import BLOCKED_FOR, Standstill
 from orchestrator.workers.running.task_runtime import interruption
 from orchestrator.workers.running.threads import Threads
 from orchestrator.workers.running.turns import Turns
-from orchestrator.workers.running.verdicts import retries_timeouts
 
 log = get_logger("worker")
 

@@ -36,18 +36,18 @@ from orchestrator.transport.codec import Malformed, decode
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.reporting.task_output import end_lines
 from orchestrator.workers.running.delivery import DELIVERY
-from orchestrator.workers.running.failures import Failures
+from orchestrator.workers.running.failures import (
+    Failures,
+    completed,
+    timed_out,
+    unknown,
+)
 from orchestrator.workers.running.forks import end_fork
 from orchestrator.workers.running.hooks import around, around_turn, async_around, attempt_end
 from orchestrator.workers.running.interrupt import Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.running.job import Job
 from orchestrator.workers.running.large_results import LargeResults, finished_output, in_thread, read_events
 from orchestrator.workers.running.task_runtime import NOTHING, JobRuntime, Outbox, interruption
-from orchestrator.workers.running.verdicts import (
-    completed,
-    timed_out,
-    unknown,
-)
 
 log = get_logger("worker")
 

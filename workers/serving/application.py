@@ -16,8 +16,7 @@ from starlette.routing import Route
 
 from orchestrator.errors import did_you_mean
 from orchestrator.sdk.tasks.task import Task
-from orchestrator.workers.serving.executions import Busy, Executions
-from orchestrator.workers.serving.requests import ServiceRequest
+from orchestrator.workers.serving.executions import Busy, Executions, ServiceRequest
 
 LARGEST_REQUEST = 32_000_000
 """Bytes of a request that are read, as by the HTTP API, or more where `max_payload` asks for it."""

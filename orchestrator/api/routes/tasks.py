@@ -29,8 +29,7 @@ from orchestrator.payloads.objects import Reading
 from orchestrator.payloads.stores import Store
 from orchestrator.references import BYTES, ITEMS, Reference, whole_reference
 from orchestrator.sdk.backend.logs import read_last
-from orchestrator.sdk.tasks.logs import LogPage
-from orchestrator.sdk.tasks.progress import TaskProgress
+from orchestrator.sdk.tasks.logs import LogPage, TaskProgress
 from orchestrator.sdk.values.display import as_json, call_of, stored_value
 from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.sdk.waiting.steps import Steps

@@ -19,9 +19,8 @@ import click
 
 from orchestrator.cli.dev.app_check import what_is_wrong
 from orchestrator.cli.dev.children import Child, Console, say
-from orchestrator.cli.dev.readiness import is_ready
 from orchestrator.cli.dev.servers import LATELY, MOST_KILLED, Servers
-from orchestrator.cli.dev.warnings import WarningWatch
+from orchestrator.cli.dev.warnings import WarningWatch, is_ready
 from orchestrator.cli.system.api import PORT
 from orchestrator.cli.terminal.options import app_option, log_options
 from orchestrator.cli.terminal.reading import reading

@@ -1,4 +1,4 @@
-"""What `orchestrator dev` sees while it runs: queues that nobody serves yet, and what keeps tasks waiting."""
+"""What `orchestrator dev` sees: whether it can do work, queues that nobody serves yet, and what keeps tasks waiting."""
 
 from __future__ import annotations
 
@@ -67,3 +67,13 @@ class WarningWatch:
         told = _TOLD if time.monotonic() > self._led_by else _TOLD - {"no leader"}
         found = trouble.of_the_system(overview, self._settings.lease)
         return {(one.kind, one.about): one.message for one in found if one.kind in told}
+
+
+def is_ready(settings: Settings, *, workers: int) -> bool:
+    """Say whether a scheduler leads and at least so many worker processes are live."""
+    try:
+        with reading(settings) as connection:
+            overview = insights.overview(connection)
+    except (OrchestratorError, SQLAlchemyError):
+        return False  # the scheduler says itself what is wrong
+    return overview.leader is not None and overview.workers >= workers

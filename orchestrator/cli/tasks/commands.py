@@ -43,7 +43,7 @@ from orchestrator.errors import NotFound
 from orchestrator.monitoring.times import ago, between, present, when
 from orchestrator.sdk.calls.insights import list_tasks
 from orchestrator.sdk.calls.interface import Calls
-from orchestrator.sdk.tasks.progress import TaskProgress
+from orchestrator.sdk.tasks.logs import TaskProgress
 from orchestrator.store.insights import AttemptView, Lineage, TaskDetail, TaskFilter, TaskView
 from orchestrator.store.tasks.redrive import FailedFilter
 

@@ -14,7 +14,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.monitoring.times import duration
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
-from orchestrator.sdk.tasks.progress import TaskProgress
+from orchestrator.sdk.tasks.logs import TaskProgress
 from orchestrator.sdk.waiting.steps import complete
 from orchestrator.terminal_safe import one_line
 from orchestrator.time_limits import TimeLimit

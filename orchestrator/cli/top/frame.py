@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from orchestrator.cli.top.lists import ROWS, Rows, queue_rows
+from orchestrator.cli.top.lists import ROWS, Rows, bar, queue_rows, sparkline
 from orchestrator.cli.top.sampling import Snapshot
-from orchestrator.cli.top.sparklines import bar, sparkline
 from orchestrator.cli.top.view import LOWER, Panel, View, chosen, queues
 from orchestrator.monitoring.times import duration
 from orchestrator.terminal_safe import one_line

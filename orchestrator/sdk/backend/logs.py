@@ -11,8 +11,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.sdk.tasks.logs import LogEntry, LogPage
-from orchestrator.sdk.tasks.progress import TaskProgress
+from orchestrator.sdk.tasks.logs import LogEntry, LogPage, TaskProgress
 from orchestrator.sealing import is_sealed_text, reveal_text
 from orchestrator.store import logs
 from orchestrator.store.logs import Chunk

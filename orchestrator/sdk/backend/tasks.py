@@ -25,8 +25,7 @@ from orchestrator.sdk.backend.part import Part, Shared
 from orchestrator.sdk.backend.shared_commits import SharedCommits
 from orchestrator.sdk.calls.tasks import PayloadPart, TaskWork
 from orchestrator.sdk.calls.waits import MISSING
-from orchestrator.sdk.tasks.logs import LogPage
-from orchestrator.sdk.tasks.progress import TaskProgress
+from orchestrator.sdk.tasks.logs import LogPage, TaskProgress
 from orchestrator.sdk.values.sealing import left_task, seal_task
 from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.sealing import reveal

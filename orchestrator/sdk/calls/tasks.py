@@ -13,8 +13,7 @@ from orchestrator.domain.plain import whole
 from orchestrator.domain.tasks.task import Id, NewTask
 from orchestrator.sdk.calls.checked import Distinct
 from orchestrator.sdk.calls.declaring import Body, Kind, Rest, call
-from orchestrator.sdk.tasks.logs import LogPage
-from orchestrator.sdk.tasks.progress import TaskProgress
+from orchestrator.sdk.tasks.logs import LogPage, TaskProgress
 from orchestrator.sdk.waiting.steps import Steps, Stream
 from orchestrator.store.tasks.redrive import FailedFilter, Group
 from orchestrator.time_limits import TimeLimit

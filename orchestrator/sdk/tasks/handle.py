@@ -27,8 +27,7 @@ from orchestrator.references import BYTES, whole_reference
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import refuse_inside_task
-from orchestrator.sdk.tasks.logs import LogEntry, all_lines
-from orchestrator.sdk.tasks.progress import TaskProgress
+from orchestrator.sdk.tasks.logs import LogEntry, TaskProgress, all_lines
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.values.stored import Payload

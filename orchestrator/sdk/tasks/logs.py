@@ -1,12 +1,27 @@
-"""Log lines of tasks, as programs read them."""
+"""Progress and log lines of tasks, as programs read them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
 import msgspec
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskProgress:
+    """The last progress that a task reported with `ctx.progress`."""
+
+    fraction: float
+    """From 0 to 1."""
+    text: str
+    """The text of the progress."""
+    attempt: int
+    """The attempt that said so."""
+    age: float
+    """Seconds since then."""
 
 
 class LogEntry(msgspec.Struct, frozen=True, array_like=True):

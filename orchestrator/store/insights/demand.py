@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.fleet.demand import mean_time, wanted_slots
+from orchestrator.domain.fleet.window import mean_time, wanted_slots
 from orchestrator.store import throughput
 from orchestrator.store.insights.load import QueueLoad, queue_loads
 

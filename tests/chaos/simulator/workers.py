@@ -36,8 +36,8 @@ from orchestrator.transport.worker import Received, StreamsGone
 from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.reporting.pending_reports import PendingReport, split
 from orchestrator.workers.reporting.reporter import _ASK_AGAIN, Reporter
+from orchestrator.workers.running.failures import unknown
 from orchestrator.workers.running.job import Bundle, Job, Stage
-from orchestrator.workers.running.verdicts import unknown
 from tests.chaos.simulator.memory import MemoryWorkerStreams
 from tests.unit.flows.made import SERVICES, service
 
