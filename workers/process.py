@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from orchestrator.domain import redaction
-from orchestrator.domain.fleet.announced import redacting
+from orchestrator.domain.fleet.announced import redacting, taking
 from orchestrator.environment import forbid_inspection
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.app import Orchestrator
@@ -262,6 +262,8 @@ class WorkerProcess:
         means += announcements(self._setup) if spec.executions else []
         hidden = {name: task._redacting_options.redact for name, task in app.tasks.items()}
         means += [redacting(name, patterns) for name, patterns in hidden.items() if patterns]
+        signals = ((name, one._signature.signals()) for name, one in app.code_workflows.items())
+        means += [taking(name, known) for name, known in signals if known is not None]
         names = sorted({*app.tasks, *app.code_workflows._announced, *self._allowed.patterns, *means})
         everywhere = redaction.words(app.settings.redact)
         workflows = ((name, one._signature, everywhere) for name, one in app.code_workflows.items())

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
 
+from orchestrator.domain.fleet.announced import SIGNALS, signals_among, unknown_signal
 from orchestrator.domain.tasks.parameters import Parameter
 from orchestrator.store import inbox
 from orchestrator.store.inbox import RequestKind
-from orchestrator.store.sql import Prepared, Statement
+from orchestrator.store.sql import Prepared, Row, Statement
+
+IS_FRESH = "seen_at > now() - interval '15 seconds'"
+"""The leader mirrors the fleet every few seconds; older rows say nothing about now."""
 
 _MIRROR = Statement[None]("""
 INSERT /* fleet.mirror */ INTO orchestrator.workers AS w
@@ -113,6 +117,32 @@ def parameters_of(connection: Connection, name: str) -> list[Parameter] | None:
     """Return the parameters of a task or workflow as code, as workers last announced them; None if none did."""
     stored = _stored_parameters(connection, name)
     return None if stored is None else msgspec.json.decode(stored, type=list[Parameter])
+
+
+_SIGNALS = Prepared[Row](f"""
+WITH /* fleet.signals */ wanted AS MATERIALIZED (
+    SELECT id, workflow FROM orchestrator.runs WHERE id = ANY(%(runs)s::uuid[])
+), announced AS (
+    SELECT DISTINCT workflow, ARRAY(SELECT said FROM unnest(names) AS said WHERE starts_with(said, '{SIGNALS}')
+                                       AND right(said, length(workflow) + 1) = ' ' || workflow) AS said
+      FROM (SELECT DISTINCT workflow FROM wanted) AS of_runs JOIN orchestrator.workers ON workflow = ANY(names)
+     WHERE state = 'live' AND {IS_FRESH}
+)
+SELECT id, workflow, said FROM wanted JOIN announced USING (workflow)
+""")
+
+
+def unknown_signals(connection: Connection, sent: Collection[tuple[bytes, str]]) -> dict[tuple[bytes, str], str]:
+    """Return the signals, each a run and a name, that no live worker says the workflow of the run takes, and why."""
+    by_run: dict[bytes, tuple[str, list[list[str]]]] = {}
+    for row in _SIGNALS(connection, runs=list({run for run, _ in sent})):
+        by_run.setdefault(row.id, (row.workflow, []))[1].append(row.said)
+    known = {run: (workflow, signals_among(said)) for run, (workflow, said) in by_run.items()}
+    return {
+        (run, name): unknown_signal(known[run][0], name, signals)
+        for run, name in sent
+        if run in known and (signals := known[run][1]) is not None and name not in signals
+    }
 
 
 _GONE = Statement[None]("""

@@ -15,14 +15,14 @@ from orchestrator.domain.code.activation import Activation, Query, QueryResult
 from orchestrator.domain.code.attributes import attributes_of
 from orchestrator.domain.code.ends import ASKED, PARENT_ASKS, PARENT_ENDED, CommandsByKind, ends_too_early
 from orchestrator.domain.code.history import Event
-from orchestrator.domain.code.other_runs import CANCEL, Target, has_ended, is_wait, not_found, settled
+from orchestrator.domain.code.other_runs import CANCEL, Target, has_ended, is_wait, not_found, settled, unknown
 from orchestrator.domain.code.promises import Resolution, resolutions
 from orchestrator.domain.code.succession import carried_over, ignores_cancel
 from orchestrator.domain.ids import derived_id, successor_id
 from orchestrator.domain.runs.verdict import TIMED_OUT, Nesting
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.errors import NotFound
+from orchestrator.errors import NotFound, UnknownHandler
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.settings import Settings
@@ -214,8 +214,14 @@ class MemoryLeader:
             return None if is_done else has_ended("cancel" if sent.name == CANCEL else "signal", target, run.status)
         if sent.name == CANCEL:
             self.cancel(run, ASKED)
-        else:
-            self.append(run, history.SignalReceived(sent.name, sent.value))
+            return None
+        try:
+            self._find(run.started.workflow, None)._signature.check_signal(sent.name)
+        except UnknownHandler as error:
+            return unknown(str(error))
+        except NotFound:  # it is mocked
+            pass
+        self.append(run, history.SignalReceived(sent.name, sent.value))
         return None
 
     def _latest(self, target: Target) -> Run | None:

@@ -22,6 +22,7 @@ from orchestrator import (
     chord,
     group,
     unguarded,
+    workflow,
 )
 from orchestrator.executors import Process
 
@@ -401,6 +402,23 @@ async def basket(ctx: WorkflowContext) -> list[str]:
             return items
         items.append(item)
     return items
+
+
+@app.workflow
+class Till:
+    """Wait until somebody pays."""
+
+    def __init__(self, ctx: WorkflowContext) -> None:
+        self.ctx, self.paid = ctx, 0
+
+    @workflow.run
+    async def run(self) -> int:
+        await self.ctx.wait_condition(lambda: self.paid)
+        return self.paid
+
+    @workflow.signal
+    def pay(self, amount: int) -> None:
+        self.paid = amount
 
 
 @app.workflow

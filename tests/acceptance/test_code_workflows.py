@@ -11,7 +11,7 @@ from typing import Any
 import project
 import pytest
 
-from orchestrator import Duplicate, OrchestratorError, RunFailed, WrongState
+from orchestrator import Duplicate, OrchestratorError, RunFailed, UnknownHandler, WrongState
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.replaying import replay
@@ -125,6 +125,16 @@ def test_signals_queries_and_updates(running: Stack) -> None:
     assert handle.result(60) == ["a pear", "a date"]
     with pytest.raises(WrongState, match="Cannot signal run"):
         handle.signal("add", "a plum")
+
+
+def test_a_signal_that_no_worker_knows_is_refused_also_for_those_that_have_no_code(running: Stack) -> None:
+    run = project.app.workflow_run(project.Till.run.start().id)
+    announced = "SELECT count(*) FROM orchestrator.workers WHERE '@signals:pay project.Till' = ANY(names)"
+    eventually(lambda: running.scalar(announced), "it is announced")
+    with pytest.raises(UnknownHandler, match="'project.Till' takes no signal 'pya'. Did you mean 'pay'"):
+        run.signal("pya", 5)
+    run.signal("pay", 5)
+    assert run.result(60) == 5
 
 
 def test_a_run_goes_on_in_new_ones_with_the_signals_it_has_not_taken(running: Stack) -> None:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import html
 import logging
+import re
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from orchestrator import WorkflowContext, WorkflowHandle
+from orchestrator import Orchestrator, UnknownHandler, WorkflowContext, WorkflowHandle, workflow
+from orchestrator.api.app import create_app
+from orchestrator.cli import main
+from orchestrator.domain.fleet.announced import taking
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
+from orchestrator.settings import load_settings
+from tests.integration.api_client import ApiClient
 from tests.integration.code_stage import act, kinds, run_row
+from tests.integration.serving import serving
 from tests.integration.stage import System, Worker, raw
+from tests.integration.visitor import Visitor
 
 
 @pytest.fixture
@@ -145,3 +155,114 @@ def test_many_signals_go_out_in_one_statement_and_runs_that_have_ended_are_named
     assert renewed.result(0) == [1, 2]
     (entry,) = system.sql("SELECT target, detail FROM orchestrator.audit WHERE kind = 'runs'")
     assert (entry["target"], entry["detail"]) == ("hears", {"name": "news", "runs": 4})
+
+
+@pytest.fixture
+def counter(system: System) -> Any:
+    @system.app.workflow(name="counter")
+    class Counter:
+        def __init__(self, ctx: WorkflowContext) -> None:
+            self.ctx, self.heard = ctx, list[int]()
+
+        @workflow.run
+        async def run(self) -> list[int]:
+            await self.ctx.wait_condition(lambda: self.heard)
+            return self.heard
+
+        @workflow.signal
+        def push(self, number: int) -> None:
+            self.heard.append(number)
+
+    return Counter
+
+
+def announce(system: System, *signals: str) -> Worker:
+    """Let one more worker have the workflow, with these signals; a function says nothing of signals."""
+    said = (taking("counter", signals),) if signals else ()
+    worker = system.worker(f"w{len(system.workers)}", knows=("job", "counter", "counter@1", *said))
+    system.pass_seconds()
+    return worker
+
+
+REFUSED = "'counter' takes no signal 'pusch'. Did you mean 'push'? It takes: push, stop. Nothing was sent."
+
+
+@pytest.mark.usefixtures("in_empty_folder")
+def test_a_signal_that_no_worker_announces_is_refused_wherever_it_comes_from(system: System, counter: Any) -> None:
+    run = counter.run.start()
+    by_id = system.app.workflow_run(run.id)
+    by_id.signal("anything", 1)  # nothing is announced yet
+    system.pass_seconds()
+    announce(system, "push", "stop")
+    with pytest.raises(UnknownHandler, match=re.escape(REFUSED)):
+        by_id.signal("pusch", 1)
+    with serving(system.app.settings) as url, Orchestrator(load_settings(environ={}), api_url=url) as app:
+        with pytest.raises(UnknownHandler, match=re.escape(REFUSED)):
+            app.workflow_run(run.id).signal("pusch", 1)
+        app.workflow_run(run.id).signal("push", 1)
+        app.workflow_run(run.id, counter.run).signal(counter.push, 2)
+    system.pass_seconds()
+
+    answer = ApiClient(system.settings).send("POST", f"/api/v1/runs/{run.id}/signals/pusch", json={"value": 1})
+    assert (answer.status_code, answer.json()["detail"]) == (400, f"Workflow {REFUSED}")
+    assert answer.json()["type"].endswith(":UnknownHandler")
+    visitor = Visitor(create_app(system.settings))
+    visitor.get(f"/ui/runs/{run.id}")
+    page = visitor.get(visitor.post(f"/ui/runs/{run.id}/signals/pusch", value="1").headers["location"])
+    assert "The signal is sent" not in page.text
+    assert REFUSED in html.unescape(page.text)
+
+    said = CliRunner().invoke(main, ["runs", "signal", run.id, "pusch", "1"])
+    assert said.exit_code == 1
+    assert REFUSED in said.output
+    heard = [kind for kind in kinds(system, run) if kind == "signal_received"]
+    assert len(heard) == 3, "the one before, and two of a known name"
+
+
+def test_a_signal_is_accepted_if_any_release_announces_it(system: System, counter: Any) -> None:
+    run = system.app.workflow_run(counter.run.start().id)
+    announce(system, "push")
+    with pytest.raises(UnknownHandler):
+        run.signal("stop")
+    newer = announce(system, "push", "stop")
+    run.signal("stop")
+    newer.leave()
+    system.pass_seconds()
+    with pytest.raises(UnknownHandler):
+        run.signal("stop")
+    announce(system)  # a worker of a release that says nothing, or one that has a function
+    run.signal("stop")
+
+
+def test_a_sender_with_newer_code_than_the_workers_is_not_refused(system: System, counter: Any) -> None:
+    run = counter.run.start()
+    announce(system, "stop")
+    run.signal(counter.push, 1)
+    run.signal("push", 1)
+    with serving(system.app.settings) as url, Orchestrator(load_settings(environ={}), api_url=url) as app:
+        app.workflow_run(run.id, counter.run).signal(counter.push, 2)
+    assert len(system.sql("SELECT 1 FROM orchestrator.inbox WHERE kind = 'signal'")) == 3
+
+
+def test_a_run_that_sends_an_unknown_signal_is_told(
+    system: System, counter: Any, engine_: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    @system.app.workflow(name="asks")
+    async def asks(ctx: WorkflowContext, to: str) -> str:
+        handle = system.app.workflow_run(to)
+        handle.signal("pusch", 1)
+        try:
+            await handle.asignal("pusch", 1)
+        except UnknownHandler as error:
+            await handle.asignal("push", 1)
+            return str(error)
+        return "sent"
+
+    worker = system.worker("w1", knows=("job", "counter", "counter@1", "asks", taking("counter", ["push", "stop"])))
+    run = counter.run.start()
+    asking = asks.start(run.id)
+    for _ in range(3):
+        turn(system, worker, engine_)
+    assert asking.result(0) == f"Workflow {REFUSED}"
+    assert run.result(0) == [1]
+    assert f"run.signal_unknown run={run.id} signal=pusch: Workflow {REFUSED}" in caplog.text

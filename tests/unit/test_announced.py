@@ -9,6 +9,8 @@ from orchestrator.domain.fleet.announced import (
     hiding,
     redacted_among,
     redacting,
+    signals_among,
+    taking,
     tasks_among,
     workflows_among,
 )
@@ -16,7 +18,7 @@ from orchestrator.domain.tasks.task import NewTask, differing_options, parse_opt
 from orchestrator.sealing import key_name
 
 MEANS = [WITH_DATABASE, "*:*", announced("process"), announced("k8s/*"), key_name("old"), "orchestrator.webhook"]
-MEANS += [redacting("b.resize", ("card.*", "@1"))]
+MEANS += [redacting("b.resize", ("card.*", "@1")), taking("trip", ["book"])]
 
 
 def test_means_are_no_tasks() -> None:
@@ -45,3 +47,11 @@ def test_a_call_is_the_same_with_and_without_what_its_task_does_not_want_shown()
     assert hiding(None, ()) is None
     assert differences(known, None) == differences(None, known) == differences(both, asked) == []
     assert differences(known, asked) == differences(both, None) == ["another redact"]
+
+
+def test_a_workflow_takes_the_signals_that_any_worker_announces() -> None:
+    old, new, none = [taking("trip", ["book"])], [taking("trip", ["book", "pay"])], [taking("trip", [])]
+    assert signals_among([old, new]) == {"book", "pay"}
+    assert signals_among([none]) == frozenset()
+    assert signals_among([old, []]) is None, "one does not say"
+    assert signals_among([]) is None

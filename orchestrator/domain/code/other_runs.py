@@ -7,6 +7,7 @@ of a promise. So histories hold nothing here that the previous release could not
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 from uuid import UUID
 
@@ -16,14 +17,15 @@ from orchestrator.domain.code.history import PromiseSettled
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.errors import NotFound, OrchestratorError, RunFailed, WrongState
+from orchestrator.errors import NotFound, OrchestratorError, RunFailed, UnknownHandler, WrongState
 
 CANCEL = "cancel run"
 """The name of a signal that asks a run to cancel itself."""
 WAIT = "run "
 """Begins the name of a promise that the end of a run settles."""
 REFUSED = "refused"
-"""The phase of an error that says that there is no such run, or that it has ended."""
+"""The phase of an error that says that there is no such run, that it has ended, or takes no such signal."""
+_REFUSALS: Mapping[str, type[OrchestratorError]] = {"NotFound": NotFound, "UnknownHandler": UnknownHandler}
 _NO_RUN = bytes(16)
 
 
@@ -76,6 +78,11 @@ def has_ended(verb: str, target: Target, state: str) -> TaskError:
     return wrong_state(verb, target, f"it is in state {str(state)!r}")
 
 
+def unknown(problem: str) -> TaskError:
+    """Say that the workflow of a run takes no such signal."""
+    return TaskError("UnknownHandler", problem, phase=REFUSED)
+
+
 def failure(state: str, error: TaskError | None) -> TaskError | None:
     """Return the error of a run that ended in a state; None if it succeeded."""
     if state == RunState.SUCCESS:
@@ -86,7 +93,7 @@ def failure(state: str, error: TaskError | None) -> TaskError | None:
 def raised(what: str, error: TaskError) -> OrchestratorError:
     """Return the exception that the code gets for it."""
     if error.phase == REFUSED:
-        return (NotFound if error.kind == "NotFound" else WrongState)(error.message)
+        return _REFUSALS.get(error.kind, WrongState)(error.message)
     if error.kind == RunState.CANCELLED.title():
         return RunFailed(f"{what} was cancelled.")
     return RunFailed(f"{what} failed: {error.kind}: {error.message}", kind=error.kind, data=error.attributes)

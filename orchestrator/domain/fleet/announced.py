@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from orchestrator.domain.executors.call import is_announced
 from orchestrator.domain.tasks.task import parse_options
+from orchestrator.errors import did_you_mean
 from orchestrator.sealing import key_of_name
 
 WITH_DATABASE = "--database"
@@ -22,6 +23,8 @@ _OURS = "orchestrator."
 """With which the names of built-in tasks begin."""
 _REDACTED = "@redact:"
 """With which begins what a task names in `redact`, for those that call it by its name alone."""
+SIGNALS = "@signals:"
+"""With which begin the names of the signals that a workflow as a class takes; others may take any."""
 
 
 def tasks_among(names: Collection[str]) -> list[str]:
@@ -44,7 +47,7 @@ def _named(names: Collection[str]) -> Iterator[str]:
     """Yield names, and no means: no database, executor, key or store, nor leave to import whatever is asked for."""
     for name in names:
         is_means = name == WITH_DATABASE or "*" in name or is_announced(name) or key_of_name(name) is not None
-        if not is_means and not name.startswith((_OURS, _REDACTED)):
+        if not is_means and not name.startswith((_OURS, _REDACTED, SIGNALS)):
             yield name
 
 
@@ -72,6 +75,34 @@ def redacted_among(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
         said = (unquote(pattern) for pattern in patterns.split(","))
         found[task] = tuple(dict.fromkeys((*found.get(task, ()), *said)))
     return found
+
+
+def taking(workflow: str, signals: Iterable[str]) -> str:
+    """Return how a worker says which signals a workflow takes."""
+    return f"{SIGNALS}{','.join(sorted(signals))} {workflow}"
+
+
+def signals_among(kinds: Iterable[Sequence[str]]) -> frozenset[str] | None:
+    """Return the names of signals that a workflow takes, by what each kind of worker that knows it says.
+
+    None if it may take any: no worker knows it, or one does not say.
+    """
+    found: set[str] = set()
+    is_said = False
+    for names in kinds:
+        if not names:
+            return None
+        is_said = True
+        found.update(*(name.removeprefix(SIGNALS).partition(" ")[0].split(",") for name in names))
+    return frozenset(found - {""}) if is_said else None
+
+
+def unknown_signal(workflow: str, name: str, known: Collection[str]) -> str:
+    """Say that a workflow takes no signals of a name."""
+    return (
+        f"Workflow {workflow!r} takes no signal {name!r:.100}.{did_you_mean(name, sorted(known))} It takes: "
+        f"{', '.join(sorted(known)) or 'none'}. Nothing was sent."
+    )
 
 
 def hiding(options: str | None, patterns: Iterable[str]) -> str | None:

@@ -19,6 +19,7 @@ from orchestrator.domain.code.other_runs import (
     is_wait,
     not_found,
     settled,
+    unknown,
     wrong_state,
 )
 from orchestrator.domain.ids import about_run
@@ -32,6 +33,7 @@ from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import NewPromise
 from orchestrator.store.code.reads import CodeRunOutcome
+from orchestrator.store.fleet import unknown_signals
 from orchestrator.store.inbox import RequestKind
 from orchestrator.telemetry import get_logger
 
@@ -48,10 +50,12 @@ def send(tx: Transaction, sent: Sequence[tuple[bytes, SignalRun]], ending: Conta
     Tell the senders that wait for it what became of them; those that are `ending` do not.
     """
     found = _found(tx, {Target(one.run, one.key) for _, one in sent})
+    named = {(run, one.name) for _, one in sent if one.name != CANCEL and (run := found.get(Target(one.run, one.key)))}
+    unfit = unknown_signals(tx.connection, named) if named else {}
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     for _, one in sent:
         run = found.get(Target(one.run, one.key))
-        if run is not None:
+        if run is not None and (run, one.name) not in unfit:
             facts[run].append(
                 history.RunCancelRequested(ASKED) if one.name == CANCEL else history.SignalReceived(one.name, one.value)
             )
@@ -63,15 +67,19 @@ def send(tx: Transaction, sent: Sequence[tuple[bytes, SignalRun]], ending: Conta
     for sender, one in sent:
         target = Target(one.run, one.key)
         run = found.get(target)
-        if run in away:
+        refused = unfit.get((run or b"", one.name))
+        if run in away and refused is None:
             _send_away(tx, away[run], run, one)
-        problem = None if run in heard or run in away else _problem(target, known.get(run or b""), one.name)
+        if refused is not None:
+            problem: TaskError | None = unknown(refused)
+        else:
+            problem = None if run in heard or run in away else _problem(target, known.get(run or b""), one.name)
         if problem is None and run is not None and run not in heard and run not in away:  # of a DAG or a flow
             cancelled.append(inbox.NewRequest(run, "{}"))
         if one.id is not None and sender not in ending:
             told[sender].append(settled(one.id, problem))
         elif problem is not None:
-            _warn(run or one.run, one.name)
+            _warn(run or one.run, one.name, refused)
     if cancelled:
         inbox.add_all(tx.connection, RequestKind.CANCEL_RUN, cancelled)
         tx.result.wake.requests = True
@@ -97,11 +105,14 @@ def _problem(target: Target, known: CodeRunOutcome | None, name: str) -> TaskErr
     return None if name == CANCEL else wrong_state(verb, target, "it is no run of a workflow as code")
 
 
-def _warn(run: bytes, name: str) -> None:
+def _warn(run: bytes, name: str, refused: str | None) -> None:
     whose = about_run(run)
-    log.warning(
-        "run.signal_late run=%s signal=%s: the run has ended or does not exist", *whose.values(), name, extra=whose
-    )
+    if refused is not None:
+        log.warning("run.signal_unknown run=%s signal=%s: %s", *whose.values(), name, refused, extra=whose)
+    else:
+        log.warning(
+            "run.signal_late run=%s signal=%s: the run has ended or does not exist", *whose.values(), name, extra=whose
+        )
 
 
 def _found(tx: Transaction, targets: Iterable[Target]) -> dict[Target, bytes]:

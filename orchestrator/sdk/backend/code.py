@@ -26,6 +26,7 @@ from orchestrator.errors import (
     PayloadError,
     ResultTimeout,
     Uncertain,
+    UnknownHandler,
     WrongState,
 )
 from orchestrator.sdk.acting import may_operate
@@ -37,7 +38,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.steps import Steps, time_limit
 from orchestrator.sealing import CALL, VALUE
-from orchestrator.store import inbox
+from orchestrator.store import fleet, inbox
 from orchestrator.store.code import expectations, histories, reads, runs
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code.keys import Sent
@@ -154,12 +155,16 @@ class CodeBackend(CodeRequests):
 
     # -- telling
 
-    def signal(self, run: bytes, name: str, value: bytes, request: bytes | None = None) -> None:
+    def signal(self, run: bytes, name: str, value: bytes, request: bytes | None = None, known: bool = False) -> None:
         if request is not None and (applied := self._find_answer(request)) is not None:
             refuse_other_name("signal", name, decode_value(applied.result or b"\xc0"))
             return
         body: dict[str, Any] = {"name": check_name("signal", name), "value": self._outgoing(VALUE, value, run)}
         body |= {} if request is None else {"request": request, "once": True}
+        if not known:
+            with self._reading() as connection:
+                for problem in fleet.unknown_signals(connection, [(run, name)]).values():
+                    raise UnknownHandler(problem)
         self._send(run, RequestKind.SIGNAL, "signal", **body)
 
     def signal_many(self, workflow: str, name: str, signals: Sequence[tuple[bytes, bytes]]) -> list[bytes]:

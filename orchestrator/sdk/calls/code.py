@@ -50,8 +50,12 @@ class CodeCalls(Protocol):
         name: SignalName,
         value: Annotated[bytes, encoded_value("Signal {name!r}")],
         request: Id | None = None,
+        known: bool = False,
     ) -> None:
-        """Send a signal to the run, or to the one in which it goes on; with an id of the request, only once."""
+        """Send a signal to the run, or to the one in which it goes on; with an id of the request, only once.
+
+        A sender whose own code takes it says that it is `known`; else it must be one that workers say the run takes.
+        """
 
     @call(Scope.OPERATE, about={Kind.WORKFLOW: "workflow"}, body=Body.VALUES)
     def signal_many(self, workflow: str, name: SignalName, signals: list[tuple[Id, bytes]]) -> list[Id]:

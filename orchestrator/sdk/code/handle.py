@@ -19,7 +19,7 @@ from orchestrator.errors import OrchestratorError, ResultTimeout, RunFailed
 from orchestrator.sdk.checks import check_label
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.commander import current
-from orchestrator.sdk.code.known_updates import WorkflowSignature
+from orchestrator.sdk.code.known_handlers import WorkflowSignature
 from orchestrator.sdk.code.messages import (
     QueryMethod,
     SignalMethod,
@@ -150,8 +150,8 @@ class WorkflowHandle(Generic[R, W_co]):
     def signal(self, signal: str | SignalMethod[Any, ..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Send a signal, by its name or its method: `Order.pay`; it waits until the code takes it.
 
-        WrongState if the run has ended, NotFound if there is none. Inside a workflow this is a command, and is sent
-        once; there, only `await handle.asignal(…)` raises these.
+        WrongState if the run has ended, NotFound if there is none, UnknownHandler if its class takes no signal of the
+        name. Inside a workflow this is a command, and is sent once; there, only `await handle.asignal(…)` raises these.
         """
         if current() is not None:
             signal_inside(self, signal, *args, **kwargs)
@@ -159,7 +159,7 @@ class WorkflowHandle(Generic[R, W_co]):
         name, value = signal_value(signal, args, kwargs, self._client.settings.largest_value, self._signature)
         data = encode_value(value, f"Signal {name!r}", self._client.settings.largest_value)
         request = None if self._message_id is None else _request_of(self._client, self._id, "signal", self._message_id)
-        self._client.backend.code.signal(self._run, name, data, request)
+        self._client.backend.code.signal(self._run, name, data, request, known=self._signature is not None)
 
     @blocking
     def resolve(self, promise: str, value: Any = None) -> Steps[None]:

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 from uuid import UUID, uuid5
 
 from orchestrator.errors import InvalidArguments, InvalidTask, InvalidWorkflow, UnknownHandler
-from orchestrator.sdk.code.known_updates import WorkflowSignature
+from orchestrator.sdk.code.known_handlers import WorkflowSignature
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_value, encode_call
 
@@ -133,6 +133,8 @@ def name_of(
         raise UnknownHandler(f"Workflow {to.name!r} has no {message!r}: it is {runs}. Nothing was sent.")
     if to is not None and kind is UpdateMethod:
         to.check_update(name)
+    elif to is not None and kind is SignalMethod and isinstance(message, str):
+        to.check_signal(name)
     return name
 
 

@@ -16,7 +16,7 @@ from orchestrator.errors import NotDeterministic
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.code.commander import Commander, Settled, current
 from orchestrator.sdk.code.futures import DurableFuture
-from orchestrator.sdk.code.known_updates import WorkflowSignature
+from orchestrator.sdk.code.known_handlers import WorkflowSignature
 from orchestrator.sdk.code.messages import SignalMethod, signal_value
 from orchestrator.sdk.values.payload import digest_call, encode_value
 

@@ -18,7 +18,7 @@ from orchestrator.errors import InvalidWorkflow, NotDeterministic, NotFound, Wro
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.handle import ANSWERED_WITHIN, W_co, WorkflowHandle
-from orchestrator.sdk.code.known_updates import WorkflowSignature
+from orchestrator.sdk.code.known_handlers import WorkflowSignature
 from orchestrator.sdk.code.messages import SignalMethod, UpdateMethod, name_of, signal_value
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.inside import inside_workflow
@@ -113,6 +113,7 @@ class Starting(Generic[P, R, W_co]):
             start = StartCode(started, self._timeout, tags, key, self._on_conflict, signal, self._pinned)
             return runtime.enqueue([as_task(wanted, start, current_trace())]).get(wanted, wanted), None
         wanted = new_id()
+        signal = self._encoded_signal(wanted)
         return client.backend.code.start(
             wanted,
             self._outgoing(started, wanted),
@@ -120,7 +121,7 @@ class Starting(Generic[P, R, W_co]):
             tags=tags,
             key=self._id,
             on_conflict=self._on_conflict,
-            signal=self._encoded_signal(wanted),
+            signal=signal,
             pinned=self._pinned,
             update=self._encoded_update(),
             update_id=self._update_id,

@@ -30,7 +30,7 @@ from orchestrator.sdk.code.child_run import ChildRun
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.guards import watch_package_of
 from orchestrator.sdk.code.handle import W_co, WorkflowHandle
-from orchestrator.sdk.code.known_updates import WorkflowSignature
+from orchestrator.sdk.code.known_handlers import WorkflowSignature
 from orchestrator.sdk.code.messages import SignalMethod, UpdateMethod, name_of, signal_value
 from orchestrator.sdk.code.options import OPTION_NAMES, CodeOptions, with_code_options
 from orchestrator.sdk.code.ordering import keep_order

@@ -24,7 +24,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.code.context import WorkflowContext
 from orchestrator.sdk.code.handlers import ONE_VALUE, check_query, check_validator, signal_signature
-from orchestrator.sdk.code.known_updates import WORKFLOW_CLASS
+from orchestrator.sdk.code.known_handlers import SIGNAL_METHODS, WORKFLOW_CLASS
 from orchestrator.sdk.code.messages import (
     MessageMethod,
     QueryMethod,
@@ -94,6 +94,7 @@ def function_of(kind: type) -> Callable[..., Any]:
         return await method(instance, *args, **kwargs)
 
     setattr(function, WORKFLOW_CLASS, kind)
+    setattr(function, SIGNAL_METHODS, frozenset(one.name for one in messages if isinstance(one, SignalMethod)))
     return function if inspect.iscoroutinefunction(method) else method
 
 

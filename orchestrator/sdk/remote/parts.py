@@ -10,7 +10,7 @@ from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.sealed import reveal_event
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.errors import ConfigurationError, NotFound, Unavailable, Uncertain
+from orchestrator.errors import ConfigurationError, NotFound, Unavailable, Uncertain, UnknownHandler
 from orchestrator.sdk.calls.code import CodeCalls
 from orchestrator.sdk.calls.declaring import declared
 from orchestrator.sdk.calls.runs import RunCalls, walk_ends
@@ -154,6 +154,15 @@ class RemoteCode(_WaitingPart, _Code):  # type: ignore[misc]
             if limit.is_up:
                 return None
             yield Pause(_LOOK_AGAIN)  # unknown yet
+
+    def signal(self, run: bytes, name: str, value: bytes, request: bytes | None = None, known: bool = False) -> None:
+        """Send a signal. That it is `known` is said only to a server that asks: older ones know no such field."""
+        try:
+            super().signal(run, name, value, request)
+        except UnknownHandler:
+            if not known:
+                raise
+            super().signal(run, name, value, request, known=True)
 
     def history(self, run: bytes) -> Recording:
         """Return the whole history of a run, opened where this program can."""

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from sqlalchemy import Connection
 
 from orchestrator.sealing import is_sealed_text, reveal_text
+from orchestrator.store.fleet import IS_FRESH
 from orchestrator.store.insights.failures import handled_groups
-from orchestrator.store.insights.fleet import IS_FRESH
 from orchestrator.store.sql import Statement
 
 MOST_ENDED = 30_000

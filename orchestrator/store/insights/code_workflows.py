@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.store.code.histories import first_event
-from orchestrator.store.insights.fleet import IS_FRESH
+from orchestrator.store.fleet import IS_FRESH
 from orchestrator.store.sql import Row, Statement
 
 

@@ -9,12 +9,10 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from orchestrator.store.fleet import IS_FRESH
 from orchestrator.store.insights import many
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY
-
-IS_FRESH = "seen_at > now() - interval '15 seconds'"
-"""The leader mirrors the fleet every few seconds; older rows say nothing about now."""
 
 IS_SERVING = f"state = 'live' AND still_since IS NULL AND {IS_FRESH}"
 """A worker is live and takes tasks."""

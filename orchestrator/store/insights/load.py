@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from orchestrator.store.insights.fleet import IS_FRESH
+from orchestrator.store.fleet import IS_FRESH
 from orchestrator.store.insights.many import MOST_QUEUES, oldest_in_lane, oldest_plain, walk
 from orchestrator.store.sql import Statement
 from orchestrator.store.tables.tasks import READY_IN_LANE, READY_PLAIN

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from orchestrator.store.insights.fleet import IS_FRESH
+from orchestrator.store.fleet import IS_FRESH
 from orchestrator.store.insights.run_lists import RunFilter, page_of_runs
 from orchestrator.store.insights.runs import RunView, runs_by_key
 from orchestrator.store.insights.tasks import TaskFilter, TaskView, list_tasks

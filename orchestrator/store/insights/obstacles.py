@@ -21,7 +21,8 @@ from orchestrator.domain.tasks.obstacles import (
     paused,
     unknown_task,
 )
-from orchestrator.store.insights.fleet import IS_FRESH, IS_KNOWN, IS_SERVING, QueueCounts
+from orchestrator.store.fleet import IS_FRESH
+from orchestrator.store.insights.fleet import IS_KNOWN, IS_SERVING, QueueCounts
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.columns import one_of
 from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY, READY_IN_LANE, READY_PLAIN

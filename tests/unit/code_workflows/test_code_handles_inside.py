@@ -10,7 +10,16 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from orchestrator import NotFound, Orchestrator, RunFailed, WorkflowContext, WorkflowFailed, WrongState
+from orchestrator import (
+    NotFound,
+    Orchestrator,
+    RunFailed,
+    UnknownHandler,
+    WorkflowContext,
+    WorkflowFailed,
+    WrongState,
+    workflow,
+)
 from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import command_id
 from orchestrator.domain.code.history import Event
@@ -199,3 +208,37 @@ def test_a_child_has_a_handle_at_once(what: str, result: str) -> None:
 def history_id(run: str) -> bytes:
     """Return the id of a run's first child, which follows from the run's own."""
     return command_id(UUID(run).bytes, "child", 1)
+
+
+def test_a_signal_that_a_class_does_not_take_is_refused() -> None:
+    @app.workflow(name="closed")
+    class Closed:
+        def __init__(self, ctx: WorkflowContext) -> None:
+            self.ctx, self.paid = ctx, 0
+
+        @workflow.run
+        async def run(self) -> int:
+            await self.ctx.wait_condition(lambda: self.paid)
+            return self.paid
+
+        @workflow.signal
+        def pay(self, amount: int) -> None:
+            self.paid = amount
+
+    @app.workflow(name="payer")
+    async def payer(ctx: WorkflowContext, to: str) -> str:
+        for handle in (app.workflow_run(to), app.workflow_run(to, Closed.run)):
+            handle.signal("pya", 7)  # which is logged
+            with pytest.raises(UnknownHandler, match="'closed' takes no signal 'pya'. Did you mean 'pay'"):
+                await handle.asignal("pya", 7)
+        await app.workflow_run(to).asignal("pay", 7)
+        return "paid"
+
+    async def play() -> None:
+        async with WorkflowTest() as test:
+            one = await test.start(Closed.run)
+            assert await test.run(payer, one.id) == "paid"
+            assert await one.result() == 7
+            assert sum(isinstance(event.what, history.SignalReceived) for event in one.history.events) == 1
+
+    asyncio.run(play())

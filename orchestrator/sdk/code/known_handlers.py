@@ -1,25 +1,31 @@
-"""Which updates a workflow's code can answer, by its source, so that a misspelt one need not be sent."""
+"""Which updates and signals a workflow's code handles, by its source, so that a misspelt one need not be sent."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from orchestrator.errors import InvalidTask, did_you_mean
+from orchestrator.domain.fleet.announced import unknown_signal
+from orchestrator.errors import InvalidTask, UnknownHandler, did_you_mean
 from orchestrator.sdk.tasks.signature import Signature
 
 WORKFLOW_CLASS = "_workflow_class"
 """Where the function that runs a workflow class has that."""
+SIGNAL_METHODS = "_signal_methods"
+"""Where it has the names of the signals that the methods of the class take."""
+_TAKES_SIGNALS = frozenset({"signal", "signals"})
+"""Methods of a context by which code takes signals."""
 _SEE_ALL = frozenset({"eval", "exec", "locals", "vars"})
 """Functions through which code may use its context without naming it."""
 
 
 class WorkflowSignature(Signature):
-    """A workflow's signature, and which updates its code answers."""
+    """A workflow's signature, and which updates and signals its code handles."""
 
     def __init__(
         self,
@@ -40,17 +46,75 @@ class WorkflowSignature(Signature):
 
     def check_update(self, name: str) -> None:
         """Refuse an update that no version of the code answers; where that is unknown, the run decides."""
-        known: set[str] = set()
-        for function in (self._function, *self._versions()):
-            names = update_names(function)
-            if names is None:
-                return
-            known |= names
-        if name not in known:
+        known = self._of_all_versions(update_names)
+        if known is not None and name not in known:
             raise InvalidTask(
                 f"Workflow {self.name!r} answers no update {name!r}.{did_you_mean(name, sorted(known))} "
                 f"It answers: {', '.join(sorted(known)) or 'none'}."
             )
+
+    def check_signal(self, name: str) -> None:
+        """Refuse a signal that no version of the code takes; where that is unknown, it is sent."""
+        known = self.signals()
+        if known is not None and name not in known:
+            raise UnknownHandler(unknown_signal(self.name, name, known))
+
+    def signals(self) -> frozenset[str] | None:
+        """Return the names of the signals that the code takes, of all versions; None if it may take any."""
+        return self._of_all_versions(signal_names)
+
+    def _of_all_versions(self, find: Callable[[Callable[..., Any]], frozenset[str] | None]) -> frozenset[str] | None:
+        known: frozenset[str] = frozenset()
+        for function in (self._function, *self._versions()):
+            names = find(function)
+            if names is None:
+                return None
+            known |= names
+        return known
+
+
+@functools.lru_cache(maxsize=1_000)
+def signal_names(function: Callable[..., Any]) -> frozenset[str] | None:
+    """Return the names of the signals that a workflow takes: those of its methods, if it is a class.
+
+    None for a function, and for a class that asks its context for signals, or hands it, or itself, to other code.
+    """
+    names: frozenset[str] | None = vars(function).get(SIGNAL_METHODS)
+    return names if names is not None and _keeps_its_context(vars(function)[WORKFLOW_CLASS]) else None
+
+
+def _keeps_its_context(kind: type) -> bool:
+    try:
+        own = [one for one in kind.__mro__ if one.__module__.partition(".")[0] not in sys.stdlib_module_names]
+        code = [node for one in own for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(one))))]
+    except (OSError, TypeError, SyntaxError):
+        return False
+    context = next(iter(inspect.signature(kind).parameters))
+    stored = [pair for node in code for pair in _assigned(node) if _is_name(pair[1], context)]
+    kept = {context, *(to.attr for to, _ in stored if isinstance(to, ast.Attribute))}
+    fine = {value for to, value in stored if isinstance(to, ast.Attribute)}
+    fine |= {node.value for node in code if isinstance(node, ast.Attribute) and node.attr not in _TAKES_SIGNALS}
+    return not any(
+        _is_name(node, context, "self", *_SEE_ALL)
+        or (isinstance(node, ast.Attribute) and node.attr in kept and isinstance(node.ctx, ast.Load))
+        for node in code
+        if node not in fine
+    )
+
+
+def _assigned(node: ast.AST) -> Iterable[tuple[ast.expr, ast.expr]]:
+    """Yield what is assigned to what: `self.ctx, self.paid = ctx, 0` assigns twice."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+        return
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            yield from zip(target.elts, node.value.elts, strict=False)
+        else:
+            yield target, node.value
+
+
+def _is_name(node: ast.AST, *names: str) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names
 
 
 @functools.lru_cache(maxsize=1_000)
