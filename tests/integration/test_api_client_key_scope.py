@@ -113,6 +113,7 @@ def body(call: Endpoint, house: House) -> dict[str, Any]:
         "request": data(new_id()),
         "run_id": data(new_id()),
         "signals": [(data(house.runs["bank"]), data(b"\xc0"))],
+        "runs": [data(house.runs["bank"])],
         "sent": Sent(house.runs["bank"].bytes, new_id(), 1),
         "started": started,
         "tags": "[]" if part == "code" else [],

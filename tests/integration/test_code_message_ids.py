@@ -352,6 +352,22 @@ def test_an_update_of_a_terminated_run_is_refused_at_once(
         handle.update_handle("never-sent").result()
 
 
+def test_the_stage_of_an_update_says_how_its_run_ended(
+    system: System, counter: Any, worker: Worker, engine_: Engine
+) -> None:
+    handles = [counter.run.start(), counter.run.start()]
+    terminated, cancelled = [handle.start_update(counter.add, 5) for handle in handles]
+    rest(system, worker, engine_)
+    assert [one.stage() for one in (terminated, cancelled)] == ["accepted"] * 2
+    handles[0].terminate()
+    handles[1].cancel()
+    rest(system, worker, engine_)
+    assert terminated.stage() == "run terminated"
+    assert cancelled.stage() == "completed", "its code has answered"
+    with pytest.raises(WrongState, match="The run ended before update 'add' was done"):
+        cancelled.result()
+
+
 def test_an_update_that_waits_hears_of_the_end_of_its_run(
     system: System, counter: Any, worker: Worker, engine_: Engine
 ) -> None:

@@ -66,11 +66,12 @@ def test_the_handle_is_about_the_run_that_begins_with_it(
     system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
 ) -> None:
     handle = signalled(basket)
-    assert handle == first
+    assert (handle, handle.id) == (first, first.id)
     end(worker, ONE)
     system.tick()
     assert (first.status(), first.result(0)) == ("success", 1)
     assert handle.status() == "running"
+    assert handle.id == basket.find("b-1").id != first.id
     assert [event.what.__struct_config__.tag for event in handle.history().events] == ["run_started", "signal_received"]
     system.pass_seconds()
     end(worker, TWO)
@@ -175,6 +176,7 @@ def test_the_order_of_one_sender_is_kept_where_the_run_has_ended_and_nobody_has_
         **dict(request) | {"body": json.dumps(request["body"])},
     )
     handles.append(signalled(basket, 2))  # the first is on its way to a run that has ended
+    assert handles[-1].id == first.id, "nothing is decided, as nobody leads"
     with system.engine.begin() as connection:  # somebody takes the id over, and is signalled himself
         mine = uuid4()
         connection.execute(text("UPDATE orchestrator.run_keys SET run_id = :id"), {"id": mine})
@@ -367,3 +369,48 @@ def test_an_end_that_has_to_wait_keeps_what_the_code_was_not_shown(
     rest(system, worker, engine_)
     assert handles[0].result(0) == [1]
     assert (handles[-1].status(), _numbers(handles[-1])) == ("running", [5])
+
+
+def test_a_signal_behind_another_to_an_ended_run_returns_the_run_that_gets_both(
+    system: System, basket: CodeWorkflow[..., Any], worker: Worker, first: WorkflowHandle[Any]
+) -> None:
+    signalled(basket, 1)
+    (request,) = system.sql("DELETE FROM orchestrator.inbox RETURNING *")
+    end(worker, ONE)
+    system.tick()
+    system.sql(
+        "INSERT INTO orchestrator.inbox (id, kind, target, body) OVERRIDING SYSTEM VALUE"
+        " VALUES (:id, :kind, :target, CAST(:body AS jsonb))",
+        **dict(request) | {"body": json.dumps(request["body"])},
+    )
+    with ThreadPoolExecutor() as pool:
+        sending = pool.submit(signalled, basket, 2)
+        eventually(lambda: sending.done() or system.tick())
+        handle = sending.result()
+    assert handle != first
+    assert handle.id == basket.find("b-1").id
+    assert _numbers(handle) == [1, 2]
+
+
+def test_updates_of_a_handle_go_to_the_run_that_has_the_signal(system: System, engine_: Engine) -> None:
+    @system.app.workflow(name="basket")
+    async def basket(ctx: WorkflowContext) -> int:
+        @ctx.update
+        def add(number: int) -> int:
+            return number + 1
+
+        await ctx.signals("number", type=int).get()
+        return int(await ctx.signals("number", type=int).get())
+
+    worker = system.worker(knows=("job", "basket"))
+    first = basket.starting(id="b-1").start()
+    system.pass_seconds()
+    handle = signalled(basket)
+    end(worker, ONE)
+    system.tick()
+    update = handle.options(id="u-1").start_update("add", 1)
+    rest(system, worker, engine_)
+    system.sql("DELETE FROM orchestrator.answers RETURNING 1")  # as happens after an hour
+    assert (update.stage(), update.result()) == ("completed", 2)
+    assert basket.find("b-1").update_handle("u-1").result() == 2
+    assert handle.id != first.id

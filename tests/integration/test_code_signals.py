@@ -148,7 +148,10 @@ def test_many_signals_go_out_in_one_statement_and_runs_that_have_ended_are_named
     ended.terminate()
     turn(system, worker, engine_)
     both = [(run, number) for number in (1, 2) for run in (*open_runs, renewed, ended, stranger)]
-    assert set(hears.signal_many("news", both)) == {ended.id, stranger.id}
+    nobody = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
+    missed = hears.signal_many("news", [*both, (nobody, 1)])
+    assert set(missed) == {ended.id, stranger.id, nobody}
+    assert set(missed.unknown) == {stranger.id, nobody}
     assert system.sql("SELECT count(*) AS n FROM orchestrator.inbox WHERE kind = 'signal'")[0]["n"] == 8
     turn(system, worker, engine_)
     assert [run.result(0) for run in open_runs[1:]] == [[1, 2], [1, 2]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -30,6 +31,7 @@ from orchestrator.errors import (
     WrongState,
 )
 from orchestrator.sdk.acting import may_operate
+from orchestrator.sdk.backend.code_reading import named
 from orchestrator.sdk.backend.code_requests import CodeRequests, add_request, kept_by, refuse_other_name
 from orchestrator.sdk.backend.connections import LONGEST_AUDITED
 from orchestrator.sdk.checks import check_name
@@ -47,6 +49,8 @@ from orchestrator.store.runs import creation
 from orchestrator.time_limits import TimeLimit
 from orchestrator.trace_context import current_trace
 
+_DECIDING = 1.0
+"""Seconds to wait for which run gets a signal whose run has ended; a handle learns of it later, too."""
 _RESETTING = 20.0
 """Seconds to wait for the run that a reset starts."""
 
@@ -138,7 +142,18 @@ class CodeBackend(CodeRequests):
                     f"Start with on_conflict='return' to have that one, or 'anew' to start another once it has ended.",
                     to_text(held[0]),
                 )
+        if sent is not None and held is not None and held[1] in ENDED_RUN_STATES:
+            return self._decided(sent) or held[0], sent
         return run.id if held is None else held[0], sent
+
+    def _decided(self, sent: Sent) -> bytes | None:
+        """Return the run that gets a signal to a run that has ended, as soon as the leader has decided."""
+        give_up_at = time.monotonic() + _DECIDING
+        pause = 0.002
+        while (reached := self.reached(sent)) is None and time.monotonic() < give_up_at:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.1)
+        return reached
 
     def rerun(self, connection: Connection, run: bytes, new: bytes, from_step: str | None = None) -> bool:
         """Start a run over, in this transaction; False if this is no run of code at all."""
@@ -273,7 +288,7 @@ class CodeBackend(CodeRequests):
         return self._answer(run, RequestKind.UPDATE, "update", request, timeout, "")
 
     def update_stage(self, run: bytes, request: bytes) -> str:
-        last, _ = self._last(run)
+        last, outcome = self._last(run)
         if self._find_update(run, request) is not None:
             return "completed"
         with self._reading() as connection:
@@ -283,6 +298,8 @@ class CodeBackend(CodeRequests):
             )
         if found.request is None:
             self._refuse_unsent(run, request)
+        if outcome.status in ENDED_RUN_STATES:
+            return f"run {named(outcome)}"
         name = "" if found.request is None else found.request.name
         has_handler = not any(one.startswith(f"{name}{NO_HANDLER}") for one in waiting.get("updates", []))
         return "accepted" if found.is_shown and has_handler else "sent"

@@ -38,10 +38,11 @@ class CodeReading(Part, CodeWork):
     """Reads about runs of code."""
 
     reached = reading(run_keys.reached)
+    known = reading(runs.known)
 
     def status(self, run: bytes) -> str:
         _, outcome = self._last(run)
-        return "stuck" if outcome.stuck is not None else _named(outcome)
+        return "stuck" if outcome.stuck is not None else named(outcome)
 
     def state(self, run: bytes) -> bytes:
         last, _ = self._last(run)
@@ -132,7 +133,7 @@ class CodeReading(Part, CodeWork):
         """Return the same run, if it is open; `verb` says what cannot be done otherwise."""
         run, outcome = self._last(run)
         if outcome.status in ENDED_RUN_STATES:
-            raise WrongState(f"Cannot {verb} run {to_text(run)}: it is in state {_named(outcome)!r}.")
+            raise WrongState(f"Cannot {verb} run {to_text(run)}: it is in state {named(outcome)!r}.")
         return run
 
     # -- ends
@@ -193,7 +194,7 @@ class CodeReading(Part, CodeWork):
         return ends
 
 
-def _named(outcome: CodeRunOutcome) -> str:
+def named(outcome: CodeRunOutcome) -> str:
     """Return the state of a run; one that was terminated is stored as cancelled."""
     was_terminated = outcome.status == RunState.CANCELLED and outcome.reason == TERMINATED
     return TERMINATED if was_terminated else outcome.status

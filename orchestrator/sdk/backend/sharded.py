@@ -284,6 +284,7 @@ _ROUTES: dict[str, Method] = {
     "flows.start": partial(_new_run, 2),
     "code.start": partial(_new_run, 0),
     "code.signal_many": _signal_many,
+    "code.known": _each(_sum),
     "code.reached": _first,
     "queues.pause": _set_queue,
     "queues.limit": _set_queue,

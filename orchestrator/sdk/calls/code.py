@@ -59,7 +59,11 @@ class CodeCalls(Protocol):
 
     @call(Scope.OPERATE, about={Kind.WORKFLOW: "workflow"}, body=Body.VALUES)
     def signal_many(self, workflow: str, name: SignalName, signals: list[tuple[Id, bytes]]) -> list[Id]:
-        """Send signals to runs of a workflow, or to those in which they go on; return the runs that have ended."""
+        """Send signals to runs of a workflow, or to those in which they go on; return the runs that got none."""
+
+    @call(about={Kind.WORKFLOW: "workflow"})
+    def known(self, workflow: str, runs: list[Id]) -> list[Id]:
+        """Return those of these runs that are of a workflow."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
     def resolve(
@@ -93,7 +97,7 @@ class CodeCalls(Protocol):
 
     @call(about={Kind.RUN: "run"})
     def update_stage(self, run: Id, request: Id) -> str:
-        """Return how far an update has come: sent, accepted or completed."""
+        """Return how far an update has come: sent, accepted, completed, or how its run ended without an answer."""
 
     @call(about={Kind.RUN: "run"})
     def origin(self, run: Id) -> Id:

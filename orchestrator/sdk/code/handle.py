@@ -88,8 +88,11 @@ class WorkflowHandle(Generic[R, W_co]):
 
     @property
     def id(self) -> str:
-        """The run's id; of one that a workflow has found by an id of your own, that one behind `workflow/`."""
-        return str(self._target)
+        """The run's id; of one that a workflow has found by an id of your own, that one behind `workflow/`.
+
+        Of a run that was signalled or started, this is the run that has the signal at the moment, which is looked up.
+        """
+        return str(self._target) if self._sent is None else to_text(self._run)
 
     @property
     def _run(self) -> bytes:
@@ -97,7 +100,7 @@ class WorkflowHandle(Generic[R, W_co]):
         return self._id if self._sent is None else self._client.backend.code.reached(self._sent) or self._id
 
     def __repr__(self) -> str:
-        return f"<WorkflowHandle {self._signature.name + ' ' if self._signature else ''}{self.id}>"
+        return f"<WorkflowHandle {self._signature.name + ' ' if self._signature else ''}{self._target}>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, WorkflowHandle) and other._target == self._target
@@ -119,7 +122,7 @@ class WorkflowHandle(Generic[R, W_co]):
         ended = yield from code.wait(self._id, limit, self._sent)
         if ended is None:
             with limit:
-                how = code.overdue(self._id)
+                how = code.overdue(self._run)
             raise ResultTimeout(
                 f"{self!r} had no result after {timeout} s. {how}; ask again, or see "
                 f"`orchestrator runs show {self.id}`."
@@ -158,7 +161,7 @@ class WorkflowHandle(Generic[R, W_co]):
             return
         name, value = signal_value(signal, args, kwargs, self._client.settings.largest_value, self._signature)
         data = encode_value(value, f"Signal {name!r}", self._client.settings.largest_value)
-        request = None if self._message_id is None else _request_of(self._client, self._id, "signal", self._message_id)
+        request = None if self._message_id is None else _request_of(self._client, self._run, "signal", self._message_id)
         self._client.backend.code.signal(self._run, name, data, request, known=self._signature is not None)
 
     @blocking
@@ -220,7 +223,7 @@ class WorkflowHandle(Generic[R, W_co]):
 
     def update_handle(self, id: str, update: UpdateMethod[W_co, ..., Any, T] | None = None) -> UpdateHandle[T]:
         """Return the handle of an update that was sent to this run under an id, also elsewhere."""
-        return UpdateHandle(self._client, self._id, id, update or "")
+        return UpdateHandle(self._client, self._run, id, update or "")
 
     def _send_update(
         self, update: str | UpdateMethod[Any, ..., Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any], id: str
@@ -228,9 +231,9 @@ class WorkflowHandle(Generic[R, W_co]):
         name = name_of(UpdateMethod, update, self._signature)
         given = {key: value for key, value in kwargs.items() if key != "timeout"}
         run, payload = self._question(name, args, given, self._timeout)
-        request = _request_of(self._client, self._id, "update", id)
+        request = _request_of(self._client, self._run, "update", id)
         yield from self._client.backend.code.update(run, name, payload, self._timeout, request, answered=False)
-        return UpdateHandle(self._client, self._id, id, update)
+        return UpdateHandle(self._client, self._run, id, update)
 
     def _question(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
@@ -265,7 +268,7 @@ class WorkflowHandle(Generic[R, W_co]):
         """
         refuse_inside_task("a workflow")
         checked = reason and check_label("reason", reason)
-        new = yield from self._client.backend.code.reset(self._id, to, checked)
+        new = yield from self._client.backend.code.reset(self._run, to, checked)
         return WorkflowHandle(self._client, new, self._signature)
 
     def retry(self) -> None:
@@ -369,7 +372,10 @@ class UpdateHandle(Generic[R]):
         return value
 
     def stage(self) -> str:
-        """Return how far it has come: `sent`, `accepted` (its handler runs) or `completed`, however it ended."""
+        """Return how far it has come: `sent`, `accepted` (its handler runs) or `completed`, however it ended.
+
+        If the run has ended without an answer, that is `run terminated`, `run failed` and so on.
+        """
         request = _request_of(self._client, self._run, "update", self.id)
         return self._client.backend.code.update_stage(self._run, request)
 

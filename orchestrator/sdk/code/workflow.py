@@ -167,11 +167,11 @@ class CodeWorkflow(Generic[P, R, W_co]):
         self,
         name: str | SignalMethod[W_co, ..., Any],
         signals: Iterable[tuple[WorkflowHandle[Any] | UUID | str, Any]],
-    ) -> list[str]:
+    ) -> Missed:
         """Send signals to runs of this workflow, each a run and a value, in one statement; a run may get several.
 
-        Return the ids of runs that have ended, or are none of this workflow: these get nothing. A signal to a run that
-        ends at the same moment is lost, as with `handle.signal`.
+        Return the ids of runs that got nothing: they have ended or, if they are in its `unknown`, are no runs of this
+        workflow. A signal to a run that ends at the same moment is lost, as with `handle.signal`.
         """
         most, called = self._client.settings.largest_value, name_of(SignalMethod, name, self._signature)
         given = []
@@ -179,7 +179,9 @@ class CodeWorkflow(Generic[P, R, W_co]):
             to = run._run if isinstance(run, WorkflowHandle) else parse_id("run", run)
             _, value = signal_value(name, [value], {}, most)
             given.append((to, encode_value(value, f"Signal {called!r}", most)))
-        return [to_text(run) for run in self._client.backend.code.signal_many(self.name, called, given)]
+        code = self._client.backend.code
+        missed = code.signal_many(self.name, called, given)
+        return Missed(missed, code.known(self.name, missed) if missed else ())
 
     asignal_many = async_variant(signal_many)
 
@@ -234,6 +236,16 @@ class CodeWorkflow(Generic[P, R, W_co]):
         payload = encode_call(self.name, args, kwargs, self._client.settings.largest_value)
         self._signature.check_types(args, kwargs, payload)
         return payload
+
+
+class Missed(list[str]):
+    """The ids of runs that got none of the signals of `signal_many`."""
+
+    def __init__(self, runs: Iterable[bytes], known: Iterable[bytes]) -> None:
+        super().__init__(map(to_text, runs))
+        ended = {to_text(run) for run in known}
+        self.unknown: list[str] = [run for run in self if run not in ended]
+        """Those that are no runs of this workflow, or have been deleted; the others have ended."""
 
 
 class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):

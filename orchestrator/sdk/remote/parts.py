@@ -10,7 +10,7 @@ from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.sealed import reveal_event
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.errors import ConfigurationError, NotFound, Unavailable, Uncertain, UnknownHandler
+from orchestrator.errors import ConfigurationError, NotFound, OrchestratorError, Unavailable, Uncertain, UnknownHandler
 from orchestrator.sdk.calls.code import CodeCalls
 from orchestrator.sdk.calls.declaring import declared
 from orchestrator.sdk.calls.runs import RunCalls, walk_ends
@@ -163,6 +163,16 @@ class RemoteCode(_WaitingPart, _Code):  # type: ignore[misc]
             if not known:
                 raise
             super().signal(run, name, value, request, known=True)
+
+    def known(self, workflow: str, runs: list[bytes]) -> list[bytes]:
+        """Return those of these runs that are of a workflow; all, if the server is of a release that cannot tell."""
+        try:
+            found: list[bytes] = super().known(workflow, runs)
+        except OrchestratorError as error:
+            if type(error) is not OrchestratorError:
+                raise
+            return runs
+        return found
 
     def history(self, run: bytes) -> Recording:
         """Return the whole history of a run, opened where this program can."""

@@ -248,3 +248,11 @@ def signal_open(connection: Connection, workflow: str, signals: Sequence[tuple[b
     ids, bodies = [run for run, _ in signals], [body for _, body in signals]
     reached = _SIGNAL_OPEN(connection, ids=ids, bodies=bodies, workflow=workflow, goes_on=[*GOES_ON])
     return {run.bytes for run in reached}
+
+
+@Prepared.function("""
+SELECT /* code_runs.known */ id FROM orchestrator.runs
+ WHERE id = ANY(%(runs)s::uuid[]) AND code AND workflow = %(workflow)s
+""")
+def known(connection: Connection, workflow: str, runs: Sequence[bytes]) -> list[bytes]:
+    """Return those of these runs that are of a workflow."""
