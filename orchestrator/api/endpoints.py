@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, TypedDict, TypeVar, Unpack, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
+from uuid import UUID
 
 import msgspec
 
@@ -98,9 +99,8 @@ class Endpoint:
             try:
                 read[name] = msgspec.convert(found[name], kind, strict=False)
             except msgspec.ValidationError as error:
-                raise refused(
-                    404, "It was not found", f"{found[name]!r:.100} is no {name} of this kind: {error}."
-                ) from error
+                said = "expected one such as 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17" if kind is UUID else str(error)
+                raise refused(404, "It was not found", f"{found[name]!r:.100} is no {name}: {said}.") from error
         return read
 
     def read_query(self, text: str) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def test_groups_are_listed_and_handled(run: Callable[..., Result]) -> None:
     assert header.split() == ["task", "error", "queue", "tasks", "first", "last", "state", "release"]
     assert first.split()[:5] == ["shop.send", "smtp.Refused:", "no", "mail", "2"]
     assert len(others) == 2
-    assert lines(run("--since", "1m")) == ["Nothing has failed in this time."]
+    assert lines(run("list")) == [header, first, *others]
+    assert lines(run("--since", "1m")) == ["Nothing has failed in this time."] == lines(run("list", "--since", "1m"))
     assert len(lines(run("ack", "shop.send", "Refused"))) == 2, "in both queues"
     assert lines(run("snooze", "shop.pay", "ValueError", "--for", "8h"))[0].startswith(
         "Failures of shop.pay with ValueError in queue mail: snoozed until "

@@ -14,10 +14,12 @@ from urllib.parse import urlencode
 from uuid import UUID, uuid4
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import Engine, event
 
 from orchestrator.api import access, login_limits
 from orchestrator.api.dashboard import words
+from orchestrator.cli import main
 from orchestrator.domain.access import Scope
 from orchestrator.domain.fleet.announced import Standby
 from orchestrator.domain.ids import time_ordered_id
@@ -525,6 +527,59 @@ def test_lost_attempts_are_called_lost_and_each_attempt_has_its_error(house: Hou
         assert f"w-{attempt}" in row[0]
         assert f"/log?attempt={attempt}" in row[0]
     assert "Attempt 102: lost" in page
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("tasks?since=yesterday", "From: give a time, such as 2026-01-31T09:30Z."),
+        ("tasks?status=pending&status=odd", "State: 'odd' is none of pending, dispatched, running, success, failed"),
+        ("tasks?run=12", "Run: give an id, such as 0199"),
+        ("tasks?cursor=12", "This page of the list is not known: begin with the first one."),
+        ("tasks?colour=red", "This page has no filter colour. It has: status, queue, name"),
+        ("runs?sort=size", "Sort: 'size' is none of -ended"),
+        ("runs?version=x", "Version: give a whole number"),
+        ("failures?within=3h", "Within: '3h' is none of 15m, 1h, 24h, 7d."),
+        ("failures?sort=size", "Sort: 'size' is none of -first, -last"),
+        ("tasks/retry?since=z", "From: give a time, such as"),
+        ("tasks/12", "'12' is no id: expected one such as 0199b2f4-"),
+    ],
+)
+def test_a_bad_address_is_explained_in_the_words_of_the_page(house: House, address: str, said: str) -> None:
+    answer = Visitor(house.app).get(f"/ui/{address}")
+    assert answer.status_code in (404, 422)
+    main = unescape(answer.text.partition("<main")[2])
+    assert said in main
+    assert not re.search("Invalid|Expected `|Object|regex|UUID", main)
+
+
+def test_attempts_that_no_worker_began_are_explained(house: House) -> None:
+    task = house.failed["mail"]
+    rows(
+        house,
+        "INSERT INTO orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)"
+        f" SELECT '{task}', n, 'failed', jsonb_build_object('kind', 'Loud', 'message', chr(27) || '[31mred cause'),"
+        " 'w-1', now(), now() FROM unnest(ARRAY[2, 3, 5, 9000]) AS n RETURNING attempt",
+    )
+    rows(house, f"UPDATE orchestrator.ended_tasks SET attempt = 9001 WHERE id = '{task}' RETURNING id")
+    try:
+        page = Visitor(house.app).get(f"/ui/tasks/{task}").text
+        servers = {
+            f"ORCHESTRATOR_{name.upper()}": getattr(house.settings, name) for name in ("database_url", "redis_url")
+        }
+        told = CliRunner().invoke(main, ["tasks", "show", str(task)], env=servers).output
+    finally:
+        rows(house, f"DELETE FROM orchestrator.attempts WHERE task_id = '{task}' RETURNING attempt")
+        rows(house, f"UPDATE orchestrator.ended_tasks SET attempt = 1 WHERE id = '{task}' RETURNING id")
+    shown = re.findall(r'<tr data-key="attempt-(\d+)">.*?</td><td class="main"[^>]*>(.*?)</td>', page, re.DOTALL)
+    assert [int(number) for number, _ in shown] == [1, 2, 3, 4, 5, 6, 9000, 9001]
+    texts = {int(number): text for number, text in shown}
+    for number in (1, 4):
+        assert "no worker began it" in texts[number]
+        assert "/log?" not in texts[number]
+    assert "6 to 8,999 are left out" in texts[6]
+    assert "Loud: red cause" in told, "without the colours of a terminal"
+    assert "\nAttempt 4 was dispatched, and no worker began it" in told
 
 
 def test_a_form_of_a_task_that_does_not_fit_stays_filled_in(house: House) -> None:

@@ -29,7 +29,12 @@ def waits(system: System, queue: str = "default") -> list[str]:
     """Return why the tasks of a queue wait, as its page says it, the oldest first."""
     page = Visitor(create_app(system.settings)).get(f"/ui/queues/{queue}").text
     part = page.partition("Waiting longest")[2].partition("Slowest in")[0]
-    return [html.unescape(one) for one in re.findall(r'class="why">(.*?)</small>', part)]
+    return [html.unescape(unlinked(one)) for one in re.findall(r'class="why">(.*?)</small>', part)]
+
+
+def unlinked(page: str) -> str:
+    """Return a page in which the id of each task stands that is only linked."""
+    return re.sub(r'<a class="mono" href="/ui/tasks/([-0-9a-f]{36})">([0-9a-f]{8})</a>', r"\1", page)
 
 
 def waits_for(system: System, task: Handle[Any]) -> str:
@@ -37,7 +42,7 @@ def waits_for(system: System, task: Handle[Any]) -> str:
     visitor = Visitor(create_app(system.settings))
     said = CliRunner().invoke(main, ["tasks", "show", task.id]).output
     answer = visitor.get(f"/api/v1/tasks/{task.id}").json()["waits_for"]
-    page = html.unescape(visitor.get(f"/ui/tasks/{task.id}").text)
+    page = html.unescape(unlinked(visitor.get(f"/ui/tasks/{task.id}").text))
     assert answer in page
     assert answer in said.partition("waits for ")[2]
     return str(answer)
@@ -71,8 +76,10 @@ def test_a_limit_of_a_task_and_a_dependency_are_named(system: System) -> None:
     _, second = limited.enqueue(), limited.enqueue()
     system.pass_seconds()
     (running,) = worker.take()
-    holder = f"which task {running.id.hex()[-8:]} has"
+    holder = f"which task {UUID(bytes=running.id)} has"
     assert waits(system) == [f"The limit of task limited: 1 at once, {holder}"] == [waits_for(system, second)]
+    visitor, link = Visitor(create_app(system.settings)), f'href="/ui/tasks/{UUID(bytes=running.id)}"'
+    assert all(link in visitor.get(path).text for path in ("/ui/queues/default", f"/ui/tasks/{second.id}"))
     system.sql("UPDATE orchestrator.tasks SET lane = 'limited|ada'")
     assert waits(system) == [f"The limit of task limited for the key 'ada': 1 at once, {holder}"]
     system.sql("UPDATE orchestrator.tasks SET lane = 'limited|'")

@@ -115,6 +115,7 @@ def places(system: System, in_empty_folder: Path) -> dict[str, tuple[object, ...
         "quarantine show": (message,),
         "audit": (),
         "failures": (),
+        "failures list": (),
         "flows list": (),
         "flows runs": (),
         "flows show": (flow.id,),

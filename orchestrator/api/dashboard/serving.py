@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from orchestrator.api.access import Caller
 from orchestrator.api.bodies import LARGEST_QUESTION, SMALL, check_shape, read_body
+from orchestrator.api.dashboard.misfits import in_words
 from orchestrator.api.dashboard.pages.overview import count_approvals
 from orchestrator.api.dashboard.parts import without_known
 from orchestrator.api.dashboard.rendering import Action, Said, Visit, current, go, page, prefix, refusal, visitor
@@ -104,7 +105,8 @@ class PagePath(ServedPath):
             found = explained(error, request)
             if found.problem.status in (401, 403, 429) or not isinstance(endpoint, Action):
                 raise
-            return session.finish(go(back), Said(_plainly(found.problem), is_error=True))
+            told = f"{found.problem.title}: {in_words(found.problem, endpoint.body)}"
+            return session.finish(go(back), Said(told, is_error=True))
         self._api.recent.forget()
         if isinstance(answer, Response):
             return session.finish(answer)
@@ -123,7 +125,7 @@ class PagePath(ServedPath):
         asked = parse_qsl(query)
         fitting = [pair for pair in asked if _fits(endpoint, urlencode([pair]))]
         visit = visitor()
-        said = Said(_plainly(problem, ""), is_error=True, is_of_filter=True)
+        said = Said(in_words(problem, endpoint.query), is_error=True, is_of_filter=True)
         current.set(dataclasses.replace(visit, said=said))
         try:
             kept = endpoint.read_query(urlencode(fitting if len(fitting) < len(asked) else []))
@@ -197,7 +199,8 @@ class PagePath(ServedPath):
             return session.leave(go(_log_in_for(_page_before(request))), _NOT_DONE)
         current.set(None if caller is None else _visit(request, caller, session, self._meter))
         headers = {name: value for name, value in found.headers.items() if name != "WWW-Authenticate"}
-        problem = msgspec.structs.replace(found.problem, detail=_plainly(found.problem, ""))
+        asked = self._endpoints.get("GET")
+        problem = msgspec.structs.replace(found.problem, detail=in_words(found.problem, asked.query if asked else None))
         return session.finish(refusal(problem, headers))
 
     async def _note(self, error: Exception, actor: Actor, request: Request) -> None:
@@ -218,25 +221,6 @@ def _fits(endpoint: Endpoint, query: str) -> bool:
     except Refused:
         return False
     return True
-
-
-_EXPECTED = re.compile(r"Expected `(\w+)( \| null)?`(?: of length)?(?: (>=|<=) (\S+?))?(?:, got .*)?")
-_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "array": "as many values as fit"}
-_BOUNDS = {">=": "at least", "<=": "at most"}
-
-
-def _plainly(problem: Problem, title: str | None = None) -> str:
-    """Return what is wrong with a form or an address, in words for people; other problems as they are."""
-    told = []
-    for one in problem.errors:
-        name = one.pointer.strip("#/?").replace("_", " ").replace("/", " ").capitalize()
-        if found := _EXPECTED.fullmatch(one.detail):
-            kind, or_none, bound, limit = found.groups()
-            text = f"give {_KINDS.get(kind, 'another value')}"
-            text += f", {_BOUNDS[bound]} {limit}" if bound else ""
-            told.append(f"{name}: {text}{', or leave it empty' if or_none else ''}.")
-    before = problem.title if title is None else title
-    return ": ".join(part for part in (before, " ".join(told) or problem.detail.removeprefix("?: ")) if part)
 
 
 def _visit(request: Request, caller: Caller, session: Session, meter: Meter) -> Visit:

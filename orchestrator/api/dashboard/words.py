@@ -185,6 +185,15 @@ def plain(text: str | None) -> str:
     return without_styles(text or "")
 
 
+_TASK = re.compile(r"\btask ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
+
+
+def linked(text: str) -> Markup:
+    """Return a text in which the ids of tasks are links, and short."""
+    link = r'task <a class="mono" href="/ui/tasks/\1">%s</a>'
+    return Markup(_TASK.sub(lambda found: found.expand(link % short(found[1])), str(escape(plain(text)))))
+
+
 _FRAME = re.compile(
     r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?\n(?:    .*\n?)*', re.MULTILINE
 )
@@ -237,4 +246,5 @@ FILTERS = {
     "counted": counted,
     "known": count_known,
     "plain": plain,
+    "linked": linked,
 }

@@ -45,6 +45,7 @@ from orchestrator.sdk.calls.insights import list_tasks
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sdk.tasks.logs import TaskProgress
 from orchestrator.store.insights import AttemptView, Lineage, TaskDetail, TaskFilter, TaskView
+from orchestrator.store.insights.attempts import unbegun
 from orchestrator.store.tasks.redrive import FailedFilter
 
 
@@ -358,6 +359,8 @@ def _print(detail: TaskDetail, progress: TaskProgress | None, kin: Lineage) -> N
                 for attempt in detail.attempts
             ],
         )
+    for number, why in unbegun(detail.attempts, detail.attempt).items():
+        echo(f"Attempt {number} {why}." if why.startswith("was") else f"Attempts {why}.")
     if kin.children:
         echo(f"\nWhat it enqueued{', or the first of it' if kin.is_part else ''}:")
         print_table(

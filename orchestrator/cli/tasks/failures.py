@@ -44,6 +44,19 @@ def command(context: click.Context, since: datetime, as_json: bool) -> None:
         _show(since, as_json)
 
 
+@command.command("list")
+@since_option
+@json_option
+def list_(since: datetime, as_json: bool) -> None:
+    """Show failed tasks by task and error, as `orchestrator failures` alone does.
+
+    \b
+    Example:
+      orchestrator failures list --since 2h
+    """
+    _show(since, as_json)
+
+
 def _show(since: datetime, as_json: bool) -> None:
     with looking() as calls:
         found = calls.insights.failures(since)

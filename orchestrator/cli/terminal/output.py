@@ -66,7 +66,7 @@ Cell = str | int | Text | None
 
 def echo(text: str = "", *, err: bool = False, colour: str | None = None, nl: bool = True) -> None:
     """Print text, which may have several lines."""
-    shown = terminal_safe(legible(text))
+    shown = without_styles(legible(text))
     click.echo(shown if colour is None else click.style(shown, fg=colour), err=err, nl=nl)
 
 
@@ -248,4 +248,4 @@ def _cell(content: Cell, clean: Callable[[str], str]) -> Text:
     if isinstance(content, Text):
         content.plain = clean(content.plain)  # one for one, so that the styles stay where they are
         return content
-    return Text("" if content is None else clean(legible(str(content))))
+    return Text("" if content is None else clean(without_styles(legible(str(content)))))

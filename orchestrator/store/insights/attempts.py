@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -89,6 +90,24 @@ def attempts_of(connection: Connection, task: Row, error: ErrorView | None) -> l
         attempts.append(last)
     releases = releases_of(connection, [one.worker for one in attempts if one.worker is not None])
     return [replace(one, release=releases.get(one.worker or "")) for one in attempts] if releases else attempts
+
+
+_MOST_RETURNED = 100
+"""Attempts in a row that were dispatched for nothing; more are numbers that were left out."""
+_RETURNED = "was dispatched, and no worker began it: the worker stopped, or Redis lost the message"
+_LEFT_OUT = "are left out: Postgres had lost commits, and attempts count from a higher number on"
+
+
+def unbegun(attempts: Sequence[AttemptView], last: int) -> dict[int, str]:
+    """Return why attempts up to the last one are in no record, by number, or by the first of numbers left out."""
+    found: dict[int, str] = {}
+    for before, after in pairwise([0, *(one.attempt for one in attempts), last + 1]):
+        missing = range(before + 1, after)
+        if len(missing) > _MOST_RETURNED:
+            found[missing[0]] = f"{missing[0]:,} to {missing[-1]:,} {_LEFT_OUT}"
+        else:
+            found |= dict.fromkeys(missing, _RETURNED)
+    return found
 
 
 # -- releases

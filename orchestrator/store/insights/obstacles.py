@@ -182,4 +182,4 @@ def _limit(row: Row) -> str:
 
 def _some(holders: list[UUID]) -> str:
     rest = f" and {len(holders) - 1:,} more have" if len(holders) > 1 else " has"
-    return f"task {str(holders[0])[-8:]}{rest}"
+    return f"task {holders[0]}{rest}"

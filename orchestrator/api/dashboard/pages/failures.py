@@ -41,7 +41,7 @@ class FailuresQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     since: Annotated[datetime, Meta(tz=True)] | None = None
     """From this time on, instead."""
     until: Annotated[datetime, Meta(tz=True)] | None = None
-    sort: Annotated[str, Meta(pattern=rf"^-?({'|'.join(_SORTS)})\Z")] = "-tasks"
+    sort: Literal["name", "queue", "first", "last", "tasks", "-name", "-queue", "-first", "-last", "-tasks"] = "-tasks"
 
 
 @routes.get("", about=WITHIN)

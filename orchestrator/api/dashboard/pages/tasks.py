@@ -30,6 +30,7 @@ from orchestrator.sdk.values.display import as_shown
 from orchestrator.store.fleet import parameters_of
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.insights import TaskFilter, TaskView
+from orchestrator.store.insights.attempts import unbegun
 from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.cancels import MOST_AT_ONCE, OpenFilter
 from orchestrator.store.tasks.redrive import FailedFilter
@@ -173,6 +174,13 @@ def show_task(api: Api, id: UUID) -> Response:
         log=logs.last_lines(api, id, logs.LogQuery()),
         obstacles=_obstacles(api, found.task, is_requested),
         timeline=timeline(found.task, found.attempts),
+        attempts=sorted(
+            [
+                *((one.attempt, one) for one in found.attempts),
+                *unbegun(found.attempts, found.task.attempt).items(),
+            ],
+            key=lambda one: one[0],
+        ),
         lineage=lineage_within(visitor().key_scope, api.backend.insights.lineage(id)),
         most_shown=_MOST_CHILDREN,
     )
