@@ -31,6 +31,7 @@ from orchestrator.sdk.code.messages import (
     UpdateMethod,
     answer_of,
     name_of,
+    next_try,
     request_id,
     signal_value,
 )
@@ -219,6 +220,9 @@ class TestedRun(Generic[R, W_co]):
         name = name_of(UpdateMethod, update, self._workflow._signature)
         run, id = self._run, self._message_id
         known = None if id is None else request_id(self._first.id, "update", id)
+        refused = {one.id for one in self._facts() if isinstance(one, history.UpdateAnswered) and one.was_refused}
+        while known is not None and known in refused:  # it was not applied, and is sent again
+            known = next_try(known)
         identifier = known or derived_id(run.id, "update", len(run.history))
         asked = history.UpdateRequested(identifier, name, encode_call(name, args, kwargs, self._limit))
         if not any(isinstance(one, history.UpdateRequested) and one.id == identifier for one in self._facts()):

@@ -131,6 +131,58 @@ def test_validators_are_asked_once(system: System, counter: Any, worker: Worker,
     assert handle.result(0) == [1, 1, -1, 2]
 
 
+def test_an_update_that_was_refused_may_be_sent_again_with_its_id(
+    system: System, counter: Any, worker: Worker, engine_: Engine
+) -> None:
+    handle = counter.run.start()
+    handle.signal(counter.push, 1)
+    rest(system, worker, engine_)
+    with serving(system.app.settings) as url, Orchestrator(load_settings(environ={}), api_url=url) as app:
+        for by in (handle, app.workflow_run(handle.id)):
+            sent = by.options(id="m-1").start_update(counter.add, 20)
+            assert sent.stage() == "sent"
+            rest(system, worker, engine_)
+            assert sent.stage() == "completed"
+            with pytest.raises(UpdateRefused, match="too much"):
+                sent.result()
+    counter.most = 100
+    sent = handle.options(id="m-1").start_update(counter.add, 5)
+    assert sent.stage() == "sent"
+    handle.options(id="m-1").start_update(counter.add, 5)  # which is on its way
+    rest(system, worker, engine_)
+    assert (sent.stage(), sent.result()) == ("completed", 2)
+    assert handle.options(id="m-1").update(counter.add, 5) == 2
+    assert handle.update_handle("m-1", counter.add).result() == 2
+    assert kinds(system, handle).count("update_requested") == 3
+    with pytest.raises(Duplicate, match="update 'add' was sent to this run under the same id"):
+        handle.options(id="m-1").update(counter.drop)
+    engine_.close()  # replayed, all of it stays so
+    handle.signal(counter.push, -1)
+    rest(system, worker, engine_)
+    assert handle.result(0) == [1, -1, 2]
+
+
+def test_a_start_with_an_update_that_was_refused_may_be_repeated(
+    system: System, counter: Any, worker: Worker, engine_: Engine
+) -> None:
+    def execute() -> int:
+        with ThreadPoolExecutor() as pool:
+            sending = counter.run.starting(id="c-1", update=(counter.add, 20), update_id="m-1", signal=None)
+            answer = pool.submit(sending.execute)
+            eventually(lambda: rest(system, worker, engine_) or answer.done())
+            return int(answer.result())
+
+    with pytest.raises(UpdateRefused, match="too much"):
+        execute()
+    handle = counter.run.find("c-1")
+    handle.signal(counter.push, 1)
+    with pytest.raises(UpdateRefused, match="too much"):
+        execute()
+    counter.most = 100
+    assert [execute(), execute()] == [0, 0]
+    assert kinds(system, handle).count("update_requested") == 3
+
+
 def test_an_id_belongs_to_one_name(system: System, counter: Any, worker: Worker, engine_: Engine) -> None:
     handle = counter.run.start()
     handle.options(id="m-1").signal(counter.push, 1)

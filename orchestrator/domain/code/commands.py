@@ -31,6 +31,10 @@ ClosePolicy = Literal["cancel", "terminate", "abandon"]
 """What becomes of a child when its parent ends."""
 
 
+_REFUSALS = ("unknown", "arguments", "refused")
+"""Phases of an update before its handler."""
+
+
 class Message(
     msgspec.Struct, frozen=True, array_like=True, tag=lambda name: re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 ):
@@ -208,6 +212,11 @@ class AnswerUpdate(Message, frozen=True):
     id: bytes
     result: bytes | None = None
     error: TaskError | None = None
+
+    @property
+    def was_refused(self) -> bool:
+        """Say whether no handler was run: none has the name, its arguments did not fit, or its validator raised."""
+        return self.error is not None and self.error.phase in _REFUSALS
 
 
 class CompleteRun(Message, frozen=True):

@@ -32,10 +32,10 @@ from orchestrator.errors import (
 )
 from orchestrator.sdk.acting import may_operate
 from orchestrator.sdk.backend.code_reading import named
-from orchestrator.sdk.backend.code_requests import CodeRequests, add_request, kept_by, refuse_other_name
+from orchestrator.sdk.backend.code_requests import CodeRequests, add_request, kept_by, last_try, refuse_other_name
 from orchestrator.sdk.backend.connections import LONGEST_AUDITED
 from orchestrator.sdk.checks import check_name
-from orchestrator.sdk.code.messages import request_id
+from orchestrator.sdk.code.messages import next_try, request_id
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.sdk.waiting.steps import Steps, time_limit
@@ -123,6 +123,8 @@ class CodeBackend(CodeRequests):
             elif update is not None:
                 body = {"name": update.name, "value": update.payload, "once": True}
                 request_of = request_id(runs.origin(connection, held[0]), "update", update_id)
+                request_of, tried = last_try(connection, kept_by(connection, held[0]), request_of)
+                request_of = next_try(request_of) if tried.was_refused else request_of
                 add_request(connection, RequestKind.UPDATE, held[0], request=request_of, **body)
                 self._connections.record(connection, "update", "run", to_text(held[0]), name=update.name)
             elif signal is not None:
@@ -275,13 +277,18 @@ class CodeBackend(CodeRequests):
         if request is None:
             return (yield from self._request(run, RequestKind.UPDATE, "update", timeout, name=name, value=value))
         with time_limit(timeout, writes=True):
-            refuse_other_name("update", name, self._update_name(run, request))
-            if self._find_update(run, request) is None:
+            request, found = self._last_try(run, request)
+            if found.was_refused:
+                request = next_try(request)
+            elif found.request is not None:
+                refuse_other_name("update", name, found.request.name)
+            if found.was_refused or self._find_update(run, request) is None:
                 self._send(run, RequestKind.UPDATE, "update", request=request, once=True, name=name, value=value)
         return (yield from self._answer(run, RequestKind.UPDATE, "update", request, timeout, name)) if answered else b""
 
     def update_answer(self, run: bytes, request: bytes, timeout: float) -> Steps[bytes]:
         last, outcome = self._last(run)
+        request, _ = self._last_try(run, request)
         if outcome.status in ENDED_RUN_STATES and self._find_update(run, request) is None:
             self._refuse_unsent(run, request)
             self._open(last, "update")
@@ -289,13 +296,11 @@ class CodeBackend(CodeRequests):
 
     def update_stage(self, run: bytes, request: bytes) -> str:
         last, outcome = self._last(run)
+        request, found = self._last_try(run, request)
         if self._find_update(run, request) is not None:
             return "completed"
         with self._reading() as connection:
-            found, waiting = (
-                histories.update_events(connection, kept_by(connection, run), request),
-                reads.waiting(connection, last),
-            )
+            waiting = reads.waiting(connection, last)
         if found.request is None:
             self._refuse_unsent(run, request)
         if outcome.status in ENDED_RUN_STATES:
@@ -327,12 +332,12 @@ class CodeBackend(CodeRequests):
 def _applied(connection: Connection, run: bytes, name: str, update_id: str) -> bytes | None:
     """Return the first run of the chain if this one, the one that it continues, or the first has had an update.
 
-    One that came too late for the code of an ended run was not applied.
+    One that came too late for the code of an ended run was not applied, nor was one that was refused.
     """
     origin, begun = runs.origin(connection, run), histories.beginnings(connection, [run]).get(run)
     continued = run if begun is None else begun.continued_from or run
-    found = histories.update_events(connection, [origin, continued, run], request_id(origin, "update", update_id))
-    if found.request is None or not (found.is_shown or found.answer is not None):
+    _, found = last_try(connection, [origin, continued, run], request_id(origin, "update", update_id))
+    if found.request is None or found.was_refused or not (found.is_shown or found.answer is not None):
         return None
     refuse_other_name("update", name, found.request.name)
     return origin

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -26,11 +26,13 @@ from orchestrator.errors import (
 )
 from orchestrator.sdk.backend.asking import obstacles
 from orchestrator.sdk.backend.code_reading import CodeReading
+from orchestrator.sdk.code.messages import next_try
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.waiting.steps import Steps, time_limit
 from orchestrator.sealing import reveal
 from orchestrator.store import audit, inbox
 from orchestrator.store.code import expectations, histories, resolutions, runs
+from orchestrator.store.code.histories import UpdateEvents
 from orchestrator.store.inbox import RequestKind
 from orchestrator.transport.codec import Ended
 
@@ -180,6 +182,10 @@ class CodeRequests(CodeReading):
         state = RunState.FAILED if answer.error is not None else RunState.SUCCESS
         return Ended(request, state, reveal(answer.result or b"\xc0"), answer.error and reveal_error(answer.error))
 
+    def _last_try(self, run: bytes, request: bytes) -> tuple[bytes, UpdateEvents]:
+        with self._reading() as connection:
+            return last_try(connection, kept_by(connection, run), request)
+
     def _update_name(self, run: bytes, request: bytes) -> str:
         """Return the name under which an update was sent; nothing if no history has it."""
         with self._reading() as connection:
@@ -205,6 +211,22 @@ class CodeRequests(CodeReading):
 def kept_by(connection: Connection, run: bytes) -> list[bytes]:
     """Return the runs whose histories may have an update to a run: the first of its chain, itself and the last."""
     return [runs.origin(connection, run), run, runs.latest(connection, [run]).get(run, run)]
+
+
+def last_try(connection: Connection, keeping: Sequence[bytes], request: bytes) -> tuple[bytes, UpdateEvents]:
+    """Return the request by which an update was sent last, and what became of it by the histories of these runs.
+
+    One that was refused was not applied: sent again with its id, it is another request.
+    """
+    found = histories.update_events(connection, keeping, request)
+    while found.was_refused:
+        again = next_try(request)
+        is_on_its_way = inbox.has_request(connection, RequestKind.UPDATE, again)
+        later = histories.update_events(connection, keeping, again)
+        if later.request is None and not is_on_its_way:
+            break
+        request, found = again, later
+    return request, found
 
 
 def add_request(connection: Connection, request_kind: RequestKind, run: bytes, **body: Any) -> int:

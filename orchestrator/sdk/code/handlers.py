@@ -28,8 +28,6 @@ from orchestrator.sdk.values.payload import decode_call, decode_value, encode_va
 
 _UNKNOWN = "The workflow answers no"
 ONE_VALUE = "A signal carries one value or none; that may be a dataclass."
-_REFUSALS = ("unknown", "arguments", "refused")
-"""Phases of an update before its handler."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ class Handlers:
     def update(self, request: history.UpdateRequested) -> None:
         """Take an update; one without a handler yet waits, as a signal does. One that was refused stays so."""
         told = self._commander.ledger.answer(request.id)
-        if told is not None and told.error is not None and _is_refusal(told.error):
+        if told is not None and _is_refusal(told):
             self._commander.issue_once(AnswerUpdate(request.id, error=told.error), request.id, anyway=True)
         elif request.name in self._updates or (self.are_all_known and told is None):
             self._begin(request)
@@ -277,9 +275,9 @@ def check_validator(name: str, function: Callable[..., Any], validate: Callable[
             ) from None
 
 
-def _is_refusal(error: TaskError) -> bool:
+def _is_refusal(told: AnswerUpdate) -> bool:
     """Say whether a recorded answer is that no handler was run; older releases refused an unknown update at once."""
-    return error.phase in _REFUSALS or error.message.startswith(_UNKNOWN)
+    return told.was_refused or (told.error is not None and told.error.message.startswith(_UNKNOWN))
 
 
 def _failed(error: BaseException, phase: str) -> TaskError:

@@ -172,3 +172,8 @@ def answer_of(message: str | QueryMethod[Any, ..., Any] | UpdateMethod[Any, ...,
 def request_id(run: bytes, what: str, id: str) -> bytes:
     """Return the id of a signal or update whose sender has one of its own."""
     return uuid5(UUID(bytes=run), f"{what} {id}").bytes
+
+
+def next_try(request: bytes) -> bytes:
+    """Return the id of an update that is sent again under the id of one that was refused, and so not applied."""
+    return uuid5(UUID(bytes=request), "again").bytes

@@ -173,6 +173,11 @@ class UpdateEvents(NamedTuple):
     """The code has seen it."""
     answer: history.UpdateAnswered | None = None
 
+    @property
+    def was_refused(self) -> bool:
+        """Say whether it was not applied, and may be sent again."""
+        return self.answer is not None and self.answer.was_refused
+
 
 def update_events(connection: Connection, runs: Sequence[bytes], update: bytes) -> UpdateEvents:
     """Return what became of an update, which was sent to one of these runs."""

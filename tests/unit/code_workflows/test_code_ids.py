@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator import Orchestrator, WorkflowContext
+import pytest
+
+from orchestrator import Orchestrator, UpdateRefused, WorkflowContext
 from orchestrator.testing import TestedRun, WorkflowTest
 from tests.unit.code_workflows.playing import started
 
@@ -46,3 +48,36 @@ def test_what_is_sent_twice_with_an_id_is_applied_once() -> None:
         return await run.result()
 
     assert started(counter, play) == 13
+
+
+def test_an_update_that_was_refused_may_be_sent_again_with_its_id() -> None:
+    limit = [10]
+
+    @app.workflow(name="limited")
+    async def limited(ctx: WorkflowContext) -> int:
+        total = 0
+
+        def check(number: int) -> None:
+            if number > limit[0]:
+                raise ValueError("too much")
+
+        @ctx.update(validate=check)
+        def add(number: int) -> int:
+            nonlocal total
+            total += number
+            return total
+
+        await ctx.wait_condition(lambda: total > 0)
+        await ctx.sleep(1)
+        return total
+
+    async def play(run: TestedRun[int], _: WorkflowTest) -> None:
+        once = run.options(id="m-1")
+        for _again in range(2):
+            with pytest.raises(UpdateRefused, match="too much"):
+                await once.update("add", 20)
+        limit[0] = 100
+        assert [await once.update("add", 20), await once.update("add", 20)] == [20, 20]
+        assert await run.result() == 20
+
+    started(limited, play)
