@@ -16,7 +16,6 @@ from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.runs.verdict import RAN_TOO_LONG, WAS_TERMINATED
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import (
-    HANDLER_ERRORS,
     DeterminismViolation,
     NotDeterministic,
     OrchestratorError,
@@ -32,6 +31,7 @@ from orchestrator.sdk.code.messages import (
     answer_of,
     name_of,
     next_try,
+    raised,
     request_id,
     signal_value,
 )
@@ -192,7 +192,7 @@ class TestedRun(Generic[R, W_co]):
     async def query(self, query: str | QueryMethod[Any, ..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Ask the code something."""
         name = name_of(QueryMethod, query, self._workflow._signature)
-        asked = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, self._limit))
+        asked = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, self._limit, "query"))
         answers = await asyncio.to_thread(self._world.leader.activate, self._run, [asked])
         if not answers:
             raise WrongState(f"Workflow {self._workflow.name!r} ended before its code ran, and cannot be asked.")
@@ -224,7 +224,7 @@ class TestedRun(Generic[R, W_co]):
         while known is not None and known in refused:  # it was not applied, and is sent again
             known = next_try(known)
         identifier = known or derived_id(run.id, "update", len(run.history))
-        asked = history.UpdateRequested(identifier, name, encode_call(name, args, kwargs, self._limit))
+        asked = history.UpdateRequested(identifier, name, encode_call(name, args, kwargs, self._limit, "update"))
         if not any(isinstance(one, history.UpdateRequested) and one.id == identifier for one in self._facts()):
             await self._tell(asked)
         return TestedUpdate(self._first, update, identifier)
@@ -294,11 +294,6 @@ def _how(end: commands.EndCommand) -> str:
 
 
 def _value(what: str, result: bytes | None, error: TaskError | None) -> bytes:
-    if error is not None and error.kind == "WrongState":
-        raise WrongState(error.message)
     if error is not None:
-        kind = HANDLER_ERRORS.get(error.phase, OrchestratorError)
-        failed = kind(f"{what} failed: {error.kind}: {error.message}")
-        failed.data = error.attributes
-        raise failed
+        raise raised(what, error)
     return result or b"\xc0"

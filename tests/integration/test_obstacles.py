@@ -135,6 +135,28 @@ def test_a_query_says_within_seconds_that_no_scheduler_leads(system: System) -> 
     assert time.monotonic() - began < 5.0, "it would wait for thirty seconds"
 
 
+def test_a_query_without_an_answer_says_which_workers_could_answer(system: System) -> None:
+    @system.app.workflow(name="basket")
+    async def basket(ctx: WorkflowContext) -> None:
+        await ctx.signals("end").get()
+
+    handle = basket.start()
+    stay_young(system)
+    worker = system.worker("w1", knows=("job", "basket"), queue="default")
+    system.pass_seconds()
+    said = (
+        "No answer to query run .* within 0.01 s. A worker of queue 'default' that has workflow 'basket' answers, and "
+    )
+    with pytest.raises(
+        ResultTimeout, match=f"{said}none of the 1 live ones has: busy, or lost a moment ago. Ask again"
+    ):
+        handle.query("look", timeout=0.01)
+    worker.leave()
+    system.pass_seconds()
+    with pytest.raises(ResultTimeout, match=f"{said}none is live. Start one: .* --queues default"):
+        handle.query("look", timeout=0.01)
+
+
 def test_a_query_waits_for_a_standby(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     @system.app.workflow(name="basket")
     async def basket(ctx: WorkflowContext) -> None:

@@ -171,14 +171,14 @@ def reject(api: Api, id: UUID, name: str, body: Rejection) -> Steps[Settled]:
 )
 def query_run(api: Api, id: UUID, name: str, body: Question) -> Steps[Answer]:
     """Ask the code of a run something."""
-    payload = encode_call(name, body.args, body.kwargs, api.settings.max_payload)
+    payload = encode_call(name, body.args, body.kwargs, api.settings.max_payload, "query")
     return _answer(api, id, (yield from api.backend.code.query(id.bytes, name, payload, body.timeout)))
 
 
 @routes.post("/{id}/updates/{name}", about=RUN, examples=[{"kwargs": {"amount": 5}}])
 def update_run(api: Api, id: UUID, name: str, body: Question) -> Steps[Answer]:
     """Ask the code of a run to do something, and wait for its answer."""
-    payload = encode_call(name, body.args, body.kwargs, api.settings.max_payload)
+    payload = encode_call(name, body.args, body.kwargs, api.settings.max_payload, "update")
     return _answer(api, id, (yield from api.backend.code.update(id.bytes, name, payload, body.timeout)))
 
 

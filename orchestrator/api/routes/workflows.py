@@ -198,7 +198,7 @@ def _start_code(
         raise unfit(f"{min(twice)!r} stands in `params` and in `kwargs`.")
     queue = code.queue if given.queue is None else check_name("queue", given.queue)
     check_queue(key_scope, queue)
-    payload = encode_call(name, given.args, {**given.params, **given.kwargs}, api.settings.max_payload)
+    payload = encode_call(name, given.args, {**given.params, **given.kwargs}, api.settings.max_payload, "workflow")
     run, _ = api.backend.code.start(
         new_id(),
         RunStarted(name, code.version, payload, queue),

@@ -15,6 +15,9 @@ from orchestrator.sdk.waiting.signal_safe import signal_safe
 from orchestrator.store import inbox
 from orchestrator.store.inbox import RequestKind
 
+GOING_ON = "It goes on"
+"""Said where nothing is known to be in the way."""
+
 
 def check_state(kind: RequestKind, target: bytes, state: str, *, allowed: bool) -> None:
     """Say that the state of its target rules a request out, where it does."""
@@ -50,7 +53,7 @@ def _obstacle_finder() -> Callable[[Connection, bytes], list[str]]:
 def overdue(connections: Connections, target: bytes) -> str:
     """Say why a task or a run has not ended in time."""
     try:
-        return " ".join(obstacles(connections, target)).removesuffix(".") or "It goes on"
+        return " ".join(obstacles(connections, target)).removesuffix(".") or GOING_ON
     except Unavailable:
         return cannot_be_asked()
 

@@ -16,7 +16,7 @@ from orchestrator.domain.sealed import reveal_error, reveal_event
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import NotFound, Unavailable, WrongState
-from orchestrator.sdk.backend.asking import cannot_be_asked, overdue
+from orchestrator.sdk.backend.asking import GOING_ON, cannot_be_asked, overdue
 from orchestrator.sdk.backend.part import Part, reading
 from orchestrator.sdk.backend.waiting import FindEnd
 from orchestrator.sdk.calls.code import CodeWork
@@ -84,7 +84,21 @@ class CodeReading(Part, CodeWork):
             return f"It is stuck: {reason['kind']}: {reveal_text(reason['message'])}".removesuffix(".")
         waiting_updates: list[str] = waiting.get("updates", [])
         without = next((text for text in waiting_updates if text.startswith(f"{update}{NO_HANDLER}")), None)
-        return overdue(self._connections, last) if without is None else f"It has got update {without}"
+        if without is not None:
+            return f"It has got update {without}"
+        why = overdue(self._connections, last)
+        return why if update is None or why != GOING_ON else self._unanswered(last)
+
+    def _unanswered(self, run: bytes) -> str:
+        """Say which workers could answer what is asked of a run, where nothing is known to be in the way."""
+        with self._reading() as connection:
+            found = reads.answering(connection, run)
+        if found is None:
+            return GOING_ON
+        has = f"A worker of queue {found.queue!r} that has workflow {found.workflow!r} answers, and"
+        if not found.workers:
+            return f"{has} none is live. Start one: orchestrator worker --app module:app --queues {found.queue}"
+        return f"{has} none of the {found.workers} live ones has: busy, or lost a moment ago. Ask again"
 
     def origin(self, run: bytes) -> bytes:
         with self._reading() as connection:

@@ -14,19 +14,16 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.obstacles import NO_LEADER
-from orchestrator.domain.tasks.task import TaskError, error_text
 from orchestrator.errors import (
-    HANDLER_ERRORS,
     Duplicate,
     NotFound,
-    OrchestratorError,
     ResultTimeout,
     Unavailable,
     WrongState,
 )
 from orchestrator.sdk.backend.asking import obstacles
 from orchestrator.sdk.backend.code_reading import CodeReading
-from orchestrator.sdk.code.messages import next_try
+from orchestrator.sdk.code.messages import next_try, raised
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.waiting.steps import Steps, time_limit
 from orchestrator.sealing import reveal
@@ -144,10 +141,7 @@ class CodeRequests(CodeReading):
                     target = self._open(run, verb)
         if answer.error is not None:
             name = name or self._update_name(run, request)
-            kind = HANDLER_ERRORS.get(answer.error.phase, OrchestratorError)
-            refused = (WrongState if answer.error.kind == "WrongState" else kind)(_refused(verb, name, answer.error))
-            refused.data = answer.error.attributes
-            raise refused
+            raise raised(f"The {verb.split()[0]} {name!r}", answer.error)
         return answer.result or b"\xc0"
 
     def _decision(self, run: bytes, name: str) -> str | None:
@@ -248,9 +242,3 @@ def _refuse_second(connection: Connection, run: bytes, name: str) -> None:
     if resolutions.take_turn(connection, run, name):
         known = audit.decision(connection, to_text(run), name) or "resolved, rejected or given up before"
         raise WrongState(f"No promise {name!r} is open in run {to_text(run)}: it was {known}.")
-
-
-def _refused(verb: str, name: str, error: TaskError) -> str:
-    if error.kind == "WrongState":
-        return error.message
-    return f"The {verb.split()[0]} {name!r} failed: {error_text(error.kind, error.message)}"

@@ -187,7 +187,7 @@ class WorkflowHandle(Generic[R, W_co]):
         An ended run is asked, too: a worker replays its history, of at most a megabyte.
         """
         name, timeout = name_of(QueryMethod, query, self._signature), kwargs.pop("timeout", self._timeout)
-        run, payload = self._question(name, args, kwargs, timeout)
+        run, payload = self._question("query", name, args, kwargs, timeout)
         answer = self._client.backend.code.query(run, name, payload, timeout)
         return answer_of(query, (yield from _legibly(answer)))
 
@@ -203,7 +203,7 @@ class WorkflowHandle(Generic[R, W_co]):
             sent = yield from self._send_update(update, args, kwargs, self._message_id)
             return (yield from sent._result(kwargs.pop("timeout", self._timeout)))
         name, timeout = name_of(UpdateMethod, update, self._signature), kwargs.pop("timeout", self._timeout)
-        run, payload = self._question(name, args, kwargs, timeout)
+        run, payload = self._question("update", name, args, kwargs, timeout)
         answer = self._client.backend.code.update(run, name, payload, timeout)
         return answer_of(update, (yield from _legibly(answer)))
 
@@ -230,18 +230,18 @@ class WorkflowHandle(Generic[R, W_co]):
     ) -> Steps[UpdateHandle[Any]]:
         name = name_of(UpdateMethod, update, self._signature)
         given = {key: value for key, value in kwargs.items() if key != "timeout"}
-        run, payload = self._question(name, args, given, self._timeout)
+        run, payload = self._question("update", name, args, given, self._timeout)
         request = _request_of(self._client, self._run, "update", id)
         yield from self._client.backend.code.update(run, name, payload, self._timeout, request, answered=False)
         return UpdateHandle(self._client, self._run, id, update)
 
     def _question(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
+        self, what: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
     ) -> tuple[bytes, bytes]:
         """Check a query or update; return the run that is asked, and the arguments as data."""
         refuse_inside_task("a workflow")
         check_timeout(timeout)
-        payload = encode_call(name, args, kwargs, self._client.settings.max_payload)
+        payload = encode_call(name, args, kwargs, self._client.settings.max_payload, what)
         with TimeLimit(timeout):
             return self._run, payload
 

@@ -8,7 +8,16 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 from uuid import UUID, uuid5
 
-from orchestrator.errors import InvalidArguments, InvalidTask, InvalidWorkflow, UnknownHandler
+from orchestrator.domain.tasks.task import TaskError, error_text
+from orchestrator.errors import (
+    HANDLER_ERRORS,
+    InvalidArguments,
+    InvalidTask,
+    InvalidWorkflow,
+    OrchestratorError,
+    UnknownHandler,
+    WrongState,
+)
 from orchestrator.sdk.code.known_handlers import WorkflowSignature
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_value, encode_call
@@ -125,7 +134,10 @@ def name_of(
     if isinstance(message, str):
         name = message
     elif not isinstance(message, kind):
-        raise UnknownHandler(f"Expected a {what} by its name or its method, found {message!r}. Nothing was sent.")
+        article = "an" if kind is UpdateMethod else "a"
+        raise UnknownHandler(
+            f"Expected {article} {what} by its name or its method, found {message!r}. Nothing was sent."
+        )
     elif to is None or any(issubclass(one, message.owner) for one in to.classes()):
         name = message.name
     else:
@@ -153,7 +165,7 @@ def signal_value(
         args = []  # it takes no value
     try:
         signal.signature.check(args, kwargs)
-        signal.signature.check_types(args, kwargs, encode_call(signal.name, args, kwargs, limit))
+        signal.signature.check_types(args, kwargs, encode_call(signal.name, args, kwargs, limit, "signal"))
     except InvalidTask as error:
         raise InvalidArguments(f"{error} Nothing was sent.") from None
     return name, next(iter(signal.signature.named(args, kwargs).values()), None)
@@ -167,6 +179,17 @@ def answer_of(message: str | QueryMethod[Any, ..., Any] | UpdateMethod[Any, ...,
     """Return an answer; that to a method in the type of its annotation."""
     value = decode_value(data)
     return value if isinstance(message, str) else message.signature.restore_result(value)
+
+
+def raised(what: str, error: TaskError) -> OrchestratorError:
+    """Return the exception for a query or an update that has no answer."""
+    if error.kind == WrongState.__name__:
+        return WrongState(error.message)
+    says_all = error.phase in ("unknown", "arguments") and error.kind.endswith(InvalidTask.__name__)
+    text = error.message if says_all else f"{what} failed: {error_text(error.kind, error.message)}"
+    found = HANDLER_ERRORS.get(error.phase, OrchestratorError)(text)
+    found.data = error.attributes
+    return found
 
 
 def request_id(run: bytes, what: str, id: str) -> bytes:

@@ -159,7 +159,7 @@ class Starting(Generic[P, R, W_co]):
                 "start(…), which returns the answer."
             )
         name, *arguments = name_of(UpdateMethod, self._update[0], self._signature), *self._update[1:]
-        payload = encode_call(name, arguments, {}, self._client.settings.max_payload)
+        payload = encode_call(name, arguments, {}, self._client.settings.max_payload, "update")
         return history.UpdateRequested(bytes(16), name, payload)
 
     def _encoded_signal(self, run: bytes) -> history.SignalReceived | None:

@@ -233,7 +233,7 @@ class CodeWorkflow(Generic[P, R, W_co]):
     def _encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
         """Check a call and return its arguments as data."""
         self._signature.check(args, kwargs)
-        payload = encode_call(self.name, args, kwargs, self._client.settings.largest_value)
+        payload = encode_call(self.name, args, kwargs, self._client.settings.largest_value, "workflow")
         self._signature.check_types(args, kwargs, payload)
         return payload
 

@@ -110,8 +110,10 @@ def _call(data: bytes) -> bytes:
     return open_data(data if stored is None else read_encoded(stored), CALL)
 
 
-def encode_call(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any], limit: int) -> bytes:
-    """Encode the arguments of a call, or say which of them cannot be."""
+def encode_call(
+    name: str, arguments: Sequence[Any], keywords: Mapping[str, Any], limit: int, what: str = "task"
+) -> bytes:
+    """Encode the arguments of a call of a task, workflow, query …, or say which of them cannot be."""
     try:
         data = _encoder.encode((arguments, keywords))
         if _IN_TIMES in data:
@@ -120,9 +122,9 @@ def encode_call(name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
             _refuse_lost_zones(data, (arguments, keywords))
     except REFUSALS:
         for place, value in [*enumerate(arguments, 1), *keywords.items()]:
-            encode_value(value, f"Argument {place} of task {name!r}", limit)
-        return encode_value((arguments, keywords), f"The arguments of task {name!r}", limit)  # a keyword is at fault
-    return data if len(data) <= _SHORT <= limit else _checked(data, f"The arguments of task {name!r}", limit)
+            encode_value(value, f"Argument {place} of {what} {name!r}", limit)
+        return encode_value((arguments, keywords), f"The arguments of {what} {name!r}", limit)  # a keyword is at fault
+    return data if len(data) <= _SHORT <= limit else _checked(data, f"The arguments of {what} {name!r}", limit)
 
 
 def digest_call(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.histories import first_event
+from orchestrator.store.fleet import IS_FRESH
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.sql import Prepared, Row, Statement
 
@@ -72,6 +73,30 @@ _WAITING = Statement[dict[str, Any] | None](
 def waiting(connection: Connection, run: bytes) -> dict[str, Any]:
     """Return what the worker knew of a run that took its last turn, if anything."""
     return _WAITING.first(connection, id=run) or {}
+
+
+class Answering(NamedTuple):
+    """The workers that could answer what is asked of a run."""
+
+    workflow: str
+    queue: str
+    workers: int
+
+
+_ANSWERING = Statement[Answering](f"""
+SELECT /* code_reads.answering */ r.workflow, t.queue,
+       (SELECT count(*) FROM orchestrator.workers
+         WHERE state = 'live' AND {IS_FRESH} AND t.queue = ANY(queues) AND r.workflow = ANY(names)) AS workers
+  FROM orchestrator.runs r
+ CROSS JOIN LATERAL (SELECT queue FROM orchestrator.tasks WHERE id = r.id
+                      UNION ALL SELECT queue FROM orchestrator.ended_tasks WHERE id = r.id LIMIT 1) AS t
+ WHERE r.id = %(id)s::uuid
+""")
+
+
+def answering(connection: Connection, run: bytes) -> Answering | None:
+    """Return how many live workers have the code of a run."""
+    return _ANSWERING.first(connection, id=run)
 
 
 _ATTRIBUTES = Statement[dict[str, Any] | None](

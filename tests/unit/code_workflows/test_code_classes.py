@@ -15,6 +15,7 @@ from orchestrator import (
     InvalidArguments,
     InvalidWorkflow,
     Orchestrator,
+    OrchestratorError,
     RunFailed,
     UpdateRefused,
     WorkflowContext,
@@ -333,3 +334,58 @@ def test_a_run_that_ended_so_in_an_older_release_still_replays() -> None:
     *others, last = recording.events
     completed = Event(last.number, last.at, RunCompleted(msgspec.msgpack.encode("done")))
     replay(Stubborn, Recording(recording.run_id, [*others, completed]))
+
+
+def test_errors_name_what_was_called_once() -> None:
+    app = Orchestrator(database_url="postgresql://nobody@nowhere.invalid/none")
+
+    @app.workflow(name="fast")
+    class Fast:
+        def __init__(self, ctx: WorkflowContext) -> None:
+            self.ctx = ctx
+
+        @workflow.run
+        async def run(self, seconds: float = 1) -> None:
+            await self.ctx.sleep(seconds)
+
+        @workflow.query
+        def ask(self, number: int) -> int:
+            return number
+
+        @workflow.update
+        def act(self, number: int) -> int:
+            return number
+
+        @workflow.signal
+        def tell(self, number: int) -> None: ...
+
+    async def play() -> list[str]:
+        said = []
+        async with WorkflowTest() as test:
+            run = await test.start(Fast.run)
+            for call in (
+                lambda: test.start(Fast.run, object()),  # type: ignore[arg-type]
+                lambda: run.query(Fast.ask, object()),  # type: ignore[call-overload]
+                lambda: run.update(Fast.act, object()),  # type: ignore[call-overload]
+                lambda: run.signal(Fast.tell, object()),  # type: ignore[call-overload]
+                lambda: run.query("ask"),
+                lambda: run.update("act"),
+                lambda: run.update("akt"),
+                lambda: run.update(Fast.ask),  # type: ignore[call-overload]
+            ):
+                with pytest.raises(OrchestratorError) as raised:
+                    await call()
+                said.append(str(raised.value).partition(" cannot be serialised")[0])
+        return said
+
+    assert asyncio.run(play()) == [
+        "Argument 1 of workflow 'fast'",
+        "Argument 1 of query 'ask'",
+        "Argument 1 of update 'act'",
+        "Argument 1 of signal 'tell'",
+        "Query 'ask': missing a required argument: 'number'. Expected ask(number: 'int').",
+        "Update 'act': missing a required argument: 'number'. Expected act(number: 'int').",
+        "The workflow answers no update 'akt'. Did you mean 'act'? It answers: act.",
+        "Expected an update by its name or its method, found <query "
+        "test_errors_name_what_was_called_once.<locals>.Fast.ask>. Nothing was sent.",
+    ]
