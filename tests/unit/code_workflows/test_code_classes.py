@@ -364,7 +364,7 @@ def test_errors_name_what_was_called_once() -> None:
         async with WorkflowTest() as test:
             run = await test.start(Fast.run)
             for call in (
-                lambda: test.start(Fast.run, object()),  # type: ignore[arg-type]
+                lambda: test.start(Fast.run, object()),
                 lambda: run.query(Fast.ask, object()),  # type: ignore[call-overload]
                 lambda: run.update(Fast.act, object()),  # type: ignore[call-overload]
                 lambda: run.signal(Fast.tell, object()),  # type: ignore[call-overload]
