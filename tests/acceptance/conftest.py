@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +16,14 @@ from tests.acceptance.ways import Way, take
 sys.path.insert(0, str(HERE))  # as the workers see it: `project` is a top-level module
 
 import project
+import sharing
 
+from orchestrator.store import shards
 from tests.emptying import empty
 
-__all__ = ["fresh_stack", "leading", "life", "project", "running", "settings", "stack", "way"]
+__all__ = ["fresh_stack", "leading", "life", "project", "running", "settings", "sharded", "stack", "way"]
+
+SHARDS = 2
 
 
 @pytest.fixture
@@ -89,3 +94,19 @@ def running(way: Way, database_url: str, redis_url: str, tmp_path_factory: pytes
         stack.worker(processes=2)
         take(way, stack, project.app)
         yield stack
+
+
+@pytest.fixture
+def sharded(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Stack]:
+    """Two shards in a namespace of their own, without processes."""
+    namespace = f"shards_{uuid.uuid4().hex[:8]}"
+    stack = Stack(database_url, redis_url, tmp_path, namespace=namespace, shards=SHARDS)
+    shards.upgrade(stack.settings)
+    with using(project.app, stack), using(sharing.app, stack):
+        try:
+            yield stack
+        finally:
+            stack.close()
+            for schema in ("all", *range(1, 4)):
+                stack.sql_of(f'DROP SCHEMA IF EXISTS "{namespace}/{schema}" CASCADE')
+            stack.sql_of(f'DROP SCHEMA IF EXISTS "{namespace}" CASCADE')

@@ -61,3 +61,32 @@ async def listens(ctx: WorkflowContext) -> str:
 async def passes_on(ctx: WorkflowContext, runs: list[str]) -> None:
     for run in runs:
         await app.workflow_run(run).asignal("word", "passed on")
+
+
+@app.task
+def says(ctx: TaskContext) -> str:
+    ctx.log("said")
+    ctx.progress(0.5, "half")
+    return "said"
+
+
+@app.task
+def fails() -> None:
+    raise LookupError("nothing there")
+
+
+@app.workflow
+async def answers(ctx: WorkflowContext) -> str:
+    """Answer whatever it is asked, until somebody keeps its promise."""
+    ctx.set("word", "none")
+
+    @ctx.query
+    def word() -> str:
+        return str(ctx.get("word"))
+
+    @ctx.update
+    def say(said: str) -> str:
+        ctx.set("word", said)
+        return said
+
+    return str(await ctx.promise("done"))

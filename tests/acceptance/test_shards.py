@@ -6,9 +6,7 @@ import json
 import os
 import signal
 import threading
-import uuid
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,28 +16,12 @@ import sharing
 
 from orchestrator import Duplicate, Handle
 from orchestrator.store import database, shards
-from tests.acceptance.stack import Stack, using
+from tests.acceptance.conftest import SHARDS
+from tests.acceptance.stack import Stack
 from tests.acceptance.ways import take
 from tests.waiting import eventually
 
-SHARDS = 2
 SHARING = ("--app", "sharing:app", "--queues", "default,limited")
-
-
-@pytest.fixture
-def sharded(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Stack]:
-    """Two shards in a namespace of their own, without processes."""
-    namespace = f"shards_{uuid.uuid4().hex[:8]}"
-    stack = Stack(database_url, redis_url, tmp_path, namespace=namespace, shards=SHARDS)
-    shards.upgrade(stack.settings)
-    with using(project.app, stack), using(sharing.app, stack):
-        try:
-            yield stack
-        finally:
-            stack.close()
-            for schema in ("all", *range(1, 4)):
-                stack.sql_of(f'DROP SCHEMA IF EXISTS "{namespace}/{schema}" CASCADE')
-            stack.sql_of(f'DROP SCHEMA IF EXISTS "{namespace}" CASCADE')
 
 
 def per_shard(stack: Stack, table: str, number: int = SHARDS) -> list[int]:

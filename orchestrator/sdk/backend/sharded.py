@@ -131,9 +131,9 @@ class _Part:
         return name in self._declared and self._declared[name].waits
 
     def _usual(self, name: str) -> Method | None:
-        """Return how a call is routed that changes a task or run, which one of its arguments names."""
+        """Return how a call is routed that changes or asks a task or run, which one of its arguments names."""
         known = self._declared.get(name)
-        if known is None or known.rules.for_programs or (known.rules.scope is Scope.READ and not known.waits):
+        if known is None or ((known.rules.for_programs or known.rules.scope is Scope.READ) and not known.waits):
             return None
         about = known.rules.about or {}
         argument = about.get(Kind.TASK) or about.get(Kind.RUN)
