@@ -139,7 +139,7 @@ def test_a_large_graph_is_folded_and_opened(base: str, window: Watched) -> None:
     window.sees("h1 .s-success")
     nodes = window.page.locator("g.node")
     assert nodes.count() == 3
-    assert window.page.locator("tr[data-key^=step]").count() == 80
+    assert window.page.locator("tr[data-key^=step]").count() == 25
     window.sees("g.node[data-open]", "part (160)").click()
     eventually(lambda: nodes.count() == 153, "the group is open; the rest of it is a group")
     svg = window.page.locator(".graph svg")
@@ -152,6 +152,25 @@ def test_a_large_graph_is_folded_and_opened(base: str, window: Watched) -> None:
     window.sees("tr[data-key^=step]", "part_100")
     window.page.get_by_text("Close all groups").click()
     eventually(lambda: nodes.count() == 3, "all are closed")
+
+
+def test_a_run_with_many_steps_fits_a_few_screens_and_shows_the_failed_ones_first(base: str, window: Watched) -> None:
+    tasks = {f"part_{number}": {"task": "project.add", "input": {"a": 1, "b": 1}} for number in range(100)}
+    tasks["part_77"] = {"task": "project.broken", "input": {"text": "it is broken"}}
+    httpx.post(f"{base}/api/v1/workflows", json={"definition": {"name": "many", "tasks": tasks}}).raise_for_status()
+    run = str(httpx.post(f"{base}/api/v1/workflows/many/runs", json={}).raise_for_status().json()["id"])
+    window.go(f"/ui/runs/{run}")
+    window.sees("h1 .s-failed")
+    rows = window.page.locator("tr[data-key^=step]")
+    assert rows.count() == 25
+    assert "part_77" in rows.first.inner_text()
+    assert window.page.locator(".gantt .name:visible").count() == 30
+    assert window.page.locator(".gantt .name:visible", has_text="part_77").count() == 1
+    assert window.page.evaluate("document.documentElement.scrollHeight") < 5 * 900
+    window.page.locator(".gantt summary", has_text="70 more").click()
+    assert window.page.locator(".gantt .name:visible").count() == 100
+    window.page.get_by_text("Next steps").click()
+    eventually(lambda: rows.count() == 75, "all others are listed")
 
 
 def test_a_run_is_cancelled_after_a_question(base: str, window: Watched, tmp_path: Path) -> None:

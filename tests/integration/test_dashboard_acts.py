@@ -1220,11 +1220,21 @@ def test_charts_mark_starts_of_workers_and_changes_of_the_leader(house: House) -
             places = [float(x) for _, x in marks]
             assert places == pytest.approx([30, 50], abs=1.1), path
         assert 'aria-label="Failures in the last 7d"' in visitor.get("/ui/failures?within=7d").text
+        rows(
+            house,
+            "INSERT INTO orchestrator.worker_releases (worker, release, started_at, until) SELECT id, '2026.2',"
+            " now() - interval '29 minutes', now() + interval '1 day' FROM orchestrator.workers RETURNING worker",
+        )
+        visitor.post("/ui/queues/mail.out/resume")
+        page = visitor.get("/ui").text
+        marks = re.findall(r'<g class="mark"><title>[^<]* UTC: ([^<]*)</title>', page)
+        assert marks == ["release 2026.2 came", "another scheduler leads, in term 2"]
+        assert "2 dashed lines: release 2026.2 came <time" in page
         bound.log_in(make_key(house, Scope.READ, "mail.", "mail-"))
         assert 'class="mark"' not in bound.get("/ui").text
     finally:
         with house.engine.connect() as connection:
-            empty(connection, "throughput")
+            empty(connection, "throughput", "worker_releases")
 
 
 def test_failures_are_shown_of_a_chosen_time(house: House) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlencode
@@ -13,6 +14,8 @@ from orchestrator.monitoring.times import present
 from orchestrator.store.insights import AttemptView, RunView, StepView, TaskView
 
 _MOST_ROWS = 200
+_FEW_ROWS = 30
+"""Rows that are in view before somebody opens the others."""
 _TICKS = (
     *(unit * one for unit in (0.001, 0.01, 0.1, 1, 10) for one in (1, 2, 5)),
     *(60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 21_600, 43_200),
@@ -47,6 +50,15 @@ class Gantt:
     start: datetime
     end: datetime
     left_out: int
+
+    @property
+    def parts(self) -> tuple[list[tuple[int, Row]], list[tuple[int, Row]]]:
+        """The rows that are in view, numbered, and those that are folded: of many, the first and all that failed."""
+        rows = [*enumerate(self.rows, 1)]
+        if len(rows) <= _FEW_ROWS + 5:
+            return rows, []
+        urgent = sorted(rows, key=lambda one: one[1].state != "failed")
+        return sorted(urgent[:_FEW_ROWS], key=itemgetter(0)), sorted(urgent[_FEW_ROWS:], key=itemgetter(0))
 
     @property
     def seconds(self) -> float:

@@ -118,7 +118,8 @@ def fold(steps: Sequence[StepView], critical: frozenset[str], opened: Collection
     members: dict[str, list[StepView]] = {}
     for (depth, stem), found in groups.items():
         inside = sorted(found, key=lambda step: (depths[step.name], urgency(step)))
-        name = inside[0].name if len(inside) == 1 else f"{stem or f'layer {depth}'} ({len(inside)})"
+        label = _common([step.name for step in inside]) if stem else ""
+        name = inside[0].name if len(inside) == 1 else f"{label or stem or f'layer {depth}'} ({len(inside)})"
         if len(inside) > 1 and (name in members or name in depths):
             name += f" {inside[0].name}"
         shown = inside[:MOST_DRAWN] if name in opened or len(inside) == 1 else []
@@ -179,6 +180,17 @@ def rows_of(
         if left := [name for name in inside if name not in rows]:
             rows[label] = left
     return rows
+
+
+def _common(names: Sequence[str]) -> str:
+    """Return what names begin with, without a part of a number."""
+    first, last = min(names), max(names)
+    prefix = first[
+        : next((place for place, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), None)
+    ]
+    if any(name[len(prefix) : len(prefix) + 1].isdigit() for name in names):
+        prefix = prefix.rstrip("0123456789")
+    return prefix.rstrip("_.:[- ")
 
 
 def urgency(step: StepView) -> int:

@@ -135,3 +135,11 @@ SELECT /* insights.releases.last */ release AS name, min(started_at) AS at FROM 
 """)
 def last_release(connection: Connection) -> Release | None:
     """Return the release of the worker that started last."""
+
+
+@Statement.function("""
+SELECT /* insights.releases.first_starts */ release, min(started_at) FROM orchestrator.worker_releases
+ GROUP BY release HAVING min(started_at) >= %(since)s::timestamptz
+""")
+def first_starts(connection: Connection, since: datetime) -> dict[str, datetime]:
+    """Return the releases that came since then, and when the first worker of each started."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.list_notes import SPANS, given
-from orchestrator.api.dashboard.pages.overview import read_failures, read_hour, read_marks
+from orchestrator.api.dashboard.pages.overview import ROLLOUT, read_failures, read_hour, read_marks
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
 from orchestrator.api.key_scope import WITHIN, check_queue
 from orchestrator.api.problems import refused
@@ -28,8 +28,6 @@ routes, actions = pages("/ui/failures"), page_actions("/ui/failures")
 _PARTS = 24
 """Bars of each group, over the time that is shown."""
 _SORTS = {"name": "name", "queue": "queue", "first": "first_at", "last": "last_at", "tasks": "tasks"}
-_ROLLOUT = timedelta(minutes=10)
-"""Workers that start within it of each other replace a fleet together."""
 NO_KIND = "-"
 """Stands in paths for an error without a kind."""
 
@@ -108,7 +106,7 @@ def _last_start(api: Api) -> datetime | None:
     starts = sorted((one.worker_started_at for one in workers), reverse=True)
     last = starts[0] if starts else None
     for start in starts:
-        last = start if last is not None and last - start <= _ROLLOUT else last
+        last = start if last is not None and last - start <= ROLLOUT else last
     return last
 
 

@@ -27,6 +27,7 @@ from orchestrator.monitoring.trouble import Trouble
 from orchestrator.store import throughput
 from orchestrator.store.insights import Overview, QueueCounts, RunFilter, list_queues, page_of_approvals, page_of_runs
 from orchestrator.store.insights import overview as overview_of
+from orchestrator.store.insights.attempts import first_starts
 from orchestrator.store.insights.failures import (
     MOST_LOOKED_AT,
     Failures,
@@ -45,6 +46,8 @@ _RECENT = 1.0
 _LATELY = 5
 """Minutes whose failures need a person, unless somebody knows of all groups of the last hour."""
 _MOST_GROUPS = 8
+ROLLOUT = timedelta(minutes=10)
+"""Workers that start within it of each other replace a fleet together."""
 _MOST_COUNTED = 100
 """Runs that a hint counts."""
 _MOST_FAILURES = 1_000
@@ -144,22 +147,35 @@ class Mark(NamedTuple):
 
     at: float
     """Which part of the time lies before it."""
-    text: str
+    when: datetime
+    what: str
+
+    @property
+    def text(self) -> str:
+        """What stands beside it."""
+        return f"{self.when:%Y-%m-%d %H:%M} UTC: {self.what}"
 
 
 def read_marks(api: Api, key_scope: KeyScope, span: timedelta) -> list[Mark]:
-    """Return the starts of workers and changes of the leader within a time until now, for keys that see the whole."""
+    """Return releases that came, starts of workers and changes of the leader within a time until now.
+
+    For keys that see the whole.
+    """
     if key_scope.is_bound:
         return []
     now = present()
     since = now - span
     workers = api.recent.get(("workers",), 5.0, api.backend.insights.list_workers)
-    started = {one.parent or one.id: one.worker_started_at for one in workers}
-    starts = Counter(at.replace(second=0, microsecond=0) for at in started.values() if at >= since)
+    started = {one.parent or one.id: (one.worker_started_at, one.release) for one in workers}
+    starts = Counter((at.replace(second=0, microsecond=0), release) for at, release in started.values() if at >= since)
+    releases = api.recent.get(("releases", span), 10.0, lambda: api.read(first_starts, since))
     terms = api.recent.get(("terms",), 10.0, lambda: api.read(throughput.terms, now - throughput.KEPT))
-    found = [(at, f"{counted(count, 'worker')} started") for at, count in starts.items()]
+    found = [(at, f"release {name} came") for name, at in releases.items()]
+    for (at, release), count in starts.items():
+        if release is None or release not in releases or at - releases[release] > ROLLOUT:
+            found.append((at, f"{counted(count, 'worker')}{f' of release {release}' if release else ''} started"))
     found += [(one.at, f"another scheduler leads, in term {one.term}") for one in terms[1:] if one.at >= since]
-    return [Mark(max(0.0, (at - since) / span), f"{at:%Y-%m-%d %H:%M} UTC: {text}") for at, text in sorted(found)]
+    return [Mark(max(0.0, (at - since) / span), at, what) for at, what in sorted(found)]
 
 
 class Decided(NamedTuple):

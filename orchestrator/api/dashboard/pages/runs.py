@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import LARGEST, Api, Page
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
-from orchestrator.api.dashboard.graph import MOST_DRAWN, critical_path, draw, fold, urgency
+from orchestrator.api.dashboard.graph import critical_path, draw, fold, urgency
 from orchestrator.api.dashboard.list_notes import Span, given, progress_of, progress_of_runs, run_notes, within_span
 from orchestrator.api.dashboard.pages import flows as flow_pages
 from orchestrator.api.dashboard.rendering import go, page, pages, visitor
@@ -51,8 +51,8 @@ routes = pages("/ui/runs")
 
 _MOST_TASKS = 50
 _MOST_EVENTS = 300
-_MOST_STEPS, _MOST_ERRORS = 80, 5
-"""Rows of the table of a large run, and errors of steps that are shown at once."""
+_FEW_STEPS, _MOST_STEPS, _MOST_ERRORS = 25, 80, 5
+"""Rows that the table of a large run begins with, rows of its other pages, and errors that are shown at once."""
 
 
 class RunsQuery(run_routes.RunQuery):
@@ -146,10 +146,10 @@ def _of_steps(
     critical = critical_path(steps)
     before = run_before(api, run, key_scope)
     folded = fold(steps, critical, query.open)
-    is_large = len(steps) > MOST_DRAWN
+    is_large = len(steps) > _FEW_STEPS + 5
     states = Counter(step.state for step in sorted(steps, key=urgency))
     wanted = [step for step in steps if query.state in ("", step.state)]
-    end = query.start + _MOST_STEPS if is_large else len(steps)
+    end = query.start + (_MOST_STEPS if query.start else _FEW_STEPS) if is_large else len(steps)
     listed = sorted(wanted, key=urgency)[query.start : end] if is_large else wanted
     failed = [step for step in steps if step.error is not None]
     limited = api.read(limited_until, run.id, [step.name for step in folded.steps])
