@@ -109,6 +109,11 @@ RANGES = [
     (('stage>"new"',), "b"),
     (("stage>=1",), ""),
     (("nothing>1",), ""),
+    (("stage!=paid",), "a"),
+    (("stage != 5",), "ab"),
+    (("total!=100", "stage=new"), "a"),
+    (("due!=2026-01-02T04:04+01:00",), "ac"),
+    (("total >= 100",), "bc"),
     (('stage>\u00e9"\\',), ""),
 ]
 
@@ -182,11 +187,47 @@ def test_filters_are_typed() -> None:
     assert wanted(["a=1", "b=1.5", "c=true", 'd="1"', "e=x=y", "f=null", "g=01"]) == {
         **{"a": 1, "b": 1.5, "c": True, "d": "1", "e": "x=y", "f": "null", "g": "01"}
     }
+    assert wanted(["a = x y ", 'b="=x"', "a=x y", 'c=""']) == {"a": "x y", "b": "=x", "c": ""}
     for odd in ("stage", "=1", "st\u00e4ge=1", "stage<\x00", "stage=\ud800", "stage=\n"):
         with pytest.raises(InvalidWorkflow, match="expected NAME=VALUE"):
             wanted([odd])
     with pytest.raises(InvalidWorkflow, match="printable characters"):
         ranges(['stage<"\\u0000"'])
+
+
+@pytest.mark.parametrize(
+    ("odd", "meant"),
+    [
+        ("stage==paid", "stage=paid"),
+        ("total=>100", "total>=100"),
+        ("total=<100", "total<=100"),
+        ("stage<>paid", "stage!=paid"),
+        ("stage=!paid", "stage!=paid"),
+        ("stage=", 'stage=""'),
+        ("total>=", 'total>=""'),
+        ("stage='paid'", "stage=paid"),
+        ('stage="paid', "stage=paid"),
+        ("paid=True", "paid=true"),
+        ("paid>=true", "paid=true"),
+        ("stage=~paid", 'stage="~paid"'),
+        ("tags=[1, 2]", 'tags="[1, 2]"'),
+    ],
+)
+def test_a_filter_that_could_match_nothing_is_refused_and_shows_the_right_form(
+    system: System, odd: str, meant: str
+) -> None:
+    said = f"such as stage=paid, stage!=paid or total>=100; found {odd!r}. Did you mean {meant!r}?"
+    with pytest.raises(InvalidWorkflow) as refused:
+        listed(system, odd)
+    assert str(refused.value).endswith(said)
+    answer = ApiClient(system.settings).send("GET", "/api/v1/runs", params={"attribute": odd})
+    assert (answer.status_code, answer.json()["detail"].endswith(said)) == (422, True)
+
+
+def test_two_values_of_one_attribute_are_refused(system: System) -> None:
+    with pytest.raises(InvalidWorkflow, match="Attribute 'stage': a run has one value, found 'new' and 'paid'"):
+        listed(system, "stage=new", "stage=paid")
+    assert listed(system, "stage=new", "stage=new") == set()
 
 
 def test_http_shows_attributes_and_filters_by_them(system: System) -> None:
@@ -199,5 +240,11 @@ def test_http_shows_attributes_and_filters_by_them(system: System) -> None:
     shown = ask("GET", f"/api/v1/runs/{handle.id}").json()["run"]
     assert shown["attributes"] == {"customer": "acme", "total": 3}
     assert ask("GET", "/api/v1/runs?attribute=customer").status_code in (400, 422)
-    for asked, found in (("total>=3", [handle.id]), ("total%3E3", []), ("total<4", [handle.id])):
+    for asked, found in (
+        ("total>=3", [handle.id]),
+        ("total%3E3", []),
+        ("total<4", [handle.id]),
+        ("total!=3", []),
+        ("total!=4", [handle.id]),
+    ):
         assert [run["id"] for run in ask("GET", f"/api/v1/runs?attribute={asked}").json()["items"]] == found

@@ -432,8 +432,8 @@ def test_a_form_that_does_not_fit_says_what_to_give(house: House) -> None:
     page = visitor.get("/ui/runs?attribute=zz")
     assert page.status_code == 422
     assert (
-        "Attribute: expected NAME=VALUE, or one of < <= > >= for =; found 'zz'. For example: stage=paid, or total>=100."
-        in unescape(page.text)
+        "Attribute: expected NAME=VALUE, NAME!=VALUE or a range with < <= > or >=, such as stage=paid, stage!=paid or "
+        "total>=100; found 'zz'." in unescape(page.text)
     )
     assert "The workflow cannot" not in page.text
     page = visitor.get("/ui/compare?" + "&".join(f"run={uuid4()}" for _ in range(3)))

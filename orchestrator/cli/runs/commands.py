@@ -139,7 +139,7 @@ def start(
     "attributes",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Only with this attribute, or a range: 'total>=100'; may be repeated.",
+    help="Only with this attribute, another value ('stage!=paid') or a range ('total>=100'); may be repeated.",
 )
 @click.option("--name", help="Only of this name.")
 @click.option("--stuck", is_flag=True, help="Only those that cannot go on.")

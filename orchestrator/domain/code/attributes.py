@@ -24,7 +24,11 @@ LONGEST = 255
 LARGEST = 2**53
 """Whole numbers stay below it, in JSON."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_FILTER = re.compile(rf"({_NAME.pattern})(<=|>=|=|<|>)(.*)")
+_FILTER = re.compile(rf" *({_NAME.pattern}) *(!=|<=|>=|=|<|>) *(.*?) *")
+_QUOTED = "=<>!~\"'[{"
+"""A text that begins with one of these stands in double quotes: more likely, the filter is not what was meant."""
+_MEANT = {"==": "=", "=>": ">=", "=<": "<=", "<>": "!=", "=!": "!="}
+_PYTHON = {"True": "true", "False": "false"}
 
 
 def checked(given: Mapping[str, object]) -> dict[str, Scalar]:
@@ -85,28 +89,58 @@ def attributes_of(events: Iterable[HistoryItem]) -> dict[str, Scalar]:
 
 def wanted(filters: Iterable[str]) -> dict[str, Scalar]:
     """Return what runs must have: `stage=paid`. A value that reads as a number, true or false is one, unless quoted."""
-    return {name: value for name, operator, value in map(_compared, filters) if operator == "="}
+    found: dict[str, Scalar] = {}
+    for name, operator, value in map(_compared, filters):
+        if operator == "=" and found.setdefault(name, value) != value:
+            raise InvalidWorkflow(
+                f"Attribute {name!r}: a run has one value, found {found[name]!r:.100} and {value!r:.100}."
+            )
+    return found
 
 
 def ranges(filters: Iterable[str]) -> str | None:
-    """Return the path by which Postgres finds what `total>=100` and the like ask for; None if nothing does.
+    """Return the path by which Postgres finds what `total>=100` and `stage!=paid` ask for; None if nothing does.
 
-    Numbers compare with numbers and texts with texts, which times are; one with a time zone is compared in UTC.
+    Numbers compare with numbers and texts with texts, which times are; one with a time zone is compared in UTC. A run
+    without the attribute fits neither.
     """
-    compared = [(name, operator, value) for name, operator, value in map(_compared, filters) if operator != "="]
-    return " && ".join(f'$."{name}" {operator} {as_json(_in_utc(value))}' for name, operator, value in compared) or None
+    return " && ".join(_path(*one) for one in map(_compared, filters) if one[1] != "=") or None
+
+
+def _path(name: str, operator: str, value: Scalar) -> str:
+    data = as_json(_in_utc(value))
+    if operator == "!=":  # as jsonpath has it, one of another type would not fit
+        return f'exists($."{name}") && !exists($."{name}" ? (@ == {data}))'
+    return f'$."{name}" {operator} {data}'
 
 
 def _compared(text: str) -> tuple[str, str, Scalar]:
     """Return the name, the operator and the value of a filter."""
     found = _FILTER.fullmatch(text) if text.isprintable() else None
     if found is None:
-        raise InvalidWorkflow(f"Attribute: expected NAME=VALUE, or one of < <= > >= for =; found {text!r:.100}.")
+        raise _malformed(text)
     name, operator, value = found.groups()
     try:
-        return name, operator, _scalar(name, msgspec.json.decode(value, type=Scalar))
+        scalar = _scalar(name, msgspec.json.decode(value, type=Scalar))
     except msgspec.MsgspecError:
-        return name, operator, value
+        scalar = value
+        if (turned := _MEANT.get(operator + value[:1])) is not None:
+            raise _malformed(text, f"{name}{turned}{value[1:]}") from None
+        if value in _PYTHON:
+            raise _malformed(text, f"{name}{operator}{_PYTHON[value]}") from None
+        if not value or value[0] in _QUOTED:
+            bare = value.strip("\"'") if value[:1] in ("'", '"') else as_json(value)
+            raise _malformed(text, f"{name}{operator}{bare}") from None
+    if isinstance(scalar, bool) and operator not in ("=", "!="):
+        raise _malformed(text, f"{name}={value}")
+    return name, operator, scalar
+
+
+def _malformed(text: str, meant: str = "") -> InvalidWorkflow:
+    return InvalidWorkflow(
+        f"Attribute: expected NAME=VALUE, NAME!=VALUE or a range with < <= > or >=, such as stage=paid, stage!=paid or "
+        f"total>=100; found {text!r:.100}.{f' Did you mean {meant!r:.100}?' if meant else ''}"
+    )
 
 
 def _in_utc(value: Scalar) -> Scalar:

@@ -36,7 +36,7 @@ class RunFilter:
     tags: tuple[str, ...] = ()
     """With all of these tags."""
     attributes: tuple[str, ...] = ()
-    """With all of these attributes: `stage=paid`, `total>=100`."""
+    """With all of these attributes: `stage=paid`, `stage!=paid`, `total>=100`."""
     parent: UUID | None = None
     """Started by this run."""
     stuck: bool = False

@@ -66,7 +66,7 @@ class RunsQuery(run_routes.RunQuery):
         try:
             attributes.wanted(self.attributes)
         except InvalidWorkflow as error:
-            raise ValueError(f"{error} For example: stage=paid, or total>=100.") from error
+            raise ValueError(str(error)) from error
 
 
 @routes.get("", about=WITHIN)
