@@ -444,7 +444,7 @@ def test_a_form_that_does_not_fit_says_what_to_give(house: House) -> None:
 @pytest.mark.parametrize(
     ("path", "heading", "said"),
     [
-        ("/ui/runs?attribute=%3Cb%3E", "Runs", "for =; found '<b>'"),
+        ("/ui/runs?attribute=%3Cb%3E", "Runs", "total>=100; found '<b>'"),
         ("/ui/failures?since=2999-01-01T00:00", "Failures", "Give a time to begin with that is before"),
         (f"/ui/search?text={5000 * 'x'}", "Search", "Text: give another value, at most 500."),
         ("/ui/tasks?status=odd&queue=mail.out", "Tasks", "odd"),
