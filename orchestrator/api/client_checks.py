@@ -102,7 +102,7 @@ def _started(settings: Settings, started: RunStarted, given: Given) -> None:
     check_name("workflow", started.workflow)
     check_name("queue", started.queue)
     check_call(settings, f"The arguments of workflow {started.workflow!r}", started.payload)
-    if (started.parent, started.continued_from, started.origin) != (None, None, None):
+    if any((started.parent, started.continued_from, started.origin, started.first)):
         raise InvalidWorkflow("A run that is started by a client comes of no other.")
     if not _is_within(started.version, 0, 2**31 - 1) or not _is_within(given["timeout"] or 0, 0, LONGEST):
         raise InvalidWorkflow(f"Workflow {started.workflow!r}: its version or timeout is out of bounds.")

@@ -199,7 +199,6 @@ class MemoryLeader:
         for id, problem in told:
             if id is not None and not isinstance(batch[-1], commands.EndCommand):
                 self.append(run, settled(id, problem))
-        run.answers.update((answer.id, answer) for _, answer in wanted.of(commands.AnswerUpdate))
         for fact in facts:
             self.append(run, fact)
 
@@ -272,6 +271,8 @@ class MemoryLeader:
                 run.state[key] = value
             case history.StateCleared(key=key, is_attribute=False):
                 run.state.pop(key, None)
+            case history.UpdateAnswered(id=id) as answer:
+                run.answers[id] = answer
 
     def _start_child(self, run: Run, command: commands.StartChildRun) -> TaskError | None:
         """Start a child; return why not, if it is refused."""
@@ -370,7 +371,9 @@ class MemoryLeader:
         attributes = attributes_of(event.what for event in run.history)
         text = msgspec.json.encode(attributes).decode() if attributes else ""
         started = history.RunStarted(
-            *(old.workflow, old.version, end.payload, old.queue, old.parent, run.id), attributes=text
+            *(old.workflow, old.version, end.payload, old.queue, old.parent, run.id),
+            attributes=text,
+            first=old.first or run.id,
         )
         new = self.start(started, successor_id(run.id), run.parent, run.detached, terminates=run.terminates)
         self._put_in_place(new, run)

@@ -35,7 +35,7 @@ class Run:
         self.settled: set[str] = set()
         """Names of promises that are not open any more."""
         self.children: dict[bytes, Run] = {}
-        self.answers: dict[bytes, commands.AnswerUpdate] = {}
+        self.answers: dict[bytes, history.UpdateAnswered] = {}
         self.state: dict[str, bytes] = {}
         self.end: commands.EndCommand | None = None
         self.next: Run | None = None
@@ -60,6 +60,11 @@ class Run:
         what = self.history[0].what
         assert isinstance(what, history.RunStarted)
         return what
+
+    @property
+    def was_reset(self) -> bool:
+        """Whether it was open when it was reset: the next one has everything that happened in it."""
+        return self.next is not None and isinstance(self.end, commands.CancelRun)
 
     @property
     def status(self) -> str:

@@ -71,6 +71,7 @@ class TestedRun(Generic[R, W_co]):
         self._limit = workflow._client.settings.max_payload
         self._message_id: str | None = None
         self._signalled: set[str] = set()
+        self._ids_of = run.id
 
     def options(self, *, id: str | None = None) -> TestedRun[R, W_co]:
         """Return this run with an id for the next signal or update, which is applied once."""
@@ -89,7 +90,7 @@ class TestedRun(Generic[R, W_co]):
         """Yield the runs that continued one another; one that was reset did not come to its end."""
         run: Run | None = self._first
         while run is not None:
-            if not (run.next is not None and isinstance(run.end, commands.CancelRun)):
+            if not run.was_reset:
                 yield run
             run = run.next
 
@@ -182,7 +183,9 @@ class TestedRun(Generic[R, W_co]):
         """Start a run that repeats this one up to an event of its history, and goes on by itself from there."""
         new = self._world.leader.reset(self._run, to)
         await self._world.settle()
-        return TestedRun(self._world, self._workflow, new)
+        again = TestedRun(self._world, self._workflow, new)
+        again._signalled, again._ids_of = set(self._signalled), self._ids_of
+        return again
 
     @overload
     async def query(self, query: str, /, *args: Any, **kwargs: Any) -> Any: ...
@@ -219,21 +222,21 @@ class TestedRun(Generic[R, W_co]):
         """Ask the code to do something that may take time."""
         name = name_of(UpdateMethod, update, self._workflow._signature)
         run, id = self._run, self._message_id
-        known = None if id is None else request_id(self._first.id, "update", id)
-        refused = {one.id for one in self._facts() if isinstance(one, history.UpdateAnswered) and one.was_refused}
-        while known is not None and known in refused:  # it was not applied, and is sent again
+        known = None if id is None else request_id(self._ids_of, "update", id)
+        facts = [*self._facts()]
+        refused = {one.id for one in facts if isinstance(one, history.UpdateAnswered) and one.was_refused}
+        sent = {one.id for one in facts if isinstance(one, history.UpdateRequested)}
+        while known is not None and (known in refused or next_try(known) in sent):  # it was not applied, and sent again
             known = next_try(known)
         identifier = known or derived_id(run.id, "update", len(run.history))
         asked = history.UpdateRequested(identifier, name, encode_call(name, args, kwargs, self._limit, "update"))
-        if not any(isinstance(one, history.UpdateRequested) and one.id == identifier for one in self._facts()):
+        if identifier not in sent:
             await self._tell(asked)
         return TestedUpdate(self._first, update, identifier)
 
     def _facts(self) -> Iterator[HistoryItem]:
-        run: Run | None = self._first
-        while run is not None:
+        for run in self._chain():
             yield from (event.what for event in run.history)
-            run = run.next
 
     async def _settle(self, resolution: Resolution) -> None:
         self._check_open()
@@ -277,7 +280,7 @@ class TestedUpdate(Generic[R]):
         """Return the answer, which must be there: time does not pass."""
         name = name_of(UpdateMethod, self._update, None)
         run = self._run
-        while self._id not in run.answers and run.next is not None:  # it has continued before it heard
+        while run.next is not None and (self._id not in run.answers or run.was_reset):  # it went on before it heard
             run = run.next
         if self._id not in run.answers:
             raise OrchestratorError(

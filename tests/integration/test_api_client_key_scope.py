@@ -49,6 +49,7 @@ PLAIN: dict[str, Any] = {
     "failed": None,
     "from_step": None,
     "generation": None,
+    "id": "m-1",
     "keys": [],
     "kind": "task",
     "limit": 1,
@@ -78,6 +79,7 @@ PLAIN: dict[str, Any] = {
     "to": 1,
     "value": base64.b64encode(b"\xc0").decode(),
     "version": 1,
+    "what": "update",
     "workflow": "bank-flow",
     "workflows": [],
 }

@@ -65,6 +65,8 @@ class RunStarted(Message, frozen=True):
     """The first of the runs that this one was reset from: it repeats that one's random numbers and UUIDs."""
     attributes: str = ""
     """Those that it begins with, as JSON."""
+    first: bytes | None = None
+    """The first of the runs that went on in one another up to this one; None if it is that itself."""
 
 
 class TaskCompleted(_Returned, frozen=True):

@@ -30,7 +30,7 @@ from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import Kind, command_id
 from orchestrator.domain.code.history import Event, Fact, HistoryItem
 from orchestrator.domain.code.other_runs import Target, is_wait
-from orchestrator.domain.ids import to_text
+from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.errors import WrongState
 
 Created = history.TaskScheduled | history.TimerStarted | history.PromiseCreated | history.ChildStarted
@@ -190,7 +190,8 @@ def reset(run: bytes, events: Sequence[Event], new: bytes, to: int, now: float, 
 
 def _copied(what: HistoryItem, run: bytes, ids: dict[bytes, bytes], reopened: set[bytes]) -> HistoryItem:
     if isinstance(what, history.RunStarted):
-        return msgspec.structs.replace(what, origin=what.origin or run)
+        first = what.first or run if ids[run] == successor_id(run) else None
+        return msgspec.structs.replace(what, origin=what.origin or run, first=first)
     if isinstance(what, Created) and what.id in reopened:
         return history.Reopened(f"{kind_of(what)} {what.ordinal} {what.name}".rstrip())
     return _renamed(what, ids)

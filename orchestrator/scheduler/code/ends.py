@@ -107,9 +107,12 @@ def _successors(tx: Transaction, continuing: Mapping[bytes, ContinueRun]) -> dic
             left[kept.run].append(kept.what)
     successors: dict[bytes, _Successor] = {}
     for old in code_runs.predecessors(tx.connection, ids, tx.now):
-        payload = continuing[old.id].payload
+        payload, begun = continuing[old.id].payload, said[old.id][0].what
+        assert isinstance(begun, history.RunStarted)
         started = history.RunStarted(
-            *(old.workflow, old.version, payload, old.queue, old.parent, old.id), attributes=old.attributes or ""
+            *(old.workflow, old.version, payload, old.queue, old.parent, old.id),
+            attributes=old.attributes or "",
+            first=begun.first or old.id,
         )
         new = code_runs.new_run(successor_id(old.id), [started, *carried[old.id].facts], pinned=old.pinned)._replace(
             timeout=old.timeout,

@@ -80,6 +80,7 @@ def reset_runs(tx: Transaction, runs: Runs, items: Sequence[Request]) -> set[int
             parents.add(heads[run].parent)
             room -= heads[run].events
     planned: list[_Planned] = []
+    updates: list[bytes] = []
     found = histories.read_all(tx.connection, chosen) if chosen else {}
     for run, item in chosen.items():
         events, head = found.get(run, []), heads[run]
@@ -95,6 +96,7 @@ def reset_runs(tx: Transaction, runs: Runs, items: Sequence[Request]) -> set[int
             continue
         planned.append(_Planned(head, new, begins, head.timeout or _time_it_had(events)))
         answers.append(Answered(_request(item), msgspec.msgpack.encode(to_text(new))))
+        updates += [event.what.id for event in events[to:] if isinstance(event.what, history.UpdateRequested)]
         whose, as_what = about_run(run), (to, to_text(new), reason or "no reason")
         log.info("run.reset run=%s history_event=%d new_run=%s reason=%s", *whose.values(), *as_what, extra=whose)
     if planned:
@@ -103,6 +105,8 @@ def reset_runs(tx: Transaction, runs: Runs, items: Sequence[Request]) -> set[int
         _end(tx, runs, ending)
         _start(tx, runs.code, planned, last)
         _keep(tx, planned, kept)
+    if updates:  # the new run has no answers to them
+        expectations.forget_answers(tx.connection, updates)
     reply(tx, answers)
     return waiting
 

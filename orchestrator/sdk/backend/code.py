@@ -32,8 +32,16 @@ from orchestrator.errors import (
 )
 from orchestrator.sdk.acting import may_operate
 from orchestrator.sdk.backend.code_reading import named
-from orchestrator.sdk.backend.code_requests import CodeRequests, add_request, kept_by, last_try, refuse_other_name
+from orchestrator.sdk.backend.code_requests import (
+    CodeRequests,
+    add_request,
+    kept_by,
+    last_try,
+    refuse_other_name,
+    request_of,
+)
 from orchestrator.sdk.backend.connections import LONGEST_AUDITED
+from orchestrator.sdk.backend.part import reading
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.code.messages import next_try, request_id
 from orchestrator.sdk.ids import new_id
@@ -57,6 +65,8 @@ _RESETTING = 20.0
 
 class CodeBackend(CodeRequests):
     """Calls about runs of code."""
+
+    request_of = reading(request_of)
 
     # -- starting
 
@@ -122,10 +132,10 @@ class CodeBackend(CodeRequests):
                 )
             elif update is not None:
                 body = {"name": update.name, "value": update.payload, "once": True}
-                request_of = request_id(runs.origin(connection, held[0]), "update", update_id)
-                request_of, tried = last_try(connection, kept_by(connection, held[0]), request_of)
-                request_of = next_try(request_of) if tried.was_refused else request_of
-                add_request(connection, RequestKind.UPDATE, held[0], request=request_of, **body)
+                request = request_of(connection, held[0], "update", update_id)
+                request, tried = last_try(connection, kept_by(connection, held[0]), request)
+                request = next_try(request) if tried.was_refused else request
+                add_request(connection, RequestKind.UPDATE, held[0], request=request, **body)
                 self._connections.record(connection, "update", "run", to_text(held[0]), name=update.name)
             elif signal is not None:
                 start = {"key": full_key, "id": run_id, "timeout": timeout, "tags": tags, "pinned": pinned}
@@ -133,10 +143,10 @@ class CodeBackend(CodeRequests):
                 start |= {} if run.trace is None else {"trace": run.trace}
                 start |= {} if run.headers is None else {"headers": run.headers}
                 start |= {"attributes": started.attributes} if started.attributes else {}
-                request = add_request(
+                number = add_request(
                     connection, RequestKind.SIGNAL, held[0], name=signal.name, value=signal.value, start=start
                 )
-                sent = Sent(held[0], run_id, request)
+                sent = Sent(held[0], run_id, number)
                 self._connections.record(connection, "signal", "run", to_text(held[0]), name=signal.name)
             elif on_conflict != "return":
                 raise Duplicate(
@@ -330,14 +340,13 @@ class CodeBackend(CodeRequests):
 
 
 def _applied(connection: Connection, run: bytes, name: str, update_id: str) -> bytes | None:
-    """Return the first run of the chain if this one, the one that it continues, or the first has had an update.
+    """Return the first run of its chain if one of that has had an update.
 
     One that came too late for the code of an ended run was not applied, nor was one that was refused.
     """
-    origin, begun = runs.origin(connection, run), histories.beginnings(connection, [run]).get(run)
-    continued = run if begun is None else begun.continued_from or run
-    _, found = last_try(connection, [origin, continued, run], request_id(origin, "update", update_id))
+    request = request_of(connection, run, "update", update_id)
+    _, found = last_try(connection, kept_by(connection, run), request)
     if found.request is None or found.was_refused or not (found.is_shown or found.answer is not None):
         return None
     refuse_other_name("update", name, found.request.name)
-    return origin
+    return runs.origin(connection, run)

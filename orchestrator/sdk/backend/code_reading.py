@@ -100,10 +100,6 @@ class CodeReading(Part, CodeWork):
             return f"{has} none is live. Start one: orchestrator worker --app module:app --queues {found.queue}"
         return f"{has} none of the {found.workers} live ones has: busy, or lost a moment ago. Ask again"
 
-    def origin(self, run: bytes) -> bytes:
-        with self._reading() as connection:
-            return runs.origin(connection, run)
-
     def find(self, workflow: str, key: str) -> bytes | None:
         full = scoped(workflow, key)
         with self._reading() as connection:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.ids import to_text
+from orchestrator.domain.ids import is_derived, to_text
 from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.obstacles import NO_LEADER
@@ -23,7 +23,7 @@ from orchestrator.errors import (
 )
 from orchestrator.sdk.backend.asking import obstacles
 from orchestrator.sdk.backend.code_reading import CodeReading
-from orchestrator.sdk.code.messages import next_try, raised
+from orchestrator.sdk.code.messages import next_try, raised, request_id
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.waiting.steps import Steps, time_limit
 from orchestrator.sealing import reveal
@@ -203,17 +203,36 @@ class CodeRequests(CodeReading):
 
 
 def kept_by(connection: Connection, run: bytes) -> list[bytes]:
-    """Return the runs whose histories may have an update to a run: the first of its chain, itself and the last."""
-    return [runs.origin(connection, run), run, runs.latest(connection, [run]).get(run, run)]
+    """Return the runs whose histories may have an update to a run, in order: those of its chain."""
+    return [one for past in reversed(runs.pasts(connection, run)) for one in past.runs]
+
+
+def request_of(connection: Connection, run: bytes, what: Literal["signal", "update"], id: str) -> bytes:
+    """Return the id of the request that a message is whose sender has given it one of its own.
+
+    It counts once in all runs that follow the first. If a run repeats one that had ended, the messages which it has
+    from there keep the ids that they had.
+    """
+    own, *repeated = runs.pasts(connection, run)
+    for past in repeated:
+        request = request_id(past.first, what, id)
+        if what == "signal":
+            is_known = expectations.find_answer(connection, request) is not None
+        else:
+            is_known = last_try(connection, kept_by(connection, run), request)[1].request is not None
+        if is_known:
+            return request
+    return request_id(own.first, what, id)
 
 
 def last_try(connection: Connection, keeping: Sequence[bytes], request: bytes) -> tuple[bytes, UpdateEvents]:
     """Return the request by which an update was sent last, and what became of it by the histories of these runs.
 
-    One that was refused was not applied: sent again with its id, it is another request.
+    One that was refused was not applied: sent again with its id, it is another request. A run that was reset may have
+    only that.
     """
     found = histories.update_events(connection, keeping, request)
-    while found.was_refused:
+    while found.was_refused or (found.request is None and any(map(is_derived, keeping))):
         again = next_try(request)
         is_on_its_way = inbox.has_request(connection, RequestKind.UPDATE, again)
         later = histories.update_events(connection, keeping, again)

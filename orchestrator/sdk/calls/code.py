@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 from msgspec import Meta
 
@@ -100,8 +100,8 @@ class CodeCalls(Protocol):
         """Return how far an update has come: sent, accepted, completed, or how its run ended without an answer."""
 
     @call(about={Kind.RUN: "run"})
-    def origin(self, run: Id) -> Id:
-        """Return the first of the runs that went on in one another up to this one: ids of messages count from there."""
+    def request_of(self, run: Id, what: Literal["signal", "update"], id: str) -> Id:
+        """Return the id of the request that a signal or update is to which its sender has given an id of its own."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True)
     def cancel(self, run: Id) -> None:

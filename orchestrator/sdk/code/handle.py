@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, overload
 
 from typing_extensions import TypeVar
 
@@ -383,9 +383,9 @@ class UpdateHandle(Generic[R]):
     astage = async_variant(stage)
 
 
-def _request_of(client: Client, run: bytes, what: str, id: str) -> bytes:
+def _request_of(client: Client, run: bytes, what: Literal["signal", "update"], id: str) -> bytes:
     """Return the id of a message whose sender has one of its own: it counts once in all runs that follow the first."""
-    return request_id(client.backend.code.origin(run) if is_derived(run) else run, what, id)
+    return client.backend.code.request_of(run, what, id) if is_derived(run) else request_id(run, what, id)
 
 
 def _legibly(steps: Steps[bytes]) -> Steps[bytes]:

@@ -28,7 +28,7 @@ _CREATED = (history.PromiseCreated, history.UpdateRequested)
 """Events that are answered by id alone."""
 _OF_LEADER = "otherwise"
 """The fate of a signal that the code is not shown: no matter of its history."""
-ID_FIELDS = ("id", "parent", "continued_from", "origin", "run")
+ID_FIELDS = ("id", "parent", "continued_from", "origin", "first", "run")
 """Fields that hold an id; all others that hold bytes hold an encoded value."""
 _ATTRIBUTES = ("attribute", "attributes")
 """Fields that hold values as JSON."""

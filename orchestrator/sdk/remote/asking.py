@@ -57,6 +57,10 @@ class Problem(msgspec.Struct, frozen=True):
     data: dict[str, Any] = {}
 
 
+class UnknownCall(OrchestratorError):
+    """The server is of a release that does not have this call."""
+
+
 class Asking:
     """Makes calls."""
 
@@ -163,7 +167,7 @@ class Asking:
                 f"Setting api_url: expected the address without {_ROUTES}, {expected}, found {self.http.url}."
             )
         if reply.status in (404, 405):
-            return OrchestratorError(
+            return UnknownCall(
                 f"The API at {self.http.url} does not know this call: it is of another release. Use a client of the "
                 f"same one."
             )

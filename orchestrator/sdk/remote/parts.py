@@ -16,8 +16,9 @@ from orchestrator.sdk.calls.declaring import declared
 from orchestrator.sdk.calls.runs import RunCalls, walk_ends
 from orchestrator.sdk.calls.tasks import TaskCalls
 from orchestrator.sdk.calls.waits import MISSING
+from orchestrator.sdk.code.messages import request_id
 from orchestrator.sdk.code.recording import Recording
-from orchestrator.sdk.remote.asking import Asking, bound
+from orchestrator.sdk.remote.asking import Asking, UnknownCall, bound
 from orchestrator.sdk.remote.listening import RemoteRunListener
 from orchestrator.sdk.remote.waiting import Waits
 from orchestrator.sdk.values.payload import decode_value
@@ -178,6 +179,14 @@ class RemoteCode(_WaitingPart, _Code):  # type: ignore[misc]
         """Return the whole history of a run, opened where this program can."""
         found: Recording = super().history(run)
         return Recording(found.run_id, [reveal_event(event) for event in found.events])
+
+    def request_of(self, run: bytes, what: str, id: str) -> bytes:
+        """Return the id of the request that a message is; with the previous release it counts for this run alone."""
+        try:
+            request: bytes = super().request_of(run, what, id)
+        except UnknownCall:
+            return request_id(run, what, id)
+        return request
 
     def overdue(self, run: bytes, update: str | None = None) -> str:
         """Say how a run is whose end or answer did not come in time."""

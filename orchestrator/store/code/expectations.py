@@ -178,6 +178,16 @@ def answer(connection: Connection, answers: Iterable[Answered], now: datetime) -
     _ANSWER(connection, rows, now=now)
 
 
+_FORGET_ANSWERS = Prepared[None](
+    "DELETE /* expectations.forget_answers */ FROM orchestrator.answers WHERE id = ANY(%(ids)s::uuid[])"
+)
+
+
+def forget_answers(connection: Connection, requests: Iterable[bytes]) -> None:
+    """Forget answers to requests, which are done again."""
+    _FORGET_ANSWERS(connection, ids=requests)
+
+
 _FIND_ANSWER = Statement[Row](
     "SELECT /* expectations.find_answer */ result, error FROM orchestrator.answers WHERE id = %(id)s::uuid"
 )

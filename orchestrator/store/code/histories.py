@@ -161,7 +161,7 @@ SELECT /* histories.update_events */ h.run_id, h.number, h.data, h.number <= r.s
   FROM orchestrator.histories h JOIN orchestrator.runs r ON r.id = h.run_id
  WHERE h.run_id = ANY (%(runs)s::uuid[]) AND h.kind IN ('update_requested', 'update_answered')
    AND position(%(id)s::bytea IN h.data) > 0
- ORDER BY h.run_id, h.number
+ ORDER BY array_position(%(runs)s::uuid[], h.run_id), h.number
 """)
 
 
@@ -180,7 +180,7 @@ class UpdateEvents(NamedTuple):
 
 
 def update_events(connection: Connection, runs: Sequence[bytes], update: bytes) -> UpdateEvents:
-    """Return what became of an update, which was sent to one of these runs."""
+    """Return what became of an update, which was sent to one of these runs; they are in the order of their chain."""
     found = UpdateEvents()
     for row in _UPDATE(connection, runs=runs, id=update):
         what = event_of(row.data)
@@ -238,12 +238,13 @@ SELECT /* histories.said */ h.run_id, h.number, extract(epoch FROM h.at)::double
   FROM {_WANTED}
  CROSS JOIN LATERAL (
        SELECT * FROM orchestrator.histories
-        WHERE run_id = wanted.id AND (number > wanted.seen OR kind = 'signal_received') ORDER BY number OFFSET 0) AS h
+        WHERE run_id = wanted.id AND (number > wanted.seen OR number = 1 OR kind = 'signal_received')
+        ORDER BY number OFFSET 0) AS h
 """)
 
 
 def said(connection: Connection, runs: Sequence[tuple[bytes, int]]) -> dict[bytes, list[Event]]:
-    """Return, in order, the signals that runs were ever sent, and their events after a number."""
+    """Return, in order, how runs began, the signals that they were ever sent, and their events after a number."""
     return by_run(_SAID(connection, _WANTED(runs)))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from itertools import chain
+from itertools import chain, takewhile
 from typing import NamedTuple
 from uuid import UUID
 
@@ -19,11 +19,11 @@ from orchestrator.domain.code.attributes import Scalar, attributes_of
 from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.ids import is_derived, successor_id
 from orchestrator.domain.plain import stored_json
-from orchestrator.domain.runs.verdict import GOES_ON
-from orchestrator.store.code.histories import event_rows
+from orchestrator.domain.runs.verdict import GOES_ON, RESET
+from orchestrator.store.code.histories import event_of, event_rows, first_event
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs.creation import NewCode, NewRun
-from orchestrator.store.sql import Batch, Prepared, Statement
+from orchestrator.store.sql import Batch, Prepared, Row, Statement
 
 
 def new_run(
@@ -215,19 +215,104 @@ def _chain(run: bytes, length: int) -> list[bytes]:
     return chain
 
 
-_ORIGIN = Statement[UUID]("""
-SELECT /* code_runs.origin */ child_id FROM orchestrator.runs
- WHERE id = %(run)s::uuid AND code AND parent_run IS NULL AND child_id IS NOT NULL
+_ORIGIN = Statement[Row]("""
+SELECT /* code_runs.origin */ CASE WHEN r.parent_run IS NULL THEN r.child_id END AS first,
+       CASE WHEN r.parent_run IS NOT NULL THEN h.data END AS begun
+  FROM orchestrator.runs r JOIN orchestrator.histories h ON h.run_id = r.id AND h.number = 1
+ WHERE r.id = %(run)s::uuid AND r.code
 """)
 
 
 def origin(connection: Connection, run: bytes) -> bytes:
     """Return the first of the runs that went on in one another up to this one: itself, where it continues none.
 
-    A child's `child_id` is its parent's, and changes when another run takes it over, so a child counts as the first.
+    The `child_id` of a child is its parent's, and changes when another run takes it over: its history says it.
     """
     found = _ORIGIN.first(connection, run=run) if is_derived(run) else None
-    return run if found is None else found.bytes
+    if found is None:
+        return run
+    if found.begun is not None:
+        return first_event(found.begun).first or run
+    return run if found.first is None else found.first.bytes
+
+
+_MOST_EVENTS = 50_000
+"""Events of a chain that are searched for a message: those of its newest runs, and of the first."""
+_MOST_RESETS = 16
+"""Resets of ended runs, one after another, whose messages a run knows."""
+
+
+class _Link(NamedTuple):
+    """A run of a chain."""
+
+    id: bytes
+    reason: str | None
+    events: int
+
+
+class Past(NamedTuple):
+    """A chain of runs, and those of them whose histories have the messages."""
+
+    first: bytes
+    runs: list[bytes]
+
+
+_LINKS = Prepared[_Link]("""
+SELECT /* code_runs.links */ wanted.id, r.reason, r.last_event AS events
+  FROM unnest(%(ids)s::uuid[]) WITH ORDINALITY AS wanted(id, place)
+ CROSS JOIN LATERAL (SELECT reason, last_event FROM orchestrator.runs WHERE id = wanted.id AND code LIMIT 1) AS r
+ ORDER BY wanted.place
+""")
+_RESET_FROM = Statement[memoryview]("""
+SELECT /* code_runs.reset_from */ data FROM orchestrator.histories
+ WHERE run_id = %(run)s::uuid AND kind = 'run_reset' ORDER BY number DESC LIMIT 1
+""")
+
+
+def pasts(connection: Connection, run: bytes) -> list[Past]:
+    """Return the chains whose messages a run knows, newest first.
+
+    They are its own and, if the first run of that repeats one that had ended, those up to the one which was reset.
+    """
+    found: list[Past] = []
+    end: bytes | None = None
+    while len(found) < _MOST_RESETS:
+        first = origin(connection, run)
+        links = _links(connection, first)
+        if end is None and not any(link.id == run for link in links):  # the first is forgotten
+            links += _links(connection, run)
+        before = [*takewhile(lambda link: link.id != end, links)]  # noqa: B023
+        found.append(Past(first, _searched(before)))
+        again = _RESET_FROM.first(connection, run=first) if is_derived(first) else None
+        if again is None:
+            break
+        mark = event_of(bytes(again))
+        assert isinstance(mark, history.RunReset)
+        run = end = mark.run
+    return found
+
+
+def _links(connection: Connection, run: bytes) -> list[_Link]:
+    """Return a run, and those in which it went on one after another."""
+    found: list[_Link] = []
+    ahead = [run]
+    while ahead:
+        links = _LINKS(connection, ids=ahead)
+        found += links
+        goes_on = len(links) == len(ahead) and links[-1].reason in GOES_ON
+        ahead = _chain(successor_id(ahead[-1]), min(4 * len(ahead), _FURTHEST)) if goes_on else []
+    return found
+
+
+def _searched(links: Sequence[_Link]) -> list[bytes]:
+    """Return the runs that are searched, in order; one that was reset while it was open has left all to the next."""
+    room = _MOST_EVENTS
+    few: list[bytes] = []
+    for link in reversed(links):
+        if link.reason != RESET and (room > 0 or link is links[0]):
+            few.append(link.id)
+            room -= link.events
+    return few[::-1]
 
 
 _SIGNAL_OPEN = Statement[UUID](f"""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import Orchestrator, UpdateRefused, WorkflowContext
+from orchestrator import InvalidArguments, Orchestrator, UpdateRefused, WorkflowContext
 from orchestrator.testing import TestedRun, WorkflowTest
 from tests.unit.code_workflows.playing import started
 
@@ -81,3 +81,56 @@ def test_an_update_that_was_refused_may_be_sent_again_with_its_id() -> None:
         assert await run.result() == 20
 
     started(limited, play)
+
+
+@pytest.mark.parametrize("to", [3, None], ids=["before", "behind"])
+@pytest.mark.parametrize("is_ended", [False, True], ids=["open", "ended"])
+def test_a_reset_run_knows_the_messages_that_it_repeats(to: int | None, is_ended: bool) -> None:
+    async def play(run: TestedRun[int], test: WorkflowTest) -> Any:
+        once = run.options(id="request-7")
+        assert await once.update("add", 5) == 5
+        await once.signal("push", 1)
+        to_event = to or run.history.events[-1].number
+        if is_ended:
+            await run.terminate()
+        again = (await run.reset(to_event)).options(id="request-7")
+        assert await again.update("add", 5) == 5
+        await again.signal("push", 1)
+        await again.resolve("end")
+        return await again.result()
+
+    assert started(counter, play) == 6
+
+
+@pytest.mark.parametrize("is_ended", [False, True], ids=["open", "ended"])
+def test_an_update_that_failed_after_the_event_of_a_reset_can_be_sent_again(is_ended: bool) -> None:
+    async def play(run: TestedRun[int], test: WorkflowTest) -> Any:
+        once = run.options(id="request-7")
+        with pytest.raises(InvalidArguments):
+            await once.update("add", "much")
+        if is_ended:
+            await run.terminate()
+        again = await run.reset(3)
+        assert await again.options(id="request-7").update("add", 5) == 5
+        assert await again.options(id="request-7").update("add", 5) == 5
+        await again.resolve("end")
+        return await again.result()
+
+    assert started(counter, play) == 5
+
+
+@pytest.mark.parametrize("is_ended", [False, True], ids=["open", "ended"])
+def test_an_update_that_was_refused_and_sent_again_is_known_after_a_reset(is_ended: bool) -> None:
+    async def play(run: TestedRun[int], test: WorkflowTest) -> Any:
+        once = run.options(id="request-7")
+        with pytest.raises(InvalidArguments):
+            await once.update("add", "much")
+        assert await once.update("add", 5) == 5
+        if is_ended:
+            await run.terminate()
+        again = await run.reset(3)
+        assert await again.options(id="request-7").update("add", 5) == 5
+        await again.resolve("end")
+        return await again.result()
+
+    assert started(counter, play) == 5
