@@ -164,6 +164,25 @@ def test_its_servers_are_started_again(tmp_path: Path) -> None:
         stop(dev)
 
 
+@pytest.mark.long
+def test_a_scheduler_that_is_killed_again_and_again_is_started_again(project: Project) -> None:
+    project.run("db", "upgrade")
+    with project.dev() as dev:
+        for number in range(1, 6):
+            eventually(lambda: dev.said.read_text(encoding="utf-8").count("scheduler.ready") == number, "it starts")  # noqa: B023
+            os.kill(scheduler_of(dev), signal.SIGKILL)
+        dev.wait_for("the scheduler was killed by signal 9: starting it again")
+        dev.wait_for("the scheduler was killed by signal 9, 2 times within 30 s: starting it again in 1 s")
+        assert project.run("enqueue", "resize", "a.png", "--wait") == '"A.PNG"\n'
+        stop(dev)
+
+
+def scheduler_of(dev: Dev) -> int:
+    children = Path(f"/proc/{dev.process.pid}/task/{dev.process.pid}/children").read_text(encoding="utf-8").split()
+    (found,) = [one for one in children if b"\0scheduler\0" in Path(f"/proc/{one}/cmdline").read_bytes()]
+    return int(found)
+
+
 def last_worker(project: Project) -> str | None:
     """Return the id of the worker that was started last, if all others have ended."""
     live = [one["id"] for one in json.loads(project.run("workers", "--json"))["workers"] if one["state"] == "live"]

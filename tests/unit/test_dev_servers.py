@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.dev.servers import MOST_KILLED, Servers
+from orchestrator.cli.dev.servers import Servers
 from orchestrator.errors import ConfigurationError
 
 
@@ -26,23 +26,23 @@ class Server:
         self.running = True
 
 
-def test_one_that_ends_is_started_again_but_not_for_ever(
+def test_one_that_ends_is_started_again_after_growing_pauses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     postgres, redis = Server(tmp_path, "Postgres"), Server(tmp_path, "Redis")
     servers, now = Servers([postgres, redis]), 1_000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     assert servers.look_after()
-    for _ in range(MOST_KILLED):
+    for pause in (0, 1, 2, 4, 8):
         redis.running = False
         assert servers.look_after()
-    assert (postgres.starts, redis.starts) == (0, MOST_KILLED)
-    redis.running = False
-    assert not servers.look_after()
-    now += 31.0
-    assert servers.look_after()
+        assert redis.running == (pause == 0)
+        now += pause
+        assert servers.look_after()
+        assert redis.running
+    assert (postgres.starts, redis.starts) == (0, 5)
     assert "Redis has ended: starting it again" in caplog.text
-    assert "Redis has ended, as 3 times before within 30 s: giving up" in caplog.text
+    assert "Redis has ended, 5 times within 30 s: starting it again in 8 s" in caplog.text
 
 
 def test_what_others_run_is_none_of_its_business(tmp_path: Path) -> None:

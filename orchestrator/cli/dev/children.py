@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,8 +21,8 @@ from orchestrator.terminal_safe import with_styles
 
 _COLOURS = {"dev": "green", "scheduler": "magenta", "worker": "cyan", "schedules": "magenta"}
 _WIDTH = max(map(len, _COLOURS))
-_SERVES = "api.ready "
-"""What `orchestrator api` logs once it accepts requests."""
+_READY = re.compile(r"\b(api|scheduler|process)\.ready\b")
+"""What a child logs once it has started: the API accepts requests, a scheduler or a process of a worker works."""
 _HURRY = 3.0
 """Seconds that a child has left when its end is urgent."""
 
@@ -67,8 +68,9 @@ class Child:
         self, role: str, arguments: Sequence[str], environment: Mapping[str, str], pass_on: Callable[[str, str], None]
     ) -> None:
         self.role = role
-        self.serves = threading.Event()
-        """Set when it has said that it serves HTTP."""
+        self.is_ready = threading.Event()
+        """Set when it has said that it has started."""
+        self.started_at = time.monotonic()
         self._pass_on = pass_on
         watched = {"FORCE_COLOR": "1"} if is_watched(sys.stdout) else {}
         # -P: a file of the user's folder that is called like a module of the standard library must not replace it
@@ -113,6 +115,6 @@ class Child:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                if _SERVES in line:
-                    self.serves.set()
+                if _READY.search(line):
+                    self.is_ready.set()
                 self._pass_on(self.role, line.rstrip("\n"))

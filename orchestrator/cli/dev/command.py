@@ -19,7 +19,7 @@ import click
 
 from orchestrator.cli.dev.app_check import what_is_wrong
 from orchestrator.cli.dev.children import Child, Console, say
-from orchestrator.cli.dev.servers import LATELY, MOST_KILLED, Servers
+from orchestrator.cli.dev.servers import LATELY, Restarts, Servers
 from orchestrator.cli.dev.warnings import WarningWatch, is_ready
 from orchestrator.cli.system.api import PORT
 from orchestrator.cli.terminal.options import app_option, log_options
@@ -37,6 +37,8 @@ from orchestrator.workers.spec import EVERY_QUEUE
 
 _INTERVAL = 0.3
 """Seconds between two looks at the children."""
+_MOST_UNREADY = 4
+"""How often in a row one may be killed before it is ready."""
 _MARGIN = 15.0
 """Seconds that a child gets to end beyond the drain timeout."""
 
@@ -200,8 +202,9 @@ class _Team:
         self._children: dict[str, Child] = {}
         self._options: dict[str, tuple[str, ...]] = {}
         """What each was started with."""
-        self._killed: dict[str, list[float]] = {}
-        """When each was killed, lately."""
+        self._restarts = Restarts()
+        self._unready: dict[str, int] = {}
+        """How often in a row each was killed before it was ready."""
         self._warnings = WarningWatch(settings)
         self._changes = Changes(Path.cwd()) if reload and settings.app else None
         self._schedules_due = bool(settings.app)
@@ -227,7 +230,7 @@ class _Team:
 
     def _say_when_ready(self) -> None:
         """Say once that a scheduler leads, that the API serves and, with an application, that its worker is live."""
-        if self._is_ready or ("api" in self._children and not self._children["api"].serves.is_set()):
+        if self._is_ready or ("api" in self._children and not self._children["api"].is_ready.is_set()):
             return
         if is_ready(self._settings, workers=self._processes if self._settings.app else 0):
             self._is_ready = True
@@ -249,8 +252,10 @@ class _Team:
             for role, child in list(self._children.items()):
                 if child.exit_code is not None and role == "schedules":
                     del self._children[role]  # what went wrong, it has said itself
-                elif child.exit_code is not None and not self._start_again(role, child.exit_code):
+                elif child.exit_code is not None and not self._start_again(role, child, child.exit_code):
                     return 1
+            for role in self._restarts.take_due():
+                self._start(role, *self._options[role])
             self._apply_schedules()
             self._say_when_ready()
             for message in self._warnings.new_warnings():
@@ -258,20 +263,20 @@ class _Team:
             self._serve_more()
         return 0
 
-    def _start_again(self, role: str, exit_code: int) -> bool:
-        """Start one again that was killed, or drained; False if it has ended by itself, or ends again and again."""
+    def _start_again(self, role: str, child: Child, exit_code: int) -> bool:
+        """Plan to start one again that was killed, or drained; False if it has ended by itself, or never gets ready."""
         was_drained = exit_code == 0 and role.startswith("worker")
         if exit_code >= 0 and not was_drained:
             say("dev", f"the {role} has ended unexpectedly, with exit code {exit_code}", logging.ERROR)
             return False
-        now = time.monotonic()
-        killed = self._killed[role] = [*(at for at in self._killed.get(role, ()) if at > now - LATELY), now]
         how = f"the {role} was drained" if was_drained else f"the {role} was killed by signal {-exit_code}"
-        if len(killed) > MOST_KILLED:
-            say("dev", f"{how}, as {MOST_KILLED} times before within {LATELY:g} s: giving up", logging.ERROR)
+        was_ready = child.is_ready.is_set() or time.monotonic() - child.started_at > LATELY
+        self._unready[role] = 0 if was_ready else self._unready.get(role, 0) + 1
+        if self._unready[role] == _MOST_UNREADY:
+            say("dev", f"{how} before it was ready, {_MOST_UNREADY} times in a row: giving up", logging.ERROR)
             return False
-        say("dev", f"{how}: starting it again", logging.WARNING)
-        self._start(role, *self._options[role])
+        self._restarts.plan(role, how)
+        del self._children[role]
         return True
 
     def _apply_schedules(self) -> None:
