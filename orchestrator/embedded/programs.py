@@ -21,7 +21,7 @@ from orchestrator.errors import ConfigurationError
 
 CHOICE = "ORCHESTRATOR_SERVERS"
 OLDEST_REDIS = (6, 2)
-OLDEST_POSTGRES = (14,)
+OLDEST_POSTGRES = (13,)
 """The oldest servers that the project supports."""
 
 _DEBIAN = Path("/usr/lib/postgresql")

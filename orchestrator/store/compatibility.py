@@ -18,9 +18,18 @@ from sqlalchemy import Connection, text
 from orchestrator.errors import SchemaError
 from orchestrator.store.tables.columns import SCHEMA
 
+OLDEST_POSTGRES = 13
+"""The oldest version of the server that works."""
 FIRST = "0033"
 """The newest revision of the last release that does not read the mark."""
 _MARK = "Releases that know revision {} or a later one may use this schema."
+
+
+def refuse_old_server(connection: Connection) -> None:
+    """Refuse a server that lacks what statements need. SQLAlchemy knows the version from the first connection."""
+    version = connection.dialect.server_version_info or (OLDEST_POSTGRES,)
+    if version < (OLDEST_POSTGRES,):
+        raise SchemaError(f"Postgres {'.'.join(map(str, version))} is too old: use {OLDEST_POSTGRES} or newer.")
 
 
 def oldest_supported(connection: Connection) -> str | None:

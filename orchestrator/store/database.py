@@ -21,7 +21,7 @@ from orchestrator import time_limits
 from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import DEFAULT_NAMESPACE, Settings
-from orchestrator.store.compatibility import FIRST, oldest_supported
+from orchestrator.store.compatibility import FIRST, oldest_supported, refuse_old_server
 from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
 from orchestrator.store.dialing import several_hosts, use_dialing
 from orchestrator.store.error_redaction import code_of, hide_rows
@@ -53,12 +53,7 @@ _MISTAKE = re.compile(
 )
 """What Postgres or its driver says of a wrong user, password, right, database or certificate. A connection that could
 not be opened has no code; in another language than English, such an error is an outage."""
-_NOTICE_SILENCE = {
-    "keepalives_idle": 5,
-    "keepalives_interval": 2,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 11_000,
-}
+_NOTICE_SILENCE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 11_000}
 """Give a connection up after some ten seconds without a packet. Else, when a cable is pulled or the server's machine
 is gone, nobody says so, and a query waits for a quarter of an hour, or for ever."""
 _POOL_TIMEOUT = 10.0
@@ -285,6 +280,7 @@ def _passing(error: Exception) -> str | None:
 
 def check_schema(connection: Connection) -> str | None:
     """Refuse to work on a database whose schema does not support this release; return what to warn of, if anything."""
+    refuse_old_server(connection)
     found = current_revision(connection)
     if found is None:
         raise SchemaError(no_tables(namespace_of(connection)))
@@ -386,6 +382,7 @@ def _migrating(url: str, namespace: str) -> Iterator[tuple[Connection, Config]]:
     use_namespace(engine, namespace, NOT_SHARED)
     try:
         with engine.connect() as connection:
+            refuse_old_server(connection)
             connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _UPGRADE_LOCK})
             connection.execute(text("SET lock_timeout = '10s'"))
             connection.commit()

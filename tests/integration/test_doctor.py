@@ -125,6 +125,16 @@ def test_what_is_missing_fails(
     assert words in checks[check]["found"] + checks[check]["change"]
 
 
+def test_a_postgres_that_is_too_old_fails(
+    examine: Callable[..., tuple[int, Checks]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "OLDEST_POSTGRES", 99)
+    code, checks = examine()
+    assert code == 1
+    assert checks["postgres"]["change"] == "Use Postgres 99 or newer."
+    assert "schema" not in checks
+
+
 def test_a_database_without_tables_fails(
     examine: Callable[..., tuple[int, Checks]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import json
 import select
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import asyncpg
@@ -168,6 +169,9 @@ def django(database_url: str) -> Iterator[Any]:
     from django.conf import settings
     from django.db import connection
 
+    with closing(psycopg2.connect(database_url)) as found:
+        if found.server_version < 14_00_00:
+            pytest.skip("Django needs Postgres 14")
     known = psycopg2.extensions.parse_dsn(database_url)
     names = {"dbname": "NAME", "user": "USER", "password": "PASSWORD", "host": "HOST", "port": "PORT"}
     given = {names[key]: value for key, value in known.items()}

@@ -134,7 +134,8 @@ COUNTING = dict.fromkeys(("lanes: after", "lanes: read_ready"), LANES * (lanes.C
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_no_statement_reads_a_whole_table(leader: Leader, name: str) -> None:
-    if leader.is_misled and name.startswith("redrive"):
+    is_old = (leader.connection.dialect.server_version_info or ()) < (14,)
+    if (leader.is_misled or is_old) and name.startswith("redrive"):
         pytest.skip("by either index on the end, whichever Postgres takes: docs/hot-tables.md")
     plan = leader.plan(STATEMENTS[name](leader))
     found = scans(plan, *TABLES)

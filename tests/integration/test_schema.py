@@ -129,6 +129,15 @@ def test_two_upgrades_at_once_do_it_once(empty: Engine, empty_url: str) -> None:
 # -- what people are told
 
 
+def test_a_server_that_is_too_old(empty: Engine, empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compatibility, "OLDEST_POSTGRES", 99)
+    said = r"^Postgres \d+\.\d+ is too old: use 99 or newer\.$"
+    with empty.connect() as connection, pytest.raises(SchemaError, match=said):
+        database.check_schema(connection)
+    with pytest.raises(SchemaError, match=said):
+        database.upgrade(empty_url)
+
+
 def test_a_database_without_tables(empty: Engine) -> None:
     with (
         empty.connect() as connection,

@@ -27,6 +27,7 @@ from orchestrator.monitoring import trouble
 from orchestrator.monitoring.times import counted, duration
 from orchestrator.settings import Settings, load_settings, misspelt
 from orchestrator.store import database
+from orchestrator.store.compatibility import OLDEST_POSTGRES
 from orchestrator.store.insights import RunFilter, server
 from orchestrator.store.insights.pressure import connections
 from orchestrator.terminal_safe import one_line, without_password
@@ -42,7 +43,6 @@ _MOST_COUNTED = 100
 _SLOW_ANSWER, _SLOW_COMMIT = 0.005, 0.020
 """Seconds: a tick sends about ten statements and commits once, and an enqueue waits for a commit."""
 _CLOCK_SKEW = 1.0
-_OLDEST_POSTGRES = 14
 _LITTLE_DISK, _NO_DISK = 1_000_000_000, 64_000_000
 _PREVENT_WORK = ("redis away", "redis full", "redis refuses writes", "redis evicts", "foreign key")
 """Problems of `status` that are failures here. A process that does not run yet is a warning,
@@ -186,6 +186,8 @@ def _postgres(settings: Settings) -> Iterator[Finding]:
         with engine.connect() as connection:
             found = server.server(connection)
             yield from _postgres_server(found)
+            if found.number < OLDEST_POSTGRES * 10_000:
+                return
             yield _schema(connection)
             yield from _rights(found, settings)
             yield _pooler(connection, found)
@@ -204,8 +206,8 @@ def _postgres(settings: Settings) -> Iterator[Finding]:
 
 
 def _postgres_server(found: server.Server) -> Iterator[Finding]:
-    if found.number < _OLDEST_POSTGRES * 10_000:
-        yield _fail("postgres", f"Postgres {found.version}.", f"Use Postgres {_OLDEST_POSTGRES} or newer.")
+    if found.number < OLDEST_POSTGRES * 10_000:
+        yield _fail("postgres", f"Postgres {found.version}.", f"Use Postgres {OLDEST_POSTGRES} or newer.")
     elif found.read_only:
         yield _fail("postgres", f"Postgres {found.version} is read-only.", "Name the primary in database_url.")
     else:
