@@ -87,6 +87,8 @@ class Settings:
     inline_result: int = 4_096
     """Results up to this many bytes reach waiting clients through Redis; they read larger ones from Postgres."""
 
+    read_database_url: str = ""
+    """A standby of `database_url`, from which the HTTP API and the dashboard read lists and charts."""
     database_timeout: float = 30.0
     """Seconds before a Postgres statement of a client or scheduler times out."""
     idempotency_period: float = 86_400.0
@@ -370,7 +372,7 @@ def _validated(settings: Settings) -> Settings:
             f"found {settings.worker_ttl}."
         )
     for name, schemes in (
-        ("database_url", ("postgresql", "postgres")),
+        *((name, ("postgresql", "postgres")) for name in ("database_url", "read_database_url")),
         ("redis_url", ("redis", "rediss", "unix")),
         ("api_url", ("http", "https")),
     ):

@@ -20,6 +20,7 @@ from orchestrator.api.recent import Recent
 from orchestrator.domain import redaction
 from orchestrator.domain.redaction import Redaction
 from orchestrator.sdk.backend import backend_of
+from orchestrator.sdk.backend.replica import Replica
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
 from orchestrator.store import insights
@@ -67,6 +68,8 @@ class Api:
         self.settings = settings
         self.backend = backend_of(settings)
         self._everywhere = redaction.words(settings.redact)
+        self.replica = Replica(settings, self.backend.connections.reading) if settings.read_database_url else None
+        """A standby for lists and charts."""
         self.redaction = Redaction(self._everywhere)
         """Redaction by the settings."""
         self.observed = ObservedApi(settings)
@@ -89,6 +92,12 @@ class Api:
         """Run a query on a connection of its own."""
         with self.reading() as connection:
             return find(connection, *args, **kwargs)
+
+    def read_list(self, find: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a query whose answer may be a little old: from the read replica, if there is one."""
+        if self.replica is None:
+            return self.read(find, *args, **kwargs)
+        return self.replica.read(lambda connection: find(connection, *args, **kwargs))
 
     def redaction_of_task(self, task: TaskDetail) -> Redaction:
         """Return what is not shown of a task: what it names itself, and what those do that it may have values from."""
@@ -114,6 +123,8 @@ class Api:
         """Close every connection."""
         if (pull_waiters := self.pull_waiters.take()) is not None:
             pull_waiters.close()
+        if self.replica is not None:
+            self.replica.close()
         self.readiness.close()
         self.backend.close()
         self.observed.system.close()

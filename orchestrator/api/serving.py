@@ -36,6 +36,7 @@ from orchestrator.domain.tasks.headers import HTTP_HEADER, of_start, read_header
 from orchestrator.errors import NotFound, Uncertain
 from orchestrator.monitoring.exposition import OTHER
 from orchestrator.sdk.acting import Actor, may_operate, served
+from orchestrator.sdk.backend.replica import Replica, lag_of_list
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.sealing import describe_json
 from orchestrator.telemetry import get_logger
@@ -182,9 +183,12 @@ async def _answer(
 
     def work() -> Response | Steps[Response]:
         answer = perform_read(endpoint.call_large or endpoint.call)
-        return (
-            _when_done(endpoint, answer, known) if isinstance(answer, Generator) else respond(endpoint, answer, known)
-        )
+        if isinstance(answer, Generator):
+            return _when_done(endpoint, answer, known)
+        response = respond(endpoint, answer, known)
+        if api.replica is not None:
+            _mind_replica(api.replica, endpoint, response)
+        return response
 
     with Client(request) as client:
         async with AsyncExitStack() as held:
@@ -225,6 +229,14 @@ def _when_shown(api: Api, steps: Steps[Any], asked: Any) -> Steps[Any]:
 
 def _when_done(endpoint: Endpoint, steps: Steps[Any], known: str | None) -> Steps[Response]:
     return respond(endpoint, (yield from steps), known)
+
+
+def _mind_replica(replica: Replica, endpoint: Endpoint, response: Response) -> None:
+    """Have lists show an action, and say how old a list is."""
+    if endpoint.method != "GET" and endpoint.scope in (Permission.OPERATE, Permission.ADMIN):
+        replica.acted()
+    if lag := lag_of_list.get():
+        response.headers["Age"] = str(round(lag))
 
 
 def respond(endpoint: Endpoint, answer: Any, known: str | None = None) -> Response:

@@ -135,6 +135,15 @@ def test_a_postgres_that_is_too_old_fails(
     assert "schema" not in checks
 
 
+def test_a_read_replica_that_is_a_primary_fails(
+    examine: Callable[..., tuple[int, Checks]], database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_READ_DATABASE_URL", database_url)
+    code, checks = examine()
+    assert code == 1
+    assert checks["read replica"]["found"] == "it is a primary."
+
+
 def test_a_database_without_tables_fails(
     examine: Callable[..., tuple[int, Checks]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ def given(query: msgspec.Struct) -> dict[str, Any]:
 
 def task_errors(api: Api, tasks: Sequence[TaskView]) -> dict[UUID, str]:
     """Return the errors of those that failed."""
-    return api.read(errors_of_tasks, [task.id for task in tasks if task.status == "failed"])
+    return api.read_list(errors_of_tasks, [task.id for task in tasks if task.status == "failed"])
 
 
 def progress_of(api: Api, tasks: Iterable[TaskView]) -> dict[UUID, float]:
@@ -94,8 +94,8 @@ def run_notes(api: Api, runs: Sequence[RunView]) -> dict[UUID, tuple[RunNote, st
     Values are shown only where nothing is declared as secret, neither by the settings nor by a step: to find out what
     is a secret's copy takes a look at all relatives of a run, which only the page of the run does.
     """
-    notes = api.read(notes_of_runs, [run.id for run in runs])
-    for id, error in api.read(errors_of_runs, [run.id for run in runs if run.status == "failed"]).items():
+    notes = api.read_list(notes_of_runs, [run.id for run in runs])
+    for id, error in api.read_list(errors_of_runs, [run.id for run in runs if run.status == "failed"]).items():
         notes[id] = notes[id]._replace(error=error)
     return {run.id: (notes[run.id], _line(api, run, notes[run.id])) for run in runs if run.id in notes}
 

@@ -20,6 +20,7 @@ from orchestrator.api.endpoints import Endpoint, Routes
 from orchestrator.api.problems import Problem
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.tasks.task import NewTask
+from orchestrator.sdk.backend.replica import Replica
 from orchestrator.sealing import describe_json
 
 HTML = "text/html"
@@ -162,6 +163,7 @@ class Visit:
     """They have logged in with a key, and can log out."""
     check_tasks: Callable[[NewTask], None]
     """Refuses a task for which the quotas of the key leave no room."""
+    replica: Replica | None = None
     approvals: Callable[[], str] = str
     """Counts the approvals that wait for a person; nothing if none does, or where the page needs no log-in."""
 

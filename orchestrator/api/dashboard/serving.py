@@ -38,6 +38,7 @@ from orchestrator.api.slots import Client
 from orchestrator.domain.access import Scope, Ticket
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.acting import Actor
+from orchestrator.sdk.backend.replica import Replica
 
 LOG_IN, LOG_OUT = "/ui/login", "/ui/logout"
 _TOKEN, _BACK = "token", "back"
@@ -61,11 +62,15 @@ class PagePath(ServedPath):
     async def answer(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
         """Show a page, or do what a form asks for and go back to the page."""
         session = self._session(request)
-        visit = _visit(request, caller, session, self._meter)
+        visit = _visit(request, caller, session, self._meter, self._api.replica)
         if endpoint.scope is not None:
             visit = dataclasses.replace(visit, approvals=partial(count_approvals, self._api, caller.key_scope))
         current.set(visit)
         given = endpoint.read_path(request.path_params)
+        replica = self._api.replica
+        if replica is not None and not replica.has_heard(session.last_action):  # another server did it
+            await self._slots.run(replica.acted, caller)
+            self._api.recent.forget()
         if request.method != "POST":
             query = _without_blanks(query_of(request))
             try:
@@ -107,6 +112,8 @@ class PagePath(ServedPath):
                 raise
             told = f"{found.problem.title}: {in_words(found.problem, endpoint.body)}"
             return session.finish(go(back), Said(told, is_error=True))
+        if replica is not None:
+            session.action = await self._slots.run(replica.acted, caller)
         self._api.recent.forget()
         if isinstance(answer, Response):
             return session.finish(answer)
@@ -223,8 +230,9 @@ def _fits(endpoint: Endpoint, query: str) -> bool:
     return True
 
 
-def _visit(request: Request, caller: Caller, session: Session, meter: Meter) -> Visit:
+def _visit(request: Request, caller: Caller, session: Session, meter: Meter, replica: Replica | None = None) -> Visit:
     return Visit(
+        replica=replica,
         who=caller.actor.who,
         scope=caller.scope,
         key_scope=caller.key_scope,

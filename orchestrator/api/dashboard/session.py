@@ -8,6 +8,7 @@ cannot read it, and it is sent under `/ui` only, behind the prefix of a proxy. T
 
 from __future__ import annotations
 
+import re
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hmac import compare_digest
@@ -31,6 +32,8 @@ _KEY = "orchestrator_key"
 """In which earlier releases kept the key itself; it is removed wherever it comes."""
 _TOKEN = "orchestrator_form"
 _SAID = "orchestrator_said"
+_ACTED = "orchestrator_acted"
+"""The position of the last action in Postgres's log, with a read replica: every server shows lists with it."""
 _LONGEST_SAID = 1_500
 """Characters: a browser keeps some four thousand bytes of a cookie."""
 
@@ -48,6 +51,10 @@ class Session:
         self._has_token = self.ticket is not None or _is_token(self._cookies.get(_TOKEN, ""))
         self.token = self._token()
         self.said = _read(self._cookies.get(_SAID))
+        acted = self._cookies.get(_ACTED, "")
+        self.last_action = int(acted) if re.fullmatch("[0-9]{1,19}", acted) else 0
+        self.action: int | None = None
+        """The position of an action that this request was."""
 
     def check(self, given: str) -> None:
         """Refuse a form that another page than ours may have sent."""
@@ -69,6 +76,8 @@ class Session:
             self._set(response, _TOKEN, self.token)
         if _KEY in self._cookies:
             response.delete_cookie(_KEY, path=self._root)
+        if self.action is not None:
+            self._set(response, _ACTED, str(self.action), seconds=600)
         if said is not None:
             self._set(response, _SAID, _written(said), seconds=60)
         elif self.said is not None:
@@ -108,7 +117,7 @@ def _cookies(request: Request) -> dict[str, str]:
     """Return the cookies that are ours. What is escaped in a value is none: reading that takes quadratic time."""
     pairs = (part.partition("=") for text in request.headers.getlist("cookie") for part in text.split(";"))
     found = {name.strip(): value.strip().strip('"') for name, _, value in pairs}
-    return {name: value for name, value in found.items() if name in (_TICKET, _KEY, _TOKEN, _SAID)}
+    return {name: value for name, value in found.items() if name in (_TICKET, _KEY, _TOKEN, _SAID, _ACTED)}
 
 
 def headers_with_key(request: Request, typed: str) -> Headers:

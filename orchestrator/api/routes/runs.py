@@ -104,10 +104,11 @@ class Rerun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keep what is not below this step."""
 
 
-def list_page(api: Api, query: RunQuery, key_scope: KeyScope) -> Page[RunView]:
-    """Return a page of runs."""
+def list_page(api: Api, query: RunQuery, key_scope: KeyScope, *, may_lag: bool = False) -> Page[RunView]:
+    """Return a page of runs; one that `may_lag` comes from the read replica."""
     wanted = made_from(RunFilter, query, within=key_scope.workflows)
-    return Page(*api.read(insights.page_of_runs, wanted, limit=query.limit, before=query.cursor))
+    read = api.read_list if may_lag else api.read
+    return Page(*read(insights.page_of_runs, wanted, limit=query.limit, before=query.cursor))
 
 
 def find(api: Api, id: UUID) -> RunAnswer:
@@ -141,7 +142,7 @@ def _of_code(id: UUID, code: CodeView, hidden: Redaction) -> CodeAnswer:
 @routes.get("", about=WITHIN)
 def list_runs(api: Api, query: RunQuery, key_scope: KeyScope) -> Page[RunView]:
     """List runs, newest first."""
-    return list_page(api, query, key_scope)
+    return list_page(api, query, key_scope, may_lag=True)
 
 
 @routes.get("/{id}", about=RUN)

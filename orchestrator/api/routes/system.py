@@ -61,7 +61,9 @@ def status(api: Api) -> Overview:
 @routes.get("/api/v1/search", about=WITHIN, is_expensive=True)
 def search(api: Api, query: SearchQuery, key_scope: KeyScope) -> Found:
     """Find tasks and runs by id, name, tag, or the text of an error."""
-    return api.read(insights.search, query.text, query.limit, queues=key_scope.queues, workflows=key_scope.workflows)
+    return api.read_list(
+        insights.search, query.text, query.limit, queues=key_scope.queues, workflows=key_scope.workflows
+    )
 
 
 class ThroughputQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,7 +86,7 @@ class ThroughputAnswer(msgspec.Struct, frozen=True):
 def show_throughput(api: Api, query: ThroughputQuery, key_scope: KeyScope) -> ThroughputAnswer:
     """Show what became of tasks in the last hour, by queue and ten seconds. The ten seconds under way are not in it."""
     since = datetime.now(UTC) - timedelta(seconds=query.seconds)
-    found = api.read(throughput.read, since, query.queue)
+    found = api.read_list(throughput.read, since, query.queue)
     return ThroughputAnswer([*SECONDS], [row for row in found if key_scope.has_queue(row.queue)])
 
 
@@ -95,8 +97,8 @@ def read_minutes(api: Api, key_scope: KeyScope, queue: str | None = None, *, eac
 
     def read(since: datetime, until: datetime | None = None) -> list[Throughput]:
         if each:
-            return api.read(throughput.minutes_of_queues, since, key_scope.queues)
-        return api.read(throughput.minutes, since, queue, key_scope.queues, until)
+            return api.read_list(throughput.minutes_of_queues, since, key_scope.queues)
+        return api.read_list(throughput.minutes, since, queue, key_scope.queues, until)
 
     if each or queue is not None:
         return read(since)

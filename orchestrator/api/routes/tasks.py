@@ -99,7 +99,8 @@ def list_page(api: Api, query: TaskQuery, key_scope: KeyScope, *, oldest: bool =
     """Return a page of tasks, also from the other end."""
     is_own_run = query.run is not None and key_scope.is_bound and has_run(api, key_scope, query.run)
     wanted = made_from(TaskFilter, query, within="" if is_own_run else key_scope.queues)
-    return Page(*api.read(insights.list_tasks, wanted, limit=query.limit, before=query.cursor, oldest=oldest))
+    read = api.read_list if query.run is None else api.read  # those of a run are shown beside it, which does not lag
+    return Page(*read(insights.list_tasks, wanted, limit=query.limit, before=query.cursor, oldest=oldest))
 
 
 class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import click
 from redis.exceptions import RedisError
@@ -114,6 +114,8 @@ def _examine() -> Iterator[Finding]:
         yield from _guarded("redis", _redis(settings))
     if settings.database_url:
         yield from _guarded("postgres", _postgres(settings))
+    if settings.read_database_url:
+        yield from _guarded("read replica", _replica(settings))
     if settings.database_url or settings.api_url:
         yield from _guarded("system", _system(settings))
 
@@ -201,6 +203,20 @@ def _postgres(settings: Settings) -> Iterator[Finding]:
                 faster = "Give Postgres a faster disk, or a synchronous standby that is nearer."
                 yield _speed("postgres commit", lambda: server.commit(connection), _SLOW_COMMIT, faster)
             yield _clock("postgres clock", lambda: server.clock(connection))
+    finally:
+        engine.dispose()
+
+
+def _replica(settings: Settings) -> Iterator[Finding]:
+    of_replica = replace(settings, database_url=settings.read_database_url)
+    engine = database.probe_engine(of_replica, "orchestrator doctor", _TIMEOUT)
+    try:
+        with engine.connect() as connection:
+            found = server.replayed(connection)
+            if found.position is None:
+                yield _fail("read replica", "it is a primary.", "Name a standby in read_database_url.")
+            else:
+                yield _ok("read replica", f"a standby, whose last commit is {duration(found.age)} old")
     finally:
         engine.dispose()
 

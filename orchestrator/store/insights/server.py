@@ -1,4 +1,4 @@
-"""What the Postgres server is, its clock, a commit to measure, and where a role's own tables go."""
+"""What the Postgres server is, its clock, its position in the write-ahead log, and where a role's own tables go."""
 
 from __future__ import annotations
 
@@ -72,6 +72,37 @@ _COMMIT = Statement[str]("SELECT /* insights.commit */ pg_logical_emit_message(t
 def commit(connection: Connection) -> None:
     """Commit a transaction that changes no table; the connection commits by itself."""
     _COMMIT.one(connection)
+
+
+_POSITION = Statement[int]("SELECT /* insights.position */ (pg_current_wal_flush_lsn() - '0/0')::bigint")
+
+
+def position(connection: Connection) -> int:
+    """Return how far a primary has flushed its log: a standby that has replayed this has all commits."""
+    return _POSITION.one(connection)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """How far a standby is."""
+
+    position: int | None
+    """None if the server is no standby."""
+    age: float
+    """Seconds since the last commit that it has replayed."""
+
+
+_REPLAYED = Statement[Replayed]("""
+SELECT /* insights.replayed */
+       CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() - '0/0' END::bigint AS position,
+       greatest(0, extract(epoch FROM clock_timestamp()
+           - coalesce(pg_last_xact_replay_timestamp(), pg_postmaster_start_time())))::double precision AS age
+""")
+
+
+def replayed(connection: Connection) -> Replayed:
+    """Return how far a standby has replayed the log of its primary."""
+    return _REPLAYED.one(connection)
 
 
 _DEFAULT_SCHEMA = Statement[tuple[str, str | None]](

@@ -52,7 +52,7 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
         raise refused(422, "The times do not fit", "Give a time to begin with that is before the end, and before now.")
     span = until - since if query.since else SPANS[query.within]
     failures, handled = read_failures(api, key_scope, span, until=query.until)
-    read_spread = partial(api.read, insights.spread_of_failures, since, until, _PARTS, key_scope.queues)
+    read_spread = partial(api.read_list, insights.spread_of_failures, since, until, _PARTS, key_scope.queues)
     spread = api.recent.get(("spread", key_scope, span, query.until), 5.0, read_spread)
     is_chosen = query.since is not None or query.until is not None
     period = (
@@ -95,7 +95,7 @@ def _new_ones(
     at = _last_start(api) if release is None else release.at
     if at is None:
         return set()
-    read = partial(api.read, failed_before, at, key_scope.queues, release and release.name)
+    read = partial(api.read_list, failed_before, at, key_scope.queues, release and release.name)
     known = api.recent.get(("failed before", key_scope, at), 30.0, read)
     return set() if known is None else {group.key for group in groups if group.first_at >= at} - known
 

@@ -67,7 +67,7 @@ def show_worker(api: Api, worker: str) -> Response:
     now = datetime.now(UTC)
     since = now.replace(second=0, microsecond=0) - timedelta(minutes=59)
     minutes = api.recent.get(
-        ("minutes", worker), 5.0, lambda: api.read(minutes_of_worker, worker, since, tuple(SECONDS))
+        ("minutes", worker), 5.0, lambda: api.read_list(minutes_of_worker, worker, since, tuple(SECONDS))
     )
     running = _running(api).get(worker, [])
     return page(
@@ -77,5 +77,5 @@ def show_worker(api: Api, worker: str) -> Response:
         done=progress_of(api, running),
         marks=read_marks(api, KeyScope(), timedelta(hours=1)),
         hour=hour(minutes, now),
-        slow=api.recent.get(("slowest of", worker), 5.0, lambda: api.read(slowest, since, worker=worker)),
+        slow=api.recent.get(("slowest of", worker), 5.0, lambda: api.read_list(slowest, since, worker=worker)),
     )

@@ -192,7 +192,7 @@ def read_failures(
 
     def read() -> Decided:
         since = (until or datetime.now(UTC)) - span
-        found = api.read(latest_failures, since, key_scope.queues, most, until)
+        found = api.read_list(latest_failures, since, key_scope.queues, most, until)
         return Decided(found, api.read(handled_groups, [group.key for group in found.groups]))
 
     return api.recent.get(("failures", key_scope, span, most, until), 5 * _RECENT, read)

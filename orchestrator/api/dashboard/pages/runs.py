@@ -74,7 +74,7 @@ def show_runs(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
     """List runs."""
     asked, query = given(query), within_span(query)
     wanted = made_from(RunFilter, query, within=key_scope.workflows)
-    found = Page(*api.read(list_runs, wanted, limit=query.limit, before=query.cursor, sort=query.sort))
+    found = Page(*api.read_list(list_runs, wanted, limit=query.limit, before=query.cursor, sort=query.sort))
     notes, done = run_notes(api, found.items), progress_of_runs(api, found.items)
     return page("runs.html", query=query, asked=asked, found=found, states=list(ShownRunState), notes=notes, done=done)
 

@@ -49,7 +49,7 @@ def list_workflows(api: Api, key_scope: KeyScope) -> Response:
 def squares(api: Api, workflows: Iterable[str], limit: int = _LAST_RUNS) -> dict[str, list[LastRun]]:
     """Return the last runs of each of these workflows, the oldest of them first, from one statement for all."""
     names = tuple(dict.fromkeys(workflows))
-    return api.recent.get(("squares", names, limit), 1.0, lambda: api.read(insights.last_runs, names, limit))
+    return api.recent.get(("squares", names, limit), 1.0, lambda: api.read_list(insights.last_runs, names, limit))
 
 
 def last_runs(api: Api, workflow: str, key_scope: KeyScope, limit: int = _LAST_RUNS) -> list[Any]:
@@ -58,7 +58,7 @@ def last_runs(api: Api, workflow: str, key_scope: KeyScope, limit: int = _LAST_R
     return api.recent.get(
         ("last runs", workflow, key_scope, limit),
         1.0,
-        lambda: [*reversed(run_routes.list_page(api, query, key_scope).items)],
+        lambda: [*reversed(run_routes.list_page(api, query, key_scope, may_lag=True).items)],
     )
 
 
@@ -124,7 +124,7 @@ def _grid(
     """Return the last runs of a workflow, the oldest first, the state of each step in them, and the rows of many."""
     number = _GRID_RUNS if len(steps) <= _MOST_STEPS else _FEW_RUNS
     ids = [run.id for run in squares(api, [name], number)[name]]
-    runs = api.recent.get(("grid", name, number), 2.0, lambda: api.read(states_of_runs, name, ids))
+    runs = api.recent.get(("grid", name, number), 2.0, lambda: api.read_list(states_of_runs, name, ids))
     failed = {step for run in runs for step, state in run.states.items() if state == "failed"}
     rows = rows_of([step.name for step in steps], _GRID_ROWS, failed, opened)
     cells = {label: _scaled([_cell(run, names) for run in runs]) for label, names in rows.items()}
