@@ -178,6 +178,8 @@ def test_bad_usage_exits_with_2(words: list[str]) -> None:
 _WORKER_WITHOUT_DATABASE = """
 import sys
 from orchestrator.cli import main
+early = {"redis", "asyncio"} & set(sys.modules)
+assert not early, early
 from orchestrator.cli.fleet import worker
 asked = []
 worker.run_worker = lambda spec, settings: asked.append((spec, settings)) or 0
