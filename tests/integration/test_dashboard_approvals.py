@@ -15,12 +15,13 @@ from urllib.parse import urlencode
 import msgspec
 import pytest
 
+from orchestrator import Orchestrator
 from orchestrator.api import access, login_limits
 from orchestrator.api.app import create_app
 from orchestrator.api.dashboard.flow_graph import graphs
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.domain.flow.definition import Flow
-from orchestrator.errors import WrongState
+from orchestrator.errors import ResultTimeout, WrongState
 from orchestrator.sdk.backend import Backend, code_requests
 from orchestrator.sdk.values.payload import encode_value
 from orchestrator.store import insights, throughput
@@ -200,6 +201,28 @@ def test_without_a_scheduler_it_is_said_that_what_was_decided_of_a_promise_is_st
     with house.engine.connect() as connection:
         kinds = connection.exec_driver_sql("SELECT kind FROM orchestrator.inbox").scalars().all()
     assert [kind.split(" ")[0] for kind in kinds] == [act]
+
+
+@pytest.mark.parametrize("act", ["resolve", "reject"])
+def test_without_a_scheduler_a_program_hears_that_its_answer_is_stored(
+    house: House, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    """Before, it waited until a scheduler came."""
+    monkeypatch.setattr(code_requests, "_SETTLING", 0.1)
+    app = Orchestrator(house.settings)
+    handle = app.workflow_run(code_that_asks(house, "mail"))
+    said: list[str] = []
+
+    def settle() -> None:
+        with pytest.raises(ResultTimeout) as raised:
+            getattr(handle, act)("approval 1", "no")
+        said.append(str(raised.value))
+
+    thread = Thread(target=settle, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert [("is stored" in one, "no scheduler leads" in one) for one in said] == [(True, True)]
+    app.close()
 
 
 def test_a_promise_is_decided_once_and_the_audit_log_has_who_did(house: House) -> None:

@@ -24,8 +24,6 @@ from orchestrator.sdk.waiting.steps import Steps
 
 routes = Routes("workflows as code", "/api/v1/runs")
 
-_SETTLING = 20.0
-"""Seconds to wait for the leader to settle a promise; less if there is no leader."""
 Timeout = Annotated[float, Meta(ge=0, le=300)]
 
 
@@ -92,7 +90,7 @@ def _settled(name: str, answer: Steps[bytes], outcome: str) -> Steps[Settled]:
     try:
         waits = decode_value((yield from answer))
     except ResultTimeout as late:
-        return Settled(False, [], f"what was said of {name!r} is stored, and nothing has come of it yet: {late}")
+        return Settled(False, [], str(late))
     if waits is None:
         return Settled(True, [], f"the code waited for {name!r}, and {outcome}")
     others = f"; it waits for {', '.join(map(repr, waits))}" if waits else ""
@@ -155,14 +153,14 @@ def resolve(api: Api, id: UUID, name: str, body: Resolution) -> Steps[Settled]:
     awaited, with a PayloadError.
     """
     data = encode_value(body.value, f"Promise {name!r}", api.settings.max_payload)
-    answer = api.backend.code.resolve(id.bytes, name, data, body.why, _SETTLING)
+    answer = api.backend.code.resolve(id.bytes, name, data, body.why)
     return (yield from _settled(name, answer, "goes on"))
 
 
 @routes.post("/{id}/promises/{name}/reject", about=RUN, examples=[{"reason": "out of stock"}], is_kept=_is_kept)
 def reject(api: Api, id: UUID, name: str, body: Rejection) -> Steps[Settled]:
     """Reject the oldest open promise of a name, or the first that there will be."""
-    answer = api.backend.code.reject(id.bytes, name, body.reason, body.why, _SETTLING)
+    answer = api.backend.code.reject(id.bytes, name, body.reason, body.why)
     return (yield from _settled(name, answer, "it is rejected: PromiseRejected is raised there"))
 
 

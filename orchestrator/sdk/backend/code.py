@@ -33,6 +33,7 @@ from orchestrator.errors import (
 from orchestrator.sdk.acting import may_operate
 from orchestrator.sdk.backend.code_reading import named
 from orchestrator.sdk.backend.code_requests import (
+    SETTLED_WITHIN,
     CodeRequests,
     add_request,
     kept_by,
@@ -232,12 +233,12 @@ class CodeBackend(CodeRequests):
     # -- asking
 
     def resolve(
-        self, run: bytes, promise: str, value: bytes, why: str = "", timeout: float | None = None
+        self, run: bytes, promise: str, value: bytes, why: str = "", timeout: float = SETTLED_WITHIN
     ) -> Steps[bytes]:
         """Resolve the oldest open promise of a name; the audit log has the value, and why.
 
-        Return None or, where that is kept for one to come, the names of the first promises that are open, encoded. With
-        a timeout, ResultTimeout says that it is stored and was not done by then, or sooner if there is no leader.
+        Return None or, where that is kept for one to come, the names of the first promises that are open, encoded.
+        ResultTimeout says that it is stored and was not done by then, or sooner if there is no leader.
         """
         with time_limit(timeout, writes=True):
             self._check_type(run, promise, value)
@@ -259,7 +260,7 @@ class CodeBackend(CodeRequests):
             raise PayloadError(f"Promise {promise!r} of run {to_text(last)}: {problem}. Nothing was sent.")
 
     def reject(
-        self, run: bytes, promise: str, reason: str, why: str = "", timeout: float | None = None
+        self, run: bytes, promise: str, reason: str, why: str = "", timeout: float = SETTLED_WITHIN
     ) -> Steps[bytes]:
         """Reject the oldest open promise of a name; the audit log has the reason, and why. Return the same."""
         audited = {} if self._vault is not None or not reason else {"reason": reason[:LONGEST_AUDITED]}

@@ -36,8 +36,10 @@ from orchestrator.transport.codec import Ended
 _ASK_AGAIN = 5.0
 """Seconds after which a query is asked again: it may have been lost with a worker or a leader."""
 
+SETTLED_WITHIN = 20.0
+"""Seconds to wait for the leader to settle a promise; less if there is no leader."""
 _SETTLING = 2.0
-"""Seconds after which it is checked whether a leader could settle a promise."""
+"""Seconds after which it is checked whether there is one."""
 _FIRST_LOOKS = (1.0, 1.0)
 """Seconds after which it is checked whether a leader could pass on a query; a standby takes over between the two."""
 _STUCK_LOOK = 1.0
@@ -79,7 +81,7 @@ class CodeRequests(CodeReading):
         run: bytes,
         request_kind: RequestKind,
         verb: str,
-        timeout: float | None,
+        timeout: float,
         audited: Mapping[str, Any] = _NOTHING,
         **body: Any,
     ) -> Steps[bytes]:
@@ -96,7 +98,7 @@ class CodeRequests(CodeReading):
         request_kind: RequestKind,
         verb: str,
         request: bytes,
-        timeout: float | None,
+        timeout: float,
         name: str,
         again: Callable[[], object] | None = None,
     ) -> Steps[bytes]:
@@ -108,10 +110,10 @@ class CodeRequests(CodeReading):
         find = partial(self._find_answer, request) if again else partial(self._find_update, run, request)
         is_settled = request_kind in _SETTLES
         target = run if request_kind is RequestKind.UPDATE else None
-        pauses = [*_FIRST_LOOKS] if request_kind is RequestKind.QUERY and timeout is not None else []
+        pauses = [*_FIRST_LOOKS] if request_kind is RequestKind.QUERY else []
         if request_kind is RequestKind.UPDATE and name:
             pauses = [_STUCK_LOOK]
-        pause = _SETTLING if is_settled and timeout is not None else _ASK_AGAIN
+        pause = _SETTLING if is_settled else _ASK_AGAIN
         was_led = True
         while True:
             is_early = bool(pauses)
@@ -120,13 +122,15 @@ class CodeRequests(CodeReading):
             if answer is not None:
                 break
             with limit:
-                if is_settled and timeout is not None and self._is_without_leader(run):
-                    raise ResultTimeout("no scheduler leads, and the next one that does comes to it")
-                if is_settled and limit.is_up:
-                    raise ResultTimeout(f"no scheduler has come to it within {timeout:g} s, and one will")
+                is_led = not (is_settled or is_early) or not self._is_without_leader(run)
+                if is_settled and (limit.is_up or not is_led):
+                    why = f"no scheduler has come to it within {timeout:g} s" if is_led else "no scheduler leads"
+                    raise ResultTimeout(
+                        f"The answer to promise {name!r} of run {to_text(run)} is stored, and the run does not have it "
+                        f"yet: {why}. The next one that leads passes it on: do not send it again."
+                    )
                 if limit.is_up and not name:
                     self._refuse_unsent(run, request)
-                is_led = not is_early or not self._is_without_leader(run)
                 is_held = target is not None and (is_early or limit.is_up) and self._stuck(run) is not None
                 if limit.is_up or is_held or not (is_led or was_led):
                     within = f"within {timeout:g} s" if limit.is_up else "yet"

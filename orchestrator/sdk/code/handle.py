@@ -166,13 +166,19 @@ class WorkflowHandle(Generic[R, W_co]):
 
     @blocking
     def resolve(self, promise: str, value: Any = None) -> Steps[None]:
-        """Resolve the oldest open promise of a name, or the first that there will be; WrongState if it is settled."""
+        """Resolve the oldest open promise of a name, or the first that there will be; WrongState if it is settled.
+
+        ResultTimeout if no scheduler leads; the answer is stored, and the next one that does passes it on.
+        """
         data = encode_value(value, f"Promise {promise!r}", self._client.settings.max_payload)
         yield from self._client.backend.code.resolve(self._run, promise, data)
 
     @blocking
     def reject(self, promise: str, reason: str) -> Steps[None]:
-        """Reject the oldest open promise of a name, or the first that there will be; WrongState if it is settled."""
+        """Reject the oldest open promise of a name, or the first that there will be; WrongState if it is settled.
+
+        ResultTimeout if no scheduler leads; the answer is stored, and the next one that does passes it on.
+        """
         yield from self._client.backend.code.reject(self._run, promise, reason)
 
     @overload
