@@ -28,6 +28,7 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_t
 from sqlalchemy import Connection, Engine, TextClause, text
 
 from orchestrator.store.driver import Channel, Later, Preparation, StatementResult, channel, execute, flush
+from orchestrator.store.encoding import ENCODERS
 from orchestrator.store.namespaces import in_namespace, namespace_of
 from orchestrator.store.other_drivers import PARAMETER, DriverConnection
 
@@ -57,6 +58,8 @@ def tables_of(name: str) -> set[str]:
     return set(_TABLE.findall(_known.get(name, "")))
 
 
+BATCH = re.compile(r"unnest\((%\((\w+)\)s::[\w ]+\[\](?:, %\(\w+\)s::[\w ]+\[\])*)\) AS")
+"""A batch in the text of a statement."""
 _OTHER_WAY = {"<": ">", ">=": "<="}
 
 
@@ -76,7 +79,7 @@ class Statement(Generic[R]):
         if _known.setdefault(self.name, self.sql) != self.sql:
             raise ValueError(f"Two statements are called {self.name!r}; give one of them another name.")
         self._casts = dict(sorted(PARAMETER.findall(sql)))  # of one that stands in several places, the cast it has
-        self._encoders = {name: _ENCODERS[cast] for name, cast in self._casts.items() if cast in _ENCODERS}
+        self._encoders = {name: ENCODERS[cast] for name, cast in self._casts.items() if cast in ENCODERS}
         self._make: Callable[..., R] | None = None
 
     @classmethod
@@ -231,7 +234,41 @@ class Prepared(Statement[R]):
     Postgres. So this goes through a cursor of the driver. Ids and other bytes come back as bytes.
 
     On other connections it is sent in full: a pooler may give each transaction another session.
+
+    Where a batch has one row, as most do on an idle system, that is sent as VALUES: `unnest` costs Postgres some
+    microseconds for each column.
     """
+
+    def __init__(self, sql: str) -> None:
+        super().__init__(sql)
+        self._of_one_row: dict[tuple[str, ...], Prepared[R]] = {}
+
+    def __call__(self, connection: Connection, /, *batches: Values, **values: Any) -> list[R]:
+        """Run it with the columns of batches and other values; return its rows."""
+        statement, batches = self._for(batches)
+        return super(Prepared, statement).__call__(connection, *batches, **values)
+
+    def _for(self, batches: tuple[Values, ...]) -> tuple[Prepared[R], tuple[Values, ...]]:
+        """Return the statement for these batches, and them as it takes them."""
+        ones = tuple([batch.first for batch in batches if isinstance(batch, Rows) and batch.is_one])
+        if not ones:
+            return self, batches
+        return self._of_one_row.get(ones) or self.of_one_row(ones), tuple(
+            {name: column[0] if column else None for name, column in batch.items()}
+            if isinstance(batch, Rows) and batch.is_one
+            else batch
+            for batch in batches
+        )
+
+    def of_one_row(self, ones: tuple[str, ...]) -> Prepared[R]:
+        """Return the statement for batches of one row each: those with these first columns."""
+
+        def row(found: re.Match[str]) -> str:
+            return f"(VALUES ({found[1].replace('[]', '')})) AS" if found[2] in ones else found[0]
+
+        sql = BATCH.sub(row, self.sql.replace(f"/* {self.name} */", f"/* {self.name} {' '.join(ones)} */", 1))
+        self._of_one_row[ones] = self.__orig_class__(sql)  # type: ignore[attr-defined]
+        return self._of_one_row[ones]
 
     def begin(self, connection: Connection, /, **values: Any) -> list[R]:
         """Begin a transaction with it, in one round trip. The connection must be in autocommit mode."""
@@ -253,7 +290,8 @@ class Prepared(Statement[R]):
         If it fails, the next statement does, and the transaction with it. Until then it can be taken back.
         """
         line = channel(connection)
-        statement = Later(self._text(connection, line, self._execute), lambda: self._encoded(batches, values) or None)
+        this, batches = self._for(batches)
+        statement = Later(this._text(connection, line, this._execute), lambda: this._encoded(batches, values) or None)
         line.later(statement)
         return statement
 
@@ -295,6 +333,20 @@ Json = Annotated[str, "jsonb"]
 _TYPES = {bytes: "uuid", str: "text", bool: "boolean", int: "int", float: "double precision", datetime: "timestamptz"}
 
 
+class Rows(dict[str, Any]):
+    """The columns of a batch, which has as many rows as the first of them."""
+
+    @property
+    def first(self) -> str:
+        """The name of the first column."""
+        return next(iter(self))
+
+    @property
+    def is_one(self) -> bool:
+        """Say whether there is one row."""
+        return len(self[self.first]) == 1
+
+
 class Batch:
     """Rows for a statement, in which they are a table: `unnest(…) AS alias(column, …)`."""
 
@@ -318,11 +370,11 @@ class Batch:
         values = ", ".join(stored.values())
         return f"INTO orchestrator.{table} ({', '.join(stored)}) SELECT {values} FROM {source or self._table}"
 
-    def __call__(self, rows: Iterable[Sequence[Any]]) -> Values:
+    def __call__(self, rows: Iterable[Sequence[Any]]) -> Rows:
         """Return the columns of rows. One that is all null is sent empty: `unnest` fills it up to the first."""
         columns = list(zip(*rows, strict=True)) or [()] * len(self._names)
         sent = [() if not any(column) and column.count(None) == len(column) else column for column in columns[1:]]
-        return dict(zip(self._names, [columns[0], *sent], strict=True))
+        return Rows(zip(self._names, [columns[0], *sent], strict=True))
 
 
 def _written(columns: str) -> dict[str, str]:
@@ -338,51 +390,3 @@ def _type_of(hint: Any) -> str:
     hint = next((part for part in get_args(hint) if type(None) in get_args(hint)), hint)
     metadata = getattr(hint, "__metadata__", None)
     return str(metadata[0]) if metadata else _TYPES[hint]
-
-
-# -- values
-
-
-def _uuids(values: Iterable[bytes | None]) -> str:
-    return "{" + ",".join("NULL" if value is None else value.hex() for value in values) + "}"
-
-
-def _numbers(values: Iterable[float | int | bool | None]) -> str:
-    return "{" + ",".join("NULL" if value is None else str(value) for value in values) + "}"
-
-
-def _blobs(values: Iterable[bytes | None]) -> str:
-    return "{" + ",".join("NULL" if value is None else f'"\\\\x{value.hex()}"' for value in values) + "}"
-
-
-def array_of(values: Iterable[str | None]) -> str:
-    """Return an array of texts as Postgres reads it."""
-    return "{" + ",".join("NULL" if value is None else _quoted(value) for value in values) + "}"
-
-
-def _quoted(word: str) -> str:
-    if "\\" in word or '"' in word:
-        word = word.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{word}"'
-
-
-def _times(values: Iterable[datetime | str | None]) -> str:
-    written: dict[datetime | str | None, str] = {None: "NULL"}  # many rows of a batch have the same time
-    return "{" + ",".join(written.get(value) or written.setdefault(value, f'"{value}"') for value in values) + "}"
-
-
-def _uuid(value: bytes | str) -> str:
-    return value if isinstance(value, str) else value.hex()
-
-
-_ENCODERS: dict[str, Callable[[Any], str]] = {
-    "::uuid": _uuid,
-    "::uuid[]": _uuids,
-    "::bytea[]": _blobs,
-    "::text[]": array_of,
-    "::jsonb[]": array_of,
-    "::tid[]": array_of,
-    "::timestamptz[]": _times,
-    **{f"::{kind}[]": _numbers for kind in ("smallint", "int", "integer", "bigint", "boolean", "double precision")},
-}
-"""By cast, how a value is written."""

@@ -16,7 +16,7 @@ import pytest
 from orchestrator import scheduler, store
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store.driver import channel
-from orchestrator.store.sql import Prepared
+from orchestrator.store.sql import BATCH, Prepared
 from tests.integration import test_plans_of_code, test_plans_of_queues
 from tests.integration.planning import STATISTICS, Leader, leaders_of, nodes
 
@@ -49,7 +49,8 @@ def prepared() -> list[Prepared[Any]]:
                     getattr(one, "statement", one) for one in values
                 ]  # of a function that is declared with one
                 found |= {id(one): one for one in statements if isinstance(one, Prepared)}
-    return list(found.values())
+    batches = ((one, tuple(dict.fromkeys(first for _, first in BATCH.findall(one.sql)))) for one in found.values())
+    return [*found.values(), *(one.of_one_row(firsts) for one, firsts in batches if firsts)]
 
 
 def is_whole_table(node: dict[str, Any]) -> bool:
