@@ -177,6 +177,10 @@ class Leadership:
         """
         return leases.succeed_and_commit(connection, rows, now, self._shard, cursor)
 
+    def commit_with_next(self, connection: Connection, cursor: Cursor) -> None:
+        """Have the next statement commit a transaction that is to begin, with all that waits for it and the cursor."""
+        leases.commit_with_next(connection, self._shard, cursor)
+
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Open a transaction that only reads."""

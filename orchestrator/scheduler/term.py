@@ -10,7 +10,7 @@ tick:  look at the fleet              once a second, and when it says that it ha
            record the events cursor
        publish: what is applied, for workers; what has ended, for waiters; the claimed tasks
 
-A tick that only claims, or only applies, commits with its one statement (`_shorten`).
+Some ticks are one message to Postgres: `_shorten` says which.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+
+from sqlalchemy import exc
 
 from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.scheduler.budget import Pace
@@ -45,6 +47,7 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.spans import LeaderSpans
+from orchestrator.scheduler.tasks.foreseen import Foreseen
 from orchestrator.scheduler.tasks.reports import Decoded, Reports
 from orchestrator.scheduler.throughput import ThroughputRecord
 from orchestrator.scheduler.tick_result import CommitHooks, TickResult
@@ -57,11 +60,11 @@ from orchestrator.store.fleet import drains
 from orchestrator.store.leases import Cursor
 from orchestrator.store.sql import statement_of
 from orchestrator.store.tasks import waiting
+from orchestrator.store.tasks.transitions import is_unforeseen
 from orchestrator.store.tasks.waiting import PendingWorkProbe
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport.codec import Ended
 from orchestrator.transport.leader.streams import Inbound, LeaderStreams
-from orchestrator.transport.leader.terms import Deposed
 
 log = get_logger("scheduler")
 
@@ -164,8 +167,9 @@ class Term:
             monotonic=monotonic,
         )
         self._throughput = ThroughputRecord(meter, leadership.term)
+        self._foreseen = Foreseen()
         parts = (dispatcher, dags, flows, code, backlog, self.pending_work, watch, self.link, self._throughput, meter)
-        self._remembering: tuple[CommitHooks, ...] = parts if spans is None else (*parts, spans)
+        self._remembering: tuple[CommitHooks, ...] = (*parts, self._foreseen, *(() if spans is None else (spans,)))
 
     def begin(self) -> None:
         """Read what is in flight, and have pushes of this term accepted."""
@@ -176,26 +180,9 @@ class Term:
             self.watch.drains = drains(connection)
         log.info("scheduler.leading term=%d", self._leadership.term)
         try:
-            self._claim_term()
+            self.generations.claim_term(self._monotonic())
         except FAILURES as error:
             self.link.failed(error)
-
-    def _claim_term(self) -> None:
-        """Have pushes of this term accepted. Terms come from Postgres; a later one in Redis may be none of its own."""
-        term, database = self._leadership.term, self._leadership.identity()
-        try:
-            is_new = self._streams.terms.claim(term, database)
-        except Deposed:
-            with self._leadership.writing(self._monotonic()):  # which says so if there is a later term
-                log.error(
-                    "redis.foreign_term term=%d: Redis holds a later term, which Postgres never issued. The database "
-                    "is new or restored, or another system uses this Redis. Give each system its own Redis database.",
-                    term,
-                )
-            self._streams.terms.claim(term, database, overrule=True)
-            is_new = False
-        if not is_new:
-            self.generations.postgres_has_lost_commits()
 
     @property
     def took(self) -> float:
@@ -232,14 +219,22 @@ class Term:
         self._meter.ticked(self._monotonic() - self._due_since)
 
     def _commit(self, inbound: Inbound, suspicion: Suspicion | None) -> Transaction:
-        """Do everything that a tick does to Postgres."""
+        """Do everything that a tick does to Postgres; without foresight, if that was wrong."""
+        try:
+            return self._try(inbound, suspicion)
+        except exc.DataError as error:
+            if not is_unforeseen(error):
+                raise
+        return self._try(inbound, suspicion)
+
+    def _try(self, inbound: Inbound, suspicion: Suspicion | None) -> Transaction:
         cursor, thorough = self._behind(inbound), inbound.wants_look or suspicion is not None
         decoded = self._reports.decode(inbound)
         are_plain = decoded.are_plain_successes() and not inbound.nudged
         self._is_short = False
         with self._transaction(cursor, with_pending_work=thorough) as (tx, pending_work):
             if not thorough:
-                self._shorten(tx, cursor, decoded, are_plain=are_plain)
+                self._shorten(tx, cursor, decoded, are_plain=are_plain, is_nudged=inbound.nudged)
             self._reports.apply(tx, decoded)
             if moved := tx.result.outgoing.moved:
                 self._are_single = moved[0].is_single
@@ -264,16 +259,23 @@ class Term:
             self._throughput.record(tx)
         return tx
 
-    def _shorten(self, tx: Transaction, cursor: Cursor, decoded: Decoded, *, are_plain: bool) -> None:
-        """Let a tick that only claims, or only applies, commit with its statement: one round trip.
+    def _shorten(self, tx: Transaction, cursor: Cursor, decoded: Decoded, *, are_plain: bool, is_nudged: bool) -> None:
+        """Let a tick that only claims, only applies, or applies what was foreseen be one round trip.
 
-        Anything that was not foreseen goes into another transaction of the same tick.
+        Anything else goes into another transaction of the same tick.
         """
         if cursor is self.generations.cursor:
             self._is_short = tx.may_end_with_claim = True
-        elif are_plain and self._are_single and len(decoded.reports) <= _FEW and self._was_drained:
+        elif len(decoded.reports) > _FEW:
+            return
+        elif are_plain and self._are_single and self._was_drained:
             self._is_short = True
             tx.succeed_and_commit = partial(self._leadership.succeed_and_commit, tx.connection, tx.now, cursor)
+        elif tx.may_gather and not (is_nudged or tx.is_watched):
+            tx.foreseen = self._foreseen.ends(report for _, _, report in decoded.reports)
+            if tx.foreseen is not None:
+                self._is_short = True
+                tx.commit_with_next = partial(self._leadership.commit_with_next, tx.connection, cursor)
 
     def _look_again(self) -> None:
         """Read from Postgres what a tick has committed that failed afterwards. Nobody was notified of it: claimed tasks
@@ -352,6 +354,9 @@ class Term:
                 yield tx, writing.pending_work
                 writing.cursor = cursor if cursor is not self.generations.cursor else None
         except Exception as error:
+            if is_unforeseen(error):
+                self._rolled_back()
+                raise
             self._meter.failed_ticks += 1
             took, is_late = 0.0 if began is None else self._monotonic() - began, database.is_timeout(error)
             self._pace.interrupted(budget, by_postgres=is_late, took=took)

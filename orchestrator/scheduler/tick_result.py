@@ -109,6 +109,8 @@ class TickTasks(_Mergeable):
     """Tasks that were asked for when others end."""
     keys: list[tuple[str, bytes]] = []
     """Unique keys of tasks that ended, and those tasks."""
+    foreseen: list[Moved] = []
+    """Tasks that were created as claimed, as they are once they have succeeded."""
 
 
 class TickRuns(_Mergeable):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -54,6 +54,10 @@ class Transaction:
     """Nothing but a claim is to be committed: it commits by itself, and what follows is another transaction."""
     succeed_and_commit: Callable[[Sequence[Success]], list[Moved]] | None = None
     """Ends tasks and the transaction in one round trip, or does nothing; None if more is to be committed."""
+    foreseen: Mapping[bytes, Moved] | None = None
+    """Tasks that have succeeded as they have ended then; None if Postgres is to be asked."""
+    commit_with_next: Callable[[], None] | None = None
+    """Has the statement commit that creates tasks as claimed; None if it does not."""
     shard: int | None = None
     """With several shards, that of the leader."""
     created: Creation | None = None

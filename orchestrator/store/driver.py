@@ -108,13 +108,14 @@ class Channel:
         self._guard = self._cursor.mogrify(sql, parameters)
         self._is_last = self.has_committed = False
 
-    def commit_with_next(self) -> None:
-        """Have the next statement end the transaction that it begins, in one message; not if others belong to it.
+    def commit_with_next(self, *, others: bool = False) -> bool:
+        """Have the next statement end the transaction that it begins, in one message; say whether it does.
 
-        Postgres runs a message of several statements as one transaction. Statements that follow begin another, with the
-        same guard.
+        It does not if `others` belong to it, unless told so. Postgres runs a message of several statements as one
+        transaction. Statements that follow begin another, with the same guard.
         """
-        self._is_last = self._guard is not None and not self._waiting
+        self._is_last = self._guard is not None and (others or not self._waiting)
+        return self._is_last
 
     def is_over(self) -> bool:
         """Say whether the transaction has ended with its last statement; what was to begin is then forgotten."""

@@ -242,6 +242,12 @@ def succeed_and_commit(
     return _SUCCEED_AND_COMMIT(connection, values, now=now, shard=shard, **cursor._asdict())
 
 
+def commit_with_next(connection: Connection, shard: int, cursor: Cursor) -> None:
+    """Have the next statement commit a transaction that is to begin, with all that waits for it and the cursor."""
+    if channel(connection).commit_with_next(others=True):
+        _SAVE_CURSOR.later(connection, shard=shard, **cursor._asdict())
+
+
 def commit(connection: Connection, shard: int, cursor: Cursor | None) -> None:
     """Commit a transaction that `begin` began, and with it how far events are applied: one round trip.
 

@@ -49,8 +49,8 @@ COSTS = {
         round_trips=13, transactions=3, wal=1_286_000, redis=1_038, calls=159_986
     ),
     "ten tasks, one after another": Cost(round_trips=30, transactions=30, wal=13_040, redis=260, calls=21_593),
-    "ten steps of a workflow as code": Cost(round_trips=44, transactions=13, wal=25_920, redis=226, calls=27_138),
-    "a chain of ten tasks": Cost(round_trips=41, transactions=12, wal=17_880, redis=225, calls=26_551),
+    "ten steps of a workflow as code": Cost(round_trips=25, transactions=13, wal=25_920, redis=226, calls=27_009),
+    "a chain of ten tasks": Cost(round_trips=24, transactions=12, wal=17_880, redis=225, calls=26_405),
     "ten ticks with nothing to do": Cost(round_trips=10, transactions=10, wal=984, redis=0, calls=3_354),
 }
 

@@ -165,7 +165,7 @@ def test_a_later_term_that_postgres_did_issue_is_not_overruled(system: System) -
     old = system.scheduler
     system.lead()
     with pytest.raises(TermOver):
-        old.term._claim_term()
+        old.term.generations.claim_term(0.0)
     assert system.redis.get(KEYS.term).split()[0] == str(system.scheduler._leadership.term).encode()  # type: ignore[union-attr]
 
 

@@ -50,7 +50,8 @@ def apply_steps(tx: Transaction, code: CodeRuns, steps: Collection[Step], inline
     Where it has not, the success is told to the run like any other, and its code is sent an activation.
     """
     successes = [Success(done.id, done.attempt, done.result, done.duration, worker) for worker, done, _ in steps]
-    moved = step(tx.connection, successes, [turn_of(worker, turn, done) for worker, done, turn in steps], tx.now)
+    turns = [turn_of(worker, turn, done) for worker, done, turn in steps]
+    moved = step(tx.connection, successes, turns, tx.now, tx.foreseen)
     ended = [task for task in moved if not task.is_turn_task]
     note_successes(tx, ended, [done for _, done, _ in steps], inline_result)
     asleep = [task for task in moved if task.is_turn_task]

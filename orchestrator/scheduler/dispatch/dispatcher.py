@@ -236,7 +236,8 @@ class Dispatcher(CommitHooks):
         created = tx.created
         if created is None or not self.last.has_drained or created.queues - Counter(rooms):
             return self._claims.claim(tx.connection, rooms, tx.now, commits=commits)
-        found, is_all = claims.create_claimed(tx.connection, created, rooms, tx.now)
+        found, is_all = claims.create_claimed(tx.connection, created, rooms, tx.now, tx.commit_with_next)
+        tx.result.tasks.foreseen += claims.successes_of(created, found)
         left = Counter(rooms) - Counter(map(_queue, found))
         return found if is_all or not left else found + self._claims.claim(tx.connection, left, tx.now)
 

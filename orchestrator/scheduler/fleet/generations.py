@@ -24,7 +24,7 @@ from orchestrator.store.tasks import waiting
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Applied, Ended
 from orchestrator.transport.leader.streams import Inbound, LeaderStreams
-from orchestrator.transport.leader.terms import ServerState
+from orchestrator.transport.leader.terms import Deposed, ServerState
 
 log = get_logger("scheduler")
 
@@ -57,6 +57,23 @@ class Generations:
         self.confirmed = "0-0"
         self.is_rewound = False
         """The generation began because Postgres had lost commits."""
+
+    def claim_term(self, monotonic: float) -> None:
+        """Have pushes of this term accepted. Terms come from Postgres; a later one in Redis may be none of its own."""
+        term, database = self._leadership.term, self._leadership.identity()
+        try:
+            is_new = self._streams.terms.claim(term, database)
+        except Deposed:
+            with self._leadership.writing(monotonic):  # which says so if there is a later term
+                log.error(
+                    "redis.foreign_term term=%d: Redis holds a later term, which Postgres never issued. The database "
+                    "is new or restored, or another system uses this Redis. Give each system its own Redis database.",
+                    term,
+                )
+            self._streams.terms.claim(term, database, overrule=True)
+            is_new = False
+        if not is_new:
+            self.postgres_has_lost_commits()
 
     def keep(self, monotonic: float) -> bool:
         """Begin a new generation if Redis has lost anything since the last look; say whether one has begun."""

@@ -199,7 +199,8 @@ class Runs:
 
     def _count_and_plan(self, tx: Transaction, some: Sequence[RunAndChanges]) -> None:
         """Notify runs of what happened to them: count, plan, and end what is complete."""
-        flush(tx.connection)  # that others have taken long is not their fault
+        if tx.foreseen is None:
+            flush(tx.connection)  # that others have taken long is not their fault
         with tx.budget.charging(run for run, _ in some):
             saved: dict[bytes, Saved] = {}
             ends: list[tuple[bytes, RunState, str | None]] = []

@@ -239,7 +239,7 @@ def counts_starts(options: str | None) -> bool:
 def _succeed(tx: Transaction, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:
     rows = [Success(r.id, r.attempt, r.result, r.duration, worker) for worker, r in succeeded]
     moved = [] if tx.succeed_and_commit is None else tx.succeed_and_commit(rows)
-    moved = moved or transitions.succeed(tx.connection, rows, tx.now)
+    moved = moved or transitions.succeed(tx.connection, rows, tx.now, tx.foreseen)
     note_successes(tx, moved, [report for _, report in succeeded], inline_result)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 
 from sqlalchemy import Connection
@@ -19,6 +20,7 @@ from orchestrator.store.tasks.transitions import (
     SUCCESSES,
     Moved,
     Success,
+    all_of,
     among,
     current_attempt,
     succeeding,
@@ -112,15 +114,19 @@ WITH /* {name} */ {first} given AS MATERIALIZED (
 
 
 _SUSPEND = _suspending("turns.suspend", _SENT_TURN, not_before("r.last_event - g.count"))
-_STEP = _suspending(
-    "turns.step",
-    f"JOIN gone ON gone.id = r.follows AND gone.run_id = r.id {_NEXT_TURN}",
-    "to_timestamp(g.at)",
+_stepping = partial(
+    _suspending,
+    turn_task=f"JOIN gone ON gone.id = r.follows AND gone.run_id = r.id {_NEXT_TURN}",
+    at="to_timestamp(g.at)",
     ended=1,
     first=f"{succeeding()},",
+)
+_STEP = _stepping(
+    "turns.step",
     last=f"""{SUCCEEDED} UNION ALL
 SELECT id, 'pending', queue, id, attempt, 'pending', '', NULL, NULL, NULL, NULL, NULL, NULL FROM back""",
 )
+_STEP_LATER = _stepping("turns.step_later", last=all_of("back"))
 
 
 def suspend(connection: Connection, turns: Sequence[Turn], now: datetime) -> list[Moved]:
@@ -131,11 +137,24 @@ def suspend(connection: Connection, turns: Sequence[Turn], now: datetime) -> lis
     return _SUSPEND(connection, *_given(connection, turns), now=now)
 
 
-def step(connection: Connection, successes: Sequence[Success], turns: Sequence[Turn], now: datetime) -> list[Moved]:
+def step(
+    connection: Connection,
+    successes: Sequence[Success],
+    turns: Sequence[Turn],
+    now: datetime,
+    foreseen: Mapping[bytes, Moved] | None = None,
+) -> list[Moved]:
     """End tasks whose current attempt returned, and let the next turns count that followed, as far as what they have
     shown to the code comes next indeed. Return these tasks, and the turn tasks of these runs.
+
+    If the ends are foreseen, this is done with the next statement, which fails unless all turns count.
     """
-    return _STEP(connection, SUCCESSES(successes), *_given(connection, turns), now=now)
+    given = SUCCESSES(successes), *_given(connection, turns)
+    if foreseen is None:
+        return _STEP(connection, *given, now=now)
+    _STEP_LATER.later(connection, *given, now=now, number=len(turns))
+    asleep = [Moved(turn.id, "pending", "", turn.id, turn.attempt, "pending") for turn in turns]
+    return [*(foreseen[row.id] for row in successes), *asleep]
 
 
 def _given(connection: Connection, turns: Sequence[Turn]) -> tuple[Values, Values]:

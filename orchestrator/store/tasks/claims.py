@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from orchestrator.store.driver import channel
 from orchestrator.store.sql import Batch, Prepared, columns_of
 from orchestrator.store.tables.tasks import READY_PLAIN
 from orchestrator.store.tasks.enqueue import Creation, creating
-from orchestrator.store.tasks.transitions import among
+from orchestrator.store.tasks.transitions import Moved, among
 
 
 def _next_attempt(last: str) -> str:
@@ -110,13 +110,32 @@ SELECT created.*, (
 
 
 def create_claimed(
-    connection: Connection, creation: Creation, queues: Iterable[str], now: datetime
+    connection: Connection,
+    creation: Creation,
+    queues: Iterable[str],
+    now: datetime,
+    commit: Callable[[], None] | None = None,
 ) -> tuple[list[Claimed], bool]:
-    """Create tasks as claimed, unless they exist by now; say whether nothing else is ready in these queues."""
+    """Create tasks as claimed, unless they exist by now; say whether nothing else is ready in these queues.
+
+    `commit` is called before, to have the statement commit.
+    """
     if not channel(connection).take_back(creation.alone):
         return [], False
-    rows = _CREATE(connection, creation.values, queues=list(queues), now=now)
+    if commit is not None:
+        commit()
+    rows = _CREATE(connection, creation.rows, has_spans=creation.has_spans, queues=list(queues), now=now)
     return [Claimed(*row[:-1]) for row in rows], bool(rows) and rows[0][-1]
+
+
+def successes_of(creation: Creation, claimed: Iterable[Claimed]) -> list[Moved]:
+    """Return tasks of runs that were created as claimed, as they are once they have succeeded."""
+    attempts = {task.id: task.attempt for task in claimed}
+    return [
+        Moved(new.id, "success", new.queue, new.run_id, attempts[new.id], "dispatched", new.name, new.step)
+        for new in creation.tasks
+        if new.run_id is not None and new.callbacks is None and new.id in attempts
+    ]
 
 
 def most_urgent_first(claimed: Iterable[Claimed]) -> list[Claimed]:

@@ -192,7 +192,9 @@ class Creation(NamedTuple):
 
     alone: driver.Later
     """The statement that creates them otherwise."""
-    values: Mapping[str, Any]
+    tasks: Sequence[NewTask]
+    rows: Mapping[str, Any]
+    has_spans: bool
     queues: Counter[str]
     """How many there are of each queue."""
 
@@ -220,4 +222,4 @@ def create_tasks(
     alone = _ADOPT.later(connection, rows, now=now, has_spans=has_spans)
     if any(task.delay > 0 or task.lane is not None or task.unique is not None for task in tasks):
         return None
-    return Creation(alone, {**rows, "has_spans": has_spans}, Counter(task.queue for task in tasks))
+    return Creation(alone, tasks, rows, has_spans, Counter(task.queue for task in tasks))

@@ -15,11 +15,11 @@ it, Postgres examines the conditions on its columns again, but before late 2025 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, exc
 
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState, sources_of
 from orchestrator.store.sql import Batch, Blob, Json, Prepared, columns_of
@@ -254,9 +254,33 @@ WITH /* tasks.succeed */ {succeeding()}
 """)
 
 
-def succeed(connection: Connection, rows: Sequence[Success], now: datetime) -> list[Moved]:
-    """End tasks whose current attempt returned."""
-    return _SUCCEED(connection, SUCCESSES(rows), now=now)
+_UNFORESEEN = "not as foreseen"
+
+
+def all_of(changed: str) -> str:
+    """Return the end of a statement whose answer nobody reads. It fails unless `number` rows were changed."""
+    return f"SELECT (CASE count(*) WHEN %(number)s::int THEN '1' ELSE '{_UNFORESEEN}' END)::int FROM {changed}"
+
+
+def is_unforeseen(error: BaseException) -> bool:
+    """Say whether a task has not ended as it was foreseen."""
+    return isinstance(error, exc.DataError) and _UNFORESEEN in str(error.orig)
+
+
+_SUCCEED_LATER = Prepared[None](f"""
+WITH /* tasks.succeed_later */ {succeeding()}
+{all_of("gone")}
+""")
+
+
+def succeed(
+    connection: Connection, rows: Sequence[Success], now: datetime, foreseen: Mapping[bytes, Moved] | None = None
+) -> list[Moved]:
+    """End tasks whose current attempt returned; with the next statement, if their ends are foreseen."""
+    if foreseen is None:
+        return _SUCCEED(connection, SUCCESSES(rows), now=now)
+    _SUCCEED_LATER.later(connection, SUCCESSES(rows), now=now, number=len(rows))
+    return [foreseen[row.id] for row in rows]
 
 
 class AttemptEnd(NamedTuple):

@@ -194,10 +194,23 @@ TERMS = (
         (seeds("5", "wrote after term"),),
     ),
     Mutation(
+        "foresight-trusted",
+        "an end that the leader has foreseen follows also if Postgres has not ended the task",
+        "orchestrator/store/tasks/transitions.py",
+        "CASE count(*) WHEN %(number)s::int THEN",
+        "CASE count(*) * 0 + %(number)s::int WHEN %(number)s::int THEN",
+        (
+            tests(
+                "tests/integration/test_foreseen_ends.py::test_a_success_that_does_not_count_any_more_changes_nothing",
+                "^E ",
+            ),
+        ),
+    ),
+    Mutation(
         "term-issued-twice",
         "a term that Postgres issues twice is taken for the first of its number",
-        "orchestrator/scheduler/term.py",
-        "        if not is_new:\n            self.generations.postgres_has_lost_commits()\n",
+        "orchestrator/scheduler/fleet/generations.py",
+        "        if not is_new:\n            self.postgres_has_lost_commits()\n",
         "",
         (
             tests(
