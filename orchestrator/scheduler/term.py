@@ -123,7 +123,7 @@ class Term:
 
         nesting = Nesting(settings.max_depth, settings.max_descendants)
         self.fleet = fleet = Fleet(settings.worker_ttl)
-        self._shard = _shard(settings)
+        self._shard = int(settings.namespace.partition("/")[2] or 0) if settings.shards > 1 else None
         self.lanes = lanes = LaneService(self._shard)
         self.dispatcher = dispatcher = Dispatcher(fleet, lanes, settings.batch, monotonic)
         self.watch = watch = FleetWatch(fleet, streams, settings, monotonic)
@@ -168,8 +168,10 @@ class Term:
         )
         self._throughput = ThroughputRecord(meter, leadership.term)
         self._foreseen = Foreseen()
-        parts = (dispatcher, dags, flows, code, backlog, self.pending_work, watch, self.link, self._throughput, meter)
-        self._remembering: tuple[CommitHooks, ...] = (*parts, self._foreseen, *(() if spans is None else (spans,)))
+        self._publishing: tuple[CommitHooks, ...] = (code, watch, self.link)
+        """These hear of a commit before it is published, all others afterwards: workers do not wait for them."""
+        parts = (dispatcher, dags, flows, backlog, self.pending_work, self._throughput, meter, self._foreseen)
+        self._remembering: tuple[CommitHooks, ...] = parts if spans is None else (*parts, spans)
 
     def begin(self) -> None:
         """Read what is in flight, and have pushes of this term accepted."""
@@ -215,7 +217,10 @@ class Term:
             return
         ended, had_room = tx.result.outgoing.ended, self.dispatcher.last.had_room
         self._nudged_in_vain = inbound.nudged and not (inbound.entries or inbound.fleet_changed or ended or had_room)
-        self.link.publish(tx.result, tx.now.timestamp(), moved_on=bool(inbound.entries))
+        try:
+            self.link.publish(tx.result, tx.now.timestamp(), moved_on=bool(inbound.entries))
+        finally:
+            self._committed(tx.result)
         self._meter.ticked(self._monotonic() - self._due_since)
 
     def _commit(self, inbound: Inbound, suspicion: Suspicion | None) -> Transaction:
@@ -328,6 +333,7 @@ class Term:
             self._reports.apply(tx, decoded)
             self.runs.advance(tx)
             settle_ends(tx)
+        self._committed(tx.result)
         self.link.set_aside(tx.result.outgoing.set_aside)
         return tx.result.outgoing.ended
 
@@ -337,7 +343,7 @@ class Term:
     def _transaction(
         self, cursor: Cursor, *, with_pending_work: bool = False
     ) -> Iterator[tuple[Transaction, PendingWorkProbe | None]]:
-        """Open a transaction; caches hear whether it commits."""
+        """Open a transaction; caches hear that it has failed, and `_publishing` that it has not."""
         budget, result = self._pace.budget(), TickResult()
         began: float | None = None
         try:
@@ -372,9 +378,11 @@ class Term:
             self._streams.complain(self._pace.parts.describe() or "")
         self._began = None
         self.generations.cursor = cursor
-        self._committed(result)
+        for part in self._publishing:
+            part.committed(result)
 
     def _committed(self, tick: TickResult) -> None:
+        """Have all others hear of a commit."""
         for part in self._remembering:
             part.committed(tick)
         self._on_ended(len(tick.outgoing.ended))
@@ -385,10 +393,5 @@ class Term:
             self.due_in = max(self.due_in, _FAILED_PAUSE)
 
     def _rolled_back(self) -> None:
-        for part in self._remembering:
+        for part in (*self._publishing, *self._remembering):
             part.rolled_back()
-
-
-def _shard(settings: Settings) -> int | None:
-    """Return the number of a leader's shard; None if there is one shard."""
-    return int(settings.namespace.partition("/")[2] or 0) if settings.shards > 1 else None

@@ -25,7 +25,9 @@ class Foreseen(CommitHooks):
         """Return how the tasks of these reports have ended, if all of them are successes of foreseen attempts."""
         found: dict[bytes, Moved] = {}
         for report in reports if self._ends else ():
-            end = self._ends.get(report.id) if isinstance(report, Succeeded) and not report.children else None
+            if not isinstance(report, Succeeded) or report.children:
+                return None
+            end = self._ends.get(report.id)
             if end is None or end.attempt != report.attempt:
                 return None
             found[end.id] = end
