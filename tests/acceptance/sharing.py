@@ -26,7 +26,7 @@ def queued(path: str) -> None:
     _work(path)
 
 
-@app.task(total_rate=Rate(20, per=1, burst=1))
+@app.task(total_rate=Rate(5, per=1, burst=1))
 def slow(path: str) -> None:
     log(path, f"+ {time.time()}")
 
