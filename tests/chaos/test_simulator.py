@@ -17,7 +17,7 @@ import pytest
 from orchestrator.transport.leader.streams import LeaderStreams
 from orchestrator.transport.worker import WorkerStreams
 from tests.chaos.simulator.memory import MemoryLeaderStreams, MemoryWorkerStreams
-from tests.chaos.simulator.plan import Action, Fault, plan_for
+from tests.chaos.simulator.plan import Action, Fault, plan_for, sharded_plan_for
 from tests.chaos.simulator.poison import FORMS, OPERATIONS
 from tests.chaos.simulator.postgres import SimulatedDatabase
 from tests.chaos.simulator.run import explain, simulate
@@ -63,6 +63,16 @@ def test_the_promises_hold(simulated: SimulatedDatabase, seeds: range, request: 
     if request.config.getoption("--seed", None) is not None:
         print("", *simulate(simulated, plan_for(seeds.start)).history, sep="\n")
     failures = [found for seed in seeds if (found := explain(simulated, seed)) is not None]
+    assert not failures, "\n\n".join(["", *failures])
+
+
+def test_the_promises_hold_in_several_shards(
+    simulated: SimulatedDatabase, seeds: range, request: pytest.FixtureRequest
+) -> None:
+    """One, two or four leaders, whose number may change meanwhile: limits, rates and keys hold for all together."""
+    if request.config.getoption("--seed", None) is not None:
+        print("", *simulate(simulated, sharded_plan_for(seeds.start)).history, sep="\n")
+    failures = [found for seed in seeds if (found := explain(simulated, seed, sharded_plan_for, " -k shards"))]
     assert not failures, "\n\n".join(["", *failures])
 
 

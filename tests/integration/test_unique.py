@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import uuid
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from sqlalchemy import Engine
 
 from orchestrator import Duplicate, Handle, InvalidTask
-from orchestrator.domain.tasks.task import Enqueued, KeyHolder, Succeeded
+from orchestrator.domain.tasks.task import Enqueued, KeyHolder, NewTask, Succeeded, UniqueKey
+from orchestrator.store.tasks import unique as store
 from tests.integration.stage import KEYS, ONE, System, raw
 
 
@@ -473,6 +475,42 @@ def test_a_running_task_is_told_which_task_has_the_key_also_if_it_asks_again(sys
     assert system.count("tasks") == 2
     system.redis.set(KEYS.key_holder(taken.id), b"a stranger's")
     assert worker._streams.key_holders([taken.id]) == {}
+
+
+def wanting(key: str) -> NewTask:
+    return NewTask(uuid.uuid4().bytes, "job", "default", b"", unique=UniqueKey(key, "running"))
+
+
+def test_two_leaders_that_want_each_others_keys_do_not_wait_for_each_other(engine: Engine) -> None:
+    """Each asks for a key that a task of the other shard has, and then frees its own: no order of the two is safe."""
+    mine, other = wanting("mine"), wanting("other")
+    with engine.connect() as one, engine.connect() as two:
+        for connection in (one, two):
+            connection.exec_driver_sql("SET lock_timeout = '300ms'")
+            connection.commit()
+        assert store.take(one, [mine, other]) == ({mine.id, other.id}, set())
+        one.commit()
+        assert store.take(one, [wanting("other")]) == (set(), set())
+        assert store.take(two, [wanting("mine")]) == (set(), set())
+        store.free(one, [("mine", mine.id)], ended=True)
+        store.free(two, [("other", other.id)], ended=True)
+        late = wanting("mine")
+        assert store.take(two, [late])[0] == set(), "it is not free before the first one commits"
+        one.commit()
+        two.commit()
+        assert store.take(two, [late]) == ({late.id}, set())
+        two.rollback()
+
+
+def test_two_leaders_that_take_the_same_keys_in_another_order_do_not_wait_for_each_other(engine: Engine) -> None:
+    first, second = [wanting("a"), wanting("b")], [wanting("b"), wanting("a")]
+    with engine.connect() as one, engine.connect() as two:
+        assert store.take(one, first[:1])[0] == {first[0].id}
+        assert store.take(two, second[:1])[0] == {second[0].id}
+        assert store.take(one, first[1:]) == (set(), {first[1].id}), "it asks again"
+        assert store.take(two, second[1:]) == (set(), {second[1].id})
+        one.rollback()
+        two.rollback()
 
 
 def test_what_does_not_go_together(system: System, engine: Engine) -> None:

@@ -16,7 +16,7 @@ from orchestrator.domain.states import ENDED_TASK_STATES, TaskState, sources_of
 from orchestrator.store.sql import Prepared, Statement, columns_of
 from orchestrator.store.tasks.row import CARRIED, archive_last_attempt
 from orchestrator.store.tasks.transitions import Moved, among, arrivals
-from orchestrator.store.tasks.unique import LOCK_OF
+from orchestrator.store.tasks.unique import LOCK_OF, taking
 
 KEEPS_KEY = "(e.options->>'unique_for')"
 """How long an ended task `e` keeps its key when it is opened again; null if it has none, or had it for a period."""
@@ -40,8 +40,12 @@ The code of a workflow has received the ends of its tasks, and none of them can 
 
 ENDED_SOURCES = [state for state in sources_of(TaskState.PENDING) if state in ENDED_TASK_STATES]
 
+_KEYS = f"""
+    SELECT DISTINCT ON (key) id AS task_id, key, scope,
+           pg_try_advisory_xact_lock({LOCK_OF.format(key="key")}) AS is_mine
+      FROM revived WHERE scope IS NOT NULL ORDER BY key, turn"""
 _REVIVE = Prepared[Moved](f"""
-WITH /* revival.revive */ wanted AS MATERIALIZED (
+WITH /* revival.revive */ revived AS MATERIALIZED (
     SELECT e.place, e.id, e.unique_key AS key, {KEEPS_KEY} AS scope, asked.turn
       FROM unnest(%(ids)s::uuid[]) WITH ORDINALITY AS asked(id, turn)
      CROSS JOIN LATERAL (
@@ -49,18 +53,10 @@ WITH /* revival.revive */ wanted AS MATERIALIZED (
             WHERE id = asked.id LIMIT 1) AS e
      WHERE e.status IN {among(ENDED_SOURCES)} AND {REVIVABLE}
        AND (e.status <> 'cancelled' OR e.run_id IS NULL OR %(cancelled)s::boolean)
-), first AS MATERIALIZED (
-    SELECT DISTINCT ON (key) id, key, scope, pg_try_advisory_xact_lock({LOCK_OF.format(key="key")}) AS is_mine
-      FROM wanted WHERE scope IS NOT NULL ORDER BY key, turn
-), taken AS (
-    INSERT INTO orchestrator.unique_keys AS held (key, task_id, scope)
-    SELECT key, id, scope FROM first WHERE is_mine
-        ON CONFLICT (key) DO UPDATE SET task_id = excluded.task_id, scope = excluded.scope, until = NULL
-     WHERE held.until <= now() OR held.task_id = excluded.task_id
-    RETURNING task_id
-), back AS (
-    DELETE FROM orchestrator.ended_tasks e USING wanted
-     WHERE e.ctid = wanted.place AND (wanted.scope IS NULL OR wanted.id IN (SELECT task_id FROM taken))
+), {taking(_KEYS, "NULL")}, back AS (
+    DELETE FROM orchestrator.ended_tasks e USING revived
+     WHERE e.ctid = revived.place AND (revived.scope IS NULL OR revived.id IN (
+           SELECT task_id FROM wanted WHERE key IN (SELECT key FROM taken)))
     RETURNING e.*
 ), history AS (
     {archive_last_attempt("back WHERE status IN ('failed', 'cancelled') AND attempt > 0")}
@@ -72,7 +68,7 @@ WITH /* revival.revive */ wanted AS MATERIALIZED (
 )
 SELECT {columns_of(Moved, last="lane", state="'pending'", before="status")} FROM back
  UNION ALL
-SELECT id, 'contested', NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM first WHERE NOT is_mine
+SELECT task_id, 'contested', NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM wanted WHERE NOT is_mine
 """)
 
 

@@ -3,7 +3,8 @@
 A client takes a key with the same statement that creates the task, and never locks a key that another task has, so the
 leader, which frees keys, waits for nobody. The leader takes keys only for tasks that running tasks enqueue, and for
 ended tasks that are opened again (`revival.py`); if a transaction that has not ended yet may be taking the same key, it
-asks again later instead of waiting.
+asks again later instead of waiting. It locks no key that a task of another shard has, either, so leaders of several
+shards do not wait for each other.
 """
 
 from __future__ import annotations
@@ -162,18 +163,38 @@ def wait_for_key(connection: Connection, unique: UniqueKey) -> None:
 
 # -- the leader
 
-_WANTED = Batch("w", "key text, task_id uuid, scope text, period double precision")
-_TAKE = Prepared[Row](f"""
-WITH /* keys.take */ wanted AS MATERIALIZED (
-    SELECT key, task_id, scope, period, pg_try_advisory_xact_lock({LOCK_OF.format(key="key")}) AS is_mine
-      FROM {_WANTED}
-), taken AS (
-    INSERT INTO orchestrator.unique_keys AS held (key, task_id, scope, until)
-    SELECT key, task_id, scope, now() + period * interval '1 second' FROM wanted WHERE is_mine
-        ON CONFLICT (key) DO UPDATE SET task_id = excluded.task_id, scope = excluded.scope, until = excluded.until
-     WHERE held.until <= now() OR held.task_id = excluded.task_id
+
+def taking(asked: str, until: str) -> str:
+    """Return the steps that take the keys that are asked for: `key, task_id, scope, is_mine` and what `until` needs.
+
+    They lock and wait for none that another task has, as `ON CONFLICT DO UPDATE` would until the tick ends.
+    """
+    return f"""
+wanted AS MATERIALIZED (
+    SELECT asked.*, found.place FROM ({asked}) AS asked
+      LEFT JOIN LATERAL (
+           SELECT ctid AS place FROM orchestrator.unique_keys WHERE key = asked.key LIMIT 1) AS found ON true
+), renewed AS (
+    UPDATE orchestrator.unique_keys held SET task_id = wanted.task_id, scope = wanted.scope, until = {until}
+      FROM wanted
+     WHERE held.ctid = wanted.place AND is_mine AND (held.until <= now() OR held.task_id = wanted.task_id)
+    RETURNING held.key
+), added AS (
+    INSERT INTO orchestrator.unique_keys (key, task_id, scope, until)
+    SELECT key, task_id, scope, {until} FROM wanted WHERE is_mine AND place IS NULL
+        ON CONFLICT (key) DO NOTHING
     RETURNING key
-)
+), taken AS (
+    SELECT key FROM renewed UNION ALL SELECT key FROM added
+)"""
+
+
+_WANTED = Batch("w", "key text, task_id uuid, scope text, period double precision")
+_ASKED = f"""
+    SELECT key, task_id, scope, period, pg_try_advisory_xact_lock({LOCK_OF.format(key="key")}) AS is_mine
+      FROM {_WANTED}"""
+_TAKE = Prepared[Row](f"""
+WITH /* keys.take */ {taking(_ASKED, "now() + wanted.period * interval '1 second'")}
 SELECT wanted.key, wanted.is_mine, EXISTS (SELECT FROM taken WHERE taken.key = wanted.key) AS is_taken FROM wanted
 """)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
 import msgspec
 
@@ -12,8 +13,9 @@ from orchestrator.domain.flow.definition import DEFAULT, from_plain
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import OPEN_RUN_STATES, OPEN_TASK_STATES
 from orchestrator.domain.tasks.retry import RetryPolicy
-from orchestrator.domain.tasks.task import NewTask, TaskOptions
-from orchestrator.store import inbox
+from orchestrator.domain.tasks.task import NewTask, TaskOptions, UniqueKey
+from orchestrator.sdk.backend.sharded import _LOOK_AGAIN
+from orchestrator.store import inbox, shards
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.flow import definitions as flows
@@ -21,8 +23,9 @@ from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import creation
 from orchestrator.store.runs.creation import NewRun
-from orchestrator.store.tasks import enqueue, results
+from orchestrator.store.tasks import enqueue, results, unique
 from orchestrator.transport.connection import UNAVAILABLE
+from tests.chaos.simulator.limits import KEYS, LIMITED, STORED
 from tests.chaos.simulator.memory import Caller
 from tests.unit.flows.made import PARAMS, make_flow
 
@@ -86,30 +89,52 @@ class Clients:
         """Those of them that are runs of flows, and what these are."""
         self.asked: set[tuple[RequestKind, bytes]] = set()
         """What was ever asked for, of which task or run."""
-        with world.database.engine.begin() as connection:
+        self.known_shards = world.plan.shards
+        """What their settings say."""
+        self._width, self._look_at, self._used = world.plan.shards, 0.0, {0}
+        with world.database.engine_of(0).begin() as connection:
             self._versions = {one.name: workflows.apply(connection, one).version for one in (DAG, WIDE)}
 
     def act(self, action: Action) -> None:
         """Do one thing, and nudge the leader."""
         self._world.set_clocks()
+        self._used = set()
         getattr(self, f"_{action.kind.replace(' ', '_')}")(action.size)
-        self.nudge("task" if action.kind in _OF_TASKS else "")
+        for shard in sorted(self._used or {0}):
+            self.nudge(shard, "task" if action.kind in _OF_TASKS else "")
 
-    def nudge(self, kind: str = "") -> None:
+    def nudge(self, shard: int = 0, kind: str = "") -> None:
         """Tell the leader that something is new, if it can be told."""
+        redis = self._world.redis[shard]
         try:
-            self._world.redis.call(Caller("client"), "nudge", lambda: self._world.redis.nudge(kind))
+            redis.call(Caller("client"), "nudge", lambda: redis.nudge(kind))
         except UNAVAILABLE:
             self._world.trace("the nudge is lost")
 
     def _id(self) -> bytes:
         return time_ordered_id(int(1.9e12 + self._world.now * 1000), self._random.randbytes(10))
 
+    def _place(self, value: bytes) -> int:
+        """Return the shard of something new, as `ShardedBackend` does: none that is seen to be closing."""
+        if self.known_shards > 1 and self._world.now >= self._look_at:
+            seen = shards.list_shards(self._world.database.connection_of(0))
+            self._width = max(1, min(self.known_shards, [one.is_closing for one in seen].count(False)))
+            self._look_at = self._world.now + _LOOK_AGAIN
+        shard = crc32(value) % min(self._width, self.known_shards)
+        self._used.add(shard)
+        return shard
+
+    def _holder(self, value: bytes) -> int:
+        """Return the shard that has something."""
+        shard = self._world.database.locate([value]).get(value, 0)
+        self._used.add(shard)
+        return shard
+
     # -- tasks
 
     def _enqueue(self, name: str = "job", options: str | None = None, **arguments: Any) -> None:
         task = NewTask(self._id(), name, "default", msgspec.msgpack.encode(((), arguments)), options=options)
-        enqueue.insert_task(self._world.database.connection, task)
+        enqueue.insert_task(self._world.database.connection_of(self._place(task.id)), task)
         self.tasks.append(task.id)
 
     def _task(self, size: int) -> None:
@@ -132,6 +157,37 @@ class Clients:
         del size
         self._enqueue("poison")
 
+    def _limited(self, size: int) -> None:
+        """Enqueue tasks whose limits hold in all shards, in one or another of them, as running tasks would."""
+        for _ in range(size):
+            name = self._random.choice(("narrow", "keyed", "rated", "queued"))
+            seconds = self._random.choice((0.05, 0.3, 1.0))
+            lane = f"{name}|{self._random.choice(KEYS)}" if name == "keyed" else f"{name}|"
+            task = NewTask(
+                self._id(),
+                name,
+                LIMITED if name == "queued" else "default",
+                msgspec.msgpack.encode(((), {"seconds": seconds, "fails": 0.1})),
+                options=STORED.get(name),
+                lane=lane if name in STORED else None,
+            )
+            enqueue.insert_task(self._world.database.connection_of(self._place(task.id)), task)
+            self.tasks.append(task.id)
+
+    def _unique(self, size: int) -> None:
+        for _ in range(size):
+            key = UniqueKey(self._random.choice(KEYS), "running")
+            payload = msgspec.msgpack.encode(((), {"seconds": self._random.choice((0.05, 0.5)), "fails": 0.4}))
+            task = NewTask(self._id(), "unique", "default", payload, options=STORED["unique"], unique=key)
+            holder = unique.holder(self._world.database.connection_of(0), key.key)
+            shard = self._holder(holder) if holder else self._place(key.key.encode())
+            self.tasks.append(unique.insert_unique(self._world.database.connection_of(shard), task, key))
+
+    def _claimant(self, size: int) -> None:
+        """Enqueue tasks that enqueue others under keys."""
+        for _ in range(size):
+            self._enqueue("claimant", seconds=0.1, key=self._random.choice(KEYS))
+
     # -- runs
 
     def _flow(self, size: int) -> None:
@@ -141,7 +197,7 @@ class Clients:
         plain = make_flow(random.choice, max_steps=6, exec_type="local_func")
         name = f"flow-{self._world.plan.seed}-{len(self.flows)}"
         identifier = time_ordered_id(int(1.9e12 + self._world.now * 1000), random.randbytes(10))
-        with self._world.database.engine.begin() as connection:
+        with self._world.database.engine_of(self._place(identifier)).begin() as connection:
             version = flows.publish(connection, name, from_plain(plain), DEFAULT).version
             creation.create(connection, [flow_runs.new_run(name, version, identifier, PARAMS)])
         self.flows[identifier] = plain
@@ -160,7 +216,7 @@ class Clients:
             )
             for position in range(2 * size)
         ]
-        with self._world.database.engine.begin() as connection:
+        with self._world.database.engine_of(self._place(run)).begin() as connection:
             creation.create(connection, [NewRun(run, "many", enqueue.copy_tasks(connection, tasks))])
         self.tasks.extend(task.id for task in tasks)
         self.runs.append(run)
@@ -176,7 +232,7 @@ class Clients:
 
     def _start(self, definition: Definition, identifier: bytes, params: dict[str, Any]) -> None:
         run = dags.new_run(definition, self._versions[definition.name], identifier, params)
-        creation.create(self._world.database.connection, [run])
+        creation.create(self._world.database.connection_of(self._place(run.id)), [run])
         self.runs.append(run.id)
 
     # -- requests
@@ -185,7 +241,7 @@ class Clients:
         if not targets:
             return
         target = self._random.choice(targets)
-        connection = self._world.database.connection
+        connection = self._world.database.connection_of(self._holder(target))
         if kind in (RequestKind.CANCEL_TASK, RequestKind.RETRY_TASK):
             outcome = results.outcomes(connection, [target]).get(target)
             state = outcome.status if outcome is not None else "unknown"
@@ -216,7 +272,7 @@ class Clients:
     def retry_all(self, runs: list[bytes]) -> None:
         """Ask for runs to be tried again that are stuck."""
         for run in runs:
-            inbox.add(self._world.database.connection, RequestKind.RETRY_RUN, run)
+            inbox.add(self._world.database.connection_of(self._holder(run)), RequestKind.RETRY_RUN, run)
 
     def _failed(self, table: str) -> list[bytes]:
         rows = self._world.database.sql(f"SELECT id FROM orchestrator.{table} WHERE status = 'failed' ORDER BY id")

@@ -58,7 +58,7 @@ class SimulatedLeadership(Leadership):
     """Leadership whose transactions can be struck, and whose connections go back to a pool when they are dropped."""
 
     def __init__(self, actor: SchedulerProcess, **options: Any) -> None:
-        super().__init__(actor.world.database.engine, elapsed=actor._monotonic, **options)
+        super().__init__(actor.world.database.engine_of(actor.shard), elapsed=actor._monotonic, **options)
         self._actor = actor
         self._strike: Callable[[str], None] = actor.strike
 
@@ -74,7 +74,7 @@ class SimulatedLeadership(Leadership):
             self._strike("before commit")
             if world.armed("commit refused"):
                 raise exc.OperationalError("COMMIT", None, Exception("the connection broke before the commit"))
-        world.note_commit(self.term)
+        world.note_commit(self._actor.shard, self.term)
         if world.armed("commit uncertain"):
             raise exc.OperationalError("COMMIT", None, Exception("the connection broke during the commit"))
         self._strike("after commit")
@@ -99,9 +99,10 @@ class SimulatedLeadership(Leadership):
 class SchedulerProcess:
     """One process of a scheduler, and whatever is started in its place when it dies."""
 
-    def __init__(self, world: World, name: str, rate: float) -> None:
+    def __init__(self, world: World, name: str, rate: float, shard: int = 0) -> None:
         self.world = world
         self.name = name
+        self.shard = shard
         self.paused = False
         self._rate = rate
         self._lives = 0
@@ -109,9 +110,10 @@ class SchedulerProcess:
 
     def _start(self) -> None:
         self._lives += 1
-        settings = self.world.settings
-        self.streams = MemoryLeaderStreams(self.world.redis, self.name, self.strike)
-        self.scheduler = Scheduler(self.world.database.engine, self.streams, settings, monotonic=self._monotonic)  # type: ignore[arg-type]
+        settings = self.world.settings.of_shard(self.shard)
+        engine = self.world.database.engine_of(self.shard)
+        self.streams = MemoryLeaderStreams(self.world.redis[self.shard], self.name, self.strike)
+        self.scheduler = Scheduler(engine, self.streams, settings, monotonic=self._monotonic)  # type: ignore[arg-type]
         self.leadership = SimulatedLeadership(self, lease=settings.lease)
         self.scheduler._leadership = self.leadership
         self.candidacy = Candidacy(self.leadership, self.streams, settings.lease, self._monotonic)  # type: ignore[arg-type]
@@ -125,6 +127,12 @@ class SchedulerProcess:
 
     def close(self) -> None:
         self.leadership.disconnect()
+
+    def stop(self) -> None:
+        """End in order, and for good."""
+        if self.leading:
+            self.leadership.release()
+        self.close()
 
     # -- a turn
 

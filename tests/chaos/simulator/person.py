@@ -43,8 +43,8 @@ class Person:
 
     def _send(self, run: bytes, key: str) -> None:
         value = base64.b64encode(timezones.encode([SIGNALS[key], "person", ""])).decode()
-        inbox.add(
-            self._world.database.connection, RequestKind.FLOW_SIGNAL, run, stored_json({"key": key, "value": value})
-        )
-        self._world.clients.nudge()
+        shard = self._world.database.locate([run]).get(run, 0)
+        body = stored_json({"key": key, "value": value})
+        inbox.add(self._world.database.connection_of(shard), RequestKind.FLOW_SIGNAL, run, body)
+        self._world.clients.nudge(shard)
         self._world.trace(f"person: sends {key} to {run.hex()[-6:]}")

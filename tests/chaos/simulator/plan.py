@@ -49,6 +49,7 @@ class Plan:
     batch: int
     actions: tuple[Action, ...]
     faults: tuple[Fault, ...]
+    shards: int = 1
 
 
 _CALLS = (
@@ -116,6 +117,23 @@ def plan_for(seed: int) -> Plan:
         faults=_faults(faults),
     )
     return _with_wide_run(plan) if seed % 20 == _WIDE_SEEDS else plan
+
+
+def sharded_plan_for(seed: int) -> Plan:
+    """Return the world of a seed with one, two or four shards, with limits and keys that these have in common."""
+    plan, random = plan_for(seed), Random(f"{seed} shards")
+    shards = random.choice((1, 2, 2, 4))
+    kinds = ("limited", "limited", "limited", "unique", "unique", "claimant")
+    actions = [
+        Action(random.uniform(0.0, WORK_TIME), random.choice(kinds), random.randint(1, 6))
+        for _ in range(random.randint(3, 9))
+    ]
+    faults = plan.faults
+    if seed % 4 == 0:
+        others = random.sample([number for number in (1, 2, 3, 4) if number != shards], 2)
+        changes = [Fault(round(random.uniform(0.2, 7.0), 3), "reshard", (number,)) for number in others]
+        faults = tuple(sorted([*faults, *changes]))
+    return replace(plan, shards=shards, actions=tuple(sorted([*plan.actions, *actions])), faults=faults)
 
 
 def _with_wide_run(plan: Plan) -> Plan:

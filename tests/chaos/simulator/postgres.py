@@ -6,11 +6,15 @@ the time from a table. So leases expire, retries fall due and tasks grow old in 
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 
+from orchestrator.settings import Settings
+from orchestrator.store import shards
 from orchestrator.store.database import engine_for
 
 EPOCH = "2030-01-01 00:00:00+00"
@@ -25,7 +29,8 @@ CREATE FUNCTION simulated.clock_timestamp() RETURNS timestamptz LANGUAGE sql STA
 
 CREATE UNLOGGED TABLE simulated.audit (
     number bigint GENERATED ALWAYS AS IDENTITY, operation text, id uuid, before text, after text,
-    attempt int, attempt_before int, run_id uuid, step text);
+    attempt int, attempt_before int, run_id uuid, step text, name text, key text,
+    lane text, queue text, at timestamptz DEFAULT simulated.now());
 CREATE UNLOGGED TABLE simulated.ledger (id uuid, attempt int);
 CREATE FUNCTION simulated.note() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -33,22 +38,28 @@ BEGIN
         INSERT INTO simulated.audit (operation, id, before, attempt_before, run_id, step)
         VALUES ('leave ' || TG_TABLE_NAME, OLD.id, OLD.status, OLD.attempt, OLD.run_id, OLD.step);
     ELSIF TG_OP = 'INSERT' THEN
-        INSERT INTO simulated.audit (operation, id, after, attempt, run_id, step)
-        VALUES ('enter ' || TG_TABLE_NAME, NEW.id, NEW.status, NEW.attempt, NEW.run_id, NEW.step);
+        INSERT INTO simulated.audit (operation, id, after, attempt, run_id, step, name, key, lane, queue)
+        VALUES ('enter ' || TG_TABLE_NAME, NEW.id, NEW.status, NEW.attempt, NEW.run_id, NEW.step, NEW.name,
+                NEW.unique_key, NEW.lane, NEW.queue);
     ELSIF OLD.status <> NEW.status OR OLD.attempt <> NEW.attempt THEN
-        INSERT INTO simulated.audit (operation, id, before, after, attempt, attempt_before, run_id, step)
-        VALUES ('change', NEW.id, OLD.status, NEW.status, NEW.attempt, OLD.attempt, NEW.run_id, NEW.step);
+        INSERT INTO simulated.audit (operation, id, before, after, attempt, attempt_before, run_id, step, name,
+                                     key, lane, queue)
+        VALUES ('change', NEW.id, OLD.status, NEW.status, NEW.attempt, OLD.attempt, NEW.run_id, NEW.step, NEW.name,
+                NEW.unique_key, NEW.lane, NEW.queue);
     END IF;
     RETURN NULL;
 END $$;
-CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON orchestrator.tasks
+"""
+_WATCH = """
+CREATE OR REPLACE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON "{0}".tasks
     FOR EACH ROW EXECUTE FUNCTION simulated.note();
-CREATE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON orchestrator.ended_tasks
+CREATE OR REPLACE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON "{0}".ended_tasks
     FOR EACH ROW EXECUTE FUNCTION simulated.note();
 """
 _USED = """
-SELECT oid::regclass::text FROM pg_class WHERE relnamespace = 'orchestrator'::regnamespace AND relkind = 'r'
-   AND relname NOT IN ('workflows', 'flows', 'alembic_version') AND pg_relation_size(oid) > 0
+SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
+ WHERE nspname ~ '^orchestrator(/[0-9]+)?$' AND relkind = 'r'
+   AND relname NOT IN ('workflows', 'flows', 'alembic_version') AND pg_relation_size(c.oid) > 0
 """
 
 
@@ -60,6 +71,7 @@ class SimulatedDatabase:
         setup = create_engine(url.replace("postgresql:", "postgresql+psycopg2:"), isolation_level="AUTOCOMMIT")
         with setup.connect() as connection:
             connection.exec_driver_sql(_PREPARE)
+            connection.exec_driver_sql(_WATCH.format("orchestrator"))
             for table, column in (("tasks", "created_at"), ("runs", "created_at"), ("inbox", "created_at")):
                 connection.exec_driver_sql(
                     f"ALTER TABLE orchestrator.{table} ALTER COLUMN {column} SET DEFAULT simulated.now()"
@@ -68,15 +80,64 @@ class SimulatedDatabase:
             connection.exec_driver_sql(f"ALTER DATABASE {name} SET search_path = simulated, pg_catalog")
             connection.exec_driver_sql(f"ALTER DATABASE {name} SET synchronous_commit = off")
         setup.dispose()
-        self.engine: Engine = engine_for(url, pool_size=8, name="simulated scheduler")
-        self._outside = engine_for(url, autocommit=True, name="simulator")
-        self._connection = self._outside.connect()
+        self.settings = Settings(database_url=url)
+        self._engines: dict[str, Engine] = {}
+        self._connections: dict[str, Connection] = {}
+        self._connection = self._connected("orchestrator")
         self._set_to: float | None = None
+        self.existing = 1
+        """Shards that there are, with those that are closing."""
 
     def close(self) -> None:
-        self._connection.close()
-        self._outside.dispose()
-        self.engine.dispose()
+        for connection in self._connections.values():
+            connection.close()
+        for engine in self._engines.values():
+            engine.dispose()
+
+    # -- shards
+
+    def _has_shards(self) -> bool:
+        return shards.are_there(self._connection)
+
+    def reshard(self, number: int) -> list[str]:
+        """Have so many shards, as `orchestrator db upgrade` makes them; return what it says."""
+        if number == self.existing == self.settings.shards:
+            return []
+        self.settings = dataclasses.replace(self.settings, shards=number)
+        for namespace in [name for name in self._connections if "/" in name]:  # its schema may go
+            self._connections.pop(namespace).close()
+        for name in [name for name in self._engines if "/" in name]:
+            self._engines.pop(name).dispose()
+        notes = shards.upgrade(self.settings)
+        self.existing = max(number, len(shards.list_shards(self._connection))) if self._has_shards() else 1
+        for shard in range(1, number):
+            self._connection.exec_driver_sql(_WATCH.format(f"orchestrator/{shard}"))
+        return notes
+
+    def engine_of(self, shard: int) -> Engine:
+        """Return the connections of all processes that serve a shard."""
+        return self._engine("scheduler", self.settings.of_shard(shard).namespace)
+
+    def connection_of(self, shard: int) -> Connection:
+        """Return the connection of clients to a shard; every statement commits."""
+        return self._connected(self.settings.of_shard(shard).namespace)
+
+    def locate(self, ids: Sequence[bytes]) -> dict[bytes, int]:
+        """Return the shards of tasks and runs, as clients find them."""
+        return {} if self.existing == 1 else shards.locate(self._connection, ids)
+
+    def _engine(self, name: str, namespace: str) -> Engine:
+        key = f"{namespace} {name}"
+        if key not in self._engines:
+            self._engines[key] = engine_for(
+                self.url, pool_size=8, name=f"simulated {name}", autocommit=name == "outside", namespace=namespace
+            )
+        return self._engines[key]
+
+    def _connected(self, namespace: str) -> Connection:
+        if namespace not in self._connections:
+            self._connections[namespace] = self._engine("outside", namespace).connect()
+        return self._connections[namespace]
 
     def clear(self) -> None:
         """Forget everything but the definitions of workflows."""
@@ -95,11 +156,7 @@ class SimulatedDatabase:
         return datetime.fromisoformat(EPOCH) + timedelta(seconds=self._set_to or 0.0)
 
     def sql(self, statement: str, **parameters: Any) -> list[Any]:
-        """Run a statement of the simulator's own, on a connection of its own."""
-        result = self._connection.execute(text(statement), parameters)
+        """Run a statement of the simulator's own about all shards, on a connection of its own."""
+        connection = self._connected(self.settings.of_shard("all").namespace) if self.existing > 1 else self._connection
+        result = connection.execute(text(statement), parameters)
         return list(result.mappings()) if result.returns_rows else []
-
-    @property
-    def connection(self) -> Any:
-        """The simulator's own connection; every statement commits."""
-        return self._connection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tests.chaos.simulator.checker import check
@@ -36,9 +36,11 @@ def simulate(database: SimulatedDatabase, plan: Plan) -> Outcome:
     return Outcome(violations, world.history, digest)
 
 
-def explain(database: SimulatedDatabase, seed: int) -> str | None:
+def explain(
+    database: SimulatedDatabase, seed: int, plan_of: Callable[[int], Plan] = plan_for, more: str = ""
+) -> str | None:
     """Run a seed; return None if all is well, else what is wrong, with what, and how to see it again."""
-    plan = plan_for(seed)
+    plan = plan_of(seed)
     outcome = simulate(database, plan)
     if not outcome.violations:
         return None
@@ -51,12 +53,12 @@ def explain(database: SimulatedDatabase, seed: int) -> str | None:
     lines = [
         f"seed {seed}: {len(outcome.violations)} violations",
         *(f"  {violation}" for violation in outcome.violations[:10]),
-        f"with {plan.schedulers} schedulers, {plan.workers} workers of {plan.slots} slots, batches of {plan.batch};",
+        f"with {plan.shards} shards, {plan.schedulers} schedulers, {plan.workers} workers of {plan.slots} slots, batches of {plan.batch};",
         f"{len(plan.faults)} faults, of which {len(shortest)} are enough:",
         *(f"  {fault}" for fault in shortest),
         "and then:",
         *(f"  {violation}" for violation in last.violations[:10]),
         "to see it again, with all that happened (shortest list of faults):",
-        f"  .venv/bin/pytest tests/chaos/test_simulator.py --seed {seed}",
+        f"  .venv/bin/pytest tests/chaos/test_simulator.py --seed {seed}{more}",
     ]
     return "\n".join(lines)

@@ -27,6 +27,7 @@ from orchestrator.domain.tasks.task import (
     Started,
     Succeeded,
     TaskError,
+    UniqueKey,
 )
 from orchestrator.store.tasks import completions
 from orchestrator.transport.codec import Heartbeat, encode, names_digest, unpack_attempts
@@ -38,16 +39,17 @@ from orchestrator.workers.reporting.pending_reports import PendingReport, split
 from orchestrator.workers.reporting.reporter import _ASK_AGAIN, Reporter
 from orchestrator.workers.running.failures import unknown
 from orchestrator.workers.running.job import Bundle, Job, Stage
+from tests.chaos.simulator.limits import LIMITED, OPTIONS, STORED
 from tests.chaos.simulator.memory import MemoryWorkerStreams
 from tests.unit.flows.made import SERVICES, service
 
 if TYPE_CHECKING:
     from tests.chaos.simulator.world import World
 
-NAMES = sorted(["child", "exact", "job", "list", "parent", "poison", *SERVICES])
+NAMES = sorted(["child", "claimant", "exact", "job", "list", "parent", "poison", "queued", *OPTIONS, *SERVICES])
 NEW = {"exact", "list"}
 """What only the newer half of the workers know, where they are of two releases of an application."""
-QUEUES = ("default",)
+QUEUES = ("default", LIMITED)
 _HAND_BACK_AFTER = 0.2
 _HAND_BACK_PLACED_AFTER = 10.0
 _ANNOUNCE_AFTER = 0.05
@@ -91,12 +93,13 @@ class _Run:
 class _Child:
     """A worker process: everything that is lost when it dies but the table that its parent shares."""
 
-    def __init__(self, world: World, identifier: str) -> None:
+    def __init__(self, world: World, identifier: str, shard: int) -> None:
         self.id = identifier
         self.queues = (*QUEUES, private_queue(identifier))
         self.held = HeldAttempts(capacity=500)
-        self.streams = MemoryWorkerStreams(world.redis, identifier)
-        self.reporter = Reporter(MemoryWorkerStreams(world.redis, identifier), identifier, self.held)  # type: ignore[arg-type]
+        redis = world.redis[shard]
+        self.streams = MemoryWorkerStreams(redis, identifier)
+        self.reporter = Reporter(MemoryWorkerStreams(redis, identifier), identifier, self.held)  # type: ignore[arg-type]
         self.backlog: list[PendingReport] = []
         self.asked_at = 0.0
         self.waiting: list[Job] = []
@@ -116,15 +119,17 @@ class _Child:
 class WorkerMachine:
     """A supervisor and its one child; after a death, the next ones."""
 
-    def __init__(self, world: World, name: str, slots: int, rate: float) -> None:
+    def __init__(self, world: World, name: str, slots: int, rate: float, shard: int = 0) -> None:
         self._world = world
+        self.shard = shard
         self._slots = slots
         self._rate = rate
         self._random = Random(f"{world.plan.seed} {name}")
         self._children = 0
         self._beats = 0
         self.name = name
-        is_old = world.plan.seed % 4 == 3 and int(name[1:]) % 2 == 0
+        has_others = any(worker.shard == shard for worker in world.workers)
+        is_old = world.plan.seed % 4 == 3 and int(name[1:]) % 2 == 0 and has_others
         self._names = [known for known in NAMES if not (is_old and known in NEW)]
         self.sleeps_until = 0.0
         self.heard_at = world.now
@@ -132,7 +137,7 @@ class WorkerMachine:
 
     def _boot(self) -> None:
         """The machine is up: a new supervisor, which knows nothing."""
-        self._streams = MemoryWorkerStreams(self._world.redis, self.name)
+        self._streams = MemoryWorkerStreams(self._world.redis[self.shard], self.name)
         self._lost: list[Flush] = []
         self._gone: list[str] = []
         self._unheard: set[tuple[bytes, int]] = set()
@@ -143,7 +148,7 @@ class WorkerMachine:
 
     def _start_child(self) -> None:
         self._children += 1
-        self.child = _Child(self._world, f"{self.name}.{self._children}")
+        self.child = _Child(self._world, f"{self.name}.{self._children}", self.shard)
         self._inbox = self._streams.order_inbox()
         self._inbox.add(self.child.id)
         self._beat_at = 0.0
@@ -417,6 +422,13 @@ class WorkerMachine:
         payload = _encode(((), {"seconds": 0.05}))
         return NewTask(derived_id(execution.task, execution.attempt, number), "child", "default", payload)
 
+    @staticmethod
+    def _keyed(execution: Execution, key: str) -> NewTask:
+        payload = _encode(((), {"seconds": 0.3, "fails": 0.4}))
+        identifier = derived_id(execution.task, execution.attempt, 1)
+        key_of = UniqueKey(key, "running")
+        return NewTask(identifier, "unique", "default", payload, options=STORED["unique"], unique=key_of)
+
     def _continue(self, run: _Run) -> None:
         job, execution = run.job, run.execution
         if not job.announced and self.now - job.started_at > _ANNOUNCE_AFTER:
@@ -455,6 +467,8 @@ class WorkerMachine:
             self._complete(run, dies=dice.random() < 0.3)
             return
         promised = run.enqueues[1:]
+        if dispatch.name == "claimant":
+            promised = [self._keyed(execution, arguments["key"])]
         self._end(run, "success", Succeeded(dispatch.id, dispatch.attempt, 0.1, execution.result, promised))
 
     def _complete(self, run: _Run, *, dies: bool) -> None:
@@ -475,7 +489,7 @@ class WorkerMachine:
         """Write in a transaction that completes the task, unless a leader that stands still holds its row."""
         self._world.set_clocks()
         attempt = {"id": dispatch.id.hex(), "attempt": dispatch.attempt}
-        with self._world.database.engine.connect() as connection:
+        with self._world.database.engine_of(self.shard).connect() as connection:
             try:
                 if not completions.begin(connection, dispatch.id, dispatch.attempt):
                     return False

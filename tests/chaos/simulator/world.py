@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 import threading
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +20,13 @@ from orchestrator.store.inbox import RequestKind
 from orchestrator.workers.reporting import reporter
 from tests.chaos.simulator.clients import Clients
 from tests.chaos.simulator.leaders import SchedulerProcess
+from tests.chaos.simulator.limits import limit_queue, too_many
 from tests.chaos.simulator.memory import MemoryRedis
 from tests.chaos.simulator.person import Person
 from tests.chaos.simulator.plan import FAULT_TIME, Fault, Plan
 from tests.chaos.simulator.poison import Poisons
 from tests.chaos.simulator.postgres import SimulatedDatabase
+from tests.chaos.simulator.resharding import Operator
 from tests.chaos.simulator.workers import Execution, WorkerMachine
 
 QUIET_WITHIN = 240.0
@@ -44,7 +47,7 @@ class World:
     def __init__(self, database: SimulatedDatabase, plan: Plan) -> None:
         self.database = database
         self.plan = plan
-        self.settings = Settings(lease=3.0, worker_ttl=3.0, heartbeat=1.0, batch=plan.batch)
+        self.settings = Settings(lease=3.0, worker_ttl=3.0, heartbeat=1.0, batch=plan.batch, shards=plan.shards)
         self.now = 0.0
         self.violations: list[str] = []
         self.was_stopped = False
@@ -56,23 +59,83 @@ class World:
         self._armed: dict[str, list[str]] = defaultdict(list)
         self._troubles: dict[tuple[str, str], list[str]] = defaultdict(list)
         self._cut_until: dict[str, float] = {}
-        self._highest_term = 0
+        self._highest_term: Counter[int] = Counter()
         self._faults = list(plan.faults)
         self._actions = list(plan.actions)
         self._healed = False
         self._remember_at = 0.0
-        self.redis = MemoryRedis(lambda: self.now, self._trouble)
+        self._names: Counter[str] = Counter()
+        self.redis: list[MemoryRedis] = []
+        """What stands in Redis, by shard; those that were given up may have left something there."""
         self.database.clear()
+        self.database.reshard(plan.shards)
         self.set_clocks()
         self.clients = Clients(self)
         self.poisons = Poisons(self)
         rates = [self._random.uniform(0.97, 1.03) for _ in range(plan.schedulers + plan.workers)]
-        self.schedulers = [SchedulerProcess(self, f"s{n + 1}", rates.pop()) for n in range(plan.schedulers)]
-        self.workers = [WorkerMachine(self, f"w{n + 1}", plan.slots, rates.pop()) for n in range(plan.workers)]
+        self._rates = rates
+        self.schedulers: list[SchedulerProcess] = []
+        self.workers: list[WorkerMachine] = []
+        self.operator = Operator(self)
         self._turns: list[tuple[float, int, Any]] = []
-        for number, actor in enumerate([*self.schedulers, *self.workers]):
-            heapq.heappush(self._turns, (self._random.uniform(0.0, 0.3), number, actor))
-        heapq.heappush(self._turns, (0.0, len(self._turns), Person(self)))
+        self._actors = 0
+        self.deploy(plan.shards)
+        self._add(Person(self), 0.0)
+        if any(fault.kind == "reshard" for fault in plan.faults):
+            self._add(self.operator, 0.0)
+        if plan.shards > 1 or any(action.kind == "limited" for action in plan.actions):
+            limit_queue(self)
+
+    def _add(self, actor: Any, at: float) -> None:
+        heapq.heappush(self._turns, (at, self._actors, actor))
+        self._actors += 1
+
+    def deploy(self, shards: int) -> None:
+        """Have schedulers and workers for so many shards; those that there are start anew."""
+        plan = self.plan
+        self.settings = replace(self.settings, shards=shards)
+        while len(self.redis) < shards:
+            self.redis.append(MemoryRedis(lambda: self.now, self._trouble))
+        gone = [one for one in (*self.schedulers, *self.workers) if one.shard >= shards]
+        self._turns = [turn for turn in self._turns if turn[2] not in gone]
+        heapq.heapify(self._turns)
+        for scheduler in self.schedulers:
+            scheduler.stop() if scheduler in gone else scheduler.crash()
+        served = {one.shard for one in self.schedulers} - {one.shard for one in gone}
+        self.schedulers = [one for one in self.schedulers if one not in gone]
+        self.workers = [one for one in self.workers if one not in gone]
+        new = [shard for shard in range(shards) if shard not in served]
+        added: list[Any] = []
+        for _ in range(plan.schedulers):
+            for shard in new:
+                added.append(SchedulerProcess(self, f"s{self._named('s')}", self._rate(), shard))
+        for number in range(max(plan.workers, len(new)) if new else 0):
+            shard = new[number % len(new)]
+            added.append(WorkerMachine(self, f"w{self._named('w')}", plan.slots, self._rate(), shard))
+        self.schedulers += [one for one in added if isinstance(one, SchedulerProcess)]
+        self.workers += [one for one in added if isinstance(one, WorkerMachine)]
+        for actor in added:
+            self._add(actor, self.now + self._random.uniform(0.0, 0.3))
+
+    def _named(self, kind: str) -> int:
+        self._names[kind] += 1
+        return self._names[kind]
+
+    def _rate(self) -> float:
+        return self._rates.pop() if self._rates else self._random.uniform(0.97, 1.03)
+
+    @property
+    def redis_in_use(self) -> list[MemoryRedis]:
+        """Those of shards that have schedulers."""
+        return self.redis[: self.settings.shards]
+
+    @property
+    def is_anybody_paused(self) -> bool:
+        return any(scheduler.paused for scheduler in self.schedulers)
+
+    def left_over(self) -> list[str]:
+        """Return what stands in the streams."""
+        return [what for redis in self.redis_in_use for what in redis.left_over()]
 
     # -- time
 
@@ -103,7 +166,7 @@ class World:
             at, number, actor = heapq.heappop(self._turns)
             self._move_to(max(at, self.now))
             self._attempt(actor.turn)
-            if isinstance(actor, Person):
+            if isinstance(actor, Person | Operator):
                 pause = actor.PAUSE
             else:
                 pause = self._random.uniform(*((0.02, 0.15) if isinstance(actor, SchedulerProcess) else (0.03, 0.2)))
@@ -131,9 +194,11 @@ class World:
             elif self._faults:
                 self._strike(self._faults.pop(0))
         self.now = moment
-        self.redis.deliver_late()
+        for redis in self.redis:
+            redis.deliver_late()
         if self.now >= self._remember_at:
-            self.redis.remember()
+            for redis in self.redis:
+                redis.remember()
             self._remember_at = self.now + 0.7
 
     def set_clocks(self) -> None:
@@ -159,9 +224,13 @@ class World:
         elif kind == "poison":
             self.poisons.add(*details)
         elif kind == "lose message":
-            self.redis.lose_message(lambda standing: standing[details[0] % len(standing)])
+            redis = self.redis[details[0] % len(self.redis)]
+            redis.lose_message(lambda standing: standing[details[0] % len(standing)])
+        elif kind == "reshard":
+            self.operator.ask(*details)
         elif kind in ("flush all", "restart", "fail over", "set clock"):
-            getattr(self.redis, kind.replace(" ", "_"))(*details)
+            for redis in self.redis:
+                getattr(redis, kind.replace(" ", "_"))(*details)
         else:
             worker = self.workers[details[0] % len(self.workers)]
             getattr(worker, kind.replace(" ", "_"))(*details[1:])
@@ -230,11 +299,17 @@ class World:
         self.violations.append(violation)
         self.was_stopped = True
 
-    def note_commit(self, term: int) -> None:
+    def note_commit(self, shard: int, term: int) -> None:
         """A leader has written; none of an earlier term may follow."""
-        if term < self._highest_term:
-            self._stop(f"term {term} wrote after term {self._highest_term}")
-        self._highest_term = term
+        if term < self._highest_term[shard]:
+            self._stop(f"term {term} of shard {shard} wrote after term {self._highest_term[shard]}")
+        self._highest_term[shard] = term
+
+    def give_up(self, shard: int) -> None:
+        """A shard is gone: nobody reads what stands in its streams, and the next one with its number counts anew."""
+        del self._highest_term[shard]
+        self.redis[shard].data.queues.clear()
+        self.redis[shard].data.events.clear()
 
     def _was_taken_back(self, task: bytes) -> bool:
         """Say whether somebody has cancelled a task, which may run nevertheless for a moment, and retried its run."""
@@ -258,11 +333,15 @@ class World:
                     f"{execution.worker} begins attempt {execution.attempt} of {execution.task.hex()}, while "
                     f"{other.worker}, alive and heard, {doing} attempt {other.attempt}"
                 )
+        if wrong := too_many(self, execution):
+            self._stop(wrong)
         self.trace(f"{execution.worker} runs {execution.task.hex()[-6:]}#{execution.attempt}")
         self.executions.append(execution)
 
     def _is_quiet(self) -> bool:
-        if self.redis.late or self.redis.left_over() or not all(worker.is_idle for worker in self.workers):
+        if any(redis.late for redis in self.redis) or self.left_over() or not self.operator.is_idle:
+            return False
+        if not all(worker.is_idle for worker in self.workers):
             return False
         (row,) = self.database.sql(
             "SELECT NOT EXISTS (SELECT FROM orchestrator.tasks) AND NOT EXISTS (SELECT FROM orchestrator.inbox)"
