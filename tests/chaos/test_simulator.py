@@ -10,14 +10,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
+from orchestrator.scheduler.limits import LaneService
 from orchestrator.transport.leader.streams import LeaderStreams
 from orchestrator.transport.worker import WorkerStreams
 from tests.chaos.simulator.memory import MemoryLeaderStreams, MemoryWorkerStreams
-from tests.chaos.simulator.plan import Action, Fault, plan_for, sharded_plan_for
+from tests.chaos.simulator.plan import Action, Fault, Plan, plan_for, sharded_plan_for
 from tests.chaos.simulator.poison import FORMS, OPERATIONS
 from tests.chaos.simulator.postgres import SimulatedDatabase
 from tests.chaos.simulator.run import explain, simulate
@@ -25,6 +26,8 @@ from tests.chaos.simulator.shrink import shrink
 
 SEEDS_OF_A_BUILD = 30
 SEEDS_OF_A_NIGHT = 300
+SEEDS_WITH_SHARDS = 10
+"""Of those of a build: each takes as long as several."""
 SLICE = 30
 """Seeds in one test, so that a slow machine is not taken for a hanging one."""
 
@@ -38,7 +41,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     wanted = metafunc.config.getoption("--seeds", None)
     number, at_once = (wanted, wanted) if wanted else (SEEDS_OF_A_NIGHT, SEEDS_OF_A_BUILD)
-    slices = [range(start, min(start + SLICE, number)) for start in range(0, number, SLICE)]
+    size = SEEDS_WITH_SHARDS if "shards" in metafunc.function.__name__ else SLICE
+    at_once = min(at_once, wanted or size)
+    slices = [range(start, min(start + size, number)) for start in range(0, number, size)]
     parts = [
         pytest.param(
             part, id=f"seeds {part.start}-{part.stop - 1}", marks=[] if part.start < at_once else pytest.mark.long
@@ -76,14 +81,29 @@ def test_the_promises_hold_in_several_shards(
     assert not failures, "\n\n".join(["", *failures])
 
 
+def test_limits_that_each_shard_keeps_for_itself_are_found(
+    simulated: SimulatedDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what the checker says of several shards, this is what could not happen with one."""
+    monkeypatch.setattr(LaneService, "_share", lambda *_: None)
+    monkeypatch.setattr(LaneService, "_tell", lambda *_: None)
+    world = dataclasses.replace(plan_for(0), faults=(), shards=2, workers=4, slots=4, batch=1000)
+    violations = simulate(simulated, dataclasses.replace(world, actions=(Action(0.5, "limited", 60),))).violations
+    assert {violation.split(" tasks of ")[-1].split(" ")[0] for violation in violations} >= {"narrow", "queue"}
+    assert any("the rate allows" in violation for violation in violations)
+
+
 def test_what_has_been_found_once_is_looked_for_in_every_build(simulated: SimulatedDatabase) -> None:
     """575: of several runs without a plan that are told something in one tick, one takes too long."""
     assert explain(simulated, 575) is None
 
 
+@pytest.mark.parametrize("plan_of", [plan_for, sharded_plan_for])
 @pytest.mark.parametrize("seed", [3, 11, 71, 153])
-def test_a_seed_means_the_same_every_time(simulated: SimulatedDatabase, seed: int) -> None:
-    assert simulate(simulated, plan_for(seed)) == simulate(simulated, plan_for(seed))
+def test_a_seed_means_the_same_every_time(
+    simulated: SimulatedDatabase, seed: int, plan_of: Callable[[int], Plan]
+) -> None:
+    assert simulate(simulated, plan_of(seed)) == simulate(simulated, plan_of(seed))
 
 
 def test_a_world_without_faults_is_quiet(simulated: SimulatedDatabase) -> None:

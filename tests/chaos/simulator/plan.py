@@ -125,8 +125,8 @@ def sharded_plan_for(seed: int) -> Plan:
     shards = random.choice((1, 2, 2, 4))
     kinds = ("limited", "limited", "limited", "unique", "unique", "claimant")
     actions = [
-        Action(random.uniform(0.0, WORK_TIME), random.choice(kinds), random.randint(1, 6))
-        for _ in range(random.randint(3, 9))
+        Action(random.uniform(0.0, WORK_TIME), random.choice(kinds), random.randint(4, 12))
+        for _ in range(random.randint(3, 7))
     ]
     faults = plan.faults
     if seed % 4 == 0:

@@ -53,7 +53,8 @@ def explain(
     lines = [
         f"seed {seed}: {len(outcome.violations)} violations",
         *(f"  {violation}" for violation in outcome.violations[:10]),
-        f"with {plan.shards} shards, {plan.schedulers} schedulers, {plan.workers} workers of {plan.slots} slots, batches of {plan.batch};",
+        f"with {plan.shards} shards, {plan.schedulers} schedulers, {plan.workers} workers of {plan.slots} slots, "
+        f"batches of {plan.batch};",
         f"{len(plan.faults)} faults, of which {len(shortest)} are enough:",
         *(f"  {fault}" for fault in shortest),
         "and then:",
