@@ -5,7 +5,9 @@
     NAMESPACE/all    views of all shards together, for those that read
 
 `upgrade` makes as many as the settings say. Those beyond are *closing*: clients place nothing there. Once nothing is
-open in such a shard and it has no leader, `upgrade` moves what it remembers to shard 0 and drops it.
+open in such a shard and it has no leader, `upgrade` moves what it remembers to shard 0 and drops it. Each transaction
+moves some tasks, or some runs with all that belongs to them. So everything is whole, and in one of the two, at any
+time; and whatever ends it, the next `upgrade` goes on.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from uuid import UUID
 from zlib import crc32
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Engine, text
 
 from orchestrator.settings import Settings
 from orchestrator.store import database
@@ -28,6 +31,8 @@ _OWN = [table for table in metadata.sorted_tables if table.name not in SHARED]
 """The tables that each shard has."""
 _OF_LEADERS = frozenset(("leases", "cursors", "workers", "drains"))
 """Those of them that are about nothing but the shard."""
+_BATCH = 1_000
+"""Runs, or rows, that are moved in one transaction."""
 _NUMBERS = Statement[str]("""
 SELECT /* shards.numbers */ nspname::text FROM pg_namespace WHERE starts_with(nspname, %(prefix)s)
 """)
@@ -51,12 +56,19 @@ def upgrade(settings: Settings) -> list[str]:
         numbers |= {*range(1, settings.shards)}
         for number in sorted(numbers):
             database.upgrade(url, namespace=f"{root}/{number}")
+        closing = sorted(number for number in numbers if number >= settings.shards)
+        staying: dict[int, str] = {}
+        for number in closing:
+            with engine.begin() as connection:
+                if reason := _stays_because(connection, _schema(root, number), number):
+                    staying[number] = reason
+            while number not in staying and _move_some(engine, root, number):
+                pass
         with engine.begin() as connection:
             if not numbers and not are_there(connection):
                 return notes
             database.lock_upgrades(connection)
-            for number in sorted(number for number in numbers if number >= settings.shards):
-                notes.append(_dissolve(connection, root, number))
+            notes += [staying.get(number) or _dissolve(connection, root, number) for number in closing]
             _drop_views(connection, root)
             if numbers:  # clients may still use them while there is one left
                 _make_views(connection, root, _numbers(connection, root), settings.shards)
@@ -81,11 +93,15 @@ def _drop_views(connection: Connection, root: str) -> None:
         connection.execute(text(f'DROP VIEW IF EXISTS "{root}".{name}'))
 
 
+_LANE_USE = """
+CREATE TABLE IF NOT EXISTS "{0}".lane_use (name text, shard int, held int NOT NULL, PRIMARY KEY (name, shard))
+"""
+
+
 def _make_views(connection: Connection, root: str, numbers: Iterable[int], wanted: int) -> None:
     """Make the views of all shards; from the `wanted` number on, they are closing."""
     schemas = {number: _schema(root, number) for number in (0, *sorted(numbers))}
-    columns = "name text, shard int, held int NOT NULL, PRIMARY KEY (name, shard)"
-    connection.execute(text(f'CREATE TABLE IF NOT EXISTS "{root}".lane_use ({columns})'))
+    connection.execute(text(_LANE_USE.format(root)))
     views = {table.name: [column.name for column in table.columns] for table in _OWN}
     selects = {
         name: [f"SELECT {', '.join(columns)} FROM {schema}.{name}" for schema in schemas.values()]
@@ -102,10 +118,8 @@ def _make_views(connection: Connection, root: str, numbers: Iterable[int], wante
         connection.execute(text(f'CREATE VIEW "{root}".{name} AS {" UNION ALL ".join(parts)}'))
 
 
-_IS_OPEN = (
-    "(EXISTS (SELECT FROM {0}.tasks) OR EXISTS (SELECT FROM {0}.inbox) "
-    "OR EXISTS (SELECT FROM {0}.runs WHERE ended_at IS NULL))"
-)
+_HAS_OPEN = "EXISTS (SELECT FROM {0}.tasks) OR EXISTS (SELECT FROM {0}.runs WHERE ended_at IS NULL)"
+_IS_OPEN = f"(EXISTS (SELECT FROM {{0}}.inbox) OR {_HAS_OPEN})"
 _OF_ALL = {
     "places": """
 SELECT id, {1} AS shard, true AS is_open, NULL AS workflow, NULL AS key FROM {0}.tasks
@@ -118,26 +132,83 @@ SELECT {{1}} AS shard, {_IS_OPEN} AS is_open,
 """Views beside the shared tables, by name: each leader asks where others have something."""
 
 
-def _dissolve(connection: Connection, root: str, number: int) -> str:
-    """Move what a shard remembers to the first one, and drop it, if nothing is open there; say what was done."""
-    schema = _schema(root, number)
-    lease = connection.execute(
-        text(f"SELECT address FROM {schema}.leases WHERE expires_at > clock_timestamp()")
-    ).scalar()
-    if lease is not None:
-        return f"Shard {number} stays: scheduler {lease} leads it. Restart schedulers with fewer shards."
-    connection.execute(text(f"LOCK TABLE {schema}.tasks, {schema}.runs, {schema}.inbox IN ACCESS EXCLUSIVE MODE"))
+def _leader(connection: Connection, schema: str) -> str | None:
+    """Return the scheduler that leads a shard; if none does, nobody leads or uses it before the transaction ends."""
+    leader = text(f"SELECT address FROM {schema}.leases WHERE expires_at > clock_timestamp()")
+    if (address := connection.execute(leader).scalar()) is None:
+        connection.execute(
+            text(f"LOCK TABLE {schema}.leases, {schema}.tasks, {schema}.runs IN SHARE ROW EXCLUSIVE MODE")
+        )
+        address = connection.execute(leader).scalar()
+    return address
+
+
+def _stays_because(connection: Connection, schema: str, number: int) -> str | None:
+    """Say why a shard cannot be given up."""
+    if address := _leader(connection, schema):
+        return f"Shard {number} stays: scheduler {address} leads it. Restart schedulers with fewer shards."
     if connection.execute(text(f"SELECT {_IS_OPEN.format(schema)}")).scalar():
         return f"Shard {number} stays: it has open work. Run a scheduler and workers with more shards until it is done."
-    for table in _OWN:
-        if table.name not in _OF_LEADERS:
-            columns = ", ".join(column.name for column in table.columns if column.identity is None)
-            connection.execute(
-                text(
-                    f"INSERT INTO {_schema(root, 0)}.{table.name} ({columns}) "
-                    f"SELECT {columns} FROM {schema}.{table.name} ON CONFLICT DO NOTHING"
-                )
-            )
+    return None
+
+
+_BY_RUN = ("histories", "node_runs", "promises", "resolutions", "timers", "untold", "deletions")
+_BY_TASK = ("attempts", "task_logs")
+
+
+def _move_some(engine: Engine, root: str, number: int) -> bool:
+    """Move some of what a shard remembers to the first one, if nothing is open; say whether there may be more.
+
+    Runs that came of one another have ids that begin alike (`domain/ids.py`), and move together.
+    """
+    schema, first = _schema(root, number), _schema(root, 0)
+    with engine.begin() as connection:
+        if _leader(connection, schema) or connection.execute(text(f"SELECT {_HAS_OPEN.format(schema)}")).scalar():
+            return False
+
+        def last_of(table: str) -> UUID | None:
+            ids = f"SELECT id FROM {schema}.{table} ORDER BY id LIMIT {_BATCH}"
+            return connection.execute(text(f"SELECT id FROM ({ids}) AS next ORDER BY id DESC LIMIT 1")).scalar()
+
+        def move(name: str, which: str, upto: UUID | None = None) -> int:
+            table = metadata.tables[f"{metadata.schema}.{name}"]
+            values = {column.name: column.name for column in table.columns if column.identity is None}
+            if name == "throughput":  # terms of two shards are alike, and their counts are added
+                values["term"] = f"-(64 * term + {number})"
+            keys = ", ".join(column.name for column in table.primary_key)
+            statement = f"""
+                WITH moved AS (DELETE FROM {schema}.{name} WHERE {which} RETURNING *), added AS (
+                     INSERT INTO {first}.{name} ({", ".join(values)})
+                     SELECT {", ".join(values.values())} FROM moved ORDER BY {keys} ON CONFLICT DO NOTHING)
+                SELECT count(*) FROM moved"""
+            return int(connection.execute(text(statement), {"upto": upto} if upto else {}).scalar_one())
+
+        if run := last_of("runs"):
+            upto = UUID(bytes=run.bytes[:6] + b"\xff" * 10)
+            for name in _BY_TASK:
+                move(name, f"task_id IN (SELECT id FROM {schema}.ended_tasks WHERE run_id <= :upto)", upto)
+            for name in ("ended_tasks", *_BY_RUN):
+                move(name, "run_id <= :upto", upto)
+            return move("runs", "id <= :upto", upto) > 0
+        if task := last_of("ended_tasks"):
+            for name in _BY_TASK:
+                move(name, "task_id <= :upto", task)
+            return move("ended_tasks", "id <= :upto", task) > 0
+        others = [table.name for table in _OWN if table.name not in (*_OF_LEADERS, "tasks")]
+        some = "ctid = ANY (ARRAY(SELECT ctid FROM {}.{} LIMIT {}))"
+        return any(move(name, some.format(schema, name, _BATCH)) for name in others)
+
+
+def _dissolve(connection: Connection, root: str, number: int) -> str:
+    """Drop a shard whose history was moved, if nothing is open there; say what was done."""
+    schema = _schema(root, number)
+    connection.execute(text(f"LOCK TABLE {schema}.tasks, {schema}.runs, {schema}.inbox IN ACCESS EXCLUSIVE MODE"))
+    left = " OR ".join(f"EXISTS (SELECT FROM {schema}.{name})" for name in ("tasks", "runs", "ended_tasks", "inbox"))
+    if connection.execute(text(f"SELECT {left}")).scalar() or _leader(connection, schema):
+        return f"Shard {number} stays: it was used meanwhile. Run `orchestrator db upgrade` again."
+    connection.execute(
+        text(f"{_LANE_USE.format(root)}; DELETE FROM {_schema(root, 0)}.lane_use WHERE shard = {number}")
+    )
     connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
     return f"Shard {number} was empty, and is gone; shard 0 has what it remembered."
 

@@ -2,7 +2,9 @@
 
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
@@ -123,6 +125,96 @@ def test_an_empty_shard_is_given_up_and_what_it_remembers_is_kept(settings: Sett
     shards.upgrade(replace(settings, shards=1))
     assert schemas(plain) == {"orchestrator"}
     assert run(plain, "SELECT to_regclass('orchestrator.places') IS NULL")
+
+
+RUN = """
+INSERT INTO {0}.runs (id, name, status, total, open, success, failed, cancelled, skipped, ended_at)
+VALUES ('{1}', 'many', 'success', 2, 0, 2, 0, 0, 0, now());
+INSERT INTO {0}.ended_tasks (id, seq, name, queue, priority, attempt, payload, created_at, status, failures, losses,
+                             ended_at, run_id)
+SELECT gen_random_uuid(), 1, 'job', 'default', 0, 1, '', now(), 'success', 0, 0, now(), '{1}'
+  FROM generate_series(1, 2);
+INSERT INTO {0}.attempts (task_id, attempt, outcome, ended_at)
+SELECT id, 1, 'failed', now() FROM {0}.ended_tasks WHERE run_id = '{1}';
+INSERT INTO {0}.task_logs (task_id, attempt, part, run_id, step, lines)
+SELECT id, 1, part, '{1}', 'job', part::text::bytea FROM {0}.ended_tasks, generate_series(0, 2) AS part
+ WHERE run_id = '{1}';
+INSERT INTO {0}.throughput SELECT '2030-01-01', 'default', 1, 2, 0, 0, 0, 2, 0, 0, '{{}}', '{{}}'
+    ON CONFLICT DO NOTHING
+"""
+REMEMBERED = ("runs", "ended_tasks", "attempts", "task_logs")
+
+
+def counts(engine: Engine, schema: str) -> list[int]:
+    with engine.connect() as connection:
+        return [
+            connection.exec_driver_sql(f'SELECT count(*) FROM "{schema}".{table}').scalar_one() for table in REMEMBERED
+        ]
+
+
+def test_what_a_shard_remembers_moves_in_batches_of_whole_runs(
+    settings: Settings, plain: Engine, whole: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process may die between any two of them; runs that came of one another stay together."""
+    shards.upgrade(settings)
+    with plain.connect() as connection:
+        for number in range(10):  # two of each moment
+            run_id = uuid.UUID(bytes=bytes([0, 0, 0, 0, 0, number // 2]) + uuid.uuid4().bytes[:10])
+            connection.exec_driver_sql(RUN.format('"orchestrator/2"', run_id))
+        connection.exec_driver_sql(RUN.format("orchestrator", uuid.uuid4()))
+        for _ in range(7):
+            connection.exec_driver_sql(ENDED.format('"orchestrator/2"'))
+        connection.exec_driver_sql("INSERT INTO orchestrator.lane_use VALUES ('narrow', 2, 1), ('narrow', 1, 1)")
+    monkeypatch.setattr(shards, "_BATCH", 3)
+    seen: list[list[int]] = []
+    for _ in range(20):
+        died = True
+        move, left = shards._move_some, 1
+
+        def move_one(*args: Any, move: Any = move) -> bool:
+            nonlocal left
+            if not left:
+                raise KeyboardInterrupt
+            left -= 1
+            return bool(move(*args))
+
+        with monkeypatch.context() as patched:
+            patched.setattr(shards, "_move_some", move_one)
+            with suppress(KeyboardInterrupt):
+                shards.upgrade(replace(settings, shards=2))
+                died = False
+        if not died:
+            break
+        seen.append(counts(plain, "orchestrator/2"))
+        assert counts(plain, "orchestrator/all") == [11, 29, 22, 66]
+        of_runs, tasks, attempts, logs = seen[-1]
+        assert of_runs % 2 == 0
+        assert tasks >= attempts == 2 * of_runs
+        assert logs == 3 * attempts
+    assert len(seen) > 5
+    assert "orchestrator/2" not in schemas(plain)
+    assert counts(plain, "orchestrator") == [11, 29, 22, 66]
+    with plain.connect() as connection:
+        parts = connection.exec_driver_sql(
+            "SELECT array_agg(part ORDER BY id) FROM orchestrator.task_logs GROUP BY task_id"
+        )
+        assert {tuple(row[0]) for row in parts} == {(0, 1, 2)}
+        assert connection.exec_driver_sql("SELECT sum(success) FROM orchestrator.throughput").scalar_one() == 4
+        assert connection.exec_driver_sql("SELECT name, shard FROM orchestrator.lane_use").all() == [("narrow", 1)]
+
+
+def test_nothing_moves_while_a_client_uses_the_shard(settings: Settings, plain: Engine) -> None:
+    """One that has not seen yet that it is closing."""
+    shards.upgrade(settings)
+    engine = database.engine_for(settings.database_url)
+    with plain.connect() as connection:
+        connection.exec_driver_sql(RUN.format('"orchestrator/2"', uuid.uuid4()))
+    run(plain, TASK.format('"orchestrator/2"'))
+    assert not shards._move_some(engine, "orchestrator", 2)
+    with engine.begin() as connection:
+        assert "used meanwhile" in shards._dissolve(connection, "orchestrator", 2)
+    assert counts(plain, "orchestrator/2")[0] == 1
+    engine.dispose()
 
 
 def test_nothing_goes_back_while_there_are_shards(settings: Settings) -> None:
