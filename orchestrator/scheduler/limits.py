@@ -38,6 +38,8 @@ _SET_BACK = timedelta(seconds=0.2)
 """By how much Postgres's clock must go back to be said to have been set back."""
 _ELSEWHERE = 0.1
 """Seconds between two looks at limits of which other shards hold something."""
+_ANYTHING = 1_000_000_000
+"""What a shard may hold that has not said it."""
 _MOST_DOUBTS = 500
 """Lanes of a queue of which is asked at once what they have left."""
 
@@ -45,9 +47,9 @@ _MOST_DOUBTS = 500
 class LaneService(CommitHooks):
     """The leader's view of all lanes."""
 
-    def __init__(self, shard: int | None = None) -> None:
-        """With several shards, that of the leader."""
-        self._shard = shard
+    def __init__(self, shard: int | None = None, shards: int = 1) -> None:
+        """With several shards, that of the leader, and how many there are."""
+        self._shard, self._shards = shard, shards
         self.queues_held: Callable[[Transaction], Mapping[str, int]] = lambda _: {}
         """Returns what is in flight of queues with limits, by the names of their buckets."""
         self._last_claim: datetime | None = None
@@ -154,6 +156,8 @@ class LaneService(CommitHooks):
         self.is_locked = bool(names)
         buckets = [bucket for name in names for bucket in (name, lane_bucket(name), gate_bucket(name))]
         self.elsewhere, due = shared.lock(tx.connection, shard, [*names], buckets) if names else ({}, {})
+        if names and self.elsewhere.pop(shared.TAKES_PART, 0) < self._shards - 1:
+            self.elsewhere = dict.fromkeys(names, _ANYTHING)
         mine = self.buckets.due
         mine.update({name: max(at, mine.get(name, 0.0)) for name, at in due.items()})
         self._lanes.share(self.elsewhere)
@@ -163,7 +167,7 @@ class LaneService(CommitHooks):
         """Tell other shards what this one holds."""
         if self._told is None:
             self._told = shared.mine(tx.connection, shard)
-        held = {**self._lanes.held(), **self.queues_held(tx)}
+        held = {shared.TAKES_PART: 1, **self._lanes.held(), **self.queues_held(tx)}
         changed = {name: held.get(name, 0) for name in held.keys() | self._told.keys()}
         changed = {name: number for name, number in changed.items() if number != self._told.get(name, 0)}
         if changed:
@@ -282,7 +286,7 @@ class LaneService(CommitHooks):
     @property
     def is_shared(self) -> bool:
         """Say whether other shards wait for what this one holds."""
-        return bool(self._told)
+        return self._told is not None and len(self._told) > 1  # it holds something, and takes part
 
     def due_in(self, now: float) -> float | None:
         """Return the seconds until there is work that no message announces."""

@@ -13,7 +13,7 @@ from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.isolation import attempt
 from orchestrator.scheduler.requests import Requests
 from orchestrator.scheduler.runs.advance import Runs
-from orchestrator.scheduler.runs.backlog import Backlog
+from orchestrator.scheduler.runs.backlog import LOOKS_EVERY, Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.schedules import FirePace, extend_backfills, fire_schedules
 from orchestrator.scheduler.tasks.timers import expire, fail_unknown, fire_due, release_crowded, release_known
@@ -65,6 +65,8 @@ class PendingWork(CommitHooks):
         def do(what: str, part: Part) -> None:
             attempt(tx, what, part, self.settings.batch)
 
+        if tx.shard is not None:
+            self.backlog.look_for_room(tx)
         fleet, runs = self.fleet, self.runs
         thorough = found is not None
         pending_work = found or self._pending_work
@@ -151,6 +153,8 @@ class PendingWork(CommitHooks):
         if pending_work.is_busy:
             return 0.0
         due_in = self.settings.safety_scan
+        if self.backlog.parked_lanes:
+            due_in = min(due_in, LOOKS_EVERY.total_seconds())
         if (due := pending_work.next_of_all) is not None:
             due_in = min(due_in, max(0.0, (due - now).total_seconds()))
         return due_in

@@ -124,7 +124,7 @@ class Term:
         nesting = Nesting(settings.max_depth, settings.max_descendants)
         self.fleet = fleet = Fleet(settings.worker_ttl)
         self._shard = int(settings.namespace.partition("/")[2] or 0) if settings.shards > 1 else None
-        self.lanes = lanes = LaneService(self._shard)
+        self.lanes = lanes = LaneService(self._shard, settings.shards)
         self.dispatcher = dispatcher = Dispatcher(fleet, lanes, settings.batch, monotonic)
         self.watch = watch = FleetWatch(fleet, streams, settings, monotonic)
         backlog = Backlog()

@@ -26,7 +26,7 @@ NOT_SHARED: frozenset[str] = frozenset()
 SHARED = frozenset(
     (
         *("workflows", "flows", "queues", "unique_keys", "run_keys", "payload_keeps", "buckets"),
-        *("lane_use", "places", "shards"),
+        *("lane_use", "places", "all_runs", "shards"),
         *("api_keys", "sessions", "audit", "services", ""),
     )
 )

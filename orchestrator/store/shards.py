@@ -125,6 +125,8 @@ _OF_ALL = {
 SELECT id, {1} AS shard, true AS is_open, NULL AS workflow, NULL AS key FROM {0}.tasks
  UNION ALL SELECT id, {1}, false, NULL, NULL FROM {0}.ended_tasks
  UNION ALL SELECT id, {1}, ended_at IS NULL, workflow, key FROM {0}.runs""",
+    "all_runs": """
+SELECT id, lane, lane_limit, parent_run, status, parked, cancelling, ended_at FROM {0}.runs""",
     "shards": f"""
 SELECT {{1}} AS shard, {_IS_OPEN} AS is_open,
        (SELECT address FROM {{0}}.leases WHERE expires_at > clock_timestamp()) AS leader, {{2}} AS is_closing""",
@@ -206,10 +208,9 @@ def _dissolve(connection: Connection, root: str, number: int) -> str:
     left = " OR ".join(f"EXISTS (SELECT FROM {schema}.{name})" for name in ("tasks", "runs", "ended_tasks", "inbox"))
     if connection.execute(text(f"SELECT {left}")).scalar() or _leader(connection, schema):
         return f"Shard {number} stays: it was used meanwhile. Run `orchestrator db upgrade` again."
-    connection.execute(
-        text(f"{_LANE_USE.format(root)}; DELETE FROM {_schema(root, 0)}.lane_use WHERE shard = {number}")
-    )
     connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
+    gone = "true" if not _numbers(connection, root) else f"shard = {number}"  # one leader says nothing of what it holds
+    connection.execute(text(f"{_LANE_USE.format(root)}; DELETE FROM {_schema(root, 0)}.lane_use WHERE {gone}"))
     return f"Shard {number} was empty, and is gone; shard 0 has what it remembered."
 
 

@@ -16,6 +16,7 @@ import pytest
 import sharing
 
 from orchestrator import Duplicate, Handle
+from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store import database, shards
 from tests.acceptance.conftest import SHARDS
 from tests.acceptance.stack import Stack
@@ -262,3 +263,22 @@ def test_a_rate_holds_for_all_shards_together(sharded: Stack) -> None:
     assert per_shard(sharded, "ended_tasks") == [1 + each] * SHARDS
     begun = sorted(float(line.split()[1]) for line in path.read_text().splitlines())
     assert begun[-1] - begun[0] > 0.9 * (SHARDS * each - 1) / 5
+
+
+SCARCE = """
+name: scarce
+concurrency: {{limit: 2}}
+tasks:
+  only: {{task: sharing.queued, queue: default, input: {{path: "{path}"}}}}
+"""
+
+
+def test_the_concurrency_of_a_workflow_holds_for_all_shards_together(sharded: Stack) -> None:
+    start(sharded, *SHARING)
+    path = sharded.folder / "scarce"
+    sharing.app.workflows.apply(loads(SCARCE.format(path=path)))
+    runs = [sharing.app.workflows["scarce"].start() for _ in range(16)]
+    for run in runs:
+        assert run.wait_ended(120) == "success"
+    assert min(per_shard(sharded, "runs")) > 2
+    assert most_at_once(path) == 2

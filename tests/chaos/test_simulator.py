@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from orchestrator.scheduler.limits import LaneService
+from orchestrator.store.runs import transitions as runs
 from orchestrator.transport.leader.streams import LeaderStreams
 from orchestrator.transport.worker import WorkerStreams
 from tests.chaos.simulator.memory import MemoryLeaderStreams, MemoryWorkerStreams
@@ -87,10 +88,13 @@ def test_limits_that_each_shard_keeps_for_itself_are_found(
     """Of what the checker says of several shards, this is what could not happen with one."""
     monkeypatch.setattr(LaneService, "_share", lambda *_: None)
     monkeypatch.setattr(LaneService, "_tell", lambda *_: None)
+    monkeypatch.setattr(runs, "_BEGIN_SHARED", runs._BEGIN_ALONE)
     world = dataclasses.replace(plan_for(0), faults=(), shards=2, workers=4, slots=4, batch=1000)
-    violations = simulate(simulated, dataclasses.replace(world, actions=(Action(0.5, "limited", 60),))).violations
+    actions = (Action(0.5, "limited", 60), Action(0.5, "scarce", 10))
+    violations = simulate(simulated, dataclasses.replace(world, actions=actions)).violations
     assert {violation.split(" tasks of ")[-1].split(" ")[0] for violation in violations} >= {"narrow", "queue"}
     assert any("the rate allows" in violation for violation in violations)
+    assert any("runs of a scarce workflow" in violation for violation in violations)
 
 
 def test_what_has_been_found_once_is_looked_for_in_every_build(simulated: SimulatedDatabase) -> None:

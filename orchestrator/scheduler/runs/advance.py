@@ -34,7 +34,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version
 from orchestrator.store.driver import flush
-from orchestrator.store.runs import ancestry, stuck
+from orchestrator.store.runs import ancestry, shared, stuck
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.pending_changes import Waited
 from orchestrator.store.runs.transitions import RunRow
@@ -79,7 +79,10 @@ class Runs:
         self.advance(tx)
 
     def _begin(self, tx: Transaction, ids: Sequence[bytes], limit: int) -> None:
-        begun, waiting, cancelled = runs.begin_or_park(tx.connection, tx.now, ids)
+        is_shared = tx.shard is not None
+        begun, waiting, cancelled = runs.begin_or_park(tx.connection, tx.now, ids, is_shared=is_shared)
+        if is_shared:
+            self.backlog.park(waiting)
         self.follow_each(tx, cancelled, silent={row.id for row in cancelled})
         self._refuse_cycles(tx, [row.id for row in waiting if row.parent_run is not None], limit)
         tx.result.outgoing.runs += begun
@@ -92,8 +95,9 @@ class Runs:
 
     def _refuse_cycles(self, tx: Transaction, waiting: list[bytes], limit: int) -> None:
         """End child runs that wait for a limit which those hold that wait for them."""
-        found = ancestry.waiting_for_themselves(tx.connection, waiting, limit) if waiting else {}
-        if found:
+        if not waiting:
+            return
+        if found := ancestry.waiting_for_themselves(tx.connection, waiting, limit, is_shared=tx.shard is not None):
             ends = [(run, RunState.FAILED, WAITS_FOR_ITSELF.format(number)) for run, number in found.items()]
             self.follow_each(tx, runs.end(tx.connection, ends, tx.now))
 
@@ -340,7 +344,10 @@ class Runs:
             dags.save_outputs(tx.connection, self.dags.outputs(tx, giving))
         lanes = Counter(row.lane for row in over if row.lane is not None)
         if lanes:
-            runs.unpark(tx.connection, lanes)
+            if tx.shard is None:
+                runs.unpark(tx.connection, lanes)
+            else:
+                shared.unpark(tx.connection, lanes)
             tx.result.wake.runs_to_begin = True
         # Compositions have no hooks, and no other workflow can wait for their ends.
         heard = [(self._kinds[row.kind], row) for row in over if row.workflow and not is_composed(row.workflow)]

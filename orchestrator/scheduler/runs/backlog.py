@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 
 import msgspec
 
@@ -21,10 +22,10 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version
 from orchestrator.store.database import said
-from orchestrator.store.runs import cancels, pending_changes, stuck
+from orchestrator.store.runs import cancels, pending_changes, shared, stuck
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.pending_changes import Waited
-from orchestrator.store.runs.transitions import Pending
+from orchestrator.store.runs.transitions import Pending, RunRow
 from orchestrator.telemetry import get_logger
 
 log = get_logger("scheduler")
@@ -39,6 +40,8 @@ _LOOKED_AT = 200
 """Places of the line."""
 _TAKEN_BYTES = 4_000_000
 """Bytes taken from the backlog between two looks at the clock."""
+LOOKS_EVERY = timedelta(seconds=0.1)
+"""How often it is looked whether another shard has left room in a lane."""
 
 
 RunAndChanges = tuple[bytes, Sequence[RunChanges]]
@@ -58,12 +61,16 @@ class Backlog(CommitHooks):
         self._expanding = dags.expanding()
         self._line = pending_changes.PendingChangesQueue()
         self._last_cancelled = bytes(16)
+        self.parked_lanes: set[str] | None = None
+        """With several shards: where runs wait for room that another may leave. None until that is read."""
+        self._looked_at: datetime | None = None
         self._has_older = True
         """Another release may have set runs aside, which this one tries again."""
 
     def rolled_back(self) -> None:
         """The cached backlog may be wrong."""
         self._forget()
+        self.parked_lanes = None
         self._has_older = True
 
     def _forget(self) -> None:
@@ -92,8 +99,26 @@ class Backlog(CommitHooks):
 
     def pending(self, tx: Transaction, limit: int) -> list[Pending]:
         """Return the next runs that want to begin."""
-        found = self._pending(tx.connection, limit)
-        return in_line([Pending(row.id, row.workflow, row.version, row.lane) for row in found])
+        found = [Pending(row.id, row.workflow, row.version, row.lane) for row in self._pending(tx.connection, limit)]
+        if tx.shard is not None and (lanes := {run.lane for run in found if run.lane is not None}):
+            mine = {None, *shared.try_lanes(tx.connection, lanes)}
+            tx.result.wake.contested |= len(mine) <= len(lanes)
+            found = [run for run in found if run.lane in mine]
+        return in_line(found)
+
+    def park(self, waiting: Iterable[RunRow]) -> None:
+        """Take note of runs for whose lanes there is no room in all shards."""
+        if self.parked_lanes is not None:
+            self.parked_lanes.update(row.lane for row in waiting if row.lane is not None)
+
+    def look_for_room(self, tx: Transaction) -> None:
+        """Let parked runs try again where another shard has left room: nobody tells."""
+        if self.parked_lanes is None:
+            self.parked_lanes = set(shared.parked_lanes(tx.connection))
+        if self.parked_lanes and (self._looked_at is None or abs(tx.now - self._looked_at) >= LOOKS_EVERY):
+            self._looked_at = tx.now
+            self.parked_lanes = shared.unpark(tx.connection, self.parked_lanes)
+            tx.result.wake.runs_to_begin |= bool(self.parked_lanes)
 
     def expanding(self, tx: Transaction, limit: int) -> list[bytes]:
         """Return the next runs of which more tasks are to be created."""

@@ -1,7 +1,8 @@
 """Limits that the leaders of several shards keep together: how much each of them has in flight.
 
 A leader locks the names that it is about to claim from, in one order for all, until its tick is committed. So the sum
-is exact, and two leaders wait for each other only where they share a limit. One leader alone uses none of this.
+is exact, and two leaders wait for each other only where they share a limit. One leader alone uses none of this. So a
+leader gives nothing out of a limit before each shard has said that it takes part: until then others may hold anything.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from sqlalchemy import Connection
 
 from orchestrator.store.sql import Batch, Prepared, Row
+
+TAKES_PART = ""
+"""A name that each shard holds once."""
 
 _LOCK = Prepared[None]("""
 SELECT /* shared.lock */ pg_advisory_xact_lock(hashtextextended('orchestrator.' || name, 1))
@@ -30,7 +34,7 @@ def lock(
 ) -> tuple[dict[str, int], dict[str, float]]:
     """Lock limits until the transaction ends; return what other shards hold of them, and when buckets are due."""
     _LOCK.later(connection, names=sorted(names))
-    rows = _READ(connection, names=names, buckets=buckets, shard=shard)
+    rows = _READ(connection, names=[*names, TAKES_PART], buckets=buckets, shard=shard)
     held = {row.name: row.held for row in rows if row.held is not None}
     return held, {row.name: row.due for row in rows if row.due is not None}
 

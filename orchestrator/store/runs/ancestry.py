@@ -41,10 +41,10 @@ def places(connection: Connection, ids: Iterable[bytes]) -> dict[bytes, tuple[by
 
 # A run that holds a limit ends only after the runs below it. If each holder of a limit has one below it that waits for
 # the same limit, none of them ever ends.
-_WAITING_FOR_THEMSELVES = Prepared[Row]("""
-WITH /* ancestry.waiting_for_themselves */ RECURSIVE asked AS MATERIALIZED (
+_WAITING_FOR_THEMSELVES = """
+WITH /* {name} */ RECURSIVE asked AS MATERIALIZED (
     SELECT r.id, r.lane, r.lane_limit, r.parent_run FROM unnest(%(ids)s::uuid[]) AS wanted(id)
-     CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
+     CROSS JOIN LATERAL (SELECT * FROM {runs} WHERE id = wanted.id LIMIT 1) AS r
 ), lanes AS MATERIALIZED (
     SELECT DISTINCT lane FROM asked
 ), parked AS (
@@ -52,18 +52,18 @@ WITH /* ancestry.waiting_for_themselves */ RECURSIVE asked AS MATERIALIZED (
      UNION
     SELECT r.id, lanes.lane, r.parent_run FROM lanes
      CROSS JOIN LATERAL (
-           SELECT id, parent_run FROM orchestrator.runs
+           SELECT id, parent_run FROM {runs}
             WHERE lane = lanes.lane AND status = 'pending' AND parked AND parent_run IS NOT NULL LIMIT %(limit)s) AS r
 ), above (id, lane, upper) AS (
     SELECT id, lane, parent_run FROM parked
      UNION ALL
     SELECT above.id, above.lane, r.parent_run FROM above
-     CROSS JOIN LATERAL (SELECT parent_run FROM orchestrator.runs WHERE id = above.upper LIMIT 1) AS r
+     CROSS JOIN LATERAL (SELECT parent_run FROM {runs} WHERE id = above.upper LIMIT 1) AS r
      WHERE r.parent_run IS NOT NULL
 ), holders AS MATERIALIZED (
     SELECT lanes.lane, r.id FROM lanes
      CROSS JOIN LATERAL (
-           SELECT id FROM orchestrator.runs WHERE lane = lanes.lane AND status = 'running' OFFSET 0) AS r
+           SELECT id FROM {runs} WHERE lane = lanes.lane AND status = 'running' OFFSET 0) AS r
 ), blocked AS (
     SELECT lane FROM holders
      GROUP BY lane HAVING bool_and(EXISTS (SELECT FROM above WHERE above.lane = holders.lane AND upper = holders.id))
@@ -72,16 +72,24 @@ SELECT asked.id, asked.lane_limit, asked.lane, asked.parent_run FROM asked JOIN 
  WHERE EXISTS (SELECT FROM above JOIN holders ON holders.lane = above.lane AND holders.id = above.upper
                 WHERE above.id = asked.id)
  ORDER BY asked.parent_run
-""")
+"""
+_WAITING_ALONE = Prepared[Row](
+    _WAITING_FOR_THEMSELVES.format(name="ancestry.waiting_for_themselves", runs="orchestrator.runs")
+)
+_WAITING_SHARED = Prepared[Row](
+    _WAITING_FOR_THEMSELVES.format(name="ancestry.waiting_shared", runs="orchestrator.all_runs")
+)
 
 
-def waiting_for_themselves(connection: Connection, ids: Sequence[bytes], limit: int) -> dict[bytes, int]:
+def waiting_for_themselves(
+    connection: Connection, ids: Sequence[bytes], limit: int, *, is_shared: bool = False
+) -> dict[bytes, int]:
     """Return those of these waiting child runs that can never begin, because all holders of their limit wait for runs
     that wait for it; and how many may hold it. Of each limit only the children of one run: when they fail, the others
     may have room."""
     first: dict[str, bytes] = {}
     found: dict[bytes, int] = {}
-    for row in _WAITING_FOR_THEMSELVES(connection, ids=ids, limit=limit):
+    for row in (_WAITING_SHARED if is_shared else _WAITING_ALONE)(connection, ids=ids, limit=limit):
         if first.setdefault(row.lane, row.parent_run) == row.parent_run:
             found[row.id] = row.lane_limit
     return found

@@ -81,8 +81,8 @@ COUNTERS = columns_of(
 
 # A run whose lane is full is parked, so that it is not looked at again until one of the lane's runs ends. Its time
 # begins when it does; the deadline that it was created with is for leaders of the release before.
-_BEGIN = Prepared[RunRow](f"""
-WITH /* runs.begin */ next AS MATERIALIZED (
+_BEGIN = f"""
+WITH /* {{name}} */ next AS MATERIALIZED (
     SELECT r.id, lane, lane_limit, started_at, root, parent_run,
            coalesce(timeout, extract(epoch FROM deadline - created_at)) AS timeout
       FROM unnest(%(ids)s::uuid[]) AS wanted(id)
@@ -90,7 +90,7 @@ WITH /* runs.begin */ next AS MATERIALIZED (
            SELECT * FROM orchestrator.runs
             WHERE id = wanted.id AND status = 'pending' AND NOT parked AND NOT cancelling LIMIT 1) AS r
 ), held AS MATERIALIZED (
-    SELECT lane, (SELECT count(*) FROM orchestrator.runs WHERE lane = wanted.lane AND status = 'running') AS number
+    SELECT lane, (SELECT count(*) FROM {{holders}} WHERE lane = wanted.lane AND status = 'running') AS number
       FROM (SELECT DISTINCT lane FROM next WHERE lane IS NOT NULL) AS wanted
 ), admitted AS (
     SELECT n.id, n.timeout, n.started_at,
@@ -113,7 +113,9 @@ UPDATE orchestrator.runs r
  CROSS JOIN LATERAL (SELECT ctid AS place FROM orchestrator.runs WHERE id = a.id LIMIT 1) AS found
  WHERE r.ctid = found.place
 RETURNING {COUNTERS}, a.started_at IS NOT NULL AS again
-""")
+"""
+_BEGIN_ALONE = Prepared[RunRow](_BEGIN.format(name="runs.begin", holders="orchestrator.runs"))
+_BEGIN_SHARED = Prepared[RunRow](_BEGIN.format(name="runs.begin_shared", holders="orchestrator.all_runs"))
 
 
 class Begun(NamedTuple):
@@ -126,14 +128,14 @@ class Begun(NamedTuple):
     """Those below a run that is being cancelled."""
 
 
-def begin_or_park(connection: Connection, now: datetime, ids: Sequence[bytes]) -> Begun:
+def begin_or_park(connection: Connection, now: datetime, ids: Sequence[bytes], *, is_shared: bool = False) -> Begun:
     """Start those of these runs that are pending, as far as their lanes have room, and let the others wait.
 
     What is below a run that is being cancelled does not begin, and is cancelled as well: so no tree of runs grows
-    faster than it is cancelled.
+    faster than it is cancelled. Where lanes are shared with other shards, they are locked (`shared.py`).
     """
     found: dict[RunState, list[RunRow]] = {RunState.RUNNING: [], RunState.PENDING: [], RunState.CANCELLED: []}
-    for row in _BEGIN(connection, now=now, ids=ids):
+    for row in (_BEGIN_SHARED if is_shared else _BEGIN_ALONE)(connection, now=now, ids=ids):
         found[row.state].append(row)
     return Begun(*found.values())
 

@@ -15,7 +15,7 @@ from orchestrator.domain.flow.definition import is_node
 from orchestrator.domain.flow.state import FlowState
 from orchestrator.domain.runs.verdict import RunCounters, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, TASK_TRANSITIONS
-from tests.chaos.simulator.clients import DAG, WIDE
+from tests.chaos.simulator.clients import DAG, SCARCE, WIDE
 from tests.chaos.simulator.flows import check_flows
 from tests.chaos.simulator.limits import check_limits
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _ALLOWED = {(str(transition.source), str(transition.target)) for transition in TASK_TRANSITIONS}
 _ENDED = {str(state) for state in ENDED_TASK_STATES}
-_GRAPHS = {definition.name: Graph(definition) for definition in (DAG, WIDE)}
+_GRAPHS = {definition.name: Graph(definition) for definition in (DAG, WIDE, SCARCE)}
 _GRAPH_OF = {step.name: graph for graph in _GRAPHS.values() for step in graph.steps}
 """By step: no two definitions have one of the same name."""
 

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import msgspec
 
-from orchestrator.domain.dag.definition import Definition, Param, Step
+from orchestrator.domain.dag.definition import Concurrency, Definition, Param, Step
 from orchestrator.domain.flow.definition import DEFAULT, from_plain
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import OPEN_RUN_STATES, OPEN_TASK_STATES
@@ -70,6 +70,12 @@ WIDE = Definition(
     ),
 )
 """More steps than the tick of a small batch has room for: it is planned in several, both when it begins and below."""
+SCARCE = Definition(
+    name="scarce",
+    concurrency=Concurrency(limit=2),
+    steps=(Step(name="only", task="job", input={"seconds": 0.4}),),
+)
+"""Of which few runs may be open at once."""
 
 
 _OF_TASKS = ("task", "flaky", "long", "parent", "poison")
@@ -87,13 +93,14 @@ class Clients:
         self.runs: list[bytes] = []
         self.flows: dict[bytes, dict[str, Any]] = {}
         """Those of them that are runs of flows, and what these are."""
+        self.has_scarce = False
         self.asked: set[tuple[RequestKind, bytes]] = set()
         """What was ever asked for, of which task or run."""
         self.known_shards = world.plan.shards
         """What their settings say."""
         self._width, self._look_at, self._used = world.plan.shards, 0.0, {0}
         with world.database.engine_of(0).begin() as connection:
-            self._versions = {one.name: workflows.apply(connection, one).version for one in (DAG, WIDE)}
+            self._versions = {one.name: workflows.apply(connection, one).version for one in (DAG, WIDE, SCARCE)}
 
     def act(self, action: Action) -> None:
         """Do one thing, and nudge the leader."""
@@ -223,6 +230,11 @@ class Clients:
 
     def _dag(self, size: int) -> None:
         self._start(DAG, self._id(), {"items": list(range(size - 1)), "fails": self._random.choice((0.0, 0.3))})
+
+    def _scarce(self, size: int) -> None:
+        self.has_scarce = True
+        for _ in range(size):
+            self._start(SCARCE, self._id(), {})
 
     def _wide(self, size: int) -> None:
         del size

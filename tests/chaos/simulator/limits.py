@@ -10,6 +10,9 @@ import msgspec
 
 from orchestrator.domain.limits.buckets import Rate, interval
 from orchestrator.domain.tasks.task import TaskOptions
+from orchestrator.store import inbox
+from orchestrator.store.inbox import RequestKind
+from orchestrator.store.limits import queues
 
 if TYPE_CHECKING:
     from tests.chaos.simulator.workers import Execution
@@ -34,10 +37,6 @@ _BOTH_CLOCKS = 0.15
 
 def limit_queue(world: World) -> None:
     """Give the queue its limit, as a client does: every leader hears of it."""
-    from orchestrator.store import inbox
-    from orchestrator.store.inbox import RequestKind
-    from orchestrator.store.limits import queues
-
     queues.set_limits(world.database.connection_of(0), LIMITED, _MOST_IN_QUEUE, None)
     for shard in range(1, len(world.redis)):
         inbox.add(world.database.connection_of(shard), RequestKind.QUEUES, bytes(16))
@@ -102,3 +101,12 @@ def too_many(world: World, execution: Execution) -> str | None:
         if one.name == "narrow" and one.ended is None and one.heard and one.worker in living
     ]
     return f"{len(running)} narrow tasks run at once" if len(running) > 2 else None
+
+
+_SCARCE = "SELECT count(*) AS number FROM orchestrator.runs WHERE workflow = 'scarce' AND status = 'running'"
+
+
+def too_many_runs(world: World) -> str | None:
+    """Say whether more runs are open of a workflow than may."""
+    number = world.database.sql(_SCARCE)[0]["number"]
+    return f"{number} runs of a scarce workflow are running" if number > 2 else None

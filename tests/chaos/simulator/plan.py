@@ -123,7 +123,7 @@ def sharded_plan_for(seed: int) -> Plan:
     """Return the world of a seed with one, two or four shards, with limits and keys that these have in common."""
     plan, random = plan_for(seed), Random(f"{seed} shards")
     shards = random.choice((1, 2, 2, 4))
-    kinds = ("limited", "limited", "limited", "unique", "unique", "claimant")
+    kinds = ("limited", "limited", "limited", "unique", "unique", "claimant", "scarce", "scarce")
     actions = [
         Action(random.uniform(0.0, WORK_TIME), random.choice(kinds), random.randint(4, 12))
         for _ in range(random.randint(3, 7))

@@ -20,7 +20,7 @@ from orchestrator.store.inbox import RequestKind
 from orchestrator.workers.reporting import reporter
 from tests.chaos.simulator.clients import Clients
 from tests.chaos.simulator.leaders import SchedulerProcess
-from tests.chaos.simulator.limits import limit_queue, too_many
+from tests.chaos.simulator.limits import limit_queue, too_many, too_many_runs
 from tests.chaos.simulator.memory import MemoryRedis
 from tests.chaos.simulator.person import Person
 from tests.chaos.simulator.plan import FAULT_TIME, Fault, Plan
@@ -96,7 +96,8 @@ class World:
         self.settings = replace(self.settings, shards=shards)
         while len(self.redis) < shards:
             self.redis.append(MemoryRedis(lambda: self.now, self._trouble))
-        gone = [one for one in (*self.schedulers, *self.workers) if one.shard >= shards]
+        gone: list[SchedulerProcess | WorkerMachine] = [one for one in self.schedulers if one.shard >= shards]
+        gone += [one for one in self.workers if one.shard >= shards]
         self._turns = [turn for turn in self._turns if turn[2] not in gone]
         heapq.heapify(self._turns)
         for scheduler in self.schedulers:
@@ -269,8 +270,9 @@ class World:
 
     def _is_quiet_but_for_poison(self) -> bool:
         """Say whether all have ended but poisoned runs, of which those that cannot go on are set aside."""
-        unended = self.database.sql("SELECT id, parent_run, stuck FROM orchestrator.runs WHERE ended_at IS NULL")
-        others = [row for row in unended if row["stuck"] is None]
+        unended = self.database.sql("SELECT id, lane, stuck FROM orchestrator.runs WHERE ended_at IS NULL")
+        held = {row["lane"] for row in unended if row["stuck"] is not None} - {None}
+        others = [row for row in unended if row["stuck"] is None and row["lane"] not in held]
         (row,) = self.database.sql(
             "SELECT NOT EXISTS (SELECT FROM orchestrator.tasks)"
             " AND NOT EXISTS (SELECT FROM orchestrator.inbox) AS quiet"
@@ -304,6 +306,8 @@ class World:
         if term < self._highest_term[shard]:
             self._stop(f"term {term} of shard {shard} wrote after term {self._highest_term[shard]}")
         self._highest_term[shard] = term
+        if self.clients.has_scarce and (wrong := too_many_runs(self)):
+            self.violations.append(wrong)
 
     def give_up(self, shard: int) -> None:
         """A shard is gone: nobody reads what stands in its streams, and the next one with its number counts anew."""
