@@ -57,8 +57,9 @@ def requeue_children(connection: Connection, run: bytes, step: str, until: datet
 
 
 @Prepared.function(f"""
-SELECT /* run_retries.with_children */ DISTINCT parent_step FROM orchestrator.runs
- WHERE parent_run = %(run)s::uuid AND parent_step = ANY(%(steps)s::text[]) AND status IN {_UNSUCCESSFUL}
+SELECT /* run_retries.with_children */ wanted.step FROM unnest(%(steps)s::text[]) AS wanted(step)
+ WHERE (SELECT true FROM orchestrator.runs
+         WHERE parent_run = %(run)s::uuid AND parent_step = wanted.step AND status IN {_UNSUCCESSFUL} LIMIT 1)
 """)
 def with_children(connection: Connection, run: bytes, steps: Sequence[str]) -> set[str]:
     """Return those of these steps that have a child run to be retried."""
