@@ -90,3 +90,9 @@ async def answers(ctx: WorkflowContext) -> str:
         return said
 
     return str(await ctx.promise("done"))
+
+
+@app.task
+def fails_or_not(fails: bool) -> None:
+    if fails:
+        raise ValueError("it was told to")
