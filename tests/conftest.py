@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import shutil
 import signal
 import tempfile
@@ -38,6 +39,11 @@ settings.register_profile("quick", settings.get_profile("repeatable"), max_examp
 settings.load_profile("repeatable")
 
 find_the_version_of_redis_once()
+
+# What processes load that the tests start: see there.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent / "startup"), os.environ.get("PYTHONPATH")])
+)
 
 gc.disable()  # all that is loaded and collected stays; see pytest_collection_finish
 

@@ -232,8 +232,15 @@ def test_the_configuration_in_the_guide_takes_all_lines(life: Stack, tmp_path: P
         assert logged(worker, f" INFO talking.speaks {handle.id} {words}")
 
 
-@pytest.mark.parametrize("app", ["talking:app", "talking_own:app"])
-@pytest.mark.parametrize("is_read", [True, False], ids=["unread", "closed"])
+@pytest.mark.parametrize(
+    ("app", "is_read"),
+    [
+        pytest.param("talking_own:app", True, id="unread-own"),
+        pytest.param("talking:app", False, id="closed"),
+        pytest.param("talking:app", True, id="unread", marks=pytest.mark.long),
+        pytest.param("talking_own:app", False, id="closed-own", marks=pytest.mark.long),
+    ],
+)
 def test_nobody_hangs_on_a_reader_who_does_not_read_or_is_gone(life: Stack, app: str, is_read: bool) -> None:
     reader, writer = os.pipe()
     words = ("worker", "--app", app, "--processes", "1")

@@ -102,6 +102,7 @@ def redis_stack(database_url: str, place: Path, mounted: ExitStack) -> Iterator[
     ("break_it", "kind"),
     [(out_of_memory, "redis full"), (failed_save, "redis refuses writes"), (full_disk, "redis refuses writes")],
 )
+@pytest.mark.long_for("failed_save")  # a full disk is refused by the same error
 def test_redis_takes_no_writes(database_url: str, place: Path, break_it: Break, kind: str) -> None:
     mounted = ExitStack()
     with redis_stack(database_url, place, mounted) as (redis, stack):

@@ -104,6 +104,7 @@ def test_what_has_been_found_once_is_looked_for_in_every_build(simulated: Simula
 
 @pytest.mark.parametrize("plan_of", [plan_for, sharded_plan_for])
 @pytest.mark.parametrize("seed", [3, 11, 71, 153])
+@pytest.mark.long_for("11", "153")
 def test_a_seed_means_the_same_every_time(
     simulated: SimulatedDatabase, seed: int, plan_of: Callable[[int], Plan]
 ) -> None:

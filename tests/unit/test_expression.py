@@ -396,7 +396,7 @@ def test_many_looks_into_one_long_list_cost_little_more_than_one() -> None:
     "text",
     [
         "big == copy",
-        "big != copy",
+        pytest.param("big != copy", marks=pytest.mark.long),
         "big in [copy, copy]",
         "[big, big, big] == [copy, copy, copy]",
         " or ".join(["'y' in long"] * 200),

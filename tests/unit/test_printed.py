@@ -112,6 +112,7 @@ def test_a_logged_line_costs_its_task_little_more_than_the_handlers_call(printin
 
 
 @pytest.mark.slow
+@pytest.mark.long_for("json")
 def test_of_much_that_is_printed_lines_are_lost_and_counted(printing: Printing) -> None:
     for number in range(60_000):
         print(f"{number:099}", file=printing.stream if number % 100 else printing.errors)

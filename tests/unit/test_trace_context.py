@@ -167,7 +167,7 @@ from orchestrator.tracing.entry import begin_tracing, sending
 assert begin_tracing("worker") is None
 with sending("enqueue", "job") as sent:
     sent.created(bytes(16))
-print([name for name in sys.modules if name.startswith("opentelemetry.")])
+print([name for name, found in sys.modules.items() if found and name.startswith("opentelemetry.")])
 """
     environment = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4318"}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False)
