@@ -46,13 +46,8 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
             f"none has. Mend that, or start a scheduler elsewhere: orchestrator scheduler",
         )
     for shard in overview.shards[1:]:
-        if shard.is_open and shard.leader is None:
-            yield Trouble(
-                kind="no leader",
-                about=f"shard {shard.shard}",
-                message=f"Shard {shard.shard} has open work, and no scheduler leads it. Set shards to more than "
-                f"{shard.shard} for schedulers and workers, and restart them.",
-            )
+        if shard.leader is None and (shard.is_open or not shard.is_closing):
+            yield Trouble(kind="no leader", about=f"shard {shard.shard}", message=obstacles.no_leader(shard.shard))
     is_known = leader is not None and not is_useless  # else nobody looks at the workers of queues
     for queue in overview.unserved_queues if is_known else ():
         yield Trouble(kind="no worker", about=queue, message=obstacles.no_worker(queue))

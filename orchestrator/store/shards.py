@@ -234,6 +234,16 @@ def locate(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, int]:
     return {bytes(id): shard for id, shard, _ in _LOCATE(connection, ids=ids)}
 
 
+_LED = Statement[int]("SELECT /* shards.led */ shard FROM orchestrator.leases WHERE expires_at > clock_timestamp()")
+
+
+def without_leader(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, int]:
+    """Return those of these tasks and runs whose shard nobody leads, and the shard."""
+    led = {*_LED(connection)}
+    found = locate(connection, ids) if namespace_of(connection).endswith(ALL) else {}
+    return {id: found.get(id, 0) for id in ids if found.get(id, 0) not in led}
+
+
 def open_elsewhere(connection: Connection, shard: int, ids: Sequence[bytes]) -> dict[bytes, int]:
     """Return those of these runs that are open in another shard, and in which."""
     return {bytes(id): found for id, found, is_open in _LOCATE(connection, ids=ids) if is_open and found != shard}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 from zlib import crc32
 
+import httpx
 import project
 import pytest
 import sharing
@@ -131,14 +134,27 @@ def test_schedulers_share_the_shards_evenly_and_hand_them_over(sharded: Stack) -
     assert [handle.result(timeout=60) for handle in handles] == list(range(1, 41))
 
 
-def test_status_names_a_shard_that_nobody_leads(sharded: Stack) -> None:
-    sharded.environment["ORCHESTRATOR_SHARDS"] = "1"
-    sharded.scheduler()
-    for number in range(10):
-        project.add.enqueue(number, 1)
-    assert min(per_shard(sharded, "tasks")) > 0
+def test_commands_name_a_shard_that_nobody_leads(sharded: Stack) -> None:
+    start(sharded)
+    shard_1 = dict(leaders(sharded))[1]
+    os.kill(int(shard_1.rpartition(":")[2]), signal.SIGSTOP)
+    eventually(lambda: len(leaders(sharded)) == 1, "the lease of shard 1 is over")
+
+    def said(*command: str) -> str:
+        return " ".join(sharded.command(*command).stdout.split())
+
     for command in ("status", "doctor"):
-        assert "Shard 1 has open work, and no scheduler leads it" in " ".join(sharded.command(command).stdout.split())
+        assert "No scheduler leads shard 1, so nothing moves there" in said(command)
+    assert "No scheduler leads a shard" in said("top", "--once")
+    metrics = httpx.get(f"{sharded.api()}/metrics").text
+    assert float(re.findall(r"(?m)^orchestrator_lease_remaining_seconds (\S+)", metrics)[0]) < 0
+    sharded.told("queues", "pause", "default")
+    due = [project.add.options(delay=0.001).enqueue(number, 1) for number in range(10)]
+    for task in [*due, *(project.add.enqueue(number, 1) for number in range(10))]:
+        shard = sharded.scalar(f'SELECT shard FROM "{sharded.settings.root}".places WHERE id = :id', id=task.id)
+        assert ("No scheduler leads shard 1" in said("tasks", "show", task.id)) == (shard == 1)
+        obstacles = project.app._client.backend.tasks.obstacles(UUID(task.id).bytes)
+        assert any(one.startswith("No scheduler leads shard 1") for one in obstacles) == (shard == 1)
 
 
 def test_workflows_run_in_all_shards(sharded: Stack) -> None:

@@ -94,6 +94,8 @@ def wrongs(found: Snapshot) -> Iterator[str]:
     elif (found.leader.idle or 0.0) > _LEADER_LATE:
         why = one_line(found.leader.trouble or "it does not say why")
         yield f"The leader has not done its work for {duration(found.leader.idle)}: {why}"
+    elif (found.load.lease_remaining or 0.0) < 0:
+        yield "No scheduler leads a shard: nothing is handed out there. Which one: orchestrator status"
     if found.redis is not None:
         yield f"Redis cannot be used: {one_line(found.redis)}"
     unserved = [queue.queue for queue in found.queues if queue.ready and not queue.slots]

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 NO_LEADER = (
     "No scheduler leads, so nothing moves. Start one: orchestrator scheduler; if one runs, it has not renewed its "
     "lease, and its log says what keeps it, such as a Redis that hangs"
 )
 NONE_CAN_LEAD = "No scheduler leads, so nothing moves: those that run cannot use Postgres."
+
+
+def no_leader(shard: int) -> str:
+    """Say that no scheduler leads a shard."""
+    if not shard:
+        return NO_LEADER
+    return (
+        f"No scheduler leads shard {shard}, so nothing moves there. Start one with setting shards above {shard}; if "
+        f"one runs with that, its log says what keeps it from renewing its lease"
+    )
+
+
+def is_without_leader(said: Iterable[str]) -> bool:
+    """Say whether it is the leader that is missing."""
+    return any(one.startswith("No scheduler leads") for one in said)
 
 
 def no_worker(queue: str) -> str:

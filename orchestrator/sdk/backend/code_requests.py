@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.ids import is_derived, to_text
 from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import RunState
-from orchestrator.domain.tasks.obstacles import NO_LEADER
+from orchestrator.domain.tasks.obstacles import is_without_leader
 from orchestrator.errors import (
     Duplicate,
     NotFound,
@@ -157,7 +157,7 @@ class CodeRequests(CodeReading):
     def _is_without_leader(self, run: bytes) -> bool:
         """Return whether it is known that there is no leader."""
         try:
-            return NO_LEADER in obstacles(self._connections, run)
+            return is_without_leader(obstacles(self._connections, run))
         except Unavailable:
             return False
 

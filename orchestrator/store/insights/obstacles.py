@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
@@ -11,26 +12,22 @@ from sqlalchemy import Connection
 from orchestrator.domain.limits.names import gate_of
 from orchestrator.domain.states import IN_FLIGHT_STATES
 from orchestrator.domain.tasks.obstacles import (
-    NO_LEADER,
     executor_of_hold,
     key_of_hold,
     no_data_key,
     no_database,
     no_executor,
+    no_leader,
     no_worker,
     paused,
     unknown_task,
 )
 from orchestrator.store.fleet import IS_FRESH
 from orchestrator.store.insights.fleet import IS_KNOWN, IS_SERVING, QueueCounts
+from orchestrator.store.shards import without_leader
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.columns import one_of
 from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY, READY_IN_LANE, READY_PLAIN
-
-_LEADS = Statement[bool]("""
-SELECT /* insights.leads */ EXISTS (SELECT FROM orchestrator.leases
-                WHERE shard = %(shard)s AND expires_at > clock_timestamp())
-""")
 
 _WAITING = f"(({READY}) OR (status = 'pending' AND {NOBODY})) AND created_at < now() - interval '2 seconds'"
 """What is newer may not have been looked at: the fleet is mirrored about once a second."""
@@ -52,10 +49,10 @@ SELECT /* insights.obstacles */ DISTINCT {_FOUND}
 """)
 
 
-def find_obstacles(connection: Connection, identifier: bytes, *, shard: int = 0) -> list[str]:
+def find_obstacles(connection: Connection, identifier: bytes) -> list[str]:
     """Return why a task or a run cannot go on, in words; nothing where it can, or waits for its time or for others."""
-    if not _LEADS.one(connection, shard=shard):
-        return [NO_LEADER]
+    if unled := without_leader(connection, [identifier]):
+        return [no_leader(unled[identifier])]
     said = (_obstacle(row) for row in _OBSTACLES(connection, id=identifier))
     return [*dict.fromkeys(one for one in said if one is not None)]
 
@@ -95,7 +92,7 @@ class _Room(NamedTuple):
 _BUSY = f"""busy AS MATERIALIZED (
     SELECT id, lane FROM orchestrator.tasks WHERE {one_of(IN_FLIGHT_STATES)} AND lane IS NOT NULL
 )"""
-_WAITS = f"""id, name, created_at, blockers, lane, options, id = run_id AS is_turn,
+_WAITS = f"""id, name, created_at, blockers, lane, options, id = run_id AS is_turn, {DELAYED} AS is_due,
        ARRAY(SELECT busy.id FROM busy WHERE busy.lane = found.lane) AS of_lane,
        ARRAY(SELECT busy.id FROM busy
               WHERE split_part(busy.lane, '|', 1) = split_part(found.lane, '|', 1)) AS of_gate, {_FOUND}"""
@@ -118,19 +115,20 @@ SELECT {_WAITS}
 """)
 
 
-def longest_waits(connection: Connection, queue: QueueCounts, *, limit: int = 10, shard: int = 0) -> list[Wait]:
+def longest_waits(connection: Connection, queue: QueueCounts, *, limit: int = 10) -> list[Wait]:
     """Return the tasks of a queue that wait longest, and why each does; a task that waits for its time is not among
     them."""
-    leads = _LEADS.one(connection, shard=shard)
     rows = _OLDEST(connection, queue=queue.queue, limit=limit)
+    unled = without_leader(connection, [row.id.bytes for row in rows])
     room = _Room(queue.concurrency, queue.rate, queue.running + queue.dispatched, queue.slots)
-    return [Wait(row.id, row.name, row.created_at, _why(row, room) if leads else NO_LEADER) for row in rows]
+    return [Wait(row.id, row.name, row.created_at, _why(row, room, unled)) for row in rows]
 
 
 _ONE = Statement[Row](f"""
 WITH /* insights.waits_for */ {_BUSY}
 SELECT {_WAITS}
-  FROM orchestrator.tasks AS found WHERE id = %(id)s::uuid AND status = 'pending' AND NOT ({DELAYED})
+  FROM orchestrator.tasks AS found
+ WHERE id = %(id)s::uuid AND status = 'pending' AND NOT ({DELAYED} AND wake_at > clock_timestamp())
 """)
 _ROOM = Statement[_Room](f"""
 SELECT /* insights.waits_for.room */ q.concurrency, q.rate,
@@ -141,16 +139,19 @@ SELECT /* insights.waits_for.room */ q.concurrency, q.rate,
 """)
 
 
-def waits_for(connection: Connection, task: UUID, *, shard: int = 0) -> str | None:
+def waits_for(connection: Connection, task: UUID) -> str | None:
     """Say why a task waits; None if it does not, or waits for its time."""
     row = _ONE.first(connection, id=task.hex)
-    if row is None or not _LEADS.one(connection, shard=shard):
-        return row and NO_LEADER
-    return _why(row, _ROOM.one(connection, queue=row.queue))
+    if row is None:
+        return None
+    unled = without_leader(connection, [task.bytes])
+    return _why(row, _ROOM.one(connection, queue=row.queue), unled) if unled or not row.is_due else None
 
 
-def _why(row: Row, queue: _Room) -> str:
+def _why(row: Row, queue: _Room, unled: Mapping[bytes, int]) -> str:
     """Say why a task waits: what stands in its way, or else which limit it may wait for."""
+    if row.id.bytes in unled:
+        return no_leader(unled[row.id.bytes])
     if row.blockers and row.is_turn:
         return "Its code waits for a promise, a signal, a timer, a task or another run"
     if row.blockers:

@@ -17,7 +17,7 @@ from orchestrator.api.routes import approvals as approval_routes
 from orchestrator.api.routes import code as code_routes
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
-from orchestrator.domain.tasks.obstacles import NO_LEADER
+from orchestrator.domain.tasks.obstacles import is_without_leader
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store import audit
 from orchestrator.store.code.expectations import open_promises
@@ -54,7 +54,7 @@ def _decide(api: Api, run: UUID, body: Decided, decision: str, word: str, outcom
     """Decide an approval; say what follows or, if no scheduler leads, that the decision is stored."""
     _check_node(api, run, body.node)
     api.backend.flows.decide(run.bytes, decision, body.why)
-    is_led = NO_LEADER not in api.backend.tasks.obstacles(run.bytes)
+    is_led = not is_without_leader(api.backend.tasks.obstacles(run.bytes))
     stored = "which is stored: no scheduler leads, and the next one that does lets the run go on"
     return Note(f"{word}: {outcome}" if is_led else f"{word}, {stored}")
 
