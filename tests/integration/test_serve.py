@@ -24,7 +24,7 @@ from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.workers.executors.http import HttpExecutor
 from orchestrator.workers.executors.protocol import Setup
-from orchestrator.workers.serving.registering import Registration
+from orchestrator.workers.serving.server import Registration
 from tests import forking
 from tests.integration.executing import Heard
 from tests.integration.serving import serving

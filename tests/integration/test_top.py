@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from sqlalchemy import Engine
 
 from orchestrator.cli import main
-from orchestrator.cli.top.details import run_lines, task_lines
+from orchestrator.cli.top.live import run_lines, task_lines
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings

@@ -6,19 +6,22 @@ import io
 import sys
 import threading
 from dataclasses import replace
+from uuid import UUID
 
 from rich.console import Console
 from rich.text import Text
 
-from orchestrator.cli.top.details import run_lines, task_lines
+from orchestrator.cli.terminal.data import call_text, data_text, hidden, short_text, stored_value
+from orchestrator.cli.terminal.reading import reading
 from orchestrator.cli.top.frame import Size, draw
 from orchestrator.cli.top.keyboard import Keyboard
 from orchestrator.cli.top.sampling import Sampler, Snapshot
 from orchestrator.cli.top.view import Deed, Sheet, View, press
 from orchestrator.errors import OrchestratorError
+from orchestrator.monitoring.times import between, duration, present, when
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.settings import Settings
-from orchestrator.store import database
+from orchestrator.store import database, insights
 from orchestrator.telemetry import first_line, has_colours
 
 _AT_LEAST = 1.0
@@ -116,3 +119,61 @@ class Live:
             return f"asked to cancel run {deed.target}"
         finally:
             app.close()
+
+
+def task_lines(settings: Settings, task: str) -> list[str]:
+    """Return a title, and all that is known of a task."""
+    with reading(settings) as connection:
+        found = insights.show_task(connection, UUID(task))
+    if found is None:
+        return [f"Task {task}", "It is no longer kept."]
+    now = present()
+    lines = [
+        f"Task {found.name}",
+        f"id        {found.id}",
+        f"call      {call_text(found.name, found.payload, found.options)}",
+        f"status    {found.status}{f' ({found.reason})' if found.reason else ''}",
+        f"queue     {found.queue}, priority {found.priority}",
+        f"worker    {found.worker or 'none yet'}",
+        f"created   {when(found.created_at, now)}",
+        f"started   {when(found.started_at, now) or 'not yet'}",
+        f"took      {between(found.started_at, found.ended_at or now)}",
+    ]
+    if found.run_id is not None:
+        lines.append(f"run       {found.run_id}")
+    if found.options:
+        lines.append(f"options   {data_text(found.options)}")
+    if found.result is not None:
+        lines.append(f"result    {short_text(stored_value(found.result, found.options))}")
+    for attempt in found.attempts:
+        took = between(attempt.started_at, attempt.ended_at or now)
+        said = f": {attempt.error.kind}: {attempt.error.message}" if attempt.error else ""
+        lines.append(f"attempt   {attempt.attempt} {attempt.outcome} after {took or 'nothing'}{said}")
+    error = next((attempt.error for attempt in reversed(found.attempts) if attempt.error), found.error)
+    if error is not None and error.traceback:
+        lines += ["", *error.traceback.rstrip().split("\n")]
+    return lines
+
+
+def run_lines(settings: Settings, run: str) -> list[str]:
+    """Return a title, and how far a run has come."""
+    with reading(settings) as connection:
+        found = insights.show_run(connection, UUID(run))
+        steps = insights.list_steps(connection, UUID(run)) if found is not None else []
+    if found is None:
+        return [f"Run {run}", "It is no longer kept."]
+    now = present()
+    lines = [
+        f"Run {found.name}",
+        f"id        {found.id}",
+        f"status    {found.status}{f' ({found.reason})' if found.reason else ''}",
+        f"workflow  {found.workflow or 'none'}{f', version {found.version}' if found.version else ''}",
+        f"params    {data_text(hidden().shown(insights.readable_params(found.params)))}",
+        f"started   {when(found.started_at, now) or 'not yet'}",
+        f"took      {between(found.started_at, found.ended_at or now)}",
+        f"tasks     {found.total - found.open:,} of {found.total:,} ended, {found.failed:,} failed",
+    ]
+    if found.stuck:
+        lines.append(f"stuck     {data_text(found.stuck)}")
+    lines += ["", *(f"{step.state:<10} {step.name}" for step in steps)]
+    return lines if steps else [*lines[:-1], f"open for  {duration((now - found.created_at).total_seconds())}"]
