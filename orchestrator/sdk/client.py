@@ -75,8 +75,8 @@ class Client:
             raise NotDeterministic(
                 "Inside a workflow nothing is asked or told directly: it would be so again on every replay. Make it a "
                 "task and schedule that, or record what a short call gives with ctx.run(name, function), for example "
-                "a query. Commands to other runs are, on app.workflow_run(id): await handle.asignal(name, value), "
-                "await handle.acancel(), await handle.aresult()."
+                "an update. Commands to other runs are, on app.workflow_run(id): await handle.asignal(name, value), "
+                "await handle.aquery(name), await handle.acancel(), await handle.aresult()."
             )
         if self._backend is None:
             with self._lock:

@@ -13,9 +13,9 @@ import msgspec
 from orchestrator.domain.code import commands, history, resets
 from orchestrator.domain.code.activation import Activation, Query, QueryResult
 from orchestrator.domain.code.attributes import attributes_of
-from orchestrator.domain.code.ends import ASKED, PARENT_ASKS, PARENT_ENDED, CommandsByKind, ends_too_early
+from orchestrator.domain.code.ends import ASKED, NOTHING, PARENT_ASKS, PARENT_ENDED, CommandsByKind, ends_too_early
 from orchestrator.domain.code.history import Event
-from orchestrator.domain.code.other_runs import CANCEL, Target, has_ended, is_wait, not_found, settled, unknown
+from orchestrator.domain.code.other_runs import CANCEL, QUERY, Target, has_ended, is_wait, not_found, settled, unknown
 from orchestrator.domain.code.promises import Resolution, resolutions
 from orchestrator.domain.code.succession import carried_over, ignores_cancel
 from orchestrator.domain.ids import derived_id, successor_id
@@ -43,6 +43,8 @@ class MemoryLeader:
         self.nesting = Nesting()
         self.runs: dict[bytes, Run] = {}
         self._due: list[tuple[float, bool, int, bytes, Run, history.Fact | None]] = []
+        self._asked: list[tuple[Run, commands.SignalRun]] = []
+        """Queries of runs that others have not answered."""
         """What happens when, what must still be open by then, in which run, and the fact; none for its own time."""
         self._serial = itertools.count()
 
@@ -110,11 +112,25 @@ class MemoryLeader:
                 self.append(run, history.ActivationApplied(report.through, report.accepted))
             for command in report.commands:
                 self.append(run, record := history.record(command))
-                self._note_state(run, record)
+                run.note(record)
             self._carry_out(run, report.commands)
             if isinstance(last, commands.EndCommand):
                 self.end(run, last)
+        while self._asked:
+            self._ask(*self._asked.pop(0))
         return report.answers
+
+    def _ask(self, asker: Run, sent: commands.SignalRun) -> None:
+        """Let a run answer the query of another."""
+        run, id = self._latest(Target(sent.run, sent.key)), sent.id or b""
+        answers = [] if run is None else self.activate(run, [Query(id, sent.name.removeprefix(QUERY), sent.value)])
+        fact = settled(id, not_found(Target(sent.run, sent.key)))
+        if answers:
+            fact = settled(id, answers[0].error, answers[0].result or NOTHING)
+        elif run is not None:
+            fact = settled(id, TaskError("WrongState", "It cannot be asked: its code did not run."))
+        if asker.end is None:
+            self.append(asker, fact)
 
     def settle(self, run: Run, task: bytes, outcome: history.TaskCompleted | history.TaskFailed) -> None:
         """Take what came of a task, if anybody still waits for it."""
@@ -195,7 +211,9 @@ class MemoryLeader:
             if is_wait(wait.name) and wait.id in run.promises and (end := self._end_of(wait)) is not None:
                 del run.promises[wait.id]
                 self.append(run, end)
-        told = [(sent.id, self._send(sent)) for _, sent in wanted.of(commands.SignalRun)]
+        self._asked += [(run, sent) for _, sent in wanted.of(commands.SignalRun) if sent.name.startswith(QUERY)]
+        signals = (sent for _, sent in wanted.of(commands.SignalRun) if not sent.name.startswith(QUERY))
+        told = [(sent.id, self._send(sent)) for sent in signals]
         for id, problem in told:
             if id is not None and not isinstance(batch[-1], commands.EndCommand):
                 self.append(run, settled(id, problem))
@@ -264,16 +282,6 @@ class MemoryLeader:
             else:
                 run.early.append(late)
 
-    @staticmethod
-    def _note_state(run: Run, what: history.HistoryItem) -> None:
-        match what:
-            case history.StateSet(key=key, value=value, attribute=""):
-                run.state[key] = value
-            case history.StateCleared(key=key, is_attribute=False):
-                run.state.pop(key, None)
-            case history.UpdateAnswered(id=id) as answer:
-                run.answers[id] = answer
-
     def _start_child(self, run: Run, command: commands.StartChildRun) -> TaskError | None:
         """Start a child; return why not, if it is refused."""
         try:
@@ -301,7 +309,7 @@ class MemoryLeader:
         new = self.runs[identifier] = Run(identifier, None, run.detached, run.terminates)
         for event in begins.copy:
             new.history.append(event)
-            self._note_state(new, event.what)
+            new.note(event.what)
         self._give_time(new, run.timeout)
         new.promises = {promise.id: promise.name for promise in begins.promises}
         new.settled = set(begins.settled)

@@ -61,6 +61,16 @@ class Run:
         assert isinstance(what, history.RunStarted)
         return what
 
+    def note(self, what: history.HistoryItem) -> None:
+        """Keep what an event says that people see: state, and answers to updates."""
+        match what:
+            case history.StateSet(key=key, value=value, attribute=""):
+                self.state[key] = value
+            case history.StateCleared(key=key, is_attribute=False):
+                self.state.pop(key, None)
+            case history.UpdateAnswered(id=id) as answer:
+                self.answers[id] = answer
+
     @property
     def was_reset(self) -> bool:
         """Whether it was open when it was reset: the next one has everything that happened in it."""

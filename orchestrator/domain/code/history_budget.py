@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from orchestrator.domain.code.activation import Violation
+
 PAGE = 1_000_000
 """Bytes of events that go into one message, or into one page where there are more."""
 LARGEST_HISTORY = 1_000_000_000
@@ -53,3 +55,18 @@ class HistoryBudget:
     def wait(self) -> float:
         """Return how many seconds the last one that has to wait should: until those before it have gone, roughly."""
         return min(_LONGEST_WAIT, 1.0 + self._waiting / _BYTES_A_SECOND)
+
+
+def history_unreadable(error: Exception) -> Violation:
+    """Say that a history cannot be read."""
+    return Violation(0, type(error).__name__, f"The history cannot be sent to a worker: {error}")
+
+
+def history_too_long(size: int) -> Violation:
+    """Say that a history is too large."""
+    return Violation(
+        0,
+        "HistoryTooLong",
+        f"The history has {size:,} bytes, and at most {LARGEST_HISTORY:,} can be sent to a worker. "
+        f"Let the workflow continue_as_new earlier.",
+    )

@@ -1,8 +1,9 @@
-"""What runs of code say to other runs, and learn of them: signals, cancels and ends.
+"""What runs of code say to other runs, and learn of them: signals, cancels, queries and ends.
 
 A wait for the end of a run is a promise whose name says which run; the leader settles it. A cancel is a signal of a
-reserved name. Both names have a space, which no name of a user's has. What became of a signal is told like what became
-of a promise. So histories hold nothing here that the previous release could not read.
+reserved name, and so is a query. All these names have a space, which no name of a user's has. What became of a signal,
+or the answer to a query, is told like what became of a promise. So histories hold nothing here that the previous
+release could not read.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from orchestrator.errors import NotFound, OrchestratorError, RunFailed, UnknownH
 
 CANCEL = "cancel run"
 """The name of a signal that asks a run to cancel itself."""
+QUERY = "query "
+"""Begins the name of a signal that is a query; the name of that follows."""
 WAIT = "run "
 """Begins the name of a promise that the end of a run settles."""
 REFUSED = "refused"

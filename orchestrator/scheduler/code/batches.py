@@ -99,7 +99,7 @@ def apply_activations(
         mark_stuck(tx, stuck)
     tx.result.code.near.update((report.awaits, worker) for worker, report in reports if report.awaits)
     carry_out(tx, code, {run: batch for run, batch in batches.items() if run in accepted})
-    reply(tx, [Answered(answer.id, answer.result, answer.error) for answer in answers])
+    code.answer(tx, [Answered(answer.id, answer.result, answer.error) for answer in answers])
 
 
 def _landed(moved: list[Moved], are_next: bool) -> list[Moved]:
@@ -288,7 +288,7 @@ def carry_out(tx: Transaction, code: CodeRuns, batches: Mapping[bytes, Sequence[
         other_runs.wait(tx, code, waits)
     if signals := wanted.of(commands.SignalRun):
         ending = {run for run, batch in batches.items() if batch and isinstance(batch[-1], commands.EndCommand)}
-        other_runs.send(tx, signals, ending)
+        other_runs.send(tx, code, signals, ending)
     if changed := _attributes(wanted):
         code_runs.set_attributes(tx.connection, changed)
     reply(tx, [Answered(one.id, one.result, one.error) for _, one in wanted.of(commands.AnswerUpdate)])

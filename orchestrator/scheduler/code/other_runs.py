@@ -1,4 +1,4 @@
-"""What runs of code say to other runs, and learn of them: signals, cancels and ends, all of a tick at once."""
+"""What runs of code say to others, and learn of them: signals, cancels, queries and ends, all of a tick at once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Container, Iterable, Sequence
 import msgspec
 
 from orchestrator.domain.code import history
+from orchestrator.domain.code.activation import Query
 from orchestrator.domain.code.commands import SignalRun
 from orchestrator.domain.code.ends import ASKED, NOTHING
 from orchestrator.domain.code.history import Fact
 from orchestrator.domain.code.other_runs import (
     CANCEL,
+    QUERY,
     Target,
     failure,
     has_ended,
@@ -44,11 +46,14 @@ _PAGE = 1_000
 """Waits of earlier leaders that are looked at in one tick."""
 
 
-def send(tx: Transaction, sent: Sequence[tuple[bytes, SignalRun]], ending: Container[bytes]) -> None:
-    """Hand signals and cancels that runs send each other to those in which their targets go on now.
+def send(tx: Transaction, code: CodeRuns, sent: Sequence[tuple[bytes, SignalRun]], ending: Container[bytes]) -> None:
+    """Hand signals, cancels and queries that runs send each other to those in which their targets go on now.
 
     Tell the senders that wait for it what became of them; those that are `ending` do not.
     """
+    if queries := [(sender, one) for sender, one in sent if one.name.startswith(QUERY)]:
+        _ask(tx, code, [(sender, one) for sender, one in queries if sender not in ending])
+        sent = [(sender, one) for sender, one in sent if not one.name.startswith(QUERY)]
     found = _found(tx, {Target(one.run, one.key) for _, one in sent})
     named = {(run, one.name) for _, one in sent if one.name != CANCEL and (run := found.get(Target(one.run, one.key)))}
     unfit = unknown_signals(tx.connection, named) if named else {}
@@ -84,6 +89,33 @@ def send(tx: Transaction, sent: Sequence[tuple[bytes, SignalRun]], ending: Conta
         inbox.add_all(tx.connection, RequestKind.CANCEL_RUN, cancelled)
         tx.result.wake.requests = True
     append_facts(tx, told)
+
+
+def _ask(tx: Transaction, code: CodeRuns, sent: Sequence[tuple[bytes, SignalRun]]) -> None:
+    """Have the queries of runs answered by others, ended or not."""
+    found = _found(tx, {Target(one.run, one.key) for _, one in sent})
+    runs = [*set(found.values())]
+    of_code, known = code_runs.of_code(tx.connection, runs), reads.outcomes(tx.connection, runs)
+    away = shards.open_elsewhere(tx.connection, tx.shard, runs) if tx.shard is not None else {}
+    asked: list[tuple[bytes, Query]] = []
+    told: dict[bytes, list[Fact]] = defaultdict(list)
+    for sender, one in sent:
+        target = Target(one.run, one.key)
+        run = found.get(target, b"")
+        assert one.id is not None
+        if run in away:
+            problem = wrong_state("query", target, "it is in another shard, and to ask that needs one shard for now")
+        elif run not in known:
+            problem = not_found(target)
+        elif run not in of_code:
+            problem = wrong_state("query", target, "it is no run of a workflow as code")
+        else:
+            code.queries.askers[one.id] = sender
+            asked.append((run, Query(one.id, one.name.removeprefix(QUERY), one.value)))
+            continue
+        told[sender].append(settled(one.id, problem))
+    append_facts(tx, told)
+    code.ask(tx, asked)
 
 
 def _send_away(tx: Transaction, shard: int, run: bytes, one: SignalRun) -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from orchestrator.domain.code.activation import Query
+from orchestrator.domain.code.ends import NOTHING
+from orchestrator.domain.code.history import Fact
+from orchestrator.domain.code.other_runs import settled
 from orchestrator.scheduler.tick_result import TickResult
+from orchestrator.store.code.expectations import Answered
 
 Asked = Mapping[bytes, Mapping[bytes, Query]]
 """By run and its own id, what is asked of code."""
@@ -25,6 +29,8 @@ class Queries:
         """Queries that were not sent yet."""
         self._sent: dict[bytes, tuple[int, dict[bytes, Query]]] = {}
         """Queries that were sent, and the attempt, which is not reported yet."""
+        self.askers: dict[bytes, bytes] = {}
+        """Queries of runs that are not answered, and the run that asks; it asks again if this is lost."""
 
     def committed(self, tick: TickResult) -> None:
         """Keep what was asked until the code has heard it."""
@@ -36,6 +42,18 @@ class Queries:
             self._waiting.pop(run, None)
         for run, attempt in tick.code.sent.items():
             self._sent[run] = attempt, self._waiting.pop(run, {})
+
+    def split(self, answers: Sequence[Answered]) -> tuple[dict[bytes, list[Fact]], Sequence[Answered]]:
+        """Return, by run, the answers to queries of runs; and those to clients."""
+        told: dict[bytes, list[Fact]] = {}
+        others: list[Answered] = []
+        for answer in answers:
+            asker = self.askers.pop(answer.id, None)
+            if asker is None:
+                others.append(answer)
+            else:
+                told.setdefault(asker, []).append(settled(answer.id, answer.error, answer.result or NOTHING))
+        return told, others
 
     @property
     def has_sent(self) -> bool:

@@ -12,7 +12,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Activation, Query, Violation, json_text
 from orchestrator.domain.code.history import Event, Fact, shown_events
-from orchestrator.domain.code.history_budget import LARGEST_HISTORY, PAGE, Delivery, HistoryBudget
+from orchestrator.domain.code.history_budget import (
+    PAGE,
+    Delivery,
+    HistoryBudget,
+    history_too_long,
+    history_unreadable,
+)
 from orchestrator.domain.ids import about_run, successor_id, to_text
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.runs.verdict import CONTINUED, TIMED_OUT, Nesting
@@ -85,8 +91,9 @@ class CodeRuns(RunKind):
         self._tried = tick.code.tried or self._tried
         for replay in tick.outgoing.replays:
             self._replays.setdefault(replay.id, False)
-        if len(self._replays) > _MOST_REPLAYS:
-            self._replays.clear()
+        for lost in (self._replays, self.queries.askers):
+            if len(lost) > _MOST_REPLAYS:
+                lost.clear()
 
     def ask(self, tx: Transaction, queries: Iterable[tuple[bytes, Query]]) -> None:
         """Have queries answered by the code of runs, in a turn of its own or in the one that follows the present turn.
@@ -123,7 +130,7 @@ class CodeRuns(RunKind):
                 continue
             error = TaskError("WrongState", f"Run {to_text(run)} cannot be asked: {problem}.")
             refused.append(Answered(query.id, None, error))
-        reply(tx, refused)
+        self.answer(tx, refused)
 
     def _send_replay(self, tx: Transaction, run: Unshown, events: list[Event], query: Query) -> None:
         started = events[0].what
@@ -172,6 +179,13 @@ class CodeRuns(RunKind):
             queries = [report.id] if is_replay else self.queries.lost(tx.result, report.id, report.attempt)
             why = f"The process that answered this query died, and ran nothing else: {report.reason or 'killed'}."
             answers += [Answered(query, None, TaskError("WorkerLost", why, phase="failed")) for query in queries]
+        self.answer(tx, answers)
+
+    def answer(self, tx: Transaction, answers: Sequence[Answered]) -> None:
+        """Hand the answers to queries to the runs and clients that asked."""
+        if self.queries.askers:
+            told, answers = self.queries.split(answers)
+            append_facts(tx, told)
         reply(tx, answers)
 
     def free_stuck(self, tx: Transaction, limit: int) -> None:
@@ -225,7 +239,7 @@ class CodeRuns(RunKind):
             tx,
             claimed,
             lambda tx, some: with_events.update(self._with_events(tx, some, asked)),
-            lambda tx, task, error: mark_stuck(tx, [(task.id, task.attempt, _unreadable(error))]),
+            lambda tx, task, error: mark_stuck(tx, [(task.id, task.attempt, history_unreadable(error))]),
         )
         with_events |= {paged.task.id: paged.task for paged in tx.result.outgoing.paged}
         tx.result.outgoing.claimed = [
@@ -264,7 +278,7 @@ class CodeRuns(RunKind):
             elif delivery is Delivery.LATER:
                 later.append((run.id, task.attempt, budget.wait))
             else:
-                too_long.append((run.id, task.attempt, _too_long(run.size)))
+                too_long.append((run.id, task.attempt, history_too_long(run.size)))
         unread = [run for _, run in small.values() if run.events is None]
         read = turns.events(tx.connection, unread) if unread else {}
         with_events = {
@@ -323,19 +337,6 @@ def _activation(run: Unshown, events: list[Event], asked: Asked) -> Activation:
         *(run.id, run.workflow, run.version, run.after, run.through, events, run.cached, queries),
         may_follow=True,
         tells=True,
-    )
-
-
-def _unreadable(error: Exception) -> Violation:
-    return Violation(0, type(error).__name__, f"The history cannot be sent to a worker: {error}")
-
-
-def _too_long(size: int) -> Violation:
-    return Violation(
-        0,
-        "HistoryTooLong",
-        f"The history has {size:,} bytes, and at most {LARGEST_HISTORY:,} can be sent to a worker. "
-        f"Let the workflow continue_as_new earlier.",
     )
 
 

@@ -29,7 +29,7 @@ from orchestrator.sdk.code.messages import (
     request_id,
     signal_value,
 )
-from orchestrator.sdk.code.other_runs import cancel_inside, commanded_by, result_inside, signal_inside
+from orchestrator.sdk.code.other_runs import cancel_inside, commanded_by, query_inside, result_inside, signal_inside
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import refuse_inside_task
 from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
@@ -190,7 +190,8 @@ class WorkflowHandle(Generic[R, W_co]):
     def query(self, query: str | QueryMethod[Any, ..., Any], /, *args: Any, **kwargs: Any) -> Steps[Any]:
         """Ask the code something, by the name of the query or its method (`Order.total`), and return its answer.
 
-        An ended run is asked, too: a worker replays its history, of at most a megabyte.
+        An ended run is asked, too: a worker replays its history, of at most a megabyte. Inside a workflow,
+        `await handle.aquery(…)` is a command, and the history keeps the answer.
         """
         name, timeout = name_of(QueryMethod, query, self._signature), kwargs.pop("timeout", self._timeout)
         run, payload = self._question("query", name, args, kwargs, timeout)
@@ -317,6 +318,7 @@ class WorkflowHandle(Generic[R, W_co]):
     async def aquery(self, query: str, /, *args: Any, timeout: float = ANSWERED_WITHIN, **kwargs: Any) -> Any: ...
     @overload
     async def aquery(self, query: QueryMethod[W_co, P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @partial(commanded_by, query_inside)
     @async_variant_of(query)
     async def aquery(self, *_: Any, **__: Any) -> Any: ...
 

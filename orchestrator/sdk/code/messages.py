@@ -177,7 +177,11 @@ def _value(value: Any = None) -> Any:
 
 def answer_of(message: str | QueryMethod[Any, ..., Any] | UpdateMethod[Any, ..., Any, Any], data: bytes) -> Any:
     """Return an answer; that to a method in the type of its annotation."""
-    value = decode_value(data)
+    return restored(message, decode_value(data))
+
+
+def restored(message: str | QueryMethod[Any, ..., Any] | UpdateMethod[Any, ..., Any, Any], value: Any) -> Any:
+    """Return the value of an answer; that to a method in the type of its annotation."""
     return value if isinstance(message, str) else message.signature.restore_result(value)
 
 

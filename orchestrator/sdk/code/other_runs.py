@@ -1,27 +1,32 @@
-"""Handles inside a workflow: they signal and cancel other runs, and wait for their ends, by commands."""
+"""Handles inside a workflow: they signal, query and cancel other runs, and wait for their ends, by commands."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import CancelPromise, CreatePromise, SignalRun
 from orchestrator.domain.code.ends import NOTHING
 from orchestrator.domain.code.history import Record
-from orchestrator.domain.code.other_runs import CANCEL, Target, raised
-from orchestrator.errors import NotDeterministic
+from orchestrator.domain.code.other_runs import CANCEL, QUERY, REFUSED, Target, raised
+from orchestrator.domain.tasks.task import TaskError
+from orchestrator.errors import NotDeterministic, OrchestratorError, ResultTimeout
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.code.commander import Commander, Settled, current
 from orchestrator.sdk.code.futures import DurableFuture
 from orchestrator.sdk.code.known_handlers import WorkflowSignature
-from orchestrator.sdk.code.messages import SignalMethod, signal_value
-from orchestrator.sdk.values.payload import digest_call, encode_value
+from orchestrator.sdk.code.messages import QueryMethod, SignalMethod, name_of, restored, signal_value
+from orchestrator.sdk.code.messages import raised as unanswered
+from orchestrator.sdk.values.payload import digest_call, encode_call, encode_value
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
+_ASK_AGAIN = 5.0
+"""Seconds after which a query is asked again: it may have been lost with a worker or a leader."""
 
 
 class _Handle(Protocol):
@@ -29,6 +34,7 @@ class _Handle(Protocol):
 
     _target: Target
     _signature: WorkflowSignature | None
+    _timeout: float
 
 
 def commanded_by(inside: Callable[..., Any], outside: F) -> F:
@@ -54,6 +60,29 @@ def signal_inside(
     name, value = signal_value(signal, args, kwargs, commander.largest)
     data = encode_value(value, f"Signal {check_name('signal', name)!r}", commander.largest)
     return _send(commander, handle, name, data, digest_call([value], {}), is_awaited)[0]
+
+
+async def query_inside(
+    handle: _Handle, query: str | QueryMethod[Any, ..., Any], /, *args: Any, timeout: float | None = None, **kwargs: Any
+) -> Any:
+    """Ask the code of another run something; the answer is kept in the history."""
+    commander, to = _commander(), handle._target
+    name = name_of(QueryMethod, query, handle._signature)
+    data, digest = encode_call(name, args, kwargs, commander.largest, "query"), digest_call(args, kwargs)
+    left = within = handle._timeout if timeout is None else timeout
+    while left > 0:
+        ordinal, identifier = commander.next("signal")
+        record = commander.issue(SignalRun(ordinal, to.run, QUERY + name, data, digest, identifier, to.key))
+        _check_told(commander, record, "query another run")
+        answer: _QueryAnswer[Any] = _QueryAnswer(
+            commander, identifier, f"The query {name!r} of run {to}", partial(restored, query), None
+        )
+        answer.expire_after(min(left, _ASK_AGAIN))
+        try:
+            return await answer
+        except TimeoutError:
+            left -= _ASK_AGAIN
+    raise ResultTimeout(f"The query {name!r} of run {to} had no answer within {within:g} s.")
 
 
 def cancel_inside(handle: _Handle, /, *, is_awaited: bool = False) -> asyncio.Future[None]:
@@ -118,6 +147,16 @@ class _Answer(DurableFuture[R]):
         """Take what came of it."""
         if isinstance(outcome, history.PromiseRejected) and not self._cancelling:
             self._stop_timer()
-            self._break(raised(self._what, outcome.error))
+            self._break(self._raised(outcome.error))
         else:
             super().settle(outcome)
+
+    def _raised(self, error: TaskError) -> OrchestratorError:
+        return raised(self._what, error)
+
+
+class _QueryAnswer(_Answer[R]):
+    """The answer to a query."""
+
+    def _raised(self, error: TaskError) -> OrchestratorError:
+        return super()._raised(error) if error.phase == REFUSED else unanswered(self._what, error)

@@ -148,7 +148,7 @@ class CodeWorkflow(Generic[P, R, W_co]):
     def find(self, id: str) -> WorkflowHandle[R, W_co]:
         """Return the newest run that was started under an id of your own; NotFound if there is none.
 
-        Inside a workflow, the scheduler looks for it when it is signalled, cancelled or awaited.
+        Inside a workflow, the scheduler looks for it when it is signalled, queried, cancelled or awaited.
         """
         if inside_workflow():
             key = scoped(self.name, check_label("run id", id))
