@@ -13,14 +13,16 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TypeVar
 
 from orchestrator.domain.ids import tree_of
 from orchestrator.scheduler.parts import Parts, Share
 
+T = TypeVar("T")
 SHARE = 0.1
 """Share of the lease in which a tick plans runs. Dispatch waits for it."""
 SLICE = 2_000
@@ -120,6 +122,19 @@ class TickBudget:
     def is_spent(self) -> bool:
         """Say whether what has not been begun has to wait for the next tick."""
         return self.monotonic() >= self.until
+
+    def slices(self, some: Sequence[T], steps: Callable[[T], int] = lambda _: 0) -> Iterator[list[T]]:
+        """Divide runs into slices between two looks at the clock, by the number of steps that have to be looked at."""
+        slice_: list[T] = []
+        size = 0
+        for run in some:
+            if slice_ and size + COST + steps(run) > self.slice:
+                yield slice_
+                slice_, size = [], 0
+            size += COST + steps(run)  # which may be known by now, if the slice before had another of its kind
+            slice_.append(run)
+        if slice_:
+            yield slice_
 
     def has_room_for_data(self, run: bytes) -> bool:
         """Say whether more tasks of a run may be created in this tick, as far as the size of their inputs goes.

@@ -7,10 +7,9 @@ is set aside. Runs are notified in slices, and what there is no time for waits f
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from orchestrator.domain.code.ends import child_outcome, run_error
 from orchestrator.domain.code.history import Fact, Outcome
@@ -19,7 +18,7 @@ from orchestrator.domain.ids import is_derived, to_text
 from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd, total
 from orchestrator.domain.runs.verdict import TIMED_OUT, verdict
 from orchestrator.domain.states import RunState, run_sources_of
-from orchestrator.scheduler.budget import COST, TooSlow
+from orchestrator.scheduler.budget import TooSlow
 from orchestrator.scheduler.code import other_runs
 from orchestrator.scheduler.code.ends import RunEnd, end_runs
 from orchestrator.scheduler.code.runs import CodeRuns, append_facts
@@ -42,7 +41,6 @@ from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Ended
 
 log = get_logger("scheduler")
-T = TypeVar("T")
 Deltas = dict[bytes, dict[str, int]]
 Facts = dict[bytes, list[Fact]]
 
@@ -71,7 +69,7 @@ class Runs:
         steps = self.dags.sizes(
             {run.id: Version(run.workflow, run.version) for run in pending if run.workflow and run.version}
         )
-        for number, slice_ in enumerate(_slices(tx, [run.id for run in pending], steps)):
+        for number, slice_ in enumerate(tx.budget.slices([run.id for run in pending], steps)):
             if tx.budget.is_spent and not _is_due(number, slice_):
                 tx.result.wake.runs_to_begin = True
                 break
@@ -167,10 +165,12 @@ class Runs:
         quick: list[RunAndChanges] = []
         for one in free:
             (planned if any(changes.is_for_plan for changes in one[1]) else quick).append(one)
-        late += self._notify_slices(tx, _slices(tx, quick) if tx.budget.is_slowed else [quick], lambda n, _: n == 0)
+        late += self._notify_slices(
+            tx, tx.budget.slices(quick) if tx.budget.is_slowed else [quick], lambda n, _: n == 0
+        )
         long = [run for run, changes in planned if any(one.is_for_all_steps for one in changes)]
         steps = self.dags.sizes(dags.versions(tx.connection, long) if long else {})
-        slices = _slices(tx, planned, lambda one: steps(one[0]))
+        slices = tx.budget.slices(planned, lambda one: steps(one[0]))
         late += self._notify_slices(tx, slices, _is_due if is_urgent else lambda *_: False)
         if late and not is_marked:
             self.backlog.add(tx, [(run, one) for run, changes in late for one in changes])
@@ -380,23 +380,6 @@ def _announced(run: RunRow, turn_task: TurnTaskEnd | None) -> Ended:
 
 def _is_for_code(fact: Fact) -> bool:
     return isinstance(fact, Outcome) and is_derived(fact.id)
-
-
-# -- slices: what is done between two looks at the clock
-
-
-def _slices(tx: Transaction, some: Sequence[T], steps: Callable[[T], int] = lambda _: 0) -> Iterator[list[T]]:
-    """Divide runs into slices, by the number of steps that have to be looked at."""
-    slice_: list[T] = []
-    size = 0
-    for run in some:
-        if slice_ and size + COST + steps(run) > tx.budget.slice:
-            yield slice_
-            slice_, size = [], 0
-        size += COST + steps(run)  # which may be known by now, if the slice before had another of its kind
-        slice_.append(run)
-    if slice_:
-        yield slice_
 
 
 def _is_due(number: int, slice_: Sequence[object]) -> bool:

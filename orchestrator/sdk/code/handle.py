@@ -15,7 +15,7 @@ from orchestrator.domain.runs.verdict import WAS_TERMINATED
 from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import error_text
-from orchestrator.errors import OrchestratorError, ResultTimeout, RunFailed
+from orchestrator.errors import ResultTimeout, RunFailed
 from orchestrator.sdk.checks import check_label
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.commander import current
@@ -25,6 +25,7 @@ from orchestrator.sdk.code.messages import (
     SignalMethod,
     UpdateMethod,
     answer_of,
+    legibly,
     name_of,
     request_id,
     signal_value,
@@ -35,7 +36,6 @@ from orchestrator.sdk.tasks.context import refuse_inside_task
 from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
 from orchestrator.sdk.waiting.async_variants import async_variant, async_variant_of, blocking
 from orchestrator.sdk.waiting.steps import Steps, check_timeout, time_limit
-from orchestrator.sealing import legible
 from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
@@ -196,7 +196,7 @@ class WorkflowHandle(Generic[R, W_co]):
         name, timeout = name_of(QueryMethod, query, self._signature), kwargs.pop("timeout", self._timeout)
         run, payload = self._question("query", name, args, kwargs, timeout)
         answer = self._client.backend.code.query(run, name, payload, timeout)
-        return answer_of(query, (yield from _legibly(answer)))
+        return answer_of(query, (yield from legibly(answer)))
 
     @overload
     def update(self, update: str, /, *args: Any, timeout: float = ANSWERED_WITHIN, **kwargs: Any) -> Any: ...
@@ -212,7 +212,7 @@ class WorkflowHandle(Generic[R, W_co]):
         name, timeout = name_of(UpdateMethod, update, self._signature), kwargs.pop("timeout", self._timeout)
         run, payload = self._question("update", name, args, kwargs, timeout)
         answer = self._client.backend.code.update(run, name, payload, timeout)
-        return answer_of(update, (yield from _legibly(answer)))
+        return answer_of(update, (yield from legibly(answer)))
 
     @overload
     def start_update(self, update: str, /, *args: Any, **kwargs: Any) -> UpdateHandle[Any]: ...
@@ -376,7 +376,7 @@ class UpdateHandle(Generic[R]):
         check_timeout(timeout)
         request = _request_of(self._client, self._run, "update", self.id)
         found = self._client.backend.code.update_answer(self._run, request, timeout)
-        value: R = answer_of(self._update, (yield from _legibly(found)))
+        value: R = answer_of(self._update, (yield from legibly(found)))
         return value
 
     def stage(self) -> str:
@@ -394,12 +394,3 @@ class UpdateHandle(Generic[R]):
 def _request_of(client: Client, run: bytes, what: Literal["signal", "update"], id: str) -> bytes:
     """Return the id of a message whose sender has one of its own: it counts once in all runs that follow the first."""
     return client.backend.code.request_of(run, what, id) if is_derived(run) else request_id(run, what, id)
-
-
-def _legibly(steps: Steps[bytes]) -> Steps[bytes]:
-    """Take steps; an error of theirs says of what is sealed with a key that is not here that it is sealed."""
-    try:
-        return (yield from steps)
-    except OrchestratorError as error:
-        error.args = tuple(legible(part) if isinstance(part, str) else part for part in error.args)
-        raise

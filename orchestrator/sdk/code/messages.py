@@ -21,6 +21,8 @@ from orchestrator.errors import (
 from orchestrator.sdk.code.known_handlers import WorkflowSignature
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_value, encode_call
+from orchestrator.sdk.waiting.steps import Steps
+from orchestrator.sealing import legible
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -204,3 +206,12 @@ def request_id(run: bytes, what: str, id: str) -> bytes:
 def next_try(request: bytes) -> bytes:
     """Return the id of an update that is sent again under the id of one that was refused, and so not applied."""
     return uuid5(UUID(bytes=request), "again").bytes
+
+
+def legibly(steps: Steps[bytes]) -> Steps[bytes]:
+    """Take steps; an error of theirs says of what is sealed with a key that is not here that it is sealed."""
+    try:
+        return (yield from steps)
+    except OrchestratorError as error:
+        error.args = tuple(legible(part) if isinstance(part, str) else part for part in error.args)
+        raise
