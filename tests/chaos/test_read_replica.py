@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
@@ -134,6 +137,24 @@ def test_the_primary_answers_while_the_standby_is_away(servers: Servers, caplog:
     warned = [line.message for line in caplog.records if line.levelname == "WARNING"]
     assert len(warned) == 1
     assert warned[0].startswith("service.unavailable: The read replica cannot be used; the primary answers: ")
+
+
+def test_the_primary_answers_while_the_standby_hangs(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
+    pids = [int(str(pid)) for (pid,) in ask(servers.standby.url, "SELECT pid FROM pg_stat_activity")]
+    group = [servers.standby.pid, *pids]
+    for pid in group:
+        with suppress(ProcessLookupError):  # that of the question
+            os.kill(pid, signal.SIGSTOP)
+    try:
+        enqueue(servers, "t.first")
+        visitor, began = servers.visitor(), time.monotonic()
+        assert shows(visitor, "t.first"), "the primary answers"
+        assert time.monotonic() - began < 8, "a connection has ten seconds"
+        assert caplog.text.count("The read replica cannot be used") == 1
+    finally:
+        for pid in group:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def test_a_primary_is_no_standby(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:

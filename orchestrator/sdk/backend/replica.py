@@ -20,6 +20,7 @@ from orchestrator.store import database
 from orchestrator.store.deadlines import Deadlines
 from orchestrator.store.insights import server
 from orchestrator.telemetry import Outage, get_logger
+from orchestrator.time_limits import TimeLimit
 
 T = TypeVar("T")
 SHOWN = 1.0
@@ -31,6 +32,8 @@ _LOOK_EVERY = 1.0
 _TRIES, _TRY_AGAIN = 4, 0.05
 """How often, and after how many seconds, a look is repeated. On an idle system the last commit is old; a standby that
 does not lag has the next one soon."""
+_LONGEST_LOOK = 1.0
+"""Seconds, and a second of grace, after which a standby that does not answer is away."""
 _AWAY = 5.0
 """Seconds in which a standby that could not be used is left alone."""
 
@@ -46,7 +49,7 @@ class Replica:
         self._lock = ProcessLock()
         self._needed = 0
         """The position of the last action."""
-        self._next_look = 0.0
+        self._next_look = self._known_until = 0.0
         self.lag = 0.0
         """Seconds by which lists may be old, when it was last looked at."""
 
@@ -58,9 +61,9 @@ class Replica:
     def read(self, find: Callable[[Connection], T]) -> T:
         """Run a query: on the standby, or on the primary if the standby is away or lacks the last action."""
         if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + _LOOK_EVERY  # meanwhile others go by what is known
+            self._next_look = time.monotonic() + _AWAY  # one looks; others go by what is known, for a moment
             self._look()
-        if self._replayed >= self._needed:
+        if self._replayed >= self._needed and time.monotonic() < self._known_until:
             try:
                 with self._links()[0].connect() as connection:
                     found = find(connection)
@@ -94,7 +97,7 @@ class Replica:
         with self._primary() as connection:
             committed = server.position(connection)
         try:
-            with self._links()[0].connect() as connection:
+            with TimeLimit(_LONGEST_LOOK), self._links()[0].connect() as connection:
                 for _ in range(_TRIES):
                     replayed = server.replayed(connection)
                     if replayed.position is None or replayed.position >= committed or replayed.age < SHOWN:
@@ -107,6 +110,8 @@ class Replica:
             self._give_up("it is a primary. Name a standby in the setting read_database_url.")
             return
         self._outage.worked()
+        self._next_look = time.monotonic() + _LOOK_EVERY
+        self._known_until = self._next_look + _LOOK_EVERY
         self._replayed = replayed.position
         self.lag = 0.0 if replayed.position >= committed else replayed.age
 
