@@ -16,14 +16,8 @@ from orchestrator.sdk.checks import check_name, shown
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.context import WorkflowContext
 from orchestrator.sdk.code.handle import W_co, WorkflowHandle
-from orchestrator.sdk.code.options import CodeOptions, with_code_options
-from orchestrator.sdk.code.workflow import (
-    CodeWorkflow,
-    CodeWorkflows,
-    Registry,
-    Versioning,
-    check_workflow_function,
-)
+from orchestrator.sdk.code.options import CodeOptions, Versioning, check_workflow_function, with_code_options
+from orchestrator.sdk.code.workflow import CodeWorkflow, CodeWorkflows, Registry
 from orchestrator.sdk.code.workflow_class import function_of, registered
 from orchestrator.sdk.dag.composing import Composer
 from orchestrator.sdk.dag.workflows import Workflows

@@ -36,6 +36,17 @@ class Order:
     def pay(self, amount: int) -> None:
         self.paid += amount
 
+    @workflow.signal
+    def close(self) -> None: ...
+
+    @workflow.update
+    def cut(self, name: str, parts: int = 2) -> Item:
+        return Item(name, parts)
+
+    @workflow.update
+    def count(self) -> int:
+        return len(self.items)
+
     @workflow.query
     def total(self, currency: str = "EUR") -> float:
         print(currency)
@@ -128,10 +139,31 @@ def talks_to_the_wrong_class(run: str, any_run: WorkflowHandle[float]) -> None:
     total: float = Order.run.starting(id="o-1", update=(Order.add, Item("tea", 3))).execute("Ann")
     total = plain.starting(id="o-1", update=("add", Item("tea", 3))).execute()
     Order.run.starting(id="o-1", update=(Order.add, Item("tea", 3))).execute(7)  # wrong
-    Order.run.signal_many(Order.pay, [(order, 5)])
+    text = Order.run.starting(id="o-1", update=(Order.add, Item("tea", 3))).execute("Ann")  # wrong
+    item: Item = Order.run.starting(id="o-1", update=(Order.rename, "tea", "milk"), update_id="a").execute("Ann")
+    item = Order.run.starting(id="o-1", update=(Order.cut, "tea")).execute("Ann")
+    item = Order.run.starting(id="o-1", update=(Order.cut, "tea", 3)).execute("Ann")
+    number: int = Order.run.starting(id="o-1", update=(Order.count,), tags=["a"]).execute("Ann")
+    Order.run.starting(id="o-1", update=(Order.add, "tea"))  # wrong
+    Order.run.starting(id="o-1", update=(Order.add,))  # wrong
+    Order.run.starting(id="o-1", update=(Order.add, Item("tea", 3), 7))  # wrong
+    Order.run.starting(id="o-1", update=(Order.rename, "tea", 7))  # wrong
+    Order.run.starting(id="o-1", update=(Order.total,))  # wrong
+    Order.run.starting(id="o-1", signal=(Order.pay, "five"))  # wrong
+    Order.run.starting(id="o-1", signal=(Order.pay, None))  # wrong
+    Order.run.starting(id="o-1", signal=(Order.close, None)).start("Ann")
+    Order.run.starting(id="o-1", signal=(Order.add, Item("tea", 3)))  # wrong
+    Order.run.starting(id="o-1", signal=("pay", "five")).start("Ann")
+    Order.run.starting(ids="o-1")  # wrong
+    Order.run.signal_many(Order.pay, [(order, 5), (run, 6)])
+    Order.run.signal_many(Order.close, [(order, None)])
+    Order.run.signal_many("pay", [(order, "five")])
     Order.run.signal_many(Refund.pay, [(order, 5)])  # wrong
+    Order.run.signal_many(Order.pay, [(order, "five")])  # wrong
+    Order.run.signal_many(Order.add, [(order, 5)])  # wrong
+    missed: list[str] = Order.run.signal_many(Order.pay, [(order, 5)]).unknown
     names: list[str] = app.workflow_run(run, Order.run).result()
-    print(text, total, names)
+    print(text, total, names, item, number, missed)
 
 
 def talks() -> None:
@@ -173,6 +205,10 @@ async def talks_async() -> None:
     await handle.aupdate(Order.add, 3)  # wrong
     total = await (await handle.astart_update(Order.add, Item("tea", 3))).aresult()
     await handle.astart_update(Order.add, 3)  # wrong
+    await Order.run.asignal_many(Order.pay, [(handle, 5)])
+    await Order.run.asignal_many(Order.pay, [(handle, "five")])  # wrong
+    total = await Order.run.starting(id="o-1", update=(Order.add, Item("tea", 3))).aexecute("Ann")
+    name: str = await Order.run.starting(id="o-1", update=(Order.add, Item("tea", 3))).aexecute("Ann")  # wrong
     await handle.asignal(Refund.pay, 5)  # wrong
     await handle.aquery(Refund.total)  # wrong
     await handle.aupdate(Refund.add, Item("tea", 3))  # wrong
@@ -186,4 +222,4 @@ async def talks_async() -> None:
         await run.update(Refund.add, Item("tea", 3))  # wrong
         item: Item = await run.update(Order.rename, "tea", "milk")
         names: list[str] = await run.result()
-    print(total, text, item, names)
+    print(total, text, item, names, name)

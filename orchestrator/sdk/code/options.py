@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from orchestrator.domain.code.commands import ClosePolicy, OnCancel
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.checks import SECONDS, check_name, check_options, in_seconds
 from orchestrator.sdk.code.loop import LONGEST_WAIT
+from orchestrator.sdk.tasks.resources import dependencies_of
+
+Versioning = Literal["pinned", "auto_upgrade"]
+"""What a new version of a workflow means for open runs: they keep theirs and wait for it, or go on with the new one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,3 +74,24 @@ def with_code_options(base: CodeOptions, given: Mapping[str, Any]) -> CodeOption
     """Return the options changed by `given`; an unknown name is refused, with the nearest one suggested."""
     check_options("workflow", given, OPTION_NAMES)
     return replace(base, **given)
+
+
+def check_workflow_function(name: str, version: object, versioning: object, function: Callable[..., Any]) -> None:
+    """Refuse what cannot be a workflow."""
+    if not inspect.iscoroutinefunction(function):
+        raise InvalidWorkflow(
+            f"Workflow {name!r}: expected an `async def` function without `yield`, found {function!r}."
+        )
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        raise InvalidWorkflow(f"Workflow {name!r}: its first parameter is its context, `ctx: WorkflowContext`.")
+    if needed := dependencies_of(function):
+        raise InvalidWorkflow(
+            f"Workflow {name!r}: its code runs again on every replay, so it cannot depend on resources "
+            f"({', '.join(needed)}). Give them to its tasks."
+        )
+    if versioning is not None and versioning not in get_args(Versioning):
+        known = " and ".join(get_args(Versioning))
+        raise InvalidWorkflow(f"Workflow {name!r}: versioning: expected one of {known}, found {versioning!r}.")
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise InvalidWorkflow(f"Workflow {name!r}: version: expected a whole number from 1, found {version!r}.")

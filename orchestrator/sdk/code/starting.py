@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, get_args
 
 import msgspec
+from typing_extensions import TypeVar
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.attributes import checked
@@ -19,7 +20,7 @@ from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.handle import ANSWERED_WITHIN, W_co, WorkflowHandle
 from orchestrator.sdk.code.known_handlers import WorkflowSignature
-from orchestrator.sdk.code.messages import SignalMethod, UpdateMethod, name_of, signal_value
+from orchestrator.sdk.code.messages import UpdateMethod, name_of, signal_value
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.tasks.context import current_runtime
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+U_co = TypeVar("U_co", covariant=True, default=Any)
 
 
-class Starting(Generic[P, R, W_co]):
-    """A workflow, with what is decided for the runs that follow."""
+class Starting(Generic[P, R, W_co, U_co]):
+    """A workflow, with what is decided for the runs that follow; `U_co` is the type of the update's answer."""
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class Starting(Generic[P, R, W_co]):
         on_conflict: OnConflict | None,
         tags: Sequence[str],
         attributes: Mapping[str, object],
-        signal: tuple[str | SignalMethod[Any, ..., Any], Any] | None,
+        signal: tuple[Any, ...] | None,
         update: tuple[Any, ...] | None,
         update_id: str | None,
         pinned: bool,
@@ -128,7 +130,7 @@ class Starting(Generic[P, R, W_co]):
         )
 
     @blocking
-    def execute(self, /, *args: P.args, **kwargs: P.kwargs) -> Steps[Any]:
+    def execute(self, /, *args: P.args, **kwargs: P.kwargs) -> Steps[U_co]:
         """Send the `update` to the run that is open under the id, or start one with it; return its answer."""
         if self._update is None:
             raise InvalidWorkflow("execute(…) returns the answer to an update: give starting(…) an update=.")
@@ -137,10 +139,11 @@ class Starting(Generic[P, R, W_co]):
         handle = sending.start(*args, **kwargs)
         answer = handle.update_handle(sending._update_id, None if isinstance(update, str) else update)
         try:
-            return (yield from answer._result(ANSWERED_WITHIN))
+            result: U_co = yield from answer._result(ANSWERED_WITHIN)
         except NotFound:  # no history has it
             name = name_of(UpdateMethod, update, self._signature)
             raise WrongState(f"Run {handle.id} ended before update {name!r} reached it: send it again.") from None
+        return result
 
     astart = async_variant(start)
     aexecute = async_variant(execute)

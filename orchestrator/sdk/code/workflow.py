@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, Literal, ParamSpec, TypeVar, Unpack, get_args
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
 
 from orchestrator.domain.code import history
@@ -32,22 +32,24 @@ from orchestrator.sdk.code.guards import watch_package_of
 from orchestrator.sdk.code.handle import W_co, WorkflowHandle
 from orchestrator.sdk.code.known_handlers import WorkflowSignature
 from orchestrator.sdk.code.messages import SignalMethod, UpdateMethod, name_of, signal_value
-from orchestrator.sdk.code.options import OPTION_NAMES, CodeOptions, with_code_options
+from orchestrator.sdk.code.options import OPTION_NAMES, CodeOptions, Versioning, with_code_options
 from orchestrator.sdk.code.ordering import keep_order
 from orchestrator.sdk.code.starting import Starting
 from orchestrator.sdk.ids import parse_id
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.modules import Modules
-from orchestrator.sdk.tasks.option_types import RunOptionTypes
-from orchestrator.sdk.tasks.resources import dependencies_of
+from orchestrator.sdk.tasks.option_types import RunOptionTypes, StartOptionTypes
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import digest_call, encode_call, encode_value
-from orchestrator.sdk.waiting.async_variants import async_variant
+from orchestrator.sdk.waiting.async_variants import async_variant, async_variant_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Versioning = Literal["pinned", "auto_upgrade"]
-"""What a new version of a workflow means for open runs: they keep theirs and wait for it, or go on with the new one."""
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+U = TypeVar("U")
+RunId = WorkflowHandle[Any] | UUID | str
 
 
 class CodeWorkflow(Generic[P, R, W_co]):
@@ -107,6 +109,45 @@ class CodeWorkflow(Generic[P, R, W_co]):
 
     astart = async_variant(start)
 
+    # A tuple has no ParamSpec: the first three arguments of an update are checked, and that there are not too many.
+    @overload
+    def starting(
+        self,
+        *,
+        signal: tuple[str, Any]
+        | tuple[SignalMethod[W_co, [], Any], None]
+        | tuple[SignalMethod[W_co, [A], Any], A]
+        | None = None,
+        update: None = None,
+        **options: Unpack[StartOptionTypes],
+    ) -> Starting[P, R, W_co]: ...
+    @overload
+    def starting(
+        self, *, update: tuple[str, *tuple[Any, ...]], **options: Unpack[StartOptionTypes]
+    ) -> Starting[P, R, W_co]: ...
+    @overload
+    def starting(
+        self, *, update: tuple[UpdateMethod[W_co, [], Any, U]], **options: Unpack[StartOptionTypes]
+    ) -> Starting[P, R, W_co, U]: ...
+    @overload
+    def starting(
+        self, *, update: tuple[UpdateMethod[W_co, Concatenate[A, ...], Any, U], A], **options: Unpack[StartOptionTypes]
+    ) -> Starting[P, R, W_co, U]: ...
+    @overload
+    def starting(
+        self,
+        *,
+        update: tuple[UpdateMethod[W_co, Concatenate[A, B, ...], Any, U], A, B],
+        **options: Unpack[StartOptionTypes],
+    ) -> Starting[P, R, W_co, U]: ...
+    @overload
+    def starting(
+        self,
+        *,
+        update: tuple[UpdateMethod[W_co, Concatenate[A, B, C, ...], Any, U], A, B, C, *tuple[Any, ...]],
+        **options: Unpack[StartOptionTypes],
+    ) -> Starting[P, R, W_co, U]: ...
+
     def starting(
         self,
         *,
@@ -114,11 +155,11 @@ class CodeWorkflow(Generic[P, R, W_co]):
         on_conflict: OnConflict | None = None,
         tags: Sequence[str] = (),
         attributes: Mapping[str, str | int | float | bool | datetime] = {},
-        signal: tuple[str | SignalMethod[W_co, ..., Any], Any] | None = None,
-        update: tuple[str | UpdateMethod[W_co, ..., Any, Any], *tuple[Any, ...]] | None = None,
+        signal: tuple[Any, ...] | None = None,
+        update: tuple[Any, ...] | None = None,
         update_id: str | None = None,
         pinned: bool | None = None,
-    ) -> Starting[P, R, W_co]:
+    ) -> Starting[P, R, W_co, Any]:
         """Return how runs are to be started: `order.starting(id="o-1", on_conflict="return").start(…)`.
 
         `id` is an id of your own: one run of this workflow is open under it at a time. If another run has it, the start
@@ -163,11 +204,14 @@ class CodeWorkflow(Generic[P, R, W_co]):
 
     afind = async_variant(find)
 
-    def signal_many(
-        self,
-        name: str | SignalMethod[W_co, ..., Any],
-        signals: Iterable[tuple[WorkflowHandle[Any] | UUID | str, Any]],
-    ) -> Missed:
+    @overload
+    def signal_many(self, name: str, signals: Iterable[tuple[RunId, Any]]) -> Missed: ...
+    @overload
+    def signal_many(self, name: SignalMethod[W_co, [A], Any], signals: Iterable[tuple[RunId, A]]) -> Missed: ...
+    @overload
+    def signal_many(self, name: SignalMethod[W_co, [], Any], signals: Iterable[tuple[RunId, None]]) -> Missed: ...
+
+    def signal_many(self, name: str | SignalMethod[Any, ..., Any], signals: Iterable[tuple[RunId, Any]]) -> Missed:
         """Send signals to runs of this workflow, each a run and a value, in one statement; a run may get several.
 
         Return the ids of runs that got nothing: they have ended or, if they are in its `unknown`, are no runs of this
@@ -183,7 +227,16 @@ class CodeWorkflow(Generic[P, R, W_co]):
         missed = code.signal_many(self.name, called, given)
         return Missed(missed, code.known(self.name, missed) if missed else ())
 
-    asignal_many = async_variant(signal_many)
+    @overload
+    async def asignal_many(self, name: str, signals: Iterable[tuple[RunId, Any]]) -> Missed: ...
+    @overload
+    async def asignal_many(self, name: SignalMethod[W_co, [A], Any], signals: Iterable[tuple[RunId, A]]) -> Missed: ...
+    @overload
+    async def asignal_many(
+        self, name: SignalMethod[W_co, [], Any], signals: Iterable[tuple[RunId, None]]
+    ) -> Missed: ...
+    @async_variant_of(signal_many)
+    async def asignal_many(self, *_: Any, **__: Any) -> Any: ...
 
     def schedule(self, /, *args: P.args, **kwargs: P.kwargs) -> ChildRun[R, W_co]:
         """Inside a workflow: start a child run; its future and its handle are there at once."""
@@ -340,24 +393,3 @@ class Registry:
 
     def _registered(self, name: str) -> Task[..., Any] | CodeWorkflow[..., Any] | None:
         return self.tasks.get(name) or self.workflows.get(name)
-
-
-def check_workflow_function(name: str, version: object, versioning: object, function: Callable[..., Any]) -> None:
-    """Refuse what cannot be a workflow."""
-    if not inspect.iscoroutinefunction(function):
-        raise InvalidWorkflow(
-            f"Workflow {name!r}: expected an `async def` function without `yield`, found {function!r}."
-        )
-    first = next(iter(inspect.signature(function).parameters.values()), None)
-    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
-        raise InvalidWorkflow(f"Workflow {name!r}: its first parameter is its context, `ctx: WorkflowContext`.")
-    if needed := dependencies_of(function):
-        raise InvalidWorkflow(
-            f"Workflow {name!r}: its code runs again on every replay, so it cannot depend on resources "
-            f"({', '.join(needed)}). Give them to its tasks."
-        )
-    if versioning is not None and versioning not in get_args(Versioning):
-        known = " and ".join(get_args(Versioning))
-        raise InvalidWorkflow(f"Workflow {name!r}: versioning: expected one of {known}, found {versioning!r}.")
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise InvalidWorkflow(f"Workflow {name!r}: version: expected a whole number from 1, found {version!r}.")

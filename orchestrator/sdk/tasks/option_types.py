@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 from orchestrator.domain.code.commands import ClosePolicy, OnCancel
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.limits.buckets import Rate
+from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.domain.tasks.task import DuplicatePolicy, Isolation, OnLoss
 from orchestrator.sdk.tasks.options import Computed, Key
 from orchestrator.sdk.tasks.retry import Retry
@@ -58,6 +59,17 @@ class WorkflowOptionTypes(TypedDict, total=False):
     detached: bool
     close_policy: ClosePolicy | None
     on_cancel: OnCancel
+
+
+class StartOptionTypes(TypedDict, total=False):
+    """Options of `workflow.starting(…)` beside messages."""
+
+    id: str | None
+    on_conflict: OnConflict | None
+    tags: Sequence[str]
+    attributes: Mapping[str, str | int | float | bool | datetime]
+    update_id: str | None
+    pinned: bool | None
 
 
 class RunOptionTypes(WorkflowOptionTypes, total=False):
