@@ -96,6 +96,18 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
         )
 
 
+def of_shards(overview: Overview, shards: int) -> Iterator[Trouble]:
+    """Say that this process has another number of shards than the database."""
+    there = len(overview.shards) or 1
+    wanted = there - sum(one.is_closing for one in overview.shards)
+    if not wanted <= shards <= there:
+        yield Trouble(
+            kind="wrong shards",
+            message=f"Setting shards is {shards}, and the database has {there}. What is in others is not seen from "
+            f"here. Set ORCHESTRATOR_SHARDS={wanted} for every process, or run `orchestrator db upgrade`.",
+        )
+
+
 def stands_still(worker: WorkerView) -> str:
     """Say for how long a worker has done nothing, and with which tasks."""
     tasks = ", ".join(map(str, worker.holds)) or "no task"

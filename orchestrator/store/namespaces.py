@@ -79,6 +79,11 @@ def namespace_of(connection: Connection | Engine) -> str:
     return namespace
 
 
+def root_of(connection: Connection | Engine) -> str:
+    """Return the same without the shard."""
+    return namespace_of(connection).partition("/")[0]
+
+
 def _exchange(namespace: str, shared: frozenset[str] = SHARED) -> Callable[..., tuple[str, Any]]:
     """Return a new listener, so that one that was added twice can be removed once."""
 

@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Engine, text
 from orchestrator.settings import Settings
 from orchestrator.store import database
 from orchestrator.store.inbox import RequestKind
-from orchestrator.store.namespaces import ALL, SHARED, namespace_of
+from orchestrator.store.namespaces import ALL, SHARED, namespace_of, root_of
 from orchestrator.store.sql import Statement
 from orchestrator.store.tables import metadata
 
@@ -36,6 +36,11 @@ _BATCH = 1_000
 _NUMBERS = Statement[str]("""
 SELECT /* shards.numbers */ nspname::text FROM pg_namespace WHERE starts_with(nspname, %(prefix)s)
 """)
+
+
+def ours(schema: str) -> str:
+    """Return SQL that says whether this is the name of a schema of the namespace `root`."""
+    return f"({schema} = %(root)s::text OR starts_with({schema}, %(root)s::text || '/'))"
 
 
 def upgrade(settings: Settings) -> list[str]:
@@ -147,10 +152,17 @@ def _leader(connection: Connection, schema: str) -> str | None:
 
 def _stays_because(connection: Connection, schema: str, number: int) -> str | None:
     """Say why a shard cannot be given up."""
-    if address := _leader(connection, schema):
-        return f"Shard {number} stays: scheduler {address} leads it. Restart schedulers with fewer shards."
+    address = _leader(connection, schema)
     if connection.execute(text(f"SELECT {_IS_OPEN.format(schema)}")).scalar():
-        return f"Shard {number} stays: it has open work. Run a scheduler and workers with more shards until it is done."
+        return (
+            f"Shard {number} stays: it has open work. Run schedulers and workers with more than {number} shards until "
+            f"`orchestrator status` shows none there."
+        )
+    if address:
+        return (
+            f"Shard {number} stays: it is empty, and scheduler {address} leads it. Restart schedulers and workers with "
+            f"fewer shards, then run `orchestrator db upgrade` again."
+        )
     return None
 
 
@@ -271,7 +283,7 @@ VALUES (%(kind)s, %(target)s::uuid, %(body)s::jsonb) RETURNING pg_notify('{schem
 
 def send(connection: Connection, shard: int, kind: RequestKind, target: bytes, body: str) -> None:
     """Ask the leader of another shard for a change; it hears of it when the transaction commits."""
-    root = namespace_of(connection).partition("/")[0]
+    root = root_of(connection)
     _sending(f"{root}/{shard}" if shard else root)(connection, kind=str(kind), target=target, body=body)
 
 

@@ -157,6 +157,20 @@ def test_commands_name_a_shard_that_nobody_leads(sharded: Stack) -> None:
         assert any(one.startswith("No scheduler leads shard 1") for one in obstacles) == (shard == 1)
 
 
+def test_commands_show_all_shards_and_complain_of_another_number(sharded: Stack) -> None:
+    start(sharded)
+    eventually(lambda: json.loads(sharded.told("status", "--json"))["workers"] == SHARDS, "both workers are known")
+    status = sharded.told("status")
+    addresses = dict(leaders(sharded))
+    assert f"0 led by {addresses[0]}; 1 led by {addresses[1]}" in " ".join(status.split())
+    assert " 0 B" not in status
+    assert "2 of worker processes" in sharded.command("doctor").stdout
+    for number in (1, 3):
+        sharded.environment["ORCHESTRATOR_SHARDS"] = str(number)
+        said = [" ".join(sharded.command(command).stdout.split()) for command in ("status", "doctor")]
+        assert ["and the database has 2" in one for one in said] == [True, True], (number, said)
+
+
 def test_workflows_run_in_all_shards(sharded: Stack) -> None:
     start(sharded, *SHARING)
     path = sharded.folder / "counted"

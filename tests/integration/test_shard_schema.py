@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 from orchestrator.errors import SchemaError
 from orchestrator.settings import Settings
 from orchestrator.store import database, insights, shards
+from orchestrator.store.insights import pressure
 from orchestrator.store.tables import metadata
 from tests.integration.test_schema import empty_url
 
@@ -125,6 +126,32 @@ def test_an_empty_shard_is_given_up_and_what_it_remembers_is_kept(settings: Sett
     shards.upgrade(replace(settings, shards=1))
     assert schemas(plain) == {"orchestrator"}
     assert run(plain, "SELECT to_regclass('orchestrator.places') IS NULL")
+
+
+def test_a_shard_that_is_led_stays_first_of_all_for_its_open_work(settings: Settings, plain: Engine) -> None:
+    """Before, one was told to restart schedulers with fewer shards, which stranded it."""
+    shards.upgrade(settings)
+    run(plain, TASK.format('"orchestrator/2"'))
+    lease = (
+        "(shard, owner, term, expires_at, address) VALUES (0, gen_random_uuid(), 1, now() + interval '1 hour', 'w:7')"
+    )
+    for number in (1, 2):
+        run(plain, f'INSERT INTO "orchestrator/{number}".leases {lease} RETURNING owner')
+    _, first, second = shards.upgrade(replace(settings, shards=1))
+    assert first.startswith("Shard 1 stays: it is empty, and scheduler w:7 leads it.")
+    assert second.startswith("Shard 2 stays: it has open work.")
+
+
+def test_numbers_about_tables_are_of_all_shards(settings: Settings, plain: Engine, whole: Engine) -> None:
+    shards.upgrade(settings)
+    with plain.connect() as one, whole.connect() as all_, plain.connect() as locking:
+        size = one.exec_driver_sql("SELECT pg_total_relation_size('orchestrator.tasks')").scalar_one()
+        assert insights.overview(all_).storage.tables["tasks"] == 3 * size
+        assert insights.dead_rows(all_) == insights.dead_rows(one) == 0
+        locking.exec_driver_sql("BEGIN")
+        locking.exec_driver_sql('LOCK TABLE "orchestrator/1".tasks')
+        assert len(pressure.lock_holders(all_)) == 1
+        locking.exec_driver_sql("ROLLBACK")
 
 
 RUN = """

@@ -175,7 +175,8 @@ def _redis(settings: Settings) -> Iterator[Finding]:
             yield _ok("redis permissions", "streams, scripts and channels can be used")
         yield _speed("redis latency", redis.ping, _SLOW_ANSWER, "Run Redis nearer to this machine.")
         yield _clock("redis clock", lambda: _seconds(*redis.time()))
-        yield _ok("heartbeats", f"{live_workers(redis, keys)} of worker processes")
+        beating = sum(live_workers(redis, Keys.of(settings.of_shard(one))) for one in range(settings.shards))
+        yield _ok("heartbeats", f"{beating} of worker processes")
 
 
 def _seconds(whole: int, microseconds: int) -> float:

@@ -22,6 +22,7 @@ from orchestrator.sdk.calls.interface import Calls
 from orchestrator.settings import Settings, load_settings
 from orchestrator.store import database
 from orchestrator.store.insights import Events, Leader, Overview, QueueCounts, Storage
+from orchestrator.store.shards import ShardView
 from orchestrator.transport.health import RedisHealth
 from orchestrator.transport.inspection import RedisView
 
@@ -50,6 +51,7 @@ def command(as_json: bool, check: bool) -> None:
             {
                 "scheduler": _leader(overview.leader),
                 "standbys": _standbys(overview.standbys),
+                "shards": _shards(overview.shards),
                 "workers": _workers(overview),
                 "open": _open(overview),
                 "last minute": _counts(overview.ended_last_minute),
@@ -98,6 +100,7 @@ def look(calls: Calls, settings: Settings) -> Look:
     health, held = calls.insights.redis(generation, [queue.queue for queue in queues])
     troubles = [
         *trouble.of_the_system(overview, settings.lease, health.complaint),
+        *(() if settings.api_url else trouble.of_shards(overview, settings.shards)),
         *trouble.of_redis(health),
         *trouble.of_what_redis_holds(held),
         *on_postgres,
@@ -115,6 +118,17 @@ def _leader(leader: Leader | None) -> str:
     if leader is None:
         return "none leads"
     return f"{leader.address} leads in term {leader.term}, lease for {duration(leader.lease_remaining)}"
+
+
+def _shards(shards: Sequence[ShardView]) -> str | None:
+    """Say who leads each shard, and where work is open."""
+    return (
+        "; ".join(
+            f"{one.shard} led by {one.leader or 'nobody'}{', open work' * one.is_open}{', closing' * one.is_closing}"
+            for one in shards
+        )
+        or None
+    )
 
 
 def _workers(overview: Overview) -> str:

@@ -13,6 +13,8 @@ from sqlalchemy import Connection
 
 from orchestrator.store.fleet import IS_FRESH
 from orchestrator.store.insights.many import MOST_QUEUES, oldest_in_lane, oldest_plain, walk
+from orchestrator.store.namespaces import root_of
+from orchestrator.store.shards import ours
 from orchestrator.store.sql import Statement
 from orchestrator.store.tables.tasks import READY_IN_LANE, READY_PLAIN
 
@@ -125,7 +127,7 @@ class SystemLoad:
     """Bytes of our tables on disk, with their indexes."""
 
 
-@Statement.function(f"""
+_SYSTEM_LOAD = Statement[SystemLoad](f"""
 SELECT /* insights.load.system */ lease.term,
        extract(epoch FROM lease.expires_at - clock_timestamp())::double precision AS lease_remaining,
        CASE WHEN lease.useful_term = lease.term AND lease.expires_at > clock_timestamp()
@@ -142,8 +144,9 @@ SELECT /* insights.load.system */ lease.term,
                     AND query NOT ILIKE 'vacuum%%'), 0)::double precision AS transaction_age,
        (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')::int AS connections,
        current_setting('max_connections')::int AS max_connections,
-       (SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class WHERE relkind = 'r' AND relnamespace =
-               (SELECT relnamespace FROM pg_class WHERE oid = 'orchestrator.tasks'::regclass))::bigint AS size
+       (SELECT coalesce(sum(pg_total_relation_size(tables.oid)), 0)
+          FROM pg_class AS tables JOIN pg_namespace AS schemas ON schemas.oid = relnamespace
+         WHERE relkind = 'r' AND {ours("nspname")})::bigint AS size
   FROM (SELECT count(*) AS schedules, max(extract(epoch FROM now() - due_at)) AS seconds FROM (
             SELECT due_at FROM orchestrator.schedules
              WHERE due_at IS NOT NULL AND NOT paused AND due_at < now() - interval '1 minute'
@@ -151,7 +154,11 @@ SELECT /* insights.load.system */ lease.term,
  CROSS JOIN (SELECT count(*) AS workers, coalesce(sum(slots), 0) AS slots, coalesce(sum(running), 0) AS running
                FROM orchestrator.workers WHERE state = 'live' AND still_since IS NULL AND {IS_FRESH}) AS fleet
   LEFT JOIN (SELECT * FROM orchestrator.leases ORDER BY expires_at LIMIT 1) AS lease ON true
-  LEFT JOIN pg_stat_user_tables AS kept ON kept.schemaname = 'orchestrator' AND kept.relname = 'tasks'
+ CROSS JOIN (SELECT sum(n_live_tup) AS n_live_tup, sum(n_dead_tup) AS n_dead_tup FROM pg_stat_user_tables
+              WHERE relname = 'tasks' AND {ours("schemaname")}) AS kept
 """)
+
+
 def system_load(connection: Connection) -> SystemLoad:
     """Return numbers about the whole; with several shards, of the lease that ends or ended first."""
+    return _SYSTEM_LOAD.one(connection, root=root_of(connection))

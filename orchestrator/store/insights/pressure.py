@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
+from orchestrator.store.namespaces import root_of
+from orchestrator.store.shards import ours
 from orchestrator.store.sql import Statement
 
 
@@ -71,24 +73,27 @@ def long_transactions(connection: Connection, seconds: float) -> list[LongTransa
     """Return the oldest transactions of this database that have been open for so many seconds."""
 
 
-@Statement.function("""
+_LOCK_HOLDERS = Statement[tuple[int, str, str]](rf"""
 SELECT /* insights.lock_holders */ DISTINCT a.pid, a.application_name,
-       left(regexp_replace(a.query, '\\s+', ' ', 'g'), 200)
+       left(regexp_replace(a.query, '\s+', ' ', 'g'), 200)
   FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid JOIN pg_class c ON c.oid = l.relation
   JOIN pg_namespace n ON n.oid = c.relnamespace
- WHERE a.datname = current_database() AND n.nspname = 'orchestrator' AND l.granted AND l.mode = 'AccessExclusiveLock'
+ WHERE a.datname = current_database() AND {ours("n.nspname")} AND l.granted AND l.mode = 'AccessExclusiveLock'
  ORDER BY a.pid LIMIT 5
 """)
+
+
 def lock_holders(connection: Connection) -> list[tuple[int, str, str]]:
     """Return the process that keeps others from reading our tables: process, application and last statement."""
+    return _LOCK_HOLDERS(connection, root=root_of(connection))
 
 
-_DEAD_ROWS = Statement[int]("""
-SELECT /* insights.dead_rows */ n_dead_tup
-  FROM pg_stat_user_tables WHERE schemaname = 'orchestrator' AND relname = 'tasks'
+_DEAD_ROWS = Statement[int](f"""
+SELECT /* insights.dead_rows */ coalesce(sum(n_dead_tup), 0)::bigint
+  FROM pg_stat_user_tables WHERE relname = 'tasks' AND {ours("schemaname")}
 """)
 
 
 def dead_rows(connection: Connection) -> int:
     """Return about how many dead rows the table of open tasks carries along."""
-    return _DEAD_ROWS.first(connection) or 0
+    return _DEAD_ROWS.one(connection, root=root_of(connection))

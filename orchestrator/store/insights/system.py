@@ -13,7 +13,8 @@ from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.store import leases, throughput
 from orchestrator.store.database import current_revision
 from orchestrator.store.insights.fleet import IS_KNOWN, QueueCounts, WorkerView, count_fleet, list_queues, list_workers
-from orchestrator.store.shards import ShardView, are_there, list_shards
+from orchestrator.store.namespaces import root_of
+from orchestrator.store.shards import ShardView, are_there, list_shards, ours
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.tasks import NOBODY
 
@@ -259,13 +260,12 @@ _FORGOTTEN_SCHEDULES = Statement[ForgottenSchedule]("""
 SELECT /* insights.forgotten_schedules */ workflow || '/' || name AS key, origin FROM orchestrator.schedules
  WHERE forgotten_at IS NOT NULL AND NOT paused AND next_fire IS NOT NULL ORDER BY workflow, name LIMIT 20
 """)
-_TABLES = Statement[Row]("""
-SELECT /* insights.tables */ relname AS name, pg_total_relation_size(oid) AS size,
-       greatest(reltuples, 0)::bigint AS rows
-  FROM pg_class
- WHERE relkind = 'r'
-   AND relnamespace = (SELECT relnamespace FROM pg_class WHERE oid = 'orchestrator.ended_tasks'::regclass)
- ORDER BY 2 DESC, 1
+_TABLES = Statement[Row](f"""
+SELECT /* insights.tables */ relname AS name, sum(pg_total_relation_size(tables.oid))::bigint AS size,
+       sum(greatest(reltuples, 0))::bigint AS rows
+  FROM pg_class AS tables JOIN pg_namespace AS schemas ON schemas.oid = relnamespace
+ WHERE relkind = 'r' AND {ours("nspname")}
+ GROUP BY 1 ORDER BY 2 DESC, 1
 """)
 _MOST_COUNTED = 10_000
 _COUNT = Statement[int](
@@ -280,7 +280,7 @@ def _storage(connection: Connection, ended_last_hour: int) -> Storage:
     Postgres's own estimate comes with the next ANALYZE, long after the first tasks: few are counted,
     and of many there are no fewer than have just ended.
     """
-    tables = _TABLES(connection)
+    tables = _TABLES(connection, root=root_of(connection))
     estimate: int = next((table.rows for table in tables if table.name == "ended_tasks"), 0)
     counted = _COUNT.one(connection)
     is_rough = counted == _MOST_COUNTED

@@ -85,6 +85,7 @@ def read_whole(api: Api) -> Whole:
     transactions = insights.long_transactions(api.settings.long_transaction)
     troubles = [
         *trouble.of_the_system(found, api.settings.lease, health.complaint),
+        *trouble.of_shards(found, api.settings.shards),
         *trouble.of_redis(health),
         *trouble.of_what_redis_holds(held),
         *trouble.of_postgres(insights.connections(), transactions, insights.dead_rows()),
