@@ -87,7 +87,7 @@ def _keeps_its_context(kind: type) -> bool:
     try:
         own = [one for one in kind.__mro__ if one.__module__.partition(".")[0] not in sys.stdlib_module_names]
         code = [node for one in own for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(one))))]
-    except (OSError, TypeError, SyntaxError):
+    except Exception:  # noqa: BLE001  # there is no source, or none that can be read: a worker begins all the same
         return False
     context = next(iter(inspect.signature(kind).parameters))
     stored = [pair for node in code for pair in _assigned(node) if _is_name(pair[1], context)]

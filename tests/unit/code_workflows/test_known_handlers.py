@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from tokenize import TokenError
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -173,6 +176,12 @@ def test_a_class_takes_the_signals_of_its_methods_alone() -> None:
 def test_a_class_may_take_any_signal_if_its_context_is_used_for_that_or_handed_on(kind: type) -> None:
     assert signals_of(kind) is None
     assert signal_names(without) is None
+
+
+def test_a_class_without_a_source_that_can_be_read_may_take_any_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (OSError(), TokenError(), UnicodeDecodeError("utf-8", b"", 0, 1, "")):
+        monkeypatch.setattr(inspect, "getsource", Mock(side_effect=error))
+        assert signals_of(Closed) is None
 
 
 def test_a_misspelt_signal_is_refused_before_it_is_sent() -> None:
