@@ -168,7 +168,8 @@ SHOWN_AS_THEY_ARE = {
         "CodeSignalManyAnswer.result",
         "CodeReachedAnswer.result",
         "CodeFindAnswer.result",
-        "CodeOriginAnswer.result",
+        "CodeRequestOfAnswer.result",
+        "CodeKnownAnswer.result",
         "CodeRun.id",
     ),
     *("Sent.run", "Sent.otherwise", "Subject.key", "WorkflowsComposeAnswer.result"),
@@ -176,7 +177,7 @@ SHOWN_AS_THEY_ARE = {
     *("WorkflowAnswer.definition", "FlowAnswer.definition", "Definition.schedule", "Param.default", "Step.input"),
     *("Step.with_", "EventTrigger.params", "Flow.schedule", "Node.params", "Node.options", "Exec.params"),
     *("Exec.options", "ChoiceCase.expr", "Registered.options", "TaskAnswer.options"),
-    *("ErrorView.data", "RunView.stuck", "MessageView.body", "SetAside.body"),
+    *("ErrorView.data", "RunView.stuck", "MessageView.body", "SetAside.body", "ApprovalView.schema"),
     # made of what has been hidden
     *("TaskAnswer.args", "TaskAnswer.kwargs", "TaskAnswer.result", "Arguments.args", "Arguments.kwargs"),
     *("CodeAnswer.args", "CodeAnswer.kwargs", "CodeAnswer.result", "CodeAnswer.state", "Outputs.outputs"),
