@@ -159,11 +159,15 @@ def test_a_run_with_many_steps_fits_a_few_screens_and_shows_the_failed_ones_firs
     tasks["part_77"] = {"task": "project.broken", "input": {"text": "it is broken"}}
     httpx.post(f"{base}/api/v1/workflows", json={"definition": {"name": "many", "tasks": tasks}}).raise_for_status()
     run = str(httpx.post(f"{base}/api/v1/workflows/many/runs", json={}).raise_for_status().json()["id"])
+    eventually(lambda: httpx.get(f"{base}/api/v1/runs/{run}").json()["run"]["ended_at"], "it has ended")
     window.go(f"/ui/runs/{run}")
-    window.sees("h1 .s-failed")
     rows = window.page.locator("tr[data-key^=step]")
     assert rows.count() == 25
     assert "part_77" in rows.first.inner_text()
+    node = window.page.locator("g.node.s-failed rect").first.bounding_box()
+    assert node["width"] < 200, "a narrow graph is not enlarged"
+    pane = window.page.locator(".graph").bounding_box()
+    assert pane["y"] < node["y"] < pane["y"] + pane["height"], "the failed step is in view"
     assert window.page.locator(".gantt .name:visible").count() == 30
     assert window.page.locator(".gantt .name:visible", has_text="part_77").count() == 1
     assert window.page.evaluate("document.documentElement.scrollHeight") < 5 * 900

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import UTC, datetime
+from dataclasses import fields, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
+from orchestrator.api.dashboard.charts import hour
 from orchestrator.api.dashboard.rendering import _environment
-from orchestrator.api.dashboard.words import fire_time, own_frame, plain, traceback
+from orchestrator.api.dashboard.words import fire_time, headline, own_frame, plain, traceback
+from orchestrator.monitoring.exposition import SECONDS
 from orchestrator.store.insights import ErrorView
+from orchestrator.store.throughput import Throughput
 
 TEXT = """Traceback (most recent call last):
   File "/srv/shop/tasks.py", line 8, in <lambda>
@@ -25,6 +29,23 @@ ValueError: no
 def test_colours_of_a_terminal_are_left_out() -> None:
     assert plain("\x1b[31mno\x1b[0m pears\x07") == "no pears\N{REPLACEMENT CHARACTER}"
     assert traceback("ValueError: \x1b[1;31mno\x1b[0m") == "ValueError: no"
+
+
+def test_an_error_in_a_list_has_no_traceback_of_another() -> None:
+    assert (
+        headline("Task 'a' failed: no\n\nRemote traceback:\nTraceback (most recent call last)") == "Task 'a' failed: no"
+    )
+
+
+def test_the_line_of_a_chart_is_broken_where_nothing_was_counted() -> None:
+    now = datetime(2026, 11, 18, 8, 30, tzinfo=UTC)
+    counts = [0] * (len(SECONDS) + 1)
+    counts[3] = 1
+    none: Any = {field.name: 0 for field in fields(Throughput)} | {"waits": counts, "runs": counts}
+    minutes = [Throughput(**none | {"bucket": now - timedelta(minutes=ago)}) for ago in (40, 39, 2)]
+    line = hour(minutes, now).queue_latency.line
+    assert line.count("M") == 2, "two stretches"
+    assert line.count("L") == 1, "of two minutes, and of one"
 
 
 def test_a_fire_time_has_seconds_unless_they_are_zero() -> None:

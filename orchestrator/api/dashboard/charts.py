@@ -56,7 +56,7 @@ class Percentiles:
     p95: float | None
     p99: float | None
     line: str
-    """The p95 by the minute, as the points of a line."""
+    """The p95 by the minute, as a path that is broken where nothing was counted."""
     total: int
 
 
@@ -159,13 +159,14 @@ def _percentiles(bounds: Sequence[float], minutes: Sequence[Sequence[Sequence[in
     total = _added(counts, len(bounds) + 1)
     by_minute = [percentile(bounds, minute, 0.95) for minute in counts]
     highest = max((value for value in by_minute if value is not None), default=0.0) or 1.0
-    points = " ".join(
-        f"{minute + 0.5:g},{HEIGHT - 1 - (HEIGHT - 3) * value / highest:.1f}"
-        for minute, value in enumerate(by_minute)
-        if value is not None
-    )
+    path = ""
+    for minute, value in enumerate(by_minute):
+        if value is not None:
+            is_begun = minute and by_minute[minute - 1] is not None
+            path += f"{'L' if is_begun else 'M'}{minute + 0.5:g} {HEIGHT - 1 - (HEIGHT - 3) * value / highest:.1f}"
+            path += "" if is_begun else "h.01"  # so that a minute alone is a dot
     p50, p95, p99 = (percentile(bounds, total, part) for part in (0.5, 0.95, 0.99))
-    return Percentiles(p50, p95, p99, points, sum(total))
+    return Percentiles(p50, p95, p99, path, sum(total))
 
 
 def _added(rows: Sequence[Sequence[int]], length: int) -> list[int]:

@@ -185,6 +185,11 @@ def plain(text: str | None) -> str:
     return without_styles(text or "")
 
 
+def headline(message: str) -> str:
+    """Return what an error says, without the traceback of another one that it carries."""
+    return message.partition("\n\nRemote traceback:")[0]
+
+
 _TASK = re.compile(r"\btask ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
 
 
@@ -247,4 +252,5 @@ FILTERS = {
     "known": count_known,
     "plain": plain,
     "linked": linked,
+    "headline": headline,
 }

@@ -32,7 +32,8 @@ from orchestrator.store.insights import RunDetail
 
 routes = pages("/ui/compare")
 
-_MOST_ROWS = 200
+_FEW_ROWS, _MOST_ROWS = 25, 200
+"""Steps in view before somebody opens the others, and with those."""
 _MOST_LINES = 2_000
 """Lines of a text that are compared."""
 _MOST_SHOWN, _LONGEST_LINE = 600, 500
@@ -107,12 +108,14 @@ def compare(api: Api, query: CompareQuery, key_scope: KeyScope) -> Response:
     new = new if after is None else _side(api, after)
     outputs, left_outputs = _outputs(old, new)
     pairs = [Pair(name, old.laps.get(name), new.laps.get(name)) for name in dict.fromkeys((*new.laps, *old.laps))]
-    shown = pairs if len(pairs) <= _MOST_ROWS else sorted(pairs, key=lambda pair: -pair.weight)[:_MOST_ROWS]
+    is_long = len(pairs) > _FEW_ROWS + 5
+    shown = sorted(pairs, key=lambda pair: -pair.weight)[:_MOST_ROWS] if is_long else pairs
     return page(
         "compare.html",
         new=new,
         old=old,
         pairs=shown,
+        few=_FEW_ROWS if is_long else len(shown),
         left_out=len(pairs) - len(shown),
         params=_difference(words.data(old.params), words.data(new.params)),
         definition=_definitions(api, old.run, new.run),

@@ -150,6 +150,7 @@ class Mark(NamedTuple):
     """Which part of the time lies before it."""
     when: datetime
     what: str
+    is_release: bool = False
 
     @property
     def text(self) -> str:
@@ -171,12 +172,13 @@ def read_marks(api: Api, key_scope: KeyScope, span: timedelta) -> list[Mark]:
     starts = Counter((at.replace(second=0, microsecond=0), release) for at, release in started.values() if at >= since)
     releases = api.recent.get(("releases", span), 10.0, lambda: api.read(first_starts, since))
     terms = api.recent.get(("terms",), 10.0, lambda: api.read(throughput.terms, now - throughput.KEPT))
-    found = [(at, f"release {name} came") for name, at in releases.items()]
+    came = {f"release {name} came": at for name, at in releases.items()}
+    found = [(at, what) for what, at in came.items()]
     for (at, release), count in starts.items():
         if release is None or release not in releases or at - releases[release] > ROLLOUT:
             found.append((at, f"{counted(count, 'worker')}{f' of release {release}' if release else ''} started"))
     found += [(one.at, f"another scheduler leads, in term {one.term}") for one in terms[1:] if one.at >= since]
-    return [Mark(max(0.0, (at - since) / span), at, what) for at, what in sorted(found)]
+    return [Mark(max(0.0, (at - since) / span), at, what, what in came) for at, what in sorted(found)]
 
 
 class Decided(NamedTuple):
