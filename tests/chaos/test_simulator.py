@@ -97,6 +97,14 @@ def test_limits_that_each_shard_keeps_for_itself_are_found(
     assert any("runs of a scarce workflow" in violation for violation in violations)
 
 
+def test_a_second_shard_waits_for_what_the_only_one_holds(simulated: SimulatedDatabase) -> None:
+    """The leader of one shard says nothing of its limits before it is started anew as one of two."""
+    world = dataclasses.replace(plan_for(0), schedulers=1, workers=2, slots=4, batch=1000)
+    actions = (Action(0.5, "limited", 40), Action(2.0, "limited", 40))
+    plan = dataclasses.replace(world, actions=actions, faults=(Fault(0.8, "reshard", (2,)),))
+    assert simulate(simulated, plan).violations == []
+
+
 def test_what_has_been_found_once_is_looked_for_in_every_build(simulated: SimulatedDatabase) -> None:
     """575: of several runs without a plan that are told something in one tick, one takes too long."""
     assert explain(simulated, 575) is None
