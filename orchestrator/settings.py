@@ -217,6 +217,11 @@ class Settings:
         """The namespace, without the shard."""
         return self.namespace.partition("/")[0]
 
+    @property
+    def shard(self) -> int:
+        """The number of this process's shard."""
+        return int(self.namespace.partition("/")[2] or 0)
+
     def of_shard(self, shard: int | str) -> Settings:
         """Return the settings of one shard, or of `all` for those that read."""
         return dataclasses.replace(self, namespace=f"{self.root}/{shard}" if shard else self.root)

@@ -99,7 +99,8 @@ class Scheduler:
                 if isinstance(error, TermForgotten):
                     log.warning("redis.leader_forgotten: Redis has lost its data; the scheduler takes over again")
                 else:
-                    log.warning("scheduler.deposed: another scheduler leads now; this one stands by")
+                    shard = self._settings.shard
+                    log.warning("scheduler.deposed shard=%d: another scheduler leads now; this one stands by", shard)
                 if self._leadership.trouble is not None:
                     self._candidacy.failed()
                 self._stopping.wait(0.1)

@@ -16,6 +16,7 @@ class ObservedScheduler:
 
     def __init__(self, settings: Settings) -> None:
         self._system = SystemGauges(settings)
+        self._labels = {"shard": str(settings.shard)} if settings.shards > 1 else {}
         self.scheduler: Scheduler | None = None
         """None while its process waits for Postgres and Redis to be there."""
 
@@ -27,9 +28,8 @@ class ObservedScheduler:
         else:
             yield from own_metrics("scheduler", postgres=scheduler.postgres, redis=scheduler.redis)
             leads = float(scheduler.leading.is_set())
-            yield gauge(
-                "orchestrator_scheduler_leading", "Whether this scheduler leads; else it stands by.", ({}, leads)
-            )
+            help = "Whether this scheduler leads; else it stands by."
+            yield gauge("orchestrator_scheduler_leading", help, (self._labels, leads))
             yield from scheduler.meter.metrics()
         yield from self._system.metrics()
 

@@ -123,7 +123,7 @@ class Term:
 
         nesting = Nesting(settings.max_depth, settings.max_descendants)
         self.fleet = fleet = Fleet(settings.worker_ttl)
-        self._shard = int(settings.namespace.partition("/")[2] or 0) if settings.shards > 1 else None
+        self._shard = settings.shard if settings.shards > 1 else None
         self.lanes = lanes = LaneService(self._shard, settings.shards)
         self.dispatcher = dispatcher = Dispatcher(fleet, lanes, settings.batch, monotonic)
         self.watch = watch = FleetWatch(fleet, streams, settings, monotonic)
@@ -180,7 +180,7 @@ class Term:
             self.fleet.capabilities.holds = {CapacityHold.parse(*found) for found in waiting.crowded(connection)}
             self.fleet.capabilities.lacking = set(waiting.lacking(connection))
             self.watch.drains = drains(connection)
-        log.info("scheduler.leading term=%d", self._leadership.term)
+        log.info("scheduler.leading term=%d shard=%d", self._leadership.term, self._shard or 0)
         try:
             self.generations.claim_term(self._monotonic())
         except FAILURES as error:

@@ -162,6 +162,7 @@ def test_commands_show_all_shards_and_complain_of_another_number(sharded: Stack)
     eventually(lambda: json.loads(sharded.told("status", "--json"))["workers"] == SHARDS, "both workers are known")
     status = sharded.told("status")
     addresses = dict(leaders(sharded))
+    assert all(sharded.processes[0].logged(f"scheduler.leading term=1 shard={number}") for number in addresses)
     assert f"0 led by {addresses[0]}; 1 led by {addresses[1]}" in " ".join(status.split())
     assert " 0 B" not in status
     assert "2 of worker processes" in sharded.command("doctor").stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import Engine
@@ -138,6 +139,10 @@ def test_everything_is_told_of_a_leader_and_what_is_wrong(system: System) -> Non
     assert observed.obstacles() == {}
     families = {family.name: family for family in observed.metrics()}
     assert families["orchestrator_scheduler_leading"].samples == (({}, 1.0),)
+    of_shard = ObservedScheduler(replace(system.settings, shards=2).of_shard(1))
+    of_shard.scheduler = system.scheduler
+    (leading,) = (family for family in of_shard.metrics() if family.name == "orchestrator_scheduler_leading")
+    assert leading.samples == (({"shard": "1"}, 1.0),), "so that a standby is counted for each"
     assert families["orchestrator_stats_up"].samples == (({"server": "postgres"}, 1.0),)
     system.scheduler.postgres.failed("it is away")
     assert observed.obstacles() == {"postgres": "it is away"}
