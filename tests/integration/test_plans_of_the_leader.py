@@ -38,6 +38,10 @@ def leaders(services: EmbeddedServices) -> Iterator[Callable[[str], Leader]]:
         yield found
 
 
+_OF_SHARDS = "orchestrator.all_runs"
+"""A view that exists with several shards alone, and so do its statements."""
+
+
 def prepared() -> list[Prepared[Any]]:
     """Return the statements of the product's modules; what tests have prepared beside them is not the leader's."""
     found: dict[int, Prepared[Any]] = {}
@@ -48,7 +52,7 @@ def prepared() -> list[Prepared[Any]]:
                 statements = [
                     getattr(one, "statement", one) for one in values
                 ]  # of a function that is declared with one
-                found |= {id(one): one for one in statements if isinstance(one, Prepared)}
+                found |= {id(one): one for one in statements if isinstance(one, Prepared) and _OF_SHARDS not in one.sql}
     batches = ((one, tuple(dict.fromkeys(first for _, first in BATCH.findall(one.sql)))) for one in found.values())
     return [*found.values(), *(one.of_one_row(firsts) for one, firsts in batches if firsts)]
 
