@@ -73,8 +73,8 @@ def upgrade(settings: Settings) -> list[str]:
             if not numbers and not are_there(connection):
                 return notes
             database.lock_upgrades(connection)
+            _drop_views(connection, root)  # first, as clients lock them before the tables
             notes += [staying.get(number) or _dissolve(connection, root, number) for number in closing]
-            _drop_views(connection, root)
             if numbers:  # clients may still use them while there is one left
                 _make_views(connection, root, _numbers(connection, root), settings.shards)
         return notes

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from orchestrator.store import database, insights, shards
 from orchestrator.store.insights import pressure
 from orchestrator.store.tables import metadata
 from tests.integration.test_schema import empty_url
+from tests.waiting import eventually
 
 __all__ = ["empty_url"]
 
@@ -152,6 +154,22 @@ def test_numbers_about_tables_are_of_all_shards(settings: Settings, plain: Engin
         locking.exec_driver_sql('LOCK TABLE "orchestrator/1".tasks')
         assert len(pressure.lock_holders(all_)) == 1
         locking.exec_driver_sql("ROLLBACK")
+
+
+def test_a_client_that_looks_while_a_shard_is_given_up_runs_into_no_deadlock(settings: Settings, plain: Engine) -> None:
+    """Before, the upgrade held the shard and wanted the view, and the client held the view and wanted the shard."""
+    shards.upgrade(settings)
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    with plain.connect() as between, ThreadPoolExecutor(2) as pool:
+        between.exec_driver_sql("BEGIN")
+        between.exec_driver_sql('LOCK TABLE "orchestrator/1".tasks')
+        client = pool.submit(run, plain, "SELECT count(*) FROM orchestrator.places")
+        eventually(lambda: between.exec_driver_sql(waiting).scalar_one() == 1, "the client has the view")
+        upgrade = pool.submit(shards.upgrade, replace(settings, shards=2))
+        eventually(lambda: between.exec_driver_sql(waiting).scalar_one() == 2, "the upgrade wants the view")
+        between.exec_driver_sql("ROLLBACK")
+        client.result(60)
+        assert upgrade.result(60)[1].startswith("Shard 2 was empty, and is gone")
 
 
 RUN = """
