@@ -39,6 +39,7 @@ WORD = encode_value("a word", "It", 1_000)
 GIVEN: dict[str, Any] = {
     "decision": "approved",
     "from_step": None,
+    "id": "mine",
     "key": "paid",
     "name": "say",
     "payload": encode_call("say", ["a word"], {}, 1_000),
@@ -48,6 +49,7 @@ GIVEN: dict[str, Any] = {
     "timeout": 20.0,
     "to": 1,
     "value": WORD,
+    "what": "update",
 }
 """Arguments that say nothing of the task or run."""
 SPECIAL: dict[str, dict[str, Any]] = {
