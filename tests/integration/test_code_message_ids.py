@@ -542,17 +542,7 @@ def test_an_update_with_start_says_that_the_open_run_ended_before_it_came(
 
     def start_and_end(self: Any, *args: Any) -> Any:
         handle = start(self, *args)
-        (update,) = system.sql(
-            "DELETE FROM orchestrator.inbox WHERE kind = 'update' RETURNING *"
-        )  # comes after the end
-        rest(system, worker, engine_)
-        system.sql(
-            "INSERT INTO orchestrator.inbox (kind, target, body) VALUES ('update', :target, CAST(:body AS jsonb)) "
-            "RETURNING 1",
-            target=update["target"],
-            body=json.dumps(update["body"]),
-        )
-        rest(system, worker, engine_)
+        _end_first(system, worker, engine_)
         return handle
 
     with monkeypatch.context() as patched:
@@ -560,3 +550,34 @@ def test_an_update_with_start_says_that_the_open_run_ended_before_it_came(
         with pytest.raises(WrongState, match="ended before update 'add' reached it: send it again"):
             counter.run.starting(id="c-1", update=(counter.add, 5), update_id="u-1").execute()
     assert counter.run.starting(id="c-1", update=(counter.add, 5), update_id="u-1").start() != open_run
+
+
+def test_the_sender_of_an_update_that_came_after_the_end_is_told_so(
+    system: System, counter: Any, worker: Worker, engine_: Engine
+) -> None:
+    run = counter.run.start()
+    rest(system, worker, engine_)
+    run.signal(counter.push, -1)
+    system.pass_seconds()
+    update = run.options(id="u-1").start_update(counter.add, 5)
+    _end_first(system, worker, engine_)
+    assert update.stage() == "run success"
+    with pytest.raises(WrongState, match="ended before update 'add' reached it: send it again to a run that is open"):
+        update.result(timeout=1)  # an answer, for which nobody polls
+    with pytest.raises(WrongState, match="ended before update 'add' reached it"):
+        run.options(id="u-1").update(counter.add, 5)
+    with pytest.raises(NotFound, match="No update was sent"):
+        run.update_handle("u-2").stage()
+
+
+def _end_first(system: System, worker: Worker, engine: Engine) -> None:
+    """Let the open run end before the update that is on its way comes."""
+    (update,) = system.sql("DELETE FROM orchestrator.inbox WHERE kind = 'update' RETURNING *")
+    rest(system, worker, engine)
+    system.sql(
+        "INSERT INTO orchestrator.inbox (kind, target, body) VALUES ('update', :target, CAST(:body AS jsonb)) "
+        "RETURNING 1",
+        target=update["target"],
+        body=json.dumps(update["body"]),
+    )
+    rest(system, worker, engine)

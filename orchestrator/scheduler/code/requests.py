@@ -244,12 +244,19 @@ def _over(run: bytes) -> TaskError:
 
 
 def update(tx: Transaction, items: Sequence[Request]) -> None:
-    """Hand updates to runs; their code answers."""
-    facts: dict[bytes, list[Fact]] = defaultdict(list)
+    """Hand updates to runs, whose code answers. The sender of one that came too late is told so."""
+    facts: dict[bytes, list[history.UpdateRequested]] = defaultdict(list)
     for item in _once(tx, items):
         request = _data(item.body["request"])
         facts[item.target].append(history.UpdateRequested(request, item.body["name"], _data(item.body["value"])))
-    append_facts(tx, facts)  # a caller of a run that has ended meanwhile sees that it has
+    heard = append_facts(tx, facts)
+    late = ((run, one) for run, some in facts.items() if run not in heard for one in some)
+    reply(tx, [Answered(one.id, None, _came_late(run, one.name)) for run, one in late])
+
+
+def _came_late(run: bytes, update: str) -> TaskError:
+    text = f"Run {to_text(run)} ended before update {update!r} reached it: send it again to a run that is open."
+    return TaskError("WrongState", text)
 
 
 def queries(items: Iterable[Request]) -> Iterator[tuple[bytes, Query]]:

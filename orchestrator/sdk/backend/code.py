@@ -308,11 +308,13 @@ class CodeBackend(CodeRequests):
     def update_stage(self, run: bytes, request: bytes) -> str:
         last, outcome = self._last(run)
         request, found = self._last_try(run, request)
-        if self._find_update(run, request) is not None:
+        answer = self._find_update(run, request)
+        came_late = found.request is None and answer is not None and answer.error is not None
+        if answer is not None and not came_late:
             return "completed"
         with self._reading() as connection:
             waiting = reads.waiting(connection, last)
-        if found.request is None:
+        if found.request is None and not came_late:
             self._refuse_unsent(run, request)
         if outcome.status in ENDED_RUN_STATES:
             return f"run {named(outcome)}"
