@@ -47,6 +47,37 @@ def test_a_calendar_tells_late_skipped_and_missed_fires_apart(system: System) ->
     assert visitor.get("/ui/schedules/hourly/none").status_code == 404
 
 
+def test_a_calendar_tells_what_an_outage_of_the_scheduler_did_to_a_fast_schedule(system: System) -> None:
+    system.app.workflows.apply(
+        loads("name: hourly\nschedule: {every: 5s, catch_up: all(3), overlap: skip}\ntasks: {only: {task: job}}")
+    )
+    now = datetime.now(UTC)
+    past = [*fires(from_data({"every": 5.0}), now - timedelta(minutes=2), now)][-12:]
+    resumed = past[6] + timedelta(seconds=4)
+
+    def ran(number: int, at: datetime, ended: datetime, schedule: str = "hourly/default") -> None:
+        given = {"id": new_id().hex(), "status": "success", "at": at, "ended": ended}
+        system.sql(INSERT, key=fire_key("hourly/default", past[number]), **given)
+        system.sql(
+            "UPDATE orchestrator.runs SET schedule = :schedule WHERE id = :id", schedule=schedule, id=given["id"]
+        )
+
+    second = timedelta(seconds=1)
+    ran(0, past[0], past[0] + second)
+    ran(1, past[1], resumed)  # it ended in the outage, and the scheduler noted that after it
+    ran(4, resumed, resumed + second / 2)  # the first of all(3); 5 and 6 found it open
+    ran(7, past[7], past[7] + second)
+    ran(8, past[9], now, "hourly/default#1")  # a backfill: 9 was missed
+    ran(10, past[10], now + timedelta(minutes=1))  # and 11 finds it open
+    page = Visitor(create_app(system.settings)).get("/ui/schedules/hourly/default").text
+    marks = re.findall(r'class="square s-(\w+) ?(late)?"', page)[:12]
+    kept, late, skipped, missed = ("success", ""), ("success", "late"), ("skipped", ""), ("missed", "")
+    assert marks[:8] == [kept, kept, missed, missed, late, skipped, skipped, kept]
+    assert marks[9:] == [missed, kept, skipped]
+    facts = dict(re.findall(r"<dt>(Late|Missed)</dt><dd>(\d+)<", page))
+    assert facts == {"Late": "1", "Missed": "3"}
+
+
 def test_a_calendar_of_a_fast_schedule_has_its_newest_fires(system: System) -> None:
     system.app.workflows.apply(loads("name: hourly\nschedule: {every: 7s}\ntasks: {only: {task: job}}"))
     schedule = from_data({"every": 7.0})

@@ -130,13 +130,15 @@ class FireRun(NamedTuple):
     key: str
     id: UUID
     status: str
-    created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
+    schedule: str | None
+    """The key of its schedule; that of a backfill has a number behind it."""
 
 
 _RUNS_OF_FIRES = Statement[FireRun]("""
-SELECT /* backfills.runs_of_fires */ key, id, status, created_at, started_at, ended_at FROM orchestrator.runs
+SELECT /* backfills.runs_of_fires */ key, id, status, started_at, ended_at, schedule
+  FROM orchestrator.runs
  WHERE key = ANY(%(keys)s::text[]) AND workflow = %(workflow)s::text
 """)
 

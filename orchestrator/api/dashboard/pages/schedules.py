@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, tzinfo
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -94,6 +94,7 @@ _WINDOWS = tuple(timedelta(hours=hours) for hours in (28 * 24, 7 * 24, 24, 6, 1)
 _MOST_PAST = 400
 """Fires of a calendar: a schedule that fires more often has a shorter one."""
 _LATE = timedelta(minutes=1)
+"""A run that begins later than this is late; so is one that begins later than the next fire."""
 
 
 class Fire(NamedTuple):
@@ -120,7 +121,8 @@ def show_schedule(api: Api, workflow: str, name: str) -> Response:
         (*runs, stored.created_at or now)
     )  # a run may be older: of a backfill, or of a schedule of the same name
     since = max(begin, now - timedelta(seconds=kept) if kept else now - window)
-    shown = [_fire(stored, fire, runs, since, now) for fire in past if fire >= begin]
+    most = min((_LATE, *(later - fire for fire, later in pairwise(past))))
+    shown = [_fire(stored, fire, runs, since, now, most) for fire in past if fire >= begin]
     days: dict[date, list[Fire]] = {}
     for one in shown:
         days.setdefault(one.at.date(), []).append(one)
@@ -153,16 +155,34 @@ def _past(schedule: Schedule, now: datetime) -> tuple[timedelta, list[datetime]]
 
 
 def _fire(
-    stored: StoredSchedule, fire: datetime, runs: dict[datetime, FireRun], since: datetime, now: datetime
+    stored: StoredSchedule,
+    fire: datetime,
+    runs: dict[datetime, FireRun],
+    since: datetime,
+    now: datetime,
+    most: timedelta,
 ) -> Fire:
     local, run = fire.astimezone(stored.schedule.zone), runs.get(fire)
     if run is not None:
         late = (run.started_at or now) - fire - delay_of(stored.schedule, stored.key)
-        return Fire(local, run.status, run, late.total_seconds() if late > _LATE else 0.0)
+        return Fire(local, run.status, run, late.total_seconds() if late > most else 0.0)
     if fire < since:
         return Fire(local, "", None, 0.0)
-    is_open = any(one.created_at <= fire + _LATE and (one.ended_at or now) >= fire for one in runs.values())
-    return Fire(local, "skipped" if stored.schedule.overlap == "skip" and is_open else "missed", None, 0.0)
+    is_skipped = stored.schedule.overlap == "skip" and _was_open(stored.key, fire, runs, now, most)
+    return Fire(local, "skipped" if is_skipped else "missed", None, 0.0)
+
+
+def _was_open(key: str, fire: datetime, runs: dict[datetime, FireRun], now: datetime, most: timedelta) -> bool:
+    """Say whether the run of an earlier fire was open at this one; backfills skip nothing.
+
+    If the run of a later fire exists although this one was open then, no scheduler led: it may have ended before.
+    """
+    own = [at for at, run in runs.items() if run.schedule == key]
+    before = max((at for at in own if at < fire), default=None)
+    if before is None:
+        return False
+    ended = runs[before].ended_at or now
+    return ended >= fire and not any(fire < at < ended - most for at in own)
 
 
 _MOST_SHOWN = 10
