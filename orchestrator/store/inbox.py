@@ -100,12 +100,16 @@ def add_all(connection: Connection, kind: RequestKind, new: list[NewRequest]) ->
     _ADD_ALL(connection, _NEW(new), kind=str(kind))
 
 
-_IS_ASKED = Statement[bool]("SELECT /* inbox.is_asked */ EXISTS (SELECT FROM orchestrator.inbox WHERE kind = %(kind)s)")
+_IS_ASKED = Statement[bool]("""
+SELECT /* inbox.is_asked */ EXISTS (
+       SELECT FROM orchestrator.inbox
+        WHERE kind = %(kind)s AND (%(target)s::uuid IS NULL OR target = %(target)s::uuid))
+""")
 
 
-def is_asked(connection: Connection, kind: RequestKind) -> bool:
-    """Say whether requests of a kind wait for the leader."""
-    return _IS_ASKED.one(connection, kind=str(kind))
+def is_asked(connection: Connection, kind: RequestKind, target: bytes | None = None) -> bool:
+    """Say whether requests of a kind, or those for one target, wait for the leader."""
+    return _IS_ASKED.one(connection, kind=str(kind), target=target)
 
 
 _HAS_REQUEST = Statement[bool]("""

@@ -892,6 +892,24 @@ def test_a_retry_without_a_scheduler_is_requested_once(house: House) -> None:
     assert f'action="{page}/retry"' not in shown
 
 
+@pytest.mark.parametrize("state", ["pending", "running"])
+def test_a_cancel_without_a_scheduler_is_shown_as_requested(house: House, state: str) -> None:
+    visitor = Visitor(house.app)
+    page = f"/ui/tasks/{house.tasks['mail']}"
+    with house.engine.begin() as connection:
+        connection.exec_driver_sql(f"UPDATE orchestrator.tasks SET status = '{state}' WHERE queue = 'mail.out'")
+    before = visitor.get(page).text
+    assert f'action="{page}/cancel"' in before
+    assert "cancel requested" not in before
+    visitor.post(f"{page}/cancel", back=page)
+    for _ in range(2):  # also when it is read again
+        shown = visitor.get(page).text
+        assert "</i>cancel requested</span>" in shown
+        assert "The task is cancelled when a scheduler leads." in shown
+        assert f'action="{page}/cancel"' not in shown
+    assert "cancel requested" not in visitor.get(f"/ui/tasks/{house.tasks['bank']}").text, "another task"
+
+
 def test_a_lost_worker_is_named_so_and_its_uptime_stands(house: House) -> None:
     with house.engine.connect() as connection:
         empty(connection, "workers")

@@ -175,7 +175,7 @@ def _fire(
 def _was_open(key: str, fire: datetime, runs: dict[datetime, FireRun], now: datetime, most: timedelta) -> bool:
     """Say whether the run of an earlier fire was open at this one; backfills skip nothing.
 
-    If the run of a later fire exists although this one was open then, no scheduler led: it may have ended before.
+    If it was still open when a later fire got a run, no scheduler led, and the work may have ended long before.
     """
     own = [at for at, run in runs.items() if run.schedule == key]
     before = max((at for at in own if at < fire), default=None)

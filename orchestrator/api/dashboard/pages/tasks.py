@@ -28,7 +28,7 @@ from orchestrator.domain.tasks.parameters import by_name
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.values.display import as_shown
 from orchestrator.store.fleet import parameters_of
-from orchestrator.store.inbox import RequestKind
+from orchestrator.store.inbox import RequestKind, is_asked
 from orchestrator.store.insights import TaskFilter, TaskView
 from orchestrator.store.insights.attempts import unbegun
 from orchestrator.store.tasks import redrive
@@ -164,15 +164,16 @@ def show_task(api: Api, id: UUID) -> Response:
     """Show all that is known of one task."""
     found = task_routes.shown_task(api, id, as_shown)
     known = api.read(parameters_of, found.task.name) if found.args else None
-    is_requested = found.task.status in _RETRIED and api.backend.tasks.is_retry_requested(id.bytes)
+    is_retried = found.task.status in _RETRIED and api.backend.tasks.is_retry_requested(id.bytes)
+    is_cancelled = not found.task.ended_at and api.read(is_asked, RequestKind.CANCEL_TASK, id.bytes)
     return page(
         "task.html",
-        is_retry_requested=is_requested,
+        requested="retry" if is_retried else "cancel" if is_cancelled else "",
         found=found,
         arguments=None if known is None else by_name(known, found.args, found.kwargs),
         task=found.task,
         log=logs.last_lines(api, id, logs.LogQuery()),
-        obstacles=_obstacles(api, found.task, is_requested),
+        obstacles=_obstacles(api, found.task, is_retried or is_cancelled),
         timeline=timeline(found.task, found.attempts),
         attempts=sorted(
             [
@@ -190,8 +191,8 @@ _RETRIED = (TaskState.FAILED, TaskState.SKIPPED)
 """States in which a task may be for which a retry is requested."""
 
 
-def _obstacles(api: Api, task: TaskView, is_retry_requested: bool) -> list[str]:
-    """Return what keeps a task that waits from going on."""
-    if task.status not in (TaskState.PENDING, TaskState.DISPATCHED) and not is_retry_requested:
+def _obstacles(api: Api, task: TaskView, is_requested: bool) -> list[str]:
+    """Return what keeps a task that waits, or a request for one, from going on."""
+    if task.status not in (TaskState.PENDING, TaskState.DISPATCHED) and not is_requested:
         return []
     return api.backend.tasks.obstacles(task.id.bytes)
