@@ -713,7 +713,8 @@ def open_orders(run: Callable[..., Result], connection: Connection) -> None:
             '"refund"',
             '"refund", version=2',
             0,
-            "Not replayed: 1 open run pinned to a version that the application does not have",
+            "Not replayed: 1 open run pinned to a version that the application does not have. "
+            "Keep workers of that version until this run has ended.",
         ),
     ],
 )

@@ -136,7 +136,10 @@ def replay_check(
         sys.exit(1 if misfits else 0)
     what = "open run" if histories is None else "run"
     if check.waiting:
-        echo(f"Not replayed: {counted(check.waiting, what)} pinned to a version that the application does not have.")
+        echo(
+            f"Not replayed: {counted(check.waiting, what)} pinned to a version that the application does not have. "
+            f"Keep workers of that version until {'this run has' if check.waiting == 1 else 'these runs have'} ended."
+        )
     if not check.checked:
         echo(f"There is no {what} to replay.")
     elif misfits:
