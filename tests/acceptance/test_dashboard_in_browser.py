@@ -513,6 +513,30 @@ def test_a_promise_is_resolved(base: str, window: Watched) -> None:
     window.sees("h1 .s-success")
 
 
+def test_a_second_click_does_not_decide_the_approval_that_comes_below_the_pointer(base: str, window: Watched) -> None:
+    first, second = start_flow(base), start_flow(base)
+    window.go("/ui/approvals")
+    card = "[data-key='{}-ask']"
+    window.page.locator(card.format(first)).get_by_role("button", name="Approve").hover()
+    at = window.page.locator(card.format(first)).get_by_role("button", name="Approve").bounding_box()
+    x, y = at["x"] + at["width"] / 2, at["y"] + at["height"] / 2
+    window.page.mouse.click(x, y)
+    window.sees(".said", "Approved")
+    window.page.wait_for_selector(card.format(first), state="detached")
+    other = window.page.locator(card.format(second))
+    now = other.get_by_role("button", name="Approve").bounding_box()
+    moved = f"translate({at['x'] - now['x']}px, {at['y'] - now['y']}px)"
+    style = f"{card.format(second)} {{ transform: {moved}; }}"
+    window.page.evaluate("text => document.styleSheets[0].insertRule(text)", style)
+    for event in (window.page.mouse.down, window.page.mouse.up):  # no event of a move comes before them
+        event()
+    window.sees(".ask .moved", "Move the pointer")
+    assert httpx.get(f"{base}/api/v1/audit?target={second}").json()["items"] == []
+    window.page.mouse.move(0, 0)
+    other.get_by_role("button", name="Approve").click()
+    eventually(lambda: httpx.get(f"{base}/api/v1/runs/{second}").json()["run"]["status"] == "success", "it is shipped")
+
+
 def test_a_promise_with_a_type_has_a_field_for_each_of_its_properties(base: str, window: Watched) -> None:
     run = str(httpx.post(f"{base}/api/v1/workflows/project.ruling/runs", json={}).raise_for_status().json()["id"])
     for path, within in (

@@ -489,6 +489,39 @@
     }
   }
 
+  // Once a question is decided, the next one comes below the pointer, on the next page or when this one is read again. A
+  // click at the same place decides nothing until the pointer has moved.
+  const RESTED = "orchestrator-rested";
+  const FAR = 8; // pixels from where the pointer rests
+  const asksOf = (target) => target.closest?.("[data-asks]")?.dataset.key;
+  let rested = null; // where the pointer rests, and the question that was there when it came
+  try {
+    rested = JSON.parse(sessionStorage.getItem(RESTED));
+    sessionStorage.removeItem(RESTED);
+  } catch (error) { /* not kept */ }
+
+  function follow(event) {
+    const { clientX: x, clientY: y } = event;
+    if (!rested || Math.hypot(x - rested.x, y - rested.y) > FAR) rested = { x, y, asks: asksOf(event.target) };
+  }
+
+  document.addEventListener("pointermove", follow);
+  document.addEventListener("pointerdown", follow);
+  document.addEventListener("wheel", () => { rested = null; }, { passive: true }); // the reader moves the page
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-asks] [type=submit]");
+    if (!button || !event.detail) return; // by a key
+    if (rested && rested.asks !== asksOf(button)) {
+      event.preventDefault();
+      const text = "Another question has moved below the pointer. Move the pointer to decide it.";
+      if (!button.form.querySelector(".moved")) button.form.append(Object.assign(document.createElement("p"), { className: "why moved", textContent: text }));
+      announce(text);
+      return;
+    }
+    const here = { x: event.clientX, y: event.clientY, asks: asksOf(button) };
+    try { sessionStorage.setItem(RESTED, JSON.stringify(here)); } catch (error) { /* not kept */ }
+  });
+
   // -- marked rows
 
   // While rows are marked, the table keeps the rows it has, in their newest state. Returns how many others there are;
