@@ -242,6 +242,7 @@ def test_a_long_log_says_how_much_of_it_is_shown(base: str, window: Watched) -> 
     window.page.get_by_label("Text").fill("an error")
     window.page.keyboard.press("Enter")
     eventually(lambda: rows.count() == 1, "one line fits")
+    eventually(lambda: window.page.locator("#announced").inner_text() == "1 line", "it is announced")
     window.page.get_by_label("Text").fill("")
     window.page.get_by_label("Level").select_option("warning")
     eventually(lambda: rows.count() == 1 and "line 00007" in rows.first.inner_text(), "it is the warning")

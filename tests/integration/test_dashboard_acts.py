@@ -446,7 +446,7 @@ def test_a_form_that_does_not_fit_says_what_to_give(house: House) -> None:
     [
         ("/ui/runs?attribute=%3Cb%3E", "Runs", "total>=100; found '<b>'"),
         ("/ui/failures?since=2999-01-01T00:00", "Failures", "Give a time to begin with that is before"),
-        (f"/ui/search?text={5000 * 'x'}", "Search", "Text: give another value, at most 500."),
+        (f"/ui/search?text={5000 * 'x'}", "Search", "Text: give another value, at most 500 characters."),
         ("/ui/tasks?status=odd&queue=mail.out", "Tasks", "odd"),
     ],
 )

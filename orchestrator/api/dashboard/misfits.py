@@ -45,7 +45,8 @@ def _of_field(pointer: str, detail: str, asked: type[msgspec.Struct] | None) -> 
     if found := _EXPECTED.fullmatch(detail):
         kind, or_none, bound, limit = found.groups()
         text = f"give {_KINDS.get(kind, 'another value')}"
-        text += f", {_BOUNDS[bound]} {limit}" if bound else ""
+        unit = "" if kind != "str" else " character" if limit == "1" else " characters"
+        text += f", {_BOUNDS[bound]} {limit}{unit}" if bound else ""
         return f"{label}: {text}{', or leave it empty' if or_none else ''}."
     return ""
 

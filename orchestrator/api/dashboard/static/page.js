@@ -252,6 +252,8 @@
     chip.hidden = false;
   }
 
+  const countedLines = (count) => `${count.toLocaleString("en")} ${count === 1 ? "line" : "lines"}`;
+
   // Lines have left the page at its beginning: they count among the older ones.
   function sayEarlier(gone) {
     const box = document.getElementById("log-before");
@@ -260,7 +262,7 @@
     older.dataset.older = "";
     older.href = wanted({ before: logBox.querySelector("[data-entry]").dataset.entry });
     const text = document.createElement("p");
-    text.append(`${Number(box.dataset.earlier).toLocaleString("en")} lines before these. `, older);
+    text.append(`${countedLines(Number(box.dataset.earlier))} before these. `, older);
     box.replaceChildren(text);
   }
 
@@ -287,7 +289,7 @@
     if (part.silent) chip.after(part.silent);
     showTimes();
     toEnd();
-    announce(`${logBox.querySelectorAll("p").length} lines`);
+    announce(countedLines(logBox.querySelectorAll("p").length));
   }
 
   if (logBox) {
