@@ -48,6 +48,17 @@ def test_the_line_of_a_chart_is_broken_where_nothing_was_counted() -> None:
     assert line.count("L") == 1, "of two minutes, and of one"
 
 
+def test_percentiles_claim_no_more_than_the_bounds_of_the_histogram() -> None:
+    now = datetime(2026, 11, 18, 8, 30, tzinfo=UTC)
+    waits, runs = [0] * (len(SECONDS) + 1), [0] * (len(SECONDS) + 1)
+    runs[SECONDS.index(30)], waits[0], waits[-1] = 8, 90, 10
+    none: Any = {field.name: 0 for field in fields(Throughput)} | {"waits": waits, "runs": runs, "bucket": now}
+    found = hour([Throughput(**none)], now)
+    assert (found.run_time.p50, found.run_time.p95, found.run_time.p99) == ("≤ 30.0s",) * 3
+    assert (found.queue_latency.p50, found.queue_latency.p95) == ("≤ 1.0ms", "> 1h")
+    assert hour([], now).run_time.p95 == ""
+
+
 def test_a_fire_time_has_seconds_unless_they_are_zero() -> None:
     moment = datetime(2026, 11, 18, 8, 30, tzinfo=UTC)
     assert fire_time(moment) == "2026-11-18 08:30"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from orchestrator.monitoring.exposition import SECONDS
+from orchestrator.monitoring.times import duration
 from orchestrator.store.throughput import Throughput
 
 MINUTES = 60
@@ -50,11 +51,11 @@ class Hour:
 
 @dataclass(frozen=True)
 class Percentiles:
-    """How long most things took; None where nothing was counted."""
+    """How long most things took, by the bounds of a histogram, as `≤ 30.0s`; empty where nothing was counted."""
 
-    p50: float | None
-    p95: float | None
-    p99: float | None
+    p50: str
+    p95: str
+    p99: str
     line: str
     """The p95 by the minute, as a path that is broken where nothing was counted."""
     total: int
@@ -157,7 +158,7 @@ def _bars(ends: Sequence[int], failed: Sequence[int], begin: datetime) -> list[B
 def _percentiles(bounds: Sequence[float], minutes: Sequence[Sequence[Sequence[int]]]) -> Percentiles:
     counts = [_added(minute, len(bounds) + 1) for minute in minutes]
     total = _added(counts, len(bounds) + 1)
-    by_minute = [percentile(bounds, minute, 0.95) for minute in counts]
+    by_minute = [_estimate(bounds, minute, 0.95) for minute in counts]
     highest = max((value for value in by_minute if value is not None), default=0.0) or 1.0
     path = ""
     for minute, value in enumerate(by_minute):
@@ -165,7 +166,7 @@ def _percentiles(bounds: Sequence[float], minutes: Sequence[Sequence[Sequence[in
             is_begun = minute and by_minute[minute - 1] is not None
             path += f"{'L' if is_begun else 'M'}{minute + 0.5:g} {HEIGHT - 1 - (HEIGHT - 3) * value / highest:.1f}"
             path += "" if is_begun else "h.01"  # so that a minute alone is a dot
-    p50, p95, p99 = (percentile(bounds, total, part) for part in (0.5, 0.95, 0.99))
+    p50, p95, p99 = (_at_most(bounds, total, part) for part in (0.5, 0.95, 0.99))
     return Percentiles(p50, p95, p99, path, sum(total))
 
 
@@ -177,16 +178,28 @@ def _added(rows: Sequence[Sequence[int]], length: int) -> list[int]:
     return total
 
 
-def percentile(bounds: Sequence[float], counts: Sequence[int], part: float) -> float | None:
-    """Return the quantile of a histogram, as exactly as its bounds allow; None if it is empty."""
-    wanted = part * sum(counts)
-    if not wanted:
+def _at_most(bounds: Sequence[float], counts: Sequence[int], part: float) -> str:
+    """Return what is known of the quantile of a histogram: the upper bound of its bucket."""
+    if (found := _bucket(counts, part)) is None:
+        return ""
+    index, _ = found
+    return f"≤ {duration(bounds[index])}" if index < len(bounds) else f"> {duration(bounds[-1])}"
+
+
+def _estimate(bounds: Sequence[float], counts: Sequence[int], part: float) -> float | None:
+    """Return about where in its bucket the quantile of a histogram is, for a line; None if the histogram is empty."""
+    if (found := _bucket(counts, part)) is None:
         return None
-    passed = 0
+    index, share = found
+    low, high = bounds[index - 1] if index else 0.0, bounds[min(index, len(bounds) - 1)]
+    return low + (high - low) * share
+
+
+def _bucket(counts: Sequence[int], part: float) -> tuple[int, float] | None:
+    """Return which bucket has the quantile, and which share of the bucket is below it; None if all are empty."""
+    wanted, passed = part * sum(counts), 0
     for index, count in enumerate(counts):
         if count and passed + count >= wanted:
-            low = bounds[index - 1] if index else 0.0
-            high = bounds[index] if index < len(bounds) else bounds[-1]
-            return low + (high - low) * (wanted - passed) / count
+            return index, (wanted - passed) / count
         passed += count
-    return bounds[-1]
+    return None
