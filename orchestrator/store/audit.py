@@ -65,6 +65,17 @@ WITH /* audit.ask */ written AS (
 INSERT INTO orchestrator.inbox (kind, target, body)
 VALUES (%(request)s, %(run)s::uuid, %(body)s::jsonb) RETURNING id
 """)
+_SEND = Statement[int]("""
+WITH /* audit.send */ open AS MATERIALIZED (
+    SELECT id FROM orchestrator.runs WHERE id = %(run)s::uuid AND ended_at IS NULL FOR KEY SHARE
+), written AS (
+    INSERT INTO orchestrator.audit (who, origin, act, kind, target, detail)
+    SELECT %(who)s, %(origin)s, %(act)s, %(kind)s, %(target)s, %(detail)s::jsonb FROM open
+)
+INSERT INTO orchestrator.inbox (kind, target, body) SELECT %(request)s, id, %(body)s::jsonb FROM open RETURNING id
+""")
+"""Waits while the leader stores the end of the run: `turns.append_last`."""
+_MESSAGES = frozenset({RequestKind.SIGNAL, RequestKind.UPDATE})
 _INBOX = "INSERT INTO orchestrator.inbox (kind, target) SELECT '{}', id FROM fitting RETURNING target"
 _FITTING = {
     RequestKind.CANCEL_RUN: "runs WHERE id = ANY(%(ids)s::uuid[]) AND ended_at IS NULL",
@@ -107,9 +118,10 @@ def add(
     _ADD(connection, _line(who=who, origin=origin, act=act, kind=kind, target=target, detail=detail))
 
 
-def ask(connection: Connection, request: RequestKind, run: bytes, body: str, **line: Any) -> int:
-    """Ask the leader for a change of a run, and write a line of it: one statement. Return the number of the request."""
-    return _ASK.one(connection, _line(**line), request=str(request), run=run, body=body)
+def ask(connection: Connection, request: RequestKind, run: bytes, body: str, **line: Any) -> bool:
+    """Ask the leader for a change of a run, and write a line of it: one statement. False if a message came too late."""
+    statement = _SEND if request in _MESSAGES else _ASK
+    return statement.first(connection, _line(**line), request=str(request), run=run, body=body) is not None
 
 
 def ask_all(connection: Connection, request: RequestKind, targets: Sequence[bytes], **line: Any) -> set[UUID]:

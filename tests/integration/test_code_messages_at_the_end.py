@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 import pytest
+from sqlalchemy import text
 
-from orchestrator import WorkflowContext, WorkflowHandle
+from orchestrator import WorkflowContext, WorkflowHandle, WrongState
 from orchestrator.domain.code import ends
 from orchestrator.domain.code.history import ActivationApplied, SignalReceived
 from orchestrator.domain.code.replay import Ledger
+from orchestrator.scheduler.code import batches
 from orchestrator.scheduler.requests import Requests
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
@@ -20,6 +23,7 @@ from orchestrator.store.sql import Statement
 from orchestrator.testing import replay
 from tests.integration.code_stage import act, kinds, rest
 from tests.integration.stage import System, Worker
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -324,3 +328,66 @@ def test_a_flood_of_messages_costs_an_end_few_rows(
     assert max(rows for _, rows in read) <= 5_000, "a replay is sent in pages"
     assert len(read) < 100
     assert caplog.text.count("run.signal_late") == (0 if refusals else 1)
+
+
+def _waits_for_a_row(system: System) -> bool:
+    return bool(
+        system.sql("SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+    )
+
+
+@pytest.mark.parametrize("message", ["signal", "update"])
+def test_a_message_that_is_sent_while_the_end_is_stored_is_refused(
+    system: System,
+    worker: Worker,
+    engine_: Engine,
+    drain: CodeWorkflow[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    message: str,
+) -> None:
+    handle = begin(system, worker, engine_, drain, "return")
+    handle.signal("end")
+    sent: list[Future[Any]] = []
+    send = {"signal": lambda: handle.signal("add", 3), "update": lambda: handle.update("put", 3)}[message]
+    append_last = batches.append_last
+
+    def append_and_send(*given: Any) -> Any:
+        found = append_last(*given)
+        sent.append(threads.submit(send))
+        eventually(lambda: sent[0].done() or _waits_for_a_row(system), "the sender waits")
+        return found
+
+    with ThreadPoolExecutor() as threads, monkeypatch.context() as patched:
+        patched.setattr(batches, "append_last", append_and_send)
+        report_late(system, worker, engine_)
+        with pytest.raises(WrongState, match="it is in state 'success'"):
+            sent[0].result(10)
+    assert handle.result(0) == 0
+    assert not system.sql("SELECT FROM orchestrator.inbox")
+
+
+def test_an_end_waits_for_a_message_that_is_being_stored(
+    system: System, worker: Worker, engine_: Engine, drain: CodeWorkflow[..., Any]
+) -> None:
+    handle = begin(system, worker, engine_, drain, "return")
+    handle.signal("end")
+    body = {"name": "add", "value": encode_value(3, "a number", 100)}
+
+    def commit() -> None:
+        eventually(lambda: _waits_for_a_row(system), "the leader waits")
+        sender.commit()
+
+    with ThreadPoolExecutor() as threads, system.engine.connect() as sender:
+        sender.execute(text("SELECT FROM orchestrator.runs FOR KEY SHARE"))
+        sender.execute(
+            text(
+                "INSERT INTO orchestrator.inbox (kind, target, body) SELECT 'signal', id, :body FROM orchestrator.runs"
+            ),
+            {"body": msgspec.json.encode(body).decode()},
+        )
+        committed = threads.submit(commit)
+        report_late(system, worker, engine_)
+        committed.result(10)
+    assert handle.status() == "running"
+    rest(system, worker, engine_)
+    assert handle.result(0) == 3

@@ -70,9 +70,12 @@ class CodeRequests(CodeReading):
                 _refuse_second(connection, run, body["name"])
             if is_act:
                 detail = ({"name": body["name"]} if "name" in body else {}) | dict(audited)
-                self._connections.ask(connection, request_kind, run, msgspec.json.encode(body).decode(), **detail)
+                text = msgspec.json.encode(body).decode()
+                is_stored = self._connections.ask(connection, request_kind, run, text, **detail)
             else:
-                add_request(connection, request_kind, run, **body)
+                is_stored = bool(add_request(connection, request_kind, run, **body))
+        if not is_stored:  # it has ended since the look: say so, or send it to the run in which it goes on
+            return self._send(run, request_kind, verb, audited, **body)
         self._connections.nudge()
         return run
 

@@ -97,11 +97,14 @@ class Connections:
         who, origin = acting.current(self._settings.audit_as)
         audit.add(connection, who=who, origin=origin, act=act, kind=kind, target=target, detail=detail)
 
-    def ask(self, connection: Connection, request: RequestKind, run: bytes, body: str, **detail: Any) -> None:
-        """Put a request about a run into the inbox, and write into the audit log who did: one statement."""
+    def ask(self, connection: Connection, request: RequestKind, run: bytes, body: str, **detail: Any) -> bool:
+        """Put a request about a run into the inbox, and write into the audit log who did: one statement.
+
+        False if it is a message and the run has ended.
+        """
         who, origin = acting.current(self._settings.audit_as)
         line = {"who": who, "origin": origin, "act": request.split(" ")[0], "kind": "run", "target": to_text(run)}
-        audit.ask(connection, request, run, body, **line, detail=detail)
+        return audit.ask(connection, request, run, body, **line, detail=detail)
 
     def ask_all(self, request: RequestKind, targets: Sequence[bytes]) -> set[UUID]:
         """Ask for the same about several tasks or runs, in one statement; return those that are in a state for it."""

@@ -158,6 +158,11 @@ SELECT id, before FROM ahead
 """)
 
 
+_HOLD = Prepared[None]("""
+SELECT /* turns.hold */ FROM orchestrator.runs WHERE id = ANY(%(runs)s::uuid[]) ORDER BY id FOR UPDATE
+""")
+
+
 class LastTurn(NamedTuple):
     """An activation in which the code has ended."""
 
@@ -171,8 +176,13 @@ class LastTurn(NamedTuple):
 def append_last(connection: Connection, turns: Sequence[LastTurn], now: datetime) -> dict[bytes, int]:
     """Append what code did in its last turn, if that is current and has seen enough; return the runs, each with the
     number of its last event before.
+
+    Senders of messages wait for the commit of an end that does not count in any case, and then see it: the look at what
+    waits comes after all whom it did not stop.
     """
     ahead = [(turn.id, turn.attempt, turn.through, len(turn.events)) for turn in turns]
+    if ending := [turn.id for turn in turns if turn.through != EVERYTHING]:
+        _HOLD.later(connection, runs=ending)
     rows = [row for turn in turns for row in event_rows(turn.id, turn.events)]
     if any(MARK in data for *_, data in rows):
         payloads.keep_named(connection, rows)
