@@ -876,6 +876,10 @@ def test_failure_groups_are_snoozed_acknowledged_and_opened_again(house: House) 
     lines = rows(house, "SELECT act, target FROM orchestrator.audit WHERE kind = 'failures' ORDER BY id")
     assert [act for act, _ in lines] == ["snooze", "reopen", "acknowledge"]
     assert {target for _, target in lines} == {"t.a E in mail.out"}
+    rows(house, "UPDATE orchestrator.audit SET at = at - interval '1 day' WHERE kind = 'failures' RETURNING id")
+    visitor.post("/ui/queues/mail.out/resume")  # what was read before is forgotten
+    assert "acknowledged by " not in visitor.get("/ui/failures").text, "it has failed since"
+    assert '<span class="tag">acknowledged</span>' not in visitor.get("/ui").text
 
 
 def test_a_retry_without_a_scheduler_is_requested_once(house: House) -> None:

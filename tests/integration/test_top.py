@@ -240,6 +240,8 @@ def test_failures_that_somebody_knows_of_come_last_or_not_at_all(busy: System, e
     target = target_of((group.name, group.queue, group.kind))
     busy.sql(f"{line} VALUES ('a', 'b', 'acknowledge', 'failures', :target, '{{}}')", target=target)
     assert shown() == ["acknowledged"]
+    busy.sql("UPDATE orchestrator.audit SET at = at - interval '1 hour' WHERE kind = 'failures'")
+    assert shown() == [""], "it has failed since"
     until = """'{"until": "2999-01-01T00:00:00Z"}'""".replace(":", "\\:")
     busy.sql(f"{line} VALUES ('a', 'b', 'snooze', 'failures', :target, {until})", target=target)
     assert shown() == []

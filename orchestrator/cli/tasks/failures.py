@@ -88,7 +88,7 @@ def _show(since: datetime, as_json: bool) -> None:
 
 def _state(group: FailureGroup, now: datetime) -> str:
     """Return what was decided about a group, and by whom."""
-    state = group.handled.state(now) if group.handled is not None else ""
+    state = group.handled.state(now, group.last_at) if group.handled is not None else ""
     return f"{state} by {group.handled.who}" if group.handled is not None and state else ""
 
 

@@ -161,7 +161,7 @@ def failures_lately(connection: Connection) -> list[FailureGroup]:
     found = {(group.name, group.queue, group.kind): group for group in _FAILURES(connection)}
     handled = handled_groups(connection, found)
     now = datetime.now(UTC)
-    states = {key: one.state(now) for key, one in handled.items()}
+    states = {key: one.state(now, found[key].last) for key, one in handled.items()}
     groups = [
         replace(group, message=_short(reveal_text(group.message)), state=states.get(key, ""))
         for key, group in found.items()

@@ -34,11 +34,11 @@ class Handled(NamedTuple):
     until: datetime | None
     """The end of a snooze."""
 
-    def state(self, now: datetime) -> str:
-        """Return `snoozed`, `acknowledged`, or nothing."""
+    def state(self, now: datetime, last_at: datetime) -> str:
+        """Return `snoozed`, `acknowledged`, or nothing: also if one has failed since the acknowledgement."""
         if self.act == "snooze":
             return "snoozed" if self.until is not None and self.until > now else ""
-        return "acknowledged" if self.act == "acknowledge" else ""
+        return "acknowledged" if self.act == "acknowledge" and last_at <= self.at else ""
 
 
 class FailureGroup(NamedTuple):

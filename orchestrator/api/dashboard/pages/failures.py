@@ -51,14 +51,15 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
     if since >= until:
         raise refused(422, "The times do not fit", "Give a time to begin with that is before the end, and before now.")
     span = until - since if query.since else SPANS[query.within]
-    failures, handled = read_failures(api, key_scope, span, until=query.until)
+    decided = read_failures(api, key_scope, span, until=query.until)
+    failures, handled = decided
     read_spread = partial(api.read_list, insights.spread_of_failures, since, until, _PARTS, key_scope.queues)
     spread = api.recent.get(("spread", key_scope, span, query.until), 5.0, read_spread)
     is_chosen = query.since is not None or query.until is not None
     period = (
         f"from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC" if is_chosen else f"in the last {query.within}"
     )
-    states = {key: one.state(now) for key, one in handled.items()}
+    states = decided.states(now)
     groups = sorted(failures.groups, key=attrgetter(_SORTS[query.sort.lstrip("-")]), reverse=query.sort[0] == "-")
     release = api.recent.get(("last release",), 5.0, lambda: api.read(last_release))
     return page(

@@ -187,6 +187,11 @@ class Decided(NamedTuple):
     failures: Failures
     handled: dict[GroupKey, Handled]
 
+    def states(self, now: datetime) -> dict[GroupKey, str]:
+        """Return `snoozed`, `acknowledged` or nothing for each of these groups."""
+        last = {group.key: group.last_at for group in self.failures.groups}
+        return {key: one.state(now, last[key]) for key, one in self.handled.items()}
+
 
 def read_failures(
     api: Api, key_scope: KeyScope, span: timedelta, most: int = MOST_LOOKED_AT, until: datetime | None = None
@@ -205,9 +210,9 @@ def read_failures(
 def overview(api: Api, key_scope: KeyScope) -> Response:
     """Show how the system is doing."""
     whole = None if key_scope.is_bound else api.recent.get(("whole",), _RECENT, lambda: read_whole(api))
-    failures, handled = read_failures(api, key_scope, timedelta(hours=1), _MOST_FAILURES)
-    states = {key: one.state(present()) for key, one in handled.items()}
-    groups = [group for group in failures.groups if states.get(group.key) != "snoozed"]
+    decided = read_failures(api, key_scope, timedelta(hours=1), _MOST_FAILURES)
+    states = decided.states(present())
+    groups = [group for group in decided.failures.groups if states.get(group.key) != "snoozed"]
     groups.sort(key=lambda group: bool(states.get(group.key)))  # those that nobody knows of come first
     last_hour = read_hour(api, key_scope)
     is_news = any(not states.get(group.key) for group in groups)
@@ -223,7 +228,7 @@ def overview(api: Api, key_scope: KeyScope) -> Response:
         marks=read_marks(api, key_scope, timedelta(hours=1)),
         failures=groups[:_MOST_GROUPS],
         more_failures=max(0, len(groups) - _MOST_GROUPS),
-        failures_looked_at=failures.looked_at,
+        failures_looked_at=decided.failures.looked_at,
     )
 
 
