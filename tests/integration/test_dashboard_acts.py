@@ -1251,7 +1251,7 @@ def test_charts_mark_starts_of_workers_and_changes_of_the_leader(house: House) -
         page = visitor.get("/ui").text
         marks = re.findall(r'<g class="mark"><title>[^<]* UTC: ([^<]*)</title>', page)
         assert marks == ["release 2026.2 came", "another scheduler leads, in term 2"]
-        assert "2 dashed lines: release 2026.2 came <time" in page
+        assert "2 dashed lines: release 2026.2 came, <time" in page
         bound.log_in(make_key(house, Scope.READ, "mail.", "mail-"))
         assert 'class="mark"' not in bound.get("/ui").text
     finally:
