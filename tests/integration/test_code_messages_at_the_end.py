@@ -19,6 +19,7 @@ from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.values.payload import encode_value
 from orchestrator.store.code import histories
+from orchestrator.store.code.turns import append_last
 from orchestrator.store.sql import Statement
 from orchestrator.testing import replay
 from tests.integration.code_stage import act, kinds, rest
@@ -349,7 +350,6 @@ def test_a_message_that_is_sent_while_the_end_is_stored_is_refused(
     handle.signal("end")
     sent: list[Future[Any]] = []
     send = {"signal": lambda: handle.signal("add", 3), "update": lambda: handle.update("put", 3)}[message]
-    append_last = batches.append_last
 
     def append_and_send(*given: Any) -> Any:
         found = append_last(*given)
