@@ -66,7 +66,7 @@ class Postgres:
     def execute(self, statement: str, parameters: Mapping[str, Any] | None) -> None:
         assert statement.startswith("EXECUTE")
         if parameters is not None and "queue_room" in parameters:
-            names, rooms = (parameters[name].strip("{}").split(",") for name in ("queue_name", "queue_room"))
+            names, rooms = (str(parameters[name]).strip("{}").split(",") for name in ("queue_name", "queue_room"))
             self.rooms.append({name.strip('"'): int(room) for name, room in zip(names, rooms, strict=True)})
 
 
