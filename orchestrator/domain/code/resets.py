@@ -101,7 +101,7 @@ class Cut:
         sent = {event.what.id: event for event in events if isinstance(event.what, history.SignalSent)}
         self.sent = {id for id in sent if id is not None}
         """Signals whose sender learns what became of them."""
-        self.untold = {id for id in self.sent if sent[id].number <= to and id not in ended}
+        self.undelivered = {id for id in self.sent if sent[id].number <= to and id not in ended}
         """Those of which it learnt after the cut."""
         self.refused = {
             event.what.id
@@ -120,7 +120,7 @@ class Cut:
                 case history.UpdateRequested(id=id) as fact if id not in self.refused:
                     facts.append(fact)
                 case history.PromiseResolved(id=id) | history.PromiseRejected(id=id) as fact:
-                    if id in self.waiting or id in self.untold:
+                    if id in self.waiting or id in self.undelivered:
                         facts.append(fact)
                 case history.ChildCompleted(id=id) | history.ChildFailed(id=id) | history.ChildCancelled(id=id) as fact:
                     if id in self.followed:
