@@ -21,7 +21,7 @@ from orchestrator.store.tables.columns import SCHEMA
 OLDEST_POSTGRES = 13
 """The oldest version of the server that works."""
 FIRST = "0033"
-"""The newest revision of the last release that does not read the mark."""
+"""The newest revision of the last release that does not read the mark; the oldest that can be upgraded."""
 _MARK = "Releases that know revision {} or a later one may use this schema."
 
 

@@ -26,7 +26,7 @@ from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
 from orchestrator.store.dialing import several_hosts, use_dialing
 from orchestrator.store.error_redaction import code_of, hide_rows
 from orchestrator.store.namespaces import NOT_SHARED, namespace_of, use_namespace
-from orchestrator.store.tables.columns import SCHEMA
+from orchestrator.store.tables import SCHEMA, metadata
 from orchestrator.terminal_safe import sentence, without_password, without_password_of
 
 if TYPE_CHECKING:
@@ -328,19 +328,29 @@ def current_revision(connection: Connection) -> str | None:
     return value
 
 
-def upgrade(url: str, revision: str = "head", *, namespace: str = DEFAULT_NAMESPACE) -> str | None:
+def upgrade(url: str, *, namespace: str = DEFAULT_NAMESPACE) -> str | None:
     """Bring a namespace to the newest revision, alone: a second upgrade waits for the first.
 
-    A newer schema stays as it is. If it supports this release, a message says so, which is returned.
+    An empty one is created at that revision, in one transaction. A newer schema stays as it is. If it supports this
+    release, a message says so, which is returned.
     """
     from alembic import command
 
     with _migrating(url, namespace) as (connection, config):
         connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{namespace}"'))
         connection.commit()
-        if (current_revision(connection) or "") > REVISION:
+        found = current_revision(connection)
+        if found is None:
+            metadata.create_all(connection, checkfirst=False)
+            command.stamp(config, REVISION)
+        elif found > REVISION:
             return check_schema(connection)
-        command.upgrade(config, revision)
+        elif found < FIRST:
+            raise SchemaError(
+                f"The database is at revision {found}, which no release had, and cannot be upgraded: expected {FIRST} "
+                f"or later. Upgrade it with the commit that added revision {FIRST} first, or create a new database."
+            )
+        command.upgrade(config, "head")
     return None
 
 

@@ -44,7 +44,7 @@ def test_it_ships_everything_and_nothing_at_top_level(wheel: Path) -> None:
         "orchestrator/workers/executors/keeper.sh",
         "orchestrator/migrations/env.py",
         "orchestrator/migrations/script.py.mako",
-        "orchestrator/migrations/versions/r0001_trunk.py",
+        "orchestrator/migrations/versions/r0033_base.py",
         "orchestrator/cli/__init__.py",
         "orchestrator/plugins/executors/ray/on_cluster.py",
     ):

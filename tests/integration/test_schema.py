@@ -13,7 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, exc, text
 
 from orchestrator import Orchestrator, Settings
 from orchestrator.embedded import EmbeddedServices
@@ -39,11 +39,25 @@ def empty(empty_url: str) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def migrated(database_url: str) -> Iterator[Connection]:
+def created(database_url: str) -> Iterator[Connection]:
+    """A connection to a database that was created at the newest revision."""
     engine = database.engine_for(database_url)
     with engine.connect() as connection:
         yield connection
     engine.dispose()
+
+
+@pytest.fixture
+def migrated(empty: Engine, empty_url: str) -> Iterator[Connection]:
+    """A connection to a database that has come from the oldest revision that can be upgraded."""
+    database.upgrade(empty_url)
+    assert database.downgrade(empty_url, compatibility.FIRST) == compatibility.FIRST
+    with empty.connect() as connection:
+        assert database.current_revision(connection) == compatibility.FIRST
+        assert "attributes" not in {row[1] for row in catalogue(connection, "columns")}
+    database.upgrade(empty_url)
+    with empty.connect() as connection:
+        yield connection
 
 
 # -- the two descriptions
@@ -68,18 +82,17 @@ CATALOGUE = {
     "constraints": """
         SELECT conrelid::regclass::text, conname, pg_get_constraintdef(oid)
           FROM pg_constraint WHERE connamespace = 'orchestrator'::regnamespace""",
+    "tables": """
+        SELECT relname, relkind, reloptions::text, obj_description(oid, 'pg_class')
+          FROM pg_class WHERE relnamespace = 'orchestrator'::regnamespace""",
 }
 
 
-@pytest.mark.parametrize("what", CATALOGUE)
-def test_the_catalogue_is_the_same_either_way(migrated: Connection, empty: Engine, what: str) -> None:
-    """Alembic does not compare checks, nor the predicates of partial indexes, on which everything here rests."""
-    with empty.begin() as connection:
-        connection.execute(text(f"CREATE SCHEMA {SCHEMA}"))
-        metadata.create_all(connection)
-        created = catalogue(connection, what)
-    assert created
-    assert catalogue(migrated, what) == created
+def test_the_catalogue_is_the_same_either_way(migrated: Connection, created: Connection) -> None:
+    """Alembic compares neither checks, nor predicates of partial indexes, nor storage parameters."""
+    for what in CATALOGUE:
+        assert catalogue(created, what)
+        assert catalogue(migrated, what) == catalogue(created, what)
 
 
 def catalogue(connection: Connection, what: str) -> set[tuple[Any, ...]]:
@@ -87,17 +100,17 @@ def catalogue(connection: Connection, what: str) -> set[tuple[Any, ...]]:
     return {row for row in rows if "alembic_version" not in str(row[0])}
 
 
-def test_the_newest_migration_is_the_one_that_this_release_asks_for(migrated: Connection) -> None:
+def test_the_newest_migration_is_the_one_that_this_release_asks_for(created: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(database._MIGRATIONS))
     scripts = ScriptDirectory.from_config(config)
     assert scripts.get_heads() == [database.REVISION]
-    assert database.current_revision(migrated) == database.REVISION
+    assert database.current_revision(created) == database.REVISION
     revisions = [script.revision for script in scripts.walk_revisions()][::-1]
     assert revisions == sorted(revisions)  # check_schema compares them as text
 
 
-def test_a_migration_can_be_undone_and_done_again(empty: Engine, empty_url: str) -> None:
+def test_a_schema_that_was_dropped_is_created_again(empty: Engine, empty_url: str) -> None:
     database.upgrade(empty_url)
     with empty.begin() as connection:
         database.check_schema(connection)
@@ -126,7 +139,24 @@ def test_two_upgrades_at_once_do_it_once(empty: Engine, empty_url: str) -> None:
         database.check_schema(connection)
 
 
+def test_a_database_is_created_whole_or_not_at_all(empty: Engine, empty_url: str) -> None:
+    with empty.begin() as connection:
+        connection.execute(text(f"CREATE SCHEMA {SCHEMA}; CREATE TABLE {SCHEMA}.{metadata.sorted_tables[-1].name} ()"))
+    with pytest.raises(exc.ProgrammingError, match="already exists"):
+        database.upgrade(empty_url)
+    with empty.connect() as connection:
+        assert len(catalogue(connection, "tables")) == 1
+
+
 # -- what people are told
+
+
+def test_a_revision_of_no_release_is_not_upgraded(empty: Engine, empty_url: str) -> None:
+    database.upgrade(empty_url)
+    with empty.begin() as connection:
+        connection.execute(text(f"UPDATE {SCHEMA}.alembic_version SET version_num = '0032'"))
+    with pytest.raises(SchemaError, match="^The database is at revision 0032, .* cannot be upgraded: expected 0033"):
+        database.upgrade(empty_url)
 
 
 def test_a_server_that_is_too_old(empty: Engine, empty_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,20 +186,20 @@ def test_a_database_without_tables(empty: Engine) -> None:
         ),
     ],
 )
-def test_a_schema_of_another_release(migrated: Connection, revision: str, message: str) -> None:
-    with migrated.begin() as transaction:
-        migrated.execute(text(f"UPDATE {SCHEMA}.alembic_version SET version_num = :to"), {"to": revision})
-        compatibility.mark(migrated, "9998")
+def test_a_schema_of_another_release(created: Connection, revision: str, message: str) -> None:
+    with created.begin() as transaction:
+        created.execute(text(f"UPDATE {SCHEMA}.alembic_version SET version_num = :to"), {"to": revision})
+        compatibility.mark(created, "9998")
         with pytest.raises(SchemaError, match=message):
-            database.check_schema(migrated)
+            database.check_schema(created)
         transaction.rollback()
 
 
-def test_a_newer_schema_that_supports_this_release(migrated: Connection) -> None:
-    assert database.check_schema(migrated) is None
-    with migrated.begin_nested() as transaction:
-        migrated.execute(text(f"UPDATE {SCHEMA}.alembic_version SET version_num = '9999'"))
-        warning = database.check_schema(migrated)
+def test_a_newer_schema_that_supports_this_release(created: Connection) -> None:
+    assert database.check_schema(created) is None
+    with created.begin_nested() as transaction:
+        created.execute(text(f"UPDATE {SCHEMA}.alembic_version SET version_num = '9999'"))
+        warning = database.check_schema(created)
         transaction.rollback()
     assert warning is not None
     assert "at revision 9999, newer than this release knows" in warning
@@ -189,19 +219,6 @@ def test_a_migration_that_takes_something_away_says_which_releases_it_supports()
 
 
 # -- back again
-
-
-def test_revisions_that_nothing_uses_are_undone_and_done_again(empty: Engine, empty_url: str) -> None:
-    database.upgrade(empty_url)
-    with empty.connect() as connection:
-        newest = {what: catalogue(connection, what) for what in CATALOGUE}
-    assert database.downgrade(empty_url, compatibility.FIRST) == compatibility.FIRST
-    with empty.connect() as connection:
-        assert database.current_revision(connection) == compatibility.FIRST
-        assert "attributes" not in {row[1] for row in catalogue(connection, "columns")}
-    database.upgrade(empty_url)
-    with empty.connect() as connection:
-        assert {what: catalogue(connection, what) for what in CATALOGUE} == newest
 
 
 USES = {

@@ -92,7 +92,8 @@ def test_a_list_of_all_shards_walks_their_indexes(settings: Settings, whole: Eng
 
 def test_migrations_come_to_every_shard(settings: Settings, plain: Engine, whole: Engine) -> None:
     for namespace in ("orchestrator", "orchestrator/1"):
-        database.upgrade(settings.database_url, "0037", namespace=namespace)
+        database.upgrade(settings.database_url, namespace=namespace)
+        database.downgrade(settings.database_url, "0037", namespace=namespace)
     with pytest.raises(SchemaError, match="revision 0037"), whole.connect() as connection:
         database.check_schema(connection)
     shards.upgrade(settings)

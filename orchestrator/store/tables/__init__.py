@@ -1,4 +1,4 @@
-"""The tables, as SQLAlchemy Core sees them. `migrations/` creates them; a test holds the two together."""
+"""The tables. `orchestrator db upgrade` creates them, or `migrations/` changes older ones; a test compares the two."""
 
 from orchestrator.store.tables import definitions, runs, system, tasks
 from orchestrator.store.tables.columns import KEPT, SCHEMA, metadata

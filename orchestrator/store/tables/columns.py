@@ -19,9 +19,9 @@ KEPT = {"kept": True}
 """Marks a column of `tasks` that an ended task keeps as it is: `ended_tasks` has it, too."""
 
 
-def table(name: str, *parts: Any, comment: str | None = None) -> Table:
-    """Return a table of the schema."""
-    return Table(name, metadata, *parts, comment=comment)
+def table(name: str, *parts: Any, comment: str | None = None, storage: dict[str, float] | None = None) -> Table:
+    """Return a table of the schema, with storage parameters."""
+    return Table(name, metadata, *parts, comment=comment, postgresql_with=storage or {})
 
 
 def count(

@@ -76,6 +76,7 @@ runs = table(
     CheckConstraint(one_of(RunState), name="runs_have_a_known_status"),
     CheckConstraint("total = open + success + failed + cancelled + skipped", name="runs_counters_add_up"),
     CheckConstraint("open >= 0", name="runs_open_not_negative"),
+    storage={"fillfactor": 80},
 )
 index("runs_pending", runs.c.id, where="status = 'pending' AND NOT parked")
 index("runs_by_workflow_key", runs.c.key, runs.c.workflow, unique=True, where="key IS NOT NULL")

@@ -36,6 +36,7 @@ cursors = table(
     Column("generation", Text, nullable=False, comment="one life of the Redis data"),
     Column("position", Text, nullable=False, comment="the last event that was applied"),
     Column("server", Text, nullable=False, comment="the Redis server's run id"),
+    storage={"fillfactor": 10},
 )
 
 throughput = table(

@@ -65,6 +65,15 @@ tasks = table(
     Column("ready_at", Time, comment="of one that is traced: when its delay was over"),
     Column("parent_id", Uuid, comment="the task that enqueued it, or that it follows", info=KEPT),
     CheckConstraint(one_of(OPEN_TASK_STATES), name="tasks_are_open"),
+    storage={  # it is small and changes fast: clean it by the number of dead rows, not by its size
+        "autovacuum_vacuum_scale_factor": 0.0,
+        "autovacuum_vacuum_threshold": 10_000,
+        "autovacuum_vacuum_insert_scale_factor": 0.0,
+        "autovacuum_vacuum_insert_threshold": 100_000,
+        "autovacuum_analyze_scale_factor": 0.0,
+        "autovacuum_analyze_threshold": 50_000,
+        "autovacuum_vacuum_cost_delay": 0,
+    },
 )
 
 READY = "status = 'pending' AND blockers = 0 AND wake_at IS NULL"
