@@ -340,9 +340,11 @@ def _parse(name: str, value: Any, source: str) -> Any:
             value = value.strip()
         return value.lower() if name in CHOICES else wanted(value)
     except (TypeError, ValueError):
-        raise ConfigurationError(
-            f"Setting {name} in {source}: expected {wanted.__name__}, found {_shown(name, value)}."
-        ) from None
+        raise _unfit(f"{name} in {source}", wanted.__name__, _shown(name, value)) from None
+
+
+def _unfit(name: str, expected: str, found: str) -> ConfigurationError:
+    return ConfigurationError(f"Setting {name}: expected {expected}, found {found}.")
 
 
 def _validated(settings: Settings) -> Settings:
@@ -350,32 +352,24 @@ def _validated(settings: Settings) -> Settings:
         value = getattr(settings, name)
         if name in _FOR_EVER_IF_ZERO:
             if value != 0 and not SHORTEST_RETENTION <= value <= LONGEST_RETENTION:
-                raise ConfigurationError(
-                    f"Setting {name}: expected {SHORTEST_RETENTION:g} seconds or more, up to a hundred years, or 0 to "
-                    f"keep for ever, found {value!r}."
-                )
+                expected = f"{SHORTEST_RETENTION:g} seconds or more, up to a hundred years, or 0 to keep for ever"
+                raise _unfit(name, expected, repr(value))
         elif isinstance(field.default, (int, float)):
             most = _LARGEST.get(name, _MOST)
             if not 0 < value <= most:
-                raise ConfigurationError(
-                    f"Setting {name}: expected a positive number up to {most:,.0f}, found {value!r}."
-                )
+                raise _unfit(name, f"a positive number up to {most:,.0f}", repr(value))
     if not _NAMESPACE.fullmatch(settings.namespace):
-        raise ConfigurationError(
-            f"Setting namespace: expected up to 40 small letters, digits and _ that begin with a letter and are no "
-            f"schema of Postgres's own (pg_…, public, information_schema), found {settings.namespace!r}."
+        expected = (
+            "up to 40 small letters, digits and _ that begin with a letter and are no schema of Postgres's own "
+            "(pg_…, public, information_schema)"
         )
+        raise _unfit("namespace", expected, repr(settings.namespace))
     if settings.shards > 1 and "+cluster:" in settings.redis_url:
         raise ConfigurationError(f"Setting shards: Redis Cluster needs one shard for now, found {settings.shards}.")
     if len(settings.release) > 100 or not settings.release.isprintable():  # it is a part of each heartbeat
-        raise ConfigurationError(
-            f"Setting release: expected up to 100 printable characters, found {settings.release!r}."
-        )
+        raise _unfit("release", "up to 100 printable characters", repr(settings.release))
     if settings.worker_ttl < 2 * settings.heartbeat:
-        raise ConfigurationError(
-            f"Setting worker_ttl: expected at least twice the heartbeat ({settings.heartbeat}), "
-            f"found {settings.worker_ttl}."
-        )
+        raise _unfit("worker_ttl", f"at least twice the heartbeat ({settings.heartbeat})", str(settings.worker_ttl))
     for name, schemes in (
         *((name, ("postgresql", "postgres")) for name in ("database_url", "read_database_url")),
         ("redis_url", ("redis", "rediss", "unix")),
@@ -384,15 +378,10 @@ def _validated(settings: Settings) -> Settings:
         value = getattr(settings, name)
         if value and value.split(":")[0].split("+")[0] not in schemes:
             some = " or ".join(f"{scheme}://" for scheme in schemes)
-            raise ConfigurationError(
-                f"Setting {name}: expected a URL that starts with {some}, found {_shown(name, value)}."
-            )
+            raise _unfit(name, f"a URL that starts with {some}", _shown(name, value))
     for name, choices in CHOICES.items():
         if getattr(settings, name) not in choices:
-            raise ConfigurationError(
-                f"Setting {name}: expected {', '.join(choices[:-1])} or {choices[-1]}, "
-                f"found {getattr(settings, name)!r}."
-            )
+            raise _unfit(name, f"{', '.join(choices[:-1])} or {choices[-1]}", repr(getattr(settings, name)))
     return settings
 
 

@@ -32,6 +32,15 @@ def refuse_old_server(connection: Connection) -> None:
         raise SchemaError(f"Postgres {'.'.join(map(str, version))} is too old: use {OLDEST_POSTGRES} or newer.")
 
 
+def refuse_early(revision: str) -> None:
+    """Refuse a database of a revision whose migrations are gone."""
+    if "" < revision < FIRST:
+        raise SchemaError(
+            f"The database is at revision {revision}, which no release had, and cannot be upgraded: expected {FIRST} "
+            f"or later. Upgrade it with the commit that added revision {FIRST} first, or create a new database."
+        )
+
+
 def oldest_supported(connection: Connection) -> str | None:
     """Return the revision that a release must know at least to use this schema; None where nothing says so."""
     found = connection.execute(

@@ -21,7 +21,7 @@ from orchestrator import time_limits
 from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import DEFAULT_NAMESPACE, Settings
-from orchestrator.store.compatibility import FIRST, oldest_supported, refuse_old_server
+from orchestrator.store.compatibility import oldest_supported, refuse_early, refuse_old_server
 from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
 from orchestrator.store.dialing import several_hosts, use_dialing
 from orchestrator.store.error_redaction import code_of, hide_rows
@@ -66,15 +66,14 @@ _ADVICE = (
     ("no password supplied", "Put the password into the setting database_url, or into ~/.pgpass."),
     ("does not exist", "Create it, or check the setting database_url."),
     ("no pg_hba.conf entry", "Let this user in from this machine (pg_hba.conf), or check the setting database_url."),
-    ("too many clients", "Close some of them, or raise max_connections."),
-    ("remaining connection slots", "Close some of them, or raise max_connections."),
+    ("too many clients|remaining connection slots", "Close some of them, or raise max_connections."),
     ("too many connections for", "Close some of them, or raise the limit of the role or the database."),
     ("QueuePool limit", "This process uses all the connections that it may open: make fewer calls at the same time."),
     ("read-only", "Postgres is read-only: a standby, or an administrator's setting. Check the setting database_url."),
     ("no answer within", "It hangs, is overloaded, or something holds a lock: `orchestrator status` says who."),
-    ("statement timeout", "The database is busy, or something holds a lock: `orchestrator status` says who."),
-    ("lock timeout", "The database is busy, or something holds a lock: `orchestrator status` says who."),
+    ("(lock|statement) timeout", "The database is busy, or something holds a lock: `orchestrator status` says who."),
 )
+"""Patterns of what an error says, and what to do."""
 
 _MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _UPGRADE_LOCK = 0x6F7263685F6462
@@ -214,7 +213,9 @@ def said(error: BaseException) -> str:
 def explain(error: BaseException, namespace: str = DEFAULT_NAMESPACE) -> str:
     """Return what is wrong with Postgres and what to do, in one line."""
     words = " ".join(str(getattr(error, "orig", None) or error).split())
-    advice = next((advice for known, advice in _ADVICE if known in words), "Check that it runs and can be reached.")
+    advice = next(
+        (advice for known, advice in _ADVICE if re.search(known, words)), "Check that it runs and can be reached."
+    )
     if is_forbidden(error):
         advice = (
             f"Grant that to the role of the setting database_url, or let the role own the schema {namespace!r} and "
@@ -235,12 +236,10 @@ def is_outage(error: BaseException) -> bool:
     return code in _REFUSED_TO_ALL or (isinstance(error, UNAVAILABLE) and not code.startswith(_LIMIT_EXCEEDED))
 
 
-_EXHAUSTED = ("too many clients", "remaining connection slots", "too many connections for", "QueuePool limit")
-
-
 def is_exhausted(error: BaseException) -> bool:
     """Say whether there is no connection left: Postgres has given all that it may, or this process has."""
-    return any(words in said(error.__cause__ or error) for words in _EXHAUSTED)
+    exhausted = r"too many (clients|connections for)|remaining connection slots|QueuePool limit"
+    return re.search(exhausted, said(error.__cause__ or error)) is not None
 
 
 def is_forbidden(error: BaseException) -> bool:
@@ -339,17 +338,12 @@ def upgrade(url: str, *, namespace: str = DEFAULT_NAMESPACE) -> str | None:
     with _migrating(url, namespace) as (connection, config):
         connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{namespace}"'))
         connection.commit()
-        found = current_revision(connection)
-        if found is None:
+        if not (found := current_revision(connection) or ""):
             metadata.create_all(connection, checkfirst=False)
             command.stamp(config, REVISION)
         elif found > REVISION:
             return check_schema(connection)
-        elif found < FIRST:
-            raise SchemaError(
-                f"The database is at revision {found}, which no release had, and cannot be upgraded: expected {FIRST} "
-                f"or later. Upgrade it with the commit that added revision {FIRST} first, or create a new database."
-            )
+        refuse_early(found)
         command.upgrade(config, "head")
     return None
 
@@ -367,8 +361,8 @@ def downgrade(url: str, revision: str | None, *, namespace: str = DEFAULT_NAMESP
         leader = connection.execute(text(f"SELECT address FROM {SCHEMA}.leases WHERE expires_at > now()")).scalar()
         if leader:
             raise SchemaError(f"The scheduler {leader} leads. Stop all processes of this release, then try again.")
-        known = sorted(script.revision for script in ScriptDirectory.from_config(config).walk_revisions())
-        earlier = [known_one for known_one in known if FIRST <= known_one < REVISION]
+        known = (script.revision for script in ScriptDirectory.from_config(config).walk_revisions())
+        earlier = sorted(one for one in known if one < REVISION)
         revision = revision or earlier[-1]
         if revision not in earlier:
             raise SchemaError(f"Expected a revision from {earlier[0]} to {earlier[-1]}, found {revision!r:.100}.")
