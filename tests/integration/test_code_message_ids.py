@@ -531,25 +531,36 @@ def test_ids_count_once_in_all_runs_that_follow_one_another(
     assert found.result(0) == (10, [1, -2, 0, -1] if how == "continue" else [1, -1])
 
 
-def test_an_update_with_start_says_that_the_open_run_ended_before_it_came(
-    system: System, counter: Any, worker: Worker, engine_: Engine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ends", [1, 5])
+def test_an_update_with_start_begins_another_run_if_the_open_one_ends_before_it_comes(
+    system: System, counter: Any, worker: Worker, engine_: Engine, monkeypatch: pytest.MonkeyPatch, ends: int
 ) -> None:
     open_run = counter.run.starting(id="c-1").start()
     rest(system, worker, engine_)
-    open_run.signal(counter.push, -1)
-    system.pass_seconds()
-    start = Starting.start
+    start, started = Starting.start, []
 
     def start_and_end(self: Any, *args: Any) -> Any:
-        handle = start(self, *args)
-        _end_first(system, worker, engine_)
-        return handle
+        if len(started) < ends:
+            counter.run.find("c-1").signal(counter.push, -1)
+            system.pass_seconds()
+        started.append(start(self, *args))
+        if len(started) <= ends:
+            _end_first(system, worker, engine_)
+            if ends > 1:
+                start(counter.run.starting(id="c-1", on_conflict="anew"))
+        else:
+            started[-1].signal(counter.push, 1)
+        rest(system, worker, engine_)
+        return started[-1]
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Starting, "start", start_and_end)
-        with pytest.raises(WrongState, match="ended before update 'add' reached it: send it again"):
-            counter.run.starting(id="c-1", update=(counter.add, 5), update_id="u-1").execute()
-    assert counter.run.starting(id="c-1", update=(counter.add, 5), update_id="u-1").start() != open_run
+    monkeypatch.setattr(Starting, "start", start_and_end)
+    update = counter.run.starting(id="c-1", update=(counter.add, 5), update_id="u-1")
+    if ends == 1:
+        assert update.execute() == 2
+        assert [one.id == open_run.id for one in started] == [True, False]
+        return
+    with pytest.raises(WrongState, match="5 runs in a row under id 'c-1' ended before update 'add' reached them"):
+        update.execute()
 
 
 def test_the_sender_of_an_update_that_came_after_the_end_is_told_so(

@@ -24,6 +24,8 @@ ASKED = "somebody asked for it"
 """Why any run is."""
 MOST_REFUSALS = 100
 """How often in a row the end of a run is refused because there are messages that its code has not seen."""
+CAME_LATE = {"came_late": True}
+"""The data of the error of an update that its run ended without: none of it was done, so it may go to another run."""
 MAY_BE_EARLY = (commands.CompleteRun, commands.FailRun)
 """Ends that are refused then."""
 _CANCELLED = TaskError("Cancelled", "Cancelled by request.")

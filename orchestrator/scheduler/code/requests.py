@@ -11,6 +11,7 @@ import msgspec
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Query
+from orchestrator.domain.code.ends import CAME_LATE
 from orchestrator.domain.code.history import Fact, RunWanted
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.code.promises import resolutions as resolutions_of
@@ -256,7 +257,7 @@ def update(tx: Transaction, items: Sequence[Request]) -> None:
 
 def _came_late(run: bytes, update: str) -> TaskError:
     text = f"Run {to_text(run)} ended before update {update!r} reached it: send it again to a run that is open."
-    return TaskError("WrongState", text)
+    return TaskError("WrongState", text, data=msgspec.json.encode(CAME_LATE).decode())
 
 
 def queries(items: Iterable[Request]) -> Iterator[tuple[bytes, Query]]:

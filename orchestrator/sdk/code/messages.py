@@ -190,7 +190,9 @@ def restored(message: str | QueryMethod[Any, ..., Any] | UpdateMethod[Any, ..., 
 def raised(what: str, error: TaskError) -> OrchestratorError:
     """Return the exception for a query or an update that has no answer."""
     if error.kind == WrongState.__name__:
-        return WrongState(error.message)
+        found: OrchestratorError = WrongState(error.message)
+        found.data = error.attributes
+        return found
     says_all = error.phase in ("unknown", "arguments") and error.kind.endswith(InvalidTask.__name__)
     text = error.message if says_all else f"{what} failed: {error_text(error.kind, error.message)}"
     found = HANDLER_ERRORS.get(error.phase, OrchestratorError)(text)

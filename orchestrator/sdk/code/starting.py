@@ -11,6 +11,7 @@ from typing_extensions import TypeVar
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.attributes import checked
+from orchestrator.domain.code.ends import CAME_LATE
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.tasks.headers import of_start
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 U_co = TypeVar("U_co", covariant=True, default=Any)
+
+_STARTS = 5
+"""How often an update is sent, each time to another run, if those that were open ended before it reached them."""
 
 
 class Starting(Generic[P, R, W_co, U_co]):
@@ -136,14 +140,20 @@ class Starting(Generic[P, R, W_co, U_co]):
             raise InvalidWorkflow("execute(…) returns the answer to an update: give starting(…) an update=.")
         update, sending = self._update[0], copy.copy(self)
         sending._update_id = self._update_id or to_text(new_id())
-        handle = sending.start(*args, **kwargs)
-        answer = handle.update_handle(sending._update_id, None if isinstance(update, str) else update)
-        try:
-            result: U_co = yield from answer._result(ANSWERED_WITHIN)
-        except NotFound:  # no history has it
-            name = name_of(UpdateMethod, update, self._signature)
-            raise WrongState(f"Run {handle.id} ended before update {name!r} reached it: send it again.") from None
-        return result
+        for _ in range(_STARTS):
+            handle = sending.start(*args, **kwargs)
+            answer = handle.update_handle(sending._update_id, None if isinstance(update, str) else update)
+            try:
+                result: U_co = yield from answer._result(ANSWERED_WITHIN)
+            except NotFound:  # no history has it, for the run that was open ended first: another is started
+                continue
+            except WrongState as error:
+                if error.data != CAME_LATE:
+                    raise
+                continue
+            return result
+        name = name_of(UpdateMethod, update, self._signature)
+        raise WrongState(f"{_STARTS} runs in a row under id {self._id!r} ended before update {name!r} reached them.")
 
     astart = async_variant(start)
     aexecute = async_variant(execute)
