@@ -537,7 +537,7 @@ def test_an_update_with_start_begins_another_run_if_the_open_one_ends_before_it_
 ) -> None:
     open_run = counter.run.starting(id="c-1").start()
     rest(system, worker, engine_)
-    start, started = Starting.start, []
+    start, started = Starting.start, list[WorkflowHandle[Any]]()
 
     def start_and_end(self: Any, *args: Any) -> Any:
         if len(started) < ends:
