@@ -17,6 +17,7 @@ from orchestrator.api.access import Caller
 from orchestrator.api.bodies import LARGEST_QUESTION, SMALL, check_shape, read_body
 from orchestrator.api.dashboard.misfits import in_words
 from orchestrator.api.dashboard.pages.overview import count_approvals
+from orchestrator.api.dashboard.pages.search import find_elsewhere
 from orchestrator.api.dashboard.parts import without_known
 from orchestrator.api.dashboard.rendering import Action, Said, Visit, current, go, page, prefix, refusal, visitor
 from orchestrator.api.dashboard.session import (
@@ -28,7 +29,7 @@ from orchestrator.api.dashboard.session import (
     ticket_of,
 )
 from orchestrator.api.endpoints import Endpoint
-from orchestrator.api.key_scope import WHOLE
+from orchestrator.api.key_scope import RUN, TASK, WHOLE
 from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, misfit, refused
 from orchestrator.api.quotas import Meter
 from orchestrator.api.recent import Recent
@@ -39,6 +40,7 @@ from orchestrator.domain.access import Scope, Ticket
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.acting import Actor
 from orchestrator.sdk.backend.replica import Replica
+from orchestrator.store.insights.lookup import Kind
 
 LOG_IN, LOG_OUT = "/ui/login", "/ui/logout"
 _TOKEN, _BACK = "token", "back"
@@ -66,8 +68,13 @@ class PagePath(ServedPath):
         if endpoint.scope is not None:
             visit = dataclasses.replace(visit, approvals=partial(count_approvals, self._api, caller.key_scope))
         current.set(visit)
-        given = endpoint.read_path(request.path_params)
         replica = self._api.replica
+        try:
+            given = endpoint.read_path(request.path_params)
+        except Refused:
+            if (answer := await self._elsewhere(endpoint, request, caller)) is not None:
+                return session.finish(answer)
+            raise
         if replica is not None and not replica.has_heard(session.last_action):  # another server did it
             await self._slots.run(replica.acted, caller)
             self._api.recent.forget()
@@ -77,6 +84,8 @@ class PagePath(ServedPath):
                 answer = await self._do(endpoint, given | endpoint.read_query(query), request, caller)
             except (Refused, OrchestratorError) as error:
                 problem = explained(error, request).problem
+                if problem.status == 404 and (other := await self._elsewhere(endpoint, request, caller)) is not None:
+                    return session.finish(other)  # the key of a run may be a UUID, too
                 if problem.status != 422 or not query or endpoint.is_live or endpoint.scope is not Scope.READ:
                     raise  # a preview of what is done to many must not mean more than was asked for
                 shown = await self._without_misfits(endpoint, given, query, problem, request, caller)
@@ -121,6 +130,19 @@ class PagePath(ServedPath):
         to = f"/ui/runs/{answer.id}" if isinstance(answer, Started) else getattr(answer, "to", "") or back
         text = await self._slots.run(partial(endpoint.outcome, answer), caller)
         return session.finish(go(to), Said(text, undo=endpoint.undone_by(_path(request))))
+
+    async def _elsewhere(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response | None:
+        """Lead from the page of a run's key, or of a part of an id, to that of the whole id; None if there is none."""
+        if endpoint.about not in (RUN, TASK) or endpoint.method != "GET" or endpoint.is_live:
+            return None
+        kind: Kind = "run" if endpoint.about is RUN else "task"
+        text = request.path_params["id"]
+        found = await self._slots.run(partial(find_elsewhere, self._api, kind, text, caller.key_scope), caller)
+        if not found or found == text:
+            return None
+        ui, kinds, _, *rest = _path(request).strip("/").split("/")
+        query = f"?{request.url.query}" if request.url.query else ""
+        return go(found if found.startswith("/") else "/".join(("", ui, kinds, found, *rest)) + query)
 
     async def _without_misfits(
         self, endpoint: Endpoint, given: dict[str, Any], query: str, problem: Problem, request: Request, caller: Caller

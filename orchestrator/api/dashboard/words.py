@@ -13,9 +13,10 @@ from markupsafe import Markup, escape
 
 from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.fleet.announced import count_known
+from orchestrator.domain.states import TaskState
 from orchestrator.monitoring.times import ago, counted, duration, present
 from orchestrator.sdk.values.display import as_shown
-from orchestrator.store.insights import QueueCounts, RunView
+from orchestrator.store.insights import QueueCounts, RunView, TaskView
 from orchestrator.terminal_safe import terminal_safe, without_styles
 from orchestrator.workers.parent.memory import format_memory
 
@@ -88,6 +89,13 @@ def earlier(moment: datetime, seconds: float) -> datetime:
 def short(id: object) -> str:
     """Return the end of an id, by which those of one list differ."""
     return str(id)[-8:]
+
+
+def waking(task: TaskView) -> str:
+    """Return what happens to a waiting task at its `wake_at`; nothing where that says nothing to people."""
+    if task.status != TaskState.PENDING or task.wake_at is None or (task.hold or "").startswith("crowded"):
+        return ""
+    return "fails" if task.hold else "due"
 
 
 def number(value: float | None) -> str:

@@ -17,7 +17,7 @@ from orchestrator.store.code import histories
 from orchestrator.store.code import reads as code_reads
 from orchestrator.store.insights.attempts import ErrorView, error_view
 from orchestrator.store.sql import Row, Statement
-from orchestrator.store.tables.tasks import NOBODY
+from orchestrator.store.tables.tasks import DELAYED, NOBODY
 
 _MOST = 10
 """Of each kind that is open, so many are shown."""
@@ -36,7 +36,7 @@ class OpenView:
     id: UUID
     """Its id; of a task or a child, the one to look at."""
     due: datetime | None
-    """When a timer fires."""
+    """When a timer fires, or a delayed task is due."""
     status: str | None
     """Where a task or a child stands."""
 
@@ -108,7 +108,7 @@ _OPEN = Statement[OpenView](f"""
 (SELECT 'timer', '', id, due, NULL FROM orchestrator.timers
   WHERE run_id = %(run)s::uuid ORDER BY due LIMIT {_MOST + 1})
  UNION ALL
-(SELECT 'task', name, id, NULL, status FROM orchestrator.tasks
+(SELECT 'task', name, id, CASE WHEN {DELAYED} THEN wake_at END, status FROM orchestrator.tasks
   WHERE run_id = %(run)s::uuid AND id <> run_id ORDER BY id LIMIT {_MOST + 1})
  UNION ALL
 (SELECT 'child', name, id, NULL, CASE WHEN stuck IS NULL THEN status ELSE 'stuck' END FROM orchestrator.runs

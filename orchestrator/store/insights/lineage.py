@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.dag.composed import PREFIX
 from orchestrator.domain.ids import derived_id
 from orchestrator.store.sql import Statement
+from orchestrator.store.tables.tasks import DELAYED
 
 MOST_ATTEMPTS = 3
 """The last attempts of a task that are looked at."""
@@ -44,6 +45,8 @@ class Relative:
     """When it was enqueued or started."""
     ended_at: datetime | None
     """When it ended."""
+    due: datetime | None = None
+    """Of a task that waits for its time, that time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +63,14 @@ class Lineage:
 
 _FIND = Statement[Relative](f"""
 SELECT /* insights.lineage.find */ id, 'task' AS kind, name, queue, NULL AS workflow, status, created_at,
-       NULL::timestamptz AS ended_at
+       NULL::timestamptz AS ended_at, CASE WHEN {DELAYED} THEN wake_at END AS due
   FROM orchestrator.tasks WHERE id = ANY(%(ids)s::uuid[]) AND (%(in_runs)s OR run_id IS NULL)
  UNION ALL
-SELECT id, 'task', name, queue, NULL, status, created_at, ended_at
+SELECT id, 'task', name, queue, NULL, status, created_at, ended_at, NULL
   FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[]) AND (%(in_runs)s OR run_id IS NULL)
  UNION ALL
 SELECT id, 'run', CASE WHEN starts_with(workflow, '{PREFIX}') THEN name ELSE coalesce(workflow, name) END, NULL,
-       workflow, status, created_at, ended_at
+       workflow, status, created_at, ended_at, NULL
   FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[]) AND NOT %(in_runs)s
 """)
 

@@ -22,8 +22,6 @@ from orchestrator.store.insights.runs import RunView, runs_by_key
 from orchestrator.store.insights.tasks import TaskFilter, TaskView, list_tasks
 from orchestrator.store.sql import Row, Statement
 
-_MOST_WORKFLOWS = 500
-"""Workflows as code among whose runs an id of somebody's own is looked for."""
 _ID = re.compile(r"[0-9a-f]{4,32}")
 
 
@@ -49,16 +47,14 @@ def search(connection: Connection, text: str, limit: int, *, queues: str = "", w
     Tasks are of queues, and runs of workflows, whose names begin so.
     """
     digits = text.lower().replace("-", "")
-    is_id = _ID.fullmatch(digits) is not None
     by_workflow = page_of_runs(connection, RunFilter(workflow=text, within=workflows), limit=limit).runs
     by_tag = page_of_runs(connection, RunFilter(tags=(text,), within=workflows), limit=limit).runs
     by_part = page_of_runs(connection, RunFilter(part=text, within=workflows), limit=limit).runs
-    code = [name for name, kind in kinds_of_names(connection).items() if kind == "code"]
-    by_key = runs_by_key(connection, text, code[:_MOST_WORKFLOWS], limit, workflows)
+    by_key = runs_by_key(connection, text, limit, workflows)
     runs = {run.id: run for run in (*by_key, *by_workflow, *by_tag, *by_part)}
     return Found(
-        tasks_by_id=begin_with(connection, "task", digits, limit, queues) if is_id else [],
-        runs_by_id=begin_with(connection, "run", digits, limit, workflows) if is_id else [],
+        tasks_by_id=begin_with(connection, "task", digits, limit, queues) if is_id(digits) else [],
+        runs_by_id=begin_with(connection, "run", digits, limit, workflows) if is_id(digits) else [],
         tasks=list_tasks(connection, TaskFilter(part=text, within=queues), limit=limit).tasks,
         runs=sorted(runs.values(), key=_newest, reverse=True)[:limit],
         failures=list_tasks(connection, TaskFilter(error=text, within=queues), limit=limit).tasks,
@@ -126,6 +122,11 @@ SELECT /* insights.ids.beside_{kind} */ shown.id::text, beside.id::text
 _BEGIN_WITH = {kind: _matching(kind, "begins", _BEGINS) for kind in get_args(Kind)}
 _END_WITH = {kind: _matching(kind, "ends", _ENDS) for kind in get_args(Kind)}
 _ENOUGH = {kind: _enough(kind) for kind in get_args(Kind)}
+
+
+def is_id(digits: str) -> bool:
+    """Say whether digits are enough of an id to look for it."""
+    return _ID.fullmatch(digits) is not None
 
 
 def begin_with(connection: Connection, kind: Kind, digits: str, most: int, within: str = "") -> list[IdMatch]:

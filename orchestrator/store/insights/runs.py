@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.dag.composed import is_composed
+from orchestrator.domain.dag.composed import PREFIX, is_composed
 from orchestrator.domain.limits.names import scoped
 from orchestrator.domain.runs.verdict import TERMINATED
 from orchestrator.domain.states import RunState
@@ -192,6 +192,21 @@ def notes_of_runs(connection: Connection, runs: Sequence[UUID]) -> dict[UUID, Ru
     return {row.id: row._replace(params=_shown_params(row.params) if row.params else None) for row in rows}
 
 
+_MOST_WORKFLOWS = 500
+"""Workflows among whose runs an id of somebody's own is looked for."""
+# From one name to the next in the index of workflows, however many runs each has; past those of compositions, which end
+# in hexadecimal digits.
+_WORKFLOWS = Statement[str](f"""
+WITH /* insights.runs.workflows */ RECURSIVE known (name) AS (
+    (SELECT workflow FROM orchestrator.runs WHERE workflow >= %(within)s::text ORDER BY workflow LIMIT 1)
+     UNION ALL
+    SELECT (SELECT workflow FROM orchestrator.runs
+             WHERE workflow > CASE WHEN starts_with(known.name, '{PREFIX}') THEN '{PREFIX}g' ELSE known.name END
+             ORDER BY workflow LIMIT 1)
+      FROM known WHERE known.name IS NOT NULL
+)
+SELECT name FROM known WHERE name IS NOT NULL AND NOT starts_with(name, '{PREFIX}') LIMIT {_MOST_WORKFLOWS}
+""")
 _BY_KEY = Statement[UUID]("""
 SELECT /* insights.runs.by_key */ id FROM orchestrator.runs WHERE key = %(key)s
  UNION
@@ -199,11 +214,14 @@ SELECT run_id FROM orchestrator.run_keys WHERE key = ANY(%(keys)s::text[]) LIMIT
 """)
 
 
-def runs_by_key(
-    connection: Connection, key: str, workflows: Iterable[str], limit: int, within: str = ""
-) -> list[RunView]:
-    """Return runs with this idempotency key, and runs of these workflows as code with this id of their own."""
-    keys = [scoped(workflow, key) for workflow in workflows]
+def workflows_with_runs(connection: Connection, within: str = "") -> list[str]:
+    """Return the first workflows, by name, that have runs and whose names begin so."""
+    return [name for name in _WORKFLOWS(connection, within=within) if name.startswith(within)]
+
+
+def runs_by_key(connection: Connection, key: str, limit: int, within: str = "") -> list[RunView]:
+    """Return runs with this idempotency key or this id of their own; `workflow/id` is that of one."""
+    keys = [key, *(scoped(workflow, key) for workflow in workflows_with_runs(connection, within))]
     ids = _BY_KEY(connection, key=key, keys=keys, limit=limit)
     found = find_runs(connection, [run.bytes for run in ids]) if ids else []
     return [run for run in found if (run.workflow or "").startswith(within)]

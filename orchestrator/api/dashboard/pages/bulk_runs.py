@@ -15,7 +15,7 @@ from orchestrator.api.dashboard.list_notes import given, within_span
 from orchestrator.api.dashboard.pages.runs import RunsQuery
 from orchestrator.api.dashboard.pages.tasks import check_marked, outcome_of_marked
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
-from orchestrator.api.dashboard.words import run_name
+from orchestrator.api.dashboard.words import run_name, with_query
 from orchestrator.api.key_scope import WITHIN, check_runs
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.domain.access import KeyScope, Scope
@@ -65,7 +65,8 @@ def _preview(api: Api, query: RunsQuery, key_scope: KeyScope, act: _Act) -> Resp
         is_part = cursor is not None or len(chosen) > MOST_AT_ONCE
         chosen = chosen[:MOST_AT_ONCE]
     groups = Counter((run_name(run) or "many tasks", _state(run)) for run in chosen).most_common()
-    return page("bulk_runs.html", act=act, asked=asked, groups=groups, chosen=chosen, is_part=is_part)
+    back = with_query("/ui/runs", given(query))
+    return page("bulk_runs.html", act=act, asked=asked, back=back, groups=groups, chosen=chosen, is_part=is_part)
 
 
 def _those_for(api: Api, act: _Act, runs: list[RunView]) -> list[RunView]:

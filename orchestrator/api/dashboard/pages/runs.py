@@ -14,6 +14,7 @@ from orchestrator.api.context import LARGEST, Api, Page
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
 from orchestrator.api.dashboard.graph import critical_path, draw, fold, urgency
 from orchestrator.api.dashboard.list_notes import Span, given, progress_of, progress_of_runs, run_notes, within_span
+from orchestrator.api.dashboard.near_names import near_run_filters
 from orchestrator.api.dashboard.pages import flows as flow_pages
 from orchestrator.api.dashboard.rendering import go, page, pages, visitor
 from orchestrator.api.dashboard.story import Sentence, story
@@ -76,7 +77,17 @@ def show_runs(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
     wanted = made_from(RunFilter, query, within=key_scope.workflows)
     found = Page(*api.read_list(list_runs, wanted, limit=query.limit, before=query.cursor, sort=query.sort))
     notes, done = run_notes(api, found.items), progress_of_runs(api, found.items)
-    return page("runs.html", query=query, asked=asked, found=found, states=list(ShownRunState), notes=notes, done=done)
+    near = [] if found.items or query.cursor else near_run_filters(api, query.workflow, key_scope)
+    return page(
+        "runs.html",
+        query=query,
+        asked=asked,
+        found=found,
+        near=near,
+        states=list(ShownRunState),
+        notes=notes,
+        done=done,
+    )
 
 
 class StepsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.list_notes import run_notes, task_errors
 from orchestrator.api.dashboard.rendering import go, page, pages
+from orchestrator.api.dashboard.words import with_query
 from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import system
@@ -18,6 +19,8 @@ from orchestrator.domain.access import KeyScope
 from orchestrator.sdk.values.display import as_json, call_of
 from orchestrator.store.insights import RunDetail, TaskDetail
 from orchestrator.store.insights.arguments import leaves, runs_by_argument, tasks_by_argument
+from orchestrator.store.insights.lookup import Kind, begin_with, is_id
+from orchestrator.store.insights.runs import runs_by_key
 
 routes = pages("/ui/search")
 
@@ -56,6 +59,20 @@ def search(api: Api, query: TextQuery, key_scope: KeyScope) -> Response:
         runs_by_argument=runs,
         gave_up=gave_up,
     )
+
+
+def find_elsewhere(api: Api, kind: Kind, text: str, key_scope: KeyScope) -> str:
+    """Return what leads to a task or run by a part of its id, or to a run by its key or an id of its own.
+
+    That is its whole id, or a search if several fit; nothing if none does.
+    """
+    if not text.isprintable():
+        return ""
+    found = [run.id for run in api.read(runs_by_key, text, _MOST, key_scope.workflows)] if kind == "run" else []
+    if not found and is_id(digits := text.lower().replace("-", "")):
+        within = key_scope.queues if kind == "task" else key_scope.workflows
+        found = [one.id for one in api.read(begin_with, kind, digits, _MOST, within)]
+    return str(found[0]) if len(found) == 1 else with_query("/ui/search", {"text": text}) if found else ""
 
 
 def _by_argument(api: Api, text: str, key_scope: KeyScope) -> tuple[list[TaskDetail], list[RunDetail], int]:

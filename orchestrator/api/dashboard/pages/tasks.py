@@ -15,8 +15,10 @@ from starlette.responses import Response
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.gantt import timeline
 from orchestrator.api.dashboard.list_notes import Span, given, progress_of, task_errors, within_span
+from orchestrator.api.dashboard.near_names import near_task_filters
 from orchestrator.api.dashboard.pages import logs
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
+from orchestrator.api.dashboard.session import own_page
 from orchestrator.api.key_scope import TASK, WITHIN, lineage_within
 from orchestrator.api.problems import refused
 from orchestrator.api.routes import bulk
@@ -39,6 +41,8 @@ routes, actions = pages("/ui/tasks"), page_actions("/ui/tasks")
 
 _MOST_AT_ONCE = 200
 """Tasks that are cancelled or tried again by one form."""
+_Back = Annotated[str, Meta(max_length=4_000)]
+"""The list from which somebody came to a preview, and to which the action leads back."""
 _ANY_TIME = datetime.fromtimestamp(0, UTC)
 _MOST_CHILDREN = 50
 """Tasks and runs that are listed of those that a task enqueued."""
@@ -66,6 +70,7 @@ def list_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> Response:
         query=query,
         asked=asked,
         found=found,
+        near=[] if found.items or query.cursor else near_task_filters(api, query.name, query.queue, key_scope),
         errors=task_errors(api, found.items),
         done=progress_of(api, found.items),
         states=list(TaskState),
@@ -76,6 +81,8 @@ def list_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> Response:
 
 class FailedQuery(filter_fields(FailedFilter)):  # type: ignore[misc]
     """Which failed tasks are meant."""
+
+    back: _Back = ""
 
 
 @routes.get("/retry", about=WITHIN, scope=Scope.OPERATE)
@@ -88,11 +95,14 @@ def preview_retry(api: Api, query: FailedQuery, key_scope: KeyScope) -> Response
         groups, is_part = api.read(redrive.preview_latest, wanted, key_scope.queues)
     total = sum(group.tasks for group in groups)
     looked_at = redrive.MOST_LOOKED_AT if is_part else None
-    return page("retry.html", query=query, groups=groups, total=total, looked_at=looked_at)
+    back = own_page(query.back or "/ui/failures")
+    return page("retry.html", query=query, back=back, groups=groups, total=total, looked_at=looked_at)
 
 
 class OpenQuery(filter_fields(OpenFilter, "until")):  # type: ignore[misc]
     """Which open tasks are meant."""
+
+    back: _Back = ""
 
 
 @routes.get("/cancel", about=WITHIN, scope=Scope.OPERATE)
@@ -100,12 +110,13 @@ def preview_cancel(api: Api, query: OpenQuery, key_scope: KeyScope) -> Response:
     """Say how many open tasks would be cancelled, before they are."""
     until = datetime.now(UTC)
     groups = []
-    if query != OpenQuery():
+    if query != OpenQuery(back=query.back):
         groups = bulk.open_tasks(api, made_from(OpenFilter, query, until=until), key_scope)
     total = sum(group.tasks for group in groups)
     return page(
         "cancel.html",
         query=query,
+        back=own_page(query.back or "/ui/tasks"),
         groups=groups,
         total=total,
         until=until,

@@ -1,0 +1,192 @@
+"""Lists of tasks and runs: filters that stay, names and keys that lead somewhere, arguments that are found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import unescape
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from orchestrator.api import access
+from orchestrator.domain.access import Scope
+from orchestrator.sdk.backend import Backend
+from orchestrator.sdk.ids import new_id
+from orchestrator.sdk.tasks.by_name import call_by_name
+from tests.emptying import empty
+from tests.integration.api_house import House, furnished
+from tests.integration.test_dashboard import make_key
+from tests.integration.visitor import Visitor
+
+
+@pytest.fixture(scope="module")
+def furniture(database_url: str, redis_url: str) -> Iterator[House]:
+    with furnished(database_url, redis_url) as found:
+        yield found
+
+
+@pytest.fixture
+def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
+    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    with furniture.engine.connect() as connection:
+        empty(connection, "api_keys", "inbox")
+    return furniture
+
+
+@pytest.fixture
+def anyone(house: House) -> Visitor:
+    return Visitor(house.app)
+
+
+def execute(house: House, statement: str, *values: Any) -> None:
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql(statement, values)
+
+
+def enqueue(house: House, name: str, args: list[Any], kwargs: dict[str, Any], **options: Any) -> str:
+    backend = Backend(house.settings)
+    try:
+        task = call_by_name(
+            house.settings, name, args, kwargs, options={"queue": "mail.out"} | options, queue="default"
+        )
+        return str(UUID(bytes=backend.tasks.enqueue(task)))
+    finally:
+        backend.close()
+
+
+def listed(page: str) -> list[str]:
+    return re.findall(r'<tr data-key="([^"]*)">', page)
+
+
+def row_of(page: str, id: object) -> str:
+    found = re.search(rf'<tr data-key="{id}">.*?</tr>', page, re.DOTALL)
+    assert found, f"{id} is listed"
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("listing", "act"),
+    [
+        ("/ui/tasks?status=pending&queue=mail.out&sort=when", "/ui/tasks/cancel"),
+        ("/ui/tasks?status=failed&queue=mail.out&span=24h", "/ui/tasks/retry"),
+        ("/ui/failures?span=7d", "/ui/tasks/retry"),
+        ("/ui/runs?status=pending&workflow=mail-flow&sort=when", "/ui/runs/cancel"),
+    ],
+)
+def test_an_action_on_many_leads_back_to_the_filtered_list(anyone: Visitor, listing: str, act: str) -> None:
+    link = re.search(rf'href="({act}\?[^"]*)"', anyone.get(listing).text)
+    assert link, f"{listing} offers it"
+    page = anyone.get(unescape(link[1])).text
+    again = re.search(r'<form class="filters".*?</form>', page, re.DOTALL)
+    if again:  # what it was counted for is changed
+        fields = re.findall(r'name="([^"]*)" value="([^"]*)"', again[0])
+        assert ("back", unescape(listing)) in [(name, unescape(value)) for name, value in fields]
+    form = re.search(r'<form method="post".*?class="act big">(.*?)</form>', page, re.DOTALL)
+    assert form
+    sent: dict[str, Any] = {
+        name: unescape(value) for name, value in re.findall(r'name="([^"]*)" value="([^"]*)"', form[1])
+    }
+    assert sent["back"] == listing
+    action = act.replace("/runs/cancel", "/runs/cancel-chosen")
+    assert anyone.post(action, **sent).headers["Location"] == listing
+    assert f'<p class="crumbs"><a href="{listing.replace("&", "&amp;")}">' in page
+
+
+def test_a_preview_leads_back_to_pages_of_the_dashboard_alone(anyone: Visitor) -> None:
+    page = anyone.get("/ui/tasks/cancel?queue=mail.out&back=https://elsewhere.example/").text
+    assert 'elsewhere.example/">Tasks' not in page
+    assert '<p class="crumbs"><a href="/ui">Tasks</a>' in page
+
+
+def test_lists_say_when_a_delayed_task_is_due(house: House, anyone: Visitor) -> None:
+    id = enqueue(house, "t.late", [], {}, delay=3_900.0)
+    held = enqueue(house, "t.held", [], {})
+    execute(
+        house, "UPDATE orchestrator.tasks SET hold = 'unknown', wake_at = now() + interval '2 days' WHERE id = %s", held
+    )
+    busy = enqueue(house, "t.busy", [], {})
+    execute(
+        house, "UPDATE orchestrator.tasks SET hold = 'crowded', wake_at = now() + interval '9 s' WHERE id = %s", busy
+    )
+    for path in ("/ui/tasks?status=pending", "/ui/search?text=t.late"):
+        row = row_of(anyone.get(path).text, id)
+        assert re.search(r'due <time datetime="(20[^"]*Z)" title="\1">in 1h</time>', row), path
+    page = anyone.get("/ui/tasks?status=pending").text
+    assert re.search(r"fails <time [^>]*>in 1d", row_of(page, held))
+    assert not re.search("due <time|fails <time", row_of(page, busy))
+    assert not re.search("due <time|fails <time", row_of(page, house.tasks["mail"]))
+    assert re.search(r"<dt>Due</dt><dd><time [^>]*>in 1h", anyone.get(f"/ui/tasks/{id}").text)
+
+
+def test_a_part_of_a_name_leads_to_names_that_contain_it(house: House, anyone: Visitor) -> None:
+    enqueue(house, "shop.send_invoice", [], {})
+    enqueue(house, "shop.void_INVOICE", [], {}, queue="bank.out")
+    page = anyone.get("/ui/tasks?name=invoice&status=pending").text
+    assert "No task is named “invoice”. Names that contain it:" in page
+    for name in ("shop.send_invoice", "shop.void_INVOICE"):
+        link = re.search(rf'<a href="([^"]*)">{name}</a>', page)
+        assert link
+        assert len(listed(anyone.get(unescape(link[1])).text)) == 1
+    page = anyone.get("/ui/tasks?name=shop.send_invoice&status=failed").text
+    assert "No task is named" not in page, "there is one in another state"
+    assert (
+        "No task is named “nothing-like-it”, and none is like it." in anyone.get("/ui/tasks?name=nothing-like-it").text
+    )
+    assert re.search(r"No queue is named “mail”.*>mail.out</a>", anyone.get("/ui/tasks?queue=mail").text)
+    assert re.search(r"No workflow is named “mail”.*>mail-flow</a>", anyone.get("/ui/runs?workflow=mail").text)
+    assert re.search(
+        r"No workflow is named “mial-flow”. Did you mean.*>mail-flow</a>",
+        anyone.get("/ui/runs?workflow=mial-flow").text,
+    )
+    bound = Visitor(house.app)
+    bound.log_in(make_key(house, Scope.READ, "mail.", "mail-"))
+    page = bound.get("/ui/tasks?name=invoice").text
+    assert "shop.send_invoice" in page
+    assert "shop.void_INVOICE" not in page
+    assert "bank" not in bound.get("/ui/tasks?queue=bank").text.replace("bank”", "").replace(
+        'value="bank"', ""
+    ).replace("queue=bank", "")
+
+
+def test_a_run_is_found_by_its_own_id_and_by_its_key(house: House, anyone: Visitor) -> None:
+    backend = Backend(house.settings)
+    try:
+        keyed = UUID(bytes=backend.workflows.start("mail-flow", {}, new_id(), key="order/7 ü", tags=()))
+        twice = [backend.workflows.start(f"{one}-flow", {}, new_id(), key="both", tags=()) for one in ("mail", "bank")]
+    finally:
+        backend.close()
+    chosen, as_uuid = UUID(bytes=new_id()), UUID(bytes=new_id())
+    own = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
+    for id, key in ((chosen, "order-77"), (as_uuid, own)):
+        execute(
+            house,
+            "INSERT INTO orchestrator.runs (id, name, total, open, workflow, code, status, ended_at)"
+            " VALUES (%s, 'billing', 0, 0, 'billing', true, 'success', now())",
+            id.hex,
+        )
+        execute(house, "INSERT INTO orchestrator.run_keys (key, run_id) VALUES (%s, %s)", f"billing/{key}", id.hex)
+    for path, to in (
+        ("order-77", chosen),
+        ("billing%2Forder-77", chosen),
+        ("order%2F7%20%C3%BC", keyed),
+        (own, as_uuid),
+        (str(chosen)[-12:], chosen),
+    ):
+        answer = anyone.get(f"/ui/runs/{path}")
+        assert (answer.status_code, answer.headers.get("Location")) == (303, f"/ui/runs/{to}"), path
+    assert anyone.get("/ui/runs/order-77/log?cursor=1-1").headers["Location"] == f"/ui/runs/{chosen}/log?cursor=1-1"
+    assert anyone.get("/ui/runs/both").headers["Location"] == "/ui/search?text=both"
+    for one in twice:
+        assert str(UUID(bytes=one)) in anyone.get("/ui/search?text=both").text
+    missing = anyone.get("/ui/runs/order-78")
+    assert missing.status_code == 404
+    assert "order-78" in missing.text
+    assert str(chosen) in anyone.get("/ui/search?text=order-77").text, "though no live worker has its code"
+    task = house.tasks["mail"]
+    assert anyone.get(f"/ui/tasks/{str(task)[-8:]}").headers["Location"] == f"/ui/tasks/{task}"
+    bound = Visitor(house.app)
+    bound.log_in(make_key(house, Scope.READ, "mail.", "mail-"))
+    assert bound.get("/ui/runs/order-77").status_code == 404
+    assert bound.get("/ui/runs/both").headers["Location"] == f"/ui/runs/{UUID(bytes=twice[0])}"
