@@ -212,6 +212,10 @@ class LaneService(CommitHooks):
         """Say whether a queue has lanes with something in them."""
         return self._lanes.has(queue)
 
+    def served(self) -> Iterator[str]:
+        """Yield the queues that have lanes with something in them."""
+        return self._lanes.filled()
+
     def claim(self, tx: Transaction, rooms: dict[str, int]) -> list[Claimed]:
         """Claim what fits into each queue's room, by turns."""
         claimed: list[Claimed] = []

@@ -107,6 +107,7 @@ SOME = [("q", f"job|{number}") for number in range(LANES)]
 
 STATEMENTS: dict[str, Call] = {
     "lanes: arrived": lambda leader: lambda c: lanes.arrived(c, [(task, True) for task in leader.ids]),
+    "ready queues": lambda _: lambda c: claims.ready_queues(c, BATCH),
     "lanes: after": lambda _: lambda c: lanes.lanes_after(c, "", "", 2_000),
     "lanes: claim": lambda _: lambda c: lanes.claim(c, SHARES, NOW),
     "lanes: read_ready": lambda _: lambda c: lanes.read_ready(c, ["q", "now", "none"], SOME, 500),

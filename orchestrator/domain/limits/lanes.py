@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import islice
@@ -133,6 +133,10 @@ class Lanes:
         """Say whether a queue has a lane in which something is ready."""
         place = self._queues.get(queue)
         return place is not None and place.size > 0
+
+    def filled(self) -> Iterator[str]:
+        """Yield the queues that have a lane in which something is ready."""
+        return filter(self.has, self._queues)
 
     def has_next(self, queue: str, now: float) -> bool:
         """Say whether a lane of a queue could be given a turn now, or perhaps could."""

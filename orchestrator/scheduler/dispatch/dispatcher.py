@@ -202,9 +202,11 @@ class Dispatcher(CommitHooks):
         self._lanes.refresh(tx)
         capabilities = self._fleet.capabilities
         capabilities.grows = False
-        rooms, slots = self.windows.rooms(tx, tx.budget.parts.most(_PART, self._batch), self._executing)
+        ready = self._fleet.queues if self._claims.is_slow else self.windows.ready(tx)
+        rooms, slots = self.windows.rooms(tx, tx.budget.parts.most(_PART, self._batch), self._executing, ready)
         if not rooms:
-            return LastClaim()
+            is_idle = not ready and bool(self._fleet.queues)
+            return LastClaim(is_idle, is_idle and not capabilities.holds and not self._lanes.is_shared)
         if capabilities.mixed or tx.result.code.near:
             capabilities.begin(tx.result.over())
         if capabilities.holds:

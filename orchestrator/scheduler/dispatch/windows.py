@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.limits import queues
 from orchestrator.store.limits.queues import QueueRow
+from orchestrator.store.tasks import claims
 
 _AHEAD = 0.25
 """Seconds of a queue's rate that may be dispatched before a start is reported: a worker does not know the rates of
@@ -29,6 +30,11 @@ _MOST_DATA = 16_000_000
 """Bytes of payload that are claimed of a queue at once, estimated from the last claims."""
 _LARGE = 10_000
 """Bytes of payload from which on it matters how many tasks are claimed."""
+
+_MANY = 100
+"""Queues from which on a claim first asks which of them have something ready."""
+_FEW = 4
+"""It helps if at most one in so many has."""
 
 
 class Rooms(NamedTuple):
@@ -70,13 +76,22 @@ class Windows:
             self._limits = {row.name: row for row in queues.read(tx.connection)}
             self._lanes.queue_rates = {row.name: row.rate for row in self._limits.values() if row.rate is not None}
 
-    def rooms(self, tx: Transaction, most: int, executing: Container[str]) -> Rooms:
-        """Return how many tasks each queue may be given now, at most so many; some have `executing` tasks only."""
+    def ready(self, tx: Transaction) -> Collection[str]:
+        """Return the queues with workers that may have something ready: all, unless they are many."""
+        served = self._fleet.queues
+        most = len(served) // _FEW
+        if len(served) < _MANY or len(found := claims.ready_queues(tx.connection, most + 1)) > most:
+            return served
+        created = () if tx.created is None else tx.created.queues
+        return served.keys() & {*found, *self._lanes.served(), *created}
+
+    def rooms(self, tx: Transaction, most: int, executing: Container[str], among: Iterable[str]) -> Rooms:
+        """Return how many tasks these queues may be given now, at most so many; some have `executing` tasks only."""
         rooms = Rooms({}, {})
         capabilities, landed_by_queue = self._fleet.capabilities, tx.result.capacity.landed
         executions = capabilities.executions
         gone = executions.among(landed(tx.result, capabilities)) if executions else {}
-        for queue in self._fleet.queues:
+        for queue in among:
             outstanding = in_slots = self.outstanding[queue] - landed_by_queue.get(queue, 0)
             if executions:
                 in_slots -= executions.outstanding[queue] - gone.get(queue, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from orchestrator.transport.leader.streams import LeaderStreams
 
 _SWEEP_EVERY = 10.0
 """Seconds between two looks for messages that belong to nothing."""
+_MOST_SWEPT = 1_000
+"""Queues of one such look; each takes two commands of Redis. The next look goes on with those behind them."""
 _COUNT_PAUSE = 20.0
 """Between two looks at what is in flight, so many times as long as one takes: where a transaction of others keeps dead
 rows in the index, it takes long, and must not take all the time."""
@@ -46,6 +49,7 @@ class FleetCheck:
     reconciler: Reconciler
     monotonic: Callable[[], float]
     _sweep_at: float = 0.0
+    _swept_to: str = ""
     _count_at: float = 0.0
     _counted_at: float = 0.0
 
@@ -86,10 +90,13 @@ class FleetCheck:
         return self.reconciler.suspects(self.streams.queues, self.generations.cursor.generation, away, sweep)
 
     def _sweep(self) -> list[str]:
-        """Now and then, forget workers that are gone; return the queues in which they may have left messages: all."""
+        """Now and then, forget workers that are gone; return queues in which they may have left messages, by turns."""
         if self.monotonic() < self._sweep_at:
             return []
         self._sweep_at = self.monotonic() + _SWEEP_EVERY
-        queues = list(self.fleet.queues)
+        every = sorted(self.fleet.queues)
+        begin = bisect_right(every, self._swept_to)
+        queues = every[begin : begin + _MOST_SWEPT]
+        self._swept_to = queues[-1] if len(queues) == _MOST_SWEPT else ""
         self.streams.fleet.forget_gone(self.generations.cursor.generation, queues)
         return queues

@@ -10,7 +10,7 @@ Heartbeats are numbered. A heartbeat that does not change is silence, whatever i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.domain.executors.call import has_means, is_announced
 from orchestrator.scheduler.fleet.capabilities import ANY_FUNCTION, Capabilities
@@ -101,7 +101,8 @@ class Fleet:
     # -- what dispatch asks
 
     @property
-    def queues(self) -> Iterable[str]:
+    def queues(self) -> Mapping[str, int]:
+        """The queues that have workers, with the slots of each."""
         return self._slots
 
     def slots(self, queue: str) -> int:

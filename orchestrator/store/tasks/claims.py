@@ -95,6 +95,22 @@ def claim(connection: Connection, rooms: dict[str, int], now: datetime) -> list[
     return most_urgent_first(_CLAIM(connection, _ROOMS(rooms.items()), now=now))
 
 
+_NEXT = f"SELECT queue FROM orchestrator.tasks WHERE {READY_PLAIN}"
+_ORDER = "ORDER BY queue, priority DESC, seq LIMIT 1"
+
+
+@Prepared.function(f"""
+WITH /* tasks.ready_queues */ RECURSIVE found AS (
+    ({_NEXT} {_ORDER})
+    UNION ALL
+    SELECT following.* FROM found CROSS JOIN LATERAL ({_NEXT} AND queue > found.queue {_ORDER}) AS following
+)
+SELECT queue FROM found LIMIT %(most)s::int
+""")
+def ready_queues(connection: Connection, most: int) -> list[str]:
+    """Return the first queues that have something ready, without keys; each is one step through the index."""
+
+
 _CREATED = creating(
     _CLAIMED, status="'dispatched'", attempt=_next_attempt("n.attempt"), dispatched_at="%(now)s::timestamptz"
 )
