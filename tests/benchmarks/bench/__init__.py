@@ -2,13 +2,12 @@
 
 __main__      options, progress, output
 rounds        one contestant's passes, in order
-idle, million, finished
-              measurements of ours that take longer, on request
+idle, steps   measurements of ours that take longer, on request
 client        the process that enqueues and measures, in the contestant's environment; remote talks to it
 services      Postgres and Redis, and an empty database for each pass
 programs      other processes: start, stop, memory, CPU
 environments  a virtual environment for each peer
 report        medians, ratios, tables
 
-The package `peers` beside this one has the contestants.
+The packages beside this one: `peers` has the contestants, `growth` what `--growth` measures.
 """

@@ -20,25 +20,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tests.benchmarks.bench.environments import with_environment
-from tests.benchmarks.bench.finished import beside_finished
 from tests.benchmarks.bench.idle import idle_cpu
-from tests.benchmarks.bench.keys import keyed_throughput
-from tests.benchmarks.bench.million import delayed_memory, pending_memory
 from tests.benchmarks.bench.options import parse
 from tests.benchmarks.bench.programs import Failed
-from tests.benchmarks.bench.report import medians, ratios, show, show_finished
+from tests.benchmarks.bench.report import medians, ratios, show, show_growth
 from tests.benchmarks.bench.rounds import PASSES, Sizes, run_round
 from tests.benchmarks.bench.services import REPOSITORY, Services, started
 from tests.benchmarks.bench.steps import stepping
+from tests.benchmarks.growth import page as growth_page
+from tests.benchmarks.growth.axes import AXES
+from tests.benchmarks.growth.growing import grow
+from tests.benchmarks.peers import page
 from tests.benchmarks.peers.contestants import ALL, OURS, Contestant
-from tests.benchmarks.peers.page import write
 
 
 def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
     """Do all that was asked for."""
     sizes = Sizes(**{field.name: getattr(options, field.name) for field in fields(Sizes)})
     steps = options.rounds * (len(PASSES) * (1 + len(options.peers)) + 1) + len(options.peers)
-    also = (options.million, options.later, options.keys, options.steps, options.idle)
+    also = (options.steps, options.idle)
     bar = progress.add_task("", total=steps + sum(map(bool, also)))
     begun = False
 
@@ -65,15 +65,6 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
             "ratios": {name: ratios(folded[OURS.name], folded[name]) for name in options.peers},
             "rounds": rounds,
         }
-        if options.million:
-            say(f"{options.million:,} tasks pending")
-            report["million"] = pending_memory(services, options.million)
-        if options.later:
-            say(f"{options.later:,} tasks due in months")
-            report["later"] = delayed_memory(services, options.later)
-        if options.keys:
-            say("limits by key")
-            report["keys"] = keyed_throughput(services, options.tasks, options.rounds)
         if options.steps:
             say("workflows as code")
             report["steps"] = stepping(services)
@@ -84,17 +75,16 @@ def measure(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
         return report
 
 
-def measure_finished(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
-    """Measure throughput beside finished tasks, and nothing else."""
-    bar = progress.add_task("", total=None)
-    sizes = Sizes(tasks=options.tasks, patience=options.patience)
+def measure_growth(options: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+    """Measure how costs grow, and nothing else."""
+    points = sum(len(AXES[axis].sizes) for axis in options.growth)
+    bar = progress.add_task("", total=points)
     with started() as services:
         return {
             "date": date.today().isoformat(),
             "machine": machine(services),
-            "options": {**vars(options), "json": None},
-            "finished": beside_finished(
-                services, options.finished, sizes, options.rounds, lambda what: progress.update(bar, description=what)
+            "growth": grow(
+                services, options.growth, lambda what: progress.update(bar, description=what, advance=1), options.quick
             ),
         }
 
@@ -147,14 +137,14 @@ def main() -> int:
     columns = (TextColumn("{task.description:<34}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-            report = (measure_finished if options.finished else measure)(options, progress)
+            report = (measure_growth if options.growth else measure)(options, progress)
     except Failed as error:
         print(f"Error: {error}", file=sys.stderr)
         return 1
-    (show_finished if options.finished else show)(console, report)
-    is_whole = options.finished or "failed" not in report["results"][OURS.name]
+    (show_growth if options.growth else show)(console, report)
+    is_whole = bool(options.growth) or "failed" not in report["results"][OURS.name]
     if options.write and is_whole:
-        write(report, REPOSITORY)
+        (growth_page if options.growth else page).write(report, REPOSITORY)
     options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     console.print(f"Every round is in {options.json}")
     return 0 if is_whole else 1

@@ -54,18 +54,6 @@ class Client:
         """Return the seconds that enqueueing one by one took."""
         return _timed(lambda: self._queue.enqueue_singly(count))
 
-    def enqueue_keyed(self, count: int, keys: int, together: bool) -> None:
-        """Enqueue tasks with so many keys: by turns, or all of a key together."""
-        cast(Any, self._queue).enqueue_keyed(count, keys, together=together)
-
-    def enqueue_later(self, count: int, seconds: float) -> None:
-        """Enqueue tasks that are due in a while."""
-        cast(Any, self._queue).enqueue_later(count, seconds)
-
-    def purge(self) -> float:
-        """Cancel all that waits; return the seconds that it took."""
-        return _timed(cast(Any, self._queue).purge)
-
     def run_steps(self, runs: int, steps: int) -> float:
         """Return the seconds that workflows as code took, so many at once, with so many steps each."""
         return _timed(lambda: cast(Any, self._queue).run_steps(steps, runs))
@@ -97,16 +85,6 @@ class Client:
         elapsed = time.perf_counter() - began
         self.check(total)
         return total - first, elapsed
-
-    def drain_keyed(self, total: int) -> float:
-        """Wait until a backlog with keys is cleared: return the seconds from the first end to the last, as recorded.
-
-        Which task ends last is nobody's to know there, and looking would be measured too.
-        """
-        self._queue.wait_for_last()
-        _poll(lambda: self._queue.ended() >= total)
-        self.check(total)
-        return float(cast(Any, self._queue).span())
 
     def run_through(self, count: int, total: int) -> float:
         """Enqueue in bulk while workers run: return the seconds from the start of that call to the last end."""

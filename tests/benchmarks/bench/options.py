@@ -8,6 +8,7 @@ from datetime import date
 from pathlib import Path
 
 from tests.benchmarks.bench.rounds import Sizes
+from tests.benchmarks.growth.axes import AXES
 from tests.benchmarks.peers.contestants import ALL, LAYER, PEERS
 
 QUICK = {"tasks": 2_000, "singles": 300, "probes": 60, "seconds": 2.0, "rounds": 1, "budget": 1.0, "patience": 0.0}
@@ -26,9 +27,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         metavar="NAMES",
         help=f"compare with {', '.join(PEERS)}, or with those named; {LAYER.name} is ours by Celery's API",
     )
-    parser.add_argument(
-        "--write", action="store_true", help="write the tables and charts of README and docs/performance.md"
-    )
+    parser.add_argument("--write", action="store_true", help="write the tables and charts of docs/performance.md")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument(
         "--rounds", type=int, help="how often each contestant goes through all passes (3, or 2 with peers)"
@@ -61,27 +60,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="how long to wait for a quiet machine before each turn (60)",
     )
     parser.add_argument(
-        "--million",
-        type=int,
-        nargs="?",
-        const=1_000_000,
-        default=0,
-        metavar="TASKS",
-        help="also: the scheduler's memory with a million tasks pending",
-    )
-    parser.add_argument(
-        "--later",
-        type=int,
-        nargs="?",
-        const=1_000_000,
-        default=0,
-        metavar="TASKS",
-        help="also: the scheduler's memory with a million tasks due in months, and how long it takes to cancel them",
-    )
-    parser.add_argument(
-        "--keys", action="store_true", help="also: throughput with limits on ten keys and on ten thousand"
-    )
-    parser.add_argument(
         "--steps", action="store_true", help="also: workflows as code, one step after another and many at once"
     )
     parser.add_argument(
@@ -94,13 +72,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="also: CPU of an idle scheduler and worker over 60 s",
     )
     parser.add_argument(
-        "--finished",
-        type=int,
+        "--growth",
         nargs="?",
-        const=5_000_000,
-        default=0,
-        metavar="TASKS",
-        help="instead: throughput beside five million finished tasks, relative to an empty database",
+        const=",".join(AXES),
+        default="",
+        metavar="AXES",
+        help=f"instead: how costs grow with {', '.join(AXES)}, or with those named; takes about half an hour",
     )
     parser.add_argument(
         "--json",
@@ -114,7 +91,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         for name, value in QUICK.items():
             setattr(options, name, value)
     options.peers = [name for name in options.peers.split(",") if name]
+    options.growth = [name for name in options.growth.split(",") if name]
     options.rounds = options.rounds or (2 if options.peers else 3)
     if unknown := set(options.peers) - set(ALL):
         parser.error(f"--peers: unknown: {', '.join(sorted(unknown))}. Known: {', '.join(PEERS)}.")
+    if unknown := set(options.growth) - set(AXES):
+        parser.error(f"--growth: unknown: {', '.join(sorted(unknown))}. Known: {', '.join(AXES)}.")
     return options

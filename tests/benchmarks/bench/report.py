@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.bench.keys import TIMES
+from tests.benchmarks.growth.axes import AXES
 
 MEASURES = {
     "backlog_rate": "throughput, backlog, /s",
@@ -24,7 +24,6 @@ MEASURES = {
     "chord": "chord of 1,000, s",
     "steps": "100 workflow steps in sequence, s",
     "fibonacci": "40 × fibonacci(10) in sequence, s",
-    "cpu": "CPU, Postgres and scheduler, µs/task",
     "busy": "others' CPU before, %",
 }
 """Each measure's title, in the order of the table."""
@@ -68,13 +67,6 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
         _print(console, "Ours ÷ theirs (more is better for rates, less for times)", ["", *report["ratios"]], ratio_rows)
     if "orchestrator" in results:
         _print_pairs(console, "Memory, PSS, after the passes", "MB", results["orchestrator"]["memory"])
-    if report.get("million"):
-        _print_pairs(console, f"Scheduler, PSS, {options['million']:,} tasks pending", "MB", report["million"])
-    if report.get("later"):
-        _print_pairs(console, f"{options['later']:,} tasks due in months", "", report["later"])
-    if report.get("keys"):
-        backlog = TIMES * options["tasks"]
-        _print_pairs(console, f"Throughput, backlog of {backlog:,} tasks with limits", "/s", report["keys"])
     if report.get("steps"):
         _print_pairs(console, "Workflows as code", "", report["steps"])
     if report.get("idle"):
@@ -84,16 +76,12 @@ def show(console: Console, report: Mapping[str, Any]) -> None:
             console.print(f"\n{name} {found['failed']}: {found['why']}", highlight=False, markup=False)
 
 
-def show_finished(console: Console, report: Mapping[str, Any]) -> None:
-    """Print the throughput beside finished tasks."""
-    options, found = report["options"], report["finished"]
-    title = f"Beside {options['finished']:,} finished tasks, {options['rounds']} rounds, {options['tasks']:,} tasks"
-    cases = found["results"]
-    rows = [[MEASURES[rate], *(_number(cases[case][rate]) for case in cases)] for rate in cases["empty"]]
-    for rate in cases["empty"]:
-        ratios = (found["ratios"][case][rate] if case in found["ratios"] else 1.0 for case in cases)
-        rows.append([f"{MEASURES[rate]}, ratio", *(f"{ratio:.2f}" for ratio in ratios)])
-    _print(console, title, ["", *cases], rows)
+def show_growth(console: Console, report: Mapping[str, Any]) -> None:
+    """Print what a unit of work costs at each size."""
+    for axis, points in report["growth"].items():
+        names = sorted({name for costs in points.values() for name in costs})
+        rows = [[f"{size:,}", *(_number(costs.get(name)) for name in names)] for size, costs in points.items()]
+        _print(console, f"Per {AXES[axis].unit}, by {AXES[axis].title}", ["", *names], rows)
 
 
 def _print_pairs(console: Console, title: str, unit: str, pairs: Mapping[str, float]) -> None:

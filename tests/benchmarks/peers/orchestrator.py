@@ -10,7 +10,7 @@ import orchestrator.sdk.backend  # noqa: F401  # which the first call would load
 from orchestrator import chain, chord
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.store import database
-from tests.benchmarks.peers.orchestrator_app import app, collect, fibonaccis, keyed, noop, sequence
+from tests.benchmarks.peers.orchestrator_app import app, collect, fibonaccis, noop, sequence
 from tests.benchmarks.peers.queue import Queue, expect
 
 
@@ -35,24 +35,6 @@ class OrchestratorQueue(Queue):
     def enqueue_bulk(self, count: int) -> None:
         self.last = app.enqueue_many(noop, [()] * count)[-1]
 
-    def enqueue_keyed(self, count: int, keys: int, *, together: bool) -> None:
-        """Enqueue tasks with so many keys (0 for none): by turns, or all of a key together."""
-        if keys:
-            numbers = range(count)
-            found = [(number * keys // count if together else number % keys,) for number in numbers]
-            self.last = app.enqueue_many(keyed, found)[-1]
-        else:
-            self.enqueue_bulk(count)
-
-    def enqueue_later(self, count: int, seconds: float) -> None:
-        """Enqueue tasks that are due in a while."""
-        app.enqueue_many(noop.options(delay=seconds), [()] * count)
-
-    def purge(self) -> None:
-        """Cancel all that waits, and wait until that is done."""
-        app.queue("default").purge()
-        app.queue("default").drain(600)
-
     def run_steps(self, steps: int, runs: int = 1) -> None:
         """Run workflows as code at once, and check what they return."""
         handles = [sequence.start(steps) for _ in range(runs)]
@@ -69,12 +51,6 @@ class OrchestratorQueue(Queue):
 
     def ended(self) -> int:
         return self._number("SELECT count(*) FROM orchestrator.ended_tasks WHERE ended_at >= :began")
-
-    def span(self) -> float:
-        """Return the seconds from the first end to the last, by the clock that stamps them."""
-        with self._engine.connect() as connection:
-            query = text("SELECT extract(epoch FROM max(ended_at) - min(ended_at)) FROM orchestrator.ended_tasks")
-            return float(connection.execute(query).scalar_one())
 
     def check(self, total: int) -> None:
         expect("open tasks", self._number("SELECT count(*) FROM orchestrator.tasks"), 0)

@@ -1,0 +1,27 @@
+"""What the worker runs: nothing, in several ways."""
+
+from __future__ import annotations
+
+from orchestrator import WorkflowContext
+from tests.benchmarks.peers.orchestrator_app import app, keyed, noop
+from tests.benchmarks.peers.queue import effect
+
+__all__ = ["app", "keyed", "noop", "sized", "stepping"]
+
+
+@app.task
+def sized(data: str) -> int:
+    """Do nothing with much."""
+    del data
+    return effect()
+
+
+@app.workflow
+async def stepping(ctx: WorkflowContext, signals: int, steps: int) -> int:
+    """Hear so many signals, say so, wait for one more, and take steps."""
+    inbox = ctx.signals("more", type=int)
+    for _ in range(signals):
+        await inbox.get()
+    await noop.schedule()
+    await ctx.signals("go", type=int).get()
+    return sum([await noop.schedule() for _ in range(steps)])
