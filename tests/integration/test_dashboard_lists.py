@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from html import unescape
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from orchestrator.api import access
 from orchestrator.domain.access import Scope
+from orchestrator.domain.code import history
+from orchestrator.domain.dag.definition import Registered
+from orchestrator.domain.tasks.parameters import Parameter
 from orchestrator.sdk.backend import Backend
+from orchestrator.sdk.dag import definitions
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.by_name import call_by_name
+from orchestrator.sdk.values.display import call_of
+from orchestrator.sdk.values.payload import encode_call
+from orchestrator.store import fleet
+from orchestrator.store.code.histories import event_rows
+from orchestrator.store.insights import show_code
 from tests.emptying import empty
 from tests.integration.api_house import House, furnished
 from tests.integration.test_dashboard import make_key
 from tests.integration.visitor import Visitor
+from tests.integration.waiting_house import flow_that_asks
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +66,28 @@ def enqueue(house: House, name: str, args: list[Any], kwargs: dict[str, Any], **
         return str(UUID(bytes=backend.tasks.enqueue(task)))
     finally:
         backend.close()
+
+
+def start_code(house: House, args: list[Any], kwargs: dict[str, Any], name: str = "mail-code") -> UUID:
+    """Store a run of a workflow as code whose parameters a worker has announced."""
+    run = UUID(bytes=new_id())
+    start = history.RunStarted(name, 1, encode_call(name, args, kwargs, 10_000))
+    ((_, number, kind, data),) = event_rows(run.bytes, [start])
+    execute(
+        house,
+        "INSERT INTO orchestrator.runs (id, name, workflow, version, status, total, open, code)"
+        " VALUES (%s, %s, %s, 1, 'running', 1, 1, true)",
+        *(run.hex, name, name),
+    )
+    execute(
+        house,
+        "INSERT INTO orchestrator.histories (run_id, number, at, kind, data) VALUES (%s, %s, now(), %s, %s)",
+        *(run.hex, number, kind, data),
+    )
+    known = [Parameter(name="customer", type="str"), Parameter(name="amount", type="int", optional=True, default=5)]
+    with house.engine.connect() as connection:
+        fleet.describe(connection, [{name: known}])
+    return run
 
 
 def listed(page: str) -> list[str]:
@@ -190,3 +224,86 @@ def test_a_run_is_found_by_its_own_id_and_by_its_key(house: House, anyone: Visit
     bound.log_in(make_key(house, Scope.READ, "mail.", "mail-"))
     assert bound.get("/ui/runs/order-77").status_code == 404
     assert bound.get("/ui/runs/both").headers["Location"] == f"/ui/runs/{UUID(bytes=twice[0])}"
+
+
+def form_of(page: str, action: str) -> dict[str, Any]:
+    """Return what the form of a page sends if nobody types."""
+    form = re.search(rf'<form method="post" action="{action}"[^>]*>(.*?)</form>', page, re.DOTALL)
+    assert form, page
+    sent = {
+        name: unescape(value) for name, value in re.findall(r'<input [^>]*\bname="([^"]*)" value="([^"]*)"', form[1])
+    }
+    sent |= {
+        name: unescape(text)
+        for name, text in re.findall(r'<textarea name="([^"]*)"[^>]*>(.*?)</textarea>', form[1], re.DOTALL)
+    }
+    fields = re.findall(r'data-param="([^"]*)"[^>]*data-json="([^"]*)"', form[1])
+    named = json.loads(sent["named"]) | {unescape(name): json.loads(unescape(value)) for name, value in fields}
+    return sent | {"named": json.dumps(named)}
+
+
+PARAMS = {
+    "day": {"type": "date"},
+    "amount": {"type": "number", "default": 1.5},
+    "dry": {"type": "boolean", "default": False},
+    "note": {"type": "string", "default": "none"},
+    "token": {"type": "string", "default": ""},
+}
+
+
+def test_a_run_is_started_with_changes_in_a_form_that_has_its_parameters(house: House, anyone: Visitor) -> None:
+    given = {"day": "2026-01-31", "amount": 20, "dry": True, "note": 'a "b"', "token": "hunter2-secret"}
+    backend = Backend(house.settings)
+    try:
+        made = definitions.from_data({"name": "mail-daily", "params": PARAMS, "tasks": {"a": {"task": "t.a"}}})
+        step = msgspec.structs.replace(made.steps[0], registered=Registered(options={"redact": ["token"]}))
+        backend.workflows.apply(msgspec.structs.replace(made, steps=(step,)))
+        run = UUID(bytes=backend.workflows.start("mail-daily", given, new_id(), key=None, tags=("eu",)))
+        assert f'href="/ui/runs/{run}/again">Start with changes…' in anyone.get(f"/ui/runs/{run}").text
+        page = anyone.get(f"/ui/runs/{run}/again").text
+        assert "hunter2" not in page
+        assert re.search(r'<input type="date" data-param="day"[^>]* value="2026-01-31"', page)
+        assert re.search(r'<select data-param="dry".*?<option value="true" selected>', page, re.DOTALL)
+        sent = form_of(page, f"/ui/runs/{run}/again")
+        answer = anyone.post(
+            f"/ui/runs/{run}/again", **sent | {"named": sent["named"].replace('"amount": 20', '"amount": 21')}
+        )
+        new = UUID(answer.headers["Location"].removeprefix("/ui/runs/"))
+        found = backend.insights.show_run(new)
+        assert found is not None
+        assert (found.params, found.tags) == (given | {"amount": 21}, ("eu",))
+        answer = anyone.post(f"/ui/runs/{run}/again", **sent | {"named": '{"day": "never", "note": "kept"}'})
+        assert answer.status_code == 422
+        assert re.search(r'class="said bad"[^>]*>[^<]*day', answer.text)
+        assert 'value="kept"' in answer.text
+    finally:
+        backend.close()
+
+
+def test_a_run_of_code_is_started_with_changes_by_the_names_of_its_parameters(house: House, anyone: Visitor) -> None:
+    run = start_code(house, ["cust-9"], {"amount": 12})
+    page = anyone.get(f"/ui/runs/{run}/again").text
+    assert re.search(r'data-param="customer"[^>]* value="cust-9"', page)
+    assert re.search(r'<input type="number"[^>]*data-param="amount"[^>]* value="12"', page)
+    sent = form_of(page, f"/ui/runs/{run}/again")
+    answer = anyone.post(f"/ui/runs/{run}/again", **sent | {"named": sent["named"].replace("12", "13")})
+    new = UUID(answer.headers["Location"].removeprefix("/ui/runs/"))
+    with house.engine.connect() as connection:
+        found = show_code(connection, new)
+    assert found is not None
+    assert call_of(found.payload) == (["cust-9"], {"amount": 13})
+
+
+def test_a_run_of_a_flow_is_started_with_changes(house: House, anyone: Visitor) -> None:
+    flow_that_asks(house, "mail")
+    backend = Backend(house.settings)
+    try:
+        run = UUID(bytes=backend.flows.start("mail-asks", {"items": [7]}, new_id()))
+        sent = form_of(anyone.get(f"/ui/runs/{run}/again").text, f"/ui/runs/{run}/again")
+        assert json.loads(sent["named"]) == {"items": [7]}
+        answer = anyone.post(f"/ui/runs/{run}/again", **sent | {"named": '{"items": [8]}'})
+        found = backend.insights.show_run(UUID(answer.headers["Location"].removeprefix("/ui/runs/")))
+        assert found is not None
+        assert found.params == {"items": [8]}
+    finally:
+        backend.close()

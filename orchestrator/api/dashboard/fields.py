@@ -84,25 +84,35 @@ def encoded(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def of_params(params: Mapping[str, Param]) -> list[Field]:
-    """Return the fields of parameters that a definition declares."""
-    return [
-        Field(
-            name=name,
-            kind=one.type,
-            type=one.type,
-            required=one.required,
-            default=one.default,
-            description=one.description,
+def of_params(params: Mapping[str, Param], values: Mapping[str, Any] | None = None) -> list[Field]:
+    """Return the fields of parameters that a definition declares, filled if values are given."""
+    found = []
+    for name, one in params.items():
+        value = UNSET if values is None else values.get(name, UNSET)
+        found.append(
+            Field(
+                name=name,
+                kind=one.type if _is_fit(one.type, value) else "any",
+                type=one.type,
+                required=one.required,
+                default=one.default,
+                description=one.description,
+                empty='""' if one.type == "string" and isinstance(value, str) else "",
+                value=value,
+            )
         )
-        for name, one in params.items()
-    ]
+    return found
+
+
+def _is_fit(kind: ParamType, value: Any) -> bool:
+    """Say whether a value, if there is one, can stand in a field of a type; a hidden one, for example, cannot."""
+    return value is UNSET or value is None or misfit(kind, value) is None
 
 
 def of_parameters(parameters: Sequence[Parameter], values: Mapping[str, Any] | None = None) -> list[Field]:
     """Return the fields of parameters that workers announce, filled if values are given.
 
-    A value that does not fit its type, a hidden one for example, has a field for JSON.
+    A value that does not fit its type has a field for JSON.
     """
     found = []
     for one in parameters:
@@ -111,12 +121,11 @@ def of_parameters(parameters: Sequence[Parameter], values: Mapping[str, Any] | N
             continue
         value = UNSET if values is None else values.get(one.name, UNSET)
         kind = "list" if is_many else _TYPES.get(one.type.removesuffix(_NULLABLE), "any")
-        is_fit = value is UNSET or value is None or misfit(kind, value) is None
         may_be_null = one.type.endswith(_NULLABLE) and not one.optional
         found.append(
             Field(
                 name=one.name,
-                kind=kind if is_fit else "any",
+                kind=kind if _is_fit(kind, value) else "any",
                 type=f"any number of {one.type}" if is_many and one.type else one.type,
                 required=not (one.optional or is_many),
                 default=UNKNOWN if one.optional and one.default is UNSET else one.default,

@@ -9,6 +9,7 @@ import dataclasses
 
 from orchestrator.api.dashboard.pages import (
     again,
+    again_run,
     approvals,
     bulk_runs,
     compare,
@@ -79,6 +80,7 @@ _PAGES = (
     logs,
     bulk_runs,
     runs,
+    again_run,
     compare,
     workflows,
     flows,
@@ -93,7 +95,11 @@ PAGES: tuple[Endpoint, ...] = (
     *_LIVE,
     *entry.routes,
     *ACTIONS,
-    *(action for subject in (failures, tasks, again, bulk_runs, approvals, records) for action in subject.actions),
+    *(
+        action
+        for subject in (failures, tasks, again, again_run, bulk_runs, approvals, records)
+        for action in subject.actions
+    ),
 )
 NOWHERE = "/ui/{anything}"
 """The page for unknown paths."""

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from orchestrator.api.bodies import check_shape
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.fields import of_parameters
+from orchestrator.api.dashboard.fields import Field, of_parameters
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.key_scope import TASK
 from orchestrator.api.problems import Refused, unfit
@@ -21,7 +21,7 @@ from orchestrator.api.routes.enqueueing import NewCall, new_task
 from orchestrator.api.routes.tasks import Arguments, found_task
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.limits.names import lane_name
-from orchestrator.domain.redaction import HIDDEN
+from orchestrator.domain.redaction import HIDDEN, Redaction
 from orchestrator.domain.tasks.parameters import Misfit, Parameter, as_call, by_name, check_call, signature_of
 from orchestrator.domain.tasks.task import parse_options
 from orchestrator.errors import InvalidTask, PayloadError
@@ -48,8 +48,8 @@ class Again(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The queue of the other one, if none is given."""
 
 
-class _Call(msgspec.Struct):
-    """The arguments of the task that the new one is like, as they are and as a page shows them."""
+class Call(msgspec.Struct):
+    """The arguments of the task or run that the new one is like, as they are and as a page shows them."""
 
     given: Arguments
     shown: Arguments
@@ -63,7 +63,7 @@ def ask_again(api: Api, id: UUID) -> Response:
         shown = _call(api, task).shown
     except PayloadError as error:
         return page("again.html", 409, task=task, form=None, wrong=str(error), takes="", fields=None)
-    return _form(api, task, Again(args=_pretty(shown.args), kwargs=_pretty(shown.kwargs), queue=task.queue), shown)
+    return _form(api, task, Again(args=pretty(shown.args), kwargs=pretty(shown.kwargs), queue=task.queue), shown)
 
 
 @actions.post("/{id}/again", about=TASK)
@@ -72,7 +72,7 @@ def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note 
     task = found_task(api, id)
     known = api.read(parameters_of, task.name)
     try:
-        args, kwargs = _given(_call(api, task), body, known or ())
+        args, kwargs = given_by(_call(api, task), body, known or ())
         if known:
             check_call(known, args, kwargs)
         wanted = NewCall(name=task.name, args=args, kwargs=kwargs, queue=body.queue.strip() or task.queue)
@@ -91,15 +91,15 @@ def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note 
     return Note(" ".join(["the task is enqueued: this is it", *warnings]).rstrip("."), to=f"/ui/tasks/{made}")
 
 
-def _given(call: _Call, body: Again, known: Sequence[Parameter]) -> tuple[list[Any], dict[str, Any]]:
+def given_by(call: Call, body: Again, known: Sequence[Parameter]) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments that a form gives."""
     if body.named:
         given, shown = (by_name(known, one.args, one.kwargs) or {} for one in (call.given, call.shown))
-        typed = _merged("", given, shown, _read("named", body.named, dict))
+        typed = _merged("", given, shown, read_json("named", body.named, dict))
         return as_call(known, typed, len(call.given.args))
-    numbered = (dict(enumerate(one)) for one in (call.given.args, call.shown.args, _read("args", body.args, list)))
+    numbered = (dict(enumerate(one)) for one in (call.given.args, call.shown.args, read_json("args", body.args, list)))
     args = _merged("args: ", *numbered)
-    kwargs = _merged("kwargs: ", call.given.kwargs, call.shown.kwargs, _read("kwargs", body.kwargs, dict))
+    kwargs = _merged("kwargs: ", call.given.kwargs, call.shown.kwargs, read_json("kwargs", body.kwargs, dict))
     return [*args.values()], kwargs
 
 
@@ -116,15 +116,22 @@ def _form(
 ) -> Response:
     """Show the form: a field for each parameter that is known and for more arguments by name, or else two for JSON."""
     known = api.read(parameters_of, task.name)
-    fields, more = None, ""
     if form.named:
         form = msgspec.structs.replace(form, kwargs=form.named)  # if the parameters have changed since
-    values = None if known is None or typed is None else by_name(known, typed.args, typed.kwargs)
-    if known is not None and values is not None:
-        fields = of_parameters(known, values)
-        if any(one.kind == "variadic keyword" for one in known):
-            more = _pretty({name: value for name, value in values.items() if name not in {one.name for one in fields}})
+    fields, more = filled(known, typed)
     return page("again.html", status, task=task, form=form, wrong=wrong, takes=takes(known), fields=fields, more=more)
+
+
+def filled(known: Sequence[Parameter] | None, typed: Arguments | None) -> tuple[list[Field] | None, str]:
+    """Return the fields of parameters that are known, filled, and as JSON what else is given by name; or None."""
+    values = None if known is None or typed is None else by_name(known, typed.args, typed.kwargs)
+    if known is None or values is None:
+        return None, ""
+    fields = of_parameters(known, values)
+    if not any(one.kind == "variadic keyword" for one in known):
+        return fields, ""
+    names = {one.name for one in fields}
+    return fields, pretty({name: value for name, value in values.items() if name not in names})
 
 
 def _refused(api: Api, task: TaskDetail, form: Again, status: int, wrong: str) -> Response:
@@ -132,8 +139,12 @@ def _refused(api: Api, task: TaskDetail, form: Again, status: int, wrong: str) -
     typed = None
     if form.named:
         with suppress(Refused):
-            typed = Arguments([], _read("named", form.named, dict))
-    answer = _form(api, task, form, typed, status, wrong)
+            typed = Arguments([], read_json("named", form.named, dict))
+    return kept_by_browser(_form(api, task, form, typed, status, wrong))
+
+
+def kept_by_browser(answer: Response) -> Response:
+    """Return the answer to a form that is shown again, which Back leads to."""
     answer.headers["Cache-Control"] = "private, no-cache"
     return answer
 
@@ -144,16 +155,22 @@ def _lane(task: TaskDetail, options: str | None) -> str | None:
     return lane_name(task.name, key or None, parse_options(options))
 
 
-def _call(api: Api, task: TaskDetail) -> _Call:
+def _call(api: Api, task: TaskDetail) -> Call:
     """Return the arguments of a task; raises PayloadError where they cannot be had here."""
-    if len(task.payload) > _LONGEST or whole_reference(task.payload) is not None:
-        raise PayloadError(f"The arguments of task {task.id} are too large for a form: enqueue it from a program.")
-    args, kwargs, *_ = decode_call(task.payload) if task.payload else ([], {})
-    shown, named = api.redaction_of_task(task).call_shown(args, kwargs)
-    return _Call(Arguments(args, kwargs), Arguments(as_shown(shown), as_shown(named)))
+    return opened(f"task {task.id}", task.payload, api.redaction_of_task(task))
 
 
-def _read(name: str, text: str, kind: type[Any]) -> Any:
+def opened(what: str, payload: bytes, hidden: Redaction) -> Call:
+    """Return the arguments that are stored for a task or run; raises PayloadError where they cannot be had here."""
+    if len(payload) > _LONGEST or whole_reference(payload) is not None:
+        raise PayloadError(f"The arguments of {what} are too large for a form: start it from a program.")
+    args, kwargs, *_ = decode_call(payload) if payload else ([], {})
+    shown, named = hidden.call_shown(args, kwargs)
+    return Call(Arguments(args, kwargs), Arguments(as_shown(shown), as_shown(named)))
+
+
+def read_json(name: str, text: str, kind: type[Any]) -> Any:
+    """Return what a field of the form says."""
     try:
         check_shape(text.encode())
         return msgspec.json.decode(text or ("[]" if kind is list else "{}"), type=kind)
@@ -183,7 +200,8 @@ def _merged(label: str, given: Mapping[Any, Any], shown: Mapping[Any, Any], type
     return found
 
 
-def _pretty(value: Any) -> str:
+def pretty(value: Any) -> str:
+    """Return a value as JSON for a field of a form."""
     return msgspec.json.format(msgspec.json.encode(value)).decode()
 
 
