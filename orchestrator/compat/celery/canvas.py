@@ -34,7 +34,6 @@ class _Composite(Signature):
         return self.apply_async(args, kwargs)
 
     def apply(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
-        """Run all of it here."""
         return composing.apply(self, tuple(args or ()), dict(kwargs or {}), options)
 
     def freeze(self, _id: str | None = None, **_: Any) -> Any:
@@ -53,7 +52,6 @@ class _Composite(Signature):
 
     @property
     def tasks(self) -> list[Any]:
-        """Its parts."""
         found: list[Any] = self.kwargs["tasks"]
         return found
 
@@ -107,7 +105,6 @@ class group(_Composite):  # Celery's name
         return tuple(one.link_error(maybe_signature(errback)) for one in self.tasks)
 
     def skew(self, start: float = 1.0, stop: float | None = None, step: float = 1.0) -> group:
-        """Let its tasks begin one after another."""
         countdown = start
         for one in self.tasks:
             one.set(countdown=countdown)
@@ -152,7 +149,6 @@ class chord(_Composite):  # Celery's name
 
     @property
     def tasks(self) -> list[Any]:
-        """The tasks of its header."""
         found: list[Any] = self.kwargs["header"].tasks
         return found
 
@@ -162,7 +158,6 @@ class chord(_Composite):  # Celery's name
 
     @property
     def body(self) -> Any:
-        """The call that is given the results."""
         return self.kwargs["body"]
 
     @body.setter
@@ -170,7 +165,6 @@ class chord(_Composite):  # Celery's name
         self.kwargs["body"] = maybe_signature(body)
 
     def link(self, callback: Any) -> Any:
-        """Call another with the result of its body."""
         self.body.link(callback)
         return callback
 
@@ -245,17 +239,14 @@ class chunks(_Composite):  # Celery's name
 
     @property  # type: ignore[misc]  # it is computed
     def tasks(self) -> list[Any]:
-        """Its calls."""
         it, n = self.kwargs["it"], self.kwargs["n"]
         return [xstarmap(self.kwargs["task"], it[at : at + n], app=self._app) for at in range(0, len(it), n)]
 
     def group(self) -> group:
-        """Return it as a group."""
         return group(*self.tasks, app=self._app, **self.options)
 
     @classmethod
     def apply_chunks(cls, task: Any, it: Any, n: int, app: Any = None) -> Any:
-        """Start a run of it."""
         return cls(task, it, n, app=app)()
 
     def __repr__(self) -> str:

@@ -166,7 +166,6 @@ class Conf(dict[str, Any]):
         self._sources.append((source, namespace))
 
     def load(self) -> None:
-        """Read what was named so far."""
         if self._is_loading:
             return
         self._is_loading = True
@@ -209,7 +208,6 @@ class Conf(dict[str, Any]):
             )
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Set many settings."""
         self.take(dict(*args, **kwargs))
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -227,7 +225,6 @@ class Conf(dict[str, Any]):
         raise KeyError(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a setting."""
         try:
             return self[name]
         except KeyError:
@@ -248,7 +245,6 @@ class Conf(dict[str, Any]):
             self[name] = value
 
     def is_given(self, name: str) -> bool:
-        """Say whether a setting was given."""
         self.load()
         return name in self
 

@@ -150,7 +150,6 @@ class Retry(TaskPredicate):
         super().__init__(message, exc, when, **kwargs)
 
     def humanize(self) -> str:
-        """Say when it is run again."""
         return f"in {self.when}s" if isinstance(self.when, numbers.Number) else f"at {self.when}"
 
     def __str__(self) -> str:

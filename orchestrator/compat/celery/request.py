@@ -79,11 +79,9 @@ class Context:
         self.update(*args, **fields)
 
     def update(self, *args: Mapping[str, Any], **fields: Any) -> None:
-        """Set attributes."""
         self.__dict__.update(*args, **fields)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return an attribute."""
         return getattr(self, key, default)
 
     def __getattr__(self, name: str) -> Any:

@@ -19,7 +19,6 @@ class BaseSchedule:
     """When something is called."""
 
     def times(self) -> dict[str, Any]:
-        """Return the times of a schedule of ours."""
         raise NotImplementedError
 
 
@@ -34,7 +33,6 @@ class schedule(BaseSchedule):  # Celery's name
 
     @property
     def seconds(self) -> float:
-        """Seconds between two calls."""
         return max(self.run_every.total_seconds(), 0.0)
 
     def times(self) -> dict[str, Any]:

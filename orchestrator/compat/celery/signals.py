@@ -41,7 +41,6 @@ class Signal:
         return changed
 
     def has_listeners(self, sender: Any = None) -> bool:
-        """Say whether anybody is connected."""
         return any(wanted is None or _same(wanted, sender) for _, _, wanted in self.receivers)
 
     def send(self, sender: Any, **named: Any) -> list[tuple[Callable[..., Any], Any]]:

@@ -60,12 +60,10 @@ class Signature(dict[str, Any]):
 
     @property
     def app(self) -> Any:
-        """The application of its task."""
         return app_or_default(self._app)
 
     @property
     def type(self) -> Any:
-        """Its task."""
         return self.app.tasks[self["task"]]
 
     @classmethod
@@ -80,7 +78,6 @@ class Signature(dict[str, Any]):
 
     @classmethod
     def from_dict(cls, d: Mapping[str, Any], app: Any = None) -> Signature:
-        """Make a signature from its data."""
         kind = cls.TYPES.get(d.get("subtask_type") or "", Signature)
         made = kind.__new__(kind)
         dict.__init__(made, {"args": (), "kwargs": {}, "options": {}, "subtask_type": None, "immutable": False, **d})
@@ -110,7 +107,6 @@ class Signature(dict[str, Any]):
         return self.type(*args, **kwargs)
 
     def delay(self, *partial_args: Any, **partial_kwargs: Any) -> Any:
-        """Have workers run it."""
         return self.apply_async(partial_args, partial_kwargs)
 
     def apply(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
@@ -141,7 +137,6 @@ class Signature(dict[str, Any]):
     partial = clone
 
     def replace(self, args: Any = None, kwargs: Any = None, options: Any = None) -> Any:
-        """Return a copy with other arguments or options."""
         copied = deepcopy(self)
         for name, value in (("args", args), ("kwargs", kwargs), ("options", options)):
             if value is not None:
@@ -149,7 +144,6 @@ class Signature(dict[str, Any]):
         return copied
 
     def set(self, immutable: bool | None = None, **options: Any) -> Any:
-        """Set options of the call."""
         if immutable is not None:
             self.set_immutable(immutable)
         self.options.update(options)
@@ -167,7 +161,6 @@ class Signature(dict[str, Any]):
     _freeze = freeze
 
     def append_to_list_option(self, key: str, value: Any) -> Any:
-        """Add to a list among the options."""
         items = self.options.setdefault(key, [])
         if not isinstance(items, list):
             items = self.options[key] = [items]
@@ -176,7 +169,6 @@ class Signature(dict[str, Any]):
         return value
 
     def extend_list_option(self, key: str, value: Any) -> None:
-        """Add many to a list among the options."""
         for one in listed(value):
             Signature.append_to_list_option(self, key, one)
 
@@ -185,7 +177,6 @@ class Signature(dict[str, Any]):
         return self.append_to_list_option("link", callback)
 
     def link_error(self, errback: Any) -> Any:
-        """Call another after failure."""
         return self.append_to_list_option("link_error", errback)
 
     def on_error(self, errback: Any) -> Any:
@@ -212,7 +203,6 @@ class Signature(dict[str, Any]):
     # -- as text and data
 
     def reprcall(self, *args: Any, **kwargs: Any) -> str:
-        """Return it as code."""
         given, named, _ = self._merge(args, kwargs)
         return f"{self['task']}({', '.join([*map(repr, given), *(f'{k}={v!r}' for k, v in named.items())])})"
 

@@ -47,7 +47,6 @@ class Actor:
         return f"<Actor {self.actor_name}>"
 
     def message(self, *args: Any, **kwargs: Any) -> Message:
-        """Return a call that is not sent yet."""
         return self.message_with_options(args=args, kwargs=kwargs)
 
     def message_with_options(

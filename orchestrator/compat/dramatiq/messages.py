@@ -52,7 +52,6 @@ class Message:
         return pipeline([self, other])
 
     def copy(self, **attributes: Any) -> Message:
-        """Return the same call with some things changed."""
         made = copy(self)
         vars(made).update(attributes)
         return made
@@ -64,7 +63,6 @@ class Message:
         return app.find_task(self.actor_name).options(**chosen, queue=self.queue_name)
 
     def part(self, is_first: bool, delay: float | None = None) -> Any:
-        """Return it as a part of a composition."""
         task = self.task(delay)
         if is_first or self.options.get("pipe_ignore"):
             return task.si(*self.args, **self.kwargs)
@@ -112,7 +110,6 @@ class _Started:
 
     @property
     def completed(self) -> bool:
-        """Say whether all of it has ended."""
         return self._started.status() in ("success", "failed", "cancelled")
 
     def _check(self, block: bool) -> None:
@@ -140,7 +137,6 @@ class pipeline(_Started):
         return chain(first.part(True, delay), *(message.part(False) for message in rest))
 
     def get_result(self, *, block: bool = False, timeout: int | None = None) -> Any:
-        """Return the result of the last message."""
         self._check(block)
         return waited(lambda: self._started.result(timeout=_seconds(timeout)), self)
 
@@ -157,7 +153,6 @@ class group(_Started):
         return len(self.children)
 
     def add_completion_callback(self, message: Message) -> None:
-        """Send a message when all have succeeded."""
         self._callbacks.append(message)
 
     def _native(self, delay: float | None = None) -> Any:
@@ -176,7 +171,6 @@ class group(_Started):
         yield from waited(lambda: self._started.results(timeout=_seconds(timeout)), self)
 
     def wait(self, *, timeout: int | None = None) -> None:
-        """Wait until all have ended."""
         waited(lambda: self._started.wait_ended(timeout=_seconds(timeout)), self)
 
 

@@ -61,7 +61,6 @@ class Callback:
 
     @property
     def name(self) -> str:
-        """Its import path."""
         return self.func if isinstance(self.func, str) else f"{self.func.__module__}.{self.func.__qualname__}"
 
 

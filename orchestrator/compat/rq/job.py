@@ -119,7 +119,6 @@ class Job:
 
     @classmethod
     def fetch(cls, id: str, connection: Any = None, serializer: Any = None) -> Job:
-        """Return the job of that id."""
         found = cls._find(id)
         if found is None:
             raise NoSuchJobError(f"No such job: {id}")
@@ -132,7 +131,6 @@ class Job:
 
     @classmethod
     def exists(cls, job_id: str, connection: Any = None) -> bool:
-        """Say whether a job has that id."""
         return cls._find(job_id) is not None
 
     @classmethod
@@ -164,7 +162,6 @@ class Job:
 
     @property
     def func_name(self) -> str:
-        """The import path of its function."""
         return self._name.replace(":", ".")
 
     @property
@@ -207,12 +204,10 @@ class Job:
         return self._detail is not None and self._detail.status in ENDED_TASK_STATES
 
     def refresh(self) -> None:
-        """Read it again."""
         self._meta = self._detail = None
         self._read()
 
     def get_status(self, refresh: bool = True) -> JobStatus:
-        """Return where it stands."""
         if self._status is not None:
             return self._status
         if self._context is not None:
@@ -254,7 +249,6 @@ class Job:
 
     @property
     def exc_info(self) -> str | None:
-        """The traceback of its failure."""
         if self._here is not None:
             return self._here.exc_string
         error = self._read(refresh=True).error
@@ -327,12 +321,10 @@ class Job:
     # -- dependencies
 
     def fetch_dependencies(self) -> list[Job]:
-        """Return the jobs that it depends on."""
         return [job for job in Job.fetch_many(self.dependency_ids) if job is not None]
 
     @property
     def dependency(self) -> Job | None:
-        """The first of these."""
         return next(iter(self.fetch_dependencies()), None)
 
     def _dependency_states(self) -> list[str]:
@@ -353,7 +345,6 @@ class Job:
         self._status = JobStatus.CANCELED
 
     def requeue(self, at_front: bool = False) -> Job:
-        """Run it again if it has failed."""
         self._ask(Handle.retry)
         self._detail = self._status = None
         return self

@@ -91,7 +91,6 @@ class Queue:
         return self._enqueue(*_parse(f, args, kwargs), delay=seconds_until(datetime))
 
     def enqueue_in(self, time_delta: timedelta, func: Function, *args: Any, **kwargs: Any) -> Job:
-        """Do the same after a while."""
         return self._enqueue(*_parse(func, args, kwargs), delay=time_delta.total_seconds())
 
     @staticmethod
@@ -152,7 +151,6 @@ class Queue:
         return [registry.job_id(task) for task in waiting[offset : None if length < 0 else offset + length]]
 
     def get_jobs(self, offset: int = 0, length: int = -1) -> list[Job]:
-        """Return these jobs."""
         return [job for job in Job.fetch_many(self.get_job_ids(offset, length)) if job is not None]
 
     job_ids = property(get_job_ids)
@@ -166,7 +164,6 @@ class Queue:
         return True
 
     def is_empty(self) -> bool:
-        """Say whether no job waits for a worker."""
         return not self.get_job_ids()
 
     def fetch_job(self, job_id: str) -> Job | None:
@@ -175,7 +172,6 @@ class Queue:
         return job if job is not None and job.origin == self.name else None
 
     def empty(self) -> None:
-        """Cancel all that waits in it."""
         app.queue(self.name).purge()
 
     def delete(self, delete_jobs: bool = True) -> None:
@@ -184,7 +180,6 @@ class Queue:
             self.empty()
 
     def remove(self, job_or_id: Job | str, pipeline: Any = None) -> None:
-        """Cancel a job."""
         (Job.fetch(job_or_id) if isinstance(job_or_id, str) else job_or_id).cancel()
 
     started_job_registry = property(lambda self: registry.StartedJobRegistry(queue=self))

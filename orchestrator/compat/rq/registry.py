@@ -66,7 +66,6 @@ class BaseRegistry:
         return (job if isinstance(job, str) else job.id) in self.get_job_ids()
 
     def requeue(self, job_or_id: Job | str, at_front: bool = False) -> Job:
-        """Run a failed job again."""
         return self._job(job_or_id).requeue()
 
     def remove(self, job: Job | str, pipeline: Any = None, delete_job: bool = False) -> None:
@@ -119,5 +118,4 @@ class ScheduledJobRegistry(BaseRegistry):
     status = JobStatus.SCHEDULED
 
     def get_scheduled_time(self, job_or_id: Job | str) -> datetime:
-        """Return when a job may start."""
         return self._job(job_or_id)._read(refresh=True).wake_at or datetime.now(UTC)

@@ -44,7 +44,6 @@ class Scheduler:
         return self._queue.enqueue_at(scheduled_time, func, *args, **_renamed(kwargs))
 
     def enqueue_in(self, time_delta: timedelta, func: str | Callable[..., Any], *args: Any, **kwargs: Any) -> Job:
-        """Do the same after a while."""
         return self._queue.enqueue_in(time_delta, func, *args, **_renamed(kwargs))
 
     def cron(

@@ -94,13 +94,11 @@ class Celery:
             raise AttributeError(f"'Celery' object has no attribute {name!r}")
 
     def set_current(self) -> None:
-        """Make it the current application."""
         apps.current = self
 
     set_default = set_current
 
     def close(self) -> None:
-        """Close its connections."""
         self.orchestrator.close()
 
     def __enter__(self) -> Celery:
@@ -189,7 +187,6 @@ class Celery:
 
     @property
     def Task(self) -> Any:  # noqa: N802  # Celery's name
-        """The class that tasks derive from."""
         return self.__dict__.get("_task_class") or self._base_class
 
     @Task.setter
@@ -332,15 +329,12 @@ class Celery:
         return results.AsyncResult(id, app=self, **kwargs)
 
     def GroupResult(self, id: str | None = None, results: Any = None, **kwargs: Any) -> Any:  # noqa: N802
-        """Return the results of a group."""
         return results.GroupResult(id, results, app=self, **kwargs)
 
     def ResultSet(self, results: Any, **kwargs: Any) -> Any:  # noqa: N802
-        """Return results that are waited for together."""
         return results.ResultSet(results, app=self, **kwargs)
 
     def signature(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a call as data."""
         kwargs["app"] = self
         return signature(*args, **kwargs)
 
@@ -348,19 +342,16 @@ class Celery:
 
     @cached_property
     def control(self) -> Control:
-        """Commands about tasks and workers."""
         return Control(self)
 
     @property
     def current_task(self) -> Any:
-        """The task that runs here."""
         return current_task._get_current_object()
 
     current_worker_task = current_task
 
     @property
     def timezone(self) -> Any:
-        """The time zone of schedules."""
         return calls.zone(self)
 
     def now(self) -> datetime:

@@ -63,11 +63,9 @@ class Control:
         self.revoke(task_id, terminate=True, **kwargs)
 
     def ping(self, destination: Any = None, **_: Any) -> list[dict[str, Any]]:
-        """Return who is there."""
         return [{name: {"ok": "pong"}} for name in self.inspect(destination).names()]
 
     def inspect(self, destination: Any = None, **_: Any) -> Inspect:
-        """Look at workers."""
         return Inspect(self.app, destination)
 
     def purge(self, **_: Any) -> int:
@@ -82,7 +80,6 @@ class Control:
         return count
 
     def shutdown(self, destination: Any = None, **_: Any) -> None:
-        """Drain workers."""
         for worker in {name.removeprefix("celery@") for name in self.inspect(destination).names()}:
             self._calls.fleet.drain(worker)
 
@@ -126,18 +123,15 @@ class Inspect:
         return [worker for worker in found if self._wanted is None or _name(worker) in self._wanted]
 
     def names(self) -> list[str]:
-        """Return the names of the workers."""
         return list(dict.fromkeys(map(_name, self._workers())))
 
     def _by_worker(self, empty: Any) -> dict[str, Any] | None:
         return {name: empty() for name in self.names()} or None
 
     def ping(self, **_: Any) -> dict[str, Any] | None:
-        """Return who is there."""
         return {name: {"ok": "pong"} for name in self.names()} or None
 
     def active(self, **_: Any) -> dict[str, Any] | None:
-        """Return the tasks that run."""
         return self._tasks((TaskState.RUNNING,))
 
     def reserved(self, **_: Any) -> dict[str, Any] | None:
@@ -213,7 +207,6 @@ class Inspect:
     registered_tasks = registered
 
     def active_queues(self) -> dict[str, Any] | None:
-        """Return the queues that workers serve."""
         found: defaultdict[str, dict[str, None]] = defaultdict(dict)
         for worker in self._workers():
             found[_name(worker)].update(dict.fromkeys(worker.queues))
@@ -223,7 +216,6 @@ class Inspect:
         } or None
 
     def stats(self) -> dict[str, Any] | None:
-        """Return how workers are doing."""
         found: dict[str, Any] = {}
         for worker in self._workers():
             one = found.setdefault(_name(worker), {"pid": worker.pid, "pool": {"max-concurrency": 0, "processes": []}})
@@ -241,7 +233,6 @@ class Inspect:
         return {name: {"ok": f"{name}: {one['pool']}"} for name, one in (self.stats() or {}).items()} or None
 
     def revoked(self) -> dict[str, Any] | None:
-        """Return the tasks that were cancelled lately."""
         from orchestrator.sdk.calls.insights import list_tasks
         from orchestrator.store.insights import TaskFilter
 
@@ -249,7 +240,6 @@ class Inspect:
         return {name: [str(one.id) for one in ended] for name in self.names()} or None
 
     def query_task(self, *ids: str) -> dict[str, Any] | None:
-        """Return where tasks stand."""
         from uuid import UUID
 
         given = [one for item in ids for one in ([item] if isinstance(item, str) else item)]

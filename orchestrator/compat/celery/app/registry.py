@@ -38,15 +38,12 @@ class Registry(dict[str, Task]):
         raise NotRegistered(name)
 
     def register(self, task: Task) -> None:
-        """Add a task."""
         task.app.register_task(task)
 
     def unregister(self, name: Any) -> None:
-        """Remove a task."""
         self.pop(getattr(name, "name", name), None)
 
     def regular(self) -> dict[str, Task]:
-        """Return the tasks of the program."""
         return {name: task for name, task in self.items() if not name.startswith("celery.")}
 
 

@@ -134,7 +134,6 @@ class Task:
     # -- calling
 
     def delay(self, *args: Any, **kwargs: Any) -> Any:
-        """Have a worker run it."""
         if self.is_plain and requests.MESSAGE not in kwargs:
             native = self._native or self._registered()
             if self._check is not None:
@@ -151,7 +150,6 @@ class Task:
         self.apply_async_on_commit(args, kwargs)
 
     def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
-        """Do the same with options of the call."""
         transaction = importlib.import_module("django.db.transaction")
         transaction.on_commit(functools.partial(self.apply_async, *args, **kwargs))
 
@@ -250,7 +248,6 @@ class Task:
     # -- signatures
 
     def signature(self, args: Any = None, *starargs: Any, **starkwargs: Any) -> Any:
-        """Return a call of this task as data."""
         starkwargs.setdefault("app", self.app)
         return canvas.signature(self, args, *starargs, **starkwargs)
 

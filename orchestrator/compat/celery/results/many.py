@@ -40,12 +40,10 @@ class ResultSet(ResultBase):
         self._run: CompositionHandle[Any] | None = None
 
     def add(self, result: Any) -> None:
-        """Add a result."""
         if result not in self.results:
             self.results.append(result)
 
     def remove(self, result: Any) -> None:
-        """Remove a result."""
         self.results.remove(result)
 
     def discard(self, result: Any) -> None:
@@ -53,50 +51,40 @@ class ResultSet(ResultBase):
         self.results = [one for one in self.results if one != result]
 
     def update(self, results: Iterable[Any]) -> None:
-        """Add results."""
         for one in results:
             self.add(one)
 
     def clear(self) -> None:
-        """Remove all."""
         self.results.clear()
 
     def completed_count(self) -> int:
-        """Return how many have succeeded."""
         return sum(one.successful() for one in self.results)
 
     def successful(self) -> bool:
-        """Say whether all have succeeded."""
         return all(one.successful() for one in self.results)
 
     def failed(self) -> bool:
-        """Say whether one has failed."""
         return any(one.failed() for one in self.results)
 
     def waiting(self) -> bool:
-        """Say whether one has not ended."""
         return any(not one.ready() for one in self.results)
 
     def ready(self) -> bool:
-        """Say whether all have ended."""
         if self._run is not None and not self.results:
             return self._run.status() not in ("pending", "running")
         return all(one.ready() for one in self.results)
 
     def maybe_throw(self, callback: Any = None, propagate: bool = True) -> None:
-        """Raise what one of them raised."""
         for one in self.results:
             one.maybe_throw(callback=callback, propagate=propagate)
 
     maybe_reraise = maybe_throw
 
     def forget(self) -> None:
-        """Forget all here."""
         for one in self.results:
             one.forget()
 
     def revoke(self, terminate: bool = False, **_: Any) -> None:
-        """Cancel all."""
         for one in self.results:
             one.revoke(terminate=terminate)
 
@@ -144,7 +132,6 @@ class ResultSet(ResultBase):
             yield one.id, {"status": one.state, "result": value}
 
     def iterate(self, timeout: float | None = None, propagate: bool = True, **_: Any) -> Iterator[Any]:
-        """Yield results in order."""
         return (one.get(timeout, propagate=propagate) for one in self.results)
 
     then = Refused("chord(group, callback) calls a task after all of them.")
@@ -196,7 +183,6 @@ class GroupResult(ResultSet):
             raise NotCovered("GroupResult.save() of results that were put together", "Keep their ids: as_tuple().")
 
     def delete(self, **_: Any) -> None:
-        """Forget all here."""
         self.forget()
 
     @classmethod
@@ -205,18 +191,15 @@ class GroupResult(ResultSet):
         return restore(app_or_default(app), id)
 
     def revoke(self, terminate: bool = False, **_: Any) -> None:
-        """Cancel all."""
         if self._run is not None:
             self.app.control.revoke(self._run.id, terminate=terminate)
         else:
             super().revoke(terminate=terminate)
 
     def as_tuple(self) -> Any:
-        """Return it as data."""
         return (self.id, self.parent and self.parent.as_tuple()), [one.as_tuple() for one in self.results]
 
     def as_list(self) -> list[str]:
-        """Return the ids of its results."""
         return [self.id, *(one.id for one in self.results)]
 
     def __eq__(self, other: object) -> bool:

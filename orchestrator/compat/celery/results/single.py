@@ -156,12 +156,10 @@ class AsyncResult(ResultBase):
 
     @property
     def traceback(self) -> str | None:
-        """Where it was raised."""
         return self._outcome().traceback
 
     @property
     def date_done(self) -> Any:
-        """When it ended."""
         return self._outcome().date_done
 
     def _meta(self, name: str) -> Any:
@@ -175,20 +173,16 @@ class AsyncResult(ResultBase):
     kwargs = property(lambda self: outcomes.arguments(self._outcome().detail)[1])
 
     def ready(self) -> bool:
-        """Say whether it has ended."""
         return self.state in states.READY_STATES
 
     def successful(self) -> bool:
-        """Say whether it succeeded."""
         return self.state == states.SUCCESS
 
     def failed(self) -> bool:
-        """Say whether it failed."""
         return self.state == states.FAILURE
 
     @property
     def ignored(self) -> bool:
-        """Say whether its task keeps no result."""
         known = self.app.tasks.get(self.name)
         return known is not None and bool(known.ignore_result)
 
@@ -207,7 +201,6 @@ class AsyncResult(ResultBase):
 
     @property
     def children(self) -> list[Any] | None:
-        """Results of what its task has enqueued."""
         try:
             found = (self._run or self._handle).children()
         except NotFound:
@@ -239,7 +232,6 @@ class AsyncResult(ResultBase):
         return value
 
     def as_tuple(self) -> Any:
-        """Return it as data."""
         return (self.id, self.parent and self.parent.as_tuple()), None
 
     def as_list(self) -> list[str]:
@@ -309,7 +301,6 @@ class _Handled(AsyncResult):
 
     @property
     def id(self) -> str:  # type: ignore[override]
-        """Its id."""
         return to_text(self._handle._id)
 
 
@@ -362,7 +353,6 @@ class EagerResult(AsyncResult):
     children = None
 
     def revoke(self, *_: Any, **__: Any) -> None:
-        """Say that it was revoked."""
         self._found = outcomes.Outcome(state=states.REVOKED, result=None)
 
     def __repr__(self) -> str:
