@@ -3,58 +3,36 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.access import Key, Scope, Secret
 from orchestrator.domain.quotas import DEFAULTS, Quotas
-from orchestrator.store.sql import Statement
+from orchestrator.store.sql import Row, Statement, columns_of
 
-
-class KeyRow(NamedTuple):
-    """A key, and the time by Postgres's clock."""
-
-    id: str
-    name: str
-    hash: memoryview
-    scope: str
-    created_at: datetime
-    expires_at: datetime | None
-    revoked_at: datetime | None
-    queues: str | None
-    workflows: str | None
-    tasks: str | None
-    quotas: dict[str, Any] | None
-    now: datetime
-
-    @property
-    def key(self) -> Key:
-        """The key as others know it."""
-        times = self.created_at, self.expires_at, self.revoked_at
-        return Key(
-            *(self.id, self.name, bytes(self.hash), Scope(self.scope), *times),
-            *(self.queues, self.workflows, self.tasks),
-            DEFAULTS if self.quotas is None else msgspec.convert(self.quotas, Quotas),
-        )
-
-
-COLUMNS = "id, name, hash, scope, created_at, expires_at, revoked_at, queues, workflows, tasks, quotas, now()"
-_ADD = Statement[KeyRow](f"""
+COLUMNS = f"{columns_of(Key)}, now() AS now"
+"""A key, and the time by Postgres's clock: what `key_of` takes."""
+_ADD = Statement[Row](f"""
 INSERT /* keys.add */ INTO orchestrator.api_keys (id, name, hash, scope, expires_at, queues, workflows, tasks, quotas)
 VALUES (%(id)s, %(name)s, %(hash)s, %(scope)s, %(expires_at)s::timestamptz, %(queues)s, %(workflows)s, %(tasks)s,
         %(quotas)s::jsonb)
 RETURNING {COLUMNS}
 """)
-_FIND = Statement[KeyRow](f"SELECT /* keys.find */ {COLUMNS} FROM orchestrator.api_keys WHERE id = %(id)s")
-_LIST = Statement[KeyRow](f"SELECT /* keys.list */ {COLUMNS} FROM orchestrator.api_keys ORDER BY created_at, id")
+_FIND = Statement[Row](f"SELECT /* keys.find */ {COLUMNS} FROM orchestrator.api_keys WHERE id = %(id)s")
+_LIST = Statement[Row](f"SELECT /* keys.list */ {COLUMNS} FROM orchestrator.api_keys ORDER BY created_at, id")
 _REVOKE = Statement[None]("""
 WITH /* keys.revoke */ ended AS (
     DELETE FROM orchestrator.sessions WHERE key_id = %(id)s
 )
 UPDATE orchestrator.api_keys SET revoked_at = coalesce(revoked_at, now()) WHERE id = %(id)s
 """)
+
+
+def key_of(row: Row) -> tuple[Key, datetime]:
+    """Return the key of a row, and the time that stands behind it."""
+    quotas = DEFAULTS if row.quotas is None else msgspec.convert(row.quotas, Quotas)
+    return Key(*row[:-1])._replace(hash=bytes(row.hash), scope=Scope(row.scope), quotas=quotas), row.now
 
 
 def add(
@@ -72,18 +50,18 @@ def add(
     """Keep a new key: its hash, what it may do, and what the names of what it may do that to begin with."""
     chosen = None if quotas == DEFAULTS else msgspec.json.encode(quotas).decode()
     given = {"id": secret.id, "name": name, "hash": secret.hash, "scope": str(scope), "expires_at": expires_at}
-    return _ADD.one(connection, given, queues=queues, workflows=workflows, tasks=tasks, quotas=chosen).key
+    return key_of(_ADD.one(connection, given, queues=queues, workflows=workflows, tasks=tasks, quotas=chosen))[0]
 
 
 def find(connection: Connection, id: str) -> tuple[Key, datetime] | None:
     """Return a key, and the time by Postgres's clock."""
     found = _FIND.first(connection, id=id)
-    return None if found is None else (found.key, found.now)
+    return None if found is None else key_of(found)
 
 
 def list_all(connection: Connection) -> list[Key]:
     """Return every key, the oldest first."""
-    return [row.key for row in _LIST(connection)]
+    return [key_of(row)[0] for row in _LIST(connection)]
 
 
 @Statement.function("SELECT /* keys.has_any */ EXISTS (SELECT FROM orchestrator.api_keys)")

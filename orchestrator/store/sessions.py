@@ -7,14 +7,14 @@ from datetime import datetime
 from sqlalchemy import Connection
 
 from orchestrator.domain.access import Key, Ticket
-from orchestrator.store.keys import COLUMNS, KeyRow
-from orchestrator.store.sql import Statement
+from orchestrator.store.keys import COLUMNS, key_of
+from orchestrator.store.sql import Row, Statement
 
 _ADD = Statement[None]("""
 INSERT /* sessions.add */ INTO orchestrator.sessions (hash, key_id, expires_at)
 VALUES (%(hash)s, %(key)s, now() + %(seconds)s::double precision * interval '1 second')
 """)
-_FIND = Statement[KeyRow](f"""
+_FIND = Statement[Row](f"""
 SELECT /* sessions.find */ {COLUMNS} FROM orchestrator.api_keys
  WHERE id = (SELECT key_id FROM orchestrator.sessions WHERE hash = %(hash)s AND expires_at > now())
 """)
@@ -29,7 +29,7 @@ def add(connection: Connection, ticket: Ticket, key: str, seconds: float) -> Non
 def find(connection: Connection, ticket: Ticket) -> tuple[Key, datetime] | None:
     """Return the key with which its bearer has logged in, and the time by Postgres's clock; None if that is over."""
     found = _FIND.first(connection, hash=ticket.hash)
-    return None if found is None else (found.key, found.now)
+    return None if found is None else key_of(found)
 
 
 def end(connection: Connection, ticket: Ticket) -> bool:

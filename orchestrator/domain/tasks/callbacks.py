@@ -97,17 +97,8 @@ def _tasks(
     headers: Mapping[str, str] | None,
 ) -> Iterable[NewTask]:
     for place, callback in enumerate(callbacks):
-        yield NewTask(
-            id=derived_id(task, attempt, when, place),
-            name=callback.name,
-            queue=callback.queue,
-            payload=payload,
-            priority=callback.priority,
-            delay=callback.delay,
-            options=inheriting(callback.options, headers) if headers else callback.options,
-            lane=callback.lane,
-            expires=callback.expires,
-            callbacks=callback.callbacks,
-            trace=trace,
-            parent=task,
-        )
+        fields = msgspec.structs.asdict(callback)
+        if headers:
+            fields["options"] = inheriting(callback.options, headers)
+        identifier = derived_id(task, attempt, when, place)
+        yield NewTask(id=identifier, payload=payload, trace=trace, parent=task, **fields)

@@ -11,7 +11,6 @@ from orchestrator.domain.code.ends import PARENT_ENDED
 from orchestrator.domain.code.promises import Resolution, resolutions
 from orchestrator.domain.code.succession import carried_over, ignores_cancel
 from orchestrator.domain.ids import successor_id
-from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd
 from orchestrator.domain.runs.verdict import CONTINUED, RESET
 from orchestrator.domain.states import RunState
@@ -110,29 +109,13 @@ def _successors(tx: Transaction, continuing: Mapping[bytes, ContinueRun]) -> dic
         payload, begun = continuing[old.id].payload, said[old.id][0].what
         assert isinstance(begun, history.RunStarted)
         started = history.RunStarted(
-            *(old.workflow, old.version, payload, old.queue, old.parent, old.id),
+            *(old.workflow, old.version, payload, old.queue, old.parent_run, old.id),
             attributes=old.attributes or "",
             first=begun.first or old.id,
         )
-        new = code_runs.new_run(successor_id(old.id), [started, *carried[old.id].facts], pinned=old.pinned)._replace(
-            timeout=old.timeout,
-            parent_run=old.parent,
-            parent_position=old.position,
-            child_id=old.child_id,
-            detached=old.detached,
-            terminates=old.terminates,
-            tags=stored_json(old.tags),
-            reason=old.reason,
-            cancelling=old.cancelling or ignores_cancel(said.get(old.id, []), continuing[old.id], old.began_at),
-            schedule=old.schedule,
-            fire_time=old.fire_time,
-            lane=old.lane,
-            lane_limit=old.lane_limit,
-            begun=True,
-            name=old.name,
-            trace=old.trace,
-            headers=old.headers,
-        )
+        new = code_runs.new_run(successor_id(old.id), [started, *carried[old.id].facts], pinned=old.pinned)
+        cancelling = old.cancelling or ignores_cancel(said.get(old.id, []), continuing[old.id], old.began_at)
+        new = old.inherited_by(new, reason=old.reason, cancelling=cancelling, begun=True)
         successors[old.id] = _Successor(old.id, new, left[old.id])
     return successors
 

@@ -22,7 +22,6 @@ from orchestrator.domain.code.history import Event, Outcome
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.code.resets import ResetBeginning, reset
 from orchestrator.domain.ids import about_run, derived_id, successor_id, to_text
-from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.changes import TurnTaskEnd
 from orchestrator.domain.runs.verdict import TIMED_OUT
 from orchestrator.domain.tasks.task import TaskError
@@ -38,7 +37,7 @@ from orchestrator.store.code import expectations, histories, resets, resolutions
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered, NewPromise
-from orchestrator.store.code.resets import CodeRunRow, Handover
+from orchestrator.store.code.resets import Handover, ResetRun
 from orchestrator.store.code.resolutions import Kept
 from orchestrator.store.inbox import Request
 from orchestrator.store.runs import transitions as store
@@ -54,7 +53,7 @@ MOST_EVENTS = 20_000
 class _Planned(NamedTuple):
     """A reset that can be done."""
 
-    head: CodeRunRow
+    head: ResetRun
     new: bytes
     begins: ResetBeginning
     timeout: float | None
@@ -73,11 +72,13 @@ def reset_runs(tx: Transaction, runs: Runs, items: Sequence[Request]) -> set[int
         run = item.target
         if (refusal := _refusal(run, last[run], heads)) is not None:
             answers.append(Answered(_request(item), None, refusal))
-        elif run in chosen or run in parents or heads[run].parent in chosen or (chosen and heads[run].events > room):
+        elif (
+            run in chosen or run in parents or heads[run].parent_run in chosen or (chosen and heads[run].events > room)
+        ):
             waiting.add(item.id)  # a family is not torn apart in one tick: its members change hands one by one
         else:
             chosen[run] = item
-            parents.add(heads[run].parent)
+            parents.add(heads[run].parent_run)
             room -= heads[run].events
     planned: list[_Planned] = []
     updates: list[bytes] = []
@@ -111,7 +112,7 @@ def reset_runs(tx: Transaction, runs: Runs, items: Sequence[Request]) -> set[int
     return waiting
 
 
-def _refusal(run: bytes, last: bytes, heads: Mapping[bytes, CodeRunRow]) -> TaskError | None:
+def _refusal(run: bytes, last: bytes, heads: Mapping[bytes, ResetRun]) -> TaskError | None:
     """Say why a run cannot be reset, whatever the event."""
     if run not in heads:
         return _not_found(run)
@@ -188,24 +189,11 @@ def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewRun:
         pinned=head.pinned,
         times=[event.at for event in begins.copy],
     )
-    return new._replace(
-        timeout=plan.timeout,
-        parent_run=head.parent if head.open else None,  # the parent of a run that had ended knows its end
-        parent_position=head.position if head.open else None,
-        child_id=head.child_id if head.open else None,
-        detached=head.detached,
-        terminates=head.terminates,
-        tags=stored_json(head.tags),
-        schedule=head.schedule if head.open else None,
-        fire_time=head.fire_time,
-        lane=head.lane if head.open else None,
-        lane_limit=head.lane_limit if head.open else None,
-        begun=head.begun,
-        name=head.name,
-        shown=begins.shown,
-        trace=head.trace,
-        headers=head.headers,
-    )
+    new = head.inherited_by(new, timeout=plan.timeout, begun=head.begun, shown=begins.shown)
+    if head.open:
+        return new
+    # The parent of a run that had ended knows its end.
+    return new._replace(parent_run=None, parent_position=None, child_id=None, schedule=None, lane=None, lane_limit=None)
 
 
 def _hand_over_children(

@@ -346,22 +346,8 @@ def _events(changes: Sequence[RunChanges]) -> Iterator[Event]:
 
 
 def _visit(tx: Transaction, run: bytes, node: commands.NodeRun) -> Visit:
-    return Visit(
-        run,
-        node.number,
-        node.path,
-        node.kind,
-        node.status,
-        node.attempt,
-        node.action,
-        node.error,
-        None if node.calls else _shown(tx, node.input),
-        None if node.calls else _shown(tx, node.output),
-        node.first_call,
-        node.calls,
-        node.started,
-        tx.now.timestamp(),
-    )
+    given, output = (None, None) if node.calls else (_shown(tx, node.input), _shown(tx, node.output))
+    return Visit(run, *node._replace(input=given, output=output), tx.now.timestamp())
 
 
 def _shown(tx: Transaction, value: Any) -> bytes | None:

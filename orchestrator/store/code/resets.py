@@ -3,53 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sqlalchemy import Connection
 
 from orchestrator.domain.runs.verdict import GOES_ON, TIMED_OUT
 from orchestrator.domain.tasks.task import TaskError
+from orchestrator.store.code.runs import INHERITED, CodeRun
 from orchestrator.store.sql import Batch, Prepared
 
 
-class CodeRunRow(NamedTuple):
-    """A run of code, without its history."""
+@dataclass(frozen=True, kw_only=True)
+class ResetRun(CodeRun):
+    """A run that is reset, with the seconds that it was given in all; none as well where they are over."""
 
-    id: bytes
     open: bool
     events: int
     """How many it has."""
-    parent: bytes | None
-    """The run that waits for it."""
-    position: int | None
-    child_id: bytes
-    detached: bool
-    terminates: bool
-    tags: list[str]
-    timeout: float | None
-    """Seconds that it was given in all; None as well where they are over."""
-    pinned: bool
-    schedule: str | None
-    fire_time: str | None
-    lane: str | None
-    lane_limit: int | None
     begun: bool
-    name: str
-    version: int
-    """Of the code that took its last turn."""
-    trace: str | None = None
-    headers: str | None = None
 
 
-_HEADS = Prepared[CodeRunRow](f"""
-SELECT /* resets.heads */ r.id, r.ended_at IS NULL AS open, r.last_event AS events, r.parent_run AS parent,
-       r.parent_position AS position, coalesce(r.child_id, r.id) AS child_id, r.detached, r.terminates,
-       r.tags::text[] AS tags,
+_HEADS = Prepared[ResetRun](f"""
+SELECT /* resets.heads */ {INHERITED}, r.ended_at IS NULL AS open, r.last_event AS events,
        CASE WHEN r.reason = '{TIMED_OUT}' THEN NULL
             ELSE extract(epoch FROM r.deadline - r.created_at)::double precision END AS timeout,
-       t.name <> r.workflow AS pinned, r.schedule, r.fire_time::text AS fire_time, r.lane, r.lane_limit,
-       r.status <> 'pending' AS begun, r.name, r.version, r.trace,
-       r.headers::text AS headers
+       r.status <> 'pending' AS begun
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id AND code LIMIT 1) AS r
  CROSS JOIN LATERAL (
@@ -59,7 +38,7 @@ SELECT /* resets.heads */ r.id, r.ended_at IS NULL AS open, r.last_event AS even
 """)
 
 
-def heads(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, CodeRunRow]:
+def heads(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, ResetRun]:
     """Return those of these runs that are runs of code."""
     return {head.id: head for head in _HEADS(connection, ids=runs)}
 

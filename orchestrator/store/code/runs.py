@@ -7,9 +7,10 @@ waits, 0 when it has something to be shown. How that task ends is how the run en
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import chain, takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -23,7 +24,7 @@ from orchestrator.domain.runs.verdict import GOES_ON, RESET
 from orchestrator.store.code.histories import event_of, event_rows, first_event
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs.creation import NewCode, NewRun
-from orchestrator.store.sql import Batch, Prepared, Row, Statement
+from orchestrator.store.sql import Batch, Prepared, Row, Statement, columns_of
 
 
 def new_run(
@@ -126,42 +127,65 @@ def closed(connection: Connection, runs: Sequence[bytes]) -> None:
     _CLOSED(connection, ids=runs)
 
 
-class Predecessor(NamedTuple):
-    """A run that goes on in another."""
+@dataclass(frozen=True, kw_only=True)
+class CodeRun:
+    """A run of code that another one follows: what that one inherits."""
 
     id: bytes
-    parent: bytes | None
-    position: int | None
+    version: int
+    pinned: bool
+    name: str
+    timeout: float | None
+    parent_run: bytes | None
+    parent_position: int | None
     child_id: bytes
     detached: bool
     terminates: bool
-    tags: list[str]
-    timeout: float | None
-    """Seconds that are left of its time."""
-    workflow: str
-    version: int
-    queue: str
-    pinned: bool
-    reason: str | None
-    cancelling: bool
+    tags: str
+    """As JSON."""
     schedule: str | None
     fire_time: str | None
     lane: str | None
     lane_limit: int | None
-    name: str
+    trace: str | None
+    headers: str | None
+
+    def inherited_by(self, new: NewRun, **own: Any) -> NewRun:
+        """Return the run that follows, with the columns of this one and with its own."""
+        columns = (field.name for field in fields(CodeRun) if field.name not in ("id", "version", "pinned"))
+        return new._replace(**{name: getattr(self, name) for name in columns} | own)
+
+
+INHERITED = columns_of(
+    CodeRun,
+    "r",
+    but=("timeout",),
+    pinned="t.name <> r.workflow",
+    child_id="coalesce(r.child_id, r.id)",
+    tags="array_to_json(r.tags)::text",
+    fire_time="r.fire_time::text",
+    headers="r.headers::text",
+)
+"""Of a run `r` with the turn task `t`; its timeout depends on why it is followed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predecessor(CodeRun):
+    """A run that goes on in another, with the seconds that are left of its time."""
+
+    workflow: str
+    queue: str
+    reason: str | None
+    cancelling: bool
     began_at: float
-    trace: str | None = None
-    headers: str | None = None
-    attributes: str | None = None
+    attributes: str | None
 
 
-_CONTINUED = Prepared[Predecessor]("""
-SELECT /* code_runs.continued */ r.id, r.parent_run AS parent, r.parent_position AS position,
-       coalesce(r.child_id, r.id) AS child_id, r.detached, r.terminates, r.tags::text[] AS tags,
-       extract(epoch FROM r.deadline - %(now)s::timestamptz)::double precision AS timeout, r.workflow, r.version,
-       t.queue, t.name <> r.workflow AS pinned, r.reason, r.cancelling, r.schedule, r.fire_time::text AS fire_time,
-       r.lane, r.lane_limit, r.name, extract(epoch FROM r.created_at)::double precision AS began_at, r.trace,
-       r.headers::text AS headers, r.attributes::text AS attributes
+_CONTINUED = Prepared[Predecessor](f"""
+SELECT /* code_runs.continued */ {INHERITED},
+       extract(epoch FROM r.deadline - %(now)s::timestamptz)::double precision AS timeout, r.workflow, t.queue,
+       r.reason, r.cancelling, extract(epoch FROM r.created_at)::double precision AS began_at,
+       r.attributes::text AS attributes
   FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  CROSS JOIN LATERAL (SELECT queue, name FROM orchestrator.ended_tasks WHERE id = wanted.id LIMIT 1) AS t

@@ -90,25 +90,6 @@ class Failures(NamedTuple):
     """Among how many of those that ended last they were looked for, where there are more; None where all were."""
 
 
-class _Row(NamedTuple):
-    looked_at: int
-    name: str | None
-    """None in the only row where there is no group."""
-    queue: str
-    kind: str
-    example: str
-    tasks: int
-    first_at: datetime
-    last_at: datetime
-    workers: list[str] | None
-    all_workers: int
-    first_release: str | None
-    examples: list[str]
-    counts: list[int]
-    all_messages: int
-    releases: list[str] | None
-
-
 def walked(begin: str, columns: str) -> str:
     """Return the part of a statement that finds the last ones of some queues since then, among a bounded number."""
     return f"""SELECT {columns} FROM (
@@ -125,7 +106,7 @@ _PATTERN = r"""CASE WHEN message LIKE 'sealed:%%' THEN 'sealed:' ELSE
 _MOST_MESSAGES = 5
 _MOST_RELEASES = 5
 # They stand far apart in the table, so that each costs a page of it: what decides is how many are looked at.
-_LATEST = Statement[_Row](f"""
+_LATEST = Statement[Row](f"""
 WITH /* insights.failures.latest */ looked_at AS MATERIALIZED (
     {walked(_SINCE, "name, queue, status, error, ended_at, worker")}
 ), named AS (
@@ -183,7 +164,7 @@ def latest_failures(
             row.releases or (),
         )
         for row in rows
-        if row.name is not None
+        if row.name is not None  # there is no group: this is the only row
     ]
     if rows[0].looked_at >= most:
         return Failures(groups, most)
