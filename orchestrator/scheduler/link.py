@@ -82,8 +82,11 @@ class Link(CommitHooks):
         """Say whether there are pages of histories to send at once."""
         return self.paging.is_busy and self.can_write
 
-    def failed(self, error: Exception) -> None:
-        """Take note of one of `FAILURES`: Redis is left alone for a while, or its streams are begun anew."""
+    def failed(self, error: Exception, *, is_look: bool = False) -> None:
+        """Take note of one of `FAILURES`: Redis is left alone for a while, or its streams are begun anew.
+
+        Only a failed look puts off the next: each tick may fail to publish, and a look finds out that Redis is another.
+        """
         self.changes.interrupted()
         if isinstance(error, StreamsDamaged):
             generation = self.generations.cursor.generation
@@ -96,7 +99,7 @@ class Link(CommitHooks):
         if not isinstance(error, transport.REFUSED):
             self._read_at = self._write_at
         self.fleet.interrupted()
-        self.watch.due_at = self._write_at
+        self.watch.due_at = self._write_at if is_look else min(self.watch.due_at, self._write_at)
 
     def worked(self) -> None:
         """Redis was read and written."""

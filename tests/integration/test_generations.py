@@ -221,3 +221,18 @@ def test_the_streams_of_an_old_generation_are_removed(system: System) -> None:
     assert system.generation != old
     assert system.redis.exists(KEYS.events(old), KEYS.queue(old, "default")) == 0
     assert system.redis.exists(KEYS.events(system.generation)) == 1
+
+
+def test_a_generation_begins_although_what_listeners_should_hear_fails_in_every_tick(system: System) -> None:
+    """Each failure puts Redis off for a while, but not the look that finds out that it is another server."""
+    system.lead()
+    system.redis.set(KEYS.watched, b"1")
+    system.pass_seconds(2)
+    before, generations = system.generation, system.scheduler.term.generations
+    generations.cursor = generations.cursor._replace(server="an earlier life")
+    system.redis.set(KEYS.server, "an earlier life")
+    system.scheduler.term.link.streams.close()
+    system.job.enqueue()  # which listeners hear of
+    for _ in range(20):
+        system.pass_seconds(after=0.1)
+    assert system.generation != before

@@ -68,7 +68,7 @@ class FleetCheck:
                 suspicion = self._suspects()
             self.link.worked()
         except FAILURES as error:
-            self.link.failed(error)
+            self.link.failed(error, is_look=True)
         return suspicion
 
     def _is_count_due(self) -> bool:
