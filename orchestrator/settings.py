@@ -231,7 +231,7 @@ class Settings:
         return self.database_url or self._missing("database_url", "postgresql://user:password@host/database")
 
     def require_redis(self) -> str:
-        """Return the Redis URL, or say what to set. That of a cluster ends with the namespace, which has a slot."""
+        """Return the Redis URL, or say what to set. That of a cluster ends with the shard, which has a slot."""
         if "+cluster:" in self.redis_url:
             return f"{self.redis_url}#{self.namespace}"
         return self.redis_url or self._missing("redis_url", "redis://localhost:6379/0")
@@ -364,8 +364,6 @@ def _validated(settings: Settings) -> Settings:
             "(pg_…, public, information_schema)"
         )
         raise _unfit("namespace", expected, repr(settings.namespace))
-    if settings.shards > 1 and "+cluster:" in settings.redis_url:
-        raise ConfigurationError(f"Setting shards: Redis Cluster needs one shard for now, found {settings.shards}.")
     if len(settings.release) > 100 or not settings.release.isprintable():  # it is a part of each heartbeat
         raise _unfit("release", "up to 100 printable characters", repr(settings.release))
     if settings.worker_ttl < 2 * settings.heartbeat:

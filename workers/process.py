@@ -26,7 +26,7 @@ from orchestrator.settings import Settings
 from orchestrator.telemetry import close_output, get_logger
 from orchestrator.tracing.entry import LAST_SPANS, begin_tracing
 from orchestrator.transport.codec import Malformed, decode, encode
-from orchestrator.transport.connection import UNAVAILABLE, connect
+from orchestrator.transport.connection import UNAVAILABLE, connect, connect_shared
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.pages import Pages
 from orchestrator.transport.worker import WorkerStreams
@@ -144,7 +144,8 @@ class WorkerProcess:
         app._client.shard = settings.namespace.partition("/")[2] or None
         url, keys = settings.require_redis(), Keys.of(settings)
         self._reporter = Reporter(WorkerStreams(connect(url), keys), worker, held, vault_of(settings))
-        self._journal = Journal(connect(url), keys, settings.log_limit)
+        words = connect(url)
+        self._journal = Journal(words, keys, settings.log_limit, connect_shared(settings, words))
         self._reporter.on_end = self._journal.end
         keeps_lines = settings.capture_logs != "off"
         outbox = ProcessOutbox(self._reporter, self._journal, Pages(connect(url), keys), keeps_lines=keeps_lines)

@@ -28,7 +28,7 @@ from orchestrator.telemetry import get_logger
 from orchestrator.terminal_safe import without_password
 from orchestrator.tracing.entry import LAST_SPANS, begin_tracing
 from orchestrator.transport.client import nudge
-from orchestrator.transport.connection import awaited, connect
+from orchestrator.transport.connection import awaited, connect, connect_shared
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader.streams import LeaderStreams
 
@@ -55,9 +55,8 @@ def run_scheduler(settings: Settings) -> int:
         )
         janitor = Janitor(tidying)
         spans = _leader_spans()
-        scheduler = Scheduler(
-            engine, LeaderStreams(redis, keys), settings, on_ended=janitor.note, spans=spans, on_timeout=janitor.analyse
-        )
+        streams = LeaderStreams(redis, keys, connect_shared(settings, redis, timeout=1.0))
+        scheduler = Scheduler(engine, streams, settings, on_ended=janitor.note, spans=spans, on_timeout=janitor.analyse)
         deadlines.on_late = scheduler.misses_postgres
         observed.scheduler = scheduler
         _stop_on_signal(scheduler, settings, keys)
@@ -70,7 +69,8 @@ def run_scheduler(settings: Settings) -> int:
         Pruner(tidying, settings, scheduler.leading).start()
         if "/" not in namespace:  # the first shard collects for all
             PayloadCollection(_of_all(settings) or tidying, settings, scheduler.leading).start()
-        LogKeeping(tidying, connect(redis_url), keys, scheduler.leading).start()
+        lines = connect(redis_url)
+        LogKeeping(tidying, lines, keys, scheduler.leading, connect_shared(settings, lines)).start()
         notice = StandbyNotice(
             connect(redis_url, timeout=1.0),
             keys,

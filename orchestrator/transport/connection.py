@@ -22,6 +22,7 @@ from redis.retry import Retry
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.prerequisites import Prerequisite
+from orchestrator.settings import Settings
 from orchestrator.telemetry import first_line
 from orchestrator.terminal_safe import without_password, without_password_of
 from orchestrator.transport.discovery import Following, discovery_of
@@ -109,6 +110,12 @@ def connect(url: str, *, timeout: float = 10.0) -> Redis:
         health_check_interval=0,
         **({} if scheme == "unix" else over_network),
     )
+
+
+def connect_shared(settings: Settings, redis: Redis, *, timeout: float = 10.0) -> Redis:
+    """Return a client for the keys that all shards use: in a cluster they are where those of the first shard are."""
+    url = settings.of_shard(0).require_redis()
+    return redis if url == settings.require_redis() else connect(url, timeout=timeout)
 
 
 @functools.lru_cache(maxsize=16)

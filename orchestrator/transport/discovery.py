@@ -3,8 +3,8 @@
     redis+sentinel://[user:password@]host1:26379,host2:26379/mymaster/0
     redis+cluster://[user:password@]host1:6379,host2:6379
 
-All keys of a namespace carry one hash tag (`keys.py`), so in a cluster they are in one slot, and on one server at a
-time. When it is another server, the connection breaks, as in an outage, and the next one goes there. It has a run id of
+All keys of a shard carry one hash tag (`keys.py`), so in a cluster they are in one slot, and on one server at a time.
+When it is another server, the connection breaks, as in an outage, and the next one goes there. It has a run id of
 its own, so the leader begins a new generation on it. Nothing is sent twice: nobody follows a redirection.
 """
 
@@ -51,7 +51,7 @@ class Discovered(NamedTuple):
 def discovery_of(url: str) -> Discovered | None:
     """Return how to find the server of a URL that names Sentinels or nodes of a cluster; None if it names a server.
 
-    The fragment of a cluster's URL is the namespace.
+    The fragment of a cluster's URL is the namespace, with the shard.
     """
     scheme, _, rest = url.partition("://")
     scheme, _, kind = scheme.partition("+")

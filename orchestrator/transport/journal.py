@@ -133,12 +133,10 @@ def waiting_lines(redis: Redis, keys: Keys, most: int, block: float) -> Waiting:
     return Waiting(entries, chunks)
 
 
-def drop_lines(redis: Redis, keys: Keys, waiting: Waiting) -> None:
-    """Delete stored lines, and publish which tasks and runs have logged."""
-    pipeline = redis.pipeline(transaction=False)
-    pipeline.xdel(keys.logs, *waiting.entries)
+def drop_lines(redis: Redis, keys: Keys, waiting: Waiting, shared: Redis | None = None) -> None:
+    """Delete stored lines, and publish which tasks and runs have logged, where the keys of all shards are."""
+    redis.xdel(keys.logs, *waiting.entries)
     spoken = {chunk.task for chunk in waiting.chunks} | {chunk.run for chunk in waiting.chunks if chunk.run}
     if spoken:
         body = keys.signing.sign(keys.spoken, encode(list(spoken)))
-        pipeline.xadd(keys.spoken, {"d": body}, maxlen=SPOKEN_CAP, approximate=True)
-    pipeline.execute()
+        (shared or redis).xadd(keys.spoken, {"d": body}, maxlen=SPOKEN_CAP, approximate=True)

@@ -2,7 +2,8 @@
 
 They begin with the namespace; below it is the default one. All keys of a shard carry the same hash tag, so that
 scripts may use them together in a cluster. Clients listen to all shards at once: done, changes, watched, spoken,
-progress, services, payload-stores and pull… are the same keys for each of them.
+progress, services, payload-stores and pull… are the same keys for each of them. In a cluster, those keys are with shard
+0 (`connect_shared`); channels are everywhere.
 `G` is the generation: a name for one life of the Redis data. When data is lost, a new generation begins
 under new stream names, and nothing that belonged to the old one can be mistaken for the new.
 

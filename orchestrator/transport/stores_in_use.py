@@ -22,7 +22,7 @@ class StoresInUse:
     """Notes which are; it is asked so rarely that it keeps no connection."""
 
     def __init__(self, settings: Settings) -> None:
-        self._url = settings.redis_url and settings.require_redis()
+        self._url = settings.redis_url and settings.of_shard(0).require_redis()
         self._key = Keys.of(settings).payload_stores
 
     def has(self, place: str) -> bool:

@@ -21,7 +21,18 @@ import sharing
 from orchestrator.store import shards
 from tests.emptying import empty
 
-__all__ = ["fresh_stack", "leading", "life", "project", "running", "settings", "sharded", "stack", "way"]
+__all__ = [
+    "fresh_stack",
+    "leading",
+    "life",
+    "project",
+    "running",
+    "settings",
+    "sharded",
+    "sharded_stack",
+    "stack",
+    "way",
+]
 
 SHARDS = 2
 
@@ -99,8 +110,16 @@ def running(way: Way, database_url: str, redis_url: str, tmp_path_factory: pytes
 @pytest.fixture
 def sharded(database_url: str, redis_url: str, tmp_path: Path) -> Iterator[Stack]:
     """Two shards in a namespace of their own, without processes."""
-    namespace = f"shards_{uuid.uuid4().hex[:8]}"
-    stack = Stack(database_url, redis_url, tmp_path, namespace=namespace, shards=SHARDS)
+    with sharded_stack(database_url, redis_url, tmp_path, f"shards_{uuid.uuid4().hex[:8]}", SHARDS) as stack:
+        yield stack
+
+
+@contextmanager
+def sharded_stack(
+    database_url: str, redis_url: str, folder: Path, namespace: str, number: int, **settings: float | str
+) -> Iterator[Stack]:
+    """Yield services with so many shards, without processes, and remove what a test has left."""
+    stack = Stack(database_url, redis_url, folder, namespace=namespace, shards=number, **settings)
     shards.upgrade(stack.settings)
     with using(project.app, stack), using(sharing.app, stack):
         try:

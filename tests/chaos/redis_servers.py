@@ -6,7 +6,7 @@ import random
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,11 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from orchestrator.embedded.programs import find_redis
+from orchestrator.settings import DEFAULT_NAMESPACE
 from orchestrator.transport.keys import Keys
 from tests.waiting import eventually
 
 SLOTS = 16384
-SLOT = key_slot(Keys().generation.encode())
-"""Where the keys of the default namespace are."""
 
 
 def free_port() -> int:
@@ -81,9 +80,9 @@ class RedisServer:
 
 
 class Cluster:
-    """Three masters, and a replica of the one that has the slot of the default namespace."""
+    """Three masters, and a replica of the one that has the slot of the first namespace or shard."""
 
-    def __init__(self, folder: Path, closing: ExitStack) -> None:
+    def __init__(self, folder: Path, closing: ExitStack, namespaces: Sequence[str]) -> None:
         def start() -> RedisServer:
             server = RedisServer(folder, "cluster-enabled yes", "cluster-node-timeout 1500")
             closing.callback(server.close)
@@ -99,8 +98,10 @@ class Cluster:
             node("CLUSTER MEET", "127.0.0.1", self.nodes[0].port)
         everybody = (*self.nodes, self.replica)
         eventually(lambda: all(self._is_whole(node, 4) for node in everybody), "the cluster stands", 60)
-        self.owner = self.nodes[SLOT // share]
-        self.replica("CLUSTER REPLICATE", self._id(self.owner))
+        self.slots = [key_slot(Keys(namespace).generation.encode()) for namespace in namespaces]
+        self.owners = [self.nodes[slot // share] for slot in self.slots]
+        """The masters that have the keys of each."""
+        self.replica("CLUSTER REPLICATE", self._id(self.owners[0]))
         eventually(lambda: self.replica.info("replication").get("master_link_status") == "up", "it follows", 60)
 
     @staticmethod
@@ -116,24 +117,29 @@ class Cluster:
     def url(self) -> str:
         return f"redis+cluster://{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}"
 
-    def move_slot(self) -> None:
-        """Move the slot to another master, key by key, as redis-cli does."""
-        source = self.owner
+    def move_slot(self, which: int = 0) -> None:
+        """Move a slot to another master, key by key, as redis-cli does."""
+        source, slot = self.owners[which], self.slots[which]
         target = next(node for node in self.nodes if node is not source)
-        target("CLUSTER SETSLOT", SLOT, "IMPORTING", self._id(source))
-        source("CLUSTER SETSLOT", SLOT, "MIGRATING", self._id(target))
-        while keys := source("CLUSTER GETKEYSINSLOT", SLOT, 10):
+        target("CLUSTER SETSLOT", slot, "IMPORTING", self._id(source))
+        source("CLUSTER SETSLOT", slot, "MIGRATING", self._id(target))
+        while keys := source("CLUSTER GETKEYSINSLOT", slot, 10):
             source("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
             time.sleep(0.01)  # so that others meet a slot of which one half is gone
         for node in (target, source, *self.nodes):
-            node("CLUSTER SETSLOT", SLOT, "NODE", self._id(target))
-        self.owner = target
+            node("CLUSTER SETSLOT", slot, "NODE", self._id(target))
+        eventually(lambda: self._is_known(slot, target), "the replica knows, which may be the next to own it", 60)
+        self.owners[which] = target
+
+    def _is_known(self, slot: int, owner: RedisServer) -> bool:
+        found = (server for first, last, server, *_ in self.replica("CLUSTER SLOTS") if first <= slot <= last)
+        return [server[1] for server in found] == [owner.port]
 
 
 @contextmanager
-def cluster(folder: Path) -> Iterator[Cluster]:
+def cluster(folder: Path, *namespaces: str) -> Iterator[Cluster]:
     with ExitStack() as closing:
-        yield Cluster(folder, closing)
+        yield Cluster(folder, closing, namespaces or [DEFAULT_NAMESPACE])
 
 
 class Sentinels:

@@ -42,11 +42,14 @@ def kills(request: pytest.FixtureRequest) -> int:
 class Load:
     """A steady load of tasks that write down when they start."""
 
-    def __init__(self, stack: Stack, path: Path) -> None:
+    def __init__(self, stack: Stack, path: Path, schema: str = "orchestrator") -> None:
         self._stack = stack
+        self._schema = schema
         self._path = path
         self._stopping = threading.Event()
         self.count = 0
+        self.others = 0
+        """Tasks that a test has enqueued beside these."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -59,7 +62,7 @@ class Load:
         finally:
             self._stopping.set()
             thread.join()
-        eventually(lambda: self._stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 0, "everything ends")
+        eventually(lambda: self._stack.scalar(f'SELECT count(*) FROM "{self._schema}".tasks') == 0, "everything ends")
 
     def _enqueue(self) -> None:
         due = time.monotonic()

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
-from tests.acceptance.conftest import fresh_stack
+from orchestrator.transport.changes import Follower
+from orchestrator.transport.connection import connect
+from orchestrator.transport.keys import Keys
+from tests.acceptance.conftest import fresh_stack, project, sharded_stack
 from tests.acceptance.stack import Stack
 from tests.chaos.redis_servers import cluster, sentinels
 from tests.chaos.test_failover import Load
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(400)
 SETTINGS = {"worker_ttl": 5.0}
@@ -20,29 +25,79 @@ SETTINGS = {"worker_ttl": 5.0}
 @contextmanager
 def under_load(database_url: str, redis_url: str, folder: Path) -> Iterator[tuple[Stack, Load]]:
     """Yield a stack that is busy; in the end everything has run, once."""
-    with fresh_stack(database_url, redis_url, folder, **SETTINGS) as stack:
-        stack.scheduler()
-        stack.worker()
-        load = Load(stack, folder / "starts")
-        with load.running():
-            yield stack, load
-        ends = "SELECT status, losses, count(*) FROM orchestrator.ended_tasks GROUP BY 1, 2"
-        assert stack.sql(ends) == [("success", 0, load.count)]
-        assert len(load.starts()) == load.count, "each ran once"
-        assert all(process.is_running() for process in stack.processes)
+    with fresh_stack(database_url, redis_url, folder, **SETTINGS) as stack, busy(stack) as load:
+        yield stack, load
+
+
+@contextmanager
+def busy(stack: Stack, schema: str = "orchestrator", shards: int = 1) -> Iterator[Load]:
+    """Keep processes busy while the block lasts."""
+    stack.scheduler()
+    stack.worker(processes=shards)
+    load = Load(stack, stack.folder / "starts", schema)
+    with load.running():
+        yield load
+    ends = f'SELECT status, losses, count(*) FROM "{schema}".ended_tasks GROUP BY 1, 2'
+    assert stack.sql(ends) == [("success", 0, load.count + load.others)]
+    assert len(load.starts()) == load.count, "each ran once"
+    assert all(process.is_running() for process in stack.processes)
 
 
 def test_a_slot_moves_and_its_node_dies(database_url: str, tmp_path: Path) -> None:
     with cluster(tmp_path) as servers, under_load(database_url, servers.url, tmp_path) as (stack, load):
-        first = servers.owner
+        first = servers.owners[0]
         for _ in range(2):  # away, and back to the one that has the replica
             servers.move_slot()
             load.wait_for_starts()
-        assert servers.owner is first
+        assert servers.owners == [first]
         first.kill()
         load.wait_for_starts()
         assert servers.replica.info("replication")["role"] == "master"
         assert "redis" in stack.told("status")
+
+
+def check_what_all_shards_share(stack: Stack, load: Load) -> None:
+    """Logs, progress and live changes of tasks in each shard are heard of."""
+    go = stack.folder / "go"
+    go.touch()
+    follower = Follower(connect(stack.settings.require_redis()), Keys.of(stack.settings))
+    follower.begin()
+    heard: set[str] = set()
+
+    def is_heard() -> bool:
+        heard.update(entry.changes.generation for entry in follower.wait().entries if entry.changes.tasks)
+        return len(heard) == stack.settings.shards
+
+    eventually(is_heard, "changes of all shards are published")
+    handles = [project.narrates.enqueue(str(go)) for _ in range(12)]
+    load.others += len(handles)
+    for handle in handles:
+        handle.result(timeout=60)
+        eventually(handle.logs, "its lines are stored")
+    assert any(handle.progress() for handle in handles), "some may be lost with a connection"
+    places = f'SELECT count(DISTINCT shard) FROM "{stack.settings.root}".places WHERE id = ANY(:ids)'
+    assert stack.scalar(places, ids=[UUID(handle.id) for handle in handles]) == stack.settings.shards
+
+
+def test_slots_of_shards_move_and_a_node_dies(database_url: str, tmp_path: Path) -> None:
+    """Shards 0, 1 and 2 of this namespace are on three nodes."""
+    namespaces = ("apart", "apart/1", "apart/2")
+    with cluster(tmp_path, *namespaces) as servers:
+        assert len({*map(id, servers.owners)}) == 3
+        with sharded_stack(database_url, servers.url, tmp_path, "apart", 3, **SETTINGS) as stack:
+            with busy(stack, "apart/all", 3) as load:
+                for which in (1, 2, 1, 0):
+                    servers.move_slot(which)
+                    load.wait_for_starts()
+                check_what_all_shards_share(stack, load)
+                servers.move_slot()
+                servers.owners[0].kill()
+                load.wait_for_starts()
+                promoted = lambda: servers.replica.info("replication")["role"] == "master"  # noqa: E731
+                eventually(promoted, "the replica is promoted; other shards have gone on meanwhile")
+                load.wait_for_starts()
+            assert all(stack.scalar(f'SELECT count(*) FROM "{one}".ended_tasks') for one in namespaces)
+            assert "redis" in stack.told("status")
 
 
 def test_sentinels_promote_a_replica(database_url: str, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import load_settings
 from orchestrator.store.namespaces import NOT_SHARED, in_namespace
+from orchestrator.transport.keys import Keys
 
 SQL = "INSERT INTO orchestrator.tasks SELECT FROM orchestrator.unique_keys, orchestrator.tasks_of"
 LOCK = "hashtextextended('orchestrator.' || key, 0)"
@@ -48,7 +49,15 @@ def test_settings_of_a_shard() -> None:
     assert settings.of_shard(1).root == "shop"
 
 
-@pytest.mark.parametrize("given", [{"shards": 0}, {"shards": 65}, {"shards": 2, "redis_url": "redis+cluster://a,b"}])
+def test_each_shard_has_a_slot_in_a_cluster() -> None:
+    settings = load_settings(environ={}, namespace="shop", shards=2, redis_url="redis+cluster://a,b")
+    assert settings.require_redis() == "redis+cluster://a,b#shop"
+    assert settings.of_shard(1).require_redis() == "redis+cluster://a,b#shop/1"
+    assert Keys.of(settings.of_shard(1)).nudges == "{shop/1:0}:nudges"
+    assert Keys.of(settings.of_shard(1)).changes == Keys.of(settings).changes == "{shop:0}:changes"
+
+
+@pytest.mark.parametrize("given", [{"shards": 0}, {"shards": 65}])
 def test_numbers_of_shards_that_cannot_be(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="Setting shards"):
         load_settings(environ={}, **given)

@@ -44,7 +44,7 @@ class ServiceBook:
     """Knows the services. One read serves all executions within some seconds."""
 
     def __init__(self, settings: Settings) -> None:
-        self._redis = connect(settings.require_redis())
+        self._redis = connect(settings.of_shard(0).require_redis())
         self._keys = Keys.of(settings)
         self._ttl = settings.registry_ttl
         self._every = settings.registry_refresh

@@ -44,7 +44,7 @@ class PullExecutor:
     options: ClassVar[type[Pull]] = Pull
 
     def __init__(self, setup: Setup) -> None:
-        settings = setup.settings
+        settings = setup.settings.of_shard(0)  # whose keys the HTTP API uses, of one generation
         self._redis = connect(settings.require_redis())
         keys = Keys.of(settings)
         self._pulls = Pulls(self._redis, keys)

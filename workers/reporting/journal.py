@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from orchestrator.telemetry import get_logger
@@ -34,8 +35,10 @@ _NO_ROOM = "nobody stored what was said as fast as it came"
 class Journal:
     """Gathers words, and writes them down."""
 
-    def __init__(self, redis: Redis, keys: Keys, limit: int = _LIMIT) -> None:
+    def __init__(self, redis: Redis, keys: Keys, limit: int = _LIMIT, shared: Redis | None = None) -> None:
+        """`shared` has the keys of all shards, if that is another server."""
         self._redis = redis
+        self._shared = shared or redis
         self._keys = keys
         self._lock = threading.Lock()
         self._marks: dict[bytes, ProgressMark] = {}
@@ -85,7 +88,8 @@ class Journal:
             if not self._is_full():
                 why = _NO_ROOM
                 if marks:
-                    journal.write(self._redis, self._keys, marks)
+                    with suppress(*journal.LOSSES):  # of another server, perhaps
+                        journal.write(self._shared, self._keys, marks)
                 if taken.chunks:
                     sent = journal.send_lines(self._redis, self._keys, taken.chunks)
         except journal.LOSSES as error:

@@ -33,9 +33,13 @@ _PUT_OFF = 1.0
 class LogKeeping:
     """Stores lines, while this process leads."""
 
-    def __init__(self, engine: Engine, redis: Redis, keys: Keys, leading: threading.Event) -> None:
+    def __init__(
+        self, engine: Engine, redis: Redis, keys: Keys, leading: threading.Event, shared: Redis | None = None
+    ) -> None:
+        """`shared` has the keys of all shards, if that is another server."""
         self._engine = engine  # in autocommit mode
         self._redis = redis  # nobody else waits on it
+        self._shared = shared or redis
         self._keys = keys
         self._leading = leading
 
@@ -66,7 +70,7 @@ class LogKeeping:
         if not waiting.entries:
             return 0
         self._insert(waiting)
-        journal.drop_lines(self._redis, self._keys, waiting)
+        journal.drop_lines(self._redis, self._keys, waiting, self._shared)
         return len(waiting.chunks)
 
     def _insert(self, waiting: Waiting) -> None:

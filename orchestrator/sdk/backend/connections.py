@@ -27,7 +27,7 @@ from orchestrator.store.inbox import RequestKind
 from orchestrator.store.tasks import enqueue, results, shared
 from orchestrator.store.tasks.results import TaskOutcome
 from orchestrator.transport.client import Nudges
-from orchestrator.transport.connection import connect
+from orchestrator.transport.connection import connect, connect_shared
 from orchestrator.transport.keys import Keys
 
 LONGEST_AUDITED = 300
@@ -63,6 +63,11 @@ class Connections:
     def redis(self) -> Redis:
         """The connections to Redis."""
         return self._links().redis
+
+    @property
+    def shared_redis(self) -> Redis:
+        """Those to the keys that all shards use."""
+        return self._links().shared_redis
 
     def nudge(self, *, is_task: bool = False) -> None:
         """Wake the leader, after the commit of what is new: tasks that it can claim at once, or anything."""
@@ -223,6 +228,7 @@ class _Links:
 
     def __init__(self, settings: Settings) -> None:
         self.redis = connect(settings.require_redis())
+        self.shared_redis = connect_shared(settings, self.redis)
         self.nudges = Nudges(settings.require_redis(), Keys.of(settings))
         self.deadlines = deadlines.Deadlines(settings.database_timeout)
         self.engine = _engine(settings, self.deadlines, autocommit=True)
@@ -236,6 +242,7 @@ class _Links:
     def close(self) -> None:
         self.nudges.close()
         self.redis.close()
+        self.shared_redis.close()
         self.engine.dispose()
         self.reading.dispose()
         self.transactions.dispose()

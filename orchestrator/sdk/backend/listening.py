@@ -28,7 +28,7 @@ class RunListener:
         give_up_at = time.monotonic() + seconds
         try:
             if self._follower is None:
-                follower = Follower(self._connections.redis, self._connections.keys)
+                follower = Follower(self._connections.shared_redis, self._connections.keys)
                 follower.begin()
                 self._follower = follower
                 return

@@ -158,7 +158,7 @@ def _read(
 def _last(connections: Connections) -> str | None:
     """Return the end of the stream of tasks that have logged something; None while Redis is away."""
     try:
-        return last_spoken(connections.redis, connections.keys)
+        return last_spoken(connections.shared_redis, connections.keys)
     except LOSSES:
         return None
 
@@ -167,7 +167,7 @@ def _wait(connections: Connections, target: bytes, spoken: str | None, seconds: 
     """Wait until the task or run has logged something, or so many seconds."""
     try:
         if spoken is not None:
-            return wait_spoken(connections.redis, connections.keys, target, spoken, seconds)
+            return wait_spoken(connections.shared_redis, connections.keys, target, spoken, seconds)
     except LOSSES:
         pass
     time.sleep(min(_PAUSE, seconds))
@@ -177,7 +177,7 @@ def _wait(connections: Connections, target: bytes, spoken: str | None, seconds: 
 def progress_of(connections: Connections, task: bytes) -> TaskProgress | None:
     """Return a task's last progress, or None if it has said nothing, or long ago."""
     try:
-        found = read_progress(connections.redis, connections.keys, task)
+        found = read_progress(connections.shared_redis, connections.keys, task)
     except LOSSES as error:
         raise OrchestratorError(f"Redis, which keeps the progress of tasks, cannot tell: {error}") from error
     if found is None:

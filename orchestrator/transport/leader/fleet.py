@@ -10,6 +10,7 @@ from redis import Redis
 from orchestrator.domain.tasks.parameters import Parameter, Parameters
 from orchestrator.transport.codec import Heartbeat, Malformed, Order, Word, decode, encode, prepare
 from orchestrator.transport.keys import CANARY_TTL, PRIVATE_TTL, Keys, private_queue
+from orchestrator.transport.leader.listeners import FarListeners
 from orchestrator.transport.quarantine import Refused, keep_aside
 
 # Both look and act in one step: a worker that is back may beat, and a consumer receive a message, at any moment. A
@@ -45,9 +46,10 @@ _CONSUMER_IDLE = 60
 class FleetKeys:
     """The heartbeats of workers, what they know, and their orders."""
 
-    def __init__(self, redis: Redis, keys: Keys) -> None:
+    def __init__(self, redis: Redis, keys: Keys, listeners: FarListeners | None = None) -> None:
         self._redis = redis
         self._keys = keys
+        self._listeners = listeners
         self._forget_silent = redis.register_script(_FORGET_SILENT)
         self._forget_consumers = redis.register_script(_FORGET_CONSUMERS)
         self.is_watched = False
@@ -69,8 +71,9 @@ class FleetKeys:
         self.write_canary()
         members = cast("set[bytes]", self._redis.smembers(self._keys.workers))
         keys = [self._keys.worker("").encode() + member for member in members]
-        watched, *found = cast("list[bytes | None]", self._redis.mget([self._keys.watched, *keys]))
-        self.is_watched = watched is not None
+        watched = self._keys.canary if self._listeners else self._keys.watched  # a key of our slot
+        is_watched, *found = cast("list[bytes | None]", self._redis.mget([watched, *keys]))
+        self.is_watched = self._listeners.are_there() if self._listeners else is_watched is not None
         beats: list[Heartbeat] = []
         refused: dict[bytes, Refused] = {}
         for key, value in zip(keys, found, strict=True):

@@ -14,6 +14,7 @@ from orchestrator.transport.codec import Applied, Ended, Word, encode
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import KEY_HOLDER_TTL, NUDGE_CAP, READY_TASK, Keys
 from orchestrator.transport.leader.fleet import FleetKeys
+from orchestrator.transport.leader.listeners import FarListeners
 from orchestrator.transport.leader.queues import NOTICING_DAMAGE, Queues
 from orchestrator.transport.leader.terms import Deposed, TermForgotten, Terms, entry_after
 from orchestrator.transport.pages import Pages
@@ -121,12 +122,14 @@ class Inbound(NamedTuple):
 class LeaderStreams:
     """The leader's calls to Redis in every tick, and all others as parts."""
 
-    def __init__(self, redis: Redis, keys: Keys) -> None:
+    def __init__(self, redis: Redis, keys: Keys, shared: Redis | None = None) -> None:
+        """`shared` has the keys of all shards, if that is another server."""
         self._redis = redis
         self._keys = keys
+        self._listeners = None if shared is None or shared is redis else FarListeners(shared, keys)
         self.terms = Terms(redis, keys)
         self.queues = Queues(redis, keys)
-        self.fleet = FleetKeys(redis, keys)
+        self.fleet = FleetKeys(redis, keys, self._listeners)
         self.pages = Pages(redis, keys)
         self._connection = RawConnection(redis, keys.server)
         self._listening = Listening(redis, keys.server)
@@ -241,9 +244,12 @@ class LeaderStreams:
         signing = self._keys.signing
         if changes[0] and signing.is_on:
             changes = signing.sign(self._keys.changes, changes[0]), changes[1]
+        far, stream_of_changes = NO_CHANGES, self._keys.changes
+        if self._listeners is not None:
+            far, changes, stream_of_changes = changes, NO_CHANGES, self._keys.applied  # not written, and in our slot
         for part in _in_parts(messages):
             keys = [self._keys.term, self._keys.applied, self._keys.events(generation), self._keys.claimed]
-            keys.append(self._keys.changes)
+            keys.append(stream_of_changes)
             arguments: list[Argument] = [self.terms.mark(term), claimed, *changes, *said]
             for queue, bodies in part.items():
                 stream = self._keys.queue(generation, queue)
@@ -255,6 +261,8 @@ class LeaderStreams:
             if accepted != 1:
                 raise Deposed if accepted == 0 else TermForgotten
             said, changes = _NOTHING_SAID, NO_CHANGES
+        if self._listeners is not None and far[0]:
+            self._listeners.add(*far)
 
     def _said(self, generation: str, cursor: str, ended: Sequence[Ended]) -> list[Argument]:
         tick = self._by_channel(ended)
