@@ -43,6 +43,7 @@ from orchestrator.errors import (
     WrongState,
 )
 from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.cell import Cell
 from orchestrator.sdk.code import workflow_class as workflow
 from orchestrator.sdk.code.context import RunInfo, WorkflowContext
 from orchestrator.sdk.code.guards import unguarded
@@ -69,6 +70,7 @@ from orchestrator.settings import Settings
 __all__ = [
     "AttemptEnd",
     "AttemptOver",
+    "Cell",
     "CodeWorkflow",
     "Composition",
     "CompositionHandle",

@@ -6,36 +6,25 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from datetime import datetime
-from functools import partial
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
-from uuid import UUID
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
+from weakref import WeakSet
 
 from orchestrator.errors import InvalidTask
-from orchestrator.sdk.checks import check_name, shown
+from orchestrator.sdk.cell import Cell
+from orchestrator.sdk.checks import shown
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.context import WorkflowContext
-from orchestrator.sdk.code.handle import W_co, WorkflowHandle
 from orchestrator.sdk.code.options import CodeOptions, Versioning, check_workflow_function, with_code_options
 from orchestrator.sdk.code.workflow import CodeWorkflow, CodeWorkflows, Registry
 from orchestrator.sdk.code.workflow_class import function_of, registered
-from orchestrator.sdk.dag.composing import Composer
-from orchestrator.sdk.dag.workflows import Workflows
 from orchestrator.sdk.decorators import TaskDecorator, WorkflowDecorator
-from orchestrator.sdk.flow.flows import Flows
-from orchestrator.sdk.ids import new_id, parse_id
-from orchestrator.sdk.middleware import CarriedContext, HookStack, Middleware, MiddlewareList, each_of
+from orchestrator.sdk.middleware import CarriedContext, Chain, Middleware, MiddlewareList, each_of
 from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.names import registered_name
-from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.schedule_declarations import T, Times
 from orchestrator.sdk.schedules import Schedules
-from orchestrator.sdk.tasks.composition_handle import CompositionHandle
-from orchestrator.sdk.tasks.compositions import Arguments
 from orchestrator.sdk.tasks.context import TaskContext
 from orchestrator.sdk.tasks.followers import queues_of
-from orchestrator.sdk.tasks.handle import Handle, RunHandle
-from orchestrator.sdk.tasks.many import new_tasks, start_many
 from orchestrator.sdk.tasks.option_types import OptionTypes, WorkflowOptionTypes
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, OPTION_NAMES, CallOptions, with_options
 from orchestrator.sdk.tasks.resources import Resources, Scope
@@ -44,8 +33,6 @@ from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.conversion import register_type
 from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.settings import Settings
-from orchestrator.trace_context import current_trace
-from orchestrator.tracing.entry import sending
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,7 +41,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 V = TypeVar("V")
 
 
-class Orchestrator:
+class Orchestrator(Cell):
     """An application. Settings are read when they are first needed, so importing a module needs none.
 
     `with Orchestrator() as app:` and `async with` close its connections at the end; so does `app.close()`.
@@ -82,31 +69,26 @@ class Orchestrator:
         context: Iterable[ContextVar[Any]] = (),
         **overrides: Any,
     ) -> None:
-        if settings is not None and not isinstance(settings, Settings) and not callable(settings):
-            raise TypeError(
-                f"Orchestrator(…): expected Settings(…), or single settings by name, such as "
-                f"Orchestrator(namespace='shop'), found {shown(settings)}."
-            )
+        _check_settings("Orchestrator", settings)
         modules = Modules(include, autodiscover)
-        self._client = Client(settings, overrides, routes or {})
+        super().__init__(Client(settings, overrides, routes or {}), Registry({}, CodeWorkflows(modules), modules))
+        self._clients = WeakSet([self._client])
+        """Its own, and those of its cells, which share its middleware."""
         self._resources = Resources()
-        self._registry = Registry({}, CodeWorkflows(modules), modules)
-        self._client.composer = Composer(self._client)
-        self._client.run_handle = partial(CompositionHandle, self._client)
         self.tasks = self._registry.tasks
         """The registered tasks, by name."""
-        self.workflows = Workflows(self._client, self._registry)
-        """Workflows that are data: files and graphs, stored in the database."""
-        self.flows = Flows(self._client, self._registry)
-        """Flow graphs: nodes and the actions that lead from one to the next, stored in the database."""
         self.code_workflows = self._registry.workflows
         """Workflows that are code, registered with `@app.workflow`."""
         self.schedules = Schedules(self._client, self._registry)
         """Schedules: those that the code declares, and all that are in the database."""
-        self.middleware = MiddlewareList(partial(setattr, self._client, "middleware"))
+        self.middleware = MiddlewareList(self._install)
         """Hooks around enqueues, attempts and turns, the outermost first."""
         carried = CarriedContext(context)
         self.middleware.add(*([carried] if carried.variables else []), *each_of("middleware", middleware))
+
+    def _install(self, middleware: Chain) -> None:
+        for client in self._clients:
+            client.middleware = middleware
 
     # -- tasks
 
@@ -182,10 +164,6 @@ class Orchestrator:
         """Return how a worker calls a function that it may run by name; `find` finds others that it may."""
         return function
 
-    def find_task(self, name: str) -> Task[..., Any]:
-        """Return the registered task of that name."""
-        return self._registry.find_task(name)
-
     def load_modules(self) -> None:
         """Import the modules of `include` and `autodiscover`; ConfigurationError if one cannot be.
 
@@ -255,100 +233,6 @@ class Orchestrator:
 
         return register if given is None else register(given)
 
-    # -- starting work
-
-    def enqueue(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:
-        """Enqueue a task by its name: `app.enqueue("shop.mail.send", "ann@example.com")`."""
-        return self.find_task(name).enqueue(*args, **kwargs)
-
-    async def aenqueue(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:
-        """Do the same as `enqueue` without blocking the event loop."""
-        task = self.tasks.get(name)
-        if task is None:
-            task = await self._client.threads.run(self.find_task, name)  # which may load modules
-        return await task.aenqueue(*args, **kwargs)
-
-    def enqueue_many(self, task: Task[..., R], calls: Iterable[Arguments]) -> list[Handle[R]]:
-        """Enqueue any number of calls in one transaction: all of them or, if one is refused, none.
-
-        A call is a tuple or list of arguments, or a mapping of named ones, also where there is a single one:
-        `app.enqueue_many(resize, [("a.png", 50), ("c.png",), {"path": "b.png"}])`.
-        """
-        if self._client.middleware is not None and not task._is_hooked:
-            with HookStack() as afterwards:
-                return self.enqueue_many(task._for_many(afterwards), calls)
-        with sending("enqueue", task.name, task.queue):
-            trace = current_trace()
-            tasks = list(new_tasks(task, calls, trace))
-            hand_over = task._enqueue_path()
-            ids = [new.id for new in tasks]
-            if hand_over is not None:
-                holders = hand_over(tasks)
-                ids = [holders.get(identifier, identifier) for identifier in ids]
-            elif tasks:
-                ids = self._client.backend.tasks.enqueue_many(tasks)
-        return [Handle(self._client, identifier, task._signature) for identifier in ids]
-
-    def start_many(self, task: Task[..., R], items: Iterable[Any], *, name: str | None = None) -> RunHandle[R]:
-        """Start a run of one task per item: one argument, a tuple or list of all, or a mapping of named ones.
-
-        `app.start_many(resize, ["a.png", "b.png"]).results()` waits for all of them. Inside a task, the scheduler
-        starts it, and all of it travels in one message.
-        """
-        calls = (item if isinstance(item, (tuple, list, Mapping)) else (item,) for item in items)
-        run_id = start_many(task, calls, name)
-        return RunHandle(self._client, run_id, task._signature)
-
-    def post_event(self, name: str, payload: Any = None) -> None:
-        """Say that something happened; workflows that wait for it are started. The payload is JSON data."""
-        self._client.backend.workflows.post_event(new_id(), check_name("event", name), payload)
-
-    def retry_failed(
-        self,
-        *,
-        queue: str | None = None,
-        name: str | None = None,
-        error: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> int:
-        """Open every failed task again that matches all that is given; return how many match.
-
-        `error` is part of the error's type or message; `since` and `until` say when the tasks failed.
-        """
-        from orchestrator.store.tasks.redrive import (
-            FailedFilter,  # with the backend's other parts, which workers do without
-        )
-
-        return self._client.backend.tasks.retry_failed(
-            FailedFilter(queue=queue, name=name, error=error, since=since, until=until)
-        )
-
-    aenqueue_many = async_variant(enqueue_many)
-    astart_many = async_variant(start_many)
-    apost_event = async_variant(post_event)
-    aretry_failed = async_variant(retry_failed)
-
-    # -- finding it again
-
-    def handle(self, task_id: str | UUID) -> Handle[Any]:
-        """Return a handle to a task that was enqueued elsewhere."""
-        return Handle(self._client, parse_id("task", task_id))
-
-    def run(self, run_id: str | UUID) -> CompositionHandle[Any]:
-        """Return a handle to a run that was started elsewhere."""
-        found: CompositionHandle[Any] = self._client.run_handle(parse_id("run", run_id))
-        return found
-
-    @overload
-    def workflow_run(self, run_id: str | UUID) -> WorkflowHandle[Any]: ...
-    @overload
-    def workflow_run(self, run_id: str | UUID, workflow: CodeWorkflow[..., R, W_co]) -> WorkflowHandle[R, W_co]: ...
-
-    def workflow_run(self, run_id: str | UUID, workflow: CodeWorkflow[..., Any] | None = None) -> WorkflowHandle[Any]:
-        """Return a handle to a run of a workflow as code that was started elsewhere; typed if that is given."""
-        return WorkflowHandle(self._client, parse_id("run", run_id), None if workflow is None else workflow._signature)
-
     def queues(self) -> list[str]:
         """Return every queue that the code names: for tasks, what follows them, workflows as code, and by routes."""
         self.load_modules()
@@ -356,35 +240,35 @@ class Orchestrator:
         code = {workflow._queue for workflow in self.code_workflows.values()}
         return [DEFAULT_QUEUE, *sorted({*tasks, *code, *self._client.routes.values()} - {DEFAULT_QUEUE})]
 
-    def queue(self, name: str) -> Queue:
-        """Return a queue, to pause, limit or empty it."""
-        return Queue(self._client, name)
-
     # -- settings and closing
 
-    @property
-    def settings(self) -> Settings:
-        """The settings, read on first use."""
-        return self._client.settings
+    def at(self, settings: Settings | Callable[[], Settings] | None = None, /, **overrides: Any) -> Cell:
+        """Return the same tasks and workflows on another deployment, a cell: one database, Redis and their processes.
+
+        `europe = app.at(database_url=…, redis_url=…)` differs from this application in those settings only. Then
+        `resize.via(europe).enqueue(…)` and `order.via(europe).start(…)` return handles of that cell. Make it once.
+        """
+        _check_settings("at", settings)
+        given = settings or (lambda: self.settings)
+        cell = Cell(Client(given, overrides, self._client.routes, is_cell=True), self._registry)
+        cell._client.middleware = self._client.middleware
+        self._clients.add(cell._client)
+        return cell
 
     def close(self) -> None:
         """Close all connections and resources; the application can be used again afterwards."""
         self._resources.close()
-        self._client.close()
+        super().close()
 
-    aclose = async_variant(close)
+    aclose = async_variant(close)  # type: ignore[arg-type]
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+def _check_settings(called: str, settings: object) -> None:
+    if settings is not None and not isinstance(settings, Settings) and not callable(settings):
+        raise TypeError(
+            f"{called}(…): expected Settings(…), or single settings by name, such as {called}(namespace='shop'), found "
+            f"{shown(settings)}."
+        )
 
 
 def _code(function: Callable[..., Any]) -> object:

@@ -18,7 +18,6 @@ from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.workflow import Registry
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.middleware import EnqueueCall
-from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sealing import vault_of
 from orchestrator.trace_context import current_trace
 from orchestrator.tracing.entry import sending
@@ -65,7 +64,7 @@ def start_run(
         seen, calls = (params, ()) if parts is None else ({}, parts())
         with client.middleware.starting("flow" if start.flow else "workflow", called, (), seen, calls):
             return start_run(client, start, params, create, run_id, hand_over)
-    runtime = current_runtime()
+    runtime = client.runtime
     if run_id is None:
         run_id = new_id() if runtime is None else runtime.next_id()
     with sending("start", start.name or start.workflow) as sent:

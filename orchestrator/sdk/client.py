@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import ConfigurationError, NotDeterministic
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.inside import inside_workflow
+from orchestrator.sdk.tasks.context import TaskRuntime, current_runtime
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
 from orchestrator.sdk.waiting.per_process import ProcessLock
 from orchestrator.sdk.waiting.signal_safe import signal_safe
@@ -30,6 +31,8 @@ class Client:
         settings: Settings | Callable[[], Settings] | None,
         overrides: Mapping[str, Any],
         routes: Mapping[str, str],
+        *,
+        is_cell: bool = False,
     ) -> None:
         if not isinstance(routes, Mapping):
             raise ConfigurationError(
@@ -38,6 +41,7 @@ class Client:
             )
         self.routes = {pattern: check_name("queue", queue) for pattern, queue in routes.items()}
         check_arguments(overrides)
+        self._is_cell = is_cell
         self._given = with_arguments(settings, overrides) if isinstance(settings, Settings) else settings
         self._overrides = overrides
         self._settings: Settings | None = None
@@ -63,6 +67,19 @@ class Client:
             given = with_arguments(self._given(), self._overrides) if callable(self._given) else self._given
             self._settings = given or load_settings(**self._overrides)
         return self._settings
+
+    @property
+    def runtime(self) -> TaskRuntime | None:
+        """The way out of the worker for what is started; None outside of a task, and into another deployment."""
+        return None if self._is_cell else current_runtime()
+
+    def refuse_cell(self, what: str) -> None:
+        """Refuse to let a workflow reach into another deployment: its own scheduler does what its code asks for."""
+        if self._is_cell:
+            raise NotDeterministic(
+                f"{what} was reached via a cell inside a workflow, whose own deployment does all that its code asks "
+                f"for. Let it schedule a task that does this."
+            )
 
     def route(self, name: str, otherwise: str = DEFAULT_QUEUE) -> str:
         """Return the queue to which a task of this name goes, unless it says otherwise itself."""
@@ -136,3 +153,9 @@ class Client:
                 self._backend = None
             if callable(self._given):
                 self._settings = None
+
+
+class Deployment:
+    """What has a client: an application, and each cell of it."""
+
+    _client: Client

@@ -11,6 +11,7 @@ import pytest
 
 import orchestrator
 from orchestrator import (
+    Cell,
     CodeWorkflow,
     Composition,
     CompositionHandle,
@@ -35,9 +36,13 @@ NAMES: dict[type[Any], tuple[str, str]] = {
     Orchestrator: (
         "enqueue enqueue_many start_many post_event retry_failed close",
         "task tasks find_task workflow workflows code_workflows flows schedule schedules handle run workflow_run queue "
-        "queues settings load_modules middleware resource lifespan override register_type",
+        "queues settings load_modules middleware resource lifespan override register_type at",
     ),
-    Task: ("enqueue delay enqueue_in", "name queue function options schedule s si map starmap chunks"),
+    Cell: (
+        "enqueue enqueue_many start_many post_event retry_failed close",
+        "find_task workflows flows handle run workflow_run queue settings",
+    ),
+    Task: ("enqueue delay enqueue_in", "name queue function options schedule s si map starmap chunks via"),
     Composition: ("start", ""),
     Handle: ("result open_result status progress logs parent children cancel retry", "id"),
     RunHandle: (
@@ -56,7 +61,7 @@ NAMES: dict[type[Any], tuple[str, str]] = {
     Queue: ("pause resume limit retain purge open drain", "name"),
     Workflows: ("names apply", "get items keys values"),
     StoredWorkflow: ("definition start delete", "name options"),
-    CodeWorkflow: ("start find signal_many", "name version versioning function options starting schedule"),
+    CodeWorkflow: ("start find signal_many", "name version versioning function options starting schedule via"),
     CodeWorkflows: ("", "find get items keys values"),
     Starting: ("start execute", ""),
     Schedules: ("names page apply forget set", "get items keys values"),

@@ -17,6 +17,7 @@ import orchestrator.testing
 PUBLIC = [
     "AttemptEnd",
     "AttemptOver",
+    "Cell",
     "CodeWorkflow",
     "Composition",
     "CompositionHandle",

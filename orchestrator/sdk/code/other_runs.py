@@ -42,7 +42,10 @@ def commanded_by(inside: Callable[..., Any], outside: F) -> F:
 
     @functools.wraps(outside)
     async def call(handle: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return await (outside if current() is None else inside)(handle, *args, **kwargs)
+        if current() is None:
+            return await outside(handle, *args, **kwargs)
+        handle._client.refuse_cell("A run")
+        return await inside(handle, *args, **kwargs)
 
     return call  # type: ignore[return-value]
 

@@ -24,7 +24,6 @@ from orchestrator.sdk.code.known_handlers import WorkflowSignature
 from orchestrator.sdk.code.messages import UpdateMethod, name_of, signal_value
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.inside import inside_workflow
-from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.sdk.values.sealing import outgoing
 from orchestrator.sdk.waiting.async_variants import async_variant, blocking
@@ -109,7 +108,7 @@ class Starting(Generic[P, R, W_co, U_co]):
     def _start(self, started: history.RunStarted) -> tuple[bytes, Sent | None]:
         client, name = self._client, self._signature.name
         tags = msgspec.json.encode(self._tags).decode()
-        runtime = current_runtime()
+        runtime = client.runtime
         if runtime is not None:
             if self._update is not None:
                 raise InvalidWorkflow("Option update: not inside a task. Start the run with signal= instead.")

@@ -25,7 +25,7 @@ from orchestrator.errors import (
     did_you_mean,
 )
 from orchestrator.sdk.checks import check_label, check_name
-from orchestrator.sdk.client import Client
+from orchestrator.sdk.client import Client, Deployment
 from orchestrator.sdk.code.child_run import ChildRun
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.guards import watch_package_of
@@ -97,9 +97,15 @@ class CodeWorkflow(Generic[P, R, W_co]):
 
     def options(self, **options: Unpack[RunOptionTypes]) -> CodeWorkflow[P, R, W_co]:
         """Return this workflow with other options, for the calls that follow."""
-        changed = with_code_options(self._code_options, options)
+        return self._variant(self._client, with_code_options(self._code_options, options))
+
+    def via(self, cell: Deployment) -> CodeWorkflow[P, R, W_co]:
+        """Return this workflow as one of another deployment: `order.via(europe).start(…)`; see `app.at`."""
+        return self._variant(cell._client, self._code_options)
+
+    def _variant(self, client: Client, options: CodeOptions) -> CodeWorkflow[P, R, W_co]:
         return CodeWorkflow(
-            *(self._client, self._registry, self.name, self.version, self.function, changed, self._signature),
+            *(client, self._registry, self.name, self.version, self.function, options, self._signature),
             versioning=self.versioning,
         )
 
@@ -243,6 +249,7 @@ class CodeWorkflow(Generic[P, R, W_co]):
         commander = current()
         if commander is None or commander.started is None:
             raise OrchestratorError(f"{self.name}.schedule(…) works inside a workflow only.")
+        self._client.refuse_cell(f"Workflow {self.name!r}")
         payload = self._encode_call(args, kwargs)
         options = self._code_options
         ordinal, identifier = commander.next("child")

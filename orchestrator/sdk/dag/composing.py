@@ -37,7 +37,6 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.middleware import EnqueueCall
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
 from orchestrator.sdk.tasks.compositions import Call, Chain, Composition, Group, Map
-from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.many import start_many
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import encode_call
@@ -75,7 +74,7 @@ class Composer:
         called = check_name("run", name or _label(part))
         shape = _Shape(self._client, called if name is None else _label(part))
         definition = shape.definition(shape.add(part, None), is_fed=False)
-        runtime = current_runtime()
+        runtime = self._client.runtime
         run_id = new_id() if runtime is None else runtime.next_id()
         args = composed.packed(msgspec.msgpack.encode(_Arguments(self._client, run_id).of(part, is_fed=False)))
         definitions = [*shape.children.values(), definition]

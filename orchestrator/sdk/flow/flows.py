@@ -20,7 +20,6 @@ from orchestrator.sdk.client import Client
 from orchestrator.sdk.dag.registered import hiding_alike, of_function
 from orchestrator.sdk.flow.handle import FlowHandle
 from orchestrator.sdk.ids import parse_id
-from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.waiting.async_variants import async_variant
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ class StartableFlow:
     def start(self, /, **params: Any) -> FlowHandle:
         """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
         key, tags, version, shared = self._key, self._tags, self._version, self._shared
-        if shared and current_runtime() is not None:
+        if shared and self._client.runtime is not None:
             raise WrongState(
                 f"Flow {self.name!r} cannot be started inside a task with an initial shared state: give it "
                 f"parameters, and let its first node write them."

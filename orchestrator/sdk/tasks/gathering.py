@@ -40,7 +40,7 @@ def as_completed(handles: Iterable[Handle[R]], timeout: float | None = None) -> 
     Iterate over it with `for` or, where an event loop must not be blocked, with `async for`.
     """
     check_timeout(timeout)
-    asked = [_handle(given) for given in handles]
+    asked = _handles(handles)
     return Completions(_completions(asked, timeout), asked[0]._client.threads if asked else Threads())
 
 
@@ -66,12 +66,16 @@ def _completions(
         )
 
 
-def _handle(given: Handle[R]) -> Handle[R]:
-    if not isinstance(given, Handle):
-        raise TypeError(
-            f"as_completed and gather: expected handles, as `task.enqueue(…)` returns them, found {given!r:.200}"
-        )
-    return given
+def _handles(given: Iterable[Handle[R]]) -> list[Handle[R]]:
+    handles = list(given)
+    for one in handles:
+        if not isinstance(one, Handle):
+            raise TypeError(
+                f"as_completed and gather: expected handles, as `task.enqueue(…)` returns them, found {one!r:.200}"
+            )
+        if one._client is not handles[0]._client:
+            raise ValueError(f"as_completed and gather: {one!r} is of another cell than {handles[0]!r}. Ask each cell.")
+    return handles
 
 
 @overload
@@ -89,7 +93,7 @@ def gather(
 
     With `return_exceptions`, the error stands in the place of each task that has no result.
     """
-    return complete(_gather([_handle(given) for given in handles], timeout, return_exceptions))
+    return complete(_gather(_handles(handles), timeout, return_exceptions))
 
 
 @overload
@@ -104,7 +108,7 @@ async def agather(
     handles: Iterable[Handle[R]], timeout: float | None = None, *, return_exceptions: bool = False
 ) -> list[R] | list[R | OrchestratorError]:
     """Do the same as `gather` without blocking the event loop."""
-    asked = [_handle(given) for given in handles]
+    asked = _handles(handles)
     if not asked:
         return []
     return await asked[0]._client.threads.complete(_gather(asked, timeout, return_exceptions))

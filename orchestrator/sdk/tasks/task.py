@@ -18,14 +18,13 @@ from orchestrator.domain.tasks.headers import check_headers, with_headers
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, NotDeterministic, OrchestratorError
 from orchestrator.sdk.checks import shown
-from orchestrator.sdk.client import Client
+from orchestrator.sdk.client import Client, Deployment
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.futures import DurableFuture
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.middleware import EnqueueCall, headers_here
 from orchestrator.sdk.tasks.compositions import Parts
-from orchestrator.sdk.tasks.context import current_runtime
 from orchestrator.sdk.tasks.followers import callbacks_of, check_followers
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.tasks.option_types import OptionTypes
@@ -120,12 +119,18 @@ class Task(Parts[P, R]):
                 f"Option retries: a backoff function belongs on the decorator of task {self.name!r}, because the "
                 f"worker has no other; found {changed.retries.backoff!r}."
             )
-        variant: Task[P, R] = Task(
-            self._client, self.name, self.function, changed, self._signature, self._chosen | options.keys()
-        )
-        variant._is_variant = True
+        variant = self._variant(self._client, changed, self._chosen | options.keys())
         if changed.is_computed:
             self._signature.check_key_functions(options)
+        return variant
+
+    def via(self, cell: Deployment) -> Task[P, R]:
+        """Return this task as one of another deployment: `resize.via(europe).enqueue(…)`; see `app.at`."""
+        return self._variant(cell._client, self._call_options, self._chosen)
+
+    def _variant(self, client: Client, options: CallOptions, chosen: frozenset[str]) -> Task[P, R]:
+        variant: Task[P, R] = Task(client, self.name, self.function, options, self._signature, chosen)
+        variant._is_variant = True
         return variant
 
     def schedule(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -139,6 +144,7 @@ class Task(Parts[P, R]):
             raise OrchestratorError(f"{self.name}.schedule(…) works inside a workflow only. Use enqueue(…) here.")
         if self._call_options.on_success is True:
             raise InvalidTask("Option on_success=True: only inside a task that runs in a worker; this is a workflow.")
+        self._client.refuse_cell(f"Task {self.name!r}")
         ordinal, identifier = commander.next("task")
         scheduled = self._as_scheduled(commander.started.queue)
         described = scheduled._described(identifier, args, kwargs, commander.run_id, ordinal)
@@ -170,7 +176,7 @@ class Task(Parts[P, R]):
         Coroutines that enqueue at the same time share a commit; each goes on when its own task is durable. One that is
         cancelled meanwhile may have stored its task.
         """
-        if inside_workflow() or current_runtime() is not None:
+        if inside_workflow() or self._client.runtime is not None:
             return await self._client.threads.run(self.enqueue, *args, **kwargs)
         if self._client.middleware is not None and not self._is_hooked:
             async with self._client.middleware.aenqueuing(call := self._as_call(args, kwargs)):
@@ -247,7 +253,7 @@ class Task(Parts[P, R]):
 
     def _enqueue_path(self) -> Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None:
         """Return how the task that is running here, if any, hands over what it enqueues with these options."""
-        runtime = current_runtime()
+        runtime = self._client.runtime
         if runtime is not None:
             return runtime.enqueue_on_success if self._call_options.on_success is True else runtime.enqueue
         if self._call_options.on_success is True:
@@ -264,7 +270,7 @@ class Task(Parts[P, R]):
     ) -> NewTask:
         """Check a call and return it as data; nothing is written."""
         self._refuse_in_workflow("enqueued")
-        runtime = current_runtime()
+        runtime = self._client.runtime
         identifier = new_id() if runtime is None else runtime.next_id()
         task = self._described(identifier, args, kwargs, run_id, position, in_task=runtime is not None)
         if trace is not None:

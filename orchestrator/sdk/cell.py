@@ -1,0 +1,182 @@
+"""One deployment of an application: where its tasks and workflows are started, and found again.
+
+A cell has a database, a Redis, schedulers and workers of its own, and shares nothing with others. The application is
+the cell that the settings of its process name; `app.at(…)` makes others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from functools import partial
+from typing import Any, Self, TypeVar, overload
+from uuid import UUID
+
+from orchestrator.sdk.checks import check_name
+from orchestrator.sdk.client import Client, Deployment
+from orchestrator.sdk.code.handle import W_co, WorkflowHandle
+from orchestrator.sdk.code.workflow import CodeWorkflow, Registry
+from orchestrator.sdk.dag.composing import Composer
+from orchestrator.sdk.dag.workflows import Workflows
+from orchestrator.sdk.flow.flows import Flows
+from orchestrator.sdk.ids import new_id, parse_id
+from orchestrator.sdk.middleware import HookStack
+from orchestrator.sdk.queue import Queue
+from orchestrator.sdk.tasks.composition_handle import CompositionHandle
+from orchestrator.sdk.tasks.compositions import Arguments
+from orchestrator.sdk.tasks.handle import Handle, RunHandle
+from orchestrator.sdk.tasks.many import new_tasks, start_many
+from orchestrator.sdk.tasks.task import Task
+from orchestrator.sdk.waiting.async_variants import async_variant
+from orchestrator.settings import Settings
+from orchestrator.trace_context import current_trace
+from orchestrator.tracing.entry import sending
+
+R = TypeVar("R")
+
+
+class Cell(Deployment):
+    """The calls to one deployment. Connections are opened on first use."""
+
+    def __init__(self, client: Client, registry: Registry) -> None:
+        self._client = client
+        self._registry = registry
+        client.composer = Composer(client)
+        client.run_handle = partial(CompositionHandle, client)
+        self.workflows = Workflows(client, registry)
+        """Workflows that are data: files and graphs, stored in the database."""
+        self.flows = Flows(client, registry)
+        """Flow graphs: nodes and the actions that lead from one to the next, stored in the database."""
+
+    # -- starting work
+
+    def enqueue(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:
+        """Enqueue a task by its name: `app.enqueue("shop.mail.send", "ann@example.com")`."""
+        return self.find_task(name).enqueue(*args, **kwargs)
+
+    async def aenqueue(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:
+        """Do the same as `enqueue` without blocking the event loop."""
+        task = self._registry.tasks.get(name)
+        if task is None:
+            task = await self._client.threads.run(self.find_task, name)  # which may load modules
+        return await self._own(task).aenqueue(*args, **kwargs)
+
+    def enqueue_many(self, task: Task[..., R], calls: Iterable[Arguments]) -> list[Handle[R]]:
+        """Enqueue any number of calls in one transaction: all of them or, if one is refused, none.
+
+        A call is a tuple or list of arguments, or a mapping of named ones, also where there is a single one:
+        `app.enqueue_many(resize, [("a.png", 50), ("c.png",), {"path": "b.png"}])`.
+        """
+        task = self._own(task)
+        if self._client.middleware is not None and not task._is_hooked:
+            with HookStack() as afterwards:
+                return self.enqueue_many(task._for_many(afterwards), calls)
+        with sending("enqueue", task.name, task.queue):
+            trace = current_trace()
+            tasks = list(new_tasks(task, calls, trace))
+            hand_over = task._enqueue_path()
+            ids = [new.id for new in tasks]
+            if hand_over is not None:
+                holders = hand_over(tasks)
+                ids = [holders.get(identifier, identifier) for identifier in ids]
+            elif tasks:
+                ids = self._client.backend.tasks.enqueue_many(tasks)
+        return [Handle(self._client, identifier, task._signature) for identifier in ids]
+
+    def start_many(self, task: Task[..., R], items: Iterable[Any], *, name: str | None = None) -> RunHandle[R]:
+        """Start a run of one task per item: one argument, a tuple or list of all, or a mapping of named ones.
+
+        `app.start_many(resize, ["a.png", "b.png"]).results()` waits for all of them. Inside a task, the scheduler
+        starts it, and all of it travels in one message.
+        """
+        calls = (item if isinstance(item, (tuple, list, Mapping)) else (item,) for item in items)
+        task = self._own(task)
+        run_id = start_many(task, calls, name)
+        return RunHandle(self._client, run_id, task._signature)
+
+    def post_event(self, name: str, payload: Any = None) -> None:
+        """Say that something happened; workflows that wait for it are started. The payload is JSON data."""
+        self._client.backend.workflows.post_event(new_id(), check_name("event", name), payload)
+
+    def retry_failed(
+        self,
+        *,
+        queue: str | None = None,
+        name: str | None = None,
+        error: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> int:
+        """Open every failed task again that matches all that is given; return how many match.
+
+        `error` is part of the error's type or message; `since` and `until` say when the tasks failed.
+        """
+        from orchestrator.store.tasks.redrive import (
+            FailedFilter,  # with the backend's other parts, which workers do without
+        )
+
+        return self._client.backend.tasks.retry_failed(
+            FailedFilter(queue=queue, name=name, error=error, since=since, until=until)
+        )
+
+    aenqueue_many = async_variant(enqueue_many)
+    astart_many = async_variant(start_many)
+    apost_event = async_variant(post_event)
+    aretry_failed = async_variant(retry_failed)
+
+    # -- finding it again
+
+    def find_task(self, name: str) -> Task[..., Any]:
+        """Return the registered task of that name."""
+        return self._own(self._registry.find_task(name))
+
+    def _own(self, task: Task[..., R]) -> Task[..., R]:
+        """Return a task as one of this deployment."""
+        return task if task._client is self._client else task.via(self)
+
+    def handle(self, task_id: str | UUID) -> Handle[Any]:
+        """Return a handle to a task that was enqueued elsewhere."""
+        return Handle(self._client, parse_id("task", task_id))
+
+    def run(self, run_id: str | UUID) -> CompositionHandle[Any]:
+        """Return a handle to a run that was started elsewhere."""
+        found: CompositionHandle[Any] = self._client.run_handle(parse_id("run", run_id))
+        return found
+
+    @overload
+    def workflow_run(self, run_id: str | UUID) -> WorkflowHandle[Any]: ...
+    @overload
+    def workflow_run(self, run_id: str | UUID, workflow: CodeWorkflow[..., R, W_co]) -> WorkflowHandle[R, W_co]: ...
+
+    def workflow_run(self, run_id: str | UUID, workflow: CodeWorkflow[..., Any] | None = None) -> WorkflowHandle[Any]:
+        """Return a handle to a run of a workflow as code that was started elsewhere; typed if that is given."""
+        return WorkflowHandle(self._client, parse_id("run", run_id), None if workflow is None else workflow._signature)
+
+    def queue(self, name: str) -> Queue:
+        """Return a queue, to pause, limit or empty it."""
+        return Queue(self._client, name)
+
+    # -- settings and closing
+
+    @property
+    def settings(self) -> Settings:
+        """The settings, read on first use."""
+        return self._client.settings
+
+    def close(self) -> None:
+        """Close all connections; they are opened again when needed."""
+        self._client.close()
+
+    aclose = async_variant(close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
