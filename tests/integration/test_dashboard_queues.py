@@ -91,8 +91,14 @@ def test_a_limit_of_a_task_and_a_dependency_are_named(system: System) -> None:
     assert waits(system) == ["Waiting on dependencies"] == [waits_for(system, blocked)]
     assert "<dt>Waiting on dependencies</dt><dd>1</dd>" in Visitor(create_app(system.settings)).get(PAGE).text
     system.sql("UPDATE orchestrator.tasks SET run_id = id WHERE name = 'job'")
-    assert waits(system)[0].startswith("Its code waits for a promise")
+    assert waits(system) == [], "it waits for an event, and for no worker"
+    assert waits_for(system, blocked).startswith("Its code waits for a promise")
     assert "<dt>Waiting on dependencies</dt><dd>0</dd>" in Visitor(create_app(system.settings)).get(PAGE).text
+    for path in (PAGE, "/ui/tasks", "/ui/tasks?status=pending", "/ui/tasks?status=pending&sort=when"):
+        assert blocked.id not in Visitor(create_app(system.settings)).get(path).text, f"{path} is about tasks"
+    assert blocked.id in Visitor(create_app(system.settings)).get(f"/ui/tasks?run={blocked.id}").text
+    system.sql("UPDATE orchestrator.tasks SET blockers = 0 WHERE name = 'job'")
+    assert blocked.id in Visitor(create_app(system.settings)).get("/ui/tasks?status=pending").text, "it wants a worker"
     system.expire_lease()
     assert waits(system)[0].startswith("No scheduler leads")
     assert waits(system)[0] == waits_for(system, blocked)

@@ -27,7 +27,7 @@ from orchestrator.store.insights.fleet import IS_KNOWN, IS_SERVING, QueueCounts
 from orchestrator.store.shards import without_leader
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.columns import one_of
-from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY, READY_IN_LANE, READY_PLAIN
+from orchestrator.store.tables.tasks import DELAYED, NOBODY, PARKED, READY, READY_IN_LANE, READY_PLAIN
 
 _WAITING = f"(({READY}) OR (status = 'pending' AND {NOBODY})) AND created_at < now() - interval '2 seconds'"
 """What is newer may not have been looked at: the fleet is mirrored about once a second."""
@@ -107,7 +107,7 @@ WITH /* insights.longest_waits */ candidates AS (
       ORDER BY queue, lane, priority DESC, seq LIMIT {_MOST_LOOKED_AT})
      UNION
     (SELECT id FROM (SELECT * FROM orchestrator.tasks ORDER BY id LIMIT {10 * _MOST_LOOKED_AT}) AS old
-      WHERE queue = %(queue)s::text AND status = 'pending' AND NOT ({DELAYED}))
+      WHERE queue = %(queue)s::text AND status = 'pending' AND NOT ({DELAYED}) AND NOT {PARKED})
 ), {_BUSY}
 SELECT {_WAITS}
   FROM (SELECT * FROM orchestrator.tasks WHERE id IN (SELECT id FROM candidates) AND status = 'pending'
@@ -116,8 +116,8 @@ SELECT {_WAITS}
 
 
 def longest_waits(connection: Connection, queue: QueueCounts, *, limit: int = 10) -> list[Wait]:
-    """Return the tasks of a queue that wait longest, and why each does; a task that waits for its time is not among
-    them."""
+    """Return the tasks of a queue that wait longest, and why each does: not those that wait for their time, and no code
+    that waits for an event."""
     rows = _OLDEST(connection, queue=queue.queue, limit=limit)
     unled = without_leader(connection, [row.id.bytes for row in rows])
     room = _Room(queue.concurrency, queue.rate, queue.running + queue.dispatched, queue.slots)

@@ -17,6 +17,7 @@ from orchestrator.sealing import CALL, reveal
 from orchestrator.store.insights.attempts import AttemptView, ErrorView, attempts_of, error_view
 from orchestrator.store.insights.obstacles import waits_for
 from orchestrator.store.sql import Row, Statement, columns_of
+from orchestrator.store.tables.tasks import PARKED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +158,7 @@ _LIST = Statement[Row](f"""
 SELECT /* insights.tasks.list */ * FROM (
     SELECT * FROM (
         (SELECT {_OPEN}, seq FROM orchestrator.tasks
-          WHERE %(open)s AND {_IN_SIGHT} AND {_MATCHES}
+          WHERE %(open)s AND {_IN_SIGHT} AND {_MATCHES} AND NOT {PARKED}
           ORDER BY id DESC LIMIT %(limit)s)
          UNION ALL
         (SELECT {_ENDED}, seq FROM orchestrator.ended_tasks
@@ -220,7 +221,8 @@ def page_of_tasks(
     With `oldest`, all but those of a run are listed the other way round.
 
     A page takes as long as any other, whatever one looks for: it looks at a bounded number of rows, and so may have few
-    tasks, or none, and yet not be the last. The tasks of a run stand among others where the run began.
+    tasks, or none, and yet not be the last. The tasks of a run stand among others where the run began. The turns of
+    code that waits are listed with its run only.
     """
     parameters = _parameters(wanted, limit, before)
     in_order = _OLDEST if oldest and not wanted.run else {}
@@ -243,8 +245,8 @@ def page_of_tasks(
 
 
 def _is_found_at_once(wanted: TaskFilter) -> bool:
-    """Say whether one page sees everything, or finds what it looks for at once: then it may look at all rows."""
-    return wanted == TaskFilter() or (bool(wanted.statuses) and {*wanted.statuses} <= {*IN_FLIGHT_STATES})
+    """Say whether an index finds it: then a page may look at all rows."""
+    return bool(wanted.statuses) and {*wanted.statuses} <= {*IN_FLIGHT_STATES}
 
 
 def list_tasks(

@@ -81,6 +81,8 @@ DELAYED = "status = 'pending' AND blockers = 0 AND wake_at IS NOT NULL AND hold 
 NOBODY = "(hold = 'unknown' OR starts_with(hold, 'no data key: ') OR starts_with(hold, 'no executor: '))"
 """No live worker can run it: none knows it, or has the data key that opens it, or the executor that does it. It fails
 when its time is up."""
+PARKED = "(status = 'pending' AND blockers > 0 AND id IS NOT DISTINCT FROM run_id)"
+"""It carries the turns of a run of code that waits, maybe for days: for an event, and for no worker."""
 READY_PLAIN = f"{READY} AND lane IS NULL"
 READY_IN_LANE = f"{READY} AND lane IS NOT NULL"
 
