@@ -128,7 +128,8 @@ class Requests:
         self.runs.advance(tx)
 
     def _retry_tasks(self, tx: Transaction, items: list[Request], _: int) -> list[int]:
-        contested = retry_tasks(tx, self.runs, _targets(items)).contested
+        attempts = [(item.body or {}).get("attempt") for item in items]
+        contested = retry_tasks(tx, self.runs, _targets(items), attempts=attempts).contested
         return [item.id for item in items if item.target in contested]
 
     def _retry_runs(self, tx: Transaction, items: list[Request], limit: int) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -76,17 +77,25 @@ INSERT INTO orchestrator.inbox (kind, target, body) SELECT %(request)s, id, %(bo
 """)
 """Waits while the leader stores the end of the run: `turns.append_last`."""
 _MESSAGES = frozenset({RequestKind.SIGNAL, RequestKind.UPDATE})
-_INBOX = "INSERT INTO orchestrator.inbox (kind, target) SELECT '{}', id FROM fitting RETURNING target"
+_INBOX = """INSERT INTO orchestrator.inbox (kind, target, body)
+SELECT '{}', id, CASE WHEN last IS NOT NULL THEN jsonb_build_object('attempt', last) END FROM fitting
+RETURNING target"""
+_SEEN = "(%(seen)s::jsonb->>id::text)"
+Seen = Mapping[str, str]
+"""By id, what somebody saw who asks: the last attempt of a task that is meant, or the end of a run in microseconds."""
+NOTHING_SEEN: Seen = MappingProxyType({})
 _FITTING = {
     RequestKind.CANCEL_RUN: "runs WHERE id = ANY(%(ids)s::uuid[]) AND ended_at IS NULL",
-    RequestKind.RETRY_RUN: """runs WHERE id = ANY(%(ids)s::uuid[]) AND (
-           (status = 'failed' AND NOT code AND parent_step IS NULL) OR (stuck IS NOT NULL AND ended_at IS NULL))""",
+    RequestKind.RETRY_RUN: f"""runs WHERE id = ANY(%(ids)s::uuid[]) AND (
+           (status = 'failed' AND NOT code AND parent_step IS NULL) OR (stuck IS NOT NULL AND ended_at IS NULL))
+       AND ({_SEEN} IS NULL
+            OR {_SEEN}::bigint IS NOT DISTINCT FROM (extract(epoch FROM ended_at) * 1000000)::bigint)""",
     RequestKind.DELETE_RUN: """runs r WHERE id = ANY(%(ids)s::uuid[]) AND ended_at IS NOT NULL AND NOT closing
        AND (parent_run IS NULL OR NOT EXISTS (SELECT FROM orchestrator.runs p WHERE p.id = r.parent_run))""",
-    RequestKind.CANCEL_TASK: "tasks WHERE id = ANY(%(ids)s::uuid[])",
+    RequestKind.CANCEL_TASK: f"tasks WHERE id = ANY(%(ids)s::uuid[]) AND coalesce(attempt <= {_SEEN}::bigint, true)",
     RequestKind.RETRY_TASK: f"""ended_tasks e WHERE id = ANY(%(ids)s::uuid[])
        AND (status IN ('failed', 'skipped') OR (status = 'cancelled' AND run_id IS NULL))
-       AND {KEEPS_KEY} IS NULL AND {REVIVABLE}""",
+       AND coalesce(attempt = {_SEEN}::bigint, true) AND {KEEPS_KEY} IS NULL AND {REVIVABLE}""",
 }
 """What is in a state for a request. A task that takes a unique key back asks for it by itself: `revival.ask`. A child
 run is deleted with its parent."""
@@ -98,7 +107,7 @@ _STORING = {
 _ASK_ALL = {
     request: Statement[UUID](f"""
 WITH /* audit.ask_to_{request.replace(" ", "_")} */ fitting AS MATERIALIZED (
-    SELECT id FROM orchestrator.{fitting}
+    SELECT id, {f"{_SEEN}::bigint" if request is RequestKind.RETRY_TASK else "NULL"} AS last FROM orchestrator.{fitting}
 ), written AS (
     INSERT INTO orchestrator.audit (who, origin, act, kind, target, detail)
     SELECT %(who)s, %(origin)s, %(act)s, %(kind)s, id::text, %(detail)s::jsonb FROM fitting
@@ -124,9 +133,14 @@ def ask(connection: Connection, request: RequestKind, run: bytes, body: str, **l
     return statement.first(connection, _line(**line), request=str(request), run=run, body=body) is not None
 
 
-def ask_all(connection: Connection, request: RequestKind, targets: Sequence[bytes], **line: Any) -> set[UUID]:
-    """Ask the leader for the same about tasks or runs; return those that are in a state for it, and are asked for."""
-    return {*_ASK_ALL[request](connection, _line(**line), ids=targets)}
+def ask_all(
+    connection: Connection, request: RequestKind, targets: Sequence[bytes], seen: Seen = NOTHING_SEEN, **line: Any
+) -> set[UUID]:
+    """Ask the leader for the same about tasks or runs; return those that are in a state for it, and are asked for.
+
+    One that has moved on since it was `seen` is not.
+    """
+    return {*_ASK_ALL[request](connection, _line(**line), ids=targets, seen=stored_json(dict(seen)))}
 
 
 def _line(*, detail: Mapping[str, Any], **texts: str) -> dict[str, str]:
@@ -222,6 +236,12 @@ def decision(connection: Connection, run: str, name: str | None = None) -> str |
     because = f" ({why})" if why else ""
     what = "" if name is not None else f"{row.detail.get('node') or row.detail.get('name')!r} was "
     return f"{what}{act}{value} by {row.who} at {row.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC{because}"
+
+
+def last_act(connection: Connection, target: str, act: str, since: datetime | None = None) -> str | None:
+    """Say by whom and when something was last done to a task or a run, if the log still has it."""
+    found = page(connection, AuditFilter(target=target, act=act, since=since), limit=1).lines
+    return next((f"by {one.who} at {one.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" for one in found), None)
 
 
 _PRUNE = Statement[None]("""

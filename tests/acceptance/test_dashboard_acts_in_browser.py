@@ -181,8 +181,9 @@ def test_keys_move_mark_open_retry_and_cancel(base: str, window: Watched, tmp_pa
         assert window.page.evaluate(focused) == runs[row], key
     keyboard.press("x")
     window.sees("button", "Retry 1 marked")
-    keyboard.press("c")
-    assert window.page.evaluate("document.activeElement.textContent") == "Cancel 1 marked"
+    keyboard.press("d")
+    assert window.page.evaluate("document.activeElement.textContent") == "Delete 1 marked"
+    assert not window.page.locator("summary", has_text="Cancel 1").count(), "it has ended"
     keyboard.press("Escape")
     keyboard.press("j")
     keyboard.press("Enter")
@@ -207,6 +208,25 @@ def test_keys_move_mark_open_retry_and_cancel(base: str, window: Watched, tmp_pa
     assert window.sees("[data-times]").inner_text() != before
     window.page.locator("[data-keys]").click()
     window.sees("#keys[open]")
+
+
+def test_marked_rows_offer_what_can_be_done_to_them(base: str, window: Watched, tmp_path: Path) -> None:
+    api = f"{base}/api/v1"
+    for _ in range(2):
+        enqueue(api, "broken", "mixed", queue="default")
+    httpx.post(f"{api}/tasks", json={"name": "project.broken", "args": ["mixed"], "delay": 900}).raise_for_status()
+    window.go("/ui/tasks?name=project.broken")
+    buttons = window.page.locator(".acts [data-chosen].some:visible")
+    pending, failed = (window.page.locator(f"tr:has(.s-{state}) .tick input") for state in ("pending", "failed"))
+    eventually(lambda: window.page.evaluate("true") and failed.count() >= 2, "they have failed")
+    pending.first.check()
+    assert buttons.all_inner_texts() == ["Cancel 1 marked…"], "one that waits is not retried"
+    failed.nth(0).check()
+    failed.nth(1).check()
+    assert buttons.all_inner_texts() == ["Retry 2 marked", "Cancel 1 marked…"]
+    window.page.locator("button", has_text="Retry 2 marked").click()
+    window.sees(".said", "tasks are retried")
+    assert window.page.locator(".said").inner_text() == "2 of 2 tasks are retried."
 
 
 def press_back(window: Watched, by: str, label: str) -> None:

@@ -661,7 +661,7 @@ def test_runs_are_counted_before_they_are_cancelled(house: House) -> None:
     assert "Say which" in visitor.get("/ui/runs/cancel").text
     page = visitor.get("/ui/runs/cancel?workflow=mail-flow&span=1h").text
     assert "Cancel 1 run<" in page
-    ids = re.findall(r'type="hidden" name="id" value="([^"]*)"', page)
+    ids = re.findall(r'type="hidden" name="id" value="([^"@]*)', page)
     assert ids == [str(house.runs["mail"])]
     visitor.post("/ui/runs/cancel-chosen", id=ids, back="/ui/runs")
     assert visitor.said() == "1 of 1 runs are being cancelled."
@@ -702,7 +702,8 @@ def test_failed_and_stuck_runs_are_retried_and_no_others(house: House) -> None:
     try:
         page = visitor.get("/ui/runs/retry?workflow=nightly").text
         assert "Retry 2 runs<" in page
-        ids = re.findall(r'type="hidden" name="id" value="([^"]*)"', page)
+        assert "<strong>K</strong> m</small>" in visitor.get("/ui/runs?stuck=true").text, "a list says why"
+        ids = re.findall(r'type="hidden" name="id" value="([^"@]*)', page)
         assert {*ids} == {str(made["failed"]), str(made["stuck"])}
         assert "Retry 1 run<" in visitor.get("/ui/runs/retry?workflow=nightly&stuck=true").text
         assert "No run that is open" not in visitor.get("/ui/runs/cancel?workflow=nightly&status=running").text
@@ -741,7 +742,7 @@ def test_ended_runs_are_counted_before_they_are_deleted(house: House) -> None:
         assert "Delete 2 runs<" in page
         assert "Their 14 tasks, child runs, logs and results" in page
         assert "This cannot be undone" in page
-        ids = re.findall(r'type="hidden" name="id" value="([^"]*)"', page)
+        ids = re.findall(r'type="hidden" name="id" value="([^"@]*)', page)
         assert {*ids} == {str(made["failed"]), str(made["good"])}
         assert "Delete…" not in visitor.get(f"/ui/runs/{made['open']}").text
         assert "Delete…" not in visitor.get(f"/ui/runs/{made['child']}").text
@@ -833,7 +834,7 @@ def test_marked_runs_of_others_are_left_alone_all_of_them(house: House) -> None:
     bound = Visitor(house.app)
     bound.log_in(make_key(house, Scope.OPERATE, "mail.", "mail-"))
     page = bound.get("/ui/runs").text
-    assert f'name="id" value="{house.runs["mail"]}" form="chosen"' in page
+    assert f'name="id" value="{house.runs["mail"]}" data-may="cancel" form="chosen"' in page
     before = changes(house)
     bound.post("/ui/runs/cancel-chosen", id=[str(house.runs["mail"]), str(house.runs["bank"])])
     assert "No run has the id" in bound.said()

@@ -24,6 +24,7 @@ from orchestrator.api.dashboard.pages import (
     runs,
     schedules,
     search,
+    seen,
     tasks,
     workflows,
 )
@@ -41,9 +42,6 @@ def _action(name: str, said: str, needs: str = "") -> Action:
 
 
 ACTIONS: tuple[Action, ...] = (
-    _action("retry_task", "A retry is requested."),
-    _action("cancel_task", "The task is being cancelled."),
-    _action("retry_failed", "Retried: {answer.tasks:,}."),
     _action("cancel_tasks", "Being cancelled: {answer.tasks:,}."),
     _action("pause_queue", "The queue is paused: what is with the workers goes on."),
     _action("resume_queue", "The queue goes on."),
@@ -51,7 +49,6 @@ ACTIONS: tuple[Action, ...] = (
     _action("purge_queue", "What waits in the queue is being cancelled."),
     _action("drain_worker", "Worker {answer.worker} takes nothing more, finishes what it runs, and ends."),
     _action("cancel_run", "The run is being cancelled."),
-    _action("retry_run", "What failed in the run is retried."),
     _action("rerun", "The run is started over: this is the new one."),
     _action("signal", "The signal is sent."),
     _action("query_run", ""),
@@ -97,7 +94,7 @@ PAGES: tuple[Endpoint, ...] = (
     *ACTIONS,
     *(
         action
-        for subject in (failures, tasks, again, again_run, bulk_runs, approvals, records)
+        for subject in (failures, tasks, seen, again, again_run, bulk_runs, approvals, records)
         for action in subject.actions
     ),
 )

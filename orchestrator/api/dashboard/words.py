@@ -45,6 +45,7 @@ _SIGNS = {
     "returned": "○",
 }
 _BACKFILL = re.compile(r"(.+)#([0-9]+)")
+_EPOCH = datetime.fromtimestamp(0, UTC)
 _CHANGE = 3
 """Failures more or fewer that are called a trend."""
 _LONGEST_VALUE = 20_000
@@ -64,6 +65,11 @@ def age(moment: datetime | None, now: datetime | None = None) -> str:
 def exact(moment: datetime) -> str:
     """Return a moment as machines read it."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def instant(moment: datetime) -> int:
+    """Return a moment in microseconds, to be compared."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def day(moment: datetime) -> str:

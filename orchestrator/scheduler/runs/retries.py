@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from itertools import zip_longest
 
 from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.transaction import Transaction
@@ -34,11 +36,22 @@ def retry_plain(tx: Transaction, runs: Runs, item: inbox.Request, limit: int) ->
     return True
 
 
-def retry_tasks(tx: Transaction, runs: Runs, ids: list[bytes], *, cancelled: bool = False) -> Revived:
-    """Open failed and skipped tasks again, also cancelled ones if so asked, and their runs with them."""
+def retry_tasks(
+    tx: Transaction,
+    runs: Runs,
+    ids: list[bytes],
+    *,
+    cancelled: bool = False,
+    attempts: Sequence[int | None] = (),
+) -> Revived:
+    """Open failed and skipped tasks again, also cancelled ones if so asked, and their runs with them.
+
+    With `attempts`, one for each id, only after these.
+    """
     if not ids:
         return Revived([], set())
-    revived = revival.revive(tx.connection, list(dict.fromkeys(ids)), cancelled=cancelled)
+    wanted, after = zip(*dict.fromkeys(zip_longest(ids, attempts)), strict=True)
+    revived = revival.revive(tx.connection, list(wanted), cancelled=cancelled, attempts=after)
     tx.result.note(revived.moved)
     tx.result.wake.contested |= bool(revived.contested)
     run_ids = list({task.run_id for task in revived.moved if task.run_id is not None})

@@ -24,6 +24,7 @@ from orchestrator.sdk.backend.tasks import TaskBackend
 from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.waiting.signal_safe import signal_safe
 from orchestrator.settings import Settings
+from orchestrator.store.audit import NOTHING_SEEN, Seen
 from orchestrator.store.inbox import RequestKind
 
 if TYPE_CHECKING:
@@ -84,9 +85,9 @@ class Backend:
         """The connections of all shards."""
         return [self.connections]
 
-    def ask_all(self, request: RequestKind, targets: Sequence[bytes]) -> set[UUID]:
+    def ask_all(self, request: RequestKind, targets: Sequence[bytes], seen: Seen = NOTHING_SEEN) -> set[UUID]:
         """Ask for the same about several tasks or runs; return those that are in a state for it."""
-        return self.connections.ask_all(request, targets)
+        return self.connections.ask_all(request, targets, seen)
 
     def close(self) -> None:
         """Close every connection."""

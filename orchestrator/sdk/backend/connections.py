@@ -111,12 +111,15 @@ class Connections:
         line = {"who": who, "origin": origin, "act": request.split(" ")[0], "kind": "run", "target": to_text(run)}
         return audit.ask(connection, request, run, body, **line, detail=detail)
 
-    def ask_all(self, request: RequestKind, targets: Sequence[bytes]) -> set[UUID]:
+    def ask_all(
+        self, request: RequestKind, targets: Sequence[bytes], seen: audit.Seen = audit.NOTHING_SEEN
+    ) -> set[UUID]:
         """Ask for the same about several tasks or runs, in one statement; return those that are in a state for it."""
         who, origin = acting.current(self._settings.audit_as)
         act, _, kind = request.partition(" ")
         with self.changing(f"the requests to {request} were stored") as connection:
-            asked = audit.ask_all(connection, request, targets, who=who, origin=origin, act=act, kind=kind, detail={})
+            line = {"who": who, "origin": origin, "act": act, "kind": kind, "detail": {}}
+            asked = audit.ask_all(connection, request, targets, seen, **line)
         self.retries += act == "retry"
         return asked
 

@@ -30,6 +30,7 @@ from orchestrator.sdk.calls.fleet import Drained
 from orchestrator.sdk.calls.interface import PARTS
 from orchestrator.settings import Settings
 from orchestrator.store import inbox, shards
+from orchestrator.store.audit import NOTHING_SEEN, Seen
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.inbox import RequestKind
@@ -85,9 +86,10 @@ class ShardedBackend:
         """The connections of all shards."""
         return [one.connections for one in self.shards]
 
-    def ask_all(self, request: RequestKind, targets: Sequence[bytes]) -> set[UUID]:
+    def ask_all(self, request: RequestKind, targets: Sequence[bytes], seen: Seen = NOTHING_SEEN) -> set[UUID]:
         """Ask for the same about several tasks or runs; return those that are in a state for it."""
-        return {id for number, ids in self.by_shard(targets).items() for id in self.of(number).ask_all(request, ids)}
+        shared = self.by_shard(targets).items()
+        return {id for number, ids in shared for id in self.of(number).ask_all(request, ids, seen)}
 
     def by_shard(self, ids: Iterable[bytes]) -> dict[int, list[bytes]]:
         """Return ids by their shards; those that are nowhere are the first one's."""

@@ -218,7 +218,8 @@ class TaskBackend(Part, TaskWork):
         with self._reading() as connection:
             return not inbox.is_asked(connection, RequestKind.WITHDRAW_TASK)
 
-    def retry(self, task: bytes) -> None:
+    def retry(self, task: bytes, attempt: int | None = None) -> None:
+        """Ask the leader to open a task again; if given, only after this attempt: another one may have failed since."""
         state = self.status(task)
         if state == TaskState.PENDING and self.is_retry_requested(task):
             return
@@ -230,7 +231,7 @@ class TaskBackend(Part, TaskWork):
         check_state(RequestKind.RETRY_TASK, task, state, allowed=is_cancelled or state in _RETRIED)
         what = f"the request to {RequestKind.RETRY_TASK} {to_text(task)} was stored"
         with self._connections.writing(what, transaction=True) as connection:
-            held = revival.ask(connection, task)
+            held = revival.ask(connection, task, attempt)
             if held is None:
                 self._connections.record(connection, "retry", "task", to_text(task))
         if held is not None:

@@ -47,11 +47,11 @@ _KEYS = f"""
 _REVIVE = Prepared[Moved](f"""
 WITH /* revival.revive */ revived AS MATERIALIZED (
     SELECT e.place, e.id, e.unique_key AS key, {KEEPS_KEY} AS scope, asked.turn
-      FROM unnest(%(ids)s::uuid[]) WITH ORDINALITY AS asked(id, turn)
+      FROM unnest(%(ids)s::uuid[], %(attempts)s::int[]) WITH ORDINALITY AS asked(id, attempt, turn)
      CROSS JOIN LATERAL (
-           SELECT ctid AS place, id, status, run_id, unique_key, options FROM orchestrator.ended_tasks
+           SELECT ctid AS place, id, status, run_id, unique_key, options, attempt FROM orchestrator.ended_tasks
             WHERE id = asked.id LIMIT 1) AS e
-     WHERE e.status IN {among(ENDED_SOURCES)} AND {REVIVABLE}
+     WHERE e.status IN {among(ENDED_SOURCES)} AND coalesce(e.attempt = asked.attempt, true) AND {REVIVABLE}
        AND (e.status <> 'cancelled' OR e.run_id IS NULL OR %(cancelled)s::boolean)
 ), {taking(_KEYS, "NULL")}, back AS (
     DELETE FROM orchestrator.ended_tasks e USING revived
@@ -80,15 +80,17 @@ class Revived(NamedTuple):
     """Those whose key an open transaction may be taking: ask again."""
 
 
-def revive(connection: Connection, ids: Sequence[bytes], *, cancelled: bool = False) -> Revived:
+def revive(
+    connection: Connection, ids: Sequence[bytes], *, cancelled: bool = False, attempts: Sequence[int | None] = ()
+) -> Revived:
     """Open failed, skipped and cancelled tasks again, with a fresh count of failures and the fence where it was.
 
     Those whose own processes died run alone.
 
     Cancelled ones of runs are opened only if so asked. Of several with the same key, the first is opened, and the
-    others stay as they are.
+    others stay as they are. With `attempts`, one for each id, a task is opened only if that was its last one.
     """
-    rows = _REVIVE(connection, ids=ids, cancelled=cancelled)
+    rows = _REVIVE(connection, ids=ids, cancelled=cancelled, attempts=list(attempts))
     contested = {row.id for row in rows if row.state == "contested"}
     return Revived([row for row in rows if row.id not in contested], contested)
 
@@ -109,13 +111,14 @@ SELECT e.unique_key, i.target::text FROM orchestrator.ended_tasks e
 """)
 _ASK = Statement[None](f"""
 INSERT /* revival.ask */ INTO orchestrator.inbox (kind, target, body)
-SELECT 'retry task', asked.id, CASE WHEN {KEEPS_KEY} IS NOT NULL THEN jsonb_build_object('key', e.unique_key) END
+SELECT 'retry task', asked.id, nullif(jsonb_strip_nulls(jsonb_build_object(
+           'key', CASE WHEN {KEEPS_KEY} IS NOT NULL THEN e.unique_key END, 'attempt', %(attempt)s::int)), '{{}}')
   FROM (SELECT %(id)s::uuid AS id) AS asked LEFT JOIN orchestrator.ended_tasks e ON e.id = asked.id
 """)
 
 
-def ask(connection: Connection, task: bytes) -> tuple[str, str] | None:
-    """Ask the leader to open an ended task again, in a transaction of the caller's.
+def ask(connection: Connection, task: bytes, attempt: int | None = None) -> tuple[str, str] | None:
+    """Ask the leader to open an ended task again, in a transaction of the caller's; if given, after this attempt only.
 
     If another task has its key, or is to be opened with it, nothing is asked for: return the key and that task's id.
     Requests for tasks of the same key take turns on a lock of their own, because a request is visible only once it is
@@ -124,5 +127,5 @@ def ask(connection: Connection, task: bytes) -> tuple[str, str] | None:
     _WAIT_FOR_TURN(connection, id=task)
     holder = _HOLDER.first(connection, id=task)
     if holder is None:
-        _ASK(connection, id=task)
+        _ASK(connection, id=task, attempt=attempt)
     return holder

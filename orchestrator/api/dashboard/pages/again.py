@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -12,8 +13,9 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.bodies import check_shape
-from orchestrator.api.context import Api
+from orchestrator.api.context import LARGEST, Api
 from orchestrator.api.dashboard.fields import Field, of_parameters
+from orchestrator.api.dashboard.pages.seen import moved_on
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.key_scope import TASK
 from orchestrator.api.problems import Refused, unfit
@@ -28,11 +30,14 @@ from orchestrator.errors import InvalidTask, PayloadError
 from orchestrator.references import whole_reference
 from orchestrator.sdk.values.display import NOT_JSON, as_shown
 from orchestrator.sdk.values.payload import decode_call
+from orchestrator.store import audit
 from orchestrator.store.fleet import parameters_of
 from orchestrator.store.insights import TaskDetail
 
 routes, actions = pages("/ui/tasks"), page_actions("/ui/tasks")
 
+_ACT = "enqueue again"
+"""In the audit log, of the task that the new one is like."""
 _LONGEST = 100_000
 """Characters of a field of the form."""
 
@@ -46,6 +51,10 @@ class Again(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kwargs: Annotated[str, Meta(max_length=_LONGEST)] = ""
     queue: str = ""
     """The queue of the other one, if none is given."""
+    attempt: Annotated[int, Meta(ge=0, le=LARGEST)] | None = None
+    """The last attempt of one that had not succeeded when the form was made."""
+    since: datetime | None = None
+    """When that was."""
 
 
 class Call(msgspec.Struct):
@@ -70,6 +79,8 @@ def ask_again(api: Api, id: UUID) -> Response:
 def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note | Response:
     """Enqueue a task with the name and options of another one, or show the form again with its mistake."""
     task = found_task(api, id)
+    if moved := moved_on(api, task, body.attempt, is_retry=True) or _like(api, id, body.since):
+        return _refused(api, task, body, 409, moved)
     known = api.read(parameters_of, task.name)
     try:
         args, kwargs = given_by(_call(api, task), body, known or ())
@@ -88,7 +99,16 @@ def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note 
     options = msgspec.json.encode(task.options).decode() if task.options else None
     new = api.names.hiding(msgspec.structs.replace(new, options=options, lane=_lane(task, options), parent=id.bytes))
     made = UUID(bytes=api.backend.tasks.enqueue(new, key_scope.queues))
+    connections = api.backend.connections
+    with connections.changing("the line of the audit log was written") as connection:
+        connections.record(connection, _ACT, "task", str(id), made=str(made))
     return Note(" ".join(["the task is enqueued: this is it", *warnings]).rstrip("."), to=f"/ui/tasks/{made}")
+
+
+def _like(api: Api, id: UUID, since: datetime | None) -> str:
+    """Say who has enqueued a task like an ended one since a form was made; nothing if nobody has."""
+    known = None if since is None else api.read(audit.last_act, str(id), _ACT, since)
+    return "" if known is None else f"A task like it was enqueued {known}, after this form was made. Enqueue one more?"
 
 
 def given_by(call: Call, body: Again, known: Sequence[Parameter]) -> tuple[list[Any], dict[str, Any]]:

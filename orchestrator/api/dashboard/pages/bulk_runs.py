@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import Annotated, Literal
-from uuid import UUID
 
 import msgspec
 from msgspec import Meta
@@ -12,6 +11,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.list_notes import given, within_span
+from orchestrator.api.dashboard.pages import seen
 from orchestrator.api.dashboard.pages.runs import RunsQuery
 from orchestrator.api.dashboard.pages.tasks import check_marked, outcome_of_marked
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
@@ -87,7 +87,7 @@ def _state(run: RunView) -> str:
 class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Selected runs."""
 
-    id: Annotated[list[UUID], Meta(max_length=MOST_AT_ONCE)] = []
+    id: Annotated[list[seen.Marked], Meta(max_length=MOST_AT_ONCE)] = []
 
 
 @actions.post("/cancel-chosen", about=WITHIN)
@@ -108,10 +108,11 @@ def delete_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     return _ask(api, body.id, key_scope, RequestKind.DELETE_RUN, "being deleted")
 
 
-def _ask(api: Api, ids: list[UUID], key_scope: KeyScope, kind: RequestKind, done: str) -> Note:
+def _ask(api: Api, marked: list[str], key_scope: KeyScope, kind: RequestKind, done: str) -> Note:
     """Ask for the same about runs, of which none is outside the key scope; skip those in another state."""
-    check_marked(ids, "runs")
+    check_marked(marked, "runs")
+    ids, shown = seen.split(marked)
     if key_scope.is_bound:
         check_runs(api, key_scope, set(ids))
-    asked = api.backend.ask_all(kind, [id.bytes for id in ids])
+    asked = api.backend.ask_all(kind, [id.bytes for id in ids], shown)
     return outcome_of_marked(len(asked), len(ids), "runs", done)

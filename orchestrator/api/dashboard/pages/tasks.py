@@ -16,11 +16,11 @@ from orchestrator.api.context import Api
 from orchestrator.api.dashboard.gantt import timeline
 from orchestrator.api.dashboard.list_notes import Span, given, progress_of, task_errors, within_span
 from orchestrator.api.dashboard.near_names import near_task_filters
-from orchestrator.api.dashboard.pages import logs
+from orchestrator.api.dashboard.pages import logs, seen
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.dashboard.session import own_page
 from orchestrator.api.key_scope import TASK, WITHIN, lineage_within
-from orchestrator.api.problems import refused
+from orchestrator.api.problems import Refused, refused
 from orchestrator.api.routes import bulk
 from orchestrator.api.routes import tasks as task_routes
 from orchestrator.api.shapes import filter_fields, made_from
@@ -75,7 +75,8 @@ def list_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> Response:
         done=progress_of(api, found.items),
         states=list(TaskState),
         may_cancel_all={*query.statuses} <= {*OPEN_TASK_STATES} and filters <= {"statuses", "queue", "name", "run"},
-        may_retry_all=filters <= {"statuses", "queue", "name", "error", "since", "until"},
+        may_retry_all=TaskState.FAILED in (query.statuses or (TaskState.FAILED,))
+        and filters <= {"statuses", "queue", "name", "error", "since", "until"},
     )
 
 
@@ -88,15 +89,16 @@ class FailedQuery(filter_fields(FailedFilter)):  # type: ignore[misc]
 @routes.get("/retry", about=WITHIN, scope=Scope.OPERATE)
 def preview_retry(api: Api, query: FailedQuery, key_scope: KeyScope) -> Response:
     """Say how many failed tasks would be tried again, before they are."""
-    wanted = made_from(FailedFilter, query)
+    until = query.until or datetime.now(UTC)
     groups: list[redrive.Group] = []
     is_part = False
-    if wanted != FailedFilter():
+    if made_from(FailedFilter, query) != FailedFilter():
+        wanted = made_from(FailedFilter, query, until=until)
         groups, is_part = api.read(redrive.preview_latest, wanted, key_scope.queues)
     total = sum(group.tasks for group in groups)
     looked_at = redrive.MOST_LOOKED_AT if is_part else None
     back = own_page(query.back or "/ui/failures")
-    return page("retry.html", query=query, back=back, groups=groups, total=total, looked_at=looked_at)
+    return page("retry.html", query=query, until=until, back=back, groups=groups, total=total, looked_at=looked_at)
 
 
 class OpenQuery(filter_fields(OpenFilter, "until")):  # type: ignore[misc]
@@ -128,10 +130,10 @@ def preview_cancel(api: Api, query: OpenQuery, key_scope: KeyScope) -> Response:
 class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Selected tasks of a list."""
 
-    id: Annotated[list[UUID], Meta(max_length=_MOST_AT_ONCE)] = []
+    id: Annotated[list[seen.Marked], Meta(max_length=_MOST_AT_ONCE)] = []
 
 
-def check_marked(ids: list[UUID], noun: str) -> None:
+def check_marked(ids: list[str], noun: str) -> None:
     """Refuse a form that names nothing."""
     if not ids:
         raise refused(422, "There is nothing marked", f"Mark the {noun} that are meant.")
@@ -143,13 +145,14 @@ def outcome_of_marked(count: int, asked: int, noun: str, done: str) -> Note:
     return Note(f"{count} of {asked} {noun} are {done}{left}")
 
 
-def _ask(api: Api, ids: list[UUID], key_scope: KeyScope, kind: RequestKind) -> set[UUID]:
+def _ask(api: Api, marked: list[str], key_scope: KeyScope, kind: RequestKind) -> set[UUID]:
     """Ask for the same about marked tasks, of which none is outside the key scope; return those in a state for it."""
-    check_marked(ids, "tasks")
+    check_marked(marked, "tasks")
+    ids, shown = seen.split(marked)
     if key_scope.is_bound:
         for id in ids:
             TASK.check(api, key_scope, {"id": id})
-    return api.backend.ask_all(kind, [id.bytes for id in ids])
+    return api.backend.ask_all(kind, [id.bytes for id in ids], shown)
 
 
 @actions.post("/cancel-chosen", about=WITHIN)
@@ -163,9 +166,12 @@ def cancel_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
 def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     """Try the tasks again that are marked; those with a unique key take turns for it, one by one."""
     asked = _ask(api, body.id, key_scope, RequestKind.RETRY_TASK)
-    for id in {*body.id} - asked:
-        with suppress(OrchestratorError):
-            api.backend.tasks.retry(id.bytes)
+    ids, shown = seen.split(body.id)
+    for id in {*ids} - asked:
+        last = int(shown[str(id)]) if str(id) in shown else None
+        with suppress(OrchestratorError, Refused):
+            seen.check_task(api, id, last, is_retry=True)
+            api.backend.tasks.retry(id.bytes, last)
             asked.add(id)
     return outcome_of_marked(len(asked), len(body.id), "tasks", "retried")
 

@@ -61,7 +61,7 @@
     }
     if (from.hasAttribute("data-keep") || to.hasAttribute("data-same")) return;
     if (/^(INPUT|TEXTAREA|SELECT)$/.test(from.nodeName)) {
-      if (from.type === "hidden") attributes(from, to);
+      if (from.type === "hidden" || from.type === "checkbox") attributes(from, to);
       return;
     }
     if (from.nodeName === "TIME" && from.dateTime === to.dateTime) return;

@@ -32,12 +32,19 @@
     return isToUtc ? at.toISOString().slice(0, 16) : new Date(at - at.getTimezoneOffset() * 60000).toISOString().slice(0, 16);
   }
 
+  let submitter = null; // the button that sends a form
+
   // The server takes times of a form as UTC.
   document.addEventListener("formdata", (event) => {
     for (const field of event.target.querySelectorAll("[data-zone=local]")) {
       if (field.value) event.formData.set(field.name, shifted(field.value, true));
     }
     if ("params" in event.target.dataset) gatherParams(event.target, event.formData);
+    if (event.target.getAttribute("id") === "chosen") { // its own id is hidden by fields of that name
+      const boxes = [...document.querySelectorAll("input[name=id][form=chosen]:checked")];
+      event.formData.delete("id");
+      for (const box of boxes.filter((one) => isFor(one, submitter))) event.formData.append("id", box.value);
+    }
   });
 
   // A filter that was refused stays as it was typed.
@@ -550,12 +557,16 @@
     (held.closest("form[action='/ui/compare'], .grid") ?? held).before(button);
   }
 
+  // Whether what a button does can be done to a marked row, in the state that it shows.
+  const isFor = (box, button) => box.dataset.may.split(" ").includes(button.dataset.chosen.split(" ")[0].toLowerCase());
+
   function countChosen() {
     const boxes = [...document.querySelectorAll("input[name=id][form=chosen]")];
     const count = boxes.filter((box) => box.checked).length;
     for (const button of document.querySelectorAll("[data-chosen]")) {
-      button.classList.toggle("some", count > 0);
-      button.textContent = button.dataset.chosen.replace("%", `${count} marked`);
+      const meant = boxes.filter((box) => box.checked && isFor(box, button)).length;
+      button.classList.toggle("some", meant > 0);
+      button.textContent = button.dataset.chosen.replace("%", `${meant} marked`);
     }
     for (const sure of document.querySelectorAll("details.sure:has([data-chosen])")) sure.open &&= count > 0;
     const all = document.querySelector("[data-all]");
@@ -675,6 +686,7 @@
     if (form.dataset.nameInPath) {
       form.action = form.dataset.nameInPath.replace("%", encodeURIComponent(form.querySelector("[data-name]").value));
     }
+    submitter = event.submitter;
     if (form.method === "post") keepTyped(form);
     if (form.matches(".act") && main.dataset.shows) {
       const acted = JSON.stringify({ path: location.pathname, shows: main.dataset.shows });

@@ -1,0 +1,162 @@
+"""Two operators look at the same task, group or run, and both act on it: the second one hears that it has moved on."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from orchestrator import Handle
+from orchestrator.api.app import create_app
+from orchestrator.sdk.dag.definitions import loads
+from orchestrator.store.tasks import revival
+from tests.integration.stage import Dispatch, System, Worker, raw
+from tests.integration.visitor import Visitor
+
+
+def operator(system: System) -> Visitor:
+    visitor = Visitor(create_app(system.settings))
+    visitor.get("/ui/tasks")
+    return visitor
+
+
+def form(page: str, action: str) -> dict[str, str]:
+    """Return the hidden fields of a form."""
+    (body,) = re.findall(rf'<form method="post" action="{action}"[^>]*>(.*?)</form>', page, re.DOTALL)
+    found = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', body))
+    return {name: value for name, value in found.items() if name not in ("token", "back")}
+
+
+def fail(system: System, worker: Worker) -> list[Dispatch]:
+    """Have all that is ready fail."""
+    system.pass_seconds()
+    taken = worker.take()
+    worker.fail(*taken, retryable=False)
+    system.pass_seconds()
+    return taken
+
+
+def attempt(system: System, task: Handle[Any]) -> int:
+    return int(system.row(task)["attempt"])
+
+
+def test_a_second_retry_from_an_old_page_is_refused(system: System) -> None:
+    worker = system.worker(knows=("job",), slots=9)
+    task = system.job.enqueue(1)
+    fail(system, worker)
+    path = f"/ui/tasks/{task.id}"
+    ada, bob = operator(system), operator(system)
+    seen = form(ada.get(path).text, f"{path}/retry")
+    assert seen == form(bob.get(path).text, f"{path}/retry") == {"attempt": "1"}
+    ada.post(f"{path}/retry", **seen)
+    assert ada.said() == "A retry is requested."
+    bob.post(f"{path}/retry", **seen)
+    assert "its retry is requested; it was retried by " in bob.said(), "at the same moment"
+    assert len(fail(system, worker)) == 1
+    bob.post(f"{path}/retry", **seen)
+    assert "it is failed in attempt 2 by now; it was retried by " in bob.said()
+    assert fail(system, worker) == []
+    bob.post(f"{path}/retry", **form(bob.get(path).text, f"{path}/retry"))
+    assert len(fail(system, worker)) == 1, "who has looked again may"
+
+
+def test_the_leader_opens_a_task_after_the_attempt_that_was_meant_and_no_other(system: System) -> None:
+    worker = system.worker(knows=("job",), slots=9)
+    task = system.job.enqueue(1)
+    fail(system, worker)
+    for _ in range(2):  # a request that the leader reads late, maybe because another transaction has the key
+        with system.engine.begin() as connection:
+            assert revival.ask(connection, raw(task), 1) is None
+        fail(system, worker)
+    assert attempt(system, task) == 2
+
+
+def test_a_cancel_of_a_task_that_was_opened_again_is_refused(system: System) -> None:
+    worker = system.worker(knows=("job",), slots=9)
+    task = system.job.enqueue(1)
+    path = f"/ui/tasks/{task.id}"
+    ada, bob = operator(system), operator(system)
+    waiting = form(ada.get(path).text, f"{path}/cancel")
+    fail(system, worker)
+    ada.post(f"{path}/retry", attempt="1")
+    system.pass_seconds()
+    (running,) = worker.take()
+    worker.start(running)
+    bob.post(f"{path}/cancel", **waiting)
+    assert "in attempt 2 by now; it was retried by " in bob.said()
+    bob.post("/ui/tasks/cancel-chosen", id=f"{task.id}@{waiting['attempt']}")
+    assert bob.said().startswith("0 of 1 tasks are cancelled; 1 could not be")
+    bob.post(f"{path}/cancel", **form(bob.get(path).text, f"{path}/cancel"))
+    assert bob.said() == "The task is being cancelled."
+
+
+def test_marked_tasks_that_failed_again_are_left(system: System) -> None:
+    worker = system.worker(knows=("job",), slots=9)
+    tasks = [system.job.enqueue(number) for number in range(2)]
+    keyed = system.job.options(unique_key="one").enqueue(9)
+    fail(system, worker)
+    ada, bob = operator(system), operator(system)
+    marks = re.findall(r'name="id" value="([^"]*)" data-may="([^"]*)"', bob.get("/ui/tasks?status=failed").text)
+    assert sorted(marks) == sorted((f"{one.id}@1", "retry") for one in (*tasks, keyed))
+    marked = [value for value, _ in marks]
+    ada.post("/ui/tasks/retry-chosen", id=marked)
+    assert ada.said() == "3 of 3 tasks are retried."
+    assert len(fail(system, worker)) == 3
+    bob.post("/ui/tasks/retry-chosen", id=marked)
+    assert bob.said().startswith("0 of 3 tasks are retried; 3 could not be")
+    assert fail(system, worker) == []
+    system.job.enqueue(5)
+    assert 'data-may="cancel"' in bob.get("/ui/tasks?status=pending").text
+    assert "Retry all failed" not in bob.get("/ui/tasks?status=pending").text
+
+
+def test_a_group_that_failed_again_is_retried_once(system: System) -> None:
+    worker = system.worker(knows=("job",), slots=9)
+    for number in range(3):
+        system.job.enqueue(number)
+    fail(system, worker)
+    ada, bob = operator(system), operator(system)
+    counted = [form(one.get("/ui/tasks/retry?name=job").text, "/ui/tasks/retry") for one in (ada, bob)]
+    ada.post("/ui/tasks/retry", **counted[0])
+    assert ada.said() == "Retried: 3."
+    assert len(fail(system, worker)) == 3
+    bob.post("/ui/tasks/retry", **counted[1])
+    assert "None of these tasks is failed any more" in bob.said()
+    assert fail(system, worker) == []
+
+
+def test_a_second_retry_with_changes_is_refused_with_what_was_enqueued(system: System) -> None:
+    worker = system.worker(knows=("job",), slots=9)
+    task = system.job.enqueue(1)
+    fail(system, worker)
+    ada, bob = operator(system), operator(system)
+    path = f"/ui/tasks/{task.id}/again"
+    seen = form(bob.get(path).text, path)
+    assert ada.post(path, **seen | {"args": "[2]", "kwargs": "{}"}).status_code == 303
+    refused = bob.post(path, **seen | {"args": "[3]", "kwargs": "{}"})
+    assert (refused.status_code, "A task like it was enqueued by " in refused.text) == (409, True)
+    assert "[3]" in refused.text, "what was typed stays"
+    assert bob.post(path, **form(refused.text, path) | {"args": "[3]", "kwargs": "{}"}).status_code == 303
+
+
+def test_a_second_retry_of_a_run_is_refused(system: System) -> None:
+    worker = system.worker(knows=("job",), slots=9)
+    system.app.workflows.apply(loads("name: nightly\ntasks:\n  only: {task: job, input: {number: 1}}\n"))
+    run = system.app.workflows["nightly"].start()
+    fail(system, worker)
+    path = f"/ui/runs/{run.id}"
+    ada, bob = operator(system), operator(system)
+    seen = form(bob.get(path).text, f"{path}/retry")
+    (marked,) = re.findall(r'name="id" value="([^"]*)" data-may="retry delete"', bob.get("/ui/runs").text)
+    ada.post(f"{path}/retry", **seen)
+    assert ada.said() == "What failed in the run is retried."
+    system.pass_seconds()
+    bob.post(f"{path}/retry", **seen)
+    assert "it is running by now; it was retried by " in bob.said()
+    assert len(fail(system, worker)) == 1
+    bob.post(f"{path}/retry", **seen)
+    assert "it is failed by now; it was retried by " in bob.said()
+    bob.post("/ui/runs/retry-chosen", id=marked)
+    assert bob.said().startswith("0 of 1 runs are being retried")
+    assert fail(system, worker) == []
+    bob.post(f"{path}/retry", **form(bob.get(path).text, f"{path}/retry"))
+    assert len(fail(system, worker)) == 1
