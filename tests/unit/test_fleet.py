@@ -204,6 +204,32 @@ def test_a_worker_that_is_gone_is_gone_from_the_window_at_once() -> None:
     assert observer.fleet.slots("default") == 10
 
 
+NAMED = ["default", "other"]
+_FLEETS = st.dictionaries(
+    st.sampled_from("abc"),
+    st.tuples(st.lists(st.sampled_from(NAMED), unique=True), st.sampled_from(sorted(NAMES)), st.booleans()),
+)
+
+
+@given(st.lists(_FLEETS, min_size=1, max_size=6))
+def test_the_last_look_counts_whatever_was_seen_before(
+    looks: list[dict[str, tuple[list[str], str, bool]]],
+) -> None:
+    seen, fresh = Observer(), Observer()
+    for number, look in enumerate(looks, 1):
+        beats = [
+            beat(worker, queues=queues, names=names, slots=slots, draining=draining, number=number)
+            for slots, (worker, (queues, names, draining)) in enumerate(look.items(), 1)
+        ]
+        seen.observe(*beats)
+    fresh.observe(*beats)
+    assert seen.fleet.queues == fresh.fleet.queues
+    assert seen.fleet.known() == fresh.fleet.known()
+    ours, theirs = seen.fleet.capabilities, fresh.fleet.capabilities
+    assert ours.mixed == theirs.mixed
+    assert [ours.watching(queue) for queue in NAMED] == [theirs.watching(queue) for queue in NAMED]
+
+
 def test_names_are_read_once_per_digest() -> None:
     observer = Observer()
     for _ in range(5):

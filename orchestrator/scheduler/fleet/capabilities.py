@@ -15,7 +15,7 @@ Where all workers of a queue know the same, this costs nothing.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
@@ -96,20 +96,30 @@ class Capabilities:
         self._ahead: dict[str, int] = {}
         self._lines: dict[tuple[str, Kinds], list[tuple[int, str]]] = {}
 
-    def index(self, beats: Iterable[Heartbeat], names: Mapping[str, frozenset[str]], now: float) -> None:
-        """Index the live workers, and the names published under each digest."""
+    def index(
+        self, beats: Sequence[Heartbeat], names: Mapping[str, frozenset[str]], now: float, *, is_same: bool = False
+    ) -> None:
+        """Index the live workers, and the names published under each digest; their queues may be the `same`."""
         self._now = now
         self._names = {}
-        self._kinds = defaultdict(lambda: defaultdict(list))
         self._slots, self._running = {}, {}
         for beat in beats:
             self._names[beat.names] = names.get(beat.names, frozenset())
             self._slots[beat.worker], self._running[beat.worker] = beat.slots, beat.running
             self.executions.heard(beat, now)
-            for queue in beat.queues:
-                self._kinds[queue][beat.names].append(beat.worker)
             if beat.worker not in self._members:
                 self._denied.pop(beat.names, None)  # it may have come with other files
+        if not is_same:
+            self._index_queues(beats)
+        self._members = frozenset(self._slots)
+        self.executions.keep(self._members)
+        self._refresh()
+
+    def _index_queues(self, beats: Sequence[Heartbeat]) -> None:
+        self._kinds = defaultdict(lambda: defaultdict(list))
+        for beat in beats:
+            for queue in beat.queues:
+                self._kinds[queue][beat.names].append(beat.worker)
         self._upgrades = {
             kind: self._upgrades[kind] if kind in self._upgrades else upgrades_among(known)
             for kind, known in self._names.items()
@@ -119,9 +129,6 @@ class Capabilities:
         for queue, kinds in self._kinds.items() if any(self._upgrades.values()) else ():
             for workflow, version in [one for kind in kinds for one in self._upgrades.get(kind, {}).items()]:
                 self.upgrades[queue, workflow] = max(version, self.upgrades.get((queue, workflow), 0))
-        self._members = frozenset(self._slots)
-        self.executions.keep(self._members)
-        self._refresh()
 
     def _refresh(self) -> None:
         self._denied = {

@@ -36,6 +36,8 @@ class Fleet:
         self.capabilities = Capabilities()
         self.leaving: frozenset[str] = frozenset()
         """Workers that drain: they end what they run, and have no slots for more."""
+        self._shape: list[object] = []
+        """What slots and known names were indexed from: workers may have very many queues, and seldom others."""
         self._slots: dict[str, int] = {}
         self._known: dict[str, frozenset[str]] = {}
 
@@ -137,14 +139,18 @@ class Fleet:
         return sorted(self._known.get(queue, ()))
 
     def _index(self) -> None:
-        slots: dict[str, int] = defaultdict(int)
-        known: dict[str, set[str]] = defaultdict(set)
         self.leaving = frozenset(beat.worker for beat in self.beats.values() if beat.draining)
         at_work = [beat for beat in self.beats.values() if not (beat.draining or beat.doubtful)]
-        for beat in at_work:
-            for queue in beat.queues:
-                slots[queue] += beat.slots
-                known[queue] |= self._names.get(beat.names, frozenset())
-        self._slots = dict(slots)
-        self._known = {queue: frozenset(names) for queue, names in known.items()}
-        self.capabilities.index(at_work, self._names, self.fair_time)
+        shape = [len(self._names), *((beat.worker, beat.queues, beat.slots, beat.names) for beat in at_work)]
+        is_same = shape == self._shape
+        if not is_same:
+            self._shape = shape
+            slots: dict[str, int] = defaultdict(int)
+            known: dict[str, set[str]] = defaultdict(set)
+            for beat in at_work:
+                for queue in beat.queues:
+                    slots[queue] += beat.slots
+                    known[queue] |= self._names.get(beat.names, frozenset())
+            self._slots = dict(slots)
+            self._known = {queue: frozenset(names) for queue, names in known.items()}
+        self.capabilities.index(at_work, self._names, self.fair_time, is_same=is_same)
