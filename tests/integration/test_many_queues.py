@@ -84,9 +84,9 @@ def test_many_queues_are_swept_by_turns(system: System, monkeypatch: pytest.Monk
     fleet = system.scheduler.term._fleet_check.streams.fleet
     forget = fleet.forget_gone
 
-    def noting(generation: str, queues: list[str]) -> None:
+    def noting(generation: str, queues: list[str]) -> list[str]:
         swept.append(queues)
-        forget(generation, queues)
+        return forget(generation, queues)
 
     monkeypatch.setattr(fleet, "forget_gone", noting)
     system.pass_seconds(3, after=11.0)

@@ -20,7 +20,7 @@ from orchestrator.transport.leader.streams import LeaderStreams
 _SWEEP_EVERY = 10.0
 """Seconds between two looks for messages that belong to nothing."""
 _MOST_SWEPT = 1_000
-"""Queues of one such look; each takes two commands of Redis. The next look goes on with those behind them."""
+"""Queues of one such look; the next one goes on with those behind them."""
 _COUNT_PAUSE = 20.0
 """Between two looks at what is in flight, so many times as long as one takes: where a transaction of others keeps dead
 rows in the index, it takes long, and must not take all the time."""
@@ -98,5 +98,4 @@ class FleetCheck:
         begin = bisect_right(every, self._swept_to)
         queues = every[begin : begin + _MOST_SWEPT]
         self._swept_to = queues[-1] if len(queues) == _MOST_SWEPT else ""
-        self.streams.fleet.forget_gone(self.generations.cursor.generation, queues)
-        return queues
+        return self.streams.fleet.forget_gone(self.generations.cursor.generation, queues)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import cast
 
 from redis import Redis
@@ -34,6 +35,7 @@ for _, group in ipairs(redis.pcall('XINFO', 'GROUPS', KEYS[1])) do
     end
   end
 end
+return redis.pcall('XLEN', KEYS[1]) ~= 0
 """
 
 _ParametersByName = dict[Word, Parameters]
@@ -89,14 +91,19 @@ class FleetKeys:
             keep_aside(self._redis, self._keys, new)
         return beats
 
-    def forget_gone(self, generation: str, queues: Iterable[str]) -> None:
-        """Drop the ids of workers that have no heartbeat, and their consumers once nothing is left of what they had."""
+    def forget_gone(self, generation: str, queues: Sequence[str]) -> list[str]:
+        """Drop the ids of workers that have no heartbeat, and their consumers once nothing is left of what they had.
+
+        Return those of the queues in which messages stand.
+        """
         keys = self._keys
         self._forget_silent(
             keys=[keys.workers], args=[keys.worker(""), keys.queue(generation, private_queue("")), PRIVATE_TTL]
         )
+        pipeline = self._redis.pipeline(transaction=False)
         for queue in queues:
-            self._forget_consumers(keys=[keys.queue(generation, queue)], args=[_CONSUMER_IDLE * 1000])
+            self._forget_consumers(keys=[keys.queue(generation, queue)], args=[_CONSUMER_IDLE * 1000], client=pipeline)
+        return list(compress(queues, pipeline.execute()))
 
     def names(self, digest: str) -> list[str] | None:
         """Return the task names published under a digest."""

@@ -6,7 +6,7 @@ A call can be refused, or done without its answer arriving, or done later than i
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -393,16 +393,16 @@ class MemoryLeaderStreams:
 
         return self._call("fleet", effect)
 
-    def forget_gone(self, generation: str, queues: Iterable[str]) -> None:
-        del generation, queues  # consumers are nothing but the owners of pending entries here
-
-        def effect() -> None:
+    def forget_gone(self, generation: str, queues: Sequence[str]) -> list[str]:
+        # consumers are nothing but the owners of pending entries here
+        def effect() -> list[str]:
             data, now = self._server.data, self._server.now
             for worker in list(data.workers):
                 if worker not in data.beats or data.beats[worker][1] <= now:
                     del data.workers[worker]
+            return [queue for queue in queues if data.queues.get((generation, queue), Stream()).entries]
 
-        self._call("forget_gone", effect)
+        return self._call("forget_gone", effect)
 
     def names(self, digest: str) -> list[str] | None:
         return self._call("names", lambda: self._server.data.names.get(digest))
