@@ -42,7 +42,7 @@ def checkout(tmp_path: Path) -> Path:
         (tmp_path / name).symlink_to(REPOSITORY / name)
     tools = tmp_path / ".venv" / "bin"
     tools.mkdir(parents=True)
-    for name in ("ruff", "mypy", "lint-imports", "mkdocs", "chromium", "id"):
+    for name in ("ruff", "mypy", "lint-imports", "mkdocs", "chromium-headless-shell", "id"):
         (tools / name).write_text("#!/bin/sh\necho 1000\n" if name == "id" else _TOOL)  # 1000: nothing is installed
     (tools / "python").write_text(_PYTHON)
     for tool in tools.iterdir():
