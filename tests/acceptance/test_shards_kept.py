@@ -38,7 +38,7 @@ tasks:
 Making = Callable[..., AbstractContextManager[Stack]]
 
 
-@pytest.fixture(params=[2, 4])
+@pytest.fixture(params=[2, pytest.param(4, marks=pytest.mark.long)])
 def making(request: pytest.FixtureRequest, database_url: str, redis_url: str, tmp_path: Path) -> Making:
     """Makes so many shards in a namespace of their own, with processes."""
 

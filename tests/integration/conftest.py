@@ -8,10 +8,24 @@ from orchestrator.api import app
 from orchestrator.api.context import Api
 from orchestrator.settings import Settings
 from tests.connections import KEPT
+from tests.integration.api_house import House, furnished
 from tests.integration.code_stage import engine_
 from tests.integration.stage import addresses, engine, in_empty_folder, system, way
 
 __all__ = ["addresses", "engine", "engine_", "in_empty_folder", "system", "way"]
+
+
+@pytest.fixture(scope="module")
+def furniture(database_url: str, redis_url: str) -> Iterator[House]:
+    """Two of everything behind the HTTP API."""
+    with furnished(database_url, redis_url) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def house(furniture: House) -> House:
+    """The same; some modules put it in order before each test."""
+    return furniture
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -16,14 +16,8 @@ from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import KeyScope, Secret
 from orchestrator.sdk.ids import new_id
 from tests.emptying import empty
-from tests.integration.api_house import OTHERS, OWN, House, changes, definition, furnished
+from tests.integration.api_house import OTHERS, OWN, House, changes, definition
 from tests.integration.waiting_house import code_that_asks, flow_that_asks
-
-
-@pytest.fixture(scope="module")
-def house(database_url: str, redis_url: str) -> Iterator[House]:
-    with furnished(database_url, redis_url) as found:
-        yield found
 
 
 def place(endpoint: Endpoint, house: House, name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
@@ -21,15 +20,9 @@ from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import encode_call
 from tests.integration.api_client import make_key
-from tests.integration.api_house import House, furnished
+from tests.integration.api_house import House
 from tests.integration.serving import serving
 from tests.waiting import eventually
-
-
-@pytest.fixture(scope="module")
-def house(database_url: str, redis_url: str) -> Iterator[House]:
-    with furnished(database_url, redis_url) as found:
-        yield found
 
 
 def limited(house: House, **quotas: Any) -> Secret:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -13,15 +12,9 @@ from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import encode_call
-from tests.integration.api_house import House, definition, furnished
+from tests.integration.api_house import House, definition
 
 WEBHOOK = "orchestrator.webhook"
-
-
-@pytest.fixture(scope="module")
-def house(database_url: str, redis_url: str) -> Iterator[House]:
-    with furnished(database_url, redis_url) as found:
-        yield found
 
 
 def sent(name: str, followed_by: str | None = None, run: bytes | None = None) -> NewTask:

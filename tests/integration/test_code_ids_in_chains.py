@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
@@ -108,9 +109,13 @@ def bank(system: System, engine_: Engine, monkeypatch: pytest.MonkeyPatch) -> Ba
     return Bank(system, engine_)
 
 
-@pytest.mark.parametrize("child", [False, True], ids=["run", "child"])
-@pytest.mark.parametrize("is_old", [False, True], ids=["answer known", "answer forgotten"])
-@pytest.mark.parametrize("is_behind", [False, True], ids=["reset before", "reset behind"])
+@pytest.mark.parametrize(
+    ("child", "is_old", "is_behind"),
+    [
+        pytest.param(*given, marks=pytest.mark.long if sum(given) % 2 else ())  # the others have each pair of values
+        for given in itertools.product([False, True], repeat=3)
+    ],
+)
 def test_a_reset_of_an_ended_run_knows_the_messages_that_it_repeats(
     bank: Bank, child: bool, is_old: bool, is_behind: bool
 ) -> None:

@@ -13,7 +13,6 @@ from orchestrator import WorkflowContext, WorkflowHandle
 from orchestrator.domain.tasks.task import Lost, Returned
 from orchestrator.sdk.backend.code_requests import add_request
 from orchestrator.sdk.code.engine import Engine
-from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.ids import new_id
 from orchestrator.store.code import expectations
 from orchestrator.store.inbox import RequestKind
@@ -26,7 +25,9 @@ FORBIDDEN = b"\x92\x91\xc3\x80"
 
 
 @pytest.fixture
-def basket(system: System) -> CodeWorkflow[..., Any]:
+def handle(system: System) -> WorkflowHandle[Any]:
+    """A run that has begun."""
+
     @system.app.workflow(name="basket")
     async def basket(ctx: WorkflowContext) -> None:
         @ctx.query
@@ -35,7 +36,7 @@ def basket(system: System) -> CodeWorkflow[..., Any]:
 
         await ctx.signals("end").get()
 
-    return basket
+    return basket.start()
 
 
 @pytest.fixture
@@ -55,36 +56,35 @@ def answer(system: System, request: bytes) -> expectations.Answered | None:
         return expectations.find_answer(connection, request)
 
 
+def is_answered(system: System, request: bytes) -> bool:
+    return answer(system, request) == expectations.Answered(request, b"\x07")
+
+
 def test_a_query_that_comes_while_a_turn_is_out_has_the_next(
-    system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+    system: System, handle: WorkflowHandle[Any], worker: Worker, engine_: Engine
 ) -> None:
-    handle = basket.start()
     system.pass_seconds()
     (first,) = worker.take()
     request = ask(system, handle)
     system.pass_seconds()
     worker.report(act(engine_, first))
     rest(system, worker, engine_)
-    assert answer(system, request) == expectations.Answered(request, b"\x07")
+    assert is_answered(system, request)
 
 
 def test_a_query_of_code_that_is_no_longer_in_memory(
-    system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+    system: System, handle: WorkflowHandle[Any], worker: Worker, engine_: Engine
 ) -> None:
-    handle = basket.start()
     rest(system, worker, engine_)
     engine_.evict(raw(handle))
     requests = [ask(system, handle), ask(system, handle)]
     rest(system, worker, engine_)
-    assert [answer(system, request) for request in requests] == [
-        expectations.Answered(request, b"\x07") for request in requests
-    ]
+    assert all(is_answered(system, request) for request in requests)
 
 
 def test_a_query_after_one_that_was_refused(
-    system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+    system: System, handle: WorkflowHandle[Any], worker: Worker, engine_: Engine
 ) -> None:
-    handle = basket.start()
     rest(system, worker, engine_)
     refused = ask(system, handle, FORBIDDEN)
     rest(system, worker, engine_)
@@ -93,26 +93,24 @@ def test_a_query_after_one_that_was_refused(
     assert error.error is not None
     request = ask(system, handle)
     rest(system, worker, engine_)
-    assert answer(system, request) == expectations.Answered(request, b"\x07")
+    assert is_answered(system, request)
 
 
 def test_a_query_that_is_handed_back_is_asked_elsewhere(
-    system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+    system: System, handle: WorkflowHandle[Any], worker: Worker, engine_: Engine
 ) -> None:
-    handle = basket.start()
     rest(system, worker, engine_)
     request = ask(system, handle)
     system.pass_seconds()
     (turn,) = worker.take()
     worker.report(Returned(turn.id, turn.attempt, "draining"))
     rest(system, worker, engine_)
-    assert answer(system, request) == expectations.Answered(request, b"\x07")
+    assert is_answered(system, request)
 
 
 def test_a_query_that_is_lost_with_its_worker_is_asked_again_alone(
-    system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+    system: System, handle: WorkflowHandle[Any], worker: Worker, engine_: Engine
 ) -> None:
-    handle = basket.start()
     rest(system, worker, engine_)
     request = ask(system, handle)
     system.pass_seconds()
@@ -124,13 +122,12 @@ def test_a_query_that_is_lost_with_its_worker_is_asked_again_alone(
     assert again.alone
     worker.report(act(engine_, again))
     rest(system, worker, engine_)
-    assert answer(system, request) == expectations.Answered(request, b"\x07")
+    assert is_answered(system, request)
 
 
 def test_a_query_that_kills_its_own_process_gets_an_error(
-    system: System, basket: CodeWorkflow[..., Any], worker: Worker, engine_: Engine
+    system: System, handle: WorkflowHandle[Any], worker: Worker, engine_: Engine
 ) -> None:
-    handle = basket.start()
     rest(system, worker, engine_)
     request = ask(system, handle)
     for alone in (False, True):

@@ -6,7 +6,6 @@ import json
 import re
 import time
 from base64 import b64decode, urlsafe_b64encode
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
@@ -37,17 +36,11 @@ from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from tests.emptying import empty
 from tests.integration import api_client
-from tests.integration.api_house import House, changes, furnished
+from tests.integration.api_house import House, changes
 from tests.integration.test_dashboard import make_key
 from tests.integration.visitor import Visitor
 from tests.integration.waiting_house import code_that_asks
 from tests.waiting import eventually
-
-
-@pytest.fixture(scope="module")
-def furniture(database_url: str, redis_url: str) -> Iterator[House]:
-    with furnished(database_url, redis_url) as found:
-        yield found
 
 
 @pytest.fixture

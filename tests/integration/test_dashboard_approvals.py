@@ -6,7 +6,6 @@ import asyncio
 import html
 import logging
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from threading import Thread
 from typing import Any
@@ -27,15 +26,9 @@ from orchestrator.sdk.values.payload import encode_value
 from orchestrator.store import insights, throughput
 from tests.emptying import empty
 from tests.integration.api_client import make_key
-from tests.integration.api_house import House, changes, furnished
+from tests.integration.api_house import House, changes
 from tests.integration.visitor import Visitor
 from tests.integration.waiting_house import ASKS, code_that_asks, flow_that_asks
-
-
-@pytest.fixture(scope="module")
-def furniture(database_url: str, redis_url: str) -> Iterator[House]:
-    with furnished(database_url, redis_url) as found:
-        yield found
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from orchestrator.transport.keys import Keys
 from orchestrator.workers.executors import pull
 from orchestrator.workers.executors.protocol import Gone, Setup
 from orchestrator.workers.executors.pull import PullExecutor
-from tests.integration.executing import Heard
+from tests.integration.executing import Heard, until
 from tests.integration.serving import serving
 
 KEYS = Keys()
@@ -145,7 +145,7 @@ def test_work_is_leased_completed_and_durable_before_that_is_said(settings: Sett
         assert (await client.beat(found)).json() == {"ok": "1"}
         completing = asyncio.create_task(client.complete(found, result={"sum": 3}))
         assert await watching == Finished({"sum": 3})
-        await asyncio.sleep(0.2)
+        assert await client.poll(wait=0) is None  # which was asked later, and is answered
         assert not completing.done(), "it is not in Postgres yet"
         await executor.release(work, "e-1")
         answer = await completing
@@ -339,13 +339,13 @@ def test_a_cancel_that_is_faster_than_the_offer_takes_it_back(address: str, sett
     tell(story, address, settings)
 
 
-def test_another_watcher_goes_on_where_one_was_killed(address: str, settings: Settings) -> None:
+def test_another_watcher_goes_on_where_one_was_killed(address: str, settings: Settings, redis: Redis) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         watching = await watched(executor, execution())
         work = await client.poll()
         watching.cancel()
         completing = asyncio.create_task(client.complete(work, result=5))
-        await asyncio.sleep(0.2)
+        await until(lambda: redis.hget(KEYS.pull("e-1"), "s") == b"done")
         successor = PullExecutor(Setup(settings=settings))
         name = await successor.submit(execution())
         assert await successor.watch(execution(), name, Heard()) == Finished(5)
@@ -379,13 +379,15 @@ def test_where_the_watcher_died_behind_its_report_postgres_is_asked(
     address: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "_LOOK_AGAIN", 0.1)
+    looks, has_ended = list[object](), routes._has_ended
+    monkeypatch.setattr(routes, "_has_ended", lambda *given: looks.append(given) or has_ended(*given))
     task = UUID(int=77)
     engine = engine_for(settings.database_url, autocommit=True)
 
     async def story(executor: PullExecutor, client: Client) -> None:
         await offered(executor, execution(task_id=str(task)))
         completing = asyncio.create_task(client.complete(await client.poll(), result=1))
-        await asyncio.sleep(0.3)
+        await until(lambda: len(looks) > 1)
         assert not completing.done()
         with engine.connect() as connection:
             connection.exec_driver_sql(

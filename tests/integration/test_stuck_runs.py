@@ -16,6 +16,7 @@ from orchestrator.cli import main
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import CancelTask, Command, StartTimer
 from orchestrator.domain.dag.definition import Definition, Hook, Param, Step
+from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.dag.definitions import loads
@@ -85,6 +86,17 @@ def start(system: System) -> RunHandle[Any]:
     return system.app.workflows["chain"].start()
 
 
+def in_the_middle(system: System, worker: Worker) -> tuple[RunHandle[Any], list[Dispatch]]:
+    """Start a run, and return it with the three tasks of its fan-out."""
+    run = start(system)
+    system.pass_seconds(2)
+    worker.succeed(*worker.take())
+    system.pass_seconds()
+    each = worker.take()
+    assert len(each) == 3
+    return run, each
+
+
 @pytest.mark.usefixtures("remembered")
 def test_a_run_that_cannot_be_planned_stops_nobody_else(system: System, worker: Worker) -> None:
     poisoned, healthy = start(system), start(system)
@@ -111,12 +123,7 @@ def test_a_run_that_cannot_be_planned_stops_nobody_else(system: System, worker: 
 
 @pytest.mark.usefixtures("remembered")
 def test_what_happens_while_a_run_is_stuck_is_counted_when_it_is_freed(system: System, worker: Worker) -> None:
-    poisoned = start(system)
-    system.pass_seconds(2)
-    worker.succeed(*worker.take())
-    system.pass_seconds()
-    each = worker.take()
-    assert len(each) == 3
+    poisoned, each = in_the_middle(system, worker)
     state = corrupt(system, poisoned)
     worker.succeed(each[0])
     system.pass_seconds(3)
@@ -141,11 +148,7 @@ def test_what_waits_for_a_run_that_is_stuck_again_keeps_its_order(
     system: System, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.scheduler.runs.backlog._LOOKED_AT", 1)  # as much as is taken of a large run
-    poisoned = start(system)
-    system.pass_seconds(2)
-    worker.succeed(*worker.take())
-    system.pass_seconds()
-    first, *others = worker.take()
+    poisoned, (first, *others) = in_the_middle(system, worker)
     state = corrupt(system, poisoned)
     worker.fail(first, retryable=False)
     system.pass_seconds(3)
@@ -169,11 +172,7 @@ def test_what_waits_for_a_run_that_is_stuck_again_keeps_its_order(
 
 @pytest.mark.usefixtures("remembered")
 def test_a_stuck_run_can_be_cancelled(system: System, worker: Worker) -> None:
-    poisoned = start(system)
-    system.pass_seconds(2)
-    worker.succeed(*worker.take())
-    system.pass_seconds()
-    each = worker.take()
+    poisoned, each = in_the_middle(system, worker)
     corrupt(system, poisoned)
     worker.succeed(each[0])
     system.pass_seconds(3)

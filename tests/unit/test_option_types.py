@@ -20,35 +20,40 @@ pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
 PROGRAMS = [Path(__file__).with_name(name) for name in ("typed_program.py", "typed_messages.py")]
-every_program = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
 
 
-def wrong_lines(program: Path) -> set[int]:
-    lines = program.read_text(encoding="utf-8").splitlines()
-    return {number for number, line in enumerate(lines, 1) if line.endswith("# wrong")}
+def wrong_lines() -> set[tuple[str, int]]:
+    """Return the lines that a checker has to refuse."""
+    return {
+        (program.name, number)
+        for program in PROGRAMS
+        for number, line in enumerate(program.read_text(encoding="utf-8").splitlines(), 1)
+        if line.endswith("# wrong")
+    }
 
 
-@every_program
-def test_mypy_refuses_the_wrong_lines_of_a_program_and_no_other(program: Path) -> None:
-    # The cache is that of `scripts/check`: without one, all that the program imports is read, which takes a minute.
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(REPOSITORY / ".mypy_cache"), str(program)]
-    said = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
-    found = re.findall(rf"{program.name}:(\d+): error", said.stdout)
+def check(*command: str) -> str:
+    words = [sys.executable, "-m", *command, *map(str, PROGRAMS)]
+    return subprocess.run(words, capture_output=True, text=True, cwd=REPOSITORY, check=False).stdout
 
-    assert {int(number) for number in found} == wrong_lines(program), said.stdout + said.stderr
+
+def test_mypy_refuses_the_wrong_lines_of_programs_and_no_other() -> None:
+    # The cache is that of `scripts/check`: without one, all that the programs import is read, which takes a minute.
+    said = check("mypy", "--strict", "--cache-dir", str(REPOSITORY / ".mypy_cache"))
+    found = {(name, int(line)) for name, line in re.findall(r"(\w+\.py):(\d+): error", said)}
+
+    assert found == wrong_lines(), said
 
 
 def test_pyright_refuses_the_wrong_lines_of_programs_and_no_other() -> None:
-    command = [sys.executable, "-m", "basedpyright", "--level", "error", "--outputjson", *map(str, PROGRAMS)]
-    said = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False)
+    said = check("basedpyright", "--level", "error", "--outputjson")
     found = {
         (Path(one["file"]).name, one["range"]["start"]["line"] + 1)
-        for one in json.loads(said.stdout)["generalDiagnostics"]
+        for one in json.loads(said)["generalDiagnostics"]
         if one["severity"] == "error"
     }
 
-    wrong = {(program.name, line) for program in PROGRAMS for line in wrong_lines(program)}
-    assert found == wrong, said.stdout + said.stderr
+    assert found == wrong_lines(), said
 
 
 def test_what_a_checker_knows_is_what_counts() -> None:

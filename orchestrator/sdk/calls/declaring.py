@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from functools import reduce
+from functools import cache, reduce
 from operator import or_
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -169,6 +169,7 @@ class Declared:
         return msgspec.json.encode(self.request(**{name: _sent(value) for name, value in list(given.items())[1:]}))
 
 
+@cache
 def declared(part: str, protocol: type) -> dict[str, Declared]:
     """Return the calls of a protocol, by name."""
     methods = inspect.getmembers(protocol, lambda member: hasattr(member, _RULES))

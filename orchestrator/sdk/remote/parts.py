@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from orchestrator.domain.ids import successor_id, to_text
@@ -38,6 +38,7 @@ class _Part:
         self._asking = asking
 
 
+@cache
 def remote_part(name: str, protocol: type) -> type[_Part]:
     """Return a class that has the declared calls of a protocol."""
     methods = {call.name: bound(call) for call in declared(name, protocol).values()}
