@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
 
 from redis import Redis
 from sqlalchemy import Connection, Engine, exc
@@ -16,7 +17,7 @@ from orchestrator.store import database
 from orchestrator.store.insights.demand import QueueDemand, queue_demands
 from orchestrator.store.insights.load import QueueLoad, SystemLoad, queue_loads, system_load, use_indexes
 from orchestrator.transport.connection import UNAVAILABLE, connect
-from orchestrator.transport.keys import Keys
+from orchestrator.transport.inspection import Shards, connected_shards
 
 _FRESH = 5.0
 """Seconds for which what was read is served again."""
@@ -29,10 +30,11 @@ class SystemGauges:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._keys = Keys(settings.namespace)
         self._lock = threading.Lock()
         self._engine: Engine | None = None
         self._redis: Redis | None = None
+        self._closing = ExitStack()
+        self._shards: Shards = []
         self._read_at = float("-inf")
         self._read: list[Family] = []
 
@@ -50,6 +52,7 @@ class SystemGauges:
             self._engine.dispose()
         if self._redis is not None:
             self._redis.close()
+        self._closing.close()
 
     def redis_trouble(self) -> str | None:
         """Return why Redis does not answer now, if it does not."""
@@ -86,13 +89,19 @@ class SystemGauges:
         return self._redis
 
     def _of_redis(self) -> Iterator[Family]:
+        memory: dict[str, Any] = {}
+        quarantined = 0
         try:
-            pipeline = self._connected().pipeline(transaction=False)
-            pipeline.info("memory")
-            pipeline.xlen(self._keys.quarantine)
-            memory, quarantined = pipeline.execute(raise_on_error=False)
-            if isinstance(memory, Exception):
-                raise memory
+            self._shards = self._shards or self._closing.enter_context(connected_shards(self._settings, 1.0))
+            for redis, keys in self._shards:
+                pipeline = redis.pipeline(transaction=False)
+                pipeline.info("memory")
+                pipeline.xlen(keys.quarantine)
+                found, waiting = pipeline.execute(raise_on_error=False)
+                if isinstance(found, Exception):
+                    raise found
+                memory = max(memory, found, key=_fullness)
+                quarantined += waiting if isinstance(waiting, int) else 0
         except UNAVAILABLE:
             yield gauge("orchestrator_redis_up", "Whether Redis answers.", ({}, 0))
             return
@@ -100,9 +109,14 @@ class SystemGauges:
         yield gauge("orchestrator_redis_memory_bytes", "Memory that Redis uses.", ({}, memory["used_memory"]))
         limit = memory.get("maxmemory", 0)
         yield gauge("orchestrator_redis_memory_limit_bytes", "Memory that Redis may use; 0 is any.", ({}, limit))
-        if isinstance(quarantined, int):
-            help = "Messages that could not be understood or applied, and were set aside."
-            yield gauge("orchestrator_quarantined_messages", help, ({}, quarantined))
+        help = "Messages that could not be understood or applied, and were set aside."
+        yield gauge("orchestrator_quarantined_messages", help, ({}, quarantined))
+
+
+def _fullness(memory: Mapping[str, Any]) -> float:
+    """Return how full a server is; of those without a limit, the largest is the fullest."""
+    used = float(memory.get("used_memory", -1))
+    return used / memory["maxmemory"] if memory.get("maxmemory") else used * 1e-18
 
 
 def bounded(queues: Sequence[QueueLoad]) -> list[QueueLoad]:

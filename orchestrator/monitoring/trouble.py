@@ -10,6 +10,7 @@ from orchestrator.domain.tasks import obstacles
 from orchestrator.monitoring.times import ago, counted, duration, present
 from orchestrator.payloads.stores import free_bytes
 from orchestrator.store.insights import Connections, LongTransaction, Overview, UnknownTasks, WorkerView
+from orchestrator.store.shards import mismatch
 from orchestrator.terminal_safe import sentence, without_password
 from orchestrator.transport.health import RedisHealth
 from orchestrator.transport.inspection import RedisView
@@ -39,15 +40,14 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
     if leader is None:
         yield Trouble(kind="no leader", message=obstacles.NO_LEADER if complaint is None else obstacles.NONE_CAN_LEAD)
     elif is_useless:
-        yield Trouble(
-            kind="leader in trouble",
-            message=f"The scheduler {leader.address} leads and has not done its work for {duration(leader.idle)}: "
-            f"{sentence(leader.trouble or 'it does not say why')} A standby that can do better takes over by itself; "
-            f"none has. Mend that, or start a scheduler elsewhere: orchestrator scheduler",
-        )
+        yield Trouble(kind="leader in trouble", message=_useless(leader.address, "", leader.idle, leader.trouble))
     for shard in overview.shards[1:]:
+        about = f"shard {shard.shard}"
         if shard.leader is None and (shard.is_open or not shard.is_closing):
-            yield Trouble(kind="no leader", about=f"shard {shard.shard}", message=obstacles.no_leader(shard.shard))
+            yield Trouble(kind="no leader", about=about, message=obstacles.no_leader(shard.shard))
+        elif shard.leader is not None and shard.idle is not None and shard.idle > lease:
+            message = _useless(shard.leader, f" {about}", shard.idle, shard.trouble)
+            yield Trouble(kind="leader in trouble", about=about, message=message)
     is_known = leader is not None and not is_useless  # else nobody looks at the workers of queues
     for queue in overview.unserved_queues if is_known else ():
         yield Trouble(kind="no worker", about=queue, message=obstacles.no_worker(queue))
@@ -98,14 +98,16 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
 
 def of_shards(overview: Overview, shards: int) -> Iterator[Trouble]:
     """Say that this process has another number of shards than the database."""
-    there = len(overview.shards) or 1
-    wanted = there - sum(one.is_closing for one in overview.shards)
-    if not wanted <= shards <= there:
-        yield Trouble(
-            kind="wrong shards",
-            message=f"Setting shards is {shards}, and the database has {there}. What is in others is not seen from "
-            f"here. Set ORCHESTRATOR_SHARDS={wanted} for every process, or run `orchestrator db upgrade`.",
-        )
+    if message := mismatch(overview.shards, shards):
+        yield Trouble(kind="wrong shards", message=message)
+
+
+def _useless(address: str, shard: str, idle: float | None, reason: str | None) -> str:
+    return (
+        f"The scheduler {address} leads{shard} and has not done its work for {duration(idle)}: "
+        f"{sentence(reason or 'it does not say why')} A standby that can do better takes over by itself; none has. "
+        f"Mend that, or start a scheduler elsewhere: orchestrator scheduler"
+    )
 
 
 def stands_still(worker: WorkerView) -> str:

@@ -22,7 +22,7 @@ from orchestrator.scheduler.upkeep.janitor import Janitor
 from orchestrator.scheduler.upkeep.log_keeping import LogKeeping
 from orchestrator.scheduler.upkeep.pruning import Pruner
 from orchestrator.settings import Settings
-from orchestrator.store import database
+from orchestrator.store import database, shards
 from orchestrator.store.deadlines import Deadlines
 from orchestrator.telemetry import get_logger
 from orchestrator.terminal_safe import without_password
@@ -48,7 +48,7 @@ def run_scheduler(settings: Settings) -> int:
     log.info("scheduler.started postgres=%s redis=%s", without_password(url), without_password(redis_url))
     observed = ObservedScheduler(settings)
     serve_metrics(settings.metrics, observed, log)
-    prerequisites = Prerequisites(log, [database.awaited(engine), awaited(redis)])
+    prerequisites = Prerequisites(log, [shards.awaited(engine, settings), awaited(redis)])
     if prerequisites.wait():
         tidying = database.engine_for(
             url, autocommit=True, pool_size=4, name="orchestrator janitor", namespace=namespace

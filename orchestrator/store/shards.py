@@ -20,6 +20,7 @@ from zlib import crc32
 
 from sqlalchemy import Connection, Engine, text
 
+from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import Settings
 from orchestrator.store import database
 from orchestrator.store.inbox import RequestKind
@@ -299,13 +300,46 @@ class ShardView:
     """The scheduler that leads it, if one does."""
     is_closing: bool
     """Nothing new is placed there."""
+    idle: float | None = None
+    """Seconds since the leader last did all of its work; None if it is not known here."""
+    trouble: str | None = None
+    """What keeps it from that, if it says so."""
 
 
-_LIST = Statement[ShardView](
-    "SELECT /* shards.list */ shard, is_open, leader, is_closing FROM orchestrator.shards ORDER BY shard"
-)
+_LIST = Statement[ShardView]("""
+SELECT /* shards.list */ shard, is_open, leader, is_closing,
+       extract(epoch FROM clock_timestamp() - lease.useful_at)::double precision AS idle, lease.trouble
+  FROM orchestrator.shards
+  LEFT JOIN (SELECT shard, useful_at, trouble FROM orchestrator.leases
+              WHERE useful_term = term AND expires_at > clock_timestamp()) AS lease USING (shard) ORDER BY shard
+""")
 
 
 def list_shards(connection: Connection) -> list[ShardView]:
     """Return all shards of the database."""
     return _LIST(connection)
+
+
+def mismatch(found: Sequence[ShardView], shards: int) -> str | None:
+    """Say that a process has another number of shards than the database, and what to do."""
+    there = len(found) or 1
+    wanted = there - sum(one.is_closing for one in found)
+    if wanted <= shards <= there:
+        return None
+    return (
+        f"Setting shards is {shards}, and the database has {there}. What is in others is not seen from here. Set "
+        f"ORCHESTRATOR_SHARDS={wanted} for every process, or run `orchestrator db upgrade`."
+    )
+
+
+def awaited(engine: Engine, settings: Settings) -> Prerequisite:
+    """Return the database as something that a scheduler waits for; the first shard's warns of another number."""
+    needed = database.awaited(engine)
+
+    def check() -> str | None:
+        if (warning := needed.check()) or settings.shard:
+            return warning
+        with engine.connect() as connection:
+            return mismatch(list_shards(connection) if are_there(connection) else (), settings.shards)
+
+    return needed._replace(check=check)

@@ -66,7 +66,7 @@ def check_health(redis: Redis, keys: Keys) -> RedisHealth:
 def _refusal(redis: Redis, keys: Keys) -> str | None:
     """Return why a write is refused, or None. The key is the leader's own canary, so that nothing is added."""
     try:
-        redis.set(keys.canary, b"1", ex=_LOOK_TTL)
+        redis.set(keys.canary, b"1", ex=_LOOK_TTL, nx=True)  # which is refused all the same
     except RedisError as error:
         return str(error)
     return None

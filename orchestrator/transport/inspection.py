@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from redis import Redis
 
 from orchestrator.domain.fleet.announced import Standby
+from orchestrator.settings import Settings
+from orchestrator.transport.connection import connect
+from orchestrator.transport.health import RedisHealth, check_health
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.standbys import list_standbys
 
@@ -56,3 +60,47 @@ def inspect(redis: Redis, keys: Keys, generation: str | None, queues: Iterable[s
             if isinstance(actual, bytes) and actual.decode() not in (kind, "none")
         ),
     )
+
+
+Shards = list[tuple[Redis, Keys]]
+"""Of each shard: a client, which is one where one server has several, and its keys."""
+
+
+@contextmanager
+def connected_shards(settings: Settings, timeout: float) -> Iterator[Shards]:
+    """Connect to the servers of all shards."""
+    clients: dict[str, Redis] = {}
+    with ExitStack() as closing:
+        for one in (found := [settings.of_shard(number) for number in range(settings.shards)]):
+            if (url := one.require_redis()) not in clients:
+                clients[url] = connect(url, timeout=timeout)
+                closing.callback(clients[url].close)
+        yield [(clients[one.require_redis()], Keys.of(one)) for one in found]
+
+
+def inspect_all(shards: Shards, generation: str | None, queues: Sequence[str]) -> tuple[RedisHealth, RedisView]:
+    """Look at the servers of all shards, and return the worst health; the generation is the first one's."""
+    healths = [check_health(redis, keys) for redis, keys in shards]
+    worst = max(healths, key=lambda one: (not one.reachable, one.error or "", one.complaint or "", one.fullness))
+    if not worst.reachable:
+        return worst, RedisView()
+    views = [
+        inspect(redis, keys, None if number else generation, () if number else queues)
+        for number, (redis, keys) in enumerate(shards)
+    ]
+    return worst, RedisView(
+        quarantined=sum(one.quarantined or 0 for one in views) if views[0].quarantined is not None else None,
+        foreign_keys=tuple(dict.fromkeys(key for one in views for key in one.foreign_keys)),
+        standbys=distinct(one.standbys for one in views),
+    )
+
+
+def distinct(found: Iterable[Sequence[Standby] | None]) -> tuple[Standby, ...] | None:
+    """Return the standbys of all shards, each scheduler once; None if those of one are unknown."""
+    by_address: dict[str, Standby] = {}
+    for standbys in found:
+        if standbys is None:
+            return None
+        for one in standbys:
+            by_address.setdefault(one.address, one)
+    return tuple(by_address[address] for address in sorted(by_address))

@@ -14,7 +14,8 @@ under new stream names, and nothing that belonged to the old one can be mistaken
     {orchestrator:0}:term               string   the leader's term and name; a deposed leader's push is refused
     {orchestrator:0}:applied            string   [generation, cursor]: events up to here are in Postgres
     {orchestrator:0}:claimed            string   [task, attempt] of a later commit than `applied`, if any was handed out
-    {orchestrator:0}:canary             string   written by the leader to learn whether Redis takes writes
+    {orchestrator:0}:canary             string   written by the leader to learn whether Redis takes writes; says how
+                                                 many shards it knows
     {orchestrator:0}:doctor             stream   with which `orchestrator doctor` tries its rights; deleted at once
     {orchestrator:0}:complaint          string   why the scheduler cannot use Postgres, expires
     {orchestrator:0}:events:G           stream   reports of workers, one entry per flush, read by the leader
@@ -102,11 +103,12 @@ class Keys:
     signing: Signing = OFF
     vault: Vault | None = None
     """Seals progress and log lines of tasks."""
+    shards: int = 1
 
     @classmethod
     def of(cls, settings: Settings) -> Keys:
         """Return what the settings say."""
-        return cls(settings.namespace, signing=signing_of(settings), vault=vault_of(settings))
+        return cls(settings.namespace, 0, signing_of(settings), vault_of(settings), settings.shards)
 
     @cached_property
     def prefix(self) -> str:

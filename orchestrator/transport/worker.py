@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -177,6 +178,11 @@ class WorkerStreams:
         """Say whether a leader has shown itself within so many seconds."""
         left: Any = self._redis.pttl(self._keys.canary)
         return int(left) > 1000 * (CANARY_TTL - within)
+
+    def shards_of_leader(self) -> int | None:
+        """Return how many shards the leader knows; None if none has said so lately."""
+        found = re.fullmatch(rb"shards=(\d+)", cast("bytes | None", self._redis.get(self._keys.canary)) or b"")
+        return None if found is None else int(found[1])
 
     def drop(self, generation: str, done: Mapping[str, Sequence[str]]) -> None:
         """Drop messages although their reports were not taken: perhaps they are what fills Redis.

@@ -9,7 +9,9 @@ import signal
 import threading
 from collections import Counter
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 from zlib import crc32
 
@@ -19,8 +21,12 @@ import pytest
 import sharing
 
 from orchestrator import Duplicate, Handle
+from orchestrator.domain.fleet.announced import Standby
+from orchestrator.monitoring.system import SystemGauges
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store import database, shards
+from orchestrator.transport.keys import Keys
+from orchestrator.transport.standbys import announce
 from tests.acceptance.conftest import SHARDS
 from tests.acceptance.stack import Stack
 from tests.acceptance.ways import take
@@ -170,6 +176,35 @@ def test_commands_show_all_shards_and_complain_of_another_number(sharded: Stack)
         sharded.environment["ORCHESTRATOR_SHARDS"] = str(number)
         said = [" ".join(sharded.command(command).stdout.split()) for command in ("status", "doctor")]
         assert ["and the database has 2" in one for one in said] == [True, True], (number, said)
+    sharded.environment["ORCHESTRATOR_SHARDS"] = "1"
+    scheduler, worker = sharded.scheduler(), sharded.worker()
+    wrong = "service.misconfigured: Setting shards is 1, and"
+    assert scheduler.logged(f"{wrong} the database has 2. What is in others is not seen from here. Set ORCH")
+    eventually(lambda: worker.logged(f"{wrong} 2 at the scheduler that leads, so shards are"), "the worker says so")
+    assert not any(process.logged("misconfigured") for process in sharded.processes[:2]), "these are right"
+
+
+def test_people_and_metrics_see_what_is_wrong_in_any_shard(sharded: Stack) -> None:
+    root, keys = sharded.settings.root, Keys.of(sharded.settings.of_shard(1))
+    for schema, useful in ((root, "now()"), (f"{root}/1", "now() - interval '1 minute'")):
+        sharded.sql_of(f"""
+            INSERT INTO "{schema}".leases (shard, owner, term, expires_at, address, useful_at, useful_term, trouble)
+            VALUES (0, gen_random_uuid(), 1, now() + interval '1 hour', 'host:1', {useful}, 1, 'its disk is full')""")
+    sharded.redis.xadd(keys.quarantine, {"d": b"?"})
+    sharded.redis.set(keys.complaint, "Postgres does not let it in.")
+    announce(sharded.redis, keys, "one", Standby(address="host:2", since=datetime.now(UTC)), 60)
+    gauges = SystemGauges(sharded.settings)
+    found: dict[str, Any] = {family.name: value for family in gauges.metrics() for _, value in family.samples}
+    gauges.close()
+    assert found["orchestrator_leader_idle_seconds"] >= 60
+    assert found["orchestrator_quarantined_messages"] == 1
+    status = json.loads(sharded.told("status", "--json"))
+    said = {one["kind"]: one["message"] for one in status["trouble"]}
+    assert said["leader in trouble"].startswith("The scheduler host:1 leads shard 1 and has not done its work for 1m")
+    assert "its disk is full" in said["leader in trouble"]
+    assert said["set aside"].startswith("1 message could not")
+    assert said["scheduler stuck"] == "Postgres does not let it in."
+    assert [one["address"] for one in status["standbys"]] == ["host:2"]
 
 
 def test_workflows_run_in_all_shards(sharded: Stack) -> None:

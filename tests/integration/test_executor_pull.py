@@ -160,6 +160,23 @@ def test_work_is_leased_completed_and_durable_before_that_is_said(settings: Sett
         tell(story, address, settings)
 
 
+def test_work_of_another_shard_is_pulled_and_completed(address: str, settings: Settings, redis: Redis) -> None:
+    of_shard = dataclasses.replace(settings, shards=2).of_shard(1)
+    redis.set(Keys.of(of_shard).server, redis.info("server")["run_id"])
+    redis.set(Keys.of(of_shard).generation, "7-1-b")  # of which the API knows nothing
+
+    async def story(executor: PullExecutor, client: Client) -> None:
+        watching = await watched(executor, execution())
+        found = await client.poll()
+        assert (await client.beat(found)).json() == {"ok": "1"}
+        completing = asyncio.create_task(client.complete(found, result={"sum": 3}))
+        assert await watching == Finished({"sum": 3})
+        await executor.release(execution(), "e-1")
+        assert (await completing).status_code == 200
+
+    tell(story, address, of_shard)
+
+
 def test_what_a_puller_reports_is_a_failure(address: str, settings: Settings) -> None:
     async def story(executor: PullExecutor, client: Client) -> None:
         for error, expected in (

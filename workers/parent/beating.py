@@ -34,6 +34,7 @@ class Beating:
         """When lost heartbeats are logged next."""
         self._publish_at: dict[bytes, float] = {}
         """When parameters of tasks that were published are published again."""
+        self._knows_shards = settings.shard > 0  # it is for the first shard's to say
 
     def is_heard(self, now: float) -> bool:
         """Say whether the last heartbeats have just been sent."""
@@ -59,7 +60,20 @@ class Beating:
                 self._publish_at[parameters] = now + _PUBLISH_AGAIN
         self._last = now
         self._say_unheard_at = 0.0
+        self._check_shards()
         return True
+
+    def _check_shards(self) -> None:
+        """Say once that the leader has another number of shards."""
+        if self._knows_shards or (found := self._streams.shards_of_leader()) is None:
+            return
+        self._knows_shards, own = True, self._settings.shards
+        if found != own:
+            wrong = (
+                f"Setting shards is {own}, and {found} at the scheduler that leads, so shards are left without "
+                f"workers, or workers without tasks. Set ORCHESTRATOR_SHARDS to one number for all processes."
+            )
+            log.warning("service.misconfigured: %s", wrong)
 
     def _pause(self, ready: Sequence[Child], now: float, unheard: float) -> None:
         """Let nothing be started until the leader has said which attempts still count."""

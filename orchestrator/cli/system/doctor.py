@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
 
 import click
@@ -31,9 +30,9 @@ from orchestrator.store.compatibility import OLDEST_POSTGRES
 from orchestrator.store.insights import RunFilter, server
 from orchestrator.store.insights.pressure import connections
 from orchestrator.terminal_safe import one_line, without_password
-from orchestrator.transport.connection import check_server, connect
-from orchestrator.transport.health import check_health, live_workers, refused_commands
-from orchestrator.transport.keys import Keys
+from orchestrator.transport.connection import check_server
+from orchestrator.transport.health import live_workers, refused_commands
+from orchestrator.transport.inspection import connected_shards, inspect_all
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _TIMEOUT = 5.0
@@ -156,14 +155,15 @@ def _disk(settings: Settings) -> Iterator[Finding]:
 
 
 def _redis(settings: Settings) -> Iterator[Finding]:
-    keys = Keys.of(settings)
-    with closing(connect(settings.redis_url, timeout=_TIMEOUT)) as redis:
-        health = check_health(redis, keys)
+    with connected_shards(settings, _TIMEOUT) as shards:
+        redis, keys = shards[0]
+        health, _ = inspect_all(shards, None, ())
         if not (settings.database_url or settings.api_url):
             yield from map(_problem, trouble.of_redis(health))
         if not health.reachable:
             return
-        check_server(redis)
+        for server in dict.fromkeys(one for one, _ in shards):
+            check_server(server)
         limit = f" of {health.max_memory / 1e6:,.1f}" if health.max_memory else ""
         memory = f"{health.used_memory / 1e6:,.1f}{limit} MB used, maxmemory-policy {health.eviction}"
         yield _ok("redis", f"{health.server} {health.version}, {memory}")
@@ -175,7 +175,7 @@ def _redis(settings: Settings) -> Iterator[Finding]:
             yield _ok("redis permissions", "streams, scripts and channels can be used")
         yield _speed("redis latency", redis.ping, _SLOW_ANSWER, "Run Redis nearer to this machine.")
         yield _clock("redis clock", lambda: _seconds(*redis.time()))
-        beating = sum(live_workers(redis, Keys.of(settings.of_shard(one))) for one in range(settings.shards))
+        beating = sum(live_workers(*shard) for shard in shards)
         yield _ok("heartbeats", f"{beating} of worker processes")
 
 

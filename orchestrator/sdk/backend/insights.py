@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
 from datetime import datetime
 from uuid import UUID
 
@@ -21,10 +20,9 @@ from orchestrator.store.dag import workflows
 from orchestrator.store.insights import Lineage, lookup, pressure
 from orchestrator.store.insights.demand import queue_demands
 from orchestrator.store.insights.failures import HANDLED, list_failures, target_of
-from orchestrator.transport.connection import UNAVAILABLE, connect
-from orchestrator.transport.health import RedisHealth, check_health
-from orchestrator.transport.inspection import RedisView, inspect
-from orchestrator.transport.keys import Keys
+from orchestrator.transport.connection import UNAVAILABLE
+from orchestrator.transport.health import RedisHealth
+from orchestrator.transport.inspection import RedisView, connected_shards, distinct, inspect_all
 from orchestrator.transport.standbys import list_standbys
 
 _TIMEOUT = 2.0
@@ -85,16 +83,14 @@ class InsightBackend(Part, InsightCalls):
     def standbys(self) -> tuple[Standby, ...] | None:
         """Return the schedulers that stand by; None if Redis cannot say."""
         try:
-            with closing(connect(self._settings.require_redis(), timeout=_TIMEOUT)) as redis:
-                return tuple(list_standbys(redis, Keys.of(self._settings)))
+            with connected_shards(self._settings, _TIMEOUT) as shards:
+                return distinct(list_standbys(redis, keys) for redis, keys in shards)
         except (*UNAVAILABLE, ConfigurationError):
             return None
 
     def redis(self, generation: str | None, queues: Sequence[str]) -> tuple[RedisHealth, RedisView]:
         try:
-            with closing(connect(self._settings.require_redis(), timeout=_TIMEOUT)) as redis:
-                keys = Keys.of(self._settings)
-                health = check_health(redis, keys)
-                return health, inspect(redis, keys, generation, queues) if health.reachable else RedisView()
+            with connected_shards(self._settings, _TIMEOUT) as shards:
+                return inspect_all(shards, generation, queues)
         except (*UNAVAILABLE, ConfigurationError) as error:
             return RedisHealth(reachable=False, error=str(error)), RedisView()

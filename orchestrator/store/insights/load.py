@@ -130,8 +130,8 @@ class SystemLoad:
 _SYSTEM_LOAD = Statement[SystemLoad](f"""
 SELECT /* insights.load.system */ lease.term,
        extract(epoch FROM lease.expires_at - clock_timestamp())::double precision AS lease_remaining,
-       CASE WHEN lease.useful_term = lease.term AND lease.expires_at > clock_timestamp()
-            THEN extract(epoch FROM clock_timestamp() - lease.useful_at)::double precision END AS leader_idle,
+       (SELECT extract(epoch FROM clock_timestamp() - min(useful_at)) FROM orchestrator.leases
+         WHERE useful_term = term AND expires_at > clock_timestamp())::double precision AS leader_idle,
        (SELECT count(*) FROM (SELECT FROM orchestrator.inbox LIMIT {MOST_COUNTED}) AS counted)::int AS inbox,
        (SELECT count(*) FROM (SELECT FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL
                                LIMIT {MOST_COUNTED}) AS counted)::int AS stuck_runs,
@@ -160,5 +160,5 @@ SELECT /* insights.load.system */ lease.term,
 
 
 def system_load(connection: Connection) -> SystemLoad:
-    """Return numbers about the whole; with several shards, of the lease that ends or ended first."""
+    """Return numbers about the whole; with several shards, of the worst lease and the worst leader."""
     return _SYSTEM_LOAD.one(connection, root=root_of(connection))

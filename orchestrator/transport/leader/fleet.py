@@ -63,7 +63,7 @@ class FleetKeys:
 
     def write_canary(self) -> None:
         """Learn whether Redis takes writes."""
-        self._redis.set(self._keys.canary, b"1", ex=CANARY_TTL)
+        self._redis.set(self._keys.canary, f"shards={self._keys.shards}", ex=CANARY_TTL)
 
     def heartbeats(self) -> list[Heartbeat]:
         """Write the canary, then return the heartbeats of all live workers.
