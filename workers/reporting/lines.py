@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -93,44 +94,32 @@ class _Said(NamedTuple):
         return [LogLine(at, attempt, "warning" if "error" in text.lower() else "info", text, source) for text in texts]
 
 
+@dataclass(slots=True, eq=False)
 class _Attempt:
     """The lines of one attempt."""
 
-    __slots__ = (
-        "count",
-        "dropped",
-        "dropped_size",
-        "has_ended",
-        "is_full",
-        "job",
-        "last",
-        "last_count",
-        "last_size",
-        "lines",
-        "part",
-        "size",
-        "told",
-        "told_size",
-        "why",
-    )
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.part = 0
-        self.lines: list[_Said] = []
-        """To be passed on."""
-        self.size = self.count = 0
-        """Bytes and number of first lines, those that have been passed on included."""
-        self.last: deque[_Said] = deque()
-        self.last_size = self.last_count = 0
-        self.dropped = self.dropped_size = 0
-        """Lines and bytes that were dropped, and that no line mentions yet."""
-        self.told = self.told_size = 0
-        """How many those stand for that say how many are missing, without themselves."""
-        self.why = ""
-        self.has_ended = False
-        self.is_full = False
-        """A line has said that the last ones come at the end."""
+    job: Job
+    part: int = 0
+    lines: list[_Said] = field(default_factory=list)
+    """To be passed on."""
+    size: int = 0
+    """Bytes of first lines, those that have been passed on included."""
+    count: int = 0
+    """How many these are."""
+    last: deque[_Said] = field(default_factory=deque)
+    last_size: int = 0
+    last_count: int = 0
+    dropped: int = 0
+    """Lines that were dropped, and that no line mentions yet."""
+    dropped_size: int = 0
+    """Their bytes."""
+    told: int = 0
+    """How many those stand for that say how many are missing, without themselves."""
+    told_size: int = 0
+    why: str = ""
+    has_ended: bool = False
+    is_full: bool = False
+    """A line has said that the last ones come at the end."""
 
     def drop(self, lines: int, size: int, why: str) -> None:
         """Count lines that are missing."""

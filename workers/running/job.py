@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.tasks.task import Dispatch, NewTask, parse_options
+from orchestrator.domain.tasks.task import Dispatch, NewTask, TaskOptions, parse_options
 from orchestrator.errors import SoftTimeout
 from orchestrator.log_format import TASK_FIELDS
 from orchestrator.trace_context import fields_of
@@ -30,117 +31,83 @@ class Stage(Enum):
     DONE = "done"
 
 
+@dataclass(slots=True, eq=False)
 class Bundle:
     """A message: dropped from the stream when all its tasks have been reported."""
 
-    __slots__ = ("entry", "generation", "queue", "reported", "size")
-
-    def __init__(self, generation: str, queue: str, entry: str, size: int) -> None:
-        self.generation = generation
-        self.queue = queue
-        self.entry = entry
-        self.size = size
-        self.reported: set[int] = set()
-        """Slots of the tasks that have been reported."""
+    generation: str
+    queue: str
+    entry: str
+    size: int
+    reported: set[int] = field(default_factory=set)
+    """Slots of the tasks that have been reported."""
 
 
+@dataclass(slots=True, eq=False)
 class Job:
     """A received task. The first to move it on wins: its runner, the clock, a drain, or an order to stop."""
 
-    __slots__ = (
-        "_fields",
-        "announced",
-        "applied",
-        "bundle",
-        "children",
-        "committing",
-        "completion",
-        "counter",
-        "deadline",
-        "dispatch",
-        "has_lines",
-        "interrupt",
-        "interrupted_at",
-        "interrupted_by",
-        "is_isolated",
-        "label",
-        "lingers",
-        "next_turn",
-        "noted",
-        "on_loop",
-        "options",
-        "output",
-        "received_at",
-        "result",
-        "secrets",
-        "slot",
-        "soft_deadline",
-        "span",
-        "stage",
-        "started_at",
-        "starting",
-        "step",
-        "store_failure",
-        "trace",
-        "transaction",
-    )
+    dispatch: Dispatch
+    bundle: Bundle
+    slot: int
+    received_at: float
+    options: TaskOptions = field(init=False)
+    is_isolated: bool = field(init=False)
+    """It runs in a process of its own."""
+    label: str = field(init=False)
+    """How the lines that it says name it: the task, or the step of a workflow with its place in a fan-out."""
+    trace: str | None = field(init=False)
+    """The span that its code belongs to, as a traceparent: its own, where this process makes spans."""
+    next_turn: int = 0
+    """The turn that follows its success, while its code runs."""
+    on_loop: bool = False
+    """It runs on the event loop."""
+    stage: Stage = Stage.WAITING
+    started_at: float = 0.0
+    starting: bool = False
+    """It waits for a process of its own: its code has not begun, and its time does not run."""
+    deadline: float | None = None
+    soft_deadline: float | None = None
+    announced: bool = False
+    applied: bool = False
+    """Its report is in Postgres; kept for a job that lingers."""
+    lingers: bool = False
+    """Its end has been reported, but its code has not ended."""
+    interrupted_by: type[BaseException] | None = None
+    interrupted_at: float = 0.0
+    interrupt: Callable[[type[BaseException]], object] | None = None
+    """How the running code is interrupted; set by what runs it."""
+    step: dict[str, Any] = field(default_factory=dict)
+    """For a step of a workflow: workflow, step, index and count."""
+    has_lines: bool = False
+    """It has said something that is kept."""
+    secrets: tuple[str, ...] = ()
+    """Texts of its arguments that are hidden."""
+    counter: int = 0
+    children: list[NewTask] = field(default_factory=list)
+    noted: bytes | None = None
+    """Details for the next attempt that have not been sent."""
+    committing: bool = False
+    """Its transaction commits now: an order to stop comes too late, and waits for its end."""
+    transaction: TaskTransaction | None = None
+    """The transaction that will complete it, while that is open."""
+    result: bytes = b""
+    """The completion that the transaction will record."""
+    span: Any = None
+    """Its span, from when it begins until its end is reported."""
+    output: Output | None = None
+    """Where it writes its result, if it has asked for that."""
+    store_failure: BaseException | None = None
+    """Why its output could not be written, which is no fault of its code."""
+    completion: bytes | None = None
+    """The result that its transaction has recorded: it has succeeded, whatever its code does now."""
+    _fields: tuple[str | None, dict[str, Any]] | None = None
 
-    def __init__(self, dispatch: Dispatch, bundle: Bundle, slot: int, received_at: float) -> None:
-        self.dispatch = dispatch
-        self.bundle = bundle
-        self.slot = slot
-        self.received_at = received_at
-        self.options = options = parse_options(dispatch.options)
-        self.is_isolated = dispatch.alone or options.isolation == "process"
-        """It runs in a process of its own."""
-        self.next_turn = 0
-        """The turn that follows its success, while its code runs."""
-        self.on_loop = False
-        """It runs on the event loop."""
-        self.stage = Stage.WAITING
-        self.started_at = 0.0
-        self.starting = False
-        """It waits for a process of its own: its code has not begun, and its time does not run."""
-        self.deadline: float | None = None
-        self.soft_deadline: float | None = None
-        self.announced = False
-        self.applied = False
-        """Its report is in Postgres; kept for a job that lingers."""
-        self.lingers = False
-        """Its end has been reported, but its code has not ended."""
-        self.interrupted_by: type[BaseException] | None = None
-        self.interrupted_at = 0.0
-        self.interrupt: Callable[[type[BaseException]], object] | None = None
-        """How the running code is interrupted; set by what runs it."""
-        self.step: dict[str, Any] = {}
-        """For a step of a workflow: workflow, step, index and count."""
-        self.label = dispatch.name
-        """How the lines that it says name it: the task, or the step of a workflow with its place in a fan-out."""
-        self.has_lines = False
-        """It has said something that is kept."""
-        self.secrets: tuple[str, ...] = ()
-        """Texts of its arguments that are hidden."""
-        self.counter = 0
-        self.children: list[NewTask] = []
-        self.noted: bytes | None = None
-        """Details for the next attempt that have not been sent."""
-        self.committing = False
-        """Its transaction commits now: an order to stop comes too late, and waits for its end."""
-        self.transaction: TaskTransaction | None = None
-        """The transaction that will complete it, while that is open."""
-        self.result = b""
-        """The completion that the transaction will record."""
-        self.trace = dispatch.trace
-        self._fields: tuple[str | None, dict[str, Any]] | None = None
-        """The span that its code belongs to, as a traceparent: its own, where this process makes spans."""
-        self.span: Any = None
-        """Its span, from when it begins until its end is reported."""
-        self.output: Output | None = None
-        """Where it writes its result, if it has asked for that."""
-        self.store_failure: BaseException | None = None
-        """Why its output could not be written, which is no fault of its code."""
-        self.completion: bytes | None = None
-        """The result that its transaction has recorded: it has succeeded, whatever its code does now."""
+    def __post_init__(self) -> None:
+        self.options = parse_options(self.dispatch.options)
+        self.is_isolated = self.dispatch.alone or self.options.isolation == "process"
+        self.label = self.dispatch.name
+        self.trace = self.dispatch.trace
 
     def set_step(self, step: dict[str, Any]) -> None:
         """Know which step of a workflow it is."""

@@ -12,40 +12,28 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from orchestrator.compat.celery.exceptions import ImproperlyConfigured
 
+_UNSET = """
+broker_url result_backend result_expires task_annotations task_default_priority task_default_rate_limit task_queues
+task_routes task_soft_time_limit task_time_limit timezone worker_concurrency worker_max_memory_per_child
+worker_max_tasks_per_child
+"""
+_OFF = """
+task_acks_late task_allow_error_cb_on_chord_header task_always_eager task_eager_propagates task_ignore_result
+task_remote_tracebacks task_store_eager_result task_store_errors_even_if_ignored task_track_started
+"""
 DEFAULTS: dict[str, Any] = {
+    **dict.fromkeys(_UNSET.split()),
+    **dict.fromkeys(_OFF.split(), False),
     "accept_content": ["json"],
     "beat_schedule": {},
-    "broker_url": None,
     "enable_utc": True,
     "imports": (),
     "include": (),
-    "result_backend": None,
-    "result_expires": None,
-    "task_acks_late": False,
-    "task_allow_error_cb_on_chord_header": False,
-    "task_always_eager": False,
-    "task_annotations": None,
     "task_create_missing_queues": True,
-    "task_default_priority": None,
     "task_default_queue": "celery",
-    "task_default_rate_limit": None,
-    "task_eager_propagates": False,
-    "task_ignore_result": False,
     "task_publish_retry": True,
-    "task_queues": None,
-    "task_remote_tracebacks": False,
-    "task_routes": None,
     "task_serializer": "json",
     "result_serializer": "json",
-    "task_soft_time_limit": None,
-    "task_store_eager_result": False,
-    "task_store_errors_even_if_ignored": False,
-    "task_time_limit": None,
-    "task_track_started": False,
-    "timezone": None,
-    "worker_concurrency": None,
-    "worker_max_memory_per_child": None,
-    "worker_max_tasks_per_child": None,
     "worker_pool": "prefork",
 }
 """Settings that have an effect here, or whose value programs read."""
@@ -112,41 +100,23 @@ def _count(value: Any) -> str | None:
 CHECKED: dict[str, Callable[[Any], str | None]] = {"timezone": _zone, "worker_concurrency": _count}
 """Settings that would fail later, and what is expected of them."""
 
-OLD_NAMES = {
-    "broker_url": "broker_url",
-    "celery_broker_url": "broker_url",
-    "celery_always_eager": "task_always_eager",
-    "celery_eager_propagates_exceptions": "task_eager_propagates",
-    "celery_imports": "imports",
-    "celery_include": "include",
-    "celery_timezone": "timezone",
-    "celery_enable_utc": "enable_utc",
-    "celery_accept_content": "accept_content",
-    "celery_ignore_result": "task_ignore_result",
-    "celery_routes": "task_routes",
-    "celery_queues": "task_queues",
-    "celery_annotations": "task_annotations",
-    "celery_acks_late": "task_acks_late",
-    "celery_default_queue": "task_default_queue",
-    "celery_default_rate_limit": "task_default_rate_limit",
-    "celery_track_started": "task_track_started",
-    "celery_task_result_expires": "result_expires",
-    "celery_result_backend": "result_backend",
-    "celery_result_serializer": "result_serializer",
-    "celery_store_errors_even_if_ignored": "task_store_errors_even_if_ignored",
-    "celerybeat_schedule": "beat_schedule",
-    "celerybeat_scheduler": "beat_scheduler",
-    "celerybeat_max_loop_interval": "beat_max_loop_interval",
-    "celeryd_concurrency": "worker_concurrency",
-    "celeryd_pool": "worker_pool",
-    "celeryd_max_tasks_per_child": "worker_max_tasks_per_child",
-    "celeryd_max_memory_per_child": "worker_max_memory_per_child",
-    "celeryd_prefetch_multiplier": "worker_prefetch_multiplier",
-    "celeryd_task_time_limit": "task_time_limit",
-    "celeryd_task_soft_time_limit": "task_soft_time_limit",
-    "celeryd_hijack_root_logger": "worker_hijack_root_logger",
-    "celeryd_log_format": "worker_log_format",
-}
+_RENAMED = """
+broker_url=broker_url celery_broker_url=broker_url celery_always_eager=task_always_eager
+celery_eager_propagates_exceptions=task_eager_propagates celery_imports=imports celery_include=include
+celery_timezone=timezone celery_enable_utc=enable_utc celery_accept_content=accept_content
+celery_ignore_result=task_ignore_result celery_routes=task_routes celery_queues=task_queues
+celery_annotations=task_annotations celery_acks_late=task_acks_late celery_default_queue=task_default_queue
+celery_default_rate_limit=task_default_rate_limit celery_track_started=task_track_started
+celery_task_result_expires=result_expires celery_result_backend=result_backend
+celery_result_serializer=result_serializer celery_store_errors_even_if_ignored=task_store_errors_even_if_ignored
+celerybeat_schedule=beat_schedule celerybeat_scheduler=beat_scheduler
+celerybeat_max_loop_interval=beat_max_loop_interval celeryd_concurrency=worker_concurrency celeryd_pool=worker_pool
+celeryd_max_tasks_per_child=worker_max_tasks_per_child celeryd_max_memory_per_child=worker_max_memory_per_child
+celeryd_prefetch_multiplier=worker_prefetch_multiplier celeryd_task_time_limit=task_time_limit
+celeryd_task_soft_time_limit=task_soft_time_limit celeryd_hijack_root_logger=worker_hijack_root_logger
+celeryd_log_format=worker_log_format
+"""
+OLD_NAMES = dict(pair.split("=") for pair in _RENAMED.split())
 """Names that settings had before Celery 4, in lower case."""
 
 
