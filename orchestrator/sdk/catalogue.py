@@ -64,7 +64,7 @@ def start_run(
         seen, calls = (params, ()) if parts is None else ({}, parts())
         with client.middleware.starting("flow" if start.flow else "workflow", called, (), seen, calls):
             return start_run(client, start, params, create, run_id, hand_over)
-    runtime = client.runtime
+    runtime = client.runtime()
     if run_id is None:
         run_id = new_id() if runtime is None else runtime.next_id()
     with sending("start", start.name or start.workflow) as sent:

@@ -42,6 +42,8 @@ class Client:
         self.routes = {pattern: check_name("queue", queue) for pattern, queue in routes.items()}
         check_arguments(overrides)
         self._is_cell = is_cell
+        self.runtime: Callable[[], TaskRuntime | None] = (lambda: None) if is_cell else current_runtime
+        """Returns the way out of the worker; None outside of a task, and for what goes to another deployment."""
         self._given = with_arguments(settings, overrides) if isinstance(settings, Settings) else settings
         self._overrides = overrides
         self._settings: Settings | None = None
@@ -67,11 +69,6 @@ class Client:
             given = with_arguments(self._given(), self._overrides) if callable(self._given) else self._given
             self._settings = given or load_settings(**self._overrides)
         return self._settings
-
-    @property
-    def runtime(self) -> TaskRuntime | None:
-        """The way out of the worker for what is started; None outside of a task, and into another deployment."""
-        return None if self._is_cell else current_runtime()
 
     def refuse_cell(self, what: str) -> None:
         """Refuse to let a workflow reach into another deployment: its own scheduler does what its code asks for."""

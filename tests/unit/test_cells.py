@@ -84,8 +84,8 @@ def test_a_running_task_hands_over_what_is_for_its_own_cell_only() -> None:
     runtime = object()
     token = _runtime.set(runtime)  # type: ignore[arg-type]
     try:
-        assert app._client.runtime is runtime
-        assert europe._client.runtime is None
+        assert app._client.runtime() is runtime
+        assert europe._client.runtime() is None
     finally:
         _runtime.reset(token)
 

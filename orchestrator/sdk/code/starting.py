@@ -108,7 +108,7 @@ class Starting(Generic[P, R, W_co, U_co]):
     def _start(self, started: history.RunStarted) -> tuple[bytes, Sent | None]:
         client, name = self._client, self._signature.name
         tags = msgspec.json.encode(self._tags).decode()
-        runtime = client.runtime
+        runtime = client.runtime()
         if runtime is not None:
             if self._update is not None:
                 raise InvalidWorkflow("Option update: not inside a task. Start the run with signal= instead.")

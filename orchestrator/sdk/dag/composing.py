@@ -74,7 +74,7 @@ class Composer:
         called = check_name("run", name or _label(part))
         shape = _Shape(self._client, called if name is None else _label(part))
         definition = shape.definition(shape.add(part, None), is_fed=False)
-        runtime = self._client.runtime
+        runtime = self._client.runtime()
         run_id = new_id() if runtime is None else runtime.next_id()
         args = composed.packed(msgspec.msgpack.encode(_Arguments(self._client, run_id).of(part, is_fed=False)))
         definitions = [*shape.children.values(), definition]

@@ -122,7 +122,7 @@ class StartableFlow:
     def start(self, /, **params: Any) -> FlowHandle:
         """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
         key, tags, version, shared = self._key, self._tags, self._version, self._shared
-        if shared and self._client.runtime is not None:
+        if shared and self._client.runtime() is not None:
             raise WrongState(
                 f"Flow {self.name!r} cannot be started inside a task with an initial shared state: give it "
                 f"parameters, and let its first node write them."

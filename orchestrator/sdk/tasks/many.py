@@ -27,7 +27,7 @@ def start_many(task: Task[..., Any], calls: Iterable[Arguments], name: str | Non
     if task._client.middleware is not None and not task._is_hooked:
         with HookStack() as afterwards:
             return start_many(task._for_many(afterwards), calls, name)
-    hand_over, runtime = task._enqueue_path(), task._client.runtime
+    hand_over, runtime = task._enqueue_path(), task._client.runtime()
     run_id = new_id() if runtime is None else runtime.next_id()
     called = check_name("run", name or task.name)
     with sending("start", called, task.queue) as sent:
@@ -80,7 +80,7 @@ def _is_pattern(task: Task[..., Any], new: NewTask) -> bool:
         and task._afterwards is None
         and new.unique is None
         and task._call_options.executor_call is None
-        and task._client.runtime is None
+        and task._client.runtime() is None
         and vault_of(task._client.settings) is None
     )
 

@@ -176,7 +176,7 @@ class Task(Parts[P, R]):
         Coroutines that enqueue at the same time share a commit; each goes on when its own task is durable. One that is
         cancelled meanwhile may have stored its task.
         """
-        if inside_workflow() or self._client.runtime is not None:
+        if inside_workflow() or self._client.runtime() is not None:
             return await self._client.threads.run(self.enqueue, *args, **kwargs)
         if self._client.middleware is not None and not self._is_hooked:
             async with self._client.middleware.aenqueuing(call := self._as_call(args, kwargs)):
@@ -253,7 +253,7 @@ class Task(Parts[P, R]):
 
     def _enqueue_path(self) -> Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None:
         """Return how the task that is running here, if any, hands over what it enqueues with these options."""
-        runtime = self._client.runtime
+        runtime = self._client.runtime()
         if runtime is not None:
             return runtime.enqueue_on_success if self._call_options.on_success is True else runtime.enqueue
         if self._call_options.on_success is True:
@@ -270,7 +270,7 @@ class Task(Parts[P, R]):
     ) -> NewTask:
         """Check a call and return it as data; nothing is written."""
         self._refuse_in_workflow("enqueued")
-        runtime = self._client.runtime
+        runtime = self._client.runtime()
         identifier = new_id() if runtime is None else runtime.next_id()
         task = self._described(identifier, args, kwargs, run_id, position, in_task=runtime is not None)
         if trace is not None:
