@@ -107,16 +107,21 @@ def describe(connection: Connection, found: Sequence[Mapping[str, Sequence[Param
     _DESCRIBE(connection, found=msgspec.json.encode(together).decode())
 
 
-@Statement.function(
-    "SELECT /* fleet.parameters */ parameters::text FROM orchestrator.task_parameters WHERE name = %(name)s::text"
-)
-def _stored_parameters(connection: Connection, name: str) -> str | None: ...
+_PARAMETERS = Statement[tuple[str, str]]("""
+SELECT /* fleet.parameters */ name, parameters::text FROM orchestrator.task_parameters
+ WHERE name = ANY(%(names)s::text[])
+""")
+
+
+def parameters_of_all(connection: Connection, names: Collection[str]) -> dict[str, list[Parameter]]:
+    """Return the parameters of tasks and workflows as code, as workers last announced them, by name."""
+    rows = _PARAMETERS(connection, names=[*names]) if names else ()
+    return {name: msgspec.json.decode(stored, type=list[Parameter]) for name, stored in rows}
 
 
 def parameters_of(connection: Connection, name: str) -> list[Parameter] | None:
-    """Return the parameters of a task or workflow as code, as workers last announced them; None if none did."""
-    stored = _stored_parameters(connection, name)
-    return None if stored is None else msgspec.json.decode(stored, type=list[Parameter])
+    """Return the parameters of a task or workflow as code; None if no worker has announced them."""
+    return parameters_of_all(connection, [name]).get(name)
 
 
 _SIGNALS = Prepared[Row](f"""

@@ -32,7 +32,8 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.store import database, fleet, inbox, insights, leases
 from orchestrator.store.fleet import WorkerRow
-from orchestrator.store.insights import RunFilter, RunView, TaskFilter, arguments
+from orchestrator.store.insights import RunFilter, RunView, TaskFilter
+from orchestrator.store.insights.arguments import Needles
 from orchestrator.store.runs import creation
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.creation import NewRun
@@ -221,11 +222,12 @@ def test_searches_by_end_use_an_index(connection: Connection) -> None:
             plan = connection.exec_driver_sql(f"EXPLAIN {statement.sql}", parameters).scalars().all()
             assert index in "\n".join(plan)
     connection.exec_driver_sql("SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off")
-    for statement, which in ((arguments._TASKS, "tasks"), (arguments._RUNS, "runs")):
-        sought = {"text": "aa", "number": "aa", "within": "", "before": str(uuid4()), "most": 50}
-        lines = "\n".join(connection.exec_driver_sql(f"EXPLAIN {statement.sql}", sought).scalars())
-        assert f"Backward using {which}_pkey" in lines
-        assert "Seq Scan" not in lines
+    needles = Needles(["aa", "bb"], "aa")
+    parameters = insights.tasks._parameters(TaskFilter(), 50, None, needles) | {"horizon": str(uuid4())}
+    plan = connection.exec_driver_sql(f"EXPLAIN {insights.tasks._LIST.sql}", parameters).scalars().all()
+    for table in ("tasks", "ended_tasks"):
+        assert f"Backward using {table}_pkey" in "\n".join(plan)
+    assert "Seq Scan" not in "\n".join(plan)
     connection.rollback()
 
 

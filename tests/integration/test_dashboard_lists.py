@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html import unescape
 from typing import Any
+from urllib.parse import urlencode
 from uuid import UUID
 
 import msgspec
 import pytest
 
 from orchestrator.api import access
+from orchestrator.api.app import create_app
+from orchestrator.api.dashboard import arguments
 from orchestrator.domain.access import Scope
 from orchestrator.domain.code import history
 from orchestrator.domain.dag.definition import Registered
@@ -25,7 +29,7 @@ from orchestrator.sdk.values.display import call_of
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.store import fleet
 from orchestrator.store.code.histories import event_rows
-from orchestrator.store.insights import show_code
+from orchestrator.store.insights import run_lists, show_code, tasks
 from tests.emptying import empty
 from tests.integration.api_house import House, furnished
 from tests.integration.test_dashboard import make_key
@@ -307,3 +311,109 @@ def test_a_run_of_a_flow_is_started_with_changes(house: House, anyone: Visitor) 
         assert found.params == {"items": [8]}
     finally:
         backend.close()
+
+
+WITH_THIS, RUNS_WITH_THIS = "Tasks with this in an argument", "Runs with this in a parameter"
+
+
+def found_in(page: str, heading: str) -> list[str]:
+    return listed(page.partition(f"<h2>{heading}</h2>")[2].partition("</section>")[0])
+
+
+def test_lists_show_the_arguments_of_runs_of_code_by_name(house: House, anyone: Visitor) -> None:
+    run = start_code(house, ["cust-31"], {"amount": 1_250})
+    secret = start_code(house, ["cust-32"], {})
+    execute(
+        house,
+        "INSERT INTO orchestrator.tasks (id, name, queue, payload, run_id, options)"
+        """ VALUES (%s, 't.a', 'shared', '', %s, '{"redact": ["token"]}')""",
+        *(UUID(bytes=new_id()).hex, secret.hex),
+    )
+    unannounced = start_code(house, ["pear"], {"amount": 3}, "mail-unannounced")
+    execute(house, "DELETE FROM orchestrator.task_parameters WHERE name = 'mail-unannounced'")
+    for path in ("/ui/runs", "/ui/search?text=mail-code", "/ui/workflows/mail-code"):
+        page = unescape(anyone.get(path).text)
+        assert 'customer="cust-31", amount=1250' in row_of(page, run), path
+        assert "parameters customer" in row_of(page, secret), path
+        assert "cust-32" not in page, "a task of the run hides something, and it may be this"
+    assert '"pear", amount=3' in row_of(unescape(anyone.get("/ui/runs").text), unannounced)
+    settings = replace(house.settings, redact="amount")
+    page = Visitor(create_app(settings)).get("/ui/runs").text
+    assert "parameters customer, amount" in row_of(page, run)
+    assert "cust-31" not in page
+
+
+def test_runs_of_code_are_found_by_an_argument(house: House, anyone: Visitor) -> None:
+    run = str(start_code(house, [{"lines": [{"sku": "pear-77"}]}], {"amount": 41}))
+    hidden = start_code(house, ["pear-77"], {})
+    execute(
+        house,
+        "INSERT INTO orchestrator.tasks (id, name, queue, payload, run_id, options)"
+        """ VALUES (%s, 't.a', 'shared', %s, %s, '{"redact": ["token"]}')""",
+        *(UUID(bytes=new_id()).hex, encode_call("t.a", [], {"token": "pear-77"}, 1_000), hidden.hex),
+    )
+    for text in ("pear-77", "41", "amount=41", "customer.lines.sku=pear-77", "sku=pear-77"):
+        assert found_in(anyone.get(f"/ui/search?{urlencode({'text': text})}").text, RUNS_WITH_THIS) == [run], text
+        assert listed(anyone.get(f"/ui/runs?{urlencode({'argument': text})}").text) == [run], text
+    for text in ("amount=4", "customer=41", "sku=pear", "sku"):
+        assert listed(anyone.get(f"/ui/runs?{urlencode({'argument': text})}").text) == [], text
+    bound = Visitor(house.app)
+    bound.log_in(make_key(house, Scope.READ, "bank.", "bank-"))
+    assert listed(bound.get("/ui/runs?argument=pear-77").text) == []
+
+
+def test_no_bulk_action_means_more_than_a_list_by_argument(anyone: Visitor) -> None:
+    for path in ("/ui/runs?argument=x&workflow=mail-flow", "/ui/tasks?argument=x&queue=mail.out"):
+        assert not re.search("Cancel all open|Retry all failed|Delete all ended", anyone.get(path).text), path
+    assert anyone.get("/ui/runs/cancel?argument=x&workflow=mail-flow").status_code == 422
+    assert anyone.get("/ui/tasks/cancel?argument=x&queue=mail.out").status_code == 422
+
+
+def test_tasks_are_found_by_any_argument_at_any_depth_and_by_name(house: House, anyone: Visitor) -> None:
+    with house.engine.connect() as connection:
+        fleet.describe(connection, [{"t.charge": [Parameter(name="customer"), Parameter(name="order")]}])
+    order = {"lines": [{"sku": "plum-1", "count": 7}], "total": 12.5, "paid": True, "at": "2026-01-31"}
+    task = enqueue(house, "t.charge", [42, order], {})
+    enqueue(house, "t.charge", [7042, {"lines": [{"sku": "plum-10", "count": 70}]}], {"note": "for 142"})
+    hidden = enqueue(house, "t.charge", [43, {"token": "plum-secret", "n": 99}], {}, redact=["token"])
+    for text in (
+        "customer=42",
+        "order.lines.sku=plum-1",
+        "sku=plum-1",
+        "count=7",
+        "total=12.5",
+        "paid=true",
+        "12.5",
+        "CUSTOMER=42",
+    ):
+        assert listed(anyone.get(f"/ui/tasks?{urlencode({'argument': text})}").text) == [task], text
+        assert found_in(anyone.get(f"/ui/search?{urlencode({'text': text})}").text, WITH_THIS) == [task], text
+    for text in ("customer=7", "token=plum-secret", "plum-secret", "lines=7", "count=700", "token"):
+        assert listed(anyone.get(f"/ui/tasks?{urlencode({'argument': text})}").text) == [], text
+    assert listed(anyone.get("/ui/tasks?argument=n=99").text) == [hidden]
+    assert listed(anyone.get("/ui/tasks?argument=customer=42&status=success").text) == []
+    assert listed(anyone.get("/ui/tasks?argument=customer=42&name=t.charge&status=pending&sort=when").text) == [task]
+    bound = Visitor(house.app)
+    bound.log_in(make_key(house, Scope.READ, "bank.", "bank-"))
+    assert listed(bound.get("/ui/tasks?argument=customer=42").text) == []
+
+
+def test_a_list_by_argument_that_stops_early_says_so_and_goes_on(
+    house: House, anyone: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [enqueue(house, "t.many", [], {"customer": f"early-{number % 2}"}) for number in range(6)]
+    assert "not searched" not in anyone.get("/ui/search?text=early-0").text
+    monkeypatch.setattr(arguments, "LONGEST_WALK", -1.0)
+    monkeypatch.setattr(tasks, "MOST_LOOKED_AT", 1)
+    monkeypatch.setattr(run_lists, "MOST_LOOKED_AT", 1)
+    page = anyone.get("/ui/search?text=early-0").text
+    assert "Arguments of older runs were not searched" in page
+    link = re.search(r"Arguments of older tasks were not searched.*?href=\"([^\"]*)\">Search older tasks", page)
+    assert link
+    seen, page = found_in(page, WITH_THIS), anyone.get(unescape(link[1])).text
+    assert "The search stopped after a second. More may fit further on." in page
+    seen += listed(page)
+    while following := re.search(r'href="([^"]*)" rel="next"', page):
+        page = anyone.get(unescape(following[1])).text
+        seen += listed(page)
+    assert seen == [made[4], made[2], made[0]]

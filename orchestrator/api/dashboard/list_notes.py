@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeVar
 from uuid import UUID
@@ -10,9 +10,13 @@ from uuid import UUID
 import msgspec
 
 from orchestrator.api.context import Api
+from orchestrator.api.dashboard.arguments import named_call
 from orchestrator.api.dashboard.words import call
 from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.states import RunState, TaskState
+from orchestrator.domain.tasks.parameters import Parameter
+from orchestrator.sdk.values.display import as_json, call_of
+from orchestrator.store.fleet import parameters_of_all
 from orchestrator.store.insights import (
     RunningTask,
     RunNote,
@@ -97,13 +101,19 @@ def run_notes(api: Api, runs: Sequence[RunView]) -> dict[UUID, tuple[RunNote, st
     notes = api.read_list(notes_of_runs, [run.id for run in runs])
     for id, error in api.read_list(errors_of_runs, [run.id for run in runs if run.status == "failed"]).items():
         notes[id] = notes[id]._replace(error=error)
-    return {run.id: (notes[run.id], _line(api, run, notes[run.id])) for run in runs if run.id in notes}
+    of_code = {run.workflow for run in runs if run.workflow and run.id in notes and notes[run.id].start}
+    names = api.read_list(parameters_of_all, of_code)
+    return {run.id: (notes[run.id], _line(api, run, notes[run.id], names)) for run in runs if run.id in notes}
 
 
-def _line(api: Api, run: RunView, note: RunNote) -> str:
-    if not note.params or is_composed(run.workflow):
+def _line(api: Api, run: RunView, note: RunNote, names: Mapping[str, Sequence[Parameter]]) -> str:
+    if is_composed(run.workflow):
         return ""
-    first = dict([*note.params.items()][:_MOST_NAMES])
+    given = note.params or {}
+    if note.start:
+        given = as_json(named_call(names, run.workflow, *call_of(note.start)))
+    first = dict([*given.items()][:_MOST_NAMES])
     if note.is_plain and not api.redaction:
-        return call([], first)
-    return "parameters " + ", ".join(first)
+        places = [value for name, value in first.items() if name.startswith("@")]
+        return call(places, {name: value for name, value in first.items() if not name.startswith("@")})
+    return "parameters " + ", ".join(first) if first else ""

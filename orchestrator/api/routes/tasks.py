@@ -97,10 +97,15 @@ def list_tasks(api: Api, query: TaskQuery, key_scope: KeyScope) -> Page[TaskView
 
 def list_page(api: Api, query: TaskQuery, key_scope: KeyScope, *, oldest: bool = False) -> Page[TaskView]:
     """Return a page of tasks, also from the other end."""
-    is_own_run = query.run is not None and key_scope.is_bound and has_run(api, key_scope, query.run)
-    wanted = made_from(TaskFilter, query, within="" if is_own_run else key_scope.queues)
+    wanted = filter_within(api, query, key_scope)
     read = api.read_list if query.run is None else api.read  # those of a run are shown beside it, which does not lag
     return Page(*read(insights.list_tasks, wanted, limit=query.limit, before=query.cursor, oldest=oldest))
+
+
+def filter_within(api: Api, query: TaskQuery, key_scope: KeyScope) -> TaskFilter:
+    """Return which tasks a query means of those in the key scope: of a run in it, all."""
+    is_own_run = query.run is not None and key_scope.is_bound and has_run(api, key_scope, query.run)
+    return made_from(TaskFilter, query, within="" if is_own_run else key_scope.queues)
 
 
 class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,94 +1,73 @@
-"""Find tasks and runs by the value of an argument: no index has them, so the newest are walked for a bounded time."""
+"""What tasks and runs were given, by which people look for them.
+
+No index has it. So lists are walked, as they are for other things that are rare, and of the rows on the way those are
+read that have one of some byte strings in their arguments; whether that is the value, the caller sees.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.store.sql import Row, Statement
-
-SECONDS = 1.5
-"""For which tasks are walked, and runs likewise."""
-_CHUNK = 2_000
-"""Rows that one statement looks at."""
-_LAST = UUID(int=2**128 - 1)
+from orchestrator.sealing import CALL, reveal
+from orchestrator.store.sql import Statement
 
 
-class Walked(NamedTuple):
-    """Candidates: their arguments have these bytes in them, and whether that is the value is for the caller to see."""
+class Needles(NamedTuple):
+    """What is in the arguments of candidates, in the encodings in which they are stored."""
 
-    ids: list[UUID]
-    looked_at: int
-    is_part: bool
-    """There are older ones that were not looked at."""
+    data: Sequence[str] = ()
+    """Any of these is in MessagePack, in hexadecimal digits; nothing: arguments do not matter."""
+    json: str = ""
+    """This is in JSON."""
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of `in_data` and `in_json`."""
+        return {"needles": list(self.data) or None, "json": self.json}
 
 
-def _walk(name: str, tables: str, matches: str) -> Statement[Row]:
-    return Statement[Row](f"""
-WITH /* insights.arguments.{name} */ walked AS MATERIALIZED ({tables} ORDER BY id DESC LIMIT %(most)s)
-SELECT count(*) AS rows, (SELECT id FROM walked ORDER BY id LIMIT 1) AS last,
-       ARRAY(SELECT id FROM walked WHERE starts_with(owner, %(within)s::text) AND ({matches}) ORDER BY id DESC) AS ids
-  FROM walked
+NONE = Needles()
+
+
+def in_data(column: str) -> str:
+    """Return the condition that a column of MessagePack may hold what is looked for: what is sealed may, too."""
+    return f"""(%(needles)s::text[] IS NULL OR substring({column} FOR 1) IN ('\\xc7', '\\xc8', '\\xc9') OR EXISTS (
+             SELECT FROM unnest(%(needles)s::text[]) AS digits
+              WHERE position(decode(digits, 'hex') IN {column}) > 0))"""
+
+
+IN_RUN = f"""(%(needles)s::text[] IS NULL OR strpos(params::text, %(json)s::text) > 0
+        OR jsonb_typeof(params) = 'string' OR (code AND (
+           SELECT {in_data("h.data")}
+             FROM orchestrator.histories h WHERE h.run_id = runs.id AND h.number = 1 LIMIT 1)))"""
+"""The condition that what a run was started with may hold what is looked for. With EXISTS, the planner would hash the
+first events of all runs."""
+
+
+class Given(NamedTuple):
+    """What a task was given."""
+
+    id: UUID
+    payload: bytes | None
+    """Encoded; None if it is large."""
+    is_plain: bool
+    """Nothing that it was given is declared as secret: it names nothing, and has no relatives."""
+
+
+_PARTS = """id, CASE WHEN octet_length(payload) <= 100000 THEN payload END AS payload,
+       run_id IS NULL AND parent_id IS NULL AND NOT coalesce(options ?| '{redact,inherited}', false) AS is_plain"""
+_CALLS = Statement[Given](f"""
+SELECT /* insights.arguments.of_tasks */ {_PARTS} FROM orchestrator.tasks WHERE id = ANY(%(ids)s::uuid[])
+ UNION ALL
+SELECT {_PARTS} FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[])
 """)
 
 
-_ONE = """(SELECT id, queue AS owner, payload FROM orchestrator.{} WHERE id < %(before)s::uuid
-            ORDER BY id DESC LIMIT %(most)s)"""
-_TASKS = _walk(
-    "tasks",
-    f"SELECT * FROM ({_ONE.format('tasks')} UNION ALL {_ONE.format('ended_tasks')}) AS either",
-    "position(decode(%(text)s::text, 'hex') IN payload) > 0"
-    " OR position(decode(%(number)s::text, 'hex') IN payload) > 0",
-)
-_RUNS = _walk(
-    "runs",
-    "SELECT id, coalesce(workflow, '') AS owner, params FROM orchestrator.runs WHERE id < %(before)s::uuid",
-    "strpos(params::text, %(text)s::text) > 0",
-)
-
-
-def tasks_by_argument(connection: Connection, text: str, most: int, within: str = "") -> Walked:
-    """Return the newest tasks whose encoded arguments have a text in them, or a whole number."""
-    encoded = text.encode().hex()
-    try:
-        number = msgspec.msgpack.encode(int(text)).hex()
-    except (ValueError, OverflowError):
-        number = encoded
-    # A small number is one byte, which stands in most payloads.
-    return _walked(connection, _TASKS, most, within, text=encoded, number=number if len(number) > 2 else encoded)
-
-
-def runs_by_argument(connection: Connection, text: str, most: int, within: str = "") -> Walked:
-    """Return the newest runs of definitions whose parameters have a text in them."""
-    escaped = msgspec.json.encode(text).decode()[1:-1]
-    return _walked(connection, _RUNS, most, within, text=escaped)
-
-
-def _walked(connection: Connection, statement: Statement[Row], most: int, within: str, **sought: str) -> Walked:
-    until, before = time.monotonic() + SECONDS, _LAST
-    ids: list[UUID] = []
-    looked_at = 0
-    while True:
-        row = statement.one(connection, before=before.hex, most=_CHUNK, within=within, **sought)
-        ids, looked_at = ids + row.ids, looked_at + row.rows
-        if row.rows < _CHUNK:
-            return Walked(ids[:most], looked_at, len(ids) > most)
-        if len(ids) >= most or time.monotonic() > until:
-            return Walked(ids[:most], looked_at, is_part=True)
-        before = row.last
-
-
-def leaves(value: object) -> Iterator[object]:
-    """Yield the values in plain data, not the names of fields."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        for one in value:
-            yield from leaves(one)
-    else:
-        yield value
+def calls_of_tasks(connection: Connection, tasks: Sequence[UUID]) -> dict[UUID, Given]:
+    """Return what these tasks were given."""
+    rows = _CALLS(connection, ids=[task.bytes for task in tasks]) if tasks else ()
+    return {row.id: row._replace(payload=row.payload and reveal(bytes(row.payload), CALL)) for row in rows}

@@ -16,6 +16,7 @@ from orchestrator.domain.code import attributes
 from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.verdict import TERMINATED
 from orchestrator.domain.states import ShownRunState
+from orchestrator.store.insights.arguments import IN_RUN, NONE, Needles
 from orchestrator.store.insights.runs import COLUMNS, RunView, columns
 from orchestrator.store.insights.tasks import LONGEST_WALK
 from orchestrator.store.sql import Row, Statement
@@ -94,6 +95,7 @@ SELECT /* insights.runs.list{{name}} */ * FROM (SELECT {COLUMNS} FROM orchestrat
    AND (%(within)s::text = '' OR starts_with(workflow, %(within)s::text))
    AND (%(part)s::text IS NULL OR strpos(lower(name), lower(%(part)s::text)) > 0
         OR strpos(lower(workflow), lower(%(part)s::text)) > 0)
+   AND {IN_RUN}
  ORDER BY {{order}} LIMIT %(limit)s) AS page ORDER BY {{shown}}
 """
 _NEWEST = "created_at DESC, id DESC"
@@ -165,7 +167,13 @@ class RunPage(NamedTuple):
 
 
 def page_of_runs(
-    connection: Connection, wanted: RunFilter, *, limit: int, before: UUID | None = None, sort: RunSort = "-when"
+    connection: Connection,
+    wanted: RunFilter,
+    *,
+    limit: int,
+    before: UUID | None = None,
+    sort: RunSort = "-when",
+    needles: Needles = NONE,
 ) -> RunPage:
     """Return the newest runs that match, newest first; or those of another order.
 
@@ -200,14 +208,14 @@ def page_of_runs(
         "farthest_end": farthest_end.hex,
         "limit": limit,
         "most": MOST_LOOKED_AT,
-    }
-    is_walked = wanted != RunFilter()
+    } | needles.parameters
+    is_walked = wanted != RunFilter() or bool(needles.data)
     if order in (
         "when",
         "of workflow",
     ):  # an index finds the tags, attributes, children, stuck and unreplayed runs, but no ranges
         walked = (wanted.statuses, wanted.name, wanted.version, wanted.since, wanted.until, wanted.within, wanted.part)
-        is_walked = (any(walked) or ranges is not None) and not wanted.parent
+        is_walked = (any(walked) or ranges is not None or bool(needles.data)) and not wanted.parent
     farthest, listing = (_OLDEST_FIRST if oldest else _NEWEST_FIRST)[order]
     horizon = farthest.first(connection, parameters, horizon=farthest_end.hex) if is_walked else None
     found = [RunView(**columns(row)) for row in listing(connection, parameters, horizon=(horizon or farthest_end).hex)]

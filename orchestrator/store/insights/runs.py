@@ -17,6 +17,7 @@ from orchestrator.domain.runs.verdict import TERMINATED
 from orchestrator.domain.states import RunState
 from orchestrator.sealing import open_json, open_text, reveal_text
 from orchestrator.store.code import keys as run_keys
+from orchestrator.store.code.histories import arguments
 from orchestrator.store.flow.reads import OF_OPTIONS
 from orchestrator.store.insights.failures import error_line
 from orchestrator.store.sql import Row, Statement, columns_of
@@ -160,36 +161,58 @@ class RunNote(NamedTuple):
     fire_time: datetime | None
     parent_task: UUID | None
     params: Mapping[str, Any] | None
-    """What it was started with; None if that is large, or nothing."""
+    """What it was started with; None if that is large, or nothing, or it is a run of code."""
+    start: bytes | None
+    """Of a run of code, its arguments, encoded; None if they are large."""
     is_plain: bool
-    """Nothing that its tasks were given is declared as secret: not in its definition, and it has no relatives."""
+    """Nothing that its tasks were given is declared as secret: not in its definition, and it has no relatives. A run of
+    code has no patterns, nor has any of its tasks, which are few."""
     error: str = ""
     """Why it failed, where a task says so."""
 
 
+_MOST_TASKS = 100
+"""Tasks of a run of code that a list looks at."""
+_OF_CODE = " UNION ALL ".join(
+    f"SELECT options, row_number() OVER () AS number FROM (SELECT options FROM orchestrator.{table}"
+    f" WHERE run_id = listed.id LIMIT {_MOST_TASKS + 1}) AS first"
+    for table in ("tasks", "ended_tasks")
+)
 _NOTES = Statement[RunNote](f"""
 WITH /* insights.runs.notes */ listed AS MATERIALIZED (
     SELECT id, workflow, version, {_OWN_ID} AS own_id, schedule, fire_time, parent_task,
-           CASE WHEN octet_length(params::text) <= 2000 THEN params END AS params,
-           NOT code AND NOT flow AND parent_run IS NULL AND parent_task IS NULL AND coalesce(root, id) = id
-               AS is_alone
+           CASE WHEN octet_length(params::text) <= %(most)s THEN params END AS params, code,
+           (SELECT data FROM orchestrator.histories h
+             WHERE runs.code AND h.run_id = runs.id AND h.number = 1 AND octet_length(data) <= %(most)s) AS start,
+           NOT flow AND parent_run IS NULL AND parent_task IS NULL AND coalesce(root, id) = id AS is_alone
       FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[])
 ), guarded AS MATERIALIZED (
-    SELECT w.name, w.version FROM (SELECT DISTINCT workflow, version FROM listed WHERE is_alone) AS l
+    SELECT w.name, w.version FROM (SELECT DISTINCT workflow, version FROM listed WHERE is_alone AND NOT code) AS l
       JOIN orchestrator.workflows w ON w.name = l.workflow AND w.version = l.version
      WHERE jsonb_path_exists(
            w.definition, '$.steps[*] ? (exists (@.registered.{OF_OPTIONS}) || @.workflow != null)')
 )
-SELECT id, own_id, schedule, fire_time, parent_task, params, is_alone AND workflow IS NOT NULL AND NOT EXISTS (
-       SELECT FROM guarded g WHERE g.name = workflow AND g.version = listed.version) AS is_plain
+SELECT id, own_id, schedule, fire_time, parent_task, params, start,
+       is_alone AND workflow IS NOT NULL AND CASE WHEN code
+           THEN (SELECT true FROM orchestrator.runs child WHERE child.parent_run = listed.id LIMIT 1) IS NULL
+            AND (SELECT true FROM ({_OF_CODE}) AS task WHERE task.number > {_MOST_TASKS}
+                    OR task.options ?| '{{redact,inherited}}' LIMIT 1) IS NULL
+           ELSE NOT EXISTS (SELECT FROM guarded g WHERE g.name = workflow AND g.version = listed.version) END
+       AS is_plain
   FROM listed
 """)
 
 
-def notes_of_runs(connection: Connection, runs: Sequence[UUID]) -> dict[UUID, RunNote]:
-    """Return what tells these runs apart."""
-    rows = _NOTES(connection, ids=[run.bytes for run in runs]) if runs else ()
-    return {row.id: row._replace(params=_shown_params(row.params) if row.params else None) for row in rows}
+def notes_of_runs(connection: Connection, runs: Sequence[UUID], most: int = 2_000) -> dict[UUID, RunNote]:
+    """Return what tells these runs apart, with what they were started with if that has `most` so many bytes."""
+    rows = _NOTES(connection, ids=[run.bytes for run in runs], most=most) if runs else ()
+    return {
+        row.id: row._replace(
+            params=_shown_params(row.params) if row.params else None,
+            start=None if row.start is None else arguments(bytes(row.start)),
+        )
+        for row in rows
+    }
 
 
 _MOST_WORKFLOWS = 500

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.flow.definition import name_of
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, OPEN_TASK_STATES, TaskState
 from orchestrator.sealing import CALL, reveal
+from orchestrator.store.insights.arguments import NONE, Needles, in_data
 from orchestrator.store.insights.attempts import AttemptView, ErrorView, attempts_of, error_view
 from orchestrator.store.insights.obstacles import waits_for
 from orchestrator.store.sql import Row, Statement, columns_of
@@ -126,13 +127,14 @@ _OPEN = columns_of(TaskView, **_NOT_ENDED)
 _ENDED = columns_of(TaskView, **_NOT_OPEN)
 
 # Parameters arrive as literals, so the planner drops the conditions that are not asked for.
-_MATCHES = """(%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
+_MATCHES = f"""(%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
         AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
         AND (%(name)s::text IS NULL OR name = %(name)s::text)
         AND (%(part)s::text IS NULL OR strpos(lower(name), lower(%(part)s::text)) > 0)
         AND (%(within)s::text = '' OR starts_with(queue, %(within)s::text))
         AND (%(release)s::text IS NULL OR worker IN (
-             SELECT r.worker FROM orchestrator.worker_releases AS r WHERE r.release = %(release)s::text))"""
+             SELECT r.worker FROM orchestrator.worker_releases AS r WHERE r.release = %(release)s::text))
+        AND {in_data("payload")}"""
 _BY_TIME = """(%(since)s::timestamptz IS NULL OR ended_at >= %(since)s::timestamptz)
         AND (%(until)s::timestamptz IS NULL OR ended_at < %(until)s::timestamptz)"""
 _BY_ERROR = """(%(error)s::text IS NULL
@@ -214,24 +216,31 @@ class TaskPage(NamedTuple):
 
 
 def page_of_tasks(
-    connection: Connection, wanted: TaskFilter, *, limit: int, before: UUID | None = None, oldest: bool = False
+    connection: Connection,
+    wanted: TaskFilter,
+    *,
+    limit: int,
+    before: UUID | None = None,
+    oldest: bool = False,
+    needles: Needles = NONE,
 ) -> TaskPage:
     """Return tasks that match: the newest, newest first; by their ends, those that ended last; of a run, its first.
 
-    With `oldest`, all but those of a run are listed the other way round.
+    With `oldest`, all but those of a run are listed the other way round. With `needles`, only those that may have been
+    given what is looked for.
 
     A page takes as long as any other, whatever one looks for: it looks at a bounded number of rows, and so may have few
     tasks, or none, and yet not be the last. The tasks of a run stand among others where the run began. The turns of
     code that waits are listed with its run only.
     """
-    parameters = _parameters(wanted, limit, before)
+    parameters = _parameters(wanted, limit, before, needles)
     in_order = _OLDEST if oldest and not wanted.run else {}
     horizon = None
     if wanted.run or wanted.by_end:
         statement = _LIST_OF_RUN if wanted.run else _LIST_BY_END
     else:
         statement = _LIST
-        if not _is_found_at_once(wanted):
+        if needles.data or not _is_found_at_once(wanted):
             horizon = in_order.get(_HORIZON, _HORIZON).first(connection, parameters)
     rows = in_order.get(statement, statement)(connection, parameters, horizon=horizon and horizon.hex)
     found = [TaskView(**_columns(row)) for row in rows]
@@ -263,7 +272,7 @@ def list_tasks(
             return TaskPage(found, before)
 
 
-def _parameters(wanted: TaskFilter, limit: int, before: UUID | None) -> dict[str, object]:
+def _parameters(wanted: TaskFilter, limit: int, before: UUID | None, needles: Needles = NONE) -> dict[str, object]:
     states = wanted.statuses or tuple(TaskState)
     return {
         "open": not wanted.by_end and any(state in OPEN_TASK_STATES for state in states),
@@ -282,6 +291,7 @@ def _parameters(wanted: TaskFilter, limit: int, before: UUID | None) -> dict[str
         "before": before and before.hex,
         "limit": limit,
         "most": MOST_ENDS_LOOKED_AT if wanted.by_end else MOST_LOOKED_AT,
+        **needles.parameters,
     }
 
 

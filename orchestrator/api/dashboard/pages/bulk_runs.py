@@ -17,6 +17,7 @@ from orchestrator.api.dashboard.pages.tasks import check_marked, outcome_of_mark
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
 from orchestrator.api.dashboard.words import run_name, with_query
 from orchestrator.api.key_scope import WITHIN, check_runs
+from orchestrator.api.problems import unfit
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
@@ -52,6 +53,8 @@ def preview_delete(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
 
 def _preview(api: Api, query: RunsQuery, key_scope: KeyScope, act: _Act) -> Response:
     """Show the runs that fit by workflow and state; the form names each of them, so that no other is meant."""
+    if query.argument:
+        raise unfit("Filter by argument: mark the runs that are meant in the list, of which it does not find all.")
     chosen: list[RunView] = []
     cursor, is_part = None, False
     if asked := {name: value for name, value in given(query).items() if name != "sort"}:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import LARGEST, Api
 from orchestrator.api.dashboard.flow_graph import gantt_of_visits, graphs, walk
+from orchestrator.api.dashboard.list_notes import run_notes
 from orchestrator.api.dashboard.pages.workflows import last_runs, squares
 from orchestrator.api.dashboard.rendering import page, pages
 from orchestrator.api.key_scope import WITHIN, WORKFLOW
@@ -45,6 +46,7 @@ def show_flow(api: Api, name: str, query: FlowQuery, key_scope: KeyScope) -> Res
     """Show a version of a flow, the newest if none is named."""
     flows = api.backend.flows
     stored = flows.latest(name) if query.version is None else flows.read(name, query.version)
+    runs = last_runs(api, name, key_scope)
     return page(
         "flow.html",
         name=name,
@@ -52,7 +54,8 @@ def show_flow(api: Api, name: str, query: FlowQuery, key_scope: KeyScope) -> Res
         versions=flows.versions(name),
         graphs=graphs(stored.flow, {}),
         definition=body_of(stored.flow),
-        runs=[*reversed(last_runs(api, name, key_scope))],
+        runs=[*reversed(runs)],
+        notes=run_notes(api, runs),
     )
 
 

@@ -11,6 +11,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.context import LARGEST, Api, Page
+from orchestrator.api.dashboard.arguments import Argument, runs_with
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
 from orchestrator.api.dashboard.graph import critical_path, draw, fold, urgency
 from orchestrator.api.dashboard.list_notes import Span, given, progress_of, progress_of_runs, run_notes, within_span
@@ -61,6 +62,8 @@ class RunsQuery(run_routes.RunQuery):
 
     span: Span = ""
     sort: RunSort = "-when"
+    argument: Argument = ""
+    """With this value among what it was started with, or with this one under a name: `customer=42`."""
 
     def __post_init__(self) -> None:
         """Refuse attributes that are none; of the API it is the list that does."""
@@ -75,7 +78,11 @@ def show_runs(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
     """List runs."""
     asked, query = given(query), within_span(query)
     wanted = made_from(RunFilter, query, within=key_scope.workflows)
-    found = Page(*api.read_list(list_runs, wanted, limit=query.limit, before=query.cursor, sort=query.sort))
+    limits: Any = {"limit": query.limit, "before": query.cursor, "sort": query.sort}
+    if query.argument:
+        found = Page(*runs_with(api, wanted, query.argument, **limits))
+    else:
+        found = Page(*api.read_list(list_runs, wanted, **limits))
     notes, done = run_notes(api, found.items), progress_of_runs(api, found.items)
     near = [] if found.items or query.cursor else near_run_filters(api, query.workflow, key_scope)
     return page(

@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from orchestrator.api.context import Api
+from orchestrator.api.context import Api, Page
+from orchestrator.api.dashboard.arguments import Argument, tasks_with
 from orchestrator.api.dashboard.gantt import timeline
 from orchestrator.api.dashboard.list_notes import Span, given, progress_of, task_errors, within_span
 from orchestrator.api.dashboard.near_names import near_task_filters
@@ -54,6 +55,8 @@ class TasksQuery(task_routes.TaskQuery):
     span: Span = ""
     sort: Literal["-when", "when", "-ended", "ended"] = "-when"
     """By when they were enqueued, or have ended; a minus: the last ones first."""
+    argument: Argument = ""
+    """With this value among the arguments, or with this one under a name: `customer=42`."""
 
 
 @routes.get("", about=WITHIN)
@@ -63,8 +66,14 @@ def list_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> Response:
     wanted = query
     if query.sort.endswith("ended") and query.since is None:
         wanted = msgspec.structs.replace(query, since=_ANY_TIME)  # which makes it a list of ends
-    found = task_routes.list_page(api, wanted, key_scope, oldest=not query.sort.startswith("-"))
-    filters = {field.name for field in dataclasses.fields(TaskFilter) if getattr(query, field.name, None)}
+    oldest = not query.sort.startswith("-")
+    if query.argument:
+        fitting = task_routes.filter_within(api, wanted, key_scope)
+        found = Page(*tasks_with(api, fitting, query.argument, limit=query.limit, before=query.cursor, oldest=oldest))
+    else:
+        found = task_routes.list_page(api, wanted, key_scope, oldest=oldest)
+    filters = {"argument"} if query.argument else set()
+    filters |= {field.name for field in dataclasses.fields(TaskFilter) if getattr(query, field.name, None)}
     return page(
         "tasks.html",
         query=query,
