@@ -80,7 +80,11 @@ def connected_shards(settings: Settings, timeout: float) -> Iterator[Shards]:
 
 def inspect_all(shards: Shards, generation: str | None, queues: Sequence[str]) -> tuple[RedisHealth, RedisView]:
     """Look at the servers of all shards, and return the worst health; the generation is the first one's."""
-    healths = [check_health(redis, keys) for redis, keys in shards]
+    healths: list[RedisHealth] = []
+    for redis, keys in shards:
+        healths.append(check_health(redis, keys))
+        if not healths[-1].reachable:  # the next may take as long to say so
+            break
     worst = max(healths, key=lambda one: (not one.reachable, one.error or "", one.complaint or "", one.fullness))
     if not worst.reachable:
         return worst, RedisView()

@@ -1,0 +1,40 @@
+"""Listeners to live changes on another server than the leader's: what is lost is noticed, and keeps nobody."""
+
+from __future__ import annotations
+
+import pytest
+from fakeredis import FakeRedis
+from redis import Redis
+
+from orchestrator.transport.keys import Keys
+from orchestrator.transport.leader import listeners
+from orchestrator.transport.leader.listeners import FarListeners
+
+KEYS = Keys("shop/1")
+
+
+def test_after_a_lost_entry_nobody_listens_once_so_that_the_next_is_a_first_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listeners, "_PAUSE", 0.0)
+    redis = FakeRedis()
+    redis.set(KEYS.watched, b"1")
+    far = FarListeners(redis, KEYS)
+    assert far.are_there()
+    far.add(b"one", 10)
+    far._redis = Redis(host="127.0.0.1", port=1)
+    far.add(b"lost", 10)
+    far._redis = redis
+    far.add(b"would hide that", 10)
+    assert redis.xlen("{shop:0}:changes") == 1
+    assert [far.are_there(), far.are_there()] == [False, True]
+    far.add(b"first", 10)
+    assert redis.xlen("{shop:0}:changes") == 2
+
+
+def test_a_server_that_does_not_answer_is_left_alone_for_a_while() -> None:
+    far = FarListeners(Redis(host="127.0.0.1", port=1), KEYS)
+    assert not far.are_there()
+    far._redis = FakeRedis()
+    far._redis.set(KEYS.watched, b"1")
+    assert not far.are_there(), "it is not asked"
