@@ -29,9 +29,6 @@ from orchestrator.embedded import EmbeddedServices
 from orchestrator.settings import load_settings
 from orchestrator.store.database import upgrade
 
-LIMIT_MS = 50
-"""What every page must stay below."""
-
 # Ids sort by time, as those of the product do: half a second for a thousand rows, the newest now.
 _ID = """(lpad(to_hex((extract(epoch FROM %(now)s::timestamptz) * 1000)::bigint - ({total} - n) / 2), 12, '0')
           || '7' || lpad(to_hex(n %% 4096), 3, '0') || 'a' || lpad(to_hex(n), 15, '0'))::uuid"""

@@ -27,7 +27,7 @@ from tests.chaos.simulator.shrink import shrink
 
 SEEDS_OF_A_BUILD = 30
 SEEDS_OF_A_NIGHT = 300
-SEEDS_WITH_SHARDS = 10
+SEEDS_WITH_SHARDS = 6
 """Of those of a build: each takes as long as several."""
 SLICE = 30
 """Seeds in one test, so that a slow machine is not taken for a hanging one."""
@@ -112,7 +112,7 @@ def test_what_has_been_found_once_is_looked_for_in_every_build(simulated: Simula
 
 @pytest.mark.parametrize("plan_of", [plan_for, sharded_plan_for])
 @pytest.mark.parametrize("seed", [3, 11, 71, 153])
-@pytest.mark.long_for("11", "153")
+@pytest.mark.long_for("3", "11", "153")
 def test_a_seed_means_the_same_every_time(
     simulated: SimulatedDatabase, seed: int, plan_of: Callable[[int], Plan]
 ) -> None:

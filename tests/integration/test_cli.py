@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
 import threading
 import time
@@ -841,34 +840,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_dev_brings_its_own_services_and_takes_them_away(folder: Path) -> None:
-    below = folder / "below"
-    below.mkdir()
-    with Dev(folder) as dev:
-        dev.wait_for("✓ ready. Ctrl-C stops everything")
-        assert "scheduler.leading term=1" in dev.said.read_text(encoding="utf-8")
-        services = json.loads((folder / ".orchestrator" / "services.json").read_text(encoding="utf-8"))
-        assert services["pid"] == dev.process.pid
-        assert "no application is given" in dev.said.read_text(encoding="utf-8")
-        started = r"Postgres \d+[.\d]* \(.*\) has started in .*\n.*(Redis|Valkey) \d+[.\d]* \(.*\) has started in "
-        assert re.search(started, dev.said.read_text(encoding="utf-8"))
-
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
-        found = forking.run("status", "--json", environment=clean, folder=below)
-        assert json.loads(found.stdout)["leader"]["term"] == 1
-        second = forking.run("dev", environment=clean, folder=folder)
-        assert second.returncode == 1
-        assert f"already running, started by process {dev.process.pid}" in second.stderr
-
-        dev.process.send_signal(signal.SIGTERM)
-        assert dev.process.wait(60) == 0
-        said = dev.said.read_text(encoding="utf-8")
-        assert (
-            said.index("stopping the scheduler") < said.index("scheduler.stopped") < said.index("stopping the services")
-        )
-    assert not (folder / ".orchestrator" / "services.json").exists()
-
-
 def test_dev_starts_nothing_for_an_application_that_is_not_there(folder: Path) -> None:
     (folder / "shop.py").write_text("print('imported')\nfrom orchestrator import Orchestrator\nshop = Orchestrator()\n")
     for where, why in (("shp:app", "There is no module 'shp'"), ("shop.py:app", "Did you mean 'shop:shop'?")):
@@ -879,35 +850,26 @@ def test_dev_starts_nothing_for_an_application_that_is_not_there(folder: Path) -
         assert why in record["message"]
 
 
-def test_dev_uses_services_that_are_set_and_starts_a_child_again_that_is_killed(
+def test_dev_uses_services_that_are_set_starts_a_child_again_that_is_killed_and_takes_all_along_if_it_is(
     folder: Path, database_url: str, redis_url: str
 ) -> None:
     urls = {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}
     with Dev(folder, **urls) as dev:
         dev.wait_for("scheduler.leading term=")
         (scheduler,) = (child for child in psutil.Process(dev.process.pid).children() if "scheduler" in child.cmdline())
+        assert "no application is given" in dev.said.read_text(encoding="utf-8")
         scheduler.kill()
         dev.wait_for("the scheduler was killed by signal 9: starting it again")
         eventually(
             lambda: dev.said.read_text(encoding="utf-8").count("scheduler.leading term=") == 2, "the new one leads"
         )
-        dev.process.send_signal(signal.SIGTERM)
-        assert dev.process.wait(60) == 0
-    said = dev.said.read_text(encoding="utf-8")
-    assert "has started in" not in said
-    assert not (folder / ".orchestrator" / "services.json").exists()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
-def test_what_dev_started_ends_with_it_even_if_it_is_killed(folder: Path, database_url: str, redis_url: str) -> None:
-    urls = {"ORCHESTRATOR_DATABASE_URL": database_url, "ORCHESTRATOR_REDIS_URL": redis_url}
-    with Dev(folder, **urls) as dev:
-        dev.wait_for("scheduler.ready")
         children = psutil.Process(dev.process.pid).children(recursive=True)
         assert children
         dev.process.kill()
         dev.process.wait()
-    eventually(lambda: not any(map(_is_alive, children)), "its children end")
+    assert "has started in" not in dev.said.read_text(encoding="utf-8")
+    if sys.platform == "linux":  # elsewhere, a child is not told of its parent's death
+        eventually(lambda: not any(map(_is_alive, children)), "its children end")
 
 
 def _is_alive(process: psutil.Process) -> bool:

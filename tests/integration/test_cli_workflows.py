@@ -727,7 +727,8 @@ def test_replay_check_finds_what_a_deploy_would_make_stuck(
     result = run("workflows", "replay-check", "--app", f"{name}:app")
     assert said in result.output
     assert result.exit_code == exit_code, result.output
-    document = json.loads(run("workflows", "replay-check", "--app", f"{name}:app", "--json").stdout)
+    once = () if "hash(" in new else ("--once",)  # without the other process, which the first call has had
+    document = json.loads(run("workflows", "replay-check", "--app", f"{name}:app", "--json", *once).stdout)
     assert (document["misfits"] > 0, document["problems"] != []) == (bool(exit_code), bool(exit_code))
 
 

@@ -110,7 +110,7 @@ def test_it_serves_every_queue_that_is_named(project: Project) -> None:
         stop(dev)
 
 
-def test_schedules_come_and_go_with_the_code_and_a_drained_worker_is_started_again(tmp_path: Path) -> None:
+def test_it_brings_its_own_services_follows_the_code_and_takes_them_away(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)  # Postgres may have to run as another user
     project = Project(tmp_path)
     with project.dev() as dev:
@@ -120,6 +120,19 @@ def test_schedules_come_and_go_with_the_code_and_a_drained_worker_is_started_aga
         assert httpx.get(f"{address}/readyz", timeout=5.0).status_code == 200
         assert "scheduler.leading term=1" in said
         assert "process.ready" in said
+        assert re.search(
+            r"Postgres \d+[.\d]* \(.*\) has started in .*\n.*(Redis|Valkey) \d+[.\d]* \(.*\) has started in ", said
+        )
+        services = tmp_path / ".orchestrator" / "services.json"
+        assert json.loads(services.read_text(encoding="utf-8"))["pid"] == dev.process.pid
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("ORCHESTRATOR_")}
+        below = tmp_path / "below"
+        below.mkdir()
+        found = forking.run("status", "--json", environment=clean, folder=below)
+        assert json.loads(found.stdout)["leader"]["term"] == 1
+        second = forking.run("dev", environment=clean, folder=tmp_path)
+        assert second.returncode == 1
+        assert f"already running, started by process {dev.process.pid}" in second.stderr
         project.write("shop.py", SHOP + SCHEDULED)
         dev.wait_for("shop.nightly: next fire")
         project.write("shop.py", SHOP + "(")
@@ -133,6 +146,9 @@ def test_schedules_come_and_go_with_the_code_and_a_drained_worker_is_started_aga
         stop(dev)
         said = dev.said.read_text(encoding="utf-8")
         assert said.count("SyntaxError") == 1, "the worker says it, and nobody else"
+        stops = ("stopping the scheduler", "scheduler.stopped", "stopping the services")
+        assert sorted(stops, key=said.index) == [*stops]
+    assert not services.exists()
 
 
 @pytest.mark.long

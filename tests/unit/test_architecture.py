@@ -11,7 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
 FLOORS = [ROOT, ROOT / "orchestrator"]
-MIGRATIONS = ROOT / "migrations"
 
 
 def files() -> list[Path]:
