@@ -70,7 +70,7 @@ def check_task(api: Api, id: UUID, last: int | None, *, is_retry: bool) -> None:
 
 
 def _not_done(said: str) -> Refused:
-    return refused(409, "Nothing was done", said)
+    return refused(409, "It has changed since the page showed it", said)
 
 
 @actions.post("/tasks/{id}/retry", about=TASK)
