@@ -158,12 +158,12 @@ def test_few_bytes_are_kept(system: System, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(change_log, "_MOST_BYTES", 5_000)
     worker = system.worker(slots=100)
     watch(system)
-    for _ in range(400):
+    for _ in range(200):
         system.job.enqueue()
         system.pass_seconds()
         worker.report(*(Succeeded(task.id, task.attempt, 0.1, ONE) for task in worker.take()))
     system.tick()
-    assert system.redis.xlen(KEYS.changes) < 300, "of some 800 entries"
+    assert system.redis.xlen(KEYS.changes) < 300, "of some 400 entries"
 
 
 # -- the listener's side

@@ -278,7 +278,7 @@ def test_a_worker_of_the_previous_release_does_not_end_a_run_whose_end_was_refus
     replay(drain, handle.history(), exactly=True, strict=True)
 
 
-FLOOD = 100_000
+FLOOD = 20_000
 
 
 @pytest.mark.parametrize("refusals", [100, 0])
