@@ -49,7 +49,7 @@ _IN_TIME = 0.3
 _MOST_FAILURES = 6
 """From so many on, a run is set aside. They are forgotten when the run has been planned in time."""
 _MOST_SUSPECTS = 10_000
-"""Runs whose failures are remembered."""
+"""Runs whose failures are remembered, and runs that are refused."""
 
 
 class Evidence(IntEnum):
@@ -83,6 +83,8 @@ class TickBudget:
     """Of which step something was evaluated when those took too long, as far as that is known."""
     met: set[bytes] = field(default_factory=set)
     """Those of them that have been set aside."""
+    given_up: set[bytes] = field(default_factory=set)
+    """Runs that are refused from the next tick on."""
     _data: int = 0
     """Bytes of the inputs of tasks and child runs that have been created."""
     _served: set[bytes] = field(default_factory=set)
@@ -203,6 +205,11 @@ class TickBudget:
             self.done.update(self.suspects.intersection(self.busy_with))
         self.busy_with, self._began = before
 
+    def forgive(self, whom: Iterable[bytes]) -> None:
+        """Try these again: a person asked for it."""
+        self.met.update(self.refused.intersection(whom))
+        self.refused -= self.met
+
     def finish(self, part: str, before: str | None) -> None:
         """A part of the tick is done, and another goes on. `part` is left standing where one fails."""
         self.part = before
@@ -235,9 +242,15 @@ class Suspects:
         self.failures[whom] += evidence
         if self.failures[whom] >= _MOST_FAILURES:
             del self.failures[whom]
-            self.refused.add(whom)
+            self.refuse([whom])
             if step is not None:
                 self.steps[whom] = step
+
+    def refuse(self, whom: Iterable[bytes]) -> None:
+        """Do not try these any more."""
+        if len(self.refused) >= _MOST_SUSPECTS:
+            self.refused.clear()
+        self.refused.update(whom)
 
     def acquit(self, whom: Iterable[bytes]) -> None:
         """They were done in time."""
@@ -283,9 +296,10 @@ class Pace:
             self._slice.grow()
         for part in budget.parts_done if self.parts else ():
             self.parts.worked(part)
-        if budget.done or budget.met:
+        if budget.done or budget.met or budget.given_up:
             self._suspects.acquit(budget.done)
             self._suspects.set_aside(budget.met)
+            self._suspects.refuse(budget.given_up)
 
     def interrupted(self, budget: TickBudget, *, by_postgres: bool, took: float = 0.0) -> None:
         """A tick failed after so many seconds; `by_postgres`: which said that a statement took too long."""

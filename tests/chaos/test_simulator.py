@@ -105,9 +105,16 @@ def test_a_second_shard_waits_for_what_the_only_one_holds(simulated: SimulatedDa
     assert simulate(simulated, plan).violations == []
 
 
-def test_what_has_been_found_once_is_looked_for_in_every_build(simulated: SimulatedDatabase) -> None:
-    """575: of several runs without a plan that are told something in one tick, one takes too long."""
-    assert explain(simulated, 575) is None
+@pytest.mark.parametrize(
+    "seed",
+    [
+        575,  # of several runs without a plan that are told something in one tick, one takes too long
+        20501,  # a stuck run is cancelled, and cannot be ended
+        20604,  # nor in time, until it is retried
+    ],
+)
+def test_what_has_been_found_once_is_looked_for_in_every_build(simulated: SimulatedDatabase, seed: int) -> None:
+    assert explain(simulated, seed) is None
 
 
 @pytest.mark.parametrize("plan_of", [plan_for, sharded_plan_for])

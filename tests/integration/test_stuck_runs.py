@@ -22,6 +22,7 @@ from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store import inbox
 from orchestrator.store.inbox import RequestKind
+from orchestrator.store.runs import transitions as runs
 from orchestrator.store.schedules import fires
 from tests.integration.code_stage import act
 from tests.integration.stage import System, Worker, raw
@@ -184,6 +185,36 @@ def test_a_stuck_run_can_be_cancelled(system: System, worker: Worker) -> None:
     assert counters(system, poisoned) == (5, 0, 2, 0, 3, 0)
     assert system.count("tasks") == 0
     assert system.count("untold") == 0
+
+
+def test_a_stuck_run_that_cannot_even_be_ended_keeps_no_other_from_being_cancelled(
+    system: System, worker: Worker, monkeypatch: Any
+) -> None:
+    run, each = in_the_middle(system, worker)
+    other = system.app.workflows["chain"].start()
+    corrupt(system, run)
+    worker.succeed(each[0])
+    system.pass_seconds(3)
+    assert row_of(system, run)["stuck"] is not None
+    count, tries = runs.count, list[bytes]()
+
+    def fail(connection: Any, counted: dict[bytes, Any]) -> Any:
+        if raw(run) in counted:
+            tries.append(raw(run))
+            raise ZeroDivisionError("a defect")
+        return count(connection, counted)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "count", fail)
+        run.cancel()
+        other.cancel()
+        work(system, worker)
+        assert row_of(system, other)["status"] == "cancelled"
+        assert row_of(system, run)["stuck"]["kind"] == "ZeroDivisionError"
+        assert len(tries) == 2  # with others, and alone
+    run.retry()
+    work(system, worker)
+    assert row_of(system, run)["status"] == "cancelled"
 
 
 @pytest.mark.usefixtures("remembered")

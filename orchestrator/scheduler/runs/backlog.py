@@ -147,6 +147,7 @@ class Backlog(CommitHooks):
         """Take note that stuck runs may go on."""
         if runs:
             log.info("run.stuck_retried runs=%d", len(runs))
+            tx.budget.forgive(runs)
             self._forget()
             tx.result.outgoing.counted += runs
             tx.result.wake.requests = True

@@ -74,7 +74,8 @@ class Cancels:
         isolate(tx, left, self._end, lambda tx, run, error: self.backlog.set_aside(tx, (run, ()), error))
         self.runs.advance(tx)  # a stuck run is notified of the children that have ended just now
         waiting = self.backlog.waiting(tx, ids)  # and those of which this was found out just now
-        self._close_stuck(tx, [run for run in ids if run in waiting])
+        closing = [run for run in ids if run in waiting and run not in tx.budget.refused]
+        isolate(tx, closing, self._close_stuck, self._leave_stuck)
         return len(below) == _MARKED
 
     def _end(self, tx: Transaction, left: Sequence[bytes]) -> None:
@@ -98,9 +99,14 @@ class Cancels:
         ended = runs.end(tx.connection, [(run, RunState.CANCELLED, None) for run in ids], tx.now)
         self.runs.follow_ends(tx, ended, hooks=hooks, silent=silent)
 
-    def _close_stuck(self, tx: Transaction, ids: list[bytes]) -> None:
+    def _leave_stuck(self, tx: Transaction, run: bytes, error: Exception) -> None:
+        """Let others be cancelled although a run cannot even be ended: that is tried again when somebody retries it."""
+        self.backlog.set_aside(tx, (run, ()), error)
+        tx.budget.given_up.add(run)
+
+    def _close_stuck(self, tx: Transaction, ids: Sequence[bytes]) -> None:
         """End runs that are being cancelled and cannot be planned: all that is open of them was never created."""
-        over = stuck.at_rest(tx.connection, ids) if ids else []
+        over = stuck.at_rest(tx.connection, ids)
         if not over:
             return
         pending_changes = self.backlog.take_of(tx, over)

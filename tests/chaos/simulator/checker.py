@@ -180,7 +180,7 @@ def _check_runs(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
     for run, row in runs.items():
         recount = Counter(task["status"] for task in tasks[run])
         if row["flow"]:
-            recount[_itself(row)] += row["started_at"] is not None
+            recount += _itself(row)
         elif row["workflow"] is not None:
             recount += _without_tasks(row, tasks[run])
         counted = {name: row[name] for name in ("success", "failed", "cancelled", "skipped")}
@@ -192,11 +192,17 @@ def _check_runs(world: World, ended: dict[bytes, Any]) -> Iterator[str]:
             yield f"run {run.hex()} ended as {row['status']}, and its tasks say {expected}"
 
 
-def _itself(row: Any) -> str:
-    """Return what a run of a flow counts itself as: one that fails while it is being cancelled has failed."""
-    if row["status"] != "cancelled" or row["state"] is None:
-        return str(row["status"])
-    return "cancelled" if FlowState.from_plain(timezones.decode(bytes(row["state"]))).error is None else "failed"
+def _itself(row: Any) -> Counter[str]:
+    """Count a run of a flow itself: one that fails while it is being cancelled has failed.
+
+    One that was stuck before it could begin, and is cancelled, counts nothing.
+    """
+    state = None if row["state"] is None else FlowState.from_plain(timezones.decode(bytes(row["state"])))
+    if row["status"] != "cancelled":
+        return Counter({str(row["status"]): int(row["started_at"] is not None)})
+    if state is None or not (state.frames or state.is_over):
+        return Counter()
+    return Counter({"cancelled" if state.error is None else "failed": 1})
 
 
 def _without_tasks(row: Any, tasks: list[Any]) -> Counter[str]:
