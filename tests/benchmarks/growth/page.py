@@ -22,7 +22,9 @@ LINES = {
 }
 """What is drawn, its title, and its colour on light and dark pages."""
 IMAGES = Path("docs/images")
-_COLUMNS, _WIDTH, _HEIGHT, _TOP, _LEFT = 3, 220, 150, 82, 52
+_COLUMNS, _WIDTH, _HEIGHT, _TOP, _MARGIN = 3, 180, 140, 82, 74
+_APART = 36
+"""Between two labels of sizes."""
 
 
 def write(report: Mapping[str, Any], repository: Path) -> None:
@@ -38,11 +40,9 @@ def write(report: Mapping[str, Any], repository: Path) -> None:
 
 
 def chart(found: Mapping[str, Mapping[int, Costs]]) -> str:
-    """Return an SVG with a panel for each axis; all have the same vertical scale."""
-    drawn = [costs[line] for points in found.values() for costs in points.values() for line in LINES if line in costs]
-    low, high = floor(log10(max(1.0, min(drawn)))), ceil(log10(max(drawn)))
+    """Return an SVG with a panel for each axis."""
     rows = ceil(len(found) / _COLUMNS)
-    width, height = _LEFT + _COLUMNS * (_WIDTH + 24), _TOP + rows * (_HEIGHT + 56)
+    width, height = _COLUMNS * (_WIDTH + _MARGIN) + 24, _TOP + rows * (_HEIGHT + 56)
     title = "What a task, a step or a fire costs, by how much else there is"
     light = " ".join(f".{line} {{ stroke: {color}; fill: {color} }}" for line, (_, color, _) in LINES.items())
     dark = " ".join(f".{line} {{ stroke: {color}; fill: {color} }}" for line, (_, _, color) in LINES.items())
@@ -62,14 +62,15 @@ def chart(found: Mapping[str, Mapping[int, Costs]]) -> str:
         lines.append(f'<rect class="{line}" x="{x}" y="{y}" width="14" height="3"/>')
         lines.append(f'<text x="{x + 20}" y="{y + 6}">{name}</text>')
     for number, (axis, points) in enumerate(found.items()):
-        left = _LEFT + (number % _COLUMNS) * (_WIDTH + 24)
-        top = _TOP + 26 + (number // _COLUMNS) * (_HEIGHT + 56)
-        lines += _panel(axis, points, left, top, low, high)
+        left = _MARGIN + (number % _COLUMNS) * (_WIDTH + _MARGIN)
+        lines += _panel(axis, points, left, _TOP + 26 + (number // _COLUMNS) * (_HEIGHT + 56))
     return "\n".join((*lines, "</svg>\n"))
 
 
-def _panel(axis: str, points: Mapping[int, Costs], left: int, top: int, low: int, high: int) -> list[str]:
+def _panel(axis: str, points: Mapping[int, Costs], left: int, top: int) -> list[str]:
     first, last = log10(min(points)), log10(max(points))
+    costs = [point[line] for point in points.values() for line in LINES if line in point]
+    low, high = floor(log10(max(1.0, min(costs)))), ceil(log10(max(costs)))
 
     def across(size: int) -> float:
         return round(left + _WIDTH * (log10(size) - first) / max(last - first, 1e-9), 1)
@@ -82,13 +83,16 @@ def _panel(axis: str, points: Mapping[int, Costs], left: int, top: int, low: int
     for power in range(low, high + 1):
         y = down(10.0**power)
         lines.append(f'<line class="grid" x1="{left}" y1="{y}" x2="{left + _WIDTH}" y2="{y}"/>')
-        if left == _LEFT:
-            lines.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{10**power:,}</text>')
-    for size in points:
-        anchor = "start" if size == min(points) else "end" if size == max(points) else "middle"
-        lines.append(f'<text x="{across(size)}" y="{top + _HEIGHT + 15}" text-anchor="{anchor}">{_short(size)}</text>')
+        lines.append(f'<text x="{left - 6}" y="{y + 4}" text-anchor="end">{10**power:,}</text>')
+    labelled: list[float] = []
+    for size in sorted(points, reverse=True):
+        if not labelled or labelled[-1] - across(size) >= _APART:
+            labelled.append(across(size))
+            lines.append(
+                f'<text x="{labelled[-1]}" y="{top + _HEIGHT + 15}" text-anchor="middle">{_short(size)}</text>'
+            )
     for line in LINES:
-        drawn = [(across(size), down(costs[line])) for size, costs in points.items() if line in costs]
+        drawn = [(across(size), down(point[line])) for size, point in points.items() if line in point]
         if drawn:
             lines.append(f'<polyline class="{line}" points="{" ".join(f"{x},{y}" for x, y in drawn)}"/>')
             lines += [f'<circle class="{line}" cx="{x}" cy="{y}" r="2"/>' for x, y in drawn]
