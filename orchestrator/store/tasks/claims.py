@@ -159,6 +159,14 @@ def most_urgent_first(claimed: Iterable[Claimed]) -> list[Claimed]:
     return sorted(claimed, key=lambda task: (-task.priority, task.seq))
 
 
+def by_queue(claimed: Iterable[Claimed]) -> dict[str, list[Claimed]]:
+    """Return what was claimed of each queue, in the same order."""
+    found: dict[str, list[Claimed]] = {}
+    for task in claimed:
+        found.setdefault(task.queue, []).append(task)
+    return found
+
+
 class ClaimPosition(NamedTuple):
     """Where a claim has ended: everything more urgent that was ready then has been claimed."""
 
