@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -31,6 +31,24 @@ class Trouble:
     """What is wrong, what it means, and what to do."""
     about: str = ""
     """The queue or the task, where there may be several such troubles."""
+
+
+_CAUSES = ("redis away", "redis full", "redis refuses writes")
+_GRAVEST = (
+    *(*_CAUSES, "connections run out", "no leader", "leader in trouble", "scheduler stuck", "wrong shards"),
+    *("payload store full", "foreign key", "redis evicts", "redis nearly full", "no worker", "worker stands still"),
+    *("unknown task", "no data key", "no executor", "no database", "stuck runs", "paused queue"),
+)
+"""The order in which a person should look; others come behind."""
+
+
+def by_gravity(found: Iterable[Trouble]) -> list[Trouble]:
+    """Return troubles, the gravest first. While Redis does not work no scheduler can, which is no other trouble."""
+    troubles = [*found]
+    is_cause = any(one.kind in _CAUSES for one in troubles)
+    left = [one for one in troubles if not (is_cause and one.kind in ("no leader", "leader in trouble"))]
+    places = {kind: place for place, kind in enumerate(_GRAVEST)}
+    return sorted(left, key=lambda one: places.get(one.kind, len(places)))
 
 
 def of_the_system(overview: Overview, lease: float, complaint: str | None = None) -> Iterator[Trouble]:

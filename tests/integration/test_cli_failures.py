@@ -47,7 +47,7 @@ def test_groups_are_listed_and_handled(run: Callable[..., Result]) -> None:
     assert lines(run("--since", "1m")) == ["Nothing has failed in this time."] == lines(run("list", "--since", "1m"))
     assert len(lines(run("ack", "shop.send", "Refused"))) == 2, "in both queues"
     assert lines(run("snooze", "shop.pay", "ValueError", "--for", "8h"))[0].startswith(
-        "Failures of shop.pay with ValueError in queue mail: snoozed until "
+        "Failures of shop.pay with ValueError#7fa3b7 in queue mail: snoozed until "
     )
     shown = json.loads(run("--json").output)["groups"]
     acts = {(group["name"], group["queue"]): group["handled"]["act"] for group in shown}
@@ -58,7 +58,7 @@ def test_groups_are_listed_and_handled(run: Callable[..., Result]) -> None:
     }
     assert sum(" acknowledged by " in line for line in lines(run())) == 2
     assert lines(run("reopen", "shop.send", "smtp.Refused", "--queue", "bulk")) == [
-        "Failures of shop.send with smtp.Refused in queue bulk: reopened."
+        "Failures of shop.send with smtp.Refused#7fa3b7 in queue bulk: reopened."
     ]
     assert sum(" acknowledged by " in line for line in lines(run())) == 1
 

@@ -9,7 +9,7 @@ from base64 import b64decode, urlsafe_b64encode
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 from uuid import UUID, uuid4
 
 import pytest
@@ -181,13 +181,17 @@ def test_failures_are_drawn_over_time(house: House) -> None:
     assert sorted(round(float(x)) for (x,) in bars) == [12, 23], "one failed half an hour ago, the other just now"
 
 
-def test_different_messages_of_one_kind_of_error_are_shown_with_their_counts(house: House) -> None:
+def test_different_messages_of_one_kind_of_error_are_different_groups(house: House) -> None:
     messages = [
         *(f"Expecting value: line {line} column 1 of '{line}.json'" for line in range(3)),
         *("Expecting property name: line 1", "Expecting property name: line 22"),
         "task 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 has gone",
         "task 0199b2f4-8d5c-7a3e-9c41-5b0d6f2a8e18 has gone",
+        "can't connect: no such table",
+        "card declined",
     ]
+    frames = ("/srv/shop.py", 41, "pay"), ("/usr/lib/python3.11/json/decoder.py", 9, "decode")
+    traceback = "".join(f'  File "{file}", line {line}, in {name}\n    x()\n' for file, line, name in frames)
     copies = []
     with house.engine.connect() as connection:
         for message in messages:
@@ -196,17 +200,28 @@ def test_different_messages_of_one_kind_of_error_are_shown_with_their_counts(hou
                 """
                 INSERT INTO orchestrator.ended_tasks
                 SELECT (jsonb_populate_record(t, jsonb_build_object('id', %s::uuid, 'name', 't.json', 'ended_at', now(),
-                        'error', jsonb_build_object('kind', 'V', 'message', %s::text)))).*
+                        'error', jsonb_build_object('kind', 'V', 'message', %s::text, 'traceback', %s::text)))).*
                   FROM orchestrator.ended_tasks t WHERE id = %s
                 """,
-                (copies[-1], message, house.failed["mail"].hex),
+                (copies[-1], message, traceback, house.failed["mail"].hex),
             )
     try:
-        page = Visitor(house.app).get("/ui/failures?within=15m").text
-        row = re.search(r'<tr data-key="t.json-mail.out-V">.*?</tr>', page, re.DOTALL)
-        assert row
-        assert "3 different messages:" in row[0]
-        assert re.findall(r">(\d) \u00d7 ", row[0]) == ["3", "2", "2"]
+        visitor = Visitor(house.app)
+        page = unescape(visitor.get("/ui/failures?within=15m").text)
+        groups = re.findall(r'<tr data-key="t.json-mail.out-(V#[0-9a-f]{6})">(.*?)</tr>', page, re.DOTALL)
+        assert [re.findall(r'number">(\d+)<', row) for _, row in groups] == [["3"], ["2"], ["2"], ["1"], ["1"]]
+        (declined,) = (row for _, row in groups if "card declined" in row)
+        assert 'at <span class="mono">shop.py:41 in pay</span>, such as' in declined
+        assert '<span class="mono">{"text": "mail"}' not in declined
+        assert f'href="/ui/tasks/{UUID(copies[-1])}"' in declined
+        assert "first " in declined
+        assert "narrow" in declined
+        counted = visitor.get("/ui/tasks/retry?" + urlencode({"name": "t.json", "kind": groups[0][0]})).text
+        assert "Retry 3 tasks<" in counted
+        assert "Retry 9 tasks<" in visitor.get("/ui/tasks/retry?name=t.json&kind=V").text
+        visitor.post("/ui/failures/t.json/mail.out/" + quote(groups[0][0]) + "/acknowledge", back="/ui/failures")
+        page = visitor.get("/ui/failures?within=15m").text
+        assert len(re.findall("acknowledged by ", page)) == 1, "the others are other failures"
     finally:
         with house.engine.connect() as connection:
             connection.exec_driver_sql("DELETE FROM orchestrator.ended_tasks WHERE id = ANY(%s::uuid[])", (copies,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import html
+import json
 import logging
 import re
 from datetime import UTC, datetime
@@ -62,6 +63,19 @@ def test_what_waits_for_a_person_is_listed_the_oldest_first(house: House) -> Non
     assert (promise.kind, promise.name, approval.kind, approval.name) == ("promise", "approval 1", "approval", "ask")
     for found, seconds in ((promise, 3_600), (approval, 600)):
         assert abs((datetime.now(UTC) - found.since).total_seconds() - seconds) < 60
+
+
+def test_an_approval_shows_the_parameters_of_its_run_by_name(house: House) -> None:
+    code_that_asks(house, "named")
+    flow_that_asks(house, "named", given=None)
+    with house.engine.connect() as connection:
+        known = json.dumps([{"name": "text"}, {"name": "amount"}])
+        connection.exec_driver_sql(
+            "INSERT INTO orchestrator.task_parameters VALUES ('named-code', %s::jsonb)", (known,)
+        )
+    page = Visitor(house.app).get("/ui/approvals").text
+    assert "<dt>text</dt><dd>&#34;pear&#34;</dd>" in page
+    assert "<dt>amount</dt><dd>1100</dd>" in page, "its node took nothing"
 
 
 def test_the_overview_and_the_menu_count_what_waits(house: House) -> None:

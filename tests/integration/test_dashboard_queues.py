@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -110,12 +111,16 @@ def test_one_cause_gives_one_alarm(system: System) -> None:
     system.job.options(queue="empty").enqueue(1)
     system.sql(AGE)
 
-    def alarms() -> list[str]:
-        return re.findall(r'class="item" data-key="([^"]*)"', Visitor(create_app(system.settings)).get("/ui").text)
+    def alarms(**changed: str) -> list[str]:
+        page = Visitor(create_app(replace(system.settings, **changed))).get("/ui").text
+        return re.findall(r'class="item" data-key="([^"]*)"', page)
 
     assert alarms() == ["no worker-empty"]
     system.expire_lease()
     assert alarms() == ["no leader-"], "nobody knows of the workers then"
+    assert alarms(redis_url="redis://127.0.0.1:1/0") == ["redis away-"], "without Redis no scheduler leads"
+    system.app.queue("empty").pause()
+    assert alarms(redis_url="redis://127.0.0.1:1/0") == ["redis away-", "paused queue-empty"], "the cause comes first"
 
 
 LIMITED = """

@@ -237,7 +237,7 @@ def test_failures_that_somebody_knows_of_come_last_or_not_at_all(busy: System, e
     with engine.connect() as connection:
         (group,) = failures_lately(connection)
     line = "INSERT INTO orchestrator.audit (who, origin, act, kind, target, detail)"
-    target = target_of((group.name, group.queue, group.kind))
+    target = target_of((group.name, group.queue, group.id))
     busy.sql(f"{line} VALUES ('a', 'b', 'acknowledge', 'failures', :target, '{{}}')", target=target)
     assert shown() == ["acknowledged"]
     busy.sql("UPDATE orchestrator.audit SET at = at - interval '1 hour' WHERE kind = 'failures'")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -106,12 +106,12 @@ def test_failure_groups_name_releases_and_what_is_new_in_the_last(system: System
     failed("broken", "new-1-aa", "30 minutes")
     page = Visitor(create_app(system.settings)).get("/ui/failures").text
     rows = {
-        name: re.search(rf'<tr data-key="{name}-default-E">.*?</tr>', page, re.DOTALL)[0]  # type: ignore[index]
+        name: re.search(rf'<tr data-key="{name}-default-E#[^"]*">.*?</tr>', page, re.DOTALL)[0]  # type: ignore[index]
         for name in ("known", "beside", "broken")
     }
     assert [name for name, row in rows.items() if "new in release 2" in row] == ["broken"]
-    assert "first seen in release 1; also in <a" in rows["known"]
-    assert "first seen in release 2<" in rows["broken"]
+    assert "first of them in release 1; also in <a" in rows["known"]
+    assert "first of them in release 2<" in rows["broken"]
 
 
 def test_a_release_is_forgotten_with_the_attempts_that_name_its_worker(system: System) -> None:
@@ -147,3 +147,18 @@ def test_workers_say_which_release_they_run(system: System) -> None:
 def test_a_release_that_is_no_short_name_is_refused(release: str) -> None:
     with pytest.raises(ConfigurationError, match="Setting release: expected up to 100 printable characters"):
         load_settings(release=release)
+
+
+def test_the_line_of_a_release_stands_in_the_bar_of_its_minute(system: System) -> None:
+    at = datetime.now(UTC) - timedelta(minutes=30)
+    columns = "worker, release, started_at, until"
+    system.sql(f"INSERT INTO orchestrator.worker_releases ({columns}) VALUES ('w', '7', :at, now())", at=at)
+    system.job.enqueue(1)
+    for path in ("/ui", "/ui/queues/default", "/ui/failures?within=1h"):
+        begins = [datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=59)]
+        page = Visitor(create_app(system.settings)).get(path).text
+        begins.append(datetime.now(UTC).replace(second=0, microsecond=0) - timedelta(minutes=59))
+        (chart,) = re.findall(r'(<svg class="bars[^"]*" viewBox="0 0 60 .*?</svg>)', page, re.DOTALL)[:1]
+        (x,) = re.findall(r'release 7 came</title><line x1="([\d.]+)"', chart)
+        places = [(at - begin).total_seconds() / 60 for begin in begins]
+        assert any(abs(float(x) - place) < 0.02 for place in places), (path, x, places)

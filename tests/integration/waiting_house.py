@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -32,7 +33,7 @@ ASKS = {
 }
 
 
-def flow_that_asks(house: House, name: str, at: str = "ask") -> UUID:
+def flow_that_asks(house: House, name: str, at: str = "ask", given: Any = MappingProxyType({"amount": 1_100})) -> UUID:
     """Have a run of the flow `NAME-asks` stand at a node, with one visit behind it."""
     backend = Backend(house.settings)
     try:
@@ -41,7 +42,7 @@ def flow_that_asks(house: House, name: str, at: str = "ask") -> UUID:
     finally:
         backend.close()
     frame = Frame(at, {"customer": f"customer of {name}"}, entered=time.time() - 600)
-    wait = Wait("signal", {"amount": 1_100}, key=at) if at == "ask" else Wait("timer", due=time.time() + 60)
+    wait = Wait("signal", given and dict(given), key=at) if at == "ask" else Wait("timer", due=time.time() + 60)
     state = timezones.encode(FlowState([frame], wait, steps=2, recorded=1).to_plain())
     with house.engine.connect() as connection:
         connection.exec_driver_sql(

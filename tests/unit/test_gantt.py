@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from orchestrator.api.dashboard.gantt import Gantt, gantt_of_steps, timeline
-from orchestrator.api.dashboard.graph import planned_step
+from orchestrator.api.dashboard.graph import fold, planned_step
 from orchestrator.store.insights import AttemptView, RunView, TaskView
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -75,8 +75,20 @@ def test_a_group_of_steps_spans_a_time_without_having_run_for_it() -> None:
     }
     steps = [planned_step(name="s (30)", kind="group", **known), planned_step(name="a", kind="task", **known)]
     run = SimpleNamespace(id=UUID(int=1), started_at=at(0), created_at=at(0), ended_at=at(100))
-    group, alone = gantt_of_steps(cast(RunView, run), steps, frozenset(), at(100)).rows
-    assert (group.is_group, group.ready, alone.is_group, alone.ready) == (True, 10, False, 0)
+    first = {"s (30)": planned_step(name="s1", kind="task", **known | {"depends_on": ("above",)})}
+    rows = gantt_of_steps(cast(RunView, run), steps, frozenset(), at(100), {"s1": at(7)}, first, {"above": at(4)}).rows
+    group, alone = rows
+    assert (group.is_group, alone.is_group) == (True, False)
+    assert (group.ready, group.limited, group.x) == (4, 7, 10), "it waited like the step that began first"
+    assert (alone.ready, alone.limited) == (0, None)
+
+
+def test_a_group_knows_the_step_that_began_first() -> None:
+    times: dict[str, Any] = {"kind": "task", "calls": "t", "depends_on": ()}
+    steps = [planned_step(name=f"load_{number}", started_at=at(500 - number), **times) for number in range(300)]
+    folded = fold(steps, frozenset())
+    ((name, first),) = folded.firsts.items()
+    assert (name in folded.groups, first.name) == (True, "load_299")
 
 
 def test_the_time_between_a_failed_attempt_and_its_retry_is_no_wait_in_the_queue() -> None:

@@ -48,6 +48,11 @@ class Hour:
     queue_latency: Percentiles
     run_time: Percentiles
 
+    @property
+    def begin(self) -> datetime:
+        """When the first minute of the bars begins."""
+        return self.bars[0].moment
+
 
 @dataclass(frozen=True)
 class Percentiles:

@@ -79,20 +79,24 @@ def gantt_of_steps(
     critical: frozenset[str],
     now: datetime,
     limited: Mapping[str, datetime] = MappingProxyType({}),
+    firsts: Mapping[str, StepView] = MappingProxyType({}),
+    ends: Mapping[str, datetime | None] = MappingProxyType({}),
 ) -> Gantt:
     """Return the steps that have begun, in the order of their beginnings, and those whose tasks still wait.
 
-    `limited` says until when steps waited for a limit.
+    `limited` says until when steps waited for a limit. A group waited like its step that began first, of
+    `firsts`; `ends` are those of all steps.
     """
     start, end = run.started_at or run.created_at, run.ended_at or now
     there = [step for step in steps if step.started_at is not None or (step.state == "open" and not run.ended_at)]
     begun = sorted(there, key=lambda step: _begin(step, end))
     if begun:
         start = min(start, _begin(begun[0], end))
-    ends = {step.name: step.ended_at for step in steps}
+    ends = {step.name: step.ended_at for step in steps} | dict(ends)
     rows = []
     for step in begun[:_MOST_ROWS]:
-        above = [ends.get(name) for name in step.depends_on]
+        first = firsts.get(step.name, step)
+        above = [ends.get(name) for name in first.depends_on]
         ready = max((one for one in above if one is not None), default=start)
         is_no_task = step.kind == "group" or step.started_at is None
         link = "" if is_no_task else f"/ui/runs/{run.id}?{urlencode({'step': step.name})}"
@@ -100,10 +104,9 @@ def gantt_of_steps(
         found = row(step.name, step.state, begin, step.ended_at or end, start, end, step.name in critical, link)
         if step.started_at is None:
             found = replace(found, x=100.0, width=0.0, seconds=max(0.0, (end - ready).total_seconds()))
-        is_group = step.kind == "group"
-        ready = begin if is_group else min(ready, begin)
-        until = limited.get(step.name)
-        found = replace(found, ready=_place(ready, start, end), is_group=is_group)
+        ready = min(ready, begin)
+        until = limited.get(first.name)
+        found = replace(found, ready=_place(ready, start, end), is_group=step.kind == "group")
         if until is not None and until > ready:
             found = replace(found, limited=_place(min(until, begin), start, end))
         rows.append(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -94,6 +94,8 @@ class Folded:
     critical: frozenset[str]
     groups: frozenset[str]
     """Those that stand for others."""
+    firsts: Mapping[str, StepView] = field(default_factory=dict)
+    """Of each of these, the step that began first."""
 
 
 def fold(steps: Sequence[StepView], critical: frozenset[str], opened: Collection[str] = ()) -> Folded:
@@ -131,7 +133,12 @@ def fold(steps: Sequence[StepView], critical: frozenset[str], opened: Collection
         [_group(name, found, owners) for name, found in members.items()],
         frozenset(owners[name] for name in critical),
         frozenset(name for name in members if name not in depths),
+        {name: min(found, key=_begin) for name, found in members.items() if name not in depths},
     )
+
+
+def _begin(step: StepView) -> tuple[bool, float]:
+    return step.started_at is None, step.started_at.timestamp() if step.started_at else 0.0
 
 
 def _group(name: str, inside: Sequence[StepView], owners: Mapping[str, str]) -> StepView:

@@ -13,8 +13,10 @@ from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Page
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN
 from orchestrator.domain.access import KeyScope
+from orchestrator.domain.tasks.parameters import by_name
 from orchestrator.sdk.values.display import as_json, call_of
 from orchestrator.store import insights
+from orchestrator.store.fleet import parameters_of
 from orchestrator.store.insights import ApprovalView
 
 routes = Routes("runs", "/api/v1/approvals")
@@ -41,5 +43,8 @@ def _shown(api: Api, one: ApprovalView) -> ApprovalView:
         hidden = api.redaction_of_run(one.run) if one.redact or api.redaction else api.redaction
         return dataclasses.replace(one, input=hidden.shown(as_json(one.input)))
     arguments, keywords = api.redaction_of_run(one.run).call_shown(*call_of(one.input or b""))
-    given = {str(number): value for number, value in enumerate(arguments, 1)} | keywords
+    known = api.recent.get(("parameters", one.workflow), 30.0, lambda: api.read(parameters_of, one.workflow))
+    given = None if known is None else by_name(known, arguments, keywords)
+    if given is None:  # no live worker says what they are called
+        given = {str(number): value for number, value in enumerate(arguments, 1)} | keywords
     return dataclasses.replace(one, input=as_json(given) if given else None)

@@ -98,15 +98,15 @@ def look(calls: Calls, settings: Settings) -> Look:
     on_postgres = trouble.of_postgres(calls.insights.connections(), transactions, calls.insights.dead_rows())
     generation = overview.events.generation if overview.events else None
     health, held = calls.insights.redis(generation, [queue.queue for queue in queues])
-    troubles = [
+    troubles = (
         *trouble.of_the_system(overview, settings.lease, health.complaint),
         *(() if settings.api_url else trouble.of_shards(overview, settings.shards)),
         *trouble.of_redis(health),
         *trouble.of_what_redis_holds(held),
         *on_postgres,
         *trouble.of_payload_store(settings.payload_store),
-    ]
-    return Look(replace(overview, standbys=held.standbys), queues, health, held, troubles)
+    )
+    return Look(replace(overview, standbys=held.standbys), queues, health, held, trouble.by_gravity(troubles))
 
 
 _HOUR = 3600.0

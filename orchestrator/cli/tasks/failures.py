@@ -100,7 +100,7 @@ def _period(value: str) -> timedelta:
 
 
 def group_options(command: F) -> F:
-    """Add what names a group: the task, the type of its error and, if it is not all of them, the queue."""
+    """Add what names groups: the task, the type of the error or the id of one group, and the queue, if not all."""
     command = click.option("--queue", help="Only in this queue.")(since_option(command))
     return click.argument("name", metavar="TASK")(click.argument("error")(command))
 
@@ -157,11 +157,11 @@ def _decide(
     with looking() as calls:
         groups = calls.insights.failures(since).groups
         of_task = [group for group in groups if group.name == name and queue in (None, group.queue)]
-        meant = [group for group in of_task if error in (group.kind, group.kind.rpartition(".")[2])]
+        meant = [group for group in of_task if error in (group.id, group.kind, group.kind.rpartition(".")[2])]
         if not meant:
             known = [group.kind for group in of_task] if of_task else [group.name for group in groups]
             nearest = did_you_mean(error if of_task else name, known)
             raise NotFound(f"No task {name!r} has failed with {error!r} since {since:%Y-%m-%d %H:%M} UTC.{nearest}")
         for group in meant:
-            calls.insights.handle_failures(group.name, group.queue, group.kind, act, until)
-            echo(f"Failures of {group.name} with {group.kind} in queue {group.queue}: {said}.")
+            calls.insights.handle_failures(group.name, group.queue, group.id, act, until)
+            echo(f"Failures of {group.name} with {group.id} in queue {group.queue}: {said}.")

@@ -11,6 +11,7 @@ from orchestrator.sealing import is_sealed_text, reveal_text
 from orchestrator.store.fleet import IS_FRESH
 from orchestrator.store.insights.failures import handled_groups
 from orchestrator.store.sql import Statement
+from orchestrator.store.tasks.redrive import group_of
 
 MOST_ENDED = 30_000
 MOST_RUNNING = 500
@@ -132,33 +133,35 @@ class FailureGroup:
     """Which one that is."""
     queue: str = ""
     """Where they ran."""
+    id: str = ""
+    """What names the group beside task and queue."""
     state: str = ""
     """`acknowledged` if somebody knows of them."""
 
     @property
     def key(self) -> str:
         """What it is a group by."""
-        return f"{self.name} {self.kind} {self.queue}"
+        return f"{self.name} {self.id} {self.queue}"
 
 
 _FAILURES = Statement[FailureGroup](f"""
 SELECT /* insights.activity.failures */ name, coalesce(error->>'kind', reason, status) AS kind,
        coalesce((array_agg(error->>'message' ORDER BY ended_at DESC))[1], '') AS message,
        count(*)::int AS tasks, max(ended_at) AS last, (array_agg(id::text ORDER BY ended_at DESC))[1] AS latest,
-       queue
+       queue, {group_of("latest")} AS id
   FROM (SELECT id, name, queue, error, reason, status, ended_at FROM orchestrator.ended_tasks
          WHERE status <> 'success' AND ended_at > now() - interval '15 minutes'
          ORDER BY ended_at DESC LIMIT {_MOST_FAILURES}) AS latest
- WHERE status = 'failed' GROUP BY name, kind, queue ORDER BY tasks DESC, last DESC LIMIT 50
+ WHERE status = 'failed' GROUP BY name, kind, queue, {group_of("latest")} ORDER BY tasks DESC, last DESC LIMIT 50
 """)
 
 
 def failures_lately(connection: Connection) -> list[FailureGroup]:
-    """Return what failed in the last quarter of an hour, by task, type of error and queue; of very many, the latest.
+    """Return what failed in the last quarter of an hour, by task, error and queue; of very many, the latest.
 
     Groups that are snoozed are left out, and those that are acknowledged come last.
     """
-    found = {(group.name, group.queue, group.kind): group for group in _FAILURES(connection)}
+    found = {(group.name, group.queue, group.id): group for group in _FAILURES(connection)}
     handled = handled_groups(connection, found)
     now = datetime.now(UTC)
     states = {key: one.state(now, found[key].last) for key, one in handled.items()}

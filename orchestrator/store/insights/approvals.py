@@ -18,6 +18,7 @@ from orchestrator.domain.flow.state import FlowState, Wait
 from orchestrator.store.code import histories
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.flow import definitions
+from orchestrator.store.insights.runs import readable_params, shown_params
 from orchestrator.store.sql import Row, Statement
 
 _MOST_OF_A_RUN = 5
@@ -47,7 +48,8 @@ class ApprovalView:
     about: str
     """What the node says of itself."""
     input: Any
-    """What the node took in; of a promise the arguments of its run, as they are stored, if not large."""
+    """What the node took in, or the parameters of its run if it took nothing; of a promise the arguments of its run, as
+    they are stored, if not large."""
     since: datetime
     """Since when it waits."""
     due: datetime | None
@@ -89,8 +91,9 @@ SELECT /* insights.approvals.promises */ p.run_id, p.name, r.workflow, r.tags, c
    AND length(first.data) <= {_LARGEST_START}
  ORDER BY p.run_id, p.ordinal
 """)
-_FLOWS = Statement[Row]("""
-SELECT /* insights.approvals.flows */ id, workflow, version, key, tags, state, created_at FROM orchestrator.runs
+_FLOWS = Statement[Row](f"""
+SELECT /* insights.approvals.flows */ id, workflow, version, key, tags, state, created_at,
+       CASE WHEN octet_length(params::text) <= {_LARGEST_START} THEN params END AS params FROM orchestrator.runs
  WHERE flow AND ended_at IS NULL AND NOT cancelling AND (%(after)s::uuid IS NULL OR id > %(after)s::uuid)
  ORDER BY id LIMIT %(limit)s
 """)
@@ -193,7 +196,7 @@ def _approval(row: Row, state: FlowState, wait: Wait, node: Node, flow: Flow | N
         tags=tuple(row.tags),
         name=state.cursor,
         about=node.description,
-        input=wait.input,
+        input=readable_params(shown_params(row.params)) if row.params and not wait.input else wait.input,
         since=datetime.fromtimestamp(entered, UTC) if entered else row.created_at,
         due=datetime.fromtimestamp(wait.due, UTC) if wait.due else None,
         redact=hidden_by(functions),

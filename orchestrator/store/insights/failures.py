@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from orchestrator.sealing import reveal_text
 from orchestrator.store.sql import Row, Statement
+from orchestrator.store.tasks.redrive import group_of
 
 MOST_LOOKED_AT = 5_000
 """Tasks that did not succeed, the last ones, of which groups are made."""
@@ -20,7 +21,7 @@ MOST_WALKED = 50_000
 
 
 GroupKey = tuple[str, str, str]
-"""The name of a task, its queue, and the kind of an error."""
+"""The name of a task, its queue, and the id of a group: the kind of an error and a digest of its message."""
 
 
 class Handled(NamedTuple):
@@ -42,7 +43,8 @@ class Handled(NamedTuple):
 
 
 class FailureGroup(NamedTuple):
-    """Failed tasks of one name and queue with one kind of error."""
+    """Failed tasks of one name and queue with one kind of error, whose messages differ in numbers, ids and quoted
+    values only."""
 
     name: str
     queue: str
@@ -56,11 +58,12 @@ class FailureGroup(NamedTuple):
     workers: list[str]
     """Some of the workers that had the last attempts."""
     all_workers: int
-    messages: Sequence[tuple[int, str]] = ()
-    """Its most frequent messages that differ in more than numbers, ids and quoted values, each with its count."""
-    all_messages: int = 1
+    id: str
+    """What names it beside task and queue, such as `ValueError#1f3a09`."""
+    task: UUID
+    """The last of them."""
     first_release: str | None = None
-    """The release of the application in which the first of those failed that were looked at and have one."""
+    """The release of the application in which the first of those failed that were looked at, if it has one."""
     releases: Sequence[str] = ()
     """Releases in which they failed, the last ones first."""
     handled: Handled | None = None
@@ -69,7 +72,7 @@ class FailureGroup(NamedTuple):
     @property
     def key(self) -> GroupKey:
         """What it is a group by."""
-        return self.name, self.queue, self.kind
+        return self.name, self.queue, self.id
 
 
 _LONGEST_LINE = 300
@@ -99,44 +102,31 @@ def walked(begin: str, columns: str) -> str:
 
 
 _SINCE = "ended_at >= %(since)s::timestamptz AND ended_at < coalesce(%(until)s::timestamptz, 'infinity')"
-_PATTERN = r"""CASE WHEN message LIKE 'sealed:%%' THEN 'sealed:' ELSE
-           regexp_replace(regexp_replace(left(split_part(message, E'\n', 1), 300), $$'[^']*'|"[^"]*"$$, '"…"', 'g'),
-                          '[0-9a-fA-F-]{8,}|[0-9]+', '#', 'g') END"""
-"""A message without what differs from task to task: quoted values, ids and numbers."""
-_MOST_MESSAGES = 5
 _MOST_RELEASES = 5
 # They stand far apart in the table, so that each costs a page of it: what decides is how many are looked at.
 _LATEST = Statement[Row](f"""
 WITH /* insights.failures.latest */ looked_at AS MATERIALIZED (
-    {walked(_SINCE, "name, queue, status, error, ended_at, worker")}
-), named AS (
-    SELECT name, queue, coalesce(error->>'kind', '') AS kind, coalesce(error->>'message', '') AS message, ended_at,
-           worker, release
+    {walked(_SINCE, "id, name, queue, status, error, ended_at, worker")}
+), named AS MATERIALIZED (
+    SELECT name, queue, {group_of("looked_at")} AS id, coalesce(error->>'kind', '') AS kind,
+           coalesce(error->>'message', '') AS message, looked_at.id AS task, ended_at, worker, release
       FROM looked_at LEFT JOIN orchestrator.worker_releases USING (worker) WHERE status = 'failed'
-), messages AS (
-    SELECT name, queue, kind, (array_agg(message ORDER BY ended_at DESC))[1] AS message, count(*) AS tasks
-      FROM named GROUP BY name, queue, kind, {_PATTERN}
-), texts AS (
-    SELECT name, queue, kind, (array_agg(message ORDER BY tasks DESC, message))[:{_MOST_MESSAGES}] AS examples,
-           (array_agg(tasks ORDER BY tasks DESC, message))[:{_MOST_MESSAGES}] AS counts, count(*) AS all_messages
-      FROM messages GROUP BY name, queue, kind
 ), groups AS (
-    SELECT name, queue, kind, coalesce((array_agg(message ORDER BY ended_at DESC))[1], '') AS example,
+    SELECT name, queue, id, min(kind) AS kind, (array_agg(message ORDER BY ended_at DESC))[1] AS example,
+           (array_agg(task ORDER BY ended_at DESC))[1] AS task,
            count(*) AS tasks, min(ended_at) AS first_at, max(ended_at) AS last_at,
            (array_agg(DISTINCT worker) FILTER (WHERE worker IS NOT NULL))[:3] AS workers,
-           count(DISTINCT worker) AS all_workers,
-           (array_agg(release ORDER BY ended_at) FILTER (WHERE release IS NOT NULL))[1] AS first_release
-      FROM named GROUP BY name, queue, kind
+           count(DISTINCT worker) AS all_workers, (array_agg(release ORDER BY ended_at))[1] AS first_release
+      FROM named GROUP BY name, queue, id
 ), by_release AS (
-    SELECT name, queue, kind, (array_agg(release ORDER BY last_at DESC))[:{_MOST_RELEASES}] AS releases
-      FROM (SELECT name, queue, kind, release, max(ended_at) AS last_at
-              FROM named WHERE release IS NOT NULL GROUP BY name, queue, kind, release) AS each
-     GROUP BY name, queue, kind
+    SELECT name, queue, id, (array_agg(release ORDER BY last_at DESC))[:{_MOST_RELEASES}] AS releases
+      FROM (SELECT name, queue, id, release, max(ended_at) AS last_at
+              FROM named WHERE release IS NOT NULL GROUP BY name, queue, id, release) AS each
+     GROUP BY name, queue, id
 )
 SELECT counted.looked_at, found.* FROM (SELECT count(*) AS looked_at FROM looked_at) AS counted
-  LEFT JOIN (SELECT * FROM groups JOIN texts USING (name, queue, kind)
-               LEFT JOIN by_release USING (name, queue, kind)) AS found ON true
- ORDER BY tasks DESC, name, queue, kind
+  LEFT JOIN (SELECT * FROM groups LEFT JOIN by_release USING (name, queue, id)) AS found ON true
+ ORDER BY tasks DESC, name, queue, id
 """)
 _HAS_MORE = Statement[bool](f"""
 SELECT /* insights.failures.has_more */ true FROM orchestrator.ended_tasks
@@ -156,10 +146,17 @@ def latest_failures(
     rows = _LATEST(connection, since=since, until=until, within=within, most=most, walked=walked)
     groups = [
         FailureGroup(
-            *(row.name, row.queue, row.kind, reveal_text(row.example), row.tasks),
-            *(row.first_at, row.last_at, row.workers or [], row.all_workers),
-            [*zip(row.counts, map(reveal_text, row.examples), strict=True)],
-            row.all_messages,
+            row.name,
+            row.queue,
+            row.kind,
+            reveal_text(row.example),
+            row.tasks,
+            row.first_at,
+            row.last_at,
+            row.workers or [],
+            row.all_workers,
+            row.id,
+            row.task,
             row.first_release,
             row.releases or (),
         )
@@ -180,12 +177,12 @@ WITH /* insights.failures.before */ earlier AS MATERIALIZED (
 ), later AS MATERIALIZED (
     {walked("ended_at >= %(at)s::timestamptz", "id, name, queue, status, error, ended_at, worker")}
 )
-SELECT name, queue, coalesce(error->>'kind', '') AS kind FROM earlier WHERE status = 'failed'
+SELECT name, queue, {group_of("earlier")} AS kind FROM earlier WHERE status = 'failed'
  UNION
-SELECT later.name, queue, coalesce(attempts.error->>'kind', '') FROM later
+SELECT later.name, queue, {group_of("attempts")} FROM later
   JOIN orchestrator.attempts ON task_id = later.id AND outcome = 'failed' AND attempts.{_BEFORE}
  UNION
-SELECT name, queue, coalesce(error->>'kind', '') FROM later
+SELECT name, queue, {group_of("later")} FROM later
   JOIN orchestrator.worker_releases USING (worker) WHERE status = 'failed' AND release <> %(release)s::text
 """)
 _HAS_ENDED_BEFORE = Statement[bool](f"""
@@ -215,7 +212,7 @@ _SPREAD = Statement[Row](f"""
 WITH /* insights.failure_times.spread */ looked_at AS MATERIALIZED (
     {walked(_IN_TIME, "name, queue, status, error, ended_at")}
 )
-SELECT name, queue, coalesce(error->>'kind', '') AS kind,
+SELECT name, queue, {group_of("looked_at")} AS kind,
        width_bucket(extract(epoch FROM ended_at), %(begin)s, %(end)s, %(parts)s) AS part, count(*) AS tasks
   FROM looked_at WHERE status = 'failed'
  GROUP BY 1, 2, 3, 4

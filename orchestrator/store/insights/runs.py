@@ -208,7 +208,7 @@ def notes_of_runs(connection: Connection, runs: Sequence[UUID], most: int = 2_00
     rows = _NOTES(connection, ids=[run.bytes for run in runs], most=most) if runs else ()
     return {
         row.id: row._replace(
-            params=_shown_params(row.params) if row.params else None,
+            params=shown_params(row.params) if row.params else None,
             start=None if row.start is None else arguments(bytes(row.start)),
         )
         for row in rows
@@ -256,7 +256,7 @@ def show_run(connection: Connection, run: UUID) -> RunDetail | None:
     if row is None:
         return None
     # The arguments of a composition are shown with its tasks.
-    shown = columns(row) | {"params": {} if is_composed(row.workflow) else _shown_params(row.params or {})}
+    shown = columns(row) | {"params": {} if is_composed(row.workflow) else shown_params(row.params or {})}
     waits = row.status == RunState.PENDING and row.limit is not None
     held_by = _HOLDERS(connection, id=run.hex) if waits else ()
     return RunDetail(**shown | {"held_by": tuple(held_by)})
@@ -266,7 +266,7 @@ _SEALED = "(sealed)"
 """Stands for the parameters that cannot be opened here; no parameter has this name."""
 
 
-def _shown_params(stored: Any) -> Any:
+def shown_params(stored: Any) -> Any:
     """Return parameters, opened if they are sealed; if that fails, sealed: the caller may have the key."""
     opened = open_json(stored)
     return opened if isinstance(opened, dict) else {_SEALED: stored}

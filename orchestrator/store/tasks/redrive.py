@@ -26,7 +26,22 @@ class FailedFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     since: datetime | None = None
     until: datetime | None = None
     kind: str | None = None
-    """The error's type, and nothing else."""
+    """The error's type, and nothing else; or the id of a group, which other releases take for a type without tasks."""
+
+
+def group_of(task: str) -> str:
+    """Return an expression of the group of a failed task: `KIND#digest` of its message without what differs from task
+    to task, such as numbers, ids and quoted values."""
+    message = f"coalesce({task}.error->>'message', '')"
+    return rf"""(coalesce({task}.error->>'kind', '') || '#' || left(md5(CASE
+           WHEN starts_with({message}, 'sealed:') THEN '' ELSE regexp_replace(regexp_replace(
+                left(split_part({message}, E'\n', 1), 300), $$(?<![[:alnum:]])'[^']*'|"[^"]*"$$, '"', 'g'),
+                '[0-9a-fA-F-]{{8,}}|[0-9]+', '#', 'g') END), 6))"""
+
+
+def _is_kind(kind: str) -> str:
+    """Return a condition: task `e` failed with a kind of error, or is of a group."""
+    return f"(coalesce(e.error->>'kind', '') = {kind} OR (strpos({kind}, '#') > 0 AND {group_of('e')} = {kind}))"
 
 
 MOST_LOOKED_AT = 5_000
@@ -37,7 +52,7 @@ _MATCHES = f"""
    AND (%(name)s::text IS NULL OR e.name = %(name)s::text)
    AND (%(error)s::text IS NULL
         OR strpos(lower((e.error->>'kind') || ': ' || (e.error->>'message')), lower(%(error)s::text)) > 0)
-   AND (%(kind)s::text IS NULL OR coalesce(e.error->>'kind', '') = %(kind)s::text)
+   AND (%(kind)s::text IS NULL OR {_is_kind("%(kind)s::text")})
    AND {REVIVABLE}
 """
 
@@ -110,17 +125,18 @@ def preview_latest(
 
 def ask(connection: Connection, wanted: FailedFilter) -> None:
     """Ask the leader to open the failed tasks again that match now."""
-    if wanted.kind and wanted.error is None:  # a leader of the release before knows no kind, and must not take all
+    # A leader of the release before knows no kind, and must not take all.
+    if wanted.kind and "#" not in wanted.kind and wanted.error is None:
         wanted = msgspec.structs.replace(wanted, error=wanted.kind)
     inbox.add(connection, RequestKind.REDRIVE, bytes(16), msgspec.json.encode(wanted).decode())
 
 
-IS_ASKED_FOR = """
+IS_ASKED_FOR = f"""
        (e.status = 'failed' AND e.queue = coalesce(r.body->>'queue', e.queue)
         AND e.name = coalesce(r.body->>'name', e.name)
         AND (r.body->>'error' IS NULL
              OR strpos(lower((e.error->>'kind') || ': ' || (e.error->>'message')), lower(r.body->>'error')) > 0)
-        AND coalesce(e.error->>'kind', '') = coalesce(r.body->>'kind', e.error->>'kind', '')
+        AND (r.body->>'kind' IS NULL OR {_is_kind("(r.body->>'kind')")})
         AND e.ended_at >= coalesce((r.body->>'since')::timestamptz, '-infinity')
         AND e.ended_at <= least(r.created_at, (r.body->>'until')::timestamptz)
         AND (r.body->'after' IS NULL

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import attrgetter
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
+from uuid import UUID
 
 import msgspec
 from msgspec import Meta
@@ -15,10 +16,12 @@ from orchestrator.api.context import Api
 from orchestrator.api.dashboard.list_notes import SPANS, given
 from orchestrator.api.dashboard.pages.overview import ROLLOUT, read_failures, read_hour, read_marks
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
+from orchestrator.api.dashboard.words import call, own_frame
 from orchestrator.api.key_scope import WITHIN, check_queue
 from orchestrator.api.problems import refused
 from orchestrator.domain.access import KeyScope
 from orchestrator.sdk.calls.insights import HandlingAct
+from orchestrator.sdk.values.display import as_shown, call_of
 from orchestrator.store import insights
 from orchestrator.store.insights.attempts import Release, last_release
 from orchestrator.store.insights.failures import FailureGroup, failed_before
@@ -27,9 +30,9 @@ routes, actions = pages("/ui/failures"), page_actions("/ui/failures")
 
 _PARTS = 24
 """Bars of each group, over the time that is shown."""
+_MOST_EXAMPLES = 30
+"""Groups whose last task is looked at for the line of code and its arguments."""
 _SORTS = {"name": "name", "queue": "queue", "first": "first_at", "last": "last_at", "tasks": "tasks"}
-NO_KIND = "-"
-"""Stands in paths for an error without a kind."""
 
 
 class FailuresQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +62,7 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
     period = (
         f"from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC" if is_chosen else f"in the last {query.within}"
     )
-    states = decided.states(now)
+    states, last_hour = decided.states(now), read_hour(api, key_scope)
     groups = sorted(failures.groups, key=attrgetter(_SORTS[query.sort.lstrip("-")]), reverse=query.sort[0] == "-")
     release = api.recent.get(("last release",), 5.0, lambda: api.read(last_release))
     return page(
@@ -79,11 +82,36 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
         second=timedelta(seconds=1),
         is_chosen=is_chosen,
         meant={"since": since.isoformat(timespec="seconds"), "until": query.until and query.until.isoformat()},
-        hour=read_hour(api, key_scope),
-        marks=[] if is_chosen else read_marks(api, key_scope, span),
+        hour=last_hour,
+        marks=[] if is_chosen else read_marks(api, key_scope, last_hour.begin if query.within == "1h" else since, span),
+        releases=[] if is_chosen else [one for one in read_marks(api, key_scope, since, span) if one.is_release],
         spread=spread,
+        examples={one.task: _example(api, one.task) for one in groups[:_MOST_EXAMPLES]},
         totals=[sum(part) for part in zip(*spread.values(), strict=True)] or [0] * _PARTS,
     )
+
+
+class Example(NamedTuple):
+    """What a task of a group says about the others."""
+
+    where: str
+    """The last line of the user's own code."""
+    call: str
+    """Its arguments, in a line."""
+
+
+def _example(api: Api, task: UUID) -> Example | None:
+    """Return the line of code at which a task failed, and its arguments; None if it was opened again."""
+
+    def read() -> Example | None:
+        found = api.read(insights.show_task, task)
+        if found is None or found.error is None:
+            return None
+        arguments, keywords = api.redaction_of_task(found).call_shown(*call_of(found.payload))
+        where = own_frame(found.error.traceback or found.error.message.partition("\n\nRemote traceback:\n")[2])
+        return Example(where, call(as_shown(arguments), as_shown(keywords)))
+
+    return api.recent.get(("example", task), 30.0, read)
 
 
 def _new_ones(
@@ -144,4 +172,4 @@ def _handle(
 ) -> None:
     name, queue, kind = group
     check_queue(key_scope, queue)
-    api.backend.insights.handle_failures(name, queue, "" if kind == NO_KIND else kind, act, until)
+    api.backend.insights.handle_failures(name, queue, kind, act, until)

@@ -75,7 +75,7 @@ def show_worker(api: Api, worker: str) -> Response:
         worker=found,
         running=running,
         done=progress_of(api, running),
-        marks=read_marks(api, KeyScope(), timedelta(hours=1)),
+        marks=read_marks(api, KeyScope(), since),
         hour=hour(minutes, now),
         slow=api.recent.get(("slowest of", worker), 5.0, lambda: api.read_list(slowest, since, worker=worker)),
     )

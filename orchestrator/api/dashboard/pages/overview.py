@@ -46,6 +46,7 @@ _RECENT = 1.0
 _LATELY = 5
 """Minutes whose failures need a person, unless somebody knows of all groups of the last hour."""
 _MOST_GROUPS = 8
+HOUR = timedelta(hours=1)
 ROLLOUT = timedelta(minutes=10)
 """Workers that start within it of each other replace a fleet together."""
 _MOST_COUNTED = 100
@@ -83,18 +84,20 @@ def read_whole(api: Api) -> Whole:
     insights = api.backend.insights
     health, held = insights.redis(found.events.generation if found.events else None, [queue.queue for queue in queues])
     transactions = insights.long_transactions(api.settings.long_transaction)
-    troubles = [
+    troubles = (
         *trouble.of_the_system(found, api.settings.lease, health.complaint),
         *trouble.of_shards(found, api.settings.shards),
         *trouble.of_redis(health),
         *trouble.of_what_redis_holds(held),
         *trouble.of_postgres(insights.connections(), transactions, insights.dead_rows()),
         *trouble.of_payload_store(api.settings.payload_store),
-    ]
+    )
     heard_at = None
     if found.leader is None:
         heard_at = max((worker.seen_at for worker in insights.list_workers()), default=None)
-    return Whole(overview=replace(found, standbys=held.standbys), troubles=troubles, heard_at=heard_at)
+    return Whole(
+        overview=replace(found, standbys=held.standbys), troubles=trouble.by_gravity(troubles), heard_at=heard_at
+    )
 
 
 def read_queues(api: Api, key_scope: KeyScope) -> list[QueueCounts]:
@@ -158,20 +161,18 @@ class Mark(NamedTuple):
         return f"{self.when:%Y-%m-%d %H:%M} UTC: {self.what}"
 
 
-def read_marks(api: Api, key_scope: KeyScope, span: timedelta) -> list[Mark]:
-    """Return releases that came, starts of workers and changes of the leader within a time until now.
+def read_marks(api: Api, key_scope: KeyScope, since: datetime, span: timedelta = HOUR) -> list[Mark]:
+    """Return releases that came, starts of workers and changes of the leader since the begin of a chart.
 
     For keys that see the whole.
     """
     if key_scope.is_bound:
         return []
-    now = present()
-    since = now - span
     workers = api.recent.get(("workers",), 5.0, api.backend.insights.list_workers)
     started = {one.parent or one.id: (one.worker_started_at, one.release) for one in workers}
     starts = Counter((at.replace(second=0, microsecond=0), release) for at, release in started.values() if at >= since)
     releases = api.recent.get(("releases", span), 10.0, lambda: api.read(first_starts, since))
-    terms = api.recent.get(("terms",), 10.0, lambda: api.read(throughput.terms, now - throughput.KEPT))
+    terms = api.recent.get(("terms",), 10.0, lambda: api.read(throughput.terms, present() - throughput.KEPT))
     came = {f"release {name} came": at for name, at in releases.items()}
     found = [(at, what) for what, at in came.items()]
     for (at, release), count in starts.items():
@@ -225,7 +226,7 @@ def overview(api: Api, key_scope: KeyScope) -> Response:
         unreplayed="" if whole is None else count_unreplayed(api),
         known={key for key, state in states.items() if state},
         hour=last_hour,
-        marks=read_marks(api, key_scope, timedelta(hours=1)),
+        marks=read_marks(api, key_scope, last_hour.begin),
         failures=groups[:_MOST_GROUPS],
         more_failures=max(0, len(groups) - _MOST_GROUPS),
         failures_looked_at=decided.failures.looked_at,

@@ -53,7 +53,7 @@ def show_queue(api: Api, name: str) -> Response:
         queue=queue,
         is_led=read_is_led(api),
         hour=hour(minutes, now),
-        marks=read_marks(api, key_scope, timedelta(hours=1)),
+        marks=read_marks(api, key_scope, hour(minutes, now).begin),
         tasks=listed.items,
         slow=api.recent.get(("slowest", name), 5.0, lambda: api.read_list(slowest, since, queue=name)),
         waits=api.recent.get(("waits", name), 2.0, lambda: api.read(longest_waits, queue)),

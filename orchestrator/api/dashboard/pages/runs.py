@@ -170,7 +170,8 @@ def _of_steps(
     end = query.start + (_MOST_STEPS if query.start else _FEW_STEPS) if is_large else len(steps)
     listed = sorted(wanted, key=urgency)[query.start : end] if is_large else wanted
     failed = [step for step in steps if step.error is not None]
-    limited = api.read(limited_until, run.id, [step.name for step in folded.steps])
+    limited = api.read(limited_until, run.id, [folded.firsts.get(one.name, one).name for one in folded.steps])
+    ends = {step.name: step.ended_at for step in steps}
     return {
         "graph": draw(folded.steps, folded.critical),
         "groups": folded.groups,
@@ -178,7 +179,7 @@ def _of_steps(
         "listed": listed,
         "next": end if end < len(wanted) else None,
         "states": states,
-        "gantt": gantt_of_steps(run, folded.steps, folded.critical, present(), limited),
+        "gantt": gantt_of_steps(run, folded.steps, folded.critical, present(), limited, folded.firsts, ends),
         "critical": critical,
         "before": before,
         "earlier": api.read(seconds_of_steps, before, [step.name for step in listed]) if before else {},
