@@ -858,11 +858,11 @@ def groups_of(page: str) -> list[str]:
     return re.findall(r'<tr data-key="([^"]*)">', page)
 
 
-MAIL, BANK = "t.a-mail.out-E", "t.a-bank.out-E"
+MAIL, BANK = "t.a-mail.out-E#5fb066", "t.a-bank.out-E#f8e228"
 
 
 def test_failure_groups_are_snoozed_acknowledged_and_opened_again(house: House) -> None:
-    path = "/ui/failures/t.a/mail.out/E"
+    path = "/ui/failures/t.a/mail.out/E%235fb066"
     visitor = Visitor(house.app)
     visitor.get("/ui/failures")
     visitor.post(f"{path}/snooze", hours="24", back="/ui/failures")
@@ -884,7 +884,7 @@ def test_failure_groups_are_snoozed_acknowledged_and_opened_again(house: House) 
     assert overview.count('<span class="tag">acknowledged</span>') == 1
     lines = rows(house, "SELECT act, target FROM orchestrator.audit WHERE kind = 'failures' ORDER BY id")
     assert [act for act, _ in lines] == ["snooze", "reopen", "acknowledge"]
-    assert {target for _, target in lines} == {"t.a E in mail.out"}
+    assert {target for _, target in lines} == {"t.a E#5fb066 in mail.out"}
     rows(house, "UPDATE orchestrator.audit SET at = at - interval '1 day' WHERE kind = 'failures' RETURNING id")
     visitor.post("/ui/queues/mail.out/resume")  # what was read before is forgotten
     assert "acknowledged by " not in visitor.get("/ui/failures").text, "it has failed since"
@@ -960,7 +960,7 @@ def test_without_a_scheduler_the_workers_of_a_queue_are_unknown(house: House) ->
 def test_a_snooze_ends(house: House) -> None:
     visitor = Visitor(house.app)
     visitor.get("/ui/failures")
-    visitor.post("/ui/failures/t.a/mail.out/E/snooze", hours="1", back="/ui/failures")
+    visitor.post("/ui/failures/t.a/mail.out/E%235fb066/snooze", hours="1", back="/ui/failures")
     rows(house, "UPDATE orchestrator.audit SET detail = jsonb_build_object('until', now()) RETURNING id")
     visitor.post("/ui/queues/mail.out/resume", back="/ui/failures")  # what was read before is forgotten
     assert groups_of(visitor.get("/ui/failures").text) == [BANK, MAIL]
