@@ -20,7 +20,7 @@ from orchestrator.transport.worker import WorkerStreams
 from tests.benchmarks.peers.orchestrator_app import noop
 from tests.benchmarks.peers.queue import effect
 
-_TTL = 10.0
+_TTL = 60.0
 _NO_TIMEOUTS: Any = {"socket_timeout": None, "socket_connect_timeout": None}
 _AT_ONCE = 100
 """Heartbeats in one message, as of a parent with many processes."""

@@ -32,6 +32,7 @@ def _points(
     folder, environ = services.fresh()
     folder.mkdir(parents=True)
     environ["GROWTH_POSTGRES"] = str(services.embedded.postgres.pid)
+    environ["ORCHESTRATOR_WORKER_TTL"] = "60"  # a process that is many workers may beat late
     environ["GROWTH_REDIS"] = str(services.embedded.redis.pid)
     command = [sys.executable, "-P", "-m", "tests.benchmarks.growth.point", axis, *map(str, sizes)]
     with (folder / "point.log").open("w+") as log:
