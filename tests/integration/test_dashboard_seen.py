@@ -19,7 +19,7 @@ def operator(system: System) -> Visitor:
     return visitor
 
 
-def form(page: str, action: str) -> dict[str, str]:
+def form(page: str, action: str) -> dict[str, Any]:
     """Return the hidden fields of a form."""
     (body,) = re.findall(rf'<form method="post" action="{action}"[^>]*>(.*?)</form>', page, re.DOTALL)
     found = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', body))

@@ -35,9 +35,8 @@ MOST_LANES = 50_000
 """Lanes that are remembered at once. Of those beyond, Postgres is asked when there is room again."""
 
 FINE, COARSE = 128, 16
-"""Parts into which a queue's room is cut, where it has no more lanes than the first number, and where it has more. A
-lane is given a part when it is next, and its clock moves as far as that takes it. So each of ten thousand lanes is
-looked into seldom, and together they cost no more than ten."""
+"""Parts into which a queue's room is cut, where it has no more lanes than the first number, and where it has more: a
+lane that is next is given a part. So ten thousand lanes cost no more than ten."""
 
 
 class Share(NamedTuple):
@@ -140,12 +139,10 @@ class Lanes:
 
     def has_next(self, queue: str, now: float) -> bool:
         """Say whether a lane of a queue could be given a turn now, or perhaps could."""
-        place = self._queues.get(queue)
-        if place is None:
+        if (place := self._queues.get(queue)) is None:
             return False
-        if any(lane.rest is Rest.SOMETHING for lane in place.in_doubt.values()):
-            return True
-        return self._next_line(place, None, now) is not None
+        in_doubt = any(lane.rest is Rest.SOMETHING for lane in place.in_doubt.values())
+        return in_doubt or self._next_line(place, None, now) is not None
 
     def arrive(self, queue: str, name: str, priority: int, options: TaskOptions, is_first: bool = False) -> None:
         """Take note that a task is ready in a lane, or that it is the first of several."""

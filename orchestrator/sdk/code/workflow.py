@@ -104,10 +104,8 @@ class CodeWorkflow(Generic[P, R, W_co]):
         return self._variant(cell._client, self._code_options)
 
     def _variant(self, client: Client, options: CodeOptions) -> CodeWorkflow[P, R, W_co]:
-        return CodeWorkflow(
-            *(client, self._registry, self.name, self.version, self.function, options, self._signature),
-            versioning=self.versioning,
-        )
+        same = (self.name, self.version, self.function, options, self._signature)
+        return CodeWorkflow(client, self._registry, *same, versioning=self.versioning)
 
     def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R, W_co]:
         """Start a run; it is durable when this returns."""

@@ -184,8 +184,7 @@ class Task(Parts[P, R]):
         with sending("enqueue", self.name, self.queue) as sent:
             task = self._new(args, kwargs, trace=current_trace())
             self._enqueue_path()  # which refuses what only a running task can do
-            settings = self._client.settings
-            if len(task.payload) > settings.inline_payload and settings.payload_store:
+            if len(task.payload) > (settings := self._client.settings).inline_payload and settings.payload_store:
                 task = await self._client.threads.run(outgoing_task, task, settings)
             else:
                 task = sealed_task(task, settings)
@@ -194,10 +193,7 @@ class Task(Parts[P, R]):
             return Handle(self._client, await backend.tasks.aenqueue(task), self._signature)
 
     delay = enqueue
-    """Celery's name for `enqueue`: it runs as soon as a worker is free.
-
-    The option `delay` is another thing: `task.options(delay=60).enqueue(…)` runs in a minute.
-    """
+    """Celery's name for `enqueue`; not the option `delay`: `task.options(delay=60).enqueue(…)` runs in a minute."""
     adelay = aenqueue
 
     def enqueue_in(
