@@ -803,6 +803,55 @@ def test_an_open_page_says_that_it_cannot_be_read(base: str, browser: Any) -> No
     context.close()
 
 
+def test_a_filtered_list_says_what_is_due_and_stays_after_a_bulk_cancel(base: str, window: Watched) -> None:
+    api = f"{base}/api/v1"
+    calls = [{"name": "project.add", "kwargs": {"a": 4_711, "b": {"sku": f"fig-{number}"}}} for number in (1, 2)]
+    first, second = (
+        httpx.post(f"{api}/tasks", json=call | {"queue": "later", "delay": 7_300}).raise_for_status().json()["id"]
+        for call in calls
+    )
+    window.go("/ui/tasks?queue=later")
+    due = window.sees(f"tr[data-key='{first}'] small", "due").locator("time")
+    assert due.inner_text() == "in 2h"
+    assert re.fullmatch(r".*20\d\d.*:\d\d.*UTC", due.get_attribute("title") or ""), "the time itself, on hover"
+    window.page.get_by_label("Name", exact=True).fill("ADD")
+    window.page.get_by_role("button", name="Filter").click()
+    window.sees(".empty", "No task is named “ADD”")
+    window.page.get_by_role("link", name="project.add", exact=True).click()
+    window.sees(f"tr[data-key='{second}']")
+    window.page.get_by_label("Argument", exact=True).fill("sku=fig-2")
+    window.page.get_by_role("button", name="Filter").click()
+    window.sees(f"tr[data-key='{second}']")
+    eventually(lambda: window.page.locator(f"tr[data-key='{first}']").count() == 0, "it has another value")
+    assert window.page.get_by_role("link", name="Cancel all open…").count() == 0, "it would cancel the other one, too"
+    window.go("/ui/tasks?queue=later&status=pending&sort=when")
+    window.page.get_by_role("link", name="Cancel all open…").click()
+    window.page.get_by_role("button", name="Cancel 2 tasks").click()
+    window.sees(".said", "Being cancelled: 2.")
+    assert window.page.url == f"{base}/ui/tasks?queue=later&status=pending&sort=when"
+    assert window.page.get_by_label("Queue", exact=True).input_value() == "later"
+
+
+def test_a_run_of_code_is_found_by_an_argument_and_started_with_another(base: str, window: Watched) -> None:
+    body = {"kwargs": {"patience": 617}, "key": "order 617"}
+    started = httpx.post(f"{base}/api/v1/workflows/project.approval/runs", json=body).raise_for_status()
+    run = str(started.json()["id"])
+    window.go("/ui/runs/order%20617")
+    window.sees("h1", "project.approval")
+    assert window.page.url == f"{base}/ui/runs/{run}"
+    window.go("/ui/search?text=patience%3D617")
+    window.sees(f"tr[data-key='{run}'] .why", "patience=617").click()
+    window.go(f"/ui/runs/{run}")
+    window.page.get_by_role("link", name="Start with changes…").click()
+    field = window.page.get_by_label("patience")
+    assert (field.get_attribute("type"), field.input_value()) == ("number", "617")
+    field.fill("618.5")
+    window.page.get_by_role("button", name="Start a run").click()
+    window.sees(".said", "The run is started: this is it.")
+    window.sees("pre.data", '"patience": 618.5')
+    assert run not in window.page.url
+
+
 def turn(page: Any, *, hidden: bool) -> None:
     """Tell a page that its tab is in front, or behind others: without a screen, a browser takes all to be in front."""
     page.evaluate(
