@@ -9,6 +9,7 @@ import pytest
 from orchestrator.sdk.backend import code as code_backend
 from tests.integration.api_house import House, furnished
 from tests.integration.test_audit import code_run
+from tests.integration.test_dashboard_lists import enqueue
 
 
 @pytest.fixture
@@ -27,6 +28,15 @@ def test_parts_of_names_are_found_in_any_case_and_within_reach(house: House) -> 
     assert house.get("/api/v1/search?text=%25", whole)["tasks"] == []  # no pattern
     assert house.get("/api/v1/search?text=ank-flow")["runs"] == []
     assert {task["queue"] for task in house.get("/api/v1/search?text=.A&limit=100")["tasks"]} == {"mail.out"}
+
+
+def test_arguments_are_found_as_in_the_dashboard(house: House) -> None:
+    order, *longer = (enqueue(house, "t.ship", [], {"order": f"o-5{end}"}) for end in ("", "1", "2"))
+    whole = house.make_key(None, None)
+    found = house.get("/api/v1/search?text=o-5", whole)
+    assert [task["id"] for task in found["exact_tasks"]] == [order]
+    assert [task["id"] for task in found["tasks_by_argument"]] == longer[::-1]
+    assert house.get("/api/v1/search?text=o-5", house.make_key("bank.", None))["exact_tasks"] == []
 
 
 def test_a_reset_that_nobody_comes_to_is_answered(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,8 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from orchestrator.api import access
+from orchestrator.api import access, arguments
 from orchestrator.api.app import create_app
-from orchestrator.api.dashboard import arguments
 from orchestrator.domain.access import Scope
 from orchestrator.domain.code import history
 from orchestrator.domain.dag.definition import Registered
@@ -313,11 +312,13 @@ def test_a_run_of_a_flow_is_started_with_changes(house: House, anyone: Visitor) 
         backend.close()
 
 
-WITH_THIS, RUNS_WITH_THIS = "Tasks with this in an argument", "Runs with this in a parameter"
+EXACT, WITH_THIS = "Tasks with this argument", "Tasks with this in an argument"
+RUNS_WITH_THIS = ("Runs with this parameter", "Runs with this in a parameter")
 
 
-def found_in(page: str, heading: str) -> list[str]:
-    return listed(page.partition(f"<h2>{heading}</h2>")[2].partition("</section>")[0])
+def found_in(page: str, *headings: str) -> list[str]:
+    sections = (page.partition(f"<h2>{heading}</h2>")[2].partition("</section>")[0] for heading in headings)
+    return [id for section in sections for id in listed(section)]
 
 
 def test_lists_show_the_arguments_of_runs_of_code_by_name(house: House, anyone: Visitor) -> None:
@@ -353,7 +354,7 @@ def test_runs_of_code_are_found_by_an_argument(house: House, anyone: Visitor) ->
         *(UUID(bytes=new_id()).hex, encode_call("t.a", [], {"token": "pear-77"}, 1_000), hidden.hex),
     )
     for text in ("pear-77", "41", "amount=41", "customer.lines.sku=pear-77", "sku=pear-77"):
-        assert found_in(anyone.get(f"/ui/search?{urlencode({'text': text})}").text, RUNS_WITH_THIS) == [run], text
+        assert found_in(anyone.get(f"/ui/search?{urlencode({'text': text})}").text, *RUNS_WITH_THIS) == [run], text
         assert listed(anyone.get(f"/ui/runs?{urlencode({'argument': text})}").text) == [run], text
     for text in ("amount=4", "customer=41", "sku=pear", "sku"):
         assert listed(anyone.get(f"/ui/runs?{urlencode({'argument': text})}").text) == [], text
@@ -387,7 +388,7 @@ def test_tasks_are_found_by_any_argument_at_any_depth_and_by_name(house: House, 
         "CUSTOMER=42",
     ):
         assert listed(anyone.get(f"/ui/tasks?{urlencode({'argument': text})}").text) == [task], text
-        assert found_in(anyone.get(f"/ui/search?{urlencode({'text': text})}").text, WITH_THIS) == [task], text
+        assert found_in(anyone.get(f"/ui/search?{urlencode({'text': text})}").text, EXACT, WITH_THIS) == [task], text
     for text in ("customer=7", "token=plum-secret", "plum-secret", "lines=7", "count=700", "token"):
         assert listed(anyone.get(f"/ui/tasks?{urlencode({'argument': text})}").text) == [], text
     assert listed(anyone.get("/ui/tasks?argument=n=99").text) == [hidden]
@@ -402,11 +403,11 @@ def test_a_list_by_argument_that_stops_early_says_so_and_goes_on(
     house: House, anyone: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = [enqueue(house, "t.many", [], {"customer": f"early-{number % 2}"}) for number in range(6)]
-    assert "not searched" not in anyone.get("/ui/search?text=early-0").text
+    assert "not searched" not in anyone.get("/ui/search?text=arly-0").text
     monkeypatch.setattr(arguments, "LONGEST_WALK", -1.0)
     monkeypatch.setattr(tasks, "MOST_LOOKED_AT", 1)
     monkeypatch.setattr(run_lists, "MOST_LOOKED_AT", 1)
-    page = anyone.get("/ui/search?text=early-0").text
+    page = anyone.get("/ui/search?text=arly-0").text
     assert "Arguments of older runs were not searched" in page
     link = re.search(r"Arguments of older tasks were not searched.*?href=\"([^\"]*)\">Search older tasks", page)
     assert link
@@ -417,3 +418,16 @@ def test_a_list_by_argument_that_stops_early_says_so_and_goes_on(
         page = anyone.get(unescape(following[1])).text
         seen += listed(page)
     assert seen == [made[4], made[2], made[0]]
+
+
+def test_the_exact_value_of_an_argument_comes_before_longer_ones(house: House, anyone: Visitor) -> None:
+    order = enqueue(house, "t.ship", [], {"order": "o-100"})
+    longer = [enqueue(house, "t.ship", [], {"order": f"o-100{number}"}) for number in range(25)]
+    for text in ("o-100", '"o-100"', "order=o-100", 'order="o-100"'):
+        page = anyone.get(f"/ui/search?{urlencode({'text': text})}").text
+        assert found_in(page, EXACT) == [order], text
+        assert found_in(page, WITH_THIS) == (longer[:-21:-1] if text == "o-100" else []), text
+    assert listed(anyone.get("/ui/tasks?argument=%22o-100%22").text) == [order]
+    short = enqueue(house, "t.ship", [731], {"region": "eu"})
+    assert found_in(anyone.get("/ui/search?text=eu").text, EXACT) == [short]
+    assert found_in(anyone.get("/ui/search?text=%22731%22").text, EXACT) == [short]

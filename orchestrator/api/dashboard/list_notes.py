@@ -9,8 +9,8 @@ from uuid import UUID
 
 import msgspec
 
+from orchestrator.api.arguments import named_call
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.arguments import named_call
 from orchestrator.api.dashboard.words import call
 from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.states import RunState, TaskState

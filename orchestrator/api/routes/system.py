@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
+from orchestrator.api.arguments import Matches, find_all
 from orchestrator.api.context import Api, Asked
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import NOTHING, WHOLE, WITHIN
@@ -20,8 +21,8 @@ from orchestrator.monitoring.exposition import CONTENT_TYPE, SECONDS, render
 from orchestrator.monitoring.listener import ELSEWHERE
 from orchestrator.sdk.checks import check_label
 from orchestrator.sdk.ids import new_id
-from orchestrator.store import insights, throughput
-from orchestrator.store.insights import Found, Overview
+from orchestrator.store import throughput
+from orchestrator.store.insights import Overview
 from orchestrator.store.throughput import Throughput
 
 routes = Routes("system")
@@ -34,7 +35,7 @@ class SearchQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The text to look for."""
 
     text: Annotated[str, Meta(min_length=1, max_length=500)]
-    """The beginning of an id, a part of the name of a task or workflow, a tag, or a part of an error."""
+    """The beginning of an id, a part of a name or an error, a tag, or an argument: `42`, `"acme"`, `customer=42`."""
     limit: Annotated[int, Meta(ge=1, le=100)] = 10
     """How many of each kind."""
 
@@ -59,11 +60,9 @@ def status(api: Api) -> Overview:
 
 
 @routes.get("/api/v1/search", about=WITHIN, is_expensive=True)
-def search(api: Api, query: SearchQuery, key_scope: KeyScope) -> Found:
-    """Find tasks and runs by id, name, tag, or the text of an error."""
-    return api.read_list(
-        insights.search, query.text, query.limit, queues=key_scope.queues, workflows=key_scope.workflows
-    )
+def search(api: Api, query: SearchQuery, key_scope: KeyScope) -> Matches:
+    """Find tasks and runs by id, name, tag, the text of an error, or an argument."""
+    return find_all(api, query.text, query.limit, key_scope)
 
 
 class ThroughputQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
+from orchestrator.api.arguments import Argument, runs_with
 from orchestrator.api.context import LARGEST, Api, Page
-from orchestrator.api.dashboard.arguments import Argument, runs_with
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
 from orchestrator.api.dashboard.graph import critical_path, draw, fold, urgency
 from orchestrator.api.dashboard.list_notes import Span, given, progress_of, progress_of_runs, run_notes, within_span

@@ -8,25 +8,21 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
+from orchestrator.api.arguments import exactly
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.arguments import runs_with, tasks_with
 from orchestrator.api.dashboard.list_notes import run_notes, task_errors
 from orchestrator.api.dashboard.rendering import go, page, pages
 from orchestrator.api.dashboard.words import with_query
 from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.routes import system
 from orchestrator.domain.access import KeyScope
-from orchestrator.store.insights import RunFilter, TaskFilter, TaskPage
 from orchestrator.store.insights.lookup import Kind, begin_with, is_id
-from orchestrator.store.insights.run_lists import RunPage
 from orchestrator.store.insights.runs import runs_by_key
 
 routes = pages("/ui/search")
 
 _MOST = 20
-"""Tasks, and runs, that are listed of those with the value of an argument."""
-_SHORTEST = 3
-"""Characters of a text that is looked for: a shorter one stands everywhere."""
+"""Tasks, and runs, that are listed of each kind."""
 
 
 class TextQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,26 +37,14 @@ def search(api: Api, query: TextQuery, key_scope: KeyScope) -> Response:
     text = query.text.strip()
     if not text:
         return page("search.html", text="", found=None)
-    found = system.search(api, system.SearchQuery(text=text, limit=20), key_scope)
+    found = system.search(api, system.SearchQuery(text=text, limit=_MOST), key_scope)
     by_id = [*(("runs", one.id) for one in found.runs_by_id), *(("tasks", one.id) for one in found.tasks_by_id)]
     if len(by_id) == 1 or (by_id and len({id for _, id in by_id}) == 1):
         kind, id = by_id[0]
         return go(f"/ui/{kind}/{id}")
-    tasks, runs = TaskPage([], None), RunPage([], None)
-    if len(text) >= _SHORTEST or text.isdecimal():
-        tasks = tasks_with(api, TaskFilter(within=key_scope.queues), text, limit=_MOST)
-        runs = runs_with(api, RunFilter(within=key_scope.workflows), text, limit=_MOST)
-    notes, errors = run_notes(api, [*found.runs, *runs.runs]), task_errors(api, [*found.failures, *tasks.tasks])
-    return page(
-        "search.html",
-        text=text,
-        found=found,
-        notes=notes,
-        errors=errors,
-        by_argument=tasks,
-        runs_by_argument=runs,
-        most=_MOST,
-    )
+    notes = run_notes(api, [*found.runs, *found.exact_runs, *found.runs_by_argument])
+    errors = task_errors(api, [*found.failures, *found.exact_tasks, *found.tasks_by_argument])
+    return page("search.html", text=text, whole=exactly(text), found=found, notes=notes, errors=errors)
 
 
 def find_elsewhere(api: Api, kind: Kind, text: str, key_scope: KeyScope) -> str:

@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
+from orchestrator.api.arguments import Argument, tasks_with
 from orchestrator.api.context import Api, Page
-from orchestrator.api.dashboard.arguments import Argument, tasks_with
 from orchestrator.api.dashboard.gantt import timeline
 from orchestrator.api.dashboard.list_notes import Span, given, progress_of, task_errors, within_span
 from orchestrator.api.dashboard.near_names import near_task_filters

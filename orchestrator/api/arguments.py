@@ -1,4 +1,4 @@
-"""Tasks and runs by the value of an argument: `42` or `acme` anywhere, or `customer=42` under a name.
+"""Tasks and runs by the value of an argument: `42`, `"acme"`, `acme` also within a text, or `customer=42` under a name.
 
 A value that is hidden is none: else one could find it out by searching for it.
 """
@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 from uuid import UUID
@@ -18,10 +19,12 @@ from msgspec import Meta
 
 from orchestrator.api.context import Api
 from orchestrator.domain import timezones
+from orchestrator.domain.access import KeyScope
 from orchestrator.domain.tasks.parameters import Parameter, by_name
 from orchestrator.sdk.values.display import as_json, call_of
 from orchestrator.store.fleet import parameters_of_all
 from orchestrator.store.insights import (
+    Found,
     RunFilter,
     RunNote,
     RunSort,
@@ -33,6 +36,7 @@ from orchestrator.store.insights import (
     page_of_runs,
     page_of_tasks,
     readable_params,
+    search,
 )
 from orchestrator.store.insights.arguments import Given, Needles, calls_of_tasks
 from orchestrator.store.insights.run_lists import RunPage
@@ -40,6 +44,9 @@ from orchestrator.store.insights.tasks import LONGEST_WALK
 
 Argument = Annotated[str, Meta(max_length=500)]
 _NAMED = re.compile(r"([\w.@-]+)=(.*)", re.DOTALL)
+_QUOTED = re.compile(r'"(.+)"', re.DOTALL)
+_SHORTEST = 3
+"""Characters of a text that is looked for within others: a shorter one stands everywhere."""
 _CANDIDATES = 500
 """Of one statement, whose arguments are read together."""
 _LONGEST = 100_000
@@ -57,12 +64,18 @@ class Sought(NamedTuple):
     """The names at whose end the value stands, such as `order.customer`."""
     value: str = ""
     """The value under that name, all of it."""
+    is_exact: bool = False
+    """The text is a whole value, not a part of one."""
 
     @classmethod
     def parse(cls, text: str) -> Sought:
         """Return what somebody types."""
-        found = _NAMED.fullmatch(text)
-        return cls(text, tuple(found[1].lower().split(".")), found[2]) if found else cls(text)
+        if quoted := _QUOTED.fullmatch(text):
+            return cls(quoted[1], is_exact=True)
+        if (found := _NAMED.fullmatch(text)) is None:
+            return cls(text)
+        quoted = _QUOTED.fullmatch(found[2])
+        return cls(text, tuple(found[1].lower().split(".")), quoted[1] if quoted else found[2])
 
     @property
     def needles(self) -> Needles:
@@ -72,8 +85,8 @@ class Sought(NamedTuple):
         for read in (int, float, datetime.fromisoformat):
             with suppress(ValueError):
                 forms.append(read(value))
-        data = [value.encode()] if value else [b"\xa0"]
-        for form in forms:
+        data = [] if self.is_exact else [self.text.encode()]
+        for form in forms if data and not self.path else [value, *forms]:
             with suppress(OverflowError):
                 data.append(timezones.encode(form))
         return Needles([one.hex() for one in data], msgspec.json.encode(value).decode()[1:-1])
@@ -85,7 +98,7 @@ class Sought(NamedTuple):
     def _is(self, path: tuple[str, ...], leaf: Any) -> bool:
         if self.path and path[-len(self.path) :] == self.path and _equals(leaf, self.value):
             return True
-        return self.text in leaf if isinstance(leaf, str) else _equals(leaf, self.text)
+        return self.text in leaf if isinstance(leaf, str) and not self.is_exact else _equals(leaf, self.text)
 
 
 def _equals(leaf: Any, text: str) -> bool:
@@ -115,11 +128,18 @@ def named_call(names: _Names, name: str | None, args: Sequence[Any], kwargs: Map
 
 
 def tasks_with(
-    api: Api, wanted: TaskFilter, argument: str, *, limit: int, before: UUID | None = None, oldest: bool = False
+    api: Api,
+    wanted: TaskFilter,
+    argument: str,
+    *,
+    limit: int,
+    before: UUID | None = None,
+    oldest: bool = False,
+    seconds: float | None = None,
 ) -> TaskPage:
-    """Return tasks that match and have a value, as many as are found within a second."""
+    """Return tasks that match and have a value, as many as are found within a second, or so many seconds."""
     sought, found = Sought.parse(argument), list[TaskView]()
-    last = time.monotonic() + LONGEST_WALK
+    last = time.monotonic() + (LONGEST_WALK if seconds is None else seconds)
     while True:
         page = api.read_list(
             page_of_tasks, wanted, limit=_CANDIDATES, before=before, oldest=oldest, needles=sought.needles
@@ -151,11 +171,18 @@ def _task_fits(api: Api, sought: Sought, names: _Names, name: str, given: Given)
 
 
 def runs_with(
-    api: Api, wanted: RunFilter, argument: str, *, limit: int, before: UUID | None = None, sort: RunSort = "-when"
+    api: Api,
+    wanted: RunFilter,
+    argument: str,
+    *,
+    limit: int,
+    before: UUID | None = None,
+    sort: RunSort = "-when",
+    seconds: float | None = None,
 ) -> RunPage:
     """Return runs that match and have a value among what they were started with, as many as are found in a second."""
     sought, found = Sought.parse(argument), list[RunView]()
-    last = time.monotonic() + LONGEST_WALK
+    last = time.monotonic() + (LONGEST_WALK if seconds is None else seconds)
     while True:
         page = api.read_list(page_of_runs, wanted, limit=_CANDIDATES, before=before, sort=sort, needles=sought.needles)
         runs = page.runs
@@ -181,3 +208,56 @@ def _run_fits(api: Api, sought: Sought, names: _Names, run: RunView, note: RunNo
     if note.is_plain and not api.redaction:
         return True
     return sought.fits(named_call(names, run.workflow, *api.redaction_of_run(run.id).call_shown(args, kwargs)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matches(Found):
+    """All that matches a text, also among arguments; hidden ones are not searched."""
+
+    exact_tasks: list[TaskView]
+    """Tasks with an argument that is this value."""
+    exact_runs: list[RunView]
+    """The same of runs."""
+    tasks_by_argument: list[TaskView]
+    """Other tasks with this text in an argument."""
+    runs_by_argument: list[RunView]
+    """The same of runs."""
+    older_exact_tasks: UUID | None = None
+    """The task before which arguments were not compared with the value: that takes half a second at most."""
+    older_exact_runs: UUID | None = None
+    """The same of runs."""
+    older_tasks: UUID | None = None
+    """The task before which arguments were not searched for the text, for the same reason, or because enough has it."""
+    older_runs: UUID | None = None
+    """The same of runs."""
+
+
+def exactly(text: str) -> str:
+    """Return what one types to find this value only."""
+    sought = Sought.parse(text)
+    return text if sought.is_exact or sought.path else f'"{text}"'
+
+
+def find_all(api: Api, text: str, limit: int, key_scope: KeyScope) -> Matches:
+    """Return what matches a text; those with exactly this value of an argument do not vanish among longer ones."""
+    found = api.read_list(search, text, limit, queues=key_scope.queues, workflows=key_scope.workflows)
+    whole, half = exactly(text), LONGEST_WALK / 2
+    tasks, runs = TaskFilter(within=key_scope.queues), RunFilter(within=key_scope.workflows)
+    exact_tasks = tasks_with(api, tasks, whole, limit=limit, seconds=half)
+    exact_runs = runs_with(api, runs, whole, limit=limit, seconds=half)
+    more_tasks, more_runs = TaskPage([], None), RunPage([], None)
+    if whole != text and (len(text) >= _SHORTEST or text.isdecimal()):
+        more_tasks = tasks_with(api, tasks, text, limit=limit, seconds=half)
+        more_runs = runs_with(api, runs, text, limit=limit, seconds=half)
+    known = {one.id for one in (*exact_tasks.tasks, *exact_runs.runs)}
+    return Matches(
+        **{field.name: getattr(found, field.name) for field in fields(found)},
+        exact_tasks=exact_tasks.tasks,
+        exact_runs=exact_runs.runs,
+        tasks_by_argument=[task for task in more_tasks.tasks if task.id not in known],
+        runs_by_argument=[run for run in more_runs.runs if run.id not in known],
+        older_exact_tasks=exact_tasks.next,
+        older_exact_runs=exact_runs.next,
+        older_tasks=more_tasks.next,
+        older_runs=more_runs.next,
+    )
