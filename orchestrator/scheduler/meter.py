@@ -71,7 +71,7 @@ class Meter(CommitHooks):
             now = time.time()
             for place, times in sampled(len(sent)):
                 task = sent[place]  # its id holds the time of the enqueue
-                if not task.failures and task.id[6] >> 4 == _TIMED and not task.is_turn_task:
+                if task.attempt == 1 and task.id[6] >> 4 == _TIMED and not task.is_turn_task:
                     seconds = now - int.from_bytes(task.id[:6], "big") / 1_000
                     _histogram(self.waits, self.label(task.queue)).add(max(0.0, seconds), times)
 

@@ -60,6 +60,20 @@ def test_what_ends_is_written_down_once_and_counted_at_once(system: System, engi
         assert (found.ended_last_minute["success"], found.ended_last_hour["success"]) == (5, 5), "and none twice"
 
 
+def test_the_queue_latency_is_that_of_first_attempts(system: System) -> None:
+    worker = system.worker()
+    system.settle()
+    (handle,) = system.dispatch()
+    worker.fail(*worker.take(), retryable=False)
+    system.tick()
+    (waits,) = system.scheduler.meter.waits.values()
+    before = sum(waits.counts)
+    handle.retry()
+    system.tick(2)
+    assert [task.attempt for task in worker.take()] == [2]
+    assert sum(waits.counts) == before == 1, "a retry by hand does not wait since the enqueue"
+
+
 @pytest.mark.usefixtures("short")
 def test_what_was_rolled_back_is_written_with_the_next(
     system: System, engine: Engine, monkeypatch: pytest.MonkeyPatch
