@@ -81,10 +81,13 @@ class TaskDeclaration(_Declaration):
 
         source = f"schedule of task {self.task.name!r}"
         further = partial(take_over, tasks={self.task.name: self.task})
+        # By the fire, so that a run has them among its parameters.
+        computed = {name: value for name, value in self.params.items() if _is_expression(value)}
 
         def complete_with(parts: Mapping[str, Any]) -> Definition:
             about = {"name": self.name, "description": f"Task {self.task.name}, scheduled in the code."}
-            data = {**about, "queue": self.task.queue, "schedule": plain_times(self.times), **parts}
+            schedule = plain_times(self.times) | ({"params": computed} if computed and "params" in parts else {})
+            data = {**about, "queue": self.task.queue, "schedule": schedule, **parts}
             return definitions.completed(definitions.from_data(data, source), source, further)
 
         try:
@@ -152,6 +155,10 @@ def declaration(
     )
 
 
+def _is_expression(value: Any) -> bool:
+    return isinstance(value, str) and _WHOLE.fullmatch(value) is not None
+
+
 def _parameters(task: Task[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters and the step of the workflow that a scheduled task is.
 
@@ -162,10 +169,9 @@ def _parameters(task: Task[..., Any], given: Mapping[str, Any]) -> dict[str, Any
     filled = {**task._signature.plain_defaults(), **given}
     for name, value in filled.items():
         is_constant = unstorable(value) is None and "${" not in stored_json(value)
-        whole = _WHOLE.fullmatch(value) if isinstance(value, str) else None
-        if whole is not None:
+        if _is_expression(value):
             params[name] = {"default": None}
-            filled[name] = f"${{default(params.{name}, {whole[1]})}}"
+            filled[name] = f"${{default(params.{name}, {value[2:-1]})}}"
         elif is_constant:
             params[name] = {"default": value}
             filled[name] = f"${{params.{name}}}"

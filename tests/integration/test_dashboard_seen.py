@@ -21,7 +21,7 @@ def operator(system: System) -> Visitor:
 
 def form(page: str, action: str) -> dict[str, Any]:
     """Return the hidden fields of a form."""
-    (body,) = re.findall(rf'<form method="post" action="{action}"[^>]*>(.*?)</form>', page, re.DOTALL)
+    body, *_ = re.findall(rf'<form method="post" action="{action}"[^>]*>(.*?)</form>', page, re.DOTALL)
     found = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', body))
     return {name: value for name, value in found.items() if name not in ("token", "back")}
 

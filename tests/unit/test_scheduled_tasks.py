@@ -37,7 +37,8 @@ def test_a_scheduled_task_is_a_workflow_of_one_step() -> None:
     assert task is app.tasks["clean"]
     definition = defined(app, "clean")
     assert (definition.name, definition.queue) == ("clean", "night")
-    assert definition.schedule == {"cron": "0 3 * * *", "timezone": "Europe/Berlin"}
+    params = {"before": "${run.fire_time}"}
+    assert definition.schedule == {"cron": "0 3 * * *", "timezone": "Europe/Berlin", "params": params}
     (step,) = definition.steps
     assert (step.task, step.input) == ("clean", {"before": "${default(params.before, run.fire_time)}"})
     assert step.registered == Registered(queue="night", priority=3)

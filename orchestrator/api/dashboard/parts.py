@@ -14,8 +14,9 @@ from orchestrator.api.recent import Recent
 
 _PART = re.compile(r'<(tr|g) ([^>]*)data-key="([^"]*)".*?</\1>', re.DOTALL)
 """Rows of tables and nodes of graphs. None has another one inside."""
-_AGE = re.compile(r"(<time [^>]*>)[^<]*")
-"""Texts that change with the clock, which the reader's page changes by itself."""
+_AGE = re.compile(r'(<time [^>]*>|name="since" value=")[^<"]*')
+"""Texts that change with the clock, which the reader's page changes by itself; and since when it has a form, which is
+when the row with it last changed."""
 _KEPT = 600.0
 """Seconds for which it is known what a version of a page has; after that, a page is sent whole."""
 

@@ -25,6 +25,7 @@ from orchestrator.api.dashboard.pages import (
     schedules,
     search,
     seen,
+    starts,
     tasks,
     workflows,
 )
@@ -49,20 +50,16 @@ ACTIONS: tuple[Action, ...] = (
     _action("purge_queue", "What waits in the queue is being cancelled."),
     _action("drain_worker", "Worker {answer.worker} takes nothing more, finishes what it runs, and ends."),
     _action("cancel_run", "The run is being cancelled."),
-    _action("rerun", "The run is started over: this is the new one."),
     _action("signal", "The signal is sent."),
     _action("query_run", ""),
     _action("update_run", ""),
     _action("terminate", "The run is being ended, without asking its code."),
     _action("reset", "The run is repeated up to there: this is the new one."),
     _action("signal_flow", "The signal is sent.", needs="value"),
-    _action("start_flow", "The run is started: this is it."),
     _action("pause_schedule", "The schedule fires no more until it is resumed."),
     _action("resume_schedule", "The schedule fires again."),
-    _action("trigger_schedule", "A run is started: this is it."),
     _action("backfill", "Backfill {answer.id} is asked for: {answer.total:,} fires."),
     _action("cancel_backfill", "The backfill is given up."),
-    _action("start_run", "The run is started: this is it."),
 )
 _LIVE = [
     dataclasses.replace(one, path=one.path.replace("/api/v1", "/ui/live", 1), tag="dashboard") for one in live.routes
@@ -94,7 +91,7 @@ PAGES: tuple[Endpoint, ...] = (
     *ACTIONS,
     *(
         action
-        for subject in (failures, tasks, seen, again, again_run, bulk_runs, approvals, records)
+        for subject in (failures, tasks, seen, starts, again, again_run, bulk_runs, approvals, records)
         for action in subject.actions
     ),
 )

@@ -173,8 +173,13 @@ def find(api: Api, name: str, version: int | None = None) -> workflows.Stored:
     return known.latest(name) if version is None else known.read(name, version)
 
 
-def start(api: Api, name: str, given: NewRunOf, key: str | None, key_scope: KeyScope) -> UUID:
-    """Start a run of the newest version of a workflow: of one that is data, else of one that is code."""
+def start(
+    api: Api, name: str, given: NewRunOf, key: str | None, key_scope: KeyScope, fire_time: str | None = None
+) -> UUID:
+    """Start a run of the newest version of a workflow: of one that is data, else of one that is code.
+
+    `fire_time` is the time that a run of the former is for, if it is not for now.
+    """
     chosen = given.key or key
     key = None if chosen is None else check_label("key", chosen)
     tags = check_tags(given.tags)
@@ -187,7 +192,8 @@ def start(api: Api, name: str, given: NewRunOf, key: str | None, key_scope: KeyS
         raise unfit(
             f"Workflow {name!r} is a definition: its runs take `params`, `key` and `tags`, and nothing else.",
         )
-    return UUID(bytes=api.backend.workflows.start(name, given.params, new_id(), key=key, tags=tags))
+    run = api.backend.workflows.start(name, given.params, new_id(), key=key, tags=tags, fire_time=fire_time)
+    return UUID(bytes=run)
 
 
 def _start_code(

@@ -110,11 +110,18 @@ class WorkflowBackend(Part, WorkflowCalls):
             return is_deleted
 
     def start(
-        self, name: str, params: Mapping[str, Any], run_id: bytes, *, key: str | None, tags: Iterable[str]
+        self,
+        name: str,
+        params: Mapping[str, Any],
+        run_id: bytes,
+        *,
+        key: str | None,
+        tags: Iterable[str],
+        fire_time: str | None = None,
     ) -> bytes:
         stored = self.latest(name)
         resolved = resolve_params(stored.definition, params, datetime.now(UTC))
-        run = dags.new_run(stored.definition, stored.version, run_id, resolved, tags)._replace(key=key)
+        run = dags.new_run(stored.definition, stored.version, run_id, resolved, tags)._replace(key=key, fire_time=fire_time)
         check_size(run.params or "", f"The parameters of workflow {name!r}", self._limit)
         return create_run(self, run, params)
 

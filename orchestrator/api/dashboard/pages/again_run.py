@@ -21,6 +21,7 @@ from orchestrator.api.dashboard.pages.again import (
     read_json,
     takes,
 )
+from orchestrator.api.dashboard.pages.starts import RERUN, record, started_since
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.key_scope import RUN
 from orchestrator.api.problems import Refused, refused
@@ -53,13 +54,15 @@ def ask_again(api: Api, id: UUID) -> Response:
 def start_again(api: Api, id: UUID, body: Again) -> Note | Response:
     """Start a run of the newest version with the tags of another one, or show the form again with its mistake."""
     run = _found(api, id)
+    if said := started_since(api, str(id), RERUN, body.since):
+        return _refused(api, run, body, 409, said)
     try:
         new = _start(api, run, body)
     except (InvalidWorkflow, Misfit) as error:
         return _refused(api, run, body, 422, str(error))
     except Refused as error:
         return _refused(api, run, body, error.problem.status, error.problem.detail)
-    return Note("the run is started: this is it", to=f"/ui/runs/{new}")
+    return record(api, RERUN, "run", str(id), new)
 
 
 def _start(api: Api, run: RunDetail, body: Again) -> UUID:
@@ -72,9 +75,9 @@ def _start(api: Api, run: RunDetail, body: Again) -> UUID:
         return flow_routes.start_flow(api, name, flow_routes.NewFlowRun(params=kwargs, tags=tags), None).id
     if known:
         check_call(known, args, kwargs)
-    return workflow_routes.start(
-        api, name, workflow_routes.NewRunOf(args=args, params=kwargs, tags=tags), None, visitor().key_scope
-    )
+    given = workflow_routes.NewRunOf(args=args, params=kwargs, tags=tags)
+    due = (run.fire_time or run.created_at).isoformat()  # as if it were started over
+    return workflow_routes.start(api, name, given, None, visitor().key_scope, due)
 
 
 def _found(api: Api, id: UUID) -> RunDetail:

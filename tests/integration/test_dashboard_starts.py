@@ -1,0 +1,105 @@
+"""Runs that are started from pages: over, with changes, by a schedule; by two operators who do not see each other."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+
+from orchestrator.sdk.dag.definitions import loads
+from orchestrator.sdk.values.payload import decode_call
+from tests.integration.stage import System, Worker
+from tests.integration.test_dashboard_seen import form, operator
+
+DUE = "2026-01-02T03:00:00+00:00"
+
+
+@pytest.fixture
+def worker(system: System) -> Worker:
+    @system.app.schedule(every="1h", params={"due": "${run.fire_time}", "area": "attic"})
+    @system.app.task(name="clean")
+    def clean(due: str, area: str) -> None: ...
+
+    system.app.schedules.apply()
+    return system.worker(knows=("clean", "job"), slots=9)
+
+
+def given(system: System, worker: Worker) -> list[Any]:
+    """Return the arguments of what is ready, by name."""
+    system.pass_seconds()
+    return [decode_call(one.payload)[1] for one in worker.take()]
+
+
+def newest_run(system: System) -> dict[str, Any]:
+    (row,) = system.sql("SELECT * FROM orchestrator.runs ORDER BY id DESC LIMIT 1")
+    return dict(row)
+
+
+def count(system: System) -> int:
+    (row,) = system.sql("SELECT count(*) FROM orchestrator.runs")
+    return int(row["count"])
+
+
+def test_a_scheduled_run_shows_the_time_that_it_was_given_and_keeps_it_with_changes(
+    system: System, worker: Worker
+) -> None:
+    ada = operator(system)
+    ada.post("/ui/schedules/clean/default/trigger")
+    (called,) = given(system, worker)
+    run = newest_run(system)
+    assert called == {"due": run["fire_time"].isoformat(), "area": "attic"} == run["params"]
+    page = unescape(ada.get(f"/ui/runs/{run['id']}").text)
+    assert called["due"] in page
+    assert called["due"] in unescape(ada.get("/ui/runs").text)
+    path = f"/ui/runs/{run['id']}/again"
+    assert called["due"] in unescape(ada.get(path).text)
+    ada.post(path, named='{"due": "%s", "area": "cellar"}' % called["due"])
+    assert given(system, worker) == [called | {"area": "cellar"}]
+
+
+def test_a_run_of_a_workflow_keeps_its_fire_time_with_changes(system: System, worker: Worker) -> None:
+    step = "{task: clean, input: {due: '${run.fire_time}', area: '${params.n}'}}"
+    system.app.workflows.apply(loads(f"name: nightly\nparams: {{n: {{default: 1}}}}\ntasks:\n  only: {step}\n"))
+    run = system.app.workflows["nightly"].start()
+    system.sql("UPDATE orchestrator.runs SET fire_time = :due WHERE id = :id", due=DUE, id=run.id)
+    given(system, worker)
+    operator(system).post(f"/ui/runs/{run.id}/again", named='{"n": 2}')
+    assert given(system, worker) == [{"due": DUE, "area": 2}]
+
+
+@pytest.mark.parametrize(
+    ("page", "action"),
+    [
+        ("/ui/schedules", "/ui/schedules/clean/default/trigger"),
+        ("/ui/schedules/clean/default", "/ui/schedules/clean/default/trigger"),
+        ("/ui/workflows/clean", "/ui/workflows/clean/runs"),
+        ("/ui/runs/{run}", "/ui/runs/{run}/rerun"),
+        ("/ui/runs/{run}/again", "/ui/runs/{run}/again"),
+    ],
+)
+def test_a_second_start_from_an_old_page_is_asked_about(system: System, worker: Worker, page: str, action: str) -> None:
+    run = system.app.workflows["clean"].start()
+    given(system, worker)
+    run.cancel()
+    system.pass_seconds(3)
+    page, action = (text.replace("{run}", str(run.id)) for text in (page, action))
+    ada, bob = operator(system), operator(system)
+    seen = [form(one.get(page).text, action) for one in (ada, bob)]
+    assert all("since" in one for one in seen)
+    ada.post(action, **seen[0])
+    assert "tarted" in ada.said()
+    refused = bob.post(action, **seen[1])
+    said = unescape(refused.text) if refused.status_code == 409 else bob.said()
+    assert re.search(r"A run like it was started by .+ at .+, after this page was made\. Start one more\?", said)
+    assert count(system) == 2, "the first one, and that of one operator"
+    bob.post(action, **form(bob.get(page).text, action))
+    assert count(system) == 3, "who has looked again may"
+
+
+def test_a_page_that_differs_in_the_age_of_its_form_is_not_sent_again(system: System, worker: Worker) -> None:
+    ada = operator(system)
+    first = ada.get("/ui/workflows/clean", **{"If-None-Match": '"none"'})
+    again = ada.get("/ui/workflows/clean", **{"If-None-Match": first.headers["ETag"]})
+    assert again.status_code == 304
