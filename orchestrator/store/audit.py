@@ -244,6 +244,20 @@ def last_act(connection: Connection, target: str, act: str, since: datetime | No
     return next((f"by {one.who} at {one.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" for one in found), None)
 
 
+_ORIGIN = Statement[str]("""
+SELECT /* audit.origin */ target
+  FROM (SELECT act, target, detail FROM orchestrator.audit
+         WHERE at BETWEEN %(at)s::timestamptz - interval '10 seconds' AND %(at)s::timestamptz + interval '10 seconds'
+         ORDER BY at LIMIT %(most)s) AS lately
+ WHERE act = 'rerun' AND detail->>'new' = %(run)s LIMIT 1
+""")
+
+
+def origin(connection: Connection, run: UUID, created_at: datetime) -> str | None:
+    """Return the id of the run that a run was started over from, or with changes, if the log still has it."""
+    return _ORIGIN.first(connection, run=str(run), at=created_at, most=MOST_LOOKED_AT)
+
+
 _PRUNE = Statement[None]("""
 DELETE /* audit.prune */ FROM orchestrator.audit WHERE id = ANY (ARRAY(
        SELECT id FROM orchestrator.audit WHERE at < now() - %(seconds)s::double precision * interval '1 second'

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from html import unescape
 from typing import Any
 
+import msgspec
 import pytest
 
+from orchestrator import WorkflowContext
 from orchestrator.sdk.dag.definitions import loads
+from orchestrator.sdk.tasks.parameters import announced_parameters
 from orchestrator.sdk.values.payload import decode_call
 from tests.integration.stage import System, Worker
 from tests.integration.test_dashboard_seen import form, operator
@@ -22,8 +26,15 @@ def worker(system: System) -> Worker:
     @system.app.task(name="clean")
     def clean(due: str, area: str) -> None: ...
 
+    @system.app.task(name="ship")
+    def ship(order: dict[str, int], at: datetime, note: str | None = None) -> None: ...
+
     system.app.schedules.apply()
-    return system.worker(knows=("clean", "job"), slots=9)
+    found = system.worker(knows=("clean", "ship"), slots=9)
+    found.parameters = msgspec.msgpack.encode(announced_parameters([("ship", ship._signature, ())]))
+    found.beat()
+    system.pass_seconds()
+    return found
 
 
 def given(system: System, worker: Worker) -> list[Any]:
@@ -55,7 +66,7 @@ def test_a_scheduled_run_shows_the_time_that_it_was_given_and_keeps_it_with_chan
     assert called["due"] in unescape(ada.get("/ui/runs").text)
     path = f"/ui/runs/{run['id']}/again"
     assert called["due"] in unescape(ada.get(path).text)
-    ada.post(path, named='{"due": "%s", "area": "cellar"}' % called["due"])
+    ada.post(path, named=f'{{"due": "{called["due"]}", "area": "cellar"}}')
     assert given(system, worker) == [called | {"area": "cellar"}]
 
 
@@ -96,6 +107,9 @@ def test_a_second_start_from_an_old_page_is_asked_about(system: System, worker: 
     assert count(system) == 2, "the first one, and that of one operator"
     bob.post(action, **form(bob.get(page).text, action))
     assert count(system) == 3, "who has looked again may"
+    said = f'Started over from</dt><dd><a href="/ui/runs/{run.id}">'
+    assert (said in bob.get(f"/ui/runs/{newest_run(system)['id']}").text) == (str(run.id) in page)
+    assert said not in bob.get(f"/ui/runs/{run.id}").text
 
 
 def test_a_page_that_differs_in_the_age_of_its_form_is_not_sent_again(system: System, worker: Worker) -> None:
@@ -103,3 +117,35 @@ def test_a_page_that_differs_in_the_age_of_its_form_is_not_sent_again(system: Sy
     first = ada.get("/ui/workflows/clean", **{"If-None-Match": '"none"'})
     again = ada.get("/ui/workflows/clean", **{"If-None-Match": first.headers["ETag"]})
     assert again.status_code == 304
+
+
+@pytest.mark.parametrize(
+    ("order", "found"),
+    [('"{not json"', "a text"), ("[1, 2]", "a list"), ('"str"', "a text"), ("null", "null"), ('{"n": 2}', "")],
+)
+def test_a_changed_argument_fits_the_type_that_the_form_shows(
+    system: System, worker: Worker, order: str, found: str
+) -> None:
+    task = system.app.tasks["ship"].enqueue({"n": 1}, at=datetime(2026, 1, 2, tzinfo=UTC))
+    path = f"/ui/tasks/{task.id}/again"
+    ada = operator(system)
+    page = ada.get(path).text
+    assert "dict[str, int], required" in page
+    (at,) = re.findall(r'data-param="at"[^>]*data-json="([^"]*)"', page)
+    answer = ada.post(path, named=f'{{"order": {order}, "at": {unescape(at)}, "note": null}}')
+    said = "order: expected an object" in unescape(answer.text)
+    assert (answer.status_code, said) == ((422, True) if found else (303, False))
+
+
+def test_the_form_of_signals_names_the_risk(system: System, worker: Worker) -> None:
+    @system.app.workflow(name="shop")
+    async def shop(ctx: WorkflowContext) -> None: ...
+
+    run = shop.start()
+    page = operator(system).get(f"/ui/runs/{run.id}").text
+    (fields,) = re.findall(r'data-name-in-path="/ui/runs/[^"]*/signals/%".*?</form>', page)
+    assert '<input type="checkbox" required>' in fields
+    assert "another value fails the run" in fields
+    operator(system).post(f"/ui/runs/{run.id}/terminate")
+    system.pass_seconds(3)
+    assert "Start over" in operator(system).get(f"/ui/runs/{run.id}").text

@@ -19,6 +19,8 @@ _TYPES: dict[str, ParamType] = {
     "bool": "boolean",
     "date": "date",
     "datetime": "datetime",
+    "dict": "object",
+    "list": "list",
 }
 _NULLABLE = " | None"
 UNKNOWN = "…"
@@ -120,7 +122,7 @@ def of_parameters(parameters: Sequence[Parameter], values: Mapping[str, Any] | N
         if one.kind == "variadic keyword" or (is_many and values is None):
             continue
         value = UNSET if values is None else values.get(one.name, UNSET)
-        kind = "list" if is_many else _TYPES.get(one.type.removesuffix(_NULLABLE), "any")
+        kind = "list" if is_many else _kind_of(one.type)
         may_be_null = one.type.endswith(_NULLABLE) and not one.optional
         found.append(
             Field(
@@ -134,6 +136,19 @@ def of_parameters(parameters: Sequence[Parameter], values: Mapping[str, Any] | N
             )
         )
     return found
+
+
+def _kind_of(type: str) -> ParamType:
+    """Return the kind of an annotation; that of `dict[str, int]` is that of `dict`."""
+    plain = type.removesuffix(_NULLABLE)
+    return _TYPES.get(plain if " | " in plain else plain.partition("[")[0], "any")
+
+
+def misfit_of(one: Parameter, value: Any) -> str | None:
+    """Return why a value is not of the type of a parameter, as far as its annotation says."""
+    if value is None and (one.type.endswith(_NULLABLE) or one.default is None):
+        return None
+    return None if one.kind.startswith("variadic") else misfit(_kind_of(one.type), value)
 
 
 def of_schema(schema: dict[str, Any] | None) -> list[Field]:

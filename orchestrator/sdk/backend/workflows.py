@@ -121,7 +121,9 @@ class WorkflowBackend(Part, WorkflowCalls):
     ) -> bytes:
         stored = self.latest(name)
         resolved = resolve_params(stored.definition, params, datetime.now(UTC))
-        run = dags.new_run(stored.definition, stored.version, run_id, resolved, tags)._replace(key=key, fire_time=fire_time)
+        run = dags.new_run(stored.definition, stored.version, run_id, resolved, tags)._replace(
+            key=key, fire_time=fire_time
+        )
         check_size(run.params or "", f"The parameters of workflow {name!r}", self._limit)
         return create_run(self, run, params)
 

@@ -9,12 +9,12 @@ from typing import Annotated, Any
 from uuid import UUID
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 from starlette.responses import Response
 
 from orchestrator.api.bodies import check_shape
 from orchestrator.api.context import LARGEST, Api
-from orchestrator.api.dashboard.fields import Field, of_parameters
+from orchestrator.api.dashboard.fields import Field, misfit_of, of_parameters
 from orchestrator.api.dashboard.pages.seen import moved_on
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.key_scope import TASK
@@ -112,11 +112,22 @@ def _like(api: Api, id: UUID, since: datetime | None) -> str:
 
 
 def given_by(call: Call, body: Again, known: Sequence[Parameter]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments that a form gives."""
+    """Return the arguments that a form gives. Changed ones fit the types that the form shows; raises Misfit."""
+    given, shown = (by_name(known, one.args, one.kwargs) or {} for one in (call.given, call.shown))
     if body.named:
-        given, shown = (by_name(known, one.args, one.kwargs) or {} for one in (call.given, call.shown))
         typed = _merged("", given, shown, read_json("named", body.named, dict))
-        return as_call(known, typed, len(call.given.args))
+        args, kwargs = as_call(known, typed, len(call.given.args))
+    else:
+        args, kwargs = _as_typed(call, body)
+    changed = by_name(known, args, kwargs) or {}
+    for one in known:
+        is_changed = one.name in changed and changed[one.name] is not given.get(one.name, UNSET)
+        if is_changed and (problem := misfit_of(one, changed[one.name])):
+            raise Misfit("kwargs" if one.name in kwargs else "args", f"{one.name}: {problem}")
+    return args, kwargs
+
+
+def _as_typed(call: Call, body: Again) -> tuple[list[Any], dict[str, Any]]:
     numbered = (dict(enumerate(one)) for one in (call.given.args, call.shown.args, read_json("args", body.args, list)))
     args = _merged("args: ", *numbered)
     kwargs = _merged("kwargs: ", call.given.kwargs, call.shown.kwargs, read_json("kwargs", body.kwargs, dict))

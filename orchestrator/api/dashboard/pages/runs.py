@@ -33,6 +33,7 @@ from orchestrator.domain.states import ShownRunState
 from orchestrator.errors import InvalidWorkflow, WrongState
 from orchestrator.monitoring.times import present
 from orchestrator.sdk.code.recording import Recording
+from orchestrator.store import audit
 from orchestrator.store.insights import (
     Relative,
     RunDetail,
@@ -119,6 +120,7 @@ def show_run(api: Api, id: UUID, query: StepsQuery) -> Response:
     children = run_routes.list_page(api, run_routes.RunQuery(parent=id, limit=_MOST_TASKS), key_scope)
     shown: dict[str, Any] = {"found": found, "run": found.run, "children": children.items, "more": children.next}
     shown["notes"] = run_notes(api, children.items)
+    shown["origin"] = api.read(audit.origin, id, found.run.created_at)
     shown["starter"] = _starter(api, found.run.parent_task, key_scope)
     if found.code is not None:
         return page("run_code.html", **shown, **_of_code(api, found.run))

@@ -1,4 +1,4 @@
-"""Starts of runs whose form says when its page was made: somebody who did not see another start since is asked first."""
+"""Starts of runs whose form says when its page was made: one that somebody else has started since is asked about."""
 
 from __future__ import annotations
 
