@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
-from datetime import UTC, datetime
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from orchestrator import ResultTimeout
+from orchestrator.api.context import Api
+from orchestrator.api.dashboard.pages.overview import read_is_led
 from orchestrator.cli import main
 from orchestrator.domain.dag.definition import Definition, Step
 from orchestrator.store import fleet
@@ -87,3 +92,25 @@ def test_workers_of_queues_are_unknown_without_a_leader(system: System, run: Cal
     system.expire_lease()
     assert run().output.splitlines()[1].split().count("unknown") == 2, "workers and slots"
     assert json.loads(run("--json").output)["queues"][0]["is_led"] is False
+
+
+def test_workers_are_unknown_while_the_leader_cannot_read_redis(system: System, run: Callable[..., Result]) -> None:
+    """It keeps its lease, and what it last heard of the workers grows old."""
+    mail = system.app.task(name="mail", queue="mail")(lambda: None).enqueue()
+    system.tick()
+    system.sql("UPDATE orchestrator.tasks SET created_at = now() - interval '1 minute'")
+    with system.engine.begin() as connection:
+        fleet.mirror(connection, [worker(["mail"])], datetime.now(UTC) - timedelta(minutes=1))
+    assert run().output.splitlines()[1].split().count("unknown") == 2, "workers and slots"
+    status = json.loads(CliRunner().invoke(main, ["status", "--json"]).output)
+    assert (status["hears_workers"], status["unserved_queues"]) == (False, [])
+    assert "no worker" not in {found["kind"] for found in status["trouble"]}
+    assert re.search("workers +unknown: the scheduler does not hear", CliRunner().invoke(main, ["status"]).output)
+    assert "unknown while no scheduler hears them" in CliRunner().invoke(main, ["doctor"]).output
+    with pytest.raises(ResultTimeout, match="The scheduler does not hear the workers"):
+        mail.result(timeout=0.01)
+    with closing(Api(system.settings)) as api:
+        assert not read_is_led(api)
+    with system.engine.begin() as connection:
+        fleet.mirror(connection, [worker(["other"])], datetime.now(UTC))
+    assert json.loads(CliRunner().invoke(main, ["status", "--json"]).output)["unserved_queues"] == ["mail"]

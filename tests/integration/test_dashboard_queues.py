@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import html
 import re
+import socket
+import time
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -235,3 +238,31 @@ def test_what_waited_for_a_limit_is_found_among_the_last_ends_and_what_is_in_fli
     for scan in reads:
         assert scan["Node Type"] != "Seq Scan", scan
         assert rows_read(scan) <= len(steps) * 300, scan
+
+
+def test_every_page_says_that_the_workers_are_not_heard_and_none_waits_for_redis(system: System) -> None:
+    """Redis hangs: it takes connections, and answers nothing."""
+    worker = system.worker(slots=1)
+    system.settle()
+    system.dispatch()
+    system.job.enqueue(2)
+    worker.start(*worker.take())
+    system.tick()
+    healthy = Visitor(create_app(system.settings))
+    assert "does not hear" not in healthy.get("/ui/tasks").text
+    system.sql("UPDATE orchestrator.workers SET seen_at = now() - interval '1 minute' RETURNING id")
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        url = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+        visitor = Visitor(create_app(replace(system.settings, redis_url=url)))
+        began = time.monotonic()
+        for path in ("/ui/tasks", "/ui/failures", "/ui/queues", PAGE, "/ui/runs", "/ui/schedules"):
+            page = visitor.get(path).text
+            assert page.count("The scheduler does not hear the workers: nothing new starts") == 1, path
+            assert 'data-pulse="/ui/pulse"' in page, path
+            assert "no worker serves it" not in page, path
+        assert time.monotonic() - began < 8, "one question to such a Redis takes ten seconds by default"
+        page = visitor.get("/ui/queues").text
+        assert re.search(r'<td class="number wide">unknown</td>', page)
+        assert '<section class="trouble" data-key="outage">' not in visitor.get("/ui").text, (
+            "it says what is wrong itself"
+        )

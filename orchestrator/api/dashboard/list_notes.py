@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeVar
 from uuid import UUID
@@ -27,9 +28,12 @@ from orchestrator.store.insights import (
     notes_of_runs,
     running_tasks,
 )
+from orchestrator.transport.connection import connect
 from orchestrator.transport.journal import LOSSES, read_marks
 
 _MOST_NAMES = 8
+_PATIENCE = 0.5
+"""Seconds for which a page waits for Redis: it has the rest without."""
 SPANS = {
     "15m": timedelta(minutes=15),
     "1h": timedelta(hours=1),
@@ -80,9 +84,11 @@ def progress_of_runs(api: Api, runs: Iterable[RunView]) -> dict[UUID, float]:
 
 def _progress_of(api: Api, tasks: Iterable[TaskView | RunningTask]) -> dict[UUID, float]:
     running = {task.id.bytes: task for task in tasks}
-    connections = api.backend.connections
+    if not running:
+        return {}
     try:
-        marks = read_marks(connections.redis, connections.keys, [*running])
+        with closing(connect(api.settings.require_redis(), timeout=_PATIENCE)) as redis:
+            marks = read_marks(redis, api.backend.connections.keys, [*running])
     except LOSSES:
         return {}
     return {

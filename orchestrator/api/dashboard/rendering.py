@@ -164,6 +164,8 @@ class Visit:
     check_tasks: Callable[[NewTask], None]
     """Refuses a task for which the quotas of the key leave no room."""
     replica: Replica | None = None
+    outage: Callable[[], str] = str
+    """Says why nothing starts, as far as Postgres tells; nothing while something does, as for `approvals`."""
     approvals: Callable[[], str] = str
     """Counts the approvals that wait for a person; nothing if none does, or where the page needs no log-in."""
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from orchestrator.api.access import Caller
 from orchestrator.api.bodies import LARGEST_QUESTION, SMALL, check_shape, read_body
 from orchestrator.api.dashboard.misfits import in_words
-from orchestrator.api.dashboard.pages.overview import count_approvals
+from orchestrator.api.dashboard.pages.overview import count_approvals, read_outage
 from orchestrator.api.dashboard.pages.search import find_elsewhere
 from orchestrator.api.dashboard.parts import without_known
 from orchestrator.api.dashboard.rendering import Action, Said, Visit, current, go, page, prefix, refusal, visitor
@@ -66,7 +66,8 @@ class PagePath(ServedPath):
         session = self._session(request)
         visit = _visit(request, caller, session, self._meter, self._api.replica)
         if endpoint.scope is not None:
-            visit = dataclasses.replace(visit, approvals=partial(count_approvals, self._api, caller.key_scope))
+            approvals, outage = partial(count_approvals, self._api, caller.key_scope), partial(read_outage, self._api)
+            visit = dataclasses.replace(visit, approvals=approvals, outage=outage)
         current.set(visit)
         replica = self._api.replica
         try:

@@ -284,8 +284,8 @@ def _system(settings: Settings) -> Iterator[Finding]:
             yield _ok("scheduler", f"{found}, {len(standbys)} standing by")
         else:
             yield _warn("scheduler", f"{found}, none stands by.", "Start a second one, elsewhere.")
-    if leader is None:
-        yield _ok("workers", "unknown while no scheduler leads")
+    if leader is None or not seen.overview.hears_workers:
+        yield _ok("workers", f"unknown while no scheduler {'leads' if leader is None else 'hears them'}")
     elif seen.overview.workers:
         yield _ok("workers", f"{seen.overview.workers} live, {seen.overview.slots} slots")
     else:

@@ -135,6 +135,8 @@ def _workers(overview: Overview) -> str:
     """Say how many workers live; without a leader nobody hears their heartbeats."""
     if overview.leader is None:
         return "unknown: no scheduler leads, so nobody hears their heartbeats"
+    if not overview.hears_workers:
+        return "unknown: the scheduler does not hear their heartbeats"
     return f"{overview.workers} live, {overview.slots} slots, {overview.running} running"
 
 

@@ -78,7 +78,8 @@ def _whole(found: Snapshot, width: int) -> Text:
     else:
         line.append("leader ", style="dim").append(one_line(found.leader.address)).append(f" term {found.leader.term}")
     use = load.running / load.slots if load.slots else 0.0
-    line.append("  workers ", style="dim").append(str(load.live_workers), style="" if load.live_workers else "bold red")
+    workers = str(load.live_workers) if found.hears_workers else "?"
+    line.append("  workers ", style="dim").append(workers, style="" if load.live_workers else "bold red")
     line.append("  slots ", style="dim").append(f"{load.running}/{load.slots} ").append_text(bar(use, 8))
     if width >= 100:
         line.append("  open ", style="dim").append(f"{load.open_tasks:,}")
@@ -99,7 +100,7 @@ def wrongs(found: Snapshot) -> Iterator[str]:
     if found.redis is not None:
         yield f"Redis cannot be used: {one_line(found.redis)}"
     unserved = [queue.queue for queue in found.queues if queue.ready and not queue.slots]
-    if unserved and found.leader is not None:
+    if unserved and found.hears_workers:
         yield f"No worker serves {one_line(', '.join(unserved[:5]))}{' …' if len(unserved) > 5 else ''}"
     if found.load.stuck_runs:
         yield f"{found.load.stuck_runs:,} runs are stuck: orchestrator runs list --stuck"

@@ -62,7 +62,7 @@ def queue_rows(found: Snapshot, view: View, width: int) -> Rows:
     spark = max(0, min(60, width - 78))
     needs = {"in flight>": 56, "slots>": 64, "delayed>": 78, "failed/s>": 72, "last minute": 86}
     headers = [header for header in _HEADERS if width >= needs.get(header, 0)]
-    is_led = found.leader is not None
+    is_led = found.hears_workers
     return headers, [(queue.queue, [*_queue_cells(queue, headers, spark, is_led)]) for queue in queues(view, found)]
 
 

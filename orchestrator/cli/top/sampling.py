@@ -85,6 +85,12 @@ class Snapshot:
     """Tasks that ended in each of the last seconds, of all queues."""
 
     @property
+    def hears_workers(self) -> bool:
+        """A scheduler leads and hears the workers; if not, their numbers say nothing."""
+        is_heard = not self.workers or any(worker.state != "unheard" for worker in self.workers)
+        return self.leader is not None and is_heard
+
+    @property
     def rate(self) -> float:
         return sum(queue.rate for queue in self.queues)
 

@@ -8,6 +8,7 @@ NO_LEADER = (
     "No scheduler leads, so nothing moves. Start one: orchestrator scheduler; if one runs, it has not renewed its "
     "lease, and its log says what keeps it, such as a Redis that hangs"
 )
+UNHEARD = "The scheduler does not hear the workers; its log says what keeps it, such as a Redis that hangs"
 NONE_CAN_LEAD = "No scheduler leads, so nothing moves: those that run cannot use Postgres."
 
 

@@ -17,6 +17,12 @@ from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY
 IS_SERVING = f"state = 'live' AND still_since IS NULL AND {IS_FRESH}"
 """A worker is live and takes tasks."""
 
+ARE_HEARD = f"""(EXISTS (SELECT FROM orchestrator.leases WHERE expires_at > clock_timestamp())
+        AND coalesce((SELECT bool_or({IS_FRESH}) FROM orchestrator.workers
+                       WHERE state NOT IN ('dead', 'stopped')), true))"""
+"""A scheduler leads and hears the workers. One that cannot read Redis may keep its lease; one that can says of workers
+that they are dead."""
+
 IS_KNOWN = f"""EXISTS (SELECT FROM orchestrator.workers WHERE state = 'live' AND {IS_FRESH}
                           AND {{task}}.queue = ANY(queues) AND {{task}}.name = ANY(names))"""
 """A live worker says that it knows a task. If it is held back as unknown all the same, it was handed back by those."""
@@ -59,7 +65,7 @@ class QueueCounts:
     least: tuple[str, ...] = ()
     """Which of the six numbers are the least that there is: of very many open tasks, not all are counted."""
     is_led: bool = True
-    """A scheduler leads; if none does, `workers` and `slots` are not known."""
+    """A scheduler leads and hears the workers; if not, `workers` and `slots` are not known."""
 
 
 def empty_queue(name: str) -> QueueCounts:
@@ -102,7 +108,7 @@ SELECT queue, coalesce(ready, 0) AS ready, coalesce(delayed, 0) AS delayed, coal
        coalesce(blocked, 0) AS blocked, coalesce(dispatched, 0) AS dispatched, coalesce(running, 0) AS running,
        oldest_ready, coalesce(least, '{{}}') AS least, coalesce(workers, 0) AS workers, coalesce(slots, 0) AS slots,
        coalesce(paused, false) AS paused, concurrency, rate, retention_success, retention_failed,
-       EXISTS (SELECT FROM orchestrator.leases WHERE expires_at > clock_timestamp()) AS is_led
+       {ARE_HEARD} AS is_led
   FROM waiting FULL JOIN serving USING (queue)
   FULL JOIN (SELECT name AS queue, paused, concurrency, rate, retention_success, retention_failed
                FROM orchestrator.queues
@@ -212,13 +218,15 @@ class Fleet(NamedTuple):
     """How many they say they run."""
     has_still: bool
     """There are others whose process does nothing."""
+    are_heard: bool
+    """A scheduler hears of them; if not, the numbers say nothing."""
 
 
 @Statement.function(f"""
 SELECT /* insights.fleet.numbers */ count(*) FILTER (WHERE state = 'live') AS workers,
        coalesce(sum(slots) FILTER (WHERE state = 'live'), 0) AS slots,
        coalesce(sum(running) FILTER (WHERE state = 'live'), 0) AS running,
-       coalesce(bool_or(state = 'still'), false) AS has_still
+       coalesce(bool_or(state = 'still'), false) AS has_still, {ARE_HEARD} AS are_heard
   FROM (SELECT {_STATE} AS state, slots, running FROM orchestrator.workers AS w) AS fleet
 """)
 def count_fleet(connection: Connection) -> Fleet:

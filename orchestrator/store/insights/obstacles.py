@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 from orchestrator.domain.limits.names import gate_of
 from orchestrator.domain.states import IN_FLIGHT_STATES
 from orchestrator.domain.tasks.obstacles import (
+    UNHEARD,
     executor_of_hold,
     key_of_hold,
     no_data_key,
@@ -23,7 +24,7 @@ from orchestrator.domain.tasks.obstacles import (
     unknown_task,
 )
 from orchestrator.store.fleet import IS_FRESH
-from orchestrator.store.insights.fleet import IS_KNOWN, IS_SERVING, QueueCounts
+from orchestrator.store.insights.fleet import ARE_HEARD, IS_KNOWN, IS_SERVING, QueueCounts
 from orchestrator.store.shards import without_leader
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.columns import one_of
@@ -35,7 +36,7 @@ _WAITING = f"(({READY}) OR (status = 'pending' AND {NOBODY})) AND created_at < n
 _FOUND = f"""queue, CASE WHEN {NOBODY} THEN name END AS unknown, hold,
        EXISTS (SELECT FROM orchestrator.queues AS q WHERE q.name = found.queue AND q.paused) AS paused,
        EXISTS (SELECT FROM orchestrator.workers
-                WHERE state = 'live' AND {IS_FRESH} AND found.queue = ANY(queues)) AS served,
+                WHERE state = 'live' AND {IS_FRESH} AND found.queue = ANY(queues)) AS served, {ARE_HEARD} AS heard,
        hold = 'unknown' AND {IS_KNOWN.format(task="found")} AS handed_back"""
 
 # Of a run, a thousand open tasks: it may have a million, and their queues are few.
@@ -60,6 +61,8 @@ def find_obstacles(connection: Connection, identifier: bytes) -> list[str]:
 def _obstacle(row: Row) -> str | None:
     if row.paused:
         return paused(row.queue)
+    if not row.heard:
+        return UNHEARD
     if not row.served:
         return no_worker(row.queue)
     if row.unknown is None:

@@ -141,7 +141,7 @@ class Overview:
     unknown_tasks: tuple[UnknownTasks, ...]
     """Tasks that no live worker knows."""
     unserved_queues: tuple[str, ...]
-    """Queues that hold ready tasks and have no live worker."""
+    """Queues that hold ready tasks and have no live worker; none while workers are unknown."""
     paused_queues: tuple[PausedQueue, ...]
     """Queues that hold ready tasks and are paused."""
     events: Events | None
@@ -162,6 +162,8 @@ class Overview:
     """Which numbers of open tasks are the least that there is: where there are very many, not all are counted."""
     standbys: tuple[Standby, ...] | None = None
     """Schedulers that would lead if the leader ended; None if Redis was not asked, or cannot say."""
+    hears_workers: bool = True
+    """A scheduler leads and hears the workers; if not, they are unknown, and their numbers are 0."""
     shards: tuple[ShardView, ...] = ()
     """All shards, where there are several."""
 
@@ -193,10 +195,11 @@ def overview(
         workers=fleet.workers,
         slots=fleet.slots,
         running=fleet.running,
+        hears_workers=fleet.are_heard,
         inbox=_INBOX.one(connection),
         still_workers=tuple(still),
         unknown_tasks=tuple(_UNKNOWN(connection)),
-        unserved_queues=tuple(queue.queue for queue in queues if queue.ready and not queue.workers),
+        unserved_queues=tuple(one.queue for one in queues if fleet.are_heard and one.ready and not one.workers),
         paused_queues=tuple(
             PausedQueue(queue=queue.queue, waiting=queue.ready, oldest=queue.oldest_ready)
             for queue in queues

@@ -36,6 +36,7 @@ from orchestrator.store.insights.failures import (
     handled_groups,
     latest_failures,
 )
+from orchestrator.store.insights.fleet import count_fleet
 from orchestrator.store.insights.system import Ends, find_leader
 from orchestrator.store.throughput import Throughput
 
@@ -62,12 +63,12 @@ class Whole:
     overview: Overview
     troubles: list[Trouble]
     heard_at: datetime | None = None
-    """When a leader last heard of the workers, if none leads."""
+    """When a leader last heard of the workers, if none does."""
 
     @property
     def is_led(self) -> bool:
-        """Whether somebody looks at the workers."""
-        return self.overview.leader is not None
+        """Whether somebody hears the workers."""
+        return self.overview.hears_workers
 
     @property
     def fingerprint(self) -> str:
@@ -93,7 +94,7 @@ def read_whole(api: Api) -> Whole:
         *trouble.of_payload_store(api.settings.payload_store),
     )
     heard_at = None
-    if found.leader is None:
+    if not found.hears_workers:
         heard_at = max((worker.seen_at for worker in insights.list_workers()), default=None)
     return Whole(
         overview=replace(found, standbys=held.standbys), troubles=trouble.by_gravity(troubles), heard_at=heard_at
@@ -106,8 +107,17 @@ def read_queues(api: Api, key_scope: KeyScope) -> list[QueueCounts]:
 
 
 def read_is_led(api: Api) -> bool:
-    """Return whether a scheduler leads, and so whether the workers of queues are known."""
-    return api.recent.get(("led",), _RECENT, lambda: api.read(find_leader) is not None)
+    """Return whether a scheduler leads and hears the workers, and so whether those of queues are known."""
+    return api.recent.get(("led",), _RECENT, lambda: api.read(count_fleet).are_heard)
+
+
+def read_outage(api: Api) -> str:
+    """Say why nothing starts, if nothing does. Redis is not asked, which may hang: `pulse` does that."""
+    if read_is_led(api):
+        return ""
+    is_led = api.recent.get(("leader",), _RECENT, lambda: api.read(find_leader)) is not None
+    why = "The scheduler does not hear the workers" if is_led else "No scheduler leads"
+    return f"{why}: nothing new starts, and what this page says of tasks may be old."
 
 
 def read_minutes(api: Api, key_scope: KeyScope) -> list[Throughput]:

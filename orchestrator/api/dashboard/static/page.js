@@ -193,11 +193,12 @@
     try {
       const answer = await fetch(main.dataset.pulse, { redirect: "manual", signal: AbortSignal.timeout(PULSE) });
       if (answer.status >= 500) answered(false);
-      if (answer.type === "opaqueredirect" || answer.status === 401) soon();
+      const isLive = main.dataset.live || main.dataset.poll; // others, such as forms, stay as they are
+      if (isLive && (answer.type === "opaqueredirect" || answer.status === 401)) soon();
       if (!answer.ok) return;
       const said = await answer.json();
       const isNews = outage !== said.outage || (main.dataset.troubles ?? said.troubles) !== said.troubles;
-      if (isNews || !isAnswered) soon();
+      if (isLive && (isNews || !isAnswered)) soon();
       if (wire === "on") knownAt = Date.now();
       outage = said.outage;
       answered(true);
@@ -353,6 +354,9 @@
     ask();
     if (isAgain) { isAgain = false; soon(); }
   });
+
+  // What has ended sends no events, and somebody may have retried it: it is read again when one comes back to it.
+  addEventListener("focus", () => { if ("ended" in main.dataset) soon(); });
 
   // -- actions: the leader applies them a moment later, so the page is read again until it shows another state
 
