@@ -114,7 +114,7 @@ def test_one_cause_gives_one_alarm(system: System) -> None:
     system.job.options(queue="empty").enqueue(1)
     system.sql(AGE)
 
-    def alarms(**changed: str) -> list[str]:
+    def alarms(**changed: Any) -> list[str]:
         page = Visitor(create_app(replace(system.settings, **changed))).get("/ui").text
         return re.findall(r'class="item" data-key="([^"]*)"', page)
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from orchestrator import Handle
 from orchestrator.api.app import create_app
+from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store.tasks import revival
-from tests.integration.stage import Dispatch, System, Worker, raw
+from tests.integration.stage import System, Worker, raw
 from tests.integration.visitor import Visitor
 
 

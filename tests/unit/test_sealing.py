@@ -23,7 +23,7 @@ from orchestrator.sdk.values.display import call_of, stored_value
 from orchestrator.sdk.values.payload import decode_call, decode_value, encode_call, encode_value
 from orchestrator.sdk.waiting.steps import Steps, complete
 from orchestrator.sealing import CALL, VALUE, Sealed, Vault, is_sealed, vault_of
-from orchestrator.store.insights.runs import _shown_params, readable_params
+from orchestrator.store.insights.runs import readable_params, shown_params
 
 
 def key(id: str, letter: bytes = b"k") -> str:
@@ -235,8 +235,8 @@ def test_what_code_refuses_is_told_without_what_cannot_be_opened() -> None:
 
 def test_parameters_of_a_run_are_told_as_other_values_are(one: Vault) -> None:
     sealed = one.seal_text('{"word": "xyzzy"}')
-    assert readable_params(_shown_params(sealed)) == {"word": "xyzzy"}
-    stray = _shown_params(stray_text(msgspec.msgpack.encode('{"word": "xyzzy"}')))
+    assert readable_params(shown_params(sealed)) == {"word": "xyzzy"}
+    stray = shown_params(stray_text(msgspec.msgpack.encode('{"word": "xyzzy"}')))
     assert readable_params(stray) == "(sealed with key stray)"
     described = msgspec.json.decode(sealing.describe_json(msgspec.json.encode(stray)))
     assert readable_params(described) == "(sealed with key stray)"
