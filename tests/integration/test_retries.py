@@ -158,6 +158,27 @@ def test_by_the_type_of_the_error_and_not_by_what_its_message_says(failed: Syste
     assert opened(failed) == [("job", "default")] * 3
 
 
+def test_by_release_and_never_by_a_leader_that_knows_none(failed: System) -> None:
+    failed.sql(
+        "INSERT INTO orchestrator.worker_releases (worker, release, started_at, until)"
+        " VALUES ('w1', 'r1', now(), now() + interval '1 day'), ('w2', 'r2', now(), now() + interval '1 day')"
+    )
+    for worker in failed.workers:
+        worker.die()
+    failed.pass_seconds()
+    tasks = failed.app._client.backend.tasks
+    assert tasks.retry_failed(FailedFilter(release="r3")) == 0
+    assert tasks.retry_failed(FailedFilter(release="r2")) == 2
+    assert tasks.retry_failed(FailedFilter(release="r1", kind="ConnectionError")) == 1
+    stored = [row["kind"] for row in failed.sql("SELECT body->>'kind' AS kind FROM orchestrator.inbox ORDER BY id")]
+    assert stored == ["# ", "# ConnectionError"], "which the previous release takes for types without tasks"
+    found = failed.sql("SELECT id, name, queue FROM orchestrator.ended_tasks WHERE status = 'failed'")
+    meant = {(row["name"], row["queue"]) for row in found if tasks.status(row["id"].bytes) == "pending"}
+    assert meant == {("job", "mail"), ("other", "default"), ("other", "mail")}, "callers hear of it at once"
+    failed.tick(3)
+    assert opened(failed) == [("job", "mail"), ("other", "default"), ("other", "mail")]
+
+
 def test_in_slices_and_each_task_once(failed: System) -> None:
     """A task that fails again while others are still being opened is not opened a second time."""
     object.__setattr__(failed.scheduler._settings, "batch", 1)

@@ -102,10 +102,10 @@ class Redriven(msgspec.Struct, frozen=True):
     is_expensive=True,
 )
 def retry_failed(api: Api, body: Redrive, key_scope: KeyScope) -> Redriven:
-    """Open failed tasks again by the thousand: those of a queue, a name, an error or a time."""
+    """Open failed tasks again by the thousand: those of a queue, a name, an error, a release, a run or a time."""
     wanted = made_from(FailedFilter, body)
     if wanted == FailedFilter():
-        raise unfit("Say which: queue, name, error, kind, since or until.")
+        raise unfit("Say which: queue, name, error, kind, release, run, since or until.")
     groups = api.backend.tasks.preview_retry(wanted, key_scope.queues)
     asked = not body.dry_run and bool(groups)
     if asked:

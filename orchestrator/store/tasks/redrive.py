@@ -1,9 +1,10 @@
-"""Trying failed tasks again by the thousand: those of a queue, a name, an error or a time."""
+"""Trying failed tasks again by the thousand: those of a queue, a name, an error, a release, a run or a time."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import NamedTuple
+from uuid import UUID
 
 import msgspec
 from sqlalchemy import Connection
@@ -27,6 +28,9 @@ class FailedFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     until: datetime | None = None
     kind: str | None = None
     """The error's type, and nothing else; or the id of a group, which other releases take for a type without tasks."""
+    release: str | None = None
+    """Whose last attempt a worker of this release of the application had."""
+    run: UUID | None = None
 
 
 def group_of(task: str) -> str:
@@ -44,6 +48,16 @@ def _is_kind(kind: str) -> str:
     return f"(coalesce(e.error->>'kind', '') = {kind} OR (strpos({kind}, '#') > 0 AND {group_of('e')} = {kind}))"
 
 
+_NARROWED = "# "
+"""Before the type in a request with a release or a run: a leader of the previous release, which knows neither, takes it
+for a type without tasks, and so does not open those of other releases and runs."""
+
+
+def _is_of_release(release: str) -> str:
+    """Return a condition: a worker of a release had the last attempt of task `e`."""
+    return f"e.worker IN (SELECT w.worker FROM orchestrator.worker_releases AS w WHERE w.release = {release})"
+
+
 MOST_LOOKED_AT = 5_000
 """Tasks that ended without success at which a page looks, to count those that would be tried again."""
 
@@ -53,12 +67,17 @@ _MATCHES = f"""
    AND (%(error)s::text IS NULL
         OR strpos(lower((e.error->>'kind') || ': ' || (e.error->>'message')), lower(%(error)s::text)) > 0)
    AND (%(kind)s::text IS NULL OR {_is_kind("%(kind)s::text")})
+   AND (%(release)s::text IS NULL OR {_is_of_release("%(release)s::text")})
+   AND (%(run)s::uuid IS NULL OR e.run_id = %(run)s::uuid)
    AND {REVIVABLE}
 """
 
 
 def _parameters(wanted: FailedFilter) -> dict[str, object]:
-    return {name: getattr(wanted, name) for name in ("queue", "name", "error", "since", "until", "kind")}
+    return msgspec.structs.asdict(wanted) | {
+        "kind": wanted.kind and (wanted.kind.removeprefix(_NARROWED) or None),
+        "run": wanted.run and wanted.run.hex,
+    }
 
 
 class Group(NamedTuple):
@@ -128,15 +147,20 @@ def ask(connection: Connection, wanted: FailedFilter) -> None:
     # A leader of the release before knows no kind, and must not take all.
     if wanted.kind and "#" not in wanted.kind and wanted.error is None:
         wanted = msgspec.structs.replace(wanted, error=wanted.kind)
+    if wanted.release or wanted.run:
+        wanted = msgspec.structs.replace(wanted, kind=f"{_NARROWED}{wanted.kind or ''}")
     inbox.add(connection, RequestKind.REDRIVE, bytes(16), msgspec.json.encode(wanted).decode())
 
 
+_ASKED_KIND = f"nullif(regexp_replace(r.body->>'kind', '^{_NARROWED}', ''), '')"
 IS_ASKED_FOR = f"""
        (e.status = 'failed' AND e.queue = coalesce(r.body->>'queue', e.queue)
         AND e.name = coalesce(r.body->>'name', e.name)
         AND (r.body->>'error' IS NULL
              OR strpos(lower((e.error->>'kind') || ': ' || (e.error->>'message')), lower(r.body->>'error')) > 0)
-        AND (r.body->>'kind' IS NULL OR {_is_kind("(r.body->>'kind')")})
+        AND ({_ASKED_KIND} IS NULL OR {_is_kind(_ASKED_KIND)})
+        AND (r.body->>'release' IS NULL OR {_is_of_release("r.body->>'release'")})
+        AND (r.body->>'run' IS NULL OR e.run_id = (r.body->>'run')::uuid)
         AND e.ended_at >= coalesce((r.body->>'since')::timestamptz, '-infinity')
         AND e.ended_at <= least(r.created_at, (r.body->>'until')::timestamptz)
         AND (r.body->'after' IS NULL
