@@ -135,6 +135,8 @@ def of_error(error: Exception) -> Refused | None:
             return refused(status, title, str(error), task_id=task_id, type=name, data=data)
     if isinstance(error, transport.UNAVAILABLE):
         return refused(503, "Redis cannot be used now", transport.describe(error))
-    if isinstance(error, exc.DataError) or "cannot contain NUL" in str(error):
+    if "cannot contain NUL" in str(error):
+        return unfit("A text contains a NUL character, which cannot be stored or looked for: remove it.")
+    if isinstance(error, exc.DataError):
         return unfit(f"A value cannot be stored or looked for: {database.said(error)}")
     return None

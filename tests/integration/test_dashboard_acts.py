@@ -62,7 +62,7 @@ def test_open_tasks_are_counted_before_they_are_cancelled(house: House) -> None:
     assert "/ui/tasks/cancel?queue=mail.out" in visitor.get("/ui/tasks?queue=mail.out").text
     assert "Cancel all open" not in visitor.get("/ui/tasks?status=failed").text
     assert "Retry all failed" in visitor.get("/ui/tasks?status=failed").text
-    assert "Retry all failed" not in visitor.get(f"/ui/tasks?run={uuid4()}").text, "it would retry those of other runs"
+    assert "Retry all failed" not in visitor.get("/ui/tasks?argument=1").text, "it would retry those with others"
     assert "Say which" in visitor.get("/ui/tasks/cancel").text
     page = visitor.get("/ui/tasks/cancel?queue=mail.out").text
     assert "Cancel 1 task<" in page
@@ -545,6 +545,10 @@ def test_lost_attempts_are_called_lost_and_each_attempt_has_its_error(house: Hou
         ("tasks?run=12", "Run: give an id, such as 0199"),
         ("tasks?cursor=12", "This page of the list is not known: begin with the first one."),
         ("tasks?colour=red", "This page has no filter colour. It has: status, queue, name"),
+        ("tasks?since=2026-02-01T00:00Z&until=2026-01-01T00:00Z", "From 2026-02-01 00:00 is later than To 2026-01-01"),
+        ("runs?since=2026-02-01T00:00Z&until=2026-01-01T00:00Z", "From 2026-02-01 00:00 is later than To 2026-01-01"),
+        ("tasks?name=a%00b", "A text contains a NUL character, which cannot be stored or looked for: remove it."),
+        ("tasks/{task}/log?after=x", "After: this is not a value that the page's own links have. Leave it out."),
         ("runs?sort=size", "Sort: 'size' is none of -ended"),
         ("runs?version=x", "Version: give a whole number"),
         ("failures?within=3h", "Within: '3h' is none of 15m, 1h, 24h, 7d."),
@@ -554,11 +558,19 @@ def test_lost_attempts_are_called_lost_and_each_attempt_has_its_error(house: Hou
     ],
 )
 def test_a_bad_address_is_explained_in_the_words_of_the_page(house: House, address: str, said: str) -> None:
-    answer = Visitor(house.app).get(f"/ui/{address}")
+    answer = Visitor(house.app).get(f"/ui/{address.replace('{task}', str(house.failed['mail']))}")
     assert answer.status_code in (404, 422)
     main = unescape(answer.text.partition("<main")[2])
-    assert said in main
-    assert not re.search("Invalid|Expected `|Object|regex|UUID", main)
+    assert said in main, main[:600]
+    assert not re.search("Invalid|Expected `|Object|regex|UUID|PostgreSQL", main)
+
+
+def test_a_range_by_a_text_says_that_numbers_do_not_fit(house: House) -> None:
+    visitor = Visitor(house.app)
+    said = "<code>total&gt;=abc</code> compares texts: a run whose total is a number does not fit."
+    assert said in visitor.get("/ui/runs?attribute=total%3E%3Dabc").text
+    for fine in ("total>=100", "day>=2026-01-31", "stage=paid", "stage!=paid"):
+        assert "compares texts" not in visitor.get(f"/ui/runs?attribute={quote(fine)}").text
 
 
 def test_attempts_that_no_worker_began_are_explained(house: House) -> None:
@@ -881,13 +893,16 @@ def test_failure_groups_are_snoozed_acknowledged_and_opened_again(house: House) 
     assert "acknowledged by " in page
     overview = visitor.get("/ui").text.partition("<h2>Failures")[2]
     assert groups_of(overview) == [BANK, MAIL]
+    assert '?status=failed&amp;name=t.a&amp;error=E"><strong>E</strong> secret of mail' in overview
     assert overview.count('<span class="tag">acknowledged</span>') == 1
     lines = rows(house, "SELECT act, target FROM orchestrator.audit WHERE kind = 'failures' ORDER BY id")
     assert [act for act, _ in lines] == ["snooze", "reopen", "acknowledge"]
     assert {target for _, target in lines} == {"t.a E#5fb066 in mail.out"}
     rows(house, "UPDATE orchestrator.audit SET at = at - interval '1 day' WHERE kind = 'failures' RETURNING id")
     visitor.post("/ui/queues/mail.out/resume")  # what was read before is forgotten
-    assert "acknowledged by " not in visitor.get("/ui/failures").text, "it has failed since"
+    page = visitor.get("/ui/failures").text
+    assert "acknowledged by " not in page, "it has failed since"
+    assert re.search(r"failed again since \S.* acknowledged it <time", page)
     assert '<span class="tag">acknowledged</span>' not in visitor.get("/ui").text
 
 
@@ -1229,7 +1244,7 @@ def test_charts_mark_starts_of_workers_and_changes_of_the_leader(house: House) -
             connection.exec_driver_sql(
                 "INSERT INTO orchestrator.throughput (bucket, queue, term, success, failed, cancelled, skipped,"
                 " dispatched, retried, lost, waits, runs) VALUES (now() - %s * interval '1 minute', 'mail.out', %s,"
-                " 1, 0, 0, 0, 0, 0, 0, '{}', '{}')",
+                " 1, 0, 7, 0, 0, 0, 0, '{}', '{}')",
                 (minutes, term),
             )
     visitor, bound = Visitor(house.app), Visitor(house.app)
@@ -1252,7 +1267,9 @@ def test_charts_mark_starts_of_workers_and_changes_of_the_leader(house: House) -
         page = visitor.get("/ui").text
         marks = re.findall(r'<g class="mark"><title>[^<]* UTC: ([^<]*)</title>', page)
         assert marks == ["release 2026.2 came", "another scheduler leads, in term 2"]
-        assert "2 dashed lines: release 2026.2 came, <time" in page
+        legend = re.sub("<[^>]+>", "", page.partition("2 dashed lines: ")[2].partition("</p>")[0])
+        assert re.fullmatch(r"release 2026\.2 came, .* ago; another scheduler leads, in term 2, .* ago", legend), legend
+        assert ">28 cancelled<" in visitor.get("/ui/queues/mail.out").text
         bound.log_in(make_key(house, Scope.READ, "mail.", "mail-"))
         assert 'class="mark"' not in bound.get("/ui").text
     finally:

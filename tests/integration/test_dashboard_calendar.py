@@ -106,9 +106,12 @@ def test_a_calendar_of_a_fast_schedule_has_its_newest_fires(system: System) -> N
 
 
 def test_a_grid_of_many_steps_is_folded_and_opened(system: System) -> None:
-    steps = ", ".join(f"s_{number}: {{task: job}}" for number in range(100))
+    steps = ", ".join(f"s_{number}: {{task: job}}" for number in range(200))
     system.app.workflows.apply(loads(f"name: wide\ntasks: {{{steps}}}"))
-    worker = system.worker(knows=("job",), slots=200)
+    worker = system.worker(knows=("job",), slots=300)
+    page = Visitor(create_app(system.settings)).get("/ui/workflows/wide").text
+    assert ">200 steps</text>" in page
+    assert "waiting" not in page.partition("<svg")[2].partition("</svg>")[0], "nothing runs"
     system.app.workflows["wide"].start()
     system.pass_seconds()
     first, *others = worker.take()
@@ -119,10 +122,13 @@ def test_a_grid_of_many_steps_is_folded_and_opened(system: System) -> None:
     rows = r'<th scope="row" title="([^"]+)"'
     page = visitor.get("/ui/workflows/wide").text
     alone, group = re.findall(rows, page)
-    assert (alone[:2], group) == ("s_", "s (100)"), "the failed step, and all others"
-    assert 'href="?open=s+%28100%29"' in page
-    page = visitor.get("/ui/workflows/wide?open=s+%28100%29").text
-    assert len(re.findall(rows, page)) == 100
+    assert (alone[:2], group) == ("s_", "s (200)"), "the failed step, and all"
+    assert 'class="square s-failed' in page.partition(f'title="{group}"')[2], "a row has the worst state"
+    assert '<small class="why" title="In the last run">1 failed, 199 success</small>' in page
+    assert 'title="s (200): 1 failed, 199 success, ' in page
+    assert 'href="?open=s+%28200%29"' in page
+    page = visitor.get("/ui/workflows/wide?open=s+%28200%29").text
+    assert len(re.findall(rows, page)) == 151
     assert "Close all groups" in page
 
 

@@ -91,6 +91,7 @@ def test_a_run_without_a_good_one_before_it_is_compared_with_the_first_after_it(
     bad = play(system, worker, "us", 1, fails=True)
     visitor = Visitor(create_app(system.settings))
     assert "No other run of this workflow has succeeded." in visitor.get(f"/ui/compare?run={bad}").text
+    assert "Compare with the" not in visitor.get(f"/ui/runs/{bad}").text
     first, second = play(system, worker, "eu", 1), play(system, worker, "eu", 1)
     page = visitor.get(f"/ui/compare?run={bad}").text
     assert 0 < page.index(f'<a href="/ui/runs/{bad}"') < page.rindex(f'<a href="/ui/runs/{first}"')

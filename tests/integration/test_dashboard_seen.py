@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from typing import Any
+from uuid import UUID
 
 from orchestrator import Handle
 from orchestrator.api.app import create_app
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store.tasks import revival
+from orchestrator.transport import journal
+from orchestrator.transport.codec import ProgressMark
 from tests.integration.stage import System, Worker, raw
 from tests.integration.visitor import Visitor
 
@@ -125,6 +128,33 @@ def test_a_group_that_failed_again_is_retried_once(system: System) -> None:
     assert fail(system, worker) == []
 
 
+def test_a_second_cancel_of_counted_tasks_says_that_none_is_open(system: System) -> None:
+    system.job.enqueue(1)
+    system.pass_seconds()
+    ada, bob = operator(system), operator(system)
+    counted = [form(one.get("/ui/tasks/cancel?name=job").text, "/ui/tasks/cancel") for one in (ada, bob)]
+    ada.post("/ui/tasks/cancel", **counted[0])
+    assert ada.said() == "Being cancelled: 1."
+    system.pass_seconds()
+    bob.post("/ui/tasks/cancel", **counted[1])
+    assert "None of these tasks is open any more: they have ended, or somebody else cancelled them." in bob.said()
+
+
+def test_what_failed_in_one_run_is_retried_from_its_list(system: System) -> None:
+    worker = system.worker(knows=("job",), slots=9)
+    system.app.workflows.apply(loads("name: nightly\ntasks:\n  only: {task: job, input: {number: 1}}\n"))
+    runs = [system.app.workflows["nightly"].start() for _ in range(2)]
+    assert len(fail(system, worker)) == 2
+    ada = operator(system)
+    page = ada.get(f"/ui/tasks?status=failed&run={runs[0].id}").text
+    (path,) = re.findall(r'href="(/ui/tasks/retry\?run=[^"]*)">Retry all failed…', page)
+    ada.post("/ui/tasks/retry", **form(ada.get(path.replace("&amp;", "&")).text, "/ui/tasks/retry"))
+    assert ada.said() == "Retried: 1."
+    assert len(fail(system, worker)) == 1
+    assert [run.progress().status for run in runs] == ["failed", "failed"]
+    assert "/ui/tasks/retry?release=r2" in ada.get("/ui/tasks?status=failed&release=r2").text
+
+
 def test_a_second_retry_with_changes_is_refused_with_what_was_enqueued(system: System) -> None:
     worker = system.worker(knows=("job",), slots=9)
     task = system.job.enqueue(1)
@@ -161,3 +191,20 @@ def test_a_second_retry_of_a_run_is_refused(system: System) -> None:
     assert fail(system, worker) == []
     bob.post(f"{path}/retry", **form(bob.get(path).text, f"{path}/retry"))
     assert len(fail(system, worker)) == 1
+
+
+def test_progress_is_shown_of_what_runs_and_where_a_failed_task_stopped(system: System) -> None:
+    worker = system.worker(knows=("job",), slots=9)
+    good, bad = system.job.enqueue(1), system.job.enqueue(2)
+    system.pass_seconds()
+    marks = {UUID(one.id).bytes: ProgressMark(1, 0.95, "step 19") for one in (good, bad)}
+    journal.write(system.redis, system.keys, marks)
+    visitor = operator(system)
+    assert '<span>95 % <span class="soft">step 19' in visitor.get(f"/ui/tasks/{good.id}").text
+    taken = {one.id: one for one in worker.take()}
+    worker.succeed(taken[UUID(good.id).bytes])
+    worker.fail(taken[UUID(bad.id).bytes], retryable=False)
+    system.pass_seconds()
+    journal.write(system.redis, system.keys, marks)
+    assert "step 19" not in visitor.get(f"/ui/tasks/{good.id}").text, "it is done"
+    assert '<span>stopped at 95 % <span class="soft">step 19' in visitor.get(f"/ui/tasks/{bad.id}").text

@@ -40,7 +40,8 @@ class Hour:
     """Of one minute."""
     success: int
     failed: int
-    other: int
+    cancelled: int
+    skipped: int
     retried: int
     lost: int
     per_second: float
@@ -125,7 +126,8 @@ def hour(buckets: Sequence[Throughput], now: datetime) -> Hour:
         most=max(ends),
         success=sum(one.success for one in buckets),
         failed=_failed(buckets),
-        other=sum(one.cancelled + one.skipped for one in buckets),
+        cancelled=sum(one.cancelled for one in buckets),
+        skipped=sum(one.skipped for one in buckets),
         retried=sum(one.retried for one in buckets),
         lost=sum(one.lost for one in buckets),
         per_second=sum(map(_ends, recent)) / (now - lately).total_seconds(),

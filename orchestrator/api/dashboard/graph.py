@@ -170,7 +170,7 @@ def rows_of(
 ) -> dict[str, list[str]]:
     """Return the rows of a table of steps: each has its own, or those with like names share one.
 
-    A failed one has its own, and so have those of a group that is opened.
+    A failed one has its own as well, and so have those of a group that is opened.
     """
     if len(names) <= most:
         return {name: [name] for name in names}
@@ -185,7 +185,7 @@ def rows_of(
         alone = inside if label in opened else [name for name in inside if name in failed]
         rows |= {name: [name] for name in alone[:MOST_DRAWN]}
         if left := [name for name in inside if name not in rows]:
-            rows[label] = left
+            rows[label] = left if label in opened else inside
     return rows
 
 

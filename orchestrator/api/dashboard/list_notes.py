@@ -51,6 +51,13 @@ def within_span(query: Q) -> Q:
     return msgspec.structs.replace(query, since=datetime.now(UTC) - SPANS[span], until=None) if span else query
 
 
+def check_times(query: msgspec.Struct) -> None:
+    """Refuse a list that ends before it begins."""
+    span, since, until = (getattr(query, name) for name in ("span", "since", "until"))
+    if not span and since and until and since > until:
+        raise ValueError(f"From {since:%Y-%m-%d %H:%M} is later than To {until:%Y-%m-%d %H:%M}: give an earlier From.")
+
+
 def given(query: msgspec.Struct) -> dict[str, Any]:
     """Return what a query of a list asks for, as its address says it: a span, not its times; and of any page."""
     left_out = {"cursor", "limit"} | ({"since", "until"} if getattr(query, "span", "") else set())

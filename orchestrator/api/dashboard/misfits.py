@@ -35,6 +35,8 @@ def _of_field(pointer: str, detail: str, asked: type[msgspec.Struct] | None) -> 
     if "unknown field" in detail:
         known = ", ".join(one for one in fields if one not in ("cursor", "limit"))
         return f"This page has no filter {name}. It has: {known}." if known else f"This page has no filter {name}."
+    if "matching regex" in detail:
+        return f"{label}: this is not a value that the page's own links have. Leave it out."
     if name == "cursor":
         return "This page of the list is not known: begin with the first one."
     if choices := _choices(fields.get(name)) if "Invalid enum value" in detail else []:

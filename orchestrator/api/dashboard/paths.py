@@ -43,7 +43,6 @@ def _action(name: str, said: str, needs: str = "") -> Action:
 
 
 ACTIONS: tuple[Action, ...] = (
-    _action("cancel_tasks", "Being cancelled: {answer.tasks:,}."),
     _action("pause_queue", "The queue is paused: what is with the workers goes on."),
     _action("resume_queue", "The queue goes on."),
     _action("limit_queue", "The limits are set."),

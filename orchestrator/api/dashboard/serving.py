@@ -44,7 +44,7 @@ from orchestrator.store.insights.lookup import Kind
 
 LOG_IN, LOG_OUT = "/ui/login", "/ui/logout"
 _TOKEN, _BACK = "token", "back"
-_MINUTE = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d)$")
+_MINUTE = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d)Z?$")
 """A time as a browser's own field for times sends it."""
 _NOT_DONE = Said("Nothing was done: you are not logged in, or no longer. Log in, and do it once more.", is_error=True)
 

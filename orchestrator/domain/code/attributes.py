@@ -107,6 +107,16 @@ def ranges(filters: Iterable[str]) -> str | None:
     return " && ".join(_path(*one) for one in map(_compared, filters) if one[1] != "=") or None
 
 
+def text_ranges(filters: Iterable[str]) -> list[tuple[str, str]]:
+    """Return ranges such as `total>=abc`, with their attributes: by a text that is no time, which no number fits."""
+    found = ((text, *_compared(text)) for text in filters)
+    return [
+        (text, name)
+        for text, name, operator, value in found
+        if operator[0] in "<>" and isinstance(value, str) and not value[:1].isdigit()
+    ]
+
+
 def _path(name: str, operator: str, value: Scalar) -> str:
     data = as_json(_in_utc(value))
     if operator == "!=":  # as jsonpath has it, one of another type would not fit

@@ -72,6 +72,7 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
         ),
         snoozed=[one for one in groups if states.get(one.key) == "snoozed"],
         handled={key: one for key, one in handled.items() if states[key]},
+        formerly={key: one for key, one in handled.items() if not states[key] and one.act != "reopen"},
         new=_new_ones(api, key_scope, groups, release),
         release=release,
         looked_at=failures.looked_at,

@@ -14,7 +14,15 @@ from orchestrator.api.arguments import Argument, runs_with
 from orchestrator.api.context import LARGEST, Api, Page
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
 from orchestrator.api.dashboard.graph import critical_path, draw, fold, urgency
-from orchestrator.api.dashboard.list_notes import Span, given, progress_of, progress_of_runs, run_notes, within_span
+from orchestrator.api.dashboard.list_notes import (
+    Span,
+    check_times,
+    given,
+    progress_of,
+    progress_of_runs,
+    run_notes,
+    within_span,
+)
 from orchestrator.api.dashboard.near_names import near_run_filters
 from orchestrator.api.dashboard.pages import flows as flow_pages
 from orchestrator.api.dashboard.rendering import go, page, pages, visitor
@@ -68,6 +76,7 @@ class RunsQuery(run_routes.RunQuery):
 
     def __post_init__(self) -> None:
         """Refuse attributes that are none; of the API it is the list that does."""
+        check_times(self)
         try:
             attributes.wanted(self.attributes)
         except InvalidWorkflow as error:
@@ -92,6 +101,7 @@ def show_runs(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
         asked=asked,
         found=found,
         near=near,
+        texts=attributes.text_ranges(query.attributes),
         states=list(ShownRunState),
         notes=notes,
         done=done,
@@ -121,13 +131,15 @@ def show_run(api: Api, id: UUID, query: StepsQuery) -> Response:
     shown: dict[str, Any] = {"found": found, "run": found.run, "children": children.items, "more": children.next}
     shown["notes"] = run_notes(api, children.items)
     shown["origin"] = api.read(audit.origin, id, found.run.created_at)
+    shown["before"] = before = run_before(api, found.run, key_scope)
+    shown["after"] = run_before(api, found.run, key_scope, "when") if found.run.ended_at and not before else None
     shown["starter"] = _starter(api, found.run.parent_task, key_scope)
     if found.code is not None:
         return page("run_code.html", **shown, **_of_code(api, found.run))
     if found.run.flow:
         return page("run_flow.html", **shown, **flow_pages.of_run(api, id))
     if found.steps:
-        return page("run_steps.html", **shown, **_of_steps(api, found.run, found.steps, query, key_scope))
+        return page("run_steps.html", **shown, **_of_steps(api, found.run, found.steps, query, before))
     tasks = task_routes.list_tasks(api, task_routes.TaskQuery(run=id, limit=_MOST_TASKS), key_scope)
     done = progress_of(api, tasks.items)
     return page("run_many.html", **shown, tasks=tasks.items, more_tasks=tasks.next, done=done)
@@ -161,10 +173,9 @@ def _starter(api: Api, task: UUID | None, key_scope: KeyScope) -> Relative | Non
 
 
 def _of_steps(
-    api: Api, run: RunDetail, steps: list[StepView], query: StepsQuery, key_scope: KeyScope
+    api: Api, run: RunDetail, steps: list[StepView], query: StepsQuery, before: UUID | None
 ) -> dict[str, Any]:
     critical = critical_path(steps)
-    before = run_before(api, run, key_scope)
     folded = fold(steps, critical, query.open)
     is_large = len(steps) > _FEW_STEPS + 5
     states = Counter(step.state for step in sorted(steps, key=urgency))
@@ -183,7 +194,6 @@ def _of_steps(
         "states": states,
         "gantt": gantt_of_steps(run, folded.steps, folded.critical, present(), limited, folded.firsts, ends),
         "critical": critical,
-        "before": before,
         "earlier": api.read(seconds_of_steps, before, [step.name for step in listed]) if before else {},
         "failed": failed[:_MOST_ERRORS],
         "more_failed": len(failed[_MOST_ERRORS:]),
@@ -192,6 +202,8 @@ def _of_steps(
 
 def run_before(api: Api, run: RunDetail, key_scope: KeyScope, sort: RunSort = "-when") -> UUID | None:
     """Return the last run of the same workflow before this one that succeeded; sorted by `when`, the first after it."""
+    if not run.workflow:
+        return None
     query = run_routes.RunQuery(workflow=run.workflow, statuses=(ShownRunState.SUCCESS,))
     wanted = made_from(RunFilter, query, within=key_scope.workflows)
     found, _ = api.read(page_of_runs, wanted, limit=1, before=run.id, sort=sort)

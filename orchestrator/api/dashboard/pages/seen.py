@@ -89,6 +89,15 @@ def cancel_task(api: Api, id: UUID, body: SeenTask) -> Note:
     return Note("the task is being cancelled")
 
 
+@actions.post("/tasks/cancel", about=WITHIN, is_expensive=True)
+def cancel_counted(api: Api, body: bulk.Cancel, key_scope: KeyScope) -> Note:
+    """Cancel open tasks that were counted."""
+    count = bulk.cancel_tasks(api, body, key_scope).tasks
+    if not count:
+        raise _not_done("None of these tasks is open any more: they have ended, or somebody else cancelled them.")
+    return Note(f"being cancelled: {count:,}")
+
+
 @actions.post("/tasks/retry", about=WITHIN, is_expensive=True)
 def retry_counted(api: Api, body: bulk.Redrive, key_scope: KeyScope) -> Note:
     """Retry failed tasks that were counted: those that have failed again since are others."""

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from orchestrator.api.arguments import Argument, tasks_with
 from orchestrator.api.context import Api, Page
 from orchestrator.api.dashboard.gantt import timeline
-from orchestrator.api.dashboard.list_notes import Span, given, progress_of, task_errors, within_span
+from orchestrator.api.dashboard.list_notes import Span, check_times, given, progress_of, task_errors, within_span
 from orchestrator.api.dashboard.near_names import near_task_filters
 from orchestrator.api.dashboard.pages import logs, seen
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
@@ -57,6 +57,10 @@ class TasksQuery(task_routes.TaskQuery):
     """By when they were enqueued, or have ended; a minus: the last ones first."""
     argument: Argument = ""
     """With this value among the arguments, or with this one under a name: `customer=42`."""
+
+    def __post_init__(self) -> None:
+        """Refuse times that do not fit each other."""
+        check_times(self)
 
 
 @routes.get("", about=WITHIN)

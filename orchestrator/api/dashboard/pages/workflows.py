@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.fields import Field, of_parameters, of_params
-from orchestrator.api.dashboard.graph import draw, fold, planned_step, rows_of, worst
+from orchestrator.api.dashboard.graph import counts_of, draw, fold, planned_step, rows_of, worst
 from orchestrator.api.dashboard.list_notes import run_notes
 from orchestrator.api.dashboard.rendering import go, page, pages
 from orchestrator.api.dashboard.words import address, with_query
@@ -116,6 +116,8 @@ class Cell(NamedTuple):
     seconds: float | None = None
     part: int = 0
     """How long it took, in fifths of the slowest in its row."""
+    counts: str = ""
+    """How many of like steps are in which state."""
 
 
 def _grid(
@@ -142,7 +144,9 @@ def _cell(run: StepStates, names: list[str]) -> Cell:
     link = address("runs", run.id)
     name = next((name for name in names if states.get(name) == state), "")
     seconds = max((run.seconds[name] for name in names if name in run.seconds), default=None)
-    return Cell(state, with_query(link, {"step": name}) if state not in ("", "waiting", "skipped") else link, seconds)
+    link = with_query(link, {"step": name}) if state not in ("", "waiting", "skipped") else link
+    counts = counts_of([*states.values()]) or f"{len(states):,} success"
+    return Cell(state, link, seconds, counts=counts if len(names) > 1 and states else "")
 
 
 def _steps(definition: Definition) -> list[StepView]:
