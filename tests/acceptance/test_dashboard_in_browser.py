@@ -726,6 +726,17 @@ def test_a_page_shows_what_happened_before_its_stream_began(base: str, browser: 
     context.close()
 
 
+def test_a_page_of_an_ended_task_shows_a_retry_when_one_comes_back_to_it(base: str, window: Watched) -> None:
+    task = enqueue(f"{base}/api/v1", "broken", "once more")
+    eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
+    window.go(f"/ui/tasks/{task}")
+    window.sees("main[data-shows='failed 1']")
+    httpx.post(f"{base}/api/v1/tasks/{task}/retry").raise_for_status()
+    eventually(lambda: httpx.get(f"{base}/api/v1/tasks/{task}").json()["attempts"][1:], "somebody else retries it")
+    window.page.evaluate("dispatchEvent(new Event('focus'))")
+    window.sees("main[data-shows$=' 2']")
+
+
 def test_a_page_says_that_its_server_is_away(base: str, browser: Any) -> None:
     context = browser.new_context(base_url=base)
     page = context.new_page()

@@ -607,6 +607,7 @@ def test_status_tells_how_it_is_going_and_what_is_wrong(
         "workers",
         "slots",
         "running",
+        "hears_workers",
         "inbox",
         "shards",
         "still_workers",
