@@ -249,7 +249,7 @@ def find_all(api: Api, text: str, limit: int, key_scope: KeyScope) -> Matches:
     if whole != text and (len(text) >= _SHORTEST or text.isdecimal()):
         more_tasks = tasks_with(api, tasks, text, limit=limit, seconds=half)
         more_runs = runs_with(api, runs, text, limit=limit, seconds=half)
-    known = {one.id for one in (*exact_tasks.tasks, *exact_runs.runs)}
+    known = {one.id for one in exact_tasks.tasks} | {one.id for one in exact_runs.runs}
     return Matches(
         **{field.name: getattr(found, field.name) for field in fields(found)},
         exact_tasks=exact_tasks.tasks,

@@ -155,6 +155,8 @@ class Streams:
 
     def beat(self, *_: object) -> None: ...
 
+    def shards_of_leader(self) -> None: ...
+
     def publish_parameters(self, body: bytes) -> None:
         self.published.append(body)
 

@@ -1100,7 +1100,7 @@ def test_what_lists_show_of_an_id_leads_to_its_page(house: House) -> None:
     assert str(id) not in bound.get(f"/ui/search?text={str(id)[-8:]}").text
 
 
-WITH_THIS = "Tasks with this in an argument"
+WITH_THIS = "Tasks with this argument"
 
 
 def test_tasks_are_found_by_the_value_of_an_argument_but_not_by_a_hidden_one(house: House) -> None:
