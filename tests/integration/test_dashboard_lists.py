@@ -275,6 +275,7 @@ def test_a_run_is_started_with_changes_in_a_form_that_has_its_parameters(house: 
         found = backend.insights.show_run(new)
         assert found is not None
         assert (found.params, found.tags) == (given | {"amount": 21}, ("eu",))
+        sent = form_of(anyone.get(f"/ui/runs/{run}/again").text, f"/ui/runs/{run}/again")
         answer = anyone.post(f"/ui/runs/{run}/again", **sent | {"named": '{"day": "never", "note": "kept"}'})
         assert answer.status_code == 422
         assert re.search(r'class="said bad"[^>]*>[^<]*day', answer.text)
