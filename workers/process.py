@@ -150,7 +150,7 @@ class WorkerProcess:
         keeps_lines = settings.capture_logs != "off"
         outbox = ProcessOutbox(self._reporter, self._journal, Pages(connect(url), keys), keeps_lines=keeps_lines)
         share_log(outbox if settings.capture_logs == "all" else None)
-        self._isolation = Isolation(spec, outbox)
+        self._isolation = Isolation(spec, outbox, shard=app._client.shard)
         self._allowed = Allowed(app, spec.allow)
         self._spans = begin_tracing("worker", worker)
         self._pool = Pool(

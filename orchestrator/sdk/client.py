@@ -53,7 +53,7 @@ class Client:
         self._lock = ProcessLock()
         self.threads = Threads()
         """Where the async variants of blocking calls run."""
-        self.shard: int | str | None = None
+        self.shard: str | None = None
         """Of a worker's process: whose tasks it runs."""
         self.middleware: Chain | None = None
         """The hooks around calls, attempts and turns; None where the application has none."""

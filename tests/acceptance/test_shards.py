@@ -70,9 +70,12 @@ def test_tasks_of_all_shards_are_run_and_seen_as_one(sharded: Stack) -> None:
     assert status["ended_last_hour"]["success"] == 50
 
 
-def test_tasks_complete_in_transactions_of_their_shard(sharded: Stack) -> None:
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_tasks_complete_in_transactions_of_their_shard(sharded: Stack, isolation: Any) -> None:
+    """Also in a process of their own, which each has after a loss, too."""
     start(sharded, "--database")
-    results = [project.in_one_transaction.enqueue(number, 1).result(timeout=60) for number in range(8)]
+    task = project.in_one_transaction.options(isolation=isolation)
+    results = [task.enqueue(number, 1).result(timeout=60) for number in range(8)]
     assert min(per_shard(sharded, "ended_tasks")) > 0
     children = [project.app.handle(result.split()[1]).result(timeout=60) for result in results]
     assert children == list(range(1, 9))

@@ -56,9 +56,16 @@ class Isolation:
     """Child processes for one worker process, started as they are needed and kept warm for a while."""
 
     def __init__(
-        self, spec: WorkerSpec, outbox: Outbox, *, kept_warm: float = _KEPT_WARM, start_limit: float = _START_LIMIT
+        self,
+        spec: WorkerSpec,
+        outbox: Outbox,
+        *,
+        shard: str | None = None,
+        kept_warm: float = _KEPT_WARM,
+        start_limit: float = _START_LIMIT,
     ) -> None:
         self._spec = spec
+        self._shard = shard
         self._outbox = outbox
         self._kept_warm = kept_warm
         self._start_limit = start_limit
@@ -115,7 +122,7 @@ class Isolation:
 
     def _start(self) -> _Child:
         try:
-            return _Child(self._spec)
+            return _Child(self._spec, self._shard)
         except BaseException:
             self._has_started()
             raise
@@ -213,7 +220,7 @@ class Isolation:
 class _Child:
     """One child process."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, shard: str | None) -> None:
         ours, theirs = Pipe()
         self._pipe = ours
         self.is_ready = False
@@ -232,6 +239,7 @@ class _Child:
                 "hidden" if spec.commands else "",
                 spec.log_level,
                 spec.log_format,
+                shard or "",
                 *spec.allow,
             ],
             pass_fds=[theirs.fileno()],

@@ -80,7 +80,9 @@ class _PipeOutbox:
         self.send("leave", details)
 
 
-def main(app: str, descriptor: int, database: bool, allow: Sequence[str], *, is_hidden: bool = False) -> None:
+def main(
+    app: str, descriptor: int, database: bool, shard: str | None, allow: Sequence[str], *, is_hidden: bool = False
+) -> None:
     """Run tasks as they come, until the worker closes the pipe."""
     # The worker decides when this process ends. Handlers, unlike SIG_IGN, are not inherited by what a task starts.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -94,6 +96,7 @@ def main(app: str, descriptor: int, database: bool, allow: Sequence[str], *, is_
     if is_hidden:
         forbid_inspection()
     application = load_app(app)
+    application._client.shard = shard
     outbox = _PipeOutbox(pipe)
     share_log(outbox if application.settings.capture_logs == "all" else None)
     install(application)
@@ -155,5 +158,7 @@ if __name__ == "__main__":
     die_with(int(sys.argv[3]))
     configure_logging(sys.argv[6], sys.argv[7])
     hide_environment()
-    main(sys.argv[1], int(sys.argv[2]), bool(sys.argv[4]), sys.argv[8:], is_hidden=bool(sys.argv[5]))
+    main(
+        sys.argv[1], int(sys.argv[2]), bool(sys.argv[4]), sys.argv[8] or None, sys.argv[9:], is_hidden=bool(sys.argv[5])
+    )
     close_output()
