@@ -94,7 +94,7 @@ def inspect_all(shards: Shards, generation: str | None, queues: Sequence[str]) -
     ]
     return worst, RedisView(
         quarantined=sum(one.quarantined or 0 for one in views) if views[0].quarantined is not None else None,
-        foreign_keys=tuple(dict.fromkeys(key for one in views for key in one.foreign_keys)),
+        foreign_keys=tuple(key for one in views for key in one.foreign_keys),
         standbys=distinct(one.standbys for one in views),
     )
 

@@ -244,7 +244,10 @@ class Keys:
         return f"{self.common}:done:{identifier[-1] % DONE_CHANNELS}"
 
     def types(self, generation: str | None, queues: Iterable[str]) -> dict[str, str]:
-        """Return the type that Redis should show for each key that is shared: all but those of single workers."""
+        """Return the type that Redis should show for each key of processes of this shard together.
+
+        What all shards share is with the first one: in a cluster, another one's server does not have it.
+        """
         strings = (
             *(self.generation, self.server, self.database, self.term, self.applied),
             *(self.canary, self.complaint, self.watched),
@@ -254,4 +257,5 @@ class Keys:
             streams += [self.events(generation), *(self.queue(generation, queue) for queue in queues)]
         sets = dict.fromkeys((self.workers, self.standbys, self.payload_stores), "set")
         others = {**sets, self.services: "hash"}
-        return {**dict.fromkeys(strings, "string"), **dict.fromkeys(streams, "stream"), **others}
+        found = {**dict.fromkeys(strings, "string"), **dict.fromkeys(streams, "stream"), **others}
+        return {key: kind for key, kind in found.items() if key.startswith(self.prefix)}

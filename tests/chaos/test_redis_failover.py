@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +99,40 @@ def test_slots_of_shards_move_and_a_node_dies(database_url: str, tmp_path: Path)
                 load.wait_for_starts()
             assert all(stack.scalar(f'SELECT count(*) FROM "{one}".ended_tasks') for one in namespaces)
             assert "redis" in stack.told("status")
+
+
+def test_status_and_doctor_look_at_each_shard_on_its_node(database_url: str, tmp_path: Path) -> None:
+    with (
+        cluster(tmp_path, "apart", "apart/1", "apart/2") as servers,
+        sharded_stack(database_url, servers.url, tmp_path, "apart", 3, **SETTINGS) as stack,
+    ):
+        assert len({*map(id, servers.owners)}) == 3
+        stack.scheduler()
+        stack.scheduler()
+
+        def levels() -> dict[str, str]:
+            return {
+                one["check"]: one["level"] for one in json.loads(stack.command("doctor", "--json").stdout)["checks"]
+            }
+
+        def has_standby() -> bool:
+            return bool(json.loads(stack.told("status", "--json"))["standbys"])
+
+        eventually(has_standby, "a scheduler that stands by is seen", every=0.5)
+        status = stack.told("status")
+        assert "MB used" in status
+        assert "Redis cannot be reached" not in status
+        found = levels()
+        assert (found["redis"], found["scheduler"]) == ("ok", "ok")
+        assert "redis away" not in found
+        servers.owners[2]("SET", Keys("apart/2").quarantine, "taken")
+        servers.owners[0]("SET", Keys("apart").services, "taken")
+        taken = {one["key"] for one in json.loads(stack.told("status", "--json"))["redis"]["foreign_keys"]}
+        assert taken == {Keys("apart/2").quarantine, Keys("apart").services}
+        servers.owners[1].kill()
+        found = levels()
+        assert (found["redis"], found["redis away"]) == ("fail", "fail")
+        assert "Redis cannot be reached" in stack.told("status")
 
 
 def test_sentinels_promote_a_replica(database_url: str, tmp_path: Path) -> None:

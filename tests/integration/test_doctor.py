@@ -111,6 +111,7 @@ def test_a_worker_has_redis_alone(examine: Callable[..., tuple[int, Checks]]) ->
         ({"REDIS": ""}, "settings", "redis_url is not"),
         ({"REDIS": "http://nowhere"}, "settings", "expected a URL that starts with redis://"),
         ({"REDIS": "redis://127.0.0.1:1/0"}, "redis away", "Connection refused"),
+        ({"REDIS": "redis://127.0.0.1:1/0"}, "redis", "Connection refused"),
         ({"DATABASE": "", "REDIS": "redis://127.0.0.1:1/0"}, "redis away", "Connection refused"),
         ({"DATABASE": "postgresql://nobody@127.0.0.1:1/nothing"}, "postgres", "Connection refused"),
         ({"API": "http://127.0.0.1:1", "DATABASE": "", "REDIS": ""}, "system", "127.0.0.1:1"),

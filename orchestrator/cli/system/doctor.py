@@ -161,6 +161,7 @@ def _redis(settings: Settings) -> Iterator[Finding]:
         if not (settings.database_url or settings.api_url):
             yield from map(_problem, trouble.of_redis(health))
         if not health.reachable:
+            yield _fail("redis", f"{health.error}.")
             return
         for server in dict.fromkeys(one for one, _ in shards):
             check_server(server)
