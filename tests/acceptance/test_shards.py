@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -27,6 +28,9 @@ from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store import database, shards
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.standbys import announce
+from orchestrator.transport.worker import WorkerStreams
+from orchestrator.workers.parent.beating import Beating
+from orchestrator.workers.spec import WorkerSpec
 from tests.acceptance.conftest import SHARDS
 from tests.acceptance.stack import Stack
 from tests.acceptance.ways import take
@@ -180,11 +184,32 @@ def test_commands_show_all_shards_and_complain_of_another_number(sharded: Stack)
         said = [" ".join(sharded.command(command).stdout.split()) for command in ("status", "doctor")]
         assert ["and the database has 2" in one for one in said] == [True, True], (number, said)
     sharded.environment["ORCHESTRATOR_SHARDS"] = "1"
-    scheduler, worker = sharded.scheduler(), sharded.worker()
+    scheduler = sharded.scheduler()
     wrong = "service.misconfigured: Setting shards is 1, and"
     assert scheduler.logged(f"{wrong} the database has 2. What is in others is not seen from here. Set ORCH")
-    eventually(lambda: worker.logged(f"{wrong} 2 at the scheduler that leads, so shards are"), "the worker says so")
     assert not any(process.logged("misconfigured") for process in sharded.processes[:2]), "these are right"
+    streams = WorkerStreams(sharded.redis, Keys.of(sharded.settings))
+    assert streams.shards_of_leader() == SHARDS, "which workers compare with their own"
+
+
+def test_a_worker_complains_of_a_number_that_is_still_another_after_a_change(
+    sharded: Stack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("orchestrator"), "propagate", True)
+    keys = Keys.of(sharded.settings)
+
+    def said(*found: tuple[float, int]) -> int:
+        """Count what is logged while the leader has these numbers at these times."""
+        caplog.clear()
+        beating = Beating(WorkerStreams(sharded.redis, keys), WorkerSpec(app="project:app"), sharded.settings)
+        for now, number in found:
+            sharded.redis.set(keys.canary, f"shards={number}", ex=60)
+            beating.check_shards(now)
+        return caplog.text.count(f"Setting shards is {SHARDS}, and 1 at the scheduler that leads")
+
+    assert said((0, 1), (30, 1), (59, SHARDS), (90, SHARDS)) == 0
+    assert said((0, 1), (59, 1)) == 0
+    assert said((0, 1), (59, 1), (60, 1), (200, 1)) == 1
 
 
 def test_people_and_metrics_see_what_is_wrong_in_any_shard(sharded: Stack) -> None:

@@ -19,6 +19,9 @@ _SAY_UNHEARD = 60.0
 _PUBLISH_AGAIN = 600.0
 """Seconds after which parameters of tasks are published again: Redis may have lost them before the leader read them."""
 
+_CHANGING = 60.0
+"""Seconds for which the leader may have another number of shards: while it is changed, the old one is still there."""
+
 
 class Beating:
     """Sends heartbeats, and pauses processes whose heartbeats did not arrive for longer than a TTL."""
@@ -35,6 +38,8 @@ class Beating:
         self._publish_at: dict[bytes, float] = {}
         """When parameters of tasks that were published are published again."""
         self._knows_shards = settings.shard > 0  # it is for the first shard's to say
+        self._say_shards_at: float | None = None
+        """When it is logged if the leader still has another number of them."""
 
     def is_heard(self, now: float) -> bool:
         """Say whether the last heartbeats have just been sent."""
@@ -60,15 +65,18 @@ class Beating:
                 self._publish_at[parameters] = now + _PUBLISH_AGAIN
         self._last = now
         self._say_unheard_at = 0.0
-        self._check_shards()
+        self.check_shards(now)
         return True
 
-    def _check_shards(self) -> None:
-        """Say once that the leader has another number of shards."""
+    def check_shards(self, now: float) -> None:
+        """Say once that the leader has another number of shards, and has had it for a while."""
         if self._knows_shards or (found := self._streams.shards_of_leader()) is None:
             return
-        self._knows_shards, own = True, self._settings.shards
-        if found != own:
+        own = self._settings.shards
+        if self._say_shards_at is None:
+            self._say_shards_at = now + _CHANGING
+        self._knows_shards = found == own or now >= self._say_shards_at
+        if found != own and self._knows_shards:
             wrong = (
                 f"Setting shards is {own}, and {found} at the scheduler that leads, so shards are left without "
                 f"workers, or workers without tasks. Set ORCHESTRATOR_SHARDS to one number for all processes."
