@@ -328,7 +328,8 @@ def mismatch(found: Sequence[ShardView], shards: int) -> str | None:
         return None
     return (
         f"Setting shards is {shards}, and the database has {there}. What is in others is not seen from here. Set "
-        f"ORCHESTRATOR_SHARDS={wanted} for every process, or run `orchestrator db upgrade`."
+        f"ORCHESTRATOR_SHARDS={wanted} for every process, or app.at(…, shards={wanted}) for another cell. Only to "
+        f"change the database, run `orchestrator db upgrade`."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from orchestrator import Orchestrator, Unavailable
+from orchestrator import Orchestrator, SchemaError, Unavailable
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.store import database, driver
 from tests.emptying import empty
@@ -141,3 +142,25 @@ def test_many_limited_tasks_take_hardly_more_statements_than_many_plain_ones(
         "few-keys": (plain + 1, 50),
         "many-keys": (plain + 1, 1),
     }
+
+
+def test_another_number_of_shards_is_named_as_such(app: Orchestrator) -> None:
+    many = app.at(shards=3)
+    task = app.task(name="add")(len)
+    calls: list[Callable[[], object]] = [
+        lambda: task.via(many).enqueue("x"),
+        lambda: asyncio.run(task.via(many).aenqueue("x")),
+        lambda: many.enqueue_many(task, [("x",)]),
+        lambda: many.handle("01a1ef17-d649-78a4-8ae4-9af0c05439bc").status(),
+        lambda: many.queue("default").resume(),
+    ]
+    try:
+        for call in calls:
+            with pytest.raises(SchemaError, match=r"^Setting shards is 3, and the database has 1\..*at\(…, shards=1\)"):
+                call()
+    finally:
+        many.close()
+    empty_database = app.at(shards=3, namespace="nowhere")
+    with pytest.raises(SchemaError, match="no orchestrator tables in the namespace 'nowhere'"):
+        task.via(empty_database).enqueue("x")
+    empty_database.close()

@@ -22,7 +22,7 @@ from orchestrator.sdk.values.display import as_json, stored_value
 from orchestrator.sdk.values.stores import store_of
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
-from orchestrator.store import audit, database, deadlines
+from orchestrator.store import audit, database, deadlines, shards
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.tasks import enqueue, results, shared
 from orchestrator.store.tasks.results import TaskOutcome
@@ -199,8 +199,18 @@ class Connections:
     def _raise_known(self, error: exc.SQLAlchemyError, written: str) -> None:
         """Raise what a caller can act on, where it is that."""
         known = self.known(error, written)
+        if isinstance(known, SchemaError) and self._settings.shards > 1 and (said := self._other_shards()):
+            raise SchemaError(said) from error
         if known is not None:
             raise known
+
+    def _other_shards(self) -> str | None:
+        """Say that the database has tables, but of another number of shards than the setting."""
+        with self._open(transaction=False, is_reading=True) as connection:
+            found = shards.list_shards(connection) if shards.are_there(connection) else ()
+            if not found and not self._settings.shard and database.current_revision(connection) is None:
+                return None
+            return shards.mismatch(found, self._settings.shards)
 
     def known(self, error: Exception, written: str) -> OrchestratorError | None:
         """Return an error as what a caller can act on, where it is that; `written` is what may have been done."""
