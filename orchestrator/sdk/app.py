@@ -108,6 +108,8 @@ class Orchestrator(Cell):
         checked = with_options(CallOptions(), options)
 
         def register(function: Callable[..., Any]) -> Task[..., Any]:
+            if isinstance(function, Task):
+                self._client.refuse_other("@app.task", function)
             chosen = registered_name(function, name)
             existing = self.tasks.get(chosen)
             if existing is not None and _code(existing.function) is not _code(function):
@@ -245,7 +247,7 @@ class Orchestrator(Cell):
     def at(self, settings: Settings | Callable[[], Settings] | None = None, /, **overrides: Any) -> Cell:
         """Return the same tasks and workflows on another deployment, a cell: one database, Redis and their processes.
 
-        `europe = app.at(database_url=…, redis_url=…)` differs from this application in those settings only. Then
+        `europe = app.at(database_url=…, redis_url=…)` takes all other settings, `shards` too, from here. Then
         `resize.via(europe).enqueue(…)` and `order.via(europe).start(…)` return handles of that cell. Make it once.
         """
         _check_settings("at", settings)

@@ -48,6 +48,9 @@ class Cell(Deployment):
         self.flows = Flows(client, registry)
         """Flow graphs: nodes and the actions that lead from one to the next, stored in the database."""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}{self._client.via.removeprefix(' via the cell')}>"
+
     # -- starting work
 
     def enqueue(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:
@@ -132,6 +135,7 @@ class Cell(Deployment):
 
     def _own(self, task: Task[..., R]) -> Task[..., R]:
         """Return a task as one of this deployment."""
+        self._client.refuse_other("This call", task)
         return task if task._client is self._client else task.via(self)
 
     def handle(self, task_id: str | UUID) -> Handle[Any]:

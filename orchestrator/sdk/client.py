@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import ConfigurationError, NotDeterministic
-from orchestrator.sdk.checks import check_name
+from orchestrator.errors import ConfigurationError, InvalidTask, NotDeterministic
+from orchestrator.sdk.checks import check_name, shown
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.tasks.context import TaskRuntime, current_runtime
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
@@ -16,6 +16,7 @@ from orchestrator.sdk.waiting.per_process import ProcessLock
 from orchestrator.sdk.waiting.signal_safe import signal_safe
 from orchestrator.sdk.waiting.threads import Threads
 from orchestrator.settings import Settings, check_arguments, load_settings, with_arguments
+from orchestrator.terminal_safe import without_password
 
 if TYPE_CHECKING:
     from orchestrator.sdk.calls.interface import Calls
@@ -69,6 +70,32 @@ class Client:
             given = with_arguments(self._given(), self._overrides) if callable(self._given) else self._given
             self._settings = given or load_settings(**self._overrides)
         return self._settings
+
+    def __str__(self) -> str:
+        """Name its deployment by what is known of it, for settings may not be read yet; without a password."""
+        known = self._settings or self._given
+        url, namespace = (
+            next((found for name in names if (found := self._overrides.get(name) or getattr(known, name, None))), "")
+            for names in (("api_url", "database_url"), ("namespace",))
+        )
+        named = [without_password(str(url))] if url else []
+        if namespace and namespace != Settings.namespace:
+            named.append(f"namespace {namespace}")
+        return f"the cell {', '.join(named)}".rstrip() if self._is_cell else "the application's own deployment"
+
+    @property
+    def via(self) -> str:
+        """The end of a repr of what goes to a cell, or is there."""
+        return f" via {self}" if self._is_cell else ""
+
+    def refuse_other(self, what: str, target: Any) -> None:
+        """Refuse a task or workflow that was made for another deployment with `via`."""
+        other = target._client
+        if other is not self and (other._is_cell or getattr(target, "_is_via", False)):
+            raise InvalidTask(
+                f"{what} is for {self}, and {target.name!r} was given via {other}. Leave out its via(…), or use that "
+                f"cell for both."
+            )
 
     def refuse_cell(self, what: str) -> None:
         """Refuse to let a workflow reach into another deployment: its own scheduler does what its code asks for."""
@@ -156,3 +183,10 @@ class Deployment:
     """What has a client: an application, and each cell of it."""
 
     _client: Client
+
+
+def client_of(cell: object) -> Client:
+    """Return the client of what was given to `via`."""
+    if isinstance(cell, Deployment):
+        return cell._client
+    raise TypeError(f"via(…): expected a cell, as `app.at(…)` returns it, or the application, found {shown(cell)}.")

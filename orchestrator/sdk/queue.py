@@ -36,7 +36,7 @@ class Queue:
         """Its name."""
 
     def __repr__(self) -> str:
-        return f"<Queue {self.name}>"
+        return f"<Queue {self.name}{self._client.via}>"
 
     def pause(self) -> None:
         """Hand out nothing more of it; what is with the workers goes on."""

@@ -88,6 +88,8 @@ class Schedules(Mapping[str, "Scheduled"]):
 
         def note(target: T) -> T:
             new = declaration(target, name, params, times)
+            scheduled = new.task if isinstance(new, TaskDeclaration) else new.workflow
+            self._client.refuse_other("@app.schedule", scheduled)
             called = new.key.removesuffix(f"/{DEFAULT_NAME}")
             other = self._declared.get(called)
             if other is not None and (other.target_name, other.times) != (new.target_name, new.times):

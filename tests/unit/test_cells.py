@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -10,13 +12,17 @@ from orchestrator import (
     Cell,
     CodeWorkflow,
     EnqueueCall,
+    FlowGraph,
     Handle,
+    InvalidTask,
+    InvalidWorkflow,
     Middleware,
     Orchestrator,
     OrchestratorError,
     Settings,
     Task,
     WorkflowContext,
+    chain,
     gather,
 )
 from orchestrator.sdk.ids import new_id
@@ -26,6 +32,7 @@ from orchestrator.testing import WorkflowTest
 
 app = Orchestrator(load_settings(environ={}, namespace="home", max_payload=2_000))
 europe: Cell = app.at(namespace="europe")
+asia: Cell = app.at(namespace="asia")
 
 
 @app.task(queue="images")
@@ -78,6 +85,68 @@ def test_handles_of_two_cells_are_not_waited_for_together() -> None:
     here: list[Handle[str]] = [Handle(one._client, new_id()) for one in (app, europe)]
     with pytest.raises(ValueError, match="is of another cell than"):
         gather(here)
+
+
+MIXED: list[Callable[[], object]] = [
+    lambda: app.enqueue_many(there, [("a", 1)]),
+    lambda: europe.enqueue_many(resize.via(app), [("a", 1)]),
+    lambda: asia.enqueue_many(there, [("a", 1)]),
+    lambda: asyncio.run(asia.aenqueue_many(there.options(delay=1), [("a", 1)])),
+    lambda: app.start_many(there, ["a"]),
+    lambda: asyncio.run(europe.astart_many(resize.via(app), ["a"])),
+    lambda: resize.options(on_success=there),
+    lambda: there.options(on_failure=[resize, resize.via(app)]),
+    lambda: there.options(on_success=there).via(asia),
+    lambda: app.task(name="other", on_success=there)(lambda path: path),
+    lambda: app.task(there),
+    lambda: app.schedule(every=60, params={"path": "a"})(there),
+    lambda: app.schedule(every=60)(reaches_out.via(europe)),
+]
+
+
+@pytest.mark.parametrize("call", MIXED)
+def test_a_task_of_one_cell_is_not_given_to_another(call: Callable[[], object]) -> None:
+    with pytest.raises(InvalidTask, match=r"is for .*(cell|own deployment).*, and '\S+' was given via the .*Leave out"):
+        call()
+
+
+def test_compositions_and_flows_run_in_one_cell() -> None:
+    with pytest.raises(InvalidWorkflow, match=r"resize via the cell namespace europe> is of another than <Task \S*ze>"):
+        chain(resize.s("a", 1), there.s(1)).start()
+    with pytest.raises(InvalidWorkflow, match=r"Leave out the task's via"):
+        FlowGraph("one").executor("one", run=there)
+
+
+def test_what_follows_a_task_goes_to_its_cell() -> None:
+    assert there.options(on_success=resize)._client is europe._client
+    assert there.options(on_success=there).options(delay=1)._after_success == (there,)
+    assert resize.options(on_failure=resize).via(europe)._client is europe._client
+
+
+@pytest.mark.parametrize("given", [None, "EU", {"namespace": "x"}])
+def test_only_a_cell_is_taken_as_one(given: Any) -> None:
+    calls: list[Callable[[Any], object]] = [resize.via, reaches_out.via]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"via\(…\): expected a cell, as `app.at\(…\)` returns it"):
+            call(given)
+
+
+def test_reprs_and_equality_know_the_cell_and_no_password() -> None:
+    secret = app.at(database_url="postgresql://ann:hunter2@eu/shop", redis_url="redis://:hunter2@eu")
+    name = " via the cell postgresql://ann:***@eu/shop"
+    identifier = "01a1ef17-d649-78a4-8ae4-9af0c05439bc"
+    assert (repr(app), repr(secret)) == ("<Orchestrator>", "<Cell postgresql://ann:***@eu/shop>")
+    assert (repr(resize), repr(resize.via(secret))) == (f"<Task {resize.name}>", f"<Task {resize.name}{name}>")
+    assert (repr(app.handle(identifier)), repr(secret.handle(identifier))) == (
+        f"<Handle {identifier}>",
+        f"<Handle {identifier}{name}>",
+    )
+    for find in ("handle", "run", "workflow_run"):
+        assert repr(getattr(secret, find)(identifier)).endswith(f"{identifier}{name}>")
+    assert repr(app.at(lambda: Settings())) == "<Cell>"
+    for find in ("handle", "workflow_run"):
+        here, same, away = (getattr(one, find)(identifier) for one in (app, app, secret))
+        assert here == same != away
 
 
 def test_a_running_task_hands_over_what_is_for_its_own_cell_only() -> None:

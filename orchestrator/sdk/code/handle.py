@@ -100,10 +100,12 @@ class WorkflowHandle(Generic[R, W_co]):
         return self._id if self._sent is None else self._client.backend.code.reached(self._sent) or self._id
 
     def __repr__(self) -> str:
-        return f"<WorkflowHandle {self._signature.name + ' ' if self._signature else ''}{self._target}>"
+        return (
+            f"<WorkflowHandle {self._signature.name + ' ' if self._signature else ''}{self._target}{self._client.via}>"
+        )
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, WorkflowHandle) and other._target == self._target
+        return isinstance(other, WorkflowHandle) and (other._target, other._client) == (self._target, self._client)
 
     def __hash__(self) -> int:
         return hash(self._target)
@@ -364,7 +366,7 @@ class UpdateHandle(Generic[R]):
         """Its id, by which `handle.update_handle(id)` finds it again."""
 
     def __repr__(self) -> str:
-        return f"<UpdateHandle {self.id} of run {to_text(self._run)}>"
+        return f"<UpdateHandle {self.id} of run {to_text(self._run)}{self._client.via}>"
 
     @blocking
     def result(self, timeout: float = ANSWERED_WITHIN) -> Steps[R]:

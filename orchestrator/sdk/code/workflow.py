@@ -25,7 +25,7 @@ from orchestrator.errors import (
     did_you_mean,
 )
 from orchestrator.sdk.checks import check_label, check_name
-from orchestrator.sdk.client import Client, Deployment
+from orchestrator.sdk.client import Client, Deployment, client_of
 from orchestrator.sdk.code.child_run import ChildRun
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.guards import watch_package_of
@@ -93,7 +93,7 @@ class CodeWorkflow(Generic[P, R, W_co]):
         )
 
     def __repr__(self) -> str:
-        return f"<CodeWorkflow {self.name} version {self.version}>"
+        return f"<CodeWorkflow {self.name} version {self.version}{self._client.via}>"
 
     def options(self, **options: Unpack[RunOptionTypes]) -> CodeWorkflow[P, R, W_co]:
         """Return this workflow with other options, for the calls that follow."""
@@ -101,7 +101,7 @@ class CodeWorkflow(Generic[P, R, W_co]):
 
     def via(self, cell: Deployment) -> CodeWorkflow[P, R, W_co]:
         """Return this workflow as one of another deployment: `order.via(europe).start(…)`; see `app.at`."""
-        return self._variant(cell._client, self._code_options)
+        return self._variant(client_of(cell), self._code_options)
 
     def _variant(self, client: Client, options: CodeOptions) -> CodeWorkflow[P, R, W_co]:
         same = (self.name, self.version, self.function, options, self._signature)

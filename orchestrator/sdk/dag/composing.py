@@ -65,8 +65,8 @@ class Composer:
         first = next(part._calls())
         if other := next((call for call in part._calls() if call.task._client is not self._client), None):
             raise InvalidWorkflow(
-                f"A composition has tasks of one application, and {other.task.name!r} is of another than "
-                f"{first.task.name!r}. Register both with the same Orchestrator."
+                f"A composition runs in one deployment, and {other.task!r} is of another than {first.task!r}. Send all "
+                f"via the same cell, and register all with the same Orchestrator."
             )
         _task(first)._refuse_in_workflow("started in a composition")
         hand_over = _task(first).options(on_success=on_success)._enqueue_path()

@@ -180,6 +180,8 @@ class FlowGraph:
 def _runs(run: Runs) -> dict[str, Any]:
     if isinstance(run, str):
         return {"service": run}
+    if run._is_via:
+        raise InvalidWorkflow(f"A node runs task {run.name!r} where its flow runs. Leave out the task's via(…).")
     return {"exec_type": "local_func", "func": run.name}
 
 

@@ -17,7 +17,7 @@ class FlowHandle(RunHandle[Any]):
     """One run of a flow. What it comes to is its shared state: `results` and `outputs` of other runs refuse here."""
 
     def __repr__(self) -> str:
-        return f"<FlowHandle {UUID(bytes=self._id)}>"
+        return f"<FlowHandle {UUID(bytes=self._id)}{self._client.via}>"
 
     @blocking
     def result(self, timeout: float | None = None) -> Steps[dict[str, Any]]:

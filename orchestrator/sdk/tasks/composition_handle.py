@@ -49,7 +49,7 @@ class CompositionHandle(RunHandle[Any], Generic[O_co]):
         self._restored = restored
 
     def __repr__(self) -> str:
-        return f"<CompositionHandle {self.id}>"
+        return f"<CompositionHandle {self.id}{self._client.via}>"
 
     @blocking
     def result(self, timeout: float | None = None) -> Steps[O_co]:

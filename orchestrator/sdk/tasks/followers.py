@@ -12,6 +12,8 @@ from orchestrator.domain import redaction
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.task import with_inherited
 from orchestrator.errors import InvalidTask
+from orchestrator.sdk.client import Client
+from orchestrator.sdk.tasks.compositions import Parts
 from orchestrator.sdk.tasks.options import CallOptions, Placed
 from orchestrator.sdk.tasks.signature import Signature
 
@@ -20,6 +22,7 @@ class Followed(Protocol):
     """A task, as far as it matters to those that follow it."""
 
     name: str
+    _client: Client
     _call_options: CallOptions
     _signature: Signature
     _after_success: tuple[Any, ...]
@@ -28,6 +31,18 @@ class Followed(Protocol):
     @property
     def queue(self) -> str: ...
     def _place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Placed: ...
+
+
+def followers_of(task: Followed, option: str, given: object) -> tuple[Any, ...]:
+    """Return the tasks that an option of a task names: one, several, or none."""
+    if given is None or isinstance(given, bool):
+        return ()
+    followers = given if isinstance(given, (list, tuple)) else (given,)
+    for follower in followers:
+        if not isinstance(follower, Parts):
+            raise InvalidTask(f"Option {option}: expected a task, or a list of tasks, found {follower!r}.")
+        task._client.refuse_other(f"Option {option}: task {task.name!r}", follower)
+    return tuple(followers)
 
 
 def queues_of(task: Followed) -> Iterator[str]:

@@ -58,10 +58,10 @@ class Handle(Generic[R]):
         return to_text(self._id)
 
     def __repr__(self) -> str:
-        return f"<Handle {self._signature.name + ' ' if self._signature else ''}{self.id}>"
+        return f"<Handle {self._signature.name + ' ' if self._signature else ''}{self.id}{self._client.via}>"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Handle) and other._id == self._id
+        return isinstance(other, Handle) and (other._id, other._client) == (self._id, self._client)
 
     def __hash__(self) -> int:
         return hash(self._id)
@@ -200,7 +200,7 @@ class RunHandle(Generic[R]):
         return str(UUID(bytes=self._id))
 
     def __repr__(self) -> str:
-        return f"<RunHandle {self.id}>"
+        return f"<RunHandle {self.id}{self._client.via}>"
 
     def status(self) -> str:
         """Return the run's present state: pending, running, success, failed or cancelled."""

@@ -18,14 +18,14 @@ from orchestrator.domain.tasks.headers import check_headers, with_headers
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, NotDeterministic, OrchestratorError
 from orchestrator.sdk.checks import shown
-from orchestrator.sdk.client import Client, Deployment
+from orchestrator.sdk.client import Client, Deployment, client_of
 from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.futures import DurableFuture
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.middleware import EnqueueCall, headers_here
 from orchestrator.sdk.tasks.compositions import Parts
-from orchestrator.sdk.tasks.followers import callbacks_of, check_followers
+from orchestrator.sdk.tasks.followers import callbacks_of, check_followers, followers_of
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.tasks.option_types import OptionTypes
 from orchestrator.sdk.tasks.options import OF_CELERY, CallOptions, Placed, check_unique, with_options
@@ -73,6 +73,8 @@ class Task(Parts[P, R]):
         self._signature = signature
         self._is_variant = False
         """It was made by `options`; workers and workflows know the one that is registered."""
+        self._is_via = False
+        """Its deployment was chosen, with `via`."""
         self._is_async = inspect.iscoroutinefunction(function)
         self._headers: Mapping[str, str] | None = None
         """What middleware has made of the headers, in a copy for one call."""
@@ -82,8 +84,8 @@ class Task(Parts[P, R]):
         """In a copy for many calls: what the hooks of each do when all are stored."""
         self._placed: Placed | None = None
         self._scheduled: dict[str, Task[P, R]] = {}
-        self._after_success = _followers("on_success", options.on_success)
-        self._after_failure = _followers("on_failure", options.on_failure)
+        self._after_success = followers_of(self, "on_success", options.on_success)
+        self._after_failure = followers_of(self, "on_failure", options.on_failure)
         if self._after_success and not options.store_result:
             check_followers(self)
 
@@ -100,7 +102,7 @@ class Task(Parts[P, R]):
         return result
 
     def __repr__(self) -> str:
-        return f"<Task {self.name}>"
+        return f"<Task {self.name}{self._client.via}>"
 
     if not TYPE_CHECKING:  # for which any name would be an attribute
 
@@ -126,11 +128,13 @@ class Task(Parts[P, R]):
 
     def via(self, cell: Deployment) -> Task[P, R]:
         """Return this task as one of another deployment: `resize.via(europe).enqueue(…)`; see `app.at`."""
-        return self._variant(cell._client, self._call_options, self._chosen)
+        variant = self._variant(client_of(cell), self._call_options, self._chosen)
+        variant._is_via = True
+        return variant
 
     def _variant(self, client: Client, options: CallOptions, chosen: frozenset[str]) -> Task[P, R]:
         variant: Task[P, R] = Task(client, self.name, self.function, options, self._signature, chosen)
-        variant._is_variant = True
+        variant._is_variant, variant._is_via = True, self._is_via
         return variant
 
     def schedule(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -205,8 +209,8 @@ class Task(Parts[P, R]):
     ) -> Handle[R]:
         """Enqueue inside the caller's own transaction: the task exists only if that commits.
 
-        The connection leads to the database that the application uses: a connection or session of SQLAlchemy, or a
-        connection of psycopg2, psycopg 3 or Django. In autocommit mode, the task exists at once.
+        The connection leads to the database that the application, or the cell of `via`, uses: a connection or session
+        of SQLAlchemy, or a connection of psycopg2, psycopg 3 or Django. In autocommit mode, the task exists at once.
         """
         if self._call_options.on_success is True:
             raise InvalidTask("Option on_success=True does not go with enqueue_in: the transaction decides.")
@@ -387,14 +391,3 @@ def _stored(call: EnqueueCall, handle: Handle[R]) -> Handle[R]:
     """Let middleware see the id of what was stored."""
     call.id = handle.id
     return handle
-
-
-def _followers(option: str, given: object) -> tuple[Task[..., Any], ...]:
-    """Return the tasks that an option names: one, several, or none."""
-    if given is None or isinstance(given, bool):
-        return ()
-    tasks = given if isinstance(given, (list, tuple)) else (given,)
-    for task in tasks:
-        if not isinstance(task, Task):
-            raise InvalidTask(f"Option {option}: expected a task, or a list of tasks, found {task!r}.")
-    return tuple(tasks)
