@@ -57,6 +57,10 @@ def prepared() -> list[Prepared[Any]]:
     return [*found.values(), *(one.of_one_row(firsts) for one, firsts in batches if firsts)]
 
 
+_FIRST_ENTRY = {"tasks.ready_queues"}
+"""Statements that read the first entry of an index, without a condition."""
+
+
 def is_whole_table(node: dict[str, Any]) -> bool:
     """Say whether a node of a plan may read a large table from one end to the other."""
     if (
@@ -74,7 +78,7 @@ def test_no_plan_scans_a_large_table(leaders: Callable[[str], Leader], state: st
     statements = prepared()
     assert len(statements) > 100
     found: list[tuple[str, dict[str, Any]]] = []
-    for statement in statements:
+    for statement in (one for one in statements if one.name not in _FIRST_ENTRY):
         statement._text(connection, channel(connection), "")
         nulls = ", ".join(f"NULL{cast}" for cast in statement._casts.values())
         explain = f'EXPLAIN (FORMAT JSON) EXECUTE "{statement.name}"' + (f"({nulls})" if nulls else "")

@@ -432,6 +432,9 @@ class MemoryWorkerStreams:
 
         return self._call("generation", effect)
 
+    def shards_of_leader(self) -> int | None:
+        return None
+
     def join(self, generation: str, queues: Sequence[str]) -> None:
         def effect() -> None:
             for queue in queues:

@@ -63,7 +63,7 @@ def record(api: Api, act: str, kind: str, target: str, run: UUID) -> Note:
 
 def _check(api: Api, target: str, act: str, since: datetime | None) -> None:
     if said := started_since(api, target, act, since):
-        raise refused(409, "Nothing is started", said)
+        raise refused(409, "The run is not started yet", said)
 
 
 @actions.post("/runs/{id}/rerun", about=RUN, is_expensive=True)
