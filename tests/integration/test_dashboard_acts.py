@@ -1232,6 +1232,30 @@ def test_lists_of_runs_have_the_first_line_of_the_error(house: House) -> None:
     assert "second line" not in page
 
 
+def test_a_large_run_in_a_list_has_the_error_of_a_task_far_behind_its_first(house: House) -> None:
+    run = uuid4()
+    try:
+        with house.engine.connect() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO orchestrator.runs (id, name, status, total, open, workflow, ended_at)"
+                " VALUES (%s, 'n', 'failed', 0, 0, 'broken-flow', now() + interval '1 second')",
+                (run.hex,),
+            )
+            connection.exec_driver_sql(
+                "INSERT INTO orchestrator.ended_tasks (id, name, queue, payload, status, error, attempt, failures,"
+                " losses, priority, seq, created_at, ended_at, run_id, step)"
+                " SELECT gen_random_uuid(), 't', 'q', '', CASE WHEN n = 300 THEN 'failed' ELSE 'success' END,"
+                """ CASE WHEN n = 300 THEN '{"kind": "E", "message": "the last one"}'::jsonb END,"""
+                " 1, 1, 0, 0, 1, now(), now(), %s, 'part_' || to_char(n, 'FM000') FROM generate_series(1, 300) AS n",
+                (run.hex,),
+            )
+        page = Visitor(house.app).get("/ui/runs?workflow=broken-flow").text
+    finally:
+        rows(house, "DELETE FROM orchestrator.runs WHERE workflow = 'broken-flow' RETURNING id")
+        rows(house, "DELETE FROM orchestrator.ended_tasks WHERE queue = 'q' RETURNING id")
+    assert '<small class="why">E: the last one</small>' in page
+
+
 def test_charts_mark_starts_of_workers_and_changes_of_the_leader(house: House) -> None:
     with house.engine.connect() as connection:
         empty(connection, "workers", "throughput")

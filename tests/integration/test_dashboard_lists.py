@@ -345,6 +345,24 @@ def test_lists_show_the_arguments_of_runs_of_code_by_name(house: House, anyone: 
     assert "cust-31" not in page
 
 
+def test_lists_show_the_parameters_of_runs_of_flows(house: House, anyone: Visitor) -> None:
+    run = flow_that_asks(house, "mail")
+    assert "amount=1100" in row_of(anyone.get("/ui/runs").text, run)
+    hides = """UPDATE orchestrator.flows SET definition = jsonb_set(definition, '{functions}', %s) WHERE name = %s"""
+    execute(house, hides, '{"t.a": {"options": {"redact": ["amount"]}}}', "mail-asks")
+    try:
+        assert "parameters amount" in row_of(anyone.get("/ui/runs").text, run), "its definition hides something"
+    finally:
+        execute(house, hides, "{}", "mail-asks")
+    execute(
+        house,
+        "INSERT INTO orchestrator.tasks (id, name, queue, payload, run_id, options)"
+        """ VALUES (%s, 't.a', 'shared', '', %s, '{"redact": ["token"]}')""",
+        *(UUID(bytes=new_id()).hex, run.hex),
+    )
+    assert "parameters amount" in row_of(anyone.get("/ui/runs").text, run), "a task of it hides something"
+
+
 def test_runs_of_code_are_found_by_an_argument(house: House, anyone: Visitor) -> None:
     run = str(start_code(house, [{"lines": [{"sku": "pear-77"}]}], {"amount": 41}))
     hidden = start_code(house, ["pear-77"], {})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -45,6 +47,18 @@ def test_a_group_says_what_was_skipped() -> None:
     assert (loads.state, loads.reason) == ("skipped", "5 skipped, 995 success")
     assert (checks.state, checks.reason) == ("failed", "1 failed, 999 success")
     assert (loads.ended, checks.ended) == (995, 1000), "the bar is not green for what was skipped"
+
+
+def test_groups_of_one_name_are_told_apart_by_where_they_begin_and_end_with_their_last_step() -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    steps = [
+        replace(step(f"part_{one}", *([f"part_{one - 100}"] if one >= 100 else [])), started_at=at, ended_at=at)
+        for one in range(300)
+    ]
+    steps[150] = replace(steps[150], state="skipped", started_at=None, ended_at=None)
+    found = fold(steps, frozenset()).steps
+    assert [one.name for one in found] == ["part (100)", "part_150… (100)", "part_200… (100)"]
+    assert found[1].ended_at == at, "a step that was skipped has no end of its own"
 
 
 def test_an_open_group_has_its_failed_steps_first() -> None:

@@ -42,6 +42,17 @@ def test_a_step_waits_for_a_limit_before_it_waits_in_its_queue() -> None:
     assert (free.ready, free.limited, free.x) == (0, None, 60)
 
 
+def test_earlier_attempts_of_a_step_are_no_wait_in_its_queue() -> None:
+    known: dict[str, Any] = {"kind": "task", "calls": "t", "state": "failed", "depends_on": ()}
+    steps = [planned_step(name=name, started_at=at(60), ended_at=at(100), **known) for name in "ab"]
+    run = SimpleNamespace(id=UUID(int=1), started_at=at(0), created_at=at(0), ended_at=at(100))
+    tried = {"a": at(20)}
+    gantt = gantt_of_steps(cast(RunView, run), steps, frozenset(), at(100), {"a": at(50)}, tried=tried)
+    again, once = gantt.rows
+    assert (again.limited, again.tried, again.x, gantt.is_retried) == (20, 20, 60, True)
+    assert (once.limited, once.tried, once.x) == (None, None, 60)
+
+
 def test_a_step_that_waits_in_its_queue_is_drawn_while_the_run_is_open() -> None:
     known: dict[str, Any] = {"kind": "task", "calls": "t"}
     steps = [

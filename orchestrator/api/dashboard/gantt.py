@@ -38,6 +38,8 @@ class Row:
     """Where it could have begun, if all it depends on had ended before: from there on it waited in its queue."""
     limited: float | None = None
     """Until where it waited for a limit before that."""
+    tried: float | None = None
+    """Where its first attempt began, if another one followed: from there on it waited for no slot."""
     is_group: bool = False
     """Whether it spans several steps, from the first start to the last end: nothing need have run all the time."""
 
@@ -66,6 +68,11 @@ class Gantt:
         return (self.end - self.start).total_seconds()
 
     @property
+    def is_retried(self) -> bool:
+        """Whether a step had more than one attempt."""
+        return any(row.tried is not None for row in self.rows)
+
+    @property
     def ticks(self) -> list[float]:
         """Seconds from the start for the marks of the axis: round ones, four to eight of them."""
         wanted = self.seconds / 5
@@ -81,11 +88,12 @@ def gantt_of_steps(
     limited: Mapping[str, datetime] = MappingProxyType({}),
     firsts: Mapping[str, StepView] = MappingProxyType({}),
     ends: Mapping[str, datetime | None] = MappingProxyType({}),
+    tried: Mapping[str, datetime] = MappingProxyType({}),
 ) -> Gantt:
     """Return the steps that have begun, in the order of their beginnings, and those whose tasks still wait.
 
     `limited` says until when steps waited for a limit. A group waited like its step that began first, of
-    `firsts`; `ends` are those of all steps.
+    `firsts`; `ends` are those of all steps. `tried` says when the first attempts of steps began that had another.
     """
     start, end = run.started_at or run.created_at, run.ended_at or now
     there = [step for step in steps if step.started_at is not None or (step.state == "open" and not run.ended_at)]
@@ -104,6 +112,9 @@ def gantt_of_steps(
         found = row(step.name, step.state, begin, step.ended_at or end, start, end, step.name in critical, link)
         if step.started_at is None:
             found = replace(found, x=100.0, width=0.0, seconds=max(0.0, (end - ready).total_seconds()))
+        if (first_begin := tried.get(step.name)) is not None and first_begin < begin:
+            begin = first_begin
+            found = replace(found, tried=_place(begin, start, end))
         ready = min(ready, begin)
         until = limited.get(first.name)
         found = replace(found, ready=_place(ready, start, end), is_group=step.kind == "group")

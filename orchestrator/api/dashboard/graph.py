@@ -123,7 +123,7 @@ def fold(steps: Sequence[StepView], critical: frozenset[str], opened: Collection
         label = _common([step.name for step in inside]) if stem else ""
         name = inside[0].name if len(inside) == 1 else f"{label or stem or f'layer {depth}'} ({len(inside)})"
         if len(inside) > 1 and (name in members or name in depths):
-            name += f" {inside[0].name}"
+            name = f"{inside[0].name}… ({len(inside)})"
         shown = inside[:MOST_DRAWN] if name in opened or len(inside) == 1 else []
         owners |= {step.name: step.name for step in shown} | {step.name: name for step in inside[len(shown) :]}
         members |= {step.name: [step] for step in shown}
@@ -160,7 +160,7 @@ def _group(name: str, inside: Sequence[StepView], owners: Mapping[str, str]) -> 
         reason=counts_of([step.state for step in inside]),
         depends_on=depends_on,
         started_at=min((step.started_at for step in inside if step.started_at is not None), default=None),
-        ended_at=max(ends) if len(ends) == len(inside) else None,
+        ended_at=None if any(step.state in ("waiting", "open") for step in inside) else max(ends, default=None),
         error=None,
     )
 

@@ -57,6 +57,7 @@ from orchestrator.store.insights.steps import (
     StepView,
     find_failed_task,
     find_step_task,
+    first_attempts,
     limited_until,
     list_steps,
     seconds_of_steps,

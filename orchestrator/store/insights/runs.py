@@ -18,7 +18,7 @@ from orchestrator.domain.states import RunState
 from orchestrator.sealing import open_json, open_text, reveal_text
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code.histories import arguments
-from orchestrator.store.flow.reads import OF_OPTIONS
+from orchestrator.store.flow.reads import OF_FUNCTIONS, OF_OPTIONS
 from orchestrator.store.insights.failures import error_line
 from orchestrator.store.sql import Row, Statement, columns_of
 
@@ -122,15 +122,22 @@ def runs_of_code(connection: Connection, ids: Sequence[bytes]) -> frozenset[UUID
     """Return those of these runs that are of workflows as code."""
 
 
-# A run of code ends with its own task. Of others, the first tasks are looked at: a run may have a million.
+# A run of code ends with its own task. Of others, the first tasks are looked at, and then what failed last before the
+# end of the run: a run may have a million.
 _ERRORS = Statement[Row]("""
-SELECT /* insights.runs.errors */ r.id, e.kind, e.message FROM unnest(%(ids)s::uuid[]) AS r(id)
+SELECT /* insights.runs.errors */ r.id, e.kind, e.message FROM orchestrator.runs r
  CROSS JOIN LATERAL (
        SELECT error->>'kind' AS kind, error->>'message' AS message FROM (
            (SELECT status, error FROM orchestrator.ended_tasks WHERE id = r.id)
             UNION ALL
-           (SELECT status, error FROM orchestrator.ended_tasks WHERE run_id = r.id LIMIT 200)) AS looked_at
+           (SELECT status, error FROM orchestrator.ended_tasks WHERE run_id = r.id LIMIT 200)
+            UNION ALL
+           (SELECT status, error FROM (
+                SELECT run_id, status, error FROM orchestrator.ended_tasks
+                 WHERE status <> 'success' AND ended_at <= r.ended_at ORDER BY ended_at DESC LIMIT 500) AS last
+             WHERE run_id = r.id)) AS looked_at
         WHERE status = 'failed' AND error IS NOT NULL LIMIT 1) AS e
+ WHERE r.id = ANY(%(ids)s::uuid[])
 """)
 
 
@@ -166,7 +173,7 @@ class RunNote(NamedTuple):
     """Of a run of code, its arguments, encoded; None if they are large."""
     is_plain: bool
     """Nothing that its tasks were given is declared as secret: not in its definition, and it has no relatives. A run of
-    code has no patterns, nor has any of its tasks, which are few."""
+    code or a flow has no patterns, nor has any of its tasks, which are few."""
     error: str = ""
     """Why it failed, where a task says so."""
 
@@ -184,20 +191,26 @@ WITH /* insights.runs.notes */ listed AS MATERIALIZED (
            CASE WHEN octet_length(params::text) <= %(most)s THEN params END AS params, code,
            (SELECT data FROM orchestrator.histories h
              WHERE runs.code AND h.run_id = runs.id AND h.number = 1 AND octet_length(data) <= %(most)s) AS start,
-           NOT flow AND parent_run IS NULL AND parent_task IS NULL AND coalesce(root, id) = id AS is_alone
+           flow, parent_run IS NULL AND parent_task IS NULL AND coalesce(root, id) = id AS is_alone
       FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[])
 ), guarded AS MATERIALIZED (
-    SELECT w.name, w.version FROM (SELECT DISTINCT workflow, version FROM listed WHERE is_alone AND NOT code) AS l
+    SELECT w.name, w.version, false AS flow
+      FROM (SELECT DISTINCT workflow, version FROM listed WHERE is_alone AND NOT code AND NOT flow) AS l
       JOIN orchestrator.workflows w ON w.name = l.workflow AND w.version = l.version
      WHERE jsonb_path_exists(
            w.definition, '$.steps[*] ? (exists (@.registered.{OF_OPTIONS}) || @.workflow != null)')
+     UNION ALL
+    SELECT f.name, f.version, true FROM (SELECT DISTINCT workflow, version FROM listed WHERE is_alone AND flow) AS l
+      JOIN orchestrator.flows f ON f.name = l.workflow AND f.version = l.version
+     WHERE jsonb_path_exists(f.definition, '{OF_FUNCTIONS}')
 )
 SELECT id, own_id, schedule, fire_time, parent_task, params, start,
-       is_alone AND workflow IS NOT NULL AND CASE WHEN code
+       is_alone AND workflow IS NOT NULL AND CASE WHEN code OR flow
            THEN (SELECT true FROM orchestrator.runs child WHERE child.parent_run = listed.id LIMIT 1) IS NULL
             AND (SELECT true FROM ({_OF_CODE}) AS task WHERE task.number > {_MOST_TASKS}
-                    OR task.options ?| '{{redact,inherited}}' LIMIT 1) IS NULL
-           ELSE NOT EXISTS (SELECT FROM guarded g WHERE g.name = workflow AND g.version = listed.version) END
+                    OR task.options ?| '{{redact,inherited}}' LIMIT 1) IS NULL ELSE true END
+       AND NOT EXISTS (
+           SELECT FROM guarded g WHERE g.name = workflow AND g.version = listed.version AND g.flow = listed.flow)
        AS is_plain
   FROM listed
 """)

@@ -198,6 +198,12 @@ SELECT t.step, coalesce(freed.ended_at, waits.now) AS until
  WHERE (split_part(t.lane, '|', 1) <> '' OR (t.lane IS NULL AND (q.concurrency IS NOT NULL OR q.rate IS NOT NULL)))
    AND coalesce(freed.ended_at, waits.now) IS NOT NULL
 """)
+_FIRST_ATTEMPTS = Statement[tuple[str, datetime]](f"""
+SELECT /* insights.steps.first_attempts */ t.step, min(a.started_at)
+  FROM ({_TASKS_OF_STEPS.format("ended_tasks")} UNION ALL {_TASKS_OF_STEPS.format("tasks")}) AS t
+  JOIN orchestrator.attempts a ON a.task_id = t.id AND a.outcome IN ('failed', 'lost')
+ WHERE a.started_at IS NOT NULL GROUP BY t.step
+""")
 _MOST_TASKS = 20_000
 """Tasks whose times are read for a list of runs."""
 _MOST_VERSIONS = 5
@@ -207,6 +213,11 @@ _MOST_VERSIONS = 5
 def seconds_of_steps(connection: Connection, run: UUID, steps: Sequence[str]) -> dict[str, float | None]:
     """Return how long some steps of a run took."""
     return dict(_SECONDS_OF_STEPS(connection, run=run.hex, steps=list(steps)))
+
+
+def first_attempts(connection: Connection, run: UUID, steps: Sequence[str]) -> dict[str, datetime]:
+    """Return when the first attempts began of those steps that needed another one; of a fan-out, of its first task."""
+    return dict(_FIRST_ATTEMPTS(connection, run=run.hex, steps=list(steps)))
 
 
 def limited_until(connection: Connection, run: UUID, steps: Sequence[str]) -> dict[str, datetime]:

@@ -51,6 +51,7 @@ from orchestrator.store.insights import (
     find_failed_task,
     find_relative,
     find_step_task,
+    first_attempts,
     limited_until,
     list_runs,
     page_of_runs,
@@ -183,6 +184,7 @@ def _of_steps(
     end = query.start + (_MOST_STEPS if query.start else _FEW_STEPS) if is_large else len(steps)
     listed = sorted(wanted, key=urgency)[query.start : end] if is_large else wanted
     failed = [step for step in steps if step.error is not None]
+    drawn = [step.name for step in folded.steps if step.kind != "group"]
     limited = api.read(limited_until, run.id, [folded.firsts.get(one.name, one).name for one in folded.steps])
     ends = {step.name: step.ended_at for step in steps}
     return {
@@ -192,7 +194,10 @@ def _of_steps(
         "listed": listed,
         "next": end if end < len(wanted) else None,
         "states": states,
-        "gantt": gantt_of_steps(run, folded.steps, folded.critical, present(), limited, folded.firsts, ends),
+        "gantt": gantt_of_steps(
+            *(run, folded.steps, folded.critical, present(), limited, folded.firsts, ends),
+            tried=api.read(first_attempts, run.id, drawn),
+        ),
         "critical": critical,
         "earlier": api.read(seconds_of_steps, before, [step.name for step in listed]) if before else {},
         "failed": failed[:_MOST_ERRORS],
