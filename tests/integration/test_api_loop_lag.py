@@ -162,6 +162,7 @@ _WORST: dict[str, Any] = {
 }
 
 
+@pytest.mark.long  # every one of them
 def test_no_route_holds_the_event_loop(client: httpx.Client, loop: Loop) -> None:
     for endpoint in ROUTES:
         path, method = _path(endpoint), "HEAD" if endpoint.is_live else endpoint.method
@@ -175,6 +176,7 @@ def test_no_route_holds_the_event_loop(client: httpx.Client, loop: Loop) -> None
         assert answer.is_success or endpoint.path not in _WORST, (asked, answer.text)
 
 
+@pytest.mark.long  # every one of them
 def test_no_page_holds_the_event_loop(client: httpx.Client, loop: Loop) -> None:
     token = secrets.token_urlsafe(24)
     lists = "%5B" + "%5B%5D%2C" * 60_000 + "%5B%5D%5D"

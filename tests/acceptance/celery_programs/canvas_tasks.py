@@ -6,7 +6,7 @@ from decimal import Decimal
 
 from redis import Redis
 
-from orchestrator.compat.celery import Celery, Task, chain, group, signals, signature
+from orchestrator.compat.celery import Celery, Task, signals
 from orchestrator.compat.celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
 app = Celery("canvas_tasks")
@@ -81,11 +81,6 @@ def add_ignore_result(x, y):
 
 
 @app.task
-def raise_error(*args):
-    raise ValueError("deliberate error")
-
-
-@app.task
 def fail(*args):
     raise ExpectedException("Task expected to fail", *args)
 
@@ -93,17 +88,6 @@ def fail(*args):
 @app.task
 def fail_with_other_arguments():
     raise UnpicklableError("foo", "bar")
-
-
-@app.task
-def xsum(numbers):
-    return sum(sum(one) if isinstance(one, list) else one for one in numbers)
-
-
-@app.task
-def delayed_sum(numbers, pause=0.0):
-    time.sleep(pause)
-    return sum(numbers)
 
 
 @app.task
@@ -129,14 +113,6 @@ def ids(self, previous=None, i=None):
 @app.task
 def sleeping(seconds, **_):
     time.sleep(seconds)
-
-
-@app.task(bind=True)
-def sleeping_ignore_limits(self, seconds, **_):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        time.sleep(0.05)
-    return self.request.id
 
 
 @app.task(soft_time_limit=0.4, time_limit=30)
@@ -172,11 +148,6 @@ def retry_with_other_arguments(self, value):
 def retry_always(self):
     redis().incr(f"retries-{self.request.id}")
     raise ExpectedException("again", self.request.retries)
-
-
-@app.task(bind=True, max_retries=0)
-def no_retries(self):
-    raise self.retry(exc=ExpectedException("no more"))
 
 
 @app.task(bind=True, max_retries=1)
@@ -231,11 +202,6 @@ def redis_echo(message, redis_key="redis-echo"):
 
 
 @app.task
-def redis_count(redis_key="redis-count"):
-    return redis().incr(redis_key)
-
-
-@app.task
 def errback_new_style(request, exc, tb, key="errbacks"):
     redis().rpush(key, f"{request.task} {type(exc).__name__} {exc.args[0]}")
 
@@ -246,37 +212,12 @@ def errback_old_style(task_id):
 
 
 @app.task(bind=True)
-def add_replaced(self, x, y):
-    raise self.replace(add.s(x, y))
-
-
-@app.task(bind=True)
-def replaced_by_chain(self, x):
-    return self.replace(chain(add.s(x, 1), add.s(10)))
-
-
-@app.task(bind=True)
-def replaced_by_group(self, numbers):
-    return self.replace(group(add.s(number, 1) for number in numbers))
-
-
-@app.task(bind=True)
 def second_order_replace1(self, state=False):
     redis().rpush("replace", "In A")
     if not state:
         redis().rpush("replace", "Entering/Exiting")
         raise self.replace(second_order_replace1.si(state=True) | redis_echo.si("Out A", redis_key="replace"))
     return None
-
-
-@app.task
-def apply_chain_inside():
-    return chain(add.s(1, 2), add.s(4)).delay().id
-
-
-@app.task
-def chord_from_signature_data(data):
-    return signature(data).delay().id
 
 
 @app.task
