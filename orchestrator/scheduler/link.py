@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 from orchestrator.domain.tasks.task import Dispatch
@@ -39,6 +39,12 @@ FAILURES = (StreamsDamaged, *transport.UNAVAILABLE)
 """Errors of Redis with which the leader goes on."""
 _MOST_READS = 20
 """Batches that are read at once where all events are wanted."""
+_SHORT = 0.001
+"""Seconds; tasks that take less are run one after another by their process (`workers/running/threads.py`)."""
+_AHEAD = 2
+"""Bundles of short tasks for each process: it receives one while it runs another."""
+_SHARED = 10
+"""So many fields of a claimed task are the first of a message, which is encoded as an array."""
 
 
 def miss_redis(outage: Outage, leadership: Leadership, error: Exception) -> None:
@@ -68,6 +74,8 @@ class Link(CommitHooks):
     _write_at: float = 0.0
     """When it may be tried again."""
     _last_claimed: Attempt | None = None
+    _short: dict[str, float] = field(default_factory=dict)
+    """Queues with short tasks, and how long these take: it rises at once, and falls slowly."""
 
     @property
     def can_read(self) -> bool:
@@ -107,9 +115,19 @@ class Link(CommitHooks):
         self.leadership.trouble = None
 
     def committed(self, tick: TickResult) -> None:
-        """Remember an attempt of the last commit that made some."""
+        """Remember an attempt of the last commit that made some, and which queues have short tasks."""
         if claimed := tick.outgoing.claimed:
             self._last_claimed = Attempt(claimed[-1].id, claimed[-1].attempt)
+        for queue, seconds, _ in tick.counts.ran:
+            if seconds < _SHORT:
+                self._short[queue] = max(seconds, 0.9 * self._short.get(queue, _SHORT))
+            else:
+                self._short.pop(queue, None)
+
+    def _spread(self, queue: str) -> int:
+        """Return over how many bundles a line of this queue is spread."""
+        slots = self.fleet.slots(queue)
+        return min(slots, _AHEAD * self.fleet.processes(queue)) if queue in self._short else slots
 
     # -- in
 
@@ -160,7 +178,7 @@ class Link(CommitHooks):
             self.streams.publish(
                 generation,
                 self.leadership.term,
-                messages(claimed, self.fleet.slots, now, has_spans=self.has_spans),
+                messages(claimed, self._spread, now, has_spans=self.has_spans),
                 position if has_progress else None,
                 outgoing.ended,
                 encode(None if moved_on else self._last_claimed),
@@ -182,7 +200,7 @@ class Link(CommitHooks):
 
     def _push(self, claimed: Sequence[Claimed]) -> None:
         generation, term, last = self.generations.cursor.generation, self.leadership.term, encode(self._last_claimed)
-        found = messages(claimed, self.fleet.slots, has_spans=self.has_spans)
+        found = messages(claimed, self._spread, has_spans=self.has_spans)
         self.streams.publish(generation, term, found, claimed=last)
 
     def set_aside(self, refused: Sequence[Refused]) -> None:
@@ -194,23 +212,24 @@ class Link(CommitHooks):
 
 
 def messages(
-    claimed: Sequence[Claimed], slots: Callable[[str], int], now: float = 0.0, *, has_spans: bool = False
+    claimed: Sequence[Claimed], spread: Callable[[str], int], now: float = 0.0, *, has_spans: bool = False
 ) -> dict[str, list[bytes]]:
-    """Return the claimed tasks as messages by queue. A long line is bundled; a short one is spread over the slots."""
+    """Return the claimed tasks as messages by queue. A long line is bundled; a short one is spread."""
     by_queue: dict[str, list[Claimed]] = defaultdict(list)
     for task in claimed:
         by_queue[task.queue if task.to is None else private_queue(task.to)].append(task)
     found: dict[str, list[bytes]] = {}
     for queue, tasks in by_queue.items():
-        size = max(1, min(LARGEST_BUNDLE, len(tasks) // max(1, slots(queue))))
-        bundles: list[list[Dispatch]] = []
+        size = max(1, min(LARGEST_BUNDLE, len(tasks) // max(1, spread(queue))))
+        bundles: list[list[object]] = []
         room = weight = 0
         for task in sorted(tasks, key=attrgetter("alone")):
             weight += len(task.payload)
             if room == 0 or task.alone or weight > BUNDLE_BYTES:
                 bundles.append([])
                 room, weight = size, len(task.payload)
-            bundles[-1].append(_message(task, now, has_spans))
+            is_plain = task.run_id is None and task.details is None and task.trace is None
+            bundles[-1].append(task[:_SHARED] if is_plain else _message(task, now, has_spans))
             room -= 1
         found[queue] = [encode(bundle) for bundle in bundles]
     return found

@@ -46,7 +46,7 @@ _EndState = Annotated[str, Meta(pattern=whole("|".join(sorted({*ENDED_TASK_STATE
 
 EndReport = Succeeded | Failed | Returned | Activated
 """The report of a child process about the one attempt that it ran."""
-LARGEST_BUNDLE = 20
+LARGEST_BUNDLE = 50
 """Most tasks in one dispatch message."""
 
 

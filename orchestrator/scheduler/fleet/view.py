@@ -9,7 +9,7 @@ Heartbeats are numbered. A heartbeat that does not change is silence, whatever i
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from orchestrator.domain.executors.call import has_means, is_announced
@@ -39,6 +39,7 @@ class Fleet:
         self._shape: list[object] = []
         """What slots and known names were indexed from: workers may have very many queues, and seldom others."""
         self._slots: dict[str, int] = {}
+        self._processes: Counter[str] = Counter()
         self._known: dict[str, frozenset[str]] = {}
 
     def observe(self, beats: Sequence[Heartbeat], monotonic: float, names: ReadNames) -> None:
@@ -111,6 +112,10 @@ class Fleet:
         """Return how many tasks of a queue the fleet can run at once."""
         return self._slots.get(queue, 0)
 
+    def processes(self, queue: str) -> int:
+        """Return how many worker processes run tasks of a queue."""
+        return self._processes[queue]
+
     def knows(self, queue: str, name: str) -> bool:
         """Say whether a live worker of this queue knows a task."""
         if queue in self.capabilities.mixed:
@@ -152,5 +157,6 @@ class Fleet:
                     slots[queue] += beat.slots
                     known[queue] |= self._names.get(beat.names, frozenset())
             self._slots = dict(slots)
+            self._processes = Counter(queue for beat in at_work for queue in beat.queues)
             self._known = {queue: frozenset(names) for queue, names in known.items()}
         self.capabilities.index(at_work, self._names, self.fair_time, is_same=is_same)
