@@ -52,7 +52,7 @@ from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.dag.builder import Workflow
 from orchestrator.sdk.flow.builder import FlowGraph
-from orchestrator.sdk.flow.handle import FlowHandle
+from orchestrator.sdk.flow.flows import FlowHandle
 from orchestrator.sdk.middleware import AttemptEnd, EnqueueCall, Middleware, TurnContext
 from orchestrator.sdk.queue import Queue
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
@@ -64,7 +64,7 @@ from orchestrator.sdk.tasks.logs import LogEntry, TaskProgress
 from orchestrator.sdk.tasks.resources import Depends
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.task import Task
-from orchestrator.sdk.values.stored import Payload
+from orchestrator.sdk.values.payload import Payload
 from orchestrator.settings import Settings
 
 __all__ = [

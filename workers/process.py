@@ -20,7 +20,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.modules import ImportFailed
 from orchestrator.sdk.tasks.parameters import announced_parameters
-from orchestrator.sdk.values.stores import means as store_means
+from orchestrator.sdk.values.sealing import means as store_means
 from orchestrator.sealing import key_names, vault_of
 from orchestrator.settings import Settings
 from orchestrator.telemetry import close_output, get_logger

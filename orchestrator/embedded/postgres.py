@@ -23,8 +23,7 @@ from urllib.parse import quote
 import psycopg2
 from psycopg2 import sql
 
-from orchestrator.embedded.extra import HOW_TO_INSTALL, embedded_module
-from orchestrator.embedded.programs import CHOICE, find_postgres
+from orchestrator.embedded.programs import CHOICE, HOW_TO_INSTALL, embedded_module, find_postgres
 from orchestrator.embedded.server import EmbeddedServer
 from orchestrator.environment import bare_environment
 from orchestrator.errors import ConfigurationError

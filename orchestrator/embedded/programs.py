@@ -7,16 +7,18 @@ of the two places only.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
 import shutil
 import subprocess
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
-from orchestrator.embedded.extra import embedded_module
 from orchestrator.errors import ConfigurationError
 
 CHOICE = "ORCHESTRATOR_SERVERS"
@@ -100,3 +102,19 @@ def _identify(path: Path, origin: str) -> Program | None:
         return None
     version = tuple(int(part) for part in (match["redis"] or match["postgres"]).split("."))
     return Program(path=path, name=match["name"] or "Postgres", version=version, origin=origin)
+
+
+HOW_TO_INSTALL = "pip install '.[embedded]' in a clone of the repository (it is not on PyPI yet)"
+
+
+def embedded_module(name: str) -> ModuleType:
+    """Import a module of the `embedded` extra, without the warnings that some give, or say how to get it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Embedded Postgres and Redis need the package {name.partition('.')[0]!r}, which is not "
+            f"installed. Run: {HOW_TO_INSTALL}."
+        ) from error

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from orchestrator.embedded.extra import embedded_module
+from orchestrator.embedded.programs import embedded_module
 from orchestrator.environment import bare_environment
 from orchestrator.errors import ConfigurationError
 

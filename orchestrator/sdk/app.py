@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, overload
 from weakref import WeakSet
 
 from orchestrator.errors import InvalidTask
@@ -17,7 +17,6 @@ from orchestrator.sdk.code.context import WorkflowContext
 from orchestrator.sdk.code.options import CodeOptions, Versioning, check_workflow_function, with_code_options
 from orchestrator.sdk.code.workflow import CodeWorkflow, CodeWorkflows, Registry
 from orchestrator.sdk.code.workflow_class import function_of, registered
-from orchestrator.sdk.decorators import TaskDecorator, WorkflowDecorator
 from orchestrator.sdk.middleware import CarriedContext, Chain, Middleware, MiddlewareList, each_of
 from orchestrator.sdk.modules import Modules
 from orchestrator.sdk.names import registered_name
@@ -33,6 +32,31 @@ from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.conversion import register_type
 from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.settings import Settings
+
+
+class TaskDecorator(Protocol):
+    """The type of `@app.task(...)` with options."""
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[TaskContext, P], Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[TaskContext, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+class WorkflowDecorator(Protocol):
+    """The type of `@app.workflow(...)` with options."""
+
+    @overload
+    def __call__(self, kind: K, /) -> K: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[WorkflowContext, P], Awaitable[R]], /
+    ) -> CodeWorkflow[P, R, None]: ...
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

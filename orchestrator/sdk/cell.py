@@ -22,10 +22,10 @@ from orchestrator.sdk.flow.flows import Flows
 from orchestrator.sdk.ids import new_id, parse_id
 from orchestrator.sdk.middleware import HookStack
 from orchestrator.sdk.queue import Queue
+from orchestrator.sdk.tasks.by_name import new_tasks, start_many
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
 from orchestrator.sdk.tasks.compositions import Arguments
 from orchestrator.sdk.tasks.handle import Handle, RunHandle
-from orchestrator.sdk.tasks.many import new_tasks, start_many
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.waiting.async_variants import async_variant
 from orchestrator.settings import Settings

@@ -12,8 +12,7 @@ from orchestrator.sdk.checks import check_name, shown
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.tasks.context import TaskRuntime, current_runtime
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
-from orchestrator.sdk.waiting.per_process import ProcessLock
-from orchestrator.sdk.waiting.signal_safe import signal_safe
+from orchestrator.sdk.waiting.per_process import ProcessLock, signal_safe
 from orchestrator.sdk.waiting.threads import Threads
 from orchestrator.settings import Settings, check_arguments, load_settings, with_arguments
 from orchestrator.terminal_safe import without_password

@@ -15,7 +15,7 @@ from orchestrator.errors import InvalidTask, InvalidWorkflow, ResultTimeout
 from orchestrator.sdk.client import Client
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.workflow import Registry
-from orchestrator.sdk.flow.handle import FlowHandle
+from orchestrator.sdk.flow.flows import FlowHandle
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.schedule_declarations import (
     DEFAULT_NAME,

@@ -1,7 +1,7 @@
 """The names that `from orchestrator.testing import …` gives."""
 
+from orchestrator.sdk.code.engine import replay
 from orchestrator.sdk.code.recording import Recording
-from orchestrator.sdk.code.replaying import replay
 from orchestrator.testing.mocks import After
 from orchestrator.testing.records import StartedRun, TestedTask
 from orchestrator.testing.runs import TestedRun

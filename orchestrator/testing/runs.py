@@ -23,6 +23,7 @@ from orchestrator.errors import (
     RunFailed,
     WrongState,
 )
+from orchestrator.sdk.code.engine import replay
 from orchestrator.sdk.code.handle import W_co
 from orchestrator.sdk.code.messages import (
     QueryMethod,
@@ -36,7 +37,6 @@ from orchestrator.sdk.code.messages import (
     signal_value,
 )
 from orchestrator.sdk.code.recording import Recording
-from orchestrator.sdk.code.replaying import replay
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
 from orchestrator.testing.leader import MemoryLeader

@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from orchestrator.trace_context import parse, set_trace
-from orchestrator.tracing.sent import Sent, Untraced
-from orchestrator.tracing.switch import exporting, has_provider
+from orchestrator.tracing.switch import Sent, Untraced, exporting, has_provider
 
 if TYPE_CHECKING:
     from orchestrator.tracing.spans import Spans
@@ -64,7 +63,7 @@ def enter(trace: str) -> object:
     set_trace(trace)
     if "opentelemetry.trace" not in sys.modules:
         return None
-    from orchestrator.tracing.remote import attach
+    from orchestrator.tracing.calls import attach
 
     return attach(trace)
 
@@ -73,6 +72,6 @@ def leave(token: object) -> None:
     """Have it belong to no span any more."""
     set_trace(None)
     if token is not None:
-        from orchestrator.tracing.remote import detach
+        from orchestrator.tracing.calls import detach
 
         detach(token)

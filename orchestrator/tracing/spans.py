@@ -14,8 +14,7 @@ from opentelemetry.context import attach
 from opentelemetry.trace import Link, Span, SpanKind, TracerProvider, set_span_in_context
 
 from orchestrator.trace_context import Trace, attempt_span, own_trace, run_span, set_trace
-from orchestrator.tracing.calls import SCOPE, SYSTEM, failed
-from orchestrator.tracing.remote import context_below, span_context
+from orchestrator.tracing.calls import SCOPE, SYSTEM, context_below, failed, span_context
 
 Attributes = Mapping[str, str | int | float | bool]
 

@@ -12,9 +12,9 @@ import project
 import pytest
 
 from orchestrator import Duplicate, OrchestratorError, RunFailed, UnknownHandler, WrongState
+from orchestrator.sdk.code.engine import replay
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.recording import Recording
-from orchestrator.sdk.code.replaying import replay
 from tests import forking
 from tests.acceptance.stack import HERE, Stack
 from tests.acceptance.ways import both_ways  # noqa: F401

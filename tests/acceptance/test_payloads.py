@@ -17,7 +17,7 @@ from orchestrator import Orchestrator, PayloadError, Settings, TaskFailed
 from orchestrator.domain.redaction import HIDDEN
 from orchestrator.executors import Process
 from orchestrator.payloads import keeping
-from orchestrator.sdk.code.replaying import replay
+from orchestrator.sdk.code.engine import replay
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.workers.container.folders import folder_of
 from tests import forking

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.domain.tasks.task import Dispatch, Failed, Succeeded, TaskError
-from orchestrator.sdk.flow.handle import FlowHandle
+from orchestrator.sdk.flow.flows import FlowHandle
 from orchestrator.sdk.values.payload import decode_call, encode_value
 from tests.integration.stage import System, Worker
 

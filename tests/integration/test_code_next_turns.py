@@ -13,8 +13,7 @@ from orchestrator import WorkflowContext, unguarded
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.tasks.reports import Flush
 from orchestrator.domain.tasks.task import Dispatch, Succeeded
-from orchestrator.sdk.code.engine import Engine
-from orchestrator.sdk.code.replaying import replay
+from orchestrator.sdk.code.engine import Engine, replay
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.transport.codec import encode
 from tests.integration.code_stage import act, activation, kinds, run_row

@@ -19,8 +19,7 @@ from orchestrator.cli import main
 from orchestrator.domain.code.activation import Activation
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.scheduler.code import resets as code_resets
-from orchestrator.sdk.code.engine import Engine
-from orchestrator.sdk.code.replaying import replay
+from orchestrator.sdk.code.engine import Engine, replay
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store.code import expectations
 from orchestrator.store.code import keys as run_keys

@@ -20,7 +20,7 @@ from orchestrator.domain.code.history import SignalReceived
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.errors import ExpressionError, WrongState
 from orchestrator.sdk import acting
-from orchestrator.sdk.flow.handle import FlowHandle
+from orchestrator.sdk.flow.flows import FlowHandle
 from orchestrator.store.runs import pending_changes
 from tests.integration.flow_stage import Stage
 from tests.integration.serving import serving

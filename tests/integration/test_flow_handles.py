@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.cli.flow import commands
 from orchestrator.errors import WrongState
-from orchestrator.sdk.flow.handle import FlowHandle
+from orchestrator.sdk.flow.flows import FlowHandle
 from orchestrator.trace_context import set_trace
 from tests.integration.api_client import ApiClient
 from tests.integration.flow_stage import Stage

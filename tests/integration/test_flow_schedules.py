@@ -14,7 +14,7 @@ from orchestrator import InvalidWorkflow, NotFound, WorkflowContext
 from orchestrator.cli import main
 from orchestrator.sdk.dag import definitions
 from orchestrator.sdk.flow.builder import FlowGraph
-from orchestrator.sdk.flow.handle import FlowHandle
+from orchestrator.sdk.flow.flows import FlowHandle
 from tests.integration.api_client import ApiClient
 from tests.integration.stage import System
 

@@ -28,7 +28,7 @@ from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.dag import definitions, document, fields
 from orchestrator.sdk.dag.builder import Defaults, StepOptions, WorkflowOptions
 from orchestrator.sdk.dag.definitions import from_data, load, loads
-from orchestrator.sdk.dag.writing import to_yaml
+from orchestrator.sdk.dag.document import to_yaml
 from orchestrator.sdk.schedule_declarations import Times
 from tests.fuzzing import examples
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.domain.quotas import DEFAULTS, Quotas, Usage
+from orchestrator.domain.quotas import DEFAULTS, Quotas, Usage, parse_quotas
 from orchestrator.errors import ConfigurationError
-from orchestrator.sdk.quotas import parse_quotas
 
 
 def test_requests_are_refused_above_their_rate_and_let_in_when_it_allows_them_again() -> None:

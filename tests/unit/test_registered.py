@@ -14,8 +14,8 @@ from orchestrator.domain.dag.definition import Definition, Hook, Param, Register
 from orchestrator.domain.problems import MOST_PROBLEMS
 from orchestrator.sdk.dag import registered as registered_module
 from orchestrator.sdk.dag.definitions import completed, loads
+from orchestrator.sdk.dag.document import to_yaml
 from orchestrator.sdk.dag.registered import take_over
-from orchestrator.sdk.dag.writing import to_yaml
 
 
 @pytest.fixture

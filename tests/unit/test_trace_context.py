@@ -28,7 +28,7 @@ from orchestrator.trace_context import (
     run_span,
     set_trace,
 )
-from orchestrator.tracing.remote import context_below
+from orchestrator.tracing.calls import context_below
 from orchestrator.tracing.spans import Spans
 from orchestrator.tracing.switch import exporting
 

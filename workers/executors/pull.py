@@ -23,7 +23,7 @@ from orchestrator.domain.executors.execution import Broken, Execution, Outcome
 from orchestrator.domain.executors.http import reported, request_body, said_lines
 from orchestrator.domain.executors.pull import LARGEST_BODY, Pull, service_of
 from orchestrator.errors import PayloadError, Unavailable
-from orchestrator.sdk.values.stores import store_of
+from orchestrator.sdk.values.sealing import store_of
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.pull import Offer, Pulls, State

@@ -24,9 +24,8 @@ from orchestrator.domain.tasks.task import Succeeded
 from orchestrator.errors import PayloadError, Unavailable, WrongState
 from orchestrator.payloads.keeping import PayloadStore
 from orchestrator.payloads.objects import Output
-from orchestrator.sdk.code.replaying import read_event
-from orchestrator.sdk.values.sealing import left_task
-from orchestrator.sdk.values.stores import store_of
+from orchestrator.sdk.code.engine import read_event
+from orchestrator.sdk.values.sealing import left_task, store_of
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.workers.running.job import Job

@@ -18,7 +18,7 @@ from orchestrator.errors import NotDeterministic
 from orchestrator.sdk.code.endings import EndTurn
 from orchestrator.sdk.code.engine import Running
 from orchestrator.sdk.code.guards import is_own_code
-from orchestrator.sdk.code.locations import place
+from orchestrator.sdk.code.scope import place
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.running.job import Job
 

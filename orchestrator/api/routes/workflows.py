@@ -20,7 +20,7 @@ from orchestrator.domain.code.history import RunStarted
 from orchestrator.domain.dag.definition import Condition, Definition, content_hash
 from orchestrator.errors import InvalidWorkflow, WrongState
 from orchestrator.sdk.checks import check_label, check_name, check_tags
-from orchestrator.sdk.dag import definitions, writing
+from orchestrator.sdk.dag import definitions, document
 from orchestrator.sdk.dag.registered import hiding
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
@@ -163,7 +163,7 @@ def read_definition(document: Document) -> Definition:
 def answer(stored: workflows.Stored) -> WorkflowAnswer:
     """Return a stored definition as it is shown."""
     return WorkflowAnswer(
-        stored.name, stored.version, stored.hash, stored.created_at, writing.to_data(stored.definition)
+        stored.name, stored.version, stored.hash, stored.created_at, document.to_data(stored.definition)
     )
 
 
@@ -277,7 +277,7 @@ def diff_workflow(api: Api, body: Document, key_scope: KeyScope) -> Difference:
     definition = read_definition(body)
     check_workflow(key_scope, definition.name)
     stored = api.read(workflows.latest, definition.name)
-    before, after = writing.compared(None if stored is None else stored.definition, definition)
+    before, after = document.compared(None if stored is None else stored.definition, definition)
     return Difference(before != after, stored.version if stored else None, before, after)
 
 

@@ -23,8 +23,8 @@ from orchestrator.domain.code.history import RunStarted
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import DeterminismViolation, InvalidWorkflow, NotDeterministic, did_you_mean
 from orchestrator.sdk.calls.interface import Calls
+from orchestrator.sdk.code.engine import read_event, replay
 from orchestrator.sdk.code.recording import Recording
-from orchestrator.sdk.code.replaying import read_event, replay
 from orchestrator.sdk.code.workflow import CodeWorkflows
 from orchestrator.settings import load_settings
 from orchestrator.store.insights import CodeRun

@@ -26,7 +26,7 @@ from orchestrator.errors import (
 from orchestrator.monitoring.times import ago, present
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
-from orchestrator.sdk.dag import definitions, writing
+from orchestrator.sdk.dag import definitions, document
 from orchestrator.sdk.dag.registered import take_over
 from orchestrator.sdk.schedules import pages
 from orchestrator.settings import load_settings
@@ -191,7 +191,7 @@ def show(name: str, version: int | None, as_json: bool) -> None:
     if as_json:
         print_json(_summary(stored) | {"hash": stored.hash, "definition": stored.definition})
     else:
-        echo(writing.to_yaml(stored.definition), nl=False)
+        echo(document.to_yaml(stored.definition), nl=False)
 
 
 @command.command()
@@ -341,7 +341,7 @@ _DIFF_COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def _diff(stored: Stored | None, definition: Definition, file: str) -> list[str]:
-    before, after = writing.compared(None if stored is None else stored.definition, definition)
+    before, after = document.compared(None if stored is None else stored.definition, definition)
     label = "/dev/null" if stored is None else f"{stored.name} version {stored.version}"
     return list(
         difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), label, str(file))

@@ -15,11 +15,10 @@ from orchestrator.cli.terminal.output import echo, print_json, print_table
 from orchestrator.cli.terminal.reading import reading, writing
 from orchestrator.domain.access import Key, Scope, Secret
 from orchestrator.domain.durations import parse_duration
-from orchestrator.domain.quotas import Quotas
+from orchestrator.domain.quotas import Quotas, parse_quotas
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.times import ago, present
 from orchestrator.sdk.checks import check_label, check_name
-from orchestrator.sdk.quotas import parse_quotas
 from orchestrator.sealing import check_key_id
 from orchestrator.store import keys
 

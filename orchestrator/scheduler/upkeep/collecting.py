@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine
 
 from orchestrator.payloads.collector import Collector, collect_leftovers
 from orchestrator.scheduler.upkeep.rounds import Rounds
-from orchestrator.sdk.values.stores import store_of
+from orchestrator.sdk.values.sealing import store_of
 from orchestrator.settings import Settings
 from orchestrator.store import payloads, shards
 from orchestrator.telemetry import get_logger

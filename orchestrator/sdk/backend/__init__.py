@@ -22,18 +22,16 @@ from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.part import Shared
 from orchestrator.sdk.backend.tasks import TaskBackend
 from orchestrator.sdk.backend.waiting import EndWaiters
-from orchestrator.sdk.waiting.signal_safe import signal_safe
+from orchestrator.sdk.waiting.per_process import signal_safe
 from orchestrator.settings import Settings
 from orchestrator.store.audit import NOTHING_SEEN, Seen
 from orchestrator.store.inbox import RequestKind
 
 if TYPE_CHECKING:
     from orchestrator.sdk.backend.code import CodeBackend
-    from orchestrator.sdk.backend.fleet import FleetBackend
+    from orchestrator.sdk.backend.fleet import FleetBackend, QuarantineBackend, QueueBackend
     from orchestrator.sdk.backend.flows import FlowBackend
     from orchestrator.sdk.backend.insights import InsightBackend
-    from orchestrator.sdk.backend.quarantine import QuarantineBackend
-    from orchestrator.sdk.backend.queues import QueueBackend
     from orchestrator.sdk.backend.runs import RunBackend
     from orchestrator.sdk.backend.schedules import ScheduleBackend
     from orchestrator.sdk.backend.workflows import WorkflowBackend
@@ -46,14 +44,16 @@ T = TypeVar("T")
 class _Lazy(Generic[T]):
     """A part whose module is loaded when it is first asked for; from then on it is an attribute like any other."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, module: str = "") -> None:
+        """The module has the name of the part, if not said otherwise."""
         self._kind = kind
+        self._module = module
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
     def __get__(self, backend: Backend, owner: type) -> T:
-        kind = signal_safe(lambda: getattr(import_module(f"{__name__}.{self._name}"), self._kind))
+        kind = signal_safe(lambda: getattr(import_module(f"{__name__}.{self._module or self._name}"), self._kind))
         found: T = backend.__dict__.setdefault(self._name, kind(backend.shared))  # of two threads, both get the same
         return found
 
@@ -66,10 +66,10 @@ class Backend:
     workflows: _Lazy[WorkflowBackend] = _Lazy("WorkflowBackend")
     flows: _Lazy[FlowBackend] = _Lazy("FlowBackend")
     schedules: _Lazy[ScheduleBackend] = _Lazy("ScheduleBackend")
-    queues: _Lazy[QueueBackend] = _Lazy("QueueBackend")
+    queues: _Lazy[QueueBackend] = _Lazy("QueueBackend", "fleet")
     fleet: _Lazy[FleetBackend] = _Lazy("FleetBackend")
     insights: _Lazy[InsightBackend] = _Lazy("InsightBackend")
-    quarantine: _Lazy[QuarantineBackend] = _Lazy("QuarantineBackend")
+    quarantine: _Lazy[QuarantineBackend] = _Lazy("QuarantineBackend", "fleet")
 
     def __init__(self, settings: Settings, first: Backend | None = None) -> None:
         """With several shards, those after the `first` hear of ends from it."""

@@ -11,7 +11,7 @@ from orchestrator import time_limits
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import Unavailable, WrongState
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.sdk.waiting.signal_safe import signal_safe
+from orchestrator.sdk.waiting.per_process import signal_safe
 from orchestrator.store import inbox
 from orchestrator.store.inbox import RequestKind
 

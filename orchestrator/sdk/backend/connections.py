@@ -19,7 +19,7 @@ from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import OrchestratorError, SchemaError, Unavailable, Uncertain
 from orchestrator.sdk import acting
 from orchestrator.sdk.values.display import as_json, stored_value
-from orchestrator.sdk.values.stores import store_of
+from orchestrator.sdk.values.sealing import store_of
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
 from orchestrator.store import audit, database, deadlines, shards

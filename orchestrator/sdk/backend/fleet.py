@@ -1,14 +1,18 @@
-"""Workers: draining."""
+"""Workers, queues, and messages in quarantine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from orchestrator.domain.fleet.announced import FleetProcess, workers_meant
+from orchestrator.domain.limits.buckets import Rate
 from orchestrator.errors import NotFound, OrchestratorError, WrongState
-from orchestrator.sdk.backend.part import Part
-from orchestrator.sdk.calls.fleet import Drained, FleetCalls
+from orchestrator.sdk.backend.part import Part, reading
+from orchestrator.sdk.calls.fleet import Drained, FleetCalls, QuarantineCalls, QueueCalls
 from orchestrator.store import fleet, insights
+from orchestrator.store.limits import queues
+from orchestrator.transport import quarantine
+from orchestrator.transport.quarantine import SetAside
 
 
 class FleetBackend(Part, FleetCalls):
@@ -53,3 +57,47 @@ def _only(listed: Sequence[FleetProcess], wanted: str) -> list[FleetProcess]:
     if all(one.is_over for one in found[0]):
         raise WrongState(f"Worker {found[0][0].worker} has drained and ended already.")
     return found[0]
+
+
+class QuarantineBackend(Part, QuarantineCalls):
+    """Calls about quarantined messages."""
+
+    def newest(self, limit: int) -> list[SetAside]:
+        return quarantine.newest(self._connections.redis, self._connections.keys, limit)
+
+    def find(self, entry: str) -> SetAside | None:
+        return quarantine.find(self._connections.redis, self._connections.keys, entry)
+
+    def clear(self) -> int:
+        with self._connections.changing("the quarantine was cleared", nudge=False) as connection:
+            self._connections.record(connection, "clear", "quarantine", "")
+            return quarantine.clear(self._connections.redis, self._connections.keys)
+
+
+class QueueBackend(Part, QueueCalls):
+    """Calls about queues, by name."""
+
+    named = reading(queues.named)
+    open_tasks = reading(queues.open_tasks)
+    delayed = reading(queues.delayed)
+
+    def pause(self, name: str, paused: bool) -> None:
+        with self._connections.changing(f"queue {name!r} was paused or resumed") as connection:
+            if queues.set_paused(connection, name, paused):
+                self._connections.record(connection, "pause" if paused else "resume", "queue", name)
+
+    def limit(self, name: str, concurrency: int | None, rate: Rate | None) -> None:
+        with self._connections.changing(f"queue {name!r} was limited") as connection:
+            queues.set_limits(connection, name, concurrency, rate)
+            per_second = rate.count / rate.per if rate else None
+            self._connections.record(connection, "limit", "queue", name, concurrency=concurrency, rate=per_second)
+
+    def retain(self, name: str, success: float | None, failed: float | None) -> None:
+        with self._connections.changing(f"the retention of queue {name!r} was stored", nudge=False) as connection:
+            queues.set_retention(connection, name, success, failed)
+            self._connections.record(connection, "retain", "queue", name, success=success, failed=failed)
+
+    def purge(self, name: str) -> None:
+        with self._connections.changing(f"the request to purge queue {name!r} was stored") as connection:
+            queues.ask_purge(connection, name)
+            self._connections.record(connection, "purge", "queue", name)

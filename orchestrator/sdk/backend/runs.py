@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from orchestrator.errors import InvalidTask, InvalidWorkflow, NotFound, WrongSta
 from orchestrator.references import Reference, is_reference
 from orchestrator.sdk.backend.asking import ask, check_state
 from orchestrator.sdk.backend.code import CodeBackend
-from orchestrator.sdk.backend.listening import RunListener
+from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.logs import read_run
 from orchestrator.sdk.backend.part import Part, Shared, reading_one
 from orchestrator.sdk.calls.runs import RunWork, walk_ends
@@ -44,7 +45,9 @@ from orchestrator.store.tasks import enqueue, results
 from orchestrator.store.tasks.results import EndedAt
 from orchestrator.time_limits import TimeLimit
 from orchestrator.trace_context import current_trace
+from orchestrator.transport.changes import Entry, Follower
 from orchestrator.transport.codec import Ended
+from orchestrator.transport.connection import UNAVAILABLE
 
 _PAGE = 5_000
 _LARGEST_OUTPUTS = 1_000_000_000
@@ -261,3 +264,44 @@ def _noted(tasks: Iterable[NewTask], ids: list[bytes]) -> Iterator[NewTask]:
     for task in tasks:
         ids.append(task.id)
         yield task
+
+
+_PAUSE = 0.5
+"""Seconds between two looks while Redis is away."""
+
+
+class RunListener:
+    """Hears of one run; for one thread. It only makes a wait faster."""
+
+    def __init__(self, connections: Connections, run: bytes) -> None:
+        self._connections = connections
+        self._run = run
+        self._follower: Follower | None = None
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the run may have changed since this was called last, or so many seconds; then look at it.
+
+        The first time, it begins to listen, and what was looked at before may have changed already.
+        """
+        give_up_at = time.monotonic() + seconds
+        try:
+            if self._follower is None:
+                follower = Follower(self._connections.shared_redis, self._connections.keys)
+                follower.begin()
+                self._follower = follower
+                return
+            while time.monotonic() < give_up_at:
+                heard = self._follower.wait()
+                if heard.has_gap or any(map(self._is_about, heard.entries)):
+                    return
+        except UNAVAILABLE:
+            self._follower = None
+            time.sleep(max(0.0, min(_PAUSE, give_up_at - time.monotonic())))
+
+    def _is_about(self, entry: Entry) -> bool:
+        changes = entry.changes
+        return changes.is_first or any(run.id == self._run for run in changes.runs)
+
+    def close(self) -> None:
+        """Listen no more; the leader notices after a while."""
+        self._follower = None

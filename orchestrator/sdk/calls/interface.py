@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Protocol, get_type_hints
 
 from orchestrator.sdk.calls.code import CodeWork
-from orchestrator.sdk.calls.fleet import FleetCalls
+from orchestrator.sdk.calls.fleet import FleetCalls, QuarantineCalls, QueueCalls
 from orchestrator.sdk.calls.flows import FlowCalls
 from orchestrator.sdk.calls.insights import InsightCalls
-from orchestrator.sdk.calls.quarantine import QuarantineCalls
-from orchestrator.sdk.calls.queues import QueueCalls
 from orchestrator.sdk.calls.runs import RunWork
 from orchestrator.sdk.calls.schedules import ScheduleCalls
 from orchestrator.sdk.calls.tasks import TaskWork

@@ -23,8 +23,7 @@ from orchestrator.sdk.code.endings import Compensations, ContinueAsNew
 from orchestrator.sdk.code.futures import DurableFuture, SleepFuture
 from orchestrator.sdk.code.handlers import Handlers
 from orchestrator.sdk.code.operations import call
-from orchestrator.sdk.code.read_only import RunRandom, is_awaitable, read_only
-from orchestrator.sdk.code.scope import outside
+from orchestrator.sdk.code.scope import RunRandom, is_awaitable, outside, read_only
 from orchestrator.sdk.code.signals import Signals
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.tasks.failure import describe

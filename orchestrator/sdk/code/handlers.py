@@ -20,7 +20,7 @@ from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.code.commander import Commander, handled
 from orchestrator.sdk.code.endings import UNSTOPPABLE, EndTurn, Evicted, continuation
-from orchestrator.sdk.code.read_only import is_awaitable, read_only
+from orchestrator.sdk.code.scope import is_awaitable, read_only
 from orchestrator.sdk.code.signals import Mailbox
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.tasks.signature import Signature

@@ -31,9 +31,9 @@ from orchestrator.sdk.code.commander import current
 from orchestrator.sdk.code.guards import watch_package_of
 from orchestrator.sdk.code.handle import W_co, WorkflowHandle
 from orchestrator.sdk.code.known_handlers import WorkflowSignature
+from orchestrator.sdk.code.loop import keep_order
 from orchestrator.sdk.code.messages import SignalMethod, UpdateMethod, name_of, signal_value
 from orchestrator.sdk.code.options import OPTION_NAMES, CodeOptions, Versioning, with_code_options
-from orchestrator.sdk.code.ordering import keep_order
 from orchestrator.sdk.code.starting import Starting
 from orchestrator.sdk.ids import parse_id
 from orchestrator.sdk.inside import inside_workflow

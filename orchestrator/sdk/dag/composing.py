@@ -35,12 +35,12 @@ from orchestrator.sdk.client import Client
 from orchestrator.sdk.dag.registered import inheriting, of_part
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.middleware import EnqueueCall
+from orchestrator.sdk.tasks.by_name import start_many
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
 from orchestrator.sdk.tasks.compositions import Call, Chain, Composition, Group, Map
-from orchestrator.sdk.tasks.many import start_many
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import encode_call
-from orchestrator.sdk.values.stores import store_of
+from orchestrator.sdk.values.sealing import store_of
 
 Part = Composition[Any]
 _LONGEST_NAME = 100

@@ -33,11 +33,16 @@ from orchestrator.sdk.dag.fields import (
     Schema,
     Table,
     choice,
+    holds,
+    line_of,
     mapping_schema,
     plain_object,
+    refusal,
+    refuse,
     table_of,
+    unreadable_text,
+    words,
 )
-from orchestrator.sdk.dag.problems import holds, line_of, refusal, refuse, unreadable_text, words
 from orchestrator.sdk.dag.schedule_fields import FIELD as SCHEDULE
 
 Further = Callable[[Definition], tuple[Definition, list[Problem]]]

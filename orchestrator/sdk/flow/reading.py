@@ -17,8 +17,7 @@ from orchestrator.domain.flow.definition import Flow, body_of, from_plain
 from orchestrator.domain.problems import Problem
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.dag import document, schedule_fields
-from orchestrator.sdk.dag.fields import Bad, Fields
-from orchestrator.sdk.dag.problems import line_of, refusal, refuse, unreadable_text
+from orchestrator.sdk.dag.fields import Bad, Fields, line_of, refusal, refuse, unreadable_text
 
 _DEEPEST = 20
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import lru_cache
 from typing import Any
 
+from orchestrator.domain.tasks.starts import StartMany, as_task
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.sdk.checks import check_name
-from orchestrator.sdk.ids import new_id
+from orchestrator.errors import InvalidTask
+from orchestrator.sdk.checks import check_name, shown
+from orchestrator.sdk.ids import new_id, new_ids
+from orchestrator.sdk.middleware import HookStack
+from orchestrator.sdk.tasks.compositions import Arguments, arguments_of
 from orchestrator.sdk.tasks.options import CallOptions, Placed, once, with_options
+from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import encode_call
-from orchestrator.sdk.values.sealing import outgoing_task
+from orchestrator.sdk.values.sealing import left_task, outgoing_task, store_of
+from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
 from orchestrator.trace_context import current_trace
+from orchestrator.tracing.entry import sending
 
 
 def call_by_name(
@@ -67,3 +75,85 @@ def _known(name: str, given: Iterable[tuple[str, type, Any]], period: float) -> 
 
 _DEFAULTS = CallOptions()
 _ONCE = "idempotency_key"
+
+
+def start_many(task: Task[..., Any], calls: Iterable[Arguments], name: str | None) -> bytes:
+    """Start a run of many calls of a task, and return its id; inside a task, all of it travels in one message."""
+    if task._client.middleware is not None and not task._is_hooked:
+        with HookStack() as afterwards:
+            return start_many(task._for_many(afterwards), calls, name)
+    hand_over, runtime = task._enqueue_path(), task._client.runtime()
+    run_id = new_id() if runtime is None else runtime.next_id()
+    called = check_name("run", name or task.name)
+    with sending("start", called, task.queue) as sent:
+        sent.created(run_id)
+        trace = current_trace()
+        tasks = new_tasks(task, calls, trace, run_id)
+        if hand_over is None:
+            task._client.backend.runs.start(run_id, called, tasks)
+        else:
+            hand_over([as_task(run_id, StartMany(called, list(tasks)), trace)])
+    return run_id
+
+
+def new_tasks(
+    task: Task[..., Any], calls: Iterable[Arguments], trace: str | None, run_id: bytes | None = None
+) -> Iterator[NewTask]:
+    """Check calls and yield them as data; those of a run are numbered.
+
+    Nothing is written but arguments that are kept outside.
+    """
+    if not isinstance(calls, Iterable):
+        raise InvalidTask(
+            f"Task {task.name!r}: expected a list of calls, or anything else to go through; found {shown(calls)}."
+        )
+    rest = enumerate(calls)
+    for position, call in rest:
+        args, kwargs = arguments_of(task.name, position, call)
+        one = task if task._afterwards is None else _hooked(task, task._afterwards, args, kwargs)
+        first = one._new(args, kwargs, run_id, None if run_id is None else position, trace)
+        first = outgoing_task(first, task._client.settings)
+        yield first
+        if _is_pattern(task, first):
+            yield from _alike(task, first, rest)
+
+
+def _hooked(
+    task: Task[..., Any], afterwards: ExitStack, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Task[..., Any]:
+    """Call the hooks of one call; return the task as they want it."""
+    assert task._client.middleware is not None
+    call = task._as_call(args, kwargs)
+    task._client.middleware.enter_enqueue(afterwards, call)
+    return task._hooked(call)
+
+
+def _is_pattern(task: Task[..., Any], new: NewTask) -> bool:
+    """Say whether calls after this one differ from it in nothing but their arguments and ids."""
+    return (
+        task._placed is not None
+        and task._afterwards is None
+        and new.unique is None
+        and task._call_options.executor_call is None
+        and task._client.runtime() is None
+        and vault_of(task._client.settings) is None
+    )
+
+
+def _alike(task: Task[..., Any], first: NewTask, calls: Iterable[tuple[int, Arguments]]) -> Iterator[NewTask]:
+    """Check calls that differ from the first in nothing but their arguments, and yield them as data."""
+    signature, settings = task._signature, task._client.settings
+    check, check_types = signature.check, signature.check_types
+    inline, largest, store = settings.inline_payload, settings.largest_value, store_of(settings)
+    name, queue, run_id = first.name, first.queue, first.run_id
+    shared = (first.lane, first.expires, None, first.callbacks, first.trace)
+    for (position, call), identifier in zip(calls, new_ids(), strict=False):
+        args, kwargs = arguments_of(task.name, position, call)
+        check(args, kwargs)
+        payload = encode_call(name, args, kwargs, largest)
+        check_types(args, kwargs, payload)
+        new = NewTask(
+            identifier, name, queue, payload, first.priority, first.delay, first.options, run_id,
+            None if run_id is None else position, None, *shared,
+        )  # fmt: skip
+        yield left_task(new, store) if store is not None and len(payload) > inline else new

@@ -29,8 +29,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.context import refuse_inside_task
 from orchestrator.sdk.tasks.logs import LogEntry, TaskProgress, all_lines
 from orchestrator.sdk.tasks.signature import Signature
-from orchestrator.sdk.values.payload import decode_value
-from orchestrator.sdk.values.stored import Payload
+from orchestrator.sdk.values.payload import Payload, decode_value
 from orchestrator.sdk.waiting.async_variants import async_variant, blocking
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream, complete, iterate, time_limit
 from orchestrator.transport.codec import Ended

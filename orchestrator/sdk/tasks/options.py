@@ -40,8 +40,7 @@ from orchestrator.sdk.checks import (
     check_weight,
     in_seconds,
 )
-from orchestrator.sdk.tasks.executors import executor_call
-from orchestrator.sdk.tasks.retry import Retry
+from orchestrator.sdk.tasks.retry import Retry, executor_call
 
 DEFAULT_QUEUE = "default"
 _MOST_ENCODED = 100

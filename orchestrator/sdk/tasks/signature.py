@@ -14,8 +14,7 @@ import msgspec
 from orchestrator.errors import InvalidTask, PayloadError, did_you_mean
 from orchestrator.sdk.tasks.context import TaskContext, current_task
 from orchestrator.sdk.values.conversion import can_convert, convert, same_types, sure_types, why_not
-from orchestrator.sdk.values.payload import decode_call, decode_value, encode_value
-from orchestrator.sdk.values.stored import Payload, is_payload, loaded
+from orchestrator.sdk.values.payload import Payload, decode_call, decode_value, encode_value, is_payload, loaded
 
 _MISFITS = (msgspec.ValidationError, TypeError, ValueError)
 """Errors of data that does not fit a type, pydantic's own errors included."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.payloads.keeping import PayloadStore
-from orchestrator.sdk.values.stores import store_of
-from orchestrator.sealing import CALL, Vault, vault_of
+from orchestrator.payloads import keeping
+from orchestrator.payloads.keeping import MEANS, PayloadStore
+from orchestrator.sealing import CALL, Vault, key_name, vault_of
 from orchestrator.settings import Settings
 
 
@@ -60,3 +60,17 @@ def sealed(data: bytes, kind: bytes, settings: Settings) -> bytes:
     """Return an encoded value, sealed."""
     vault = vault_of(settings)
     return data if vault is None else vault.seal(kind, data)
+
+
+def store_of(settings: Settings) -> PayloadStore | None:
+    """Return the store that settings name; None where there is none. From then on this process reads from it."""
+    if not settings.payload_store:
+        return None
+    from orchestrator.transport.stores_in_use import StoresInUse  # it imports redis, which few programs need so early
+
+    return keeping.store_of(settings, StoresInUse)
+
+
+def means(settings: Settings) -> list[str]:
+    """Return how a worker says that it has a store."""
+    return [] if store_of(settings) is None else [key_name(MEANS)]

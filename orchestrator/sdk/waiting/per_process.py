@@ -1,5 +1,5 @@
-"""What a process has for itself: connections, threads and locks, none of which a fork may share with its parent; and
-what each event loop of a process has.
+"""What a process has for itself: connections, threads and locks, none of which a fork may share with its parent; what
+each event loop of a process has; and what a signal handler must not find half done.
 
 A fork is noticed by its process id, not by a hook of the interpreter, because some servers fork without telling Python.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -87,3 +89,32 @@ class PerLoop(Generic[T]):
                     made.pop(other, None)
             found = made[loop] = self._make(loop)
         return found
+
+
+def signal_safe(make: Callable[[], T]) -> T:
+    """Return what `make` returns or raise what it raises; where possible, no signal handler can interrupt it."""
+    if threading.current_thread() is not threading.main_thread() or _is_importing():
+        return make()
+    made: Future[T] = Future()
+    try:
+        threading.Thread(target=_fulfil, args=(made, make), name="orchestrator-loading", daemon=True).start()
+    except RuntimeError:  # the interpreter is about to end, or there are too many threads
+        return make()
+    return made.result()
+
+
+def _fulfil(made: Future[T], make: Callable[[], T]) -> None:
+    try:
+        made.set_result(make())
+    except BaseException as error:  # noqa: BLE001  # it is raised where it was asked for
+        made.set_exception(error)
+
+
+def _is_importing() -> bool:
+    """Say whether this thread is loading a module: another one could wait for that, and this one for the other."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+    return False

@@ -29,10 +29,10 @@ from typing import Any
 import pytest
 
 from orchestrator import NotDeterministic, Orchestrator, WorkflowContext, unguarded
-from orchestrator.sdk.code import guards, ordering
+from orchestrator.sdk.code import guards, loop
 from tests.unit.code_workflows.playing import played
 
-as_completed = ordering._as_completed
+as_completed = loop._as_completed
 """What `from asyncio import as_completed` gives where it comes before the first workflow is registered."""
 
 

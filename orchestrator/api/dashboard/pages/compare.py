@@ -27,7 +27,7 @@ from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.flow.definition import body_of
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.times import present
-from orchestrator.sdk.dag import writing
+from orchestrator.sdk.dag import document
 from orchestrator.store.insights import RunDetail
 
 routes = pages("/ui/compare")
@@ -166,8 +166,8 @@ def _definitions(api: Api, old: RunDetail, new: RunDetail) -> list[str]:
     first, second = _definition(api, old), _definition(api, new)
     if isinstance(first, Definition) and isinstance(second, Definition):
         if max(len(first.steps), len(second.steps)) <= _MOST_ROWS:  # YAML of thousands of steps takes seconds
-            return _difference(writing.to_yaml(first), writing.to_yaml(second))
-        was, now = (_by_line(writing.to_data(one)) for one in (first, second))
+            return _difference(document.to_yaml(first), document.to_yaml(second))
+        was, now = (_by_line(document.to_data(one)) for one in (first, second))
         gone, added = ("\n".join(line for line in one if line not in other) for one, other in ((was, now), (now, was)))
         return _difference(gone, added)
     return _difference(words.data(first) if first else "", words.data(second) if second else "")

@@ -16,11 +16,10 @@ from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.redacting import shown
 from orchestrator.api.routes import audit as audit_routes
 from orchestrator.domain.access import Key, Scope, Secret
-from orchestrator.domain.quotas import DEFAULTS, Quotas
+from orchestrator.domain.quotas import DEFAULTS, Quotas, parse_quotas
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.times import present
 from orchestrator.sdk.checks import check_label, check_name
-from orchestrator.sdk.quotas import parse_quotas
 from orchestrator.store import keys
 
 routes, actions = pages("/ui"), page_actions("/ui")

@@ -23,7 +23,7 @@ from orchestrator.api.routes import workflows as workflow_routes
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.errors import NotFound
-from orchestrator.sdk.dag.writing import to_data
+from orchestrator.sdk.dag.document import to_data
 from orchestrator.store import insights
 from orchestrator.store.fleet import parameters_of
 from orchestrator.store.insights import LastRun, StepStates, StepView, states_of_runs
