@@ -198,7 +198,7 @@ def test_runs_that_repeat_the_same_one_have_ids_of_their_own(bank: Bank) -> None
 
 
 @pytest.mark.parametrize("child", [False, True], ids=["run", "child"])
-@pytest.mark.parametrize("how", ["continue", "reset", "parent reset"])
+@pytest.mark.parametrize("how", ["continue", "reset", "reset behind", "parent reset"])
 def test_ids_count_once_in_a_child_that_goes_on(bank: Bank, child: bool, how: str) -> None:
     first = bank.open(child=child)
     bank.signal(first, CONTINUE)
@@ -207,14 +207,16 @@ def test_ids_count_once_in_a_child_that_goes_on(bank: Bank, child: bool, how: st
     assert bank.pay(second, 10, "m-1") == 10
     if how == "continue":
         bank.signal(second, CONTINUE)
-    elif how == "reset":
-        bank.reset(second, 2)
+    elif how.startswith("reset"):
+        bank.reset(second, 2 if how == "reset" else second.history().events[-1].number)
     elif child:
         (row,) = bank.system.sql("SELECT id::text FROM orchestrator.runs WHERE workflow = 'parent'")
         bank.reset(bank.system.app.workflow_run(row["id"]), 3)
-    for handle in (first, second, bank.newest(second)):
-        bank.signal(handle, 1, "m-1")
-        assert bank.pay(handle, 10, "m-1") == 10
+    for _ in range(2):
+        for handle in (first, second, bank.newest(second)):
+            bank.signal(handle, 1, "m-1")
+            assert bank.pay(handle, 10, "m-1") == 10
+        bank.forget_answers()
     bank.signal(second, END)
     assert first.result(0) == (10, [1])
 

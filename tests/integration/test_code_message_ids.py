@@ -468,69 +468,6 @@ def test_the_same_over_http(system: System, counter: Any, worker: Worker, engine
     assert handle.result(0) == [1, -1, 2]
 
 
-@pytest.mark.parametrize("how", ["reset before", "reset behind", "continue"])
-@pytest.mark.parametrize("is_old", [False, True], ids=["answer known", "answer forgotten"])
-def test_ids_count_once_in_all_runs_that_follow_one_another(
-    system: System, worker: Worker, engine_: Engine, how: str, is_old: bool
-) -> None:
-    @system.app.workflow(name="counter")
-    class Account:
-        def __init__(self, ctx: WorkflowContext) -> None:
-            self.ctx, self.paid, self.heard = ctx, 0, list[int]()
-
-        @workflow.run
-        async def run(self, carried: tuple[int, list[int]] | None = None) -> tuple[int, list[int]]:
-            self.paid, self.heard = carried or (self.paid, self.heard)
-            await self.ctx.wait_condition(lambda: bool(self.heard and self.heard[-1] < 0))
-            if self.heard[-1] == -2:
-                self.ctx.continue_as_new((self.paid, [*self.heard, 0]))
-            return self.paid, self.heard
-
-        @workflow.signal
-        def push(self, number: int) -> None:
-            self.heard.append(number)
-
-        @workflow.update
-        def pay(self, amount: int) -> int:
-            self.paid += amount
-            return self.paid
-
-    first = Account.run.starting(id="a-1").start()
-    rest(system, worker, engine_)
-
-    def send(handle: Any) -> UpdateHandle[int]:
-        handle.options(id="m-1").signal(Account.push, 1)
-        sent: UpdateHandle[int] = handle.options(id="m-1").start_update(Account.pay, 10)
-        rest(system, worker, engine_)
-        return sent
-
-    send(first)
-    if how == "continue":
-        first.signal(Account.push, -2)
-        rest(system, worker, engine_)
-    else:
-        events = first.history().events
-        to = 2 if how == "reset before" else events[-1].number
-        with ThreadPoolExecutor() as pool:
-            resetting = pool.submit(lambda: first.reset(to=to))
-            eventually(lambda: system.pass_seconds() or resetting.done())
-            resetting.result()
-        rest(system, worker, engine_)
-    if is_old:
-        system.sql("DELETE FROM orchestrator.answers WHERE result <> '\\xa470757368' RETURNING 1")  # but the signal's
-    found = Account.run.find("a-1")
-    assert found.id != first.id
-    for handle in (found, first):
-        assert send(handle).result() == 10
-        assert handle.update_handle("m-1", Account.pay).stage() == "completed"
-    again = Account.run.starting(id="a-1", update=(Account.pay, 10), update_id="m-1").start()
-    rest(system, worker, engine_)
-    assert again.update_handle("m-1", Account.pay).result() == 10
-    found.signal(Account.push, -1)
-    rest(system, worker, engine_)
-    assert found.result(0) == (10, [1, -2, 0, -1] if how == "continue" else [1, -1])
-
-
 @pytest.mark.parametrize("ends", [1, 5])
 def test_an_update_with_start_begins_another_run_if_the_open_one_ends_before_it_comes(
     system: System, counter: Any, worker: Worker, engine_: Engine, monkeypatch: pytest.MonkeyPatch, ends: int

@@ -14,7 +14,7 @@ for _test in _LONG:
     pytest.mark.long(_test)
 
 
-@pytest.mark.long_for("cloud_run", "dask", "kubernetes", "pull", "ray", "rq")  # these have tests of their own
+@pytest.mark.long_for("bureau", "cloud_run", "dask", "kubernetes", "pull", "ray", "rq")  # these have tests of their own
 class TestConformance(ExecutorConformance):
     """The executors of `HARNESSES`."""
 

@@ -40,6 +40,7 @@ def scene(
         stage.close()
 
 
+@pytest.mark.long_for("before submit", "watch")
 @pytest.mark.parametrize("moment", ["before submit", "submit", "watch", "end"])
 def test_a_watcher_may_die_at_any_moment(scene: Stage, bureau: BureauHarness, moment: str) -> None:
     first = scene.worker()
