@@ -678,7 +678,11 @@ SELECT gen_random_uuid(), 'spread', 'success', 0, 0, 'spread', 1, now(), now() F
 """
 
 
-def test_no_window_needs_sideways_scrolling(served: tuple[Stack, str], browser: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pages", ["some", "all"])
+@pytest.mark.long_for("all")
+def test_no_window_needs_sideways_scrolling(
+    served: tuple[Stack, str], browser: Any, tmp_path: Path, pages: str
+) -> None:
     stack, base = served
     run = f"/ui/runs/{start_fan_out(base)}"
     go = tmp_path / "go"
@@ -689,16 +693,21 @@ def test_no_window_needs_sideways_scrolling(served: tuple[Stack, str], browser: 
     start_flow(base)
     task = enqueue(f"{base}/api/v1", "broken", f"/data/{'a-folder/' * 30}{'x' * 200}: not found")
     eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
-    single = (f"/ui/tasks/{task}", "/ui/failures?sort=last", *more_pages(base, run.rpartition("/")[2], task))
+    of_phone = [
+        run,
+        long,
+        f"/ui/tasks/{task}",
+        "/ui/failures?sort=last",
+        "/ui/approvals",
+        "/ui/schedules",
+        "/ui/workers",
+    ]
+    if pages == "all":
+        of_phone += [*PAGES, *more_pages(base, run.rpartition("/")[2], task)]
     some = ("/ui/schedules",)
-    for width, pages in (
-        (375, (*PAGES, run, long, *single)),
-        (1024, some),
-        (1280, some),
-        (2560, ("/ui", "/ui/tasks", run)),
-    ):
+    for width, paths in ((375, of_phone), (1024, some), (1280, some), (2560, ("/ui", "/ui/tasks", run))):
         with watched(browser, base, viewport={"width": width, "height": 844}) as window:
-            for path in pages:
+            for path in paths:
                 window.go(path)
                 assert window.page.evaluate("document.documentElement.scrollWidth") <= width, (width, path)
                 used = window.page.locator("main").bounding_box()["width"]

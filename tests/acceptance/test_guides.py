@@ -65,6 +65,7 @@ def _post(url: str) -> str:
         return found
 
 
+@pytest.mark.long  # test_pytest_plugin.py runs a session of its own in each build
 def test_a_test_session_runs_as_written(folder: Path) -> None:
     for name, body in files_in(REPOSITORY / "docs" / "testing.md").items():
         (folder / name).write_text(body)

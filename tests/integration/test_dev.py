@@ -110,6 +110,7 @@ def test_it_serves_every_queue_that_is_named(project: Project) -> None:
         stop(dev)
 
 
+@pytest.mark.long  # what the README tells to type is run in each build, with servers of its own
 def test_it_brings_its_own_services_follows_the_code_and_takes_them_away(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)  # Postgres may have to run as another user
     project = Project(tmp_path)

@@ -218,7 +218,7 @@ def test_the_table_of_executors_shows_what_the_page_does() -> None:
             assert said == {key: more[key] if f"{key}=" in shown else said[key] for key in said}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_conformance_suite_runs_over_it(stack: Stack, packages: Path) -> None:
     some = "succeeds or killed"  # all of them take a minute
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_hot_folder.py", "-k", some]
