@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 from orchestrator.embedded import EmbeddedServices
@@ -50,10 +51,12 @@ STATISTICS = {
 """What the planner may believe of full tables, true or not. "Nearly empty" is a table that was large, was analysed when
 a few rows were left, and has filled again."""
 STATES = [
-    *("never analysed", "analysed", "analysed when empty", "nearly empty", "huge"),
-    *("planned when empty", "planned when vacuumed"),
+    *("never analysed", "nearly empty", "planned when empty"),
+    *(pytest.param(one, marks=pytest.mark.long) for one in ("analysed", "analysed when empty", "huge")),
+    pytest.param("planned when vacuumed", marks=pytest.mark.long),
 ]
-"""In which statements are run, and what they read is counted."""
+"""In which statements are run, and what they read is counted. `test_plans_of_the_leader.py` looks at the plans of all
+statements in all states of statistics, in each build."""
 
 
 @dataclass
