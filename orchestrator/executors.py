@@ -5,11 +5,8 @@ How each is used, and how to write one: docs/executors.md.
 
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
-from orchestrator.domain.executors.http import Http
-from orchestrator.domain.executors.options import ExecutorOptions, ExecutorPlugin
-from orchestrator.domain.executors.process import Process
-from orchestrator.domain.executors.pull import Pull
+from orchestrator.domain.executors.builtin import Http, Process, Pull
+from orchestrator.domain.executors.options import Broken, Execution, ExecutorOptions, ExecutorPlugin, Finished, Outcome
 from orchestrator.domain.executors.registry import options_of
 from orchestrator.workers.executors.protocol import Executor, Gone, Setup, Unequipped, Unreachable, Watcher
 

@@ -9,7 +9,7 @@ from orchestrator.domain.code.history import RunStarted, SignalReceived
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.limits.buckets import Rate
-from orchestrator.domain.limits.names import LONGEST_KEY, lane_name
+from orchestrator.domain.limits.lane_limits import LONGEST_KEY, lane_name
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.headers import check_headers
 from orchestrator.domain.tasks.starts import START, CodeTarget

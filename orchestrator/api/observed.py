@@ -6,8 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 
-from orchestrator.monitoring.exposition import SECONDS, Family, Histogram, counter, gauge, histogram
-from orchestrator.monitoring.own import own_metrics
+from orchestrator.monitoring.exposition import SECONDS, Family, Histogram, counter, gauge, histogram, own_metrics
 from orchestrator.monitoring.system import SystemGauges
 from orchestrator.settings import Settings
 

@@ -34,3 +34,17 @@ def shown(value: Any) -> str:
     """Return a value as it stands in a message."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+# -- how the fields of a definition are written in a file. It stands beside each field, for the reader and for editors
+
+
+class Key:
+    """A field that a file can say: what kind of value it holds, and what it means. Others are not for files."""
+
+    def __init__(self, kind: str, doc: str = "", **rules: Any) -> None:
+        self.kind = kind
+        """A name in `orchestrator.sdk.dag.fields.KINDS`, or `own` where the reader has one for this field alone."""
+        self.doc = doc
+        self.rules = rules
+        """What else the JSON schema says of the value, such as `minimum`."""

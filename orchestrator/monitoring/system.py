@@ -14,8 +14,15 @@ from sqlalchemy import Connection, Engine, exc
 from orchestrator.monitoring.exposition import MOST_QUEUES, OTHER, Family, gauge
 from orchestrator.settings import Settings
 from orchestrator.store import database
-from orchestrator.store.insights.demand import QueueDemand, queue_demands
-from orchestrator.store.insights.load import QueueLoad, SystemLoad, queue_loads, system_load, use_indexes
+from orchestrator.store.insights.load import (
+    QueueDemand,
+    QueueLoad,
+    SystemLoad,
+    queue_demands,
+    queue_loads,
+    system_load,
+    use_indexes,
+)
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.inspection import Shards, connected_shards
 

@@ -12,8 +12,7 @@ from orchestrator.payloads.stores import free_bytes
 from orchestrator.store.insights import Connections, LongTransaction, Overview, UnknownTasks, WorkerView
 from orchestrator.store.shards import mismatch
 from orchestrator.terminal_safe import sentence, without_password
-from orchestrator.transport.health import RedisHealth
-from orchestrator.transport.inspection import RedisView
+from orchestrator.transport.inspection import RedisHealth, RedisView
 
 _LEAST_FREE = 64_000_000
 """Bytes below which a payload store is said to be full: as many as the largest value over HTTP has."""

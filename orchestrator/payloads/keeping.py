@@ -13,9 +13,8 @@ from typing import IO, Protocol, TypeVar
 
 from orchestrator.domain.tasks.obstacles import PAYLOAD_STORE
 from orchestrator.errors import PayloadError, Unavailable
-from orchestrator.payloads.in_use import Notes
 from orchestrator.payloads.objects import Gone, Output, Reader, Reading, Writing, object_name, write
-from orchestrator.payloads.stores import Patient, Patiently, Store, at_once, open_store
+from orchestrator.payloads.stores import Notes, Patient, Patiently, Store, at_once, open_store
 from orchestrator.references import ARGUMENTS, BYTES, RESULT, Reference
 from orchestrator.sealing import Vault, vault_of
 from orchestrator.settings import Settings

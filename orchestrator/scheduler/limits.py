@@ -16,11 +16,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 
 from orchestrator.domain.limits.buckets import Buckets, Rate
-from orchestrator.domain.limits.lane_limits import Attempt, Handed, Unheard, is_heard_of, lane_buckets
+from orchestrator.domain.limits.lane_limits import (
+    Attempt,
+    Handed,
+    Unheard,
+    gate_bucket,
+    is_heard_of,
+    lane_bucket,
+    lane_buckets,
+    limited_by,
+    queue_bucket,
+)
 from orchestrator.domain.limits.lanes import Lanes, Share
-from orchestrator.domain.limits.names import gate_bucket, lane_bucket, limited_by, queue_bucket
 from orchestrator.domain.tasks.task import executor_of, parse_options
-from orchestrator.scheduler import isolation
+from orchestrator.scheduler import transaction
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.scheduler.transaction import Transaction
@@ -144,7 +153,7 @@ class LaneService(CommitHooks):
         if self._read_after is None and self._lanes.should_read():
             self.read_all()
         if self._read_after is not None:
-            isolation.attempt(tx, "read keys with tasks", self._read, _SLICE)
+            transaction.attempt(tx, "read keys with tasks", self._read, _SLICE)
         if self._unheard:
             self._unheard.complete(self._lanes.options_of)
         if self._shard is not None:

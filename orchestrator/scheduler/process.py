@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
+import select
 import signal
+import socket
 import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 
-from sqlalchemy import Engine
+import psycopg2
+from redis import Redis
+from sqlalchemy import Engine, exc
 
+from orchestrator.domain.fleet.announced import Standby
+from orchestrator.monitoring.exposition import Family, gauge, own_metrics
 from orchestrator.monitoring.listener import serve_metrics
+from orchestrator.monitoring.system import SystemGauges
 from orchestrator.prerequisites import Prerequisites
-from orchestrator.scheduler.announcing import StandbyNotice
 from orchestrator.scheduler.loop import Scheduler
-from orchestrator.scheduler.notifications import listen
-from orchestrator.scheduler.observed import ObservedScheduler
 from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.upkeep.collecting import PayloadCollection
 from orchestrator.scheduler.upkeep.janitor import Janitor
@@ -23,14 +31,155 @@ from orchestrator.scheduler.upkeep.log_keeping import LogKeeping
 from orchestrator.scheduler.upkeep.pruning import Pruner
 from orchestrator.settings import Settings
 from orchestrator.store import database, shards
+from orchestrator.store.database import engine_for
 from orchestrator.store.deadlines import Deadlines
-from orchestrator.telemetry import get_logger
+from orchestrator.store.leases import RELEASED
+from orchestrator.telemetry import first_line, get_logger
 from orchestrator.terminal_safe import without_password
 from orchestrator.tracing.entry import LAST_SPANS, begin_tracing
+from orchestrator.transport import standbys
 from orchestrator.transport.client import nudge
-from orchestrator.transport.connection import awaited, connect, connect_shared
+from orchestrator.transport.connection import UNAVAILABLE, awaited, connect, connect_shared
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader.streams import LeaderStreams
+
+_PATIENCE = 1.0
+"""Seconds that a scheduler that ends waits for this."""
+
+
+class StandbyNotice:
+    """Says so again and again while another scheduler leads; once this one does or ends, no more."""
+
+    def __init__(
+        self,
+        redis: Redis,
+        keys: Keys,
+        leading: threading.Event,
+        *,
+        every: float,
+        ttl: float,
+        offer: Callable[[], None] | None = None,
+    ) -> None:
+        """With several shards, `offer` lets another scheduler take the lease, so that they share the shards evenly."""
+        self._offer = offer
+        self._process = os.getpid() if offer is None else os.getppid()  # of which there is one for all shards
+        self._redis = redis
+        self._keys = keys
+        self._leading = leading
+        self._every = every
+        self._ttl = ttl
+        self._name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._since: datetime | None = None
+        """Since when it stands by, as announced."""
+        self._is_over = threading.Event()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Begin; one that leads within the first moments was never a standby."""
+        threading.Thread(target=self._run, name="standby", daemon=True).start()
+
+    def close(self) -> None:
+        """Take back what was said, unless Redis takes long: it expires."""
+        self._is_over.set()
+        if self._lock.acquire(timeout=_PATIENCE):
+            self._lock.release()
+            self._tell()
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            (self._is_over if self._leading.is_set() else self._leading).wait(self._every)
+            self._tell()
+            if self._offer is not None and self._leading.is_set() and not self._is_mine():
+                self._offer()
+
+    def _tell(self) -> None:
+        with self._lock:
+            try:
+                if not (self._leading.is_set() or self._is_over.is_set()):
+                    self._since = self._since or datetime.now(UTC)
+                    one = Standby(address=self._address, since=self._since)
+                    standbys.announce(self._redis, self._keys, self._name, one, self._ttl)
+                elif self._since is not None:
+                    standbys.withdraw(self._redis, self._keys, self._name)
+                    self._since = None
+            except UNAVAILABLE as error:  # the announcement expires; readers see that Redis is away
+                log.debug("scheduler.standby_unannounced error=%s", first_line(error))
+
+    @property
+    def _address(self) -> str:
+        return f"{socket.gethostname()}:{self._process}"
+
+    def _is_mine(self) -> bool:
+        """Say whether a shard is this scheduler's: of all in the order of their addresses, each has every n-th."""
+        try:
+            found = {one.address for one in standbys.list_standbys(self._redis, self._keys)}
+        except UNAVAILABLE:
+            return True
+        order = sorted(found | {self._address})
+        return order[int(self._keys.namespace.partition("/")[2] or 0) % len(order)] == self._address
+
+
+def listen(settings: Settings, keys: Keys, lease_released: Callable[[], None]) -> None:
+    """Listen for ever; reconnect after every outage."""
+    redis = connect(settings.require_redis())
+    engine = engine_for(settings.require_database(), autocommit=True, pool_size=1, name="orchestrator notifications")
+    pause = threading.Event()
+    while True:
+        try:
+            with engine.connect() as connection:
+                raw: Any = connection.connection.dbapi_connection  # the driver's own, which can be waited for
+                connection.exec_driver_sql(f'LISTEN "{settings.namespace}"')
+                while True:
+                    select.select([raw], [], [])
+                    raw.poll()
+                    said = {notification.payload for notification in raw.notifies}
+                    raw.notifies.clear()
+                    if RELEASED in said:
+                        lease_released()
+                    if said - {RELEASED}:
+                        nudge(redis, keys)
+        except (exc.SQLAlchemyError, psycopg2.Error, OSError) as error:
+            log.debug("postgres.notifications_interrupted error=%s", error)
+            pause.wait(1.0)
+
+
+class ObservedScheduler:
+    """Metrics of one scheduler, and those of the whole system from Postgres and Redis; reads nothing until a scrape."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._system = SystemGauges(settings)
+        self._labels = {"shard": str(settings.shard)} if settings.shards > 1 else {}
+        self.scheduler: Scheduler | None = None
+        """None while its process waits for Postgres and Redis to be there."""
+
+    def metrics(self) -> Iterator[Family]:
+        """Yield all metrics."""
+        scheduler = self.scheduler
+        if scheduler is None:
+            yield from own_metrics("scheduler")
+        else:
+            yield from own_metrics("scheduler", postgres=scheduler.postgres, redis=scheduler.redis)
+            leads = float(scheduler.leading.is_set())
+            help = "Whether this scheduler leads; else it stands by."
+            yield gauge("orchestrator_scheduler_leading", help, (self._labels, leads))
+            yield from scheduler.meter.metrics()
+        yield from self._system.metrics()
+
+    def obstacles(self) -> dict[str, str]:
+        """Return what keeps it from leading, or from taking the lead."""
+        if self.scheduler is None:
+            return {"start": "waiting for Postgres and Redis, or for the tables of this release"}
+        found = {}
+        if self.scheduler.postgres.is_down:
+            found["postgres"] = self.scheduler.postgres.reason
+        if self.scheduler.redis.is_down:
+            found["redis"] = self.scheduler.redis.reason
+        elif not self.scheduler.leading.is_set() and (trouble := self._system.redis_trouble()) is not None:
+            found["redis"] = trouble
+        if not found and self.scheduler.trouble is not None:
+            found["leading"] = self.scheduler.trouble
+        return found
+
 
 log = get_logger("scheduler")
 

@@ -21,16 +21,14 @@ from orchestrator.scheduler.code.requests import ABOUT_CODE, queries, settle_pro
 from orchestrator.scheduler.code.resets import reset_runs
 from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, reply
 from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.runs.backlog import Backlog
-from orchestrator.scheduler.runs.cancels import Cancels
-from orchestrator.scheduler.runs.retries import requeue_runs, retry_plain, retry_tasks
+from orchestrator.scheduler.runs.cancels import Cancels, requeue_runs, retry_plain, retry_tasks
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
 from orchestrator.scheduler.tasks.starts import start_runs
-from orchestrator.scheduler.transaction import Transaction
+from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.store import fleet, inbox
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.code.expectations import Answered

@@ -16,15 +16,13 @@ import msgspec
 
 from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.plain import REFUSALS
-from orchestrator.domain.schedules.catch_up import decide
-from orchestrator.domain.schedules.schedule import Schedule, delay_of, fire_key, fires, key_of, next_fire
+from orchestrator.domain.schedules.schedule import Schedule, decide, delay_of, fire_key, fires, key_of, next_fire
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler.code.runs import ask_to_cancel
-from orchestrator.scheduler.isolation import is_about_all, isolate
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.runs.direct import create_begun
-from orchestrator.scheduler.transaction import Transaction
+from orchestrator.scheduler.transaction import Transaction, is_about_all, isolate
 from orchestrator.store.database import said
 from orchestrator.store.driver import savepoint
 from orchestrator.store.runs.creation import NewRun

@@ -24,22 +24,19 @@ from sqlalchemy import exc
 
 from orchestrator.domain.runs.verdict import Nesting
 from orchestrator.scheduler.budget import Pace
-from orchestrator.scheduler.changes import ChangeLog
 from orchestrator.scheduler.code.runs import CodeRuns
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.dispatch.dispatcher import Dispatcher
 from orchestrator.scheduler.fleet.capabilities import CapacityHold
-from orchestrator.scheduler.fleet.check import FleetCheck
 from orchestrator.scheduler.fleet.generations import Generations
-from orchestrator.scheduler.fleet.reconcile import Reconciler, Suspicion
+from orchestrator.scheduler.fleet.reconcile import FleetCheck, Reconciler, Suspicion
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.fleet.watch import FleetWatch
 from orchestrator.scheduler.flow.plans import Flows
-from orchestrator.scheduler.isolation import is_about_all
 from orchestrator.scheduler.leadership import TICK_LIMIT, Leadership
 from orchestrator.scheduler.limits import LaneService
-from orchestrator.scheduler.link import FAILURES, Link
-from orchestrator.scheduler.meter import Meter
+from orchestrator.scheduler.link import FAILURES, ChangeLog, Link
+from orchestrator.scheduler.meter import Meter, ThroughputRecord
 from orchestrator.scheduler.pending_work import PendingWork
 from orchestrator.scheduler.requests import Requests, settle_ends
 from orchestrator.scheduler.runs.advance import Runs
@@ -47,11 +44,10 @@ from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.spans import LeaderSpans
-from orchestrator.scheduler.tasks.foreseen import Foreseen
+from orchestrator.scheduler.tasks.creation import Foreseen
 from orchestrator.scheduler.tasks.reports import Decoded, Reports
-from orchestrator.scheduler.throughput import ThroughputRecord
 from orchestrator.scheduler.tick_result import CommitHooks, TickResult
-from orchestrator.scheduler.transaction import Transaction
+from orchestrator.scheduler.transaction import Transaction, is_about_all
 from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings
 from orchestrator.store import database

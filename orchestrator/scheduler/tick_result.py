@@ -1,7 +1,7 @@
 """What a transaction has brought about: a value that is filled while it is open, and published after the commit.
 
 Nothing outside Postgres may hear of it before. A part of a tick that may fail on its own fills a result of its own,
-which is merged if the part succeeds (`isolation.py`).
+which is merged if the part succeeds (`transaction.py`).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.domain.durations import parse_duration
 from orchestrator.domain.limits.buckets import Rate, bucket_size, parse_rate
-from orchestrator.domain.limits.names import LONGEST_KEY, key_text
+from orchestrator.domain.limits.lane_limits import LONGEST_KEY, key_text
 from orchestrator.errors import InvalidTask, InvalidWorkflow, UnknownOption, did_you_mean
 from orchestrator.settings import SHORTEST_RETENTION
 

@@ -23,8 +23,7 @@ from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import DEFAULT_NAMESPACE, Settings
 from orchestrator.store.compatibility import oldest_supported, refuse_early, refuse_old_server
 from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
-from orchestrator.store.dialing import several_hosts, use_dialing
-from orchestrator.store.error_redaction import code_of, hide_rows
+from orchestrator.store.dialing import code_of, hide_rows, several_hosts, use_dialing
 from orchestrator.store.namespaces import NOT_SHARED, namespace_of, use_namespace
 from orchestrator.store.tables import SCHEMA, metadata
 from orchestrator.terminal_safe import sentence, without_password, without_password_of

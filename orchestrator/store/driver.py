@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Dialect, Engine, exc
 
 from orchestrator.store.database import as_outage
 from orchestrator.store.deadlines import deadlines_of, limited
-from orchestrator.store.error_redaction import hide_rows
+from orchestrator.store.dialing import hide_rows
 from orchestrator.store.namespaces import in_namespace, namespace_of
 
 _CHANNEL = "orchestrator_channel"

@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.renewal import (
+from orchestrator.domain.sealed import (
     renewed_error,
     renewed_event,
     renewed_inside,

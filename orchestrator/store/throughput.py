@@ -16,6 +16,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import ENDED_TASK_STATES
+from orchestrator.store.namespaces import namespace_of
 from orchestrator.store.sql import Prepared, Statement
 
 BUCKET = timedelta(seconds=10)
@@ -225,3 +226,20 @@ SELECT queue, status, count(*) FROM (
 def unwritten(connection: Connection, now: datetime, most: int) -> list[tuple[str, str, int]]:
     """Return how many tasks have ended before now and are written nowhere, by queue and state; the latest of them."""
     return _UNWRITTEN(connection, now=now, most=most, size=BUCKET.total_seconds())
+
+
+# -- statistics of our tables, by which Postgres plans
+
+_MISLEADING = Statement[str]("""
+SELECT /* statistics.misleading */ c.relname
+  FROM pg_stat_all_tables s
+  JOIN pg_class c ON c.oid = s.relid
+ WHERE s.schemaname = %(schema)s
+   AND (s.n_live_tup > 10 * greatest(c.reltuples, 0) + 5000 OR c.reltuples > 10 * s.n_live_tup + 5000)
+   AND pg_has_role(c.relowner, 'USAGE')
+""")
+
+
+def misleading(connection: Connection) -> list[str]:
+    """Return tables with ten times the rows of their statistics, or a tenth, that the role may analyse."""
+    return _MISLEADING(connection, schema=namespace_of(connection))

@@ -21,13 +21,12 @@ import msgspec
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.buckets import Buckets
-from orchestrator.domain.limits.names import scoped
+from orchestrator.domain.limits.lane_limits import scoped
 from orchestrator.domain.runs.verdict import RunCounters, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, TaskState
 from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
 from orchestrator.domain.tasks.headers import headers_of
-from orchestrator.domain.tasks.outcomes import RetryTask, after_failure
-from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.outcomes import AttemptReport, RetryTask, after_failure
 from orchestrator.domain.tasks.starts import StartCode, StartMany, StartSteps, is_start, of_task
 from orchestrator.domain.tasks.task import (
     Failed,

@@ -11,7 +11,7 @@ from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from typing import ParamSpec, TypeVar, cast
 
-from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.outcomes import AttemptReport
 from orchestrator.domain.tasks.task import Dispatch, KeyHolder, NewTask
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.testing.records import TestedTask

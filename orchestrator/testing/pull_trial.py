@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from orchestrator.domain.executors.pull import Pull
+from orchestrator.domain.executors.builtin import Pull
 from orchestrator.errors import TaskFailed
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.tasks.handle import Handle

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.buckets import Rate
-from orchestrator.domain.limits.names import gate_bucket, gate_of, lane_bucket
+from orchestrator.domain.limits.lane_limits import gate_bucket, gate_of, lane_bucket
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import NewTask, TaskError, TaskOptions, given_key, parse_options
 from orchestrator.sdk.tasks.task import Task

@@ -16,10 +16,9 @@ from redis.exceptions import ConnectionError, ResponseError
 
 from orchestrator import time_limits
 from orchestrator.transport.codec import Ended, Malformed, decode
-from orchestrator.transport.connection import UNAVAILABLE, connect
+from orchestrator.transport.connection import UNAVAILABLE, connect, packed
 from orchestrator.transport.keys import NUDGE_CAP, READY_TASK, Keys
 from orchestrator.transport.quarantine import Refused, set_aside
-from orchestrator.transport.raw_connection import packed
 from orchestrator.transport.signing import Forged
 
 _TIMEOUT = 2.0

@@ -18,7 +18,7 @@ from orchestrator.domain.code.activation import Activated, Activation
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.plain import whole
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES
-from orchestrator.domain.tasks.reports import Flush
+from orchestrator.domain.tasks.outcomes import Flush
 from orchestrator.domain.tasks.task import (
     AttemptNumber,
     Dispatch,

@@ -25,10 +25,9 @@ from orchestrator.transport.codec import (
     encode,
     stream_position,
 )
-from orchestrator.transport.connection import UNAVAILABLE
+from orchestrator.transport.connection import UNAVAILABLE, Argument, Entry, RawConnection, Script, field
 from orchestrator.transport.keys import CANARY_TTL, GROUP, NUDGE_CAP, PRIVATE_TTL, Keys, private_queue
 from orchestrator.transport.quarantine import Refused, set_aside
-from orchestrator.transport.raw_connection import Argument, Entry, RawConnection, Script, field
 from orchestrator.transport.signing import Forged, Once
 
 # The events stream is never created here: where it is missing, Redis has lost it, and the reports stay with the worker,

@@ -12,7 +12,7 @@ from typing import Any
 import storing
 
 from orchestrator.payloads import keeping
-from orchestrator.payloads.in_use import MARK
+from orchestrator.payloads.stores import MARK
 from orchestrator.scheduler.upkeep.collecting import PayloadCollection
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack, using

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
-from orchestrator.domain.executors.execution import Execution, Outcome
+from orchestrator.domain.executors.options import Execution, Outcome
 from orchestrator.domain.executors.record import Record
 from orchestrator.settings import load_settings
 from orchestrator.workers.executors import driving

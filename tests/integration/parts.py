@@ -6,7 +6,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.tasks.reports import Report
+from orchestrator.domain.tasks.outcomes import Report
 from orchestrator.scheduler.code.runs import CodeRuns
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.fleet.view import Fleet
@@ -15,8 +15,7 @@ from orchestrator.scheduler.limits import LaneService
 from orchestrator.scheduler.requests import Requests
 from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.runs.backlog import Backlog
-from orchestrator.scheduler.runs.cancels import Cancels
-from orchestrator.scheduler.runs.retries import retry_tasks
+from orchestrator.scheduler.runs.cancels import Cancels, retry_tasks
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tasks.creation import cancel_tasks
 from orchestrator.scheduler.tasks.reports import Reports

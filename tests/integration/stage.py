@@ -20,7 +20,7 @@ from sqlalchemy import Engine, text
 from orchestrator import Handle, Orchestrator, RunHandle, Settings, WorkflowHandle
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.ids import time_ordered_id
-from orchestrator.domain.tasks.reports import Flush, Report
+from orchestrator.domain.tasks.outcomes import Flush, Report
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Recalled, Started, Succeeded, TaskError
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.sdk.ids import new_id

@@ -18,7 +18,7 @@ from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Scope
 from orchestrator.domain.code.history import RunStarted, SignalReceived
-from orchestrator.domain.executors.call import ExecutorCall
+from orchestrator.domain.executors.record import ExecutorCall
 from orchestrator.domain.executors.registry import call_of
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.starts import CodeTarget

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.domain.ids import time_ordered_id
-from orchestrator.domain.tasks.reports import Flush, Report
+from orchestrator.domain.tasks.outcomes import Flush, Report
 from orchestrator.domain.tasks.task import Enqueued, Failed, Lost, NewTask, Returned, Started, Succeeded
 from orchestrator.transport.codec import (
     encode,

@@ -8,7 +8,7 @@ import pytest
 from redis import Redis
 
 from orchestrator.domain.tasks.task import Failed, Started, Succeeded
-from orchestrator.scheduler import changes as change_log
+from orchestrator.scheduler import link as change_log
 from orchestrator.transport.changes import Entry, Follower, find_entries, history, read_entries
 from orchestrator.transport.codec import Changes, encode
 from orchestrator.transport.keys import SPOKEN_CAP, WATCHED_TTL

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator import WorkflowContext, unguarded
 from orchestrator.domain.code.activation import Activated
-from orchestrator.domain.tasks.reports import Flush
+from orchestrator.domain.tasks.outcomes import Flush
 from orchestrator.domain.tasks.task import Dispatch, Succeeded
 from orchestrator.sdk.code.engine import Engine, replay
 from orchestrator.sdk.code.workflow import CodeWorkflow

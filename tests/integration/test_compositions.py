@@ -45,7 +45,7 @@ from orchestrator.domain.dag import composed
 from orchestrator.domain.dag.definition import Definition, Hook, Step
 from orchestrator.domain.ids import derived_id
 from orchestrator.domain.tasks.obstacles import PAYLOAD_STORE
-from orchestrator.domain.tasks.reports import Report
+from orchestrator.domain.tasks.outcomes import Report
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, NewTask, Succeeded, TaskError
 from orchestrator.references import Reference
 from orchestrator.sdk.ids import new_id

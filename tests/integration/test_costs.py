@@ -16,7 +16,7 @@ import pytest
 from psycopg2.extensions import cursor as driver_cursor
 
 from orchestrator import WorkflowContext, chain
-from orchestrator.domain.tasks.reports import Flush
+from orchestrator.domain.tasks.outcomes import Flush
 from orchestrator.domain.tasks.task import Succeeded
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.transport.codec import encode

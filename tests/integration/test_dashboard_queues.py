@@ -20,7 +20,7 @@ from orchestrator import Handle
 from orchestrator.api.app import create_app
 from orchestrator.cli import main
 from orchestrator.sdk.dag.definitions import loads
-from orchestrator.store.insights import limited_until, longest, obstacles
+from orchestrator.store.insights import activity, limited_until, obstacles
 from tests.integration.planning import measured, rows_read, scans
 from tests.integration.stage import System
 from tests.integration.visitor import Visitor
@@ -192,7 +192,7 @@ def test_what_is_longest_is_found_by_an_index(system: System, table: str) -> Non
         statement, given = obstacles._OLDEST.sql, {"queue": "q", "limit": 10}
         indexes = ("tasks_ready", "tasks_in_lane", "tasks_pkey")
     else:
-        statement, given = longest._SLOWEST.sql, {"since": since, "queue": "q", "worker": None, "limit": 10}
+        statement, given = activity._SLOWEST.sql, {"since": since, "queue": "q", "worker": None, "limit": 10}
         indexes = ("ended_tasks_by_time",)
     with system.engine.begin() as connection:
         connection.exec_driver_sql("SET LOCAL enable_seqscan = off")  # as in a table with more than a few rows

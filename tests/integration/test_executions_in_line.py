@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.domain.executors.call import announced
+from orchestrator.domain.executors.record import announced
 from orchestrator.domain.tasks.task import Succeeded
 from orchestrator.executors import Rq
 from tests.integration.stage import ONE, System, Worker, raw

@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
+from orchestrator.domain.executors.options import Broken, Execution, Finished, Outcome
 from orchestrator.errors import GiveUp
 from orchestrator.payloads.keeping import NoStore
 from orchestrator.plugins.executors.cloud_run import CloudRun

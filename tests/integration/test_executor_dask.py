@@ -16,7 +16,7 @@ pytest.importorskip("distributed", reason="the extra dask is not installed")
 
 from distributed import Client
 
-from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
+from orchestrator.domain.executors.options import Broken, Execution, Finished, Outcome
 from orchestrator.plugins.executors.dask import Dask
 from orchestrator.plugins.executors.dask.driver import DaskExecutor
 from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
-from orchestrator.domain.executors.http import Http, request_body
+from orchestrator.domain.executors.builtin import Http, request_body
+from orchestrator.domain.executors.options import Broken, Execution, Finished, Outcome
 from orchestrator.domain.executors.services import ServiceWorker
 from orchestrator.settings import load_settings
 from orchestrator.transport import services

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
+from orchestrator.domain.executors.options import Broken, Execution, Finished, Outcome
 from orchestrator.errors import GiveUp
 from orchestrator.plugins.executors.kubernetes import Kubernetes
 from orchestrator.plugins.executors.kubernetes.access import find_cluster

@@ -24,8 +24,8 @@ from uuid import uuid4
 
 import pytest
 
-from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
-from orchestrator.domain.executors.process import Process
+from orchestrator.domain.executors.builtin import Process
+from orchestrator.domain.executors.options import Broken, Execution, Finished, Outcome
 from orchestrator.domain.executors.record import Record
 from orchestrator.domain.redaction import HIDDEN
 from orchestrator.errors import ConfigurationError, GiveUp, PayloadError

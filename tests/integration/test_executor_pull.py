@@ -21,8 +21,8 @@ import pytest
 from redis import Redis
 
 from orchestrator.api.routes import pull as routes
-from orchestrator.domain.executors.execution import Broken, Execution, Finished
-from orchestrator.domain.executors.pull import Pull
+from orchestrator.domain.executors.builtin import Pull
+from orchestrator.domain.executors.options import Broken, Execution, Finished
 from orchestrator.errors import PayloadError
 from orchestrator.settings import Settings, load_settings
 from orchestrator.store.database import engine_for

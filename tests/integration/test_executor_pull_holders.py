@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.domain.executors.execution import Broken, Finished
+from orchestrator.domain.executors.options import Broken, Finished
 from orchestrator.settings import Settings, load_settings
 from orchestrator.workers.executors.pull import PullExecutor
 from tests.integration import test_executor_pull

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from redis import Redis
 
-from orchestrator.domain.executors.execution import Finished
+from orchestrator.domain.executors.options import Finished
 from orchestrator.domain.executors.record import Record, encode_record
 from orchestrator.settings import Settings
 from orchestrator.store.database import engine_for

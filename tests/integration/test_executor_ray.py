@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
+from orchestrator.domain.executors.options import Broken, Execution, Finished, Outcome
 from orchestrator.errors import GiveUp
 from orchestrator.plugins.executors.ray import Ray
 from orchestrator.plugins.executors.ray.driver import LARGEST_INPUT, RayExecutor, split_log

@@ -22,7 +22,7 @@ pytest.importorskip("rq", reason="the extra rq is not installed")
 from rq import Queue, Worker
 from rq.job import Job
 
-from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
+from orchestrator.domain.executors.options import Broken, Execution, Finished, Outcome
 from orchestrator.plugins.executors.rq import Rq
 from orchestrator.plugins.executors.rq.driver import RqExecutor
 from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator import RunHandle, WorkflowContext, chain
-from orchestrator.domain.tasks.reports import Flush
+from orchestrator.domain.tasks.outcomes import Flush
 from orchestrator.domain.tasks.task import Dispatch, Succeeded
 from orchestrator.scheduler.leadership import TermOver
 from orchestrator.sdk.code.engine import Engine

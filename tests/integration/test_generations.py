@@ -10,7 +10,7 @@ import pytest
 from redis.exceptions import ConnectionError
 from sqlalchemy import Connection
 
-from orchestrator.domain.tasks.reports import Flush
+from orchestrator.domain.tasks.outcomes import Flush
 from orchestrator.domain.tasks.task import Succeeded
 from orchestrator.store.tasks import waiting
 from orchestrator.transport.codec import (

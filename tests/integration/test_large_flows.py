@@ -13,8 +13,8 @@ from orchestrator.errors import InvalidWorkflow
 from orchestrator.scheduler import budget
 from orchestrator.scheduler.flow import plans
 from orchestrator.sdk.flow import reading
-from orchestrator.store.flow import definitions
-from orchestrator.store.flow.definitions import StoredFlow
+from orchestrator.store.flow import runs
+from orchestrator.store.flow.runs import StoredFlow
 from tests.integration.stage import System
 
 
@@ -29,13 +29,13 @@ def nap(nodes: int, **params: Any) -> dict[str, Any]:
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return which definitions have been read, and how often."""
     found: Counter[str] = Counter()
-    read = definitions.read
+    read = runs.read
 
     def counted(connection: Connection, name: str, version: int) -> StoredFlow | None:
         found[name] += 1
         return read(connection, name, version)
 
-    monkeypatch.setattr(definitions, "read", counted)
+    monkeypatch.setattr(runs, "read", counted)
     return found
 
 

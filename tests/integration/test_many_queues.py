@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator import chain
-from orchestrator.scheduler.fleet import check
+from orchestrator.scheduler.fleet import reconcile
 from orchestrator.store.tasks import claims
 from tests.integration.stage import System, Worker
 
@@ -79,7 +79,7 @@ def test_tasks_that_a_tick_creates_are_claimed_in_it(system: System, worker: Wor
 
 @pytest.mark.usefixtures("worker")
 def test_many_queues_are_swept_by_turns(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "_MOST_SWEPT", 200)
+    monkeypatch.setattr(reconcile, "_MOST_SWEPT", 200)
     swept: list[list[str]] = []
     fleet = system.scheduler.term._fleet_check.streams.fleet
     forget = fleet.forget_gone

@@ -13,7 +13,6 @@ from orchestrator.domain.states import RunState
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.runs import ancestry, cancels, pending_changes, stuck
-from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.runs import transitions as runs
 from tests.integration.planning import BATCH, STATES, Call, Leader, leaders_of, rows_read, scans
 
@@ -109,12 +108,12 @@ STATEMENTS: dict[str, Call] = {
     "count_descendants": lambda leader: lambda c: ancestry.count_descendants(c, dict.fromkeys(leader.ids, 1), BATCH),
     "waiting_for_themselves": lambda leader: lambda c: ancestry.waiting_for_themselves(c, leader.ids, BATCH),
     "waiting_for_themselves_in_a_crowd": lambda leader: in_a_crowd(children(leader.connection)),
-    "requeue": lambda leader: lambda c: run_retries.requeue(c, leader.ids),
-    "requeue_children": lambda leader: lambda c: run_retries.requeue_children(c, leader.ids[0], "child", NOW, BATCH),
-    "with_children": lambda leader: lambda c: run_retries.with_children(c, leader.ids[0], ["child"]),
-    "unfinished_tasks": lambda leader: lambda c: run_retries.unfinished_tasks(c, leader.ids[0], "step1", NOW, BATCH),
-    "created": lambda leader: lambda c: run_retries.created(c, leader.ids[0], ["step1", "child"]),
-    "take_back": lambda leader: lambda c: run_retries.take_back(c, leader.ids[0], ["step1"], BATCH),
+    "requeue": lambda leader: lambda c: cancels.requeue(c, leader.ids),
+    "requeue_children": lambda leader: lambda c: cancels.requeue_children(c, leader.ids[0], "child", NOW, BATCH),
+    "with_children": lambda leader: lambda c: cancels.with_children(c, leader.ids[0], ["child"]),
+    "unfinished_tasks": lambda leader: lambda c: cancels.unfinished_tasks(c, leader.ids[0], "step1", NOW, BATCH),
+    "created": lambda leader: lambda c: cancels.created(c, leader.ids[0], ["step1", "child"]),
+    "take_back": lambda leader: lambda c: cancels.take_back(c, leader.ids[0], ["step1"], BATCH),
     "following": lambda _: lambda c: cancels.following(c, bytes(16), BATCH),
     "cancelled_at_rest": lambda leader: lambda c: cancels.at_rest(c, leader.ids),
     "begin_or_park": lambda leader: lambda c: runs.begin_or_park(c, NOW, leader.ids),

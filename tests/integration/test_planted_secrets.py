@@ -28,7 +28,7 @@ from orchestrator.api.redacting import fields_of, is_hidden, parts_of
 from orchestrator.api.routes import ROUTES
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.domain.fleet.announced import redacting
-from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.outcomes import AttemptReport
 from orchestrator.domain.tasks.task import Dispatch, Failed, Succeeded
 from orchestrator.payloads.keeping import store_of
 from orchestrator.sdk.code.engine import Engine as CodeEngine

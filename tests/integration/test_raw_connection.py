@@ -8,8 +8,7 @@ import pytest
 from redis import Redis
 from redis.exceptions import ConnectionError, ResponseError, TimeoutError
 
-from orchestrator.transport.connection import FULL, connect
-from orchestrator.transport.raw_connection import RawConnection, Script, field
+from orchestrator.transport.connection import FULL, RawConnection, Script, connect, field
 
 ECHO = Script("return {KEYS[1], ARGV[1]}")
 ADD = Script("local answer = redis.pcall('XADD', KEYS[1], '*', 'd', ARGV[1]) return answer")

@@ -22,7 +22,7 @@ from orchestrator.domain.dag.definition import Definition, Step
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.store import database
 from orchestrator.transport.connection import connect
-from orchestrator.transport.health import check_health
+from orchestrator.transport.inspection import check_health
 from orchestrator.transport.leader.streams import LeaderStreams
 from tests.integration.stage import KEYS, System
 from tests.waiting import eventually

@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.domain.executors.execution import Broken, Finished
-from orchestrator.domain.executors.http import Http, request_body
+from orchestrator.domain.executors.builtin import Http, request_body
+from orchestrator.domain.executors.options import Broken, Finished
 from orchestrator.errors import PayloadError
 from orchestrator.settings import Settings, load_settings
 from orchestrator.transport.connection import connect

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 from orchestrator.errors import SchemaError
 from orchestrator.settings import Settings
 from orchestrator.store import database, insights, shards
-from orchestrator.store.insights import pressure
+from orchestrator.store.insights import server
 from orchestrator.store.tables import metadata
 from tests.integration.test_schema import empty_url
 from tests.waiting import eventually
@@ -153,7 +153,7 @@ def test_numbers_about_tables_are_of_all_shards(settings: Settings, plain: Engin
         assert insights.dead_rows(all_) == insights.dead_rows(one) == 0
         locking.exec_driver_sql("BEGIN")
         locking.exec_driver_sql('LOCK TABLE "orchestrator/1".tasks')
-        assert len(pressure.lock_holders(all_)) == 1
+        assert len(server.lock_holders(all_)) == 1
         locking.exec_driver_sql("ROLLBACK")
 
 

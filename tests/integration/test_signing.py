@@ -19,7 +19,7 @@ from sqlalchemy import Engine
 from orchestrator import Settings
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.ids import time_ordered_id
-from orchestrator.domain.tasks.reports import Flush
+from orchestrator.domain.tasks.outcomes import Flush
 from orchestrator.domain.tasks.task import Dispatch, KeyHolder, Succeeded
 from orchestrator.errors import ConfigurationError
 from orchestrator.transport import journal

@@ -15,11 +15,11 @@ from orchestrator.scheduler.upkeep.collecting import PayloadCollection
 from orchestrator.scheduler.upkeep.janitor import Janitor
 from orchestrator.scheduler.upkeep.log_keeping import LogKeeping
 from orchestrator.scheduler.upkeep.pruning import Pruner
-from orchestrator.store import statistics
+from orchestrator.store import throughput
 from orchestrator.store.limits import lanes
 from orchestrator.store.sql import Prepared, Row
 from orchestrator.transport.connection import connect
-from orchestrator.transport.health import check_health
+from orchestrator.transport.inspection import check_health
 from orchestrator.transport.leader.streams import LeaderStreams
 from tests.integration.stage import KEYS, System
 from tests.waiting import eventually
@@ -177,7 +177,7 @@ def test_statistics_that_are_wrong_are_taken_again(engine: Engine, system: Syste
                 ).scalar_one()
             )
 
-        eventually(lambda: "timers" in statistics.misleading(connection), "Postgres has counted what was inserted")
+        eventually(lambda: "timers" in throughput.misleading(connection), "Postgres has counted what was inserted")
         janitor = Janitor(engine.execution_options(isolation_level="AUTOCOMMIT"))
         janitor.start()
         eventually(lambda: known() == 6000, "statistics are right")

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from orchestrator.cli import main
 from orchestrator.domain.fleet.announced import Standby
-from orchestrator.scheduler.announcing import StandbyNotice
+from orchestrator.scheduler.process import StandbyNotice
 from orchestrator.transport import standbys
 from orchestrator.transport.connection import connect
 from tests.integration.stage import KEYS, System

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator import Retry
 from orchestrator.domain.ids import derived_id
-from orchestrator.domain.tasks.reports import Report
+from orchestrator.domain.tasks.outcomes import Report
 from orchestrator.domain.tasks.task import Dispatch, Enqueued, Failed, Lost, NewTask, Succeeded
 from tests.integration.stage import ERROR, ONE, System
 from tests.waiting import eventually

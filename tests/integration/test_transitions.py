@@ -29,7 +29,6 @@ from orchestrator.domain.tasks.task import Failed, Lost, NewTask, Returned, Star
 from orchestrator.store import database, inbox
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import cancels, creation
-from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import claims, enqueue, results, revival, transitions, waiting
@@ -448,13 +447,13 @@ def _requeue_run(connection: Connection, run: bytes) -> set[bytes]:
     connection.execute(
         text("UPDATE orchestrator.runs SET workflow = 'w' WHERE id = CAST(:id AS uuid)"), {"id": run.hex()}
     )
-    return run_retries.requeue(connection, [run])
+    return cancels.requeue(connection, [run])
 
 
 def _requeue_child(connection: Connection, run: bytes) -> int:
     update = "UPDATE orchestrator.runs SET parent_run = id, parent_step = 's' WHERE id = CAST(:id AS uuid)"
     connection.execute(text(update), {"id": run.hex()})
-    return run_retries.requeue_children(connection, run, "s", NOW, 10)
+    return cancels.requeue_children(connection, run, "s", NOW, 10)
 
 
 def _begin(connection: Connection, run: bytes) -> Any:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator import TaskFailed
-from orchestrator.domain.executors.call import announced
-from orchestrator.domain.executors.record import decode_record, execution_name
+from orchestrator.domain.executors.record import announced, decode_record, execution_name
 from orchestrator.domain.executors.registry import call_of
 from orchestrator.domain.tasks.task import Returned, parse_options
 from orchestrator.executors import Rq

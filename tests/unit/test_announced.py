@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.domain.executors.call import announced
+from orchestrator.domain.executors.record import announced
 from orchestrator.domain.fleet.announced import (
     WITH_DATABASE,
     count_known,

@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.domain.executors.call import announced
+from orchestrator.domain.executors.record import announced
 from orchestrator.scheduler.fleet.capabilities import ANY_FUNCTION, Capabilities, Placement
 from orchestrator.transport.codec import Heartbeat
 

@@ -15,7 +15,7 @@ from orchestrator import Orchestrator, WorkflowContext, unguarded
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Activated, Activation, Query
 from orchestrator.domain.code.history import Event
-from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.outcomes import AttemptReport
 from orchestrator.domain.tasks.task import Dispatch, Started, Succeeded
 from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.transport.codec import encode

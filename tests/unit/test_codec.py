@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from orchestrator.domain.code.activation import Activation
 from orchestrator.domain.code.history import Event
-from orchestrator.domain.tasks.reports import Flush, Report
+from orchestrator.domain.tasks.outcomes import Flush, Report
 from orchestrator.domain.tasks.task import (
     Dispatch,
     Enqueued,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from orchestrator import Orchestrator
-from orchestrator.domain.executors.call import announced, has_means
 from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.record import announced, has_means
 from orchestrator.domain.executors.registry import call_of, find_problems
 from orchestrator.errors import InvalidTask
 from orchestrator.executors import Dask, Http, Kubernetes, Process, Pull, Ray, Rq

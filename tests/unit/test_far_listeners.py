@@ -7,8 +7,8 @@ from fakeredis import FakeRedis
 from redis import Redis
 
 from orchestrator.transport.keys import Keys
-from orchestrator.transport.leader import listeners
-from orchestrator.transport.leader.listeners import FarListeners
+from orchestrator.transport.leader import fleet
+from orchestrator.transport.leader.fleet import FarListeners
 
 KEYS = Keys("shop/1")
 
@@ -16,7 +16,7 @@ KEYS = Keys("shop/1")
 def test_after_a_lost_entry_nobody_listens_once_so_that_the_next_is_a_first_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(listeners, "_PAUSE", 0.0)
+    monkeypatch.setattr(fleet, "_PAUSE", 0.0)
     redis = FakeRedis()
     redis.set(KEYS.watched, b"1")
     far = FarListeners(redis, KEYS)

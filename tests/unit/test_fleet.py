@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.scheduler.fleet.check import pause_after
+from orchestrator.scheduler.fleet.reconcile import pause_after
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.transport.codec import Heartbeat, names_digest, pack_attempt
 

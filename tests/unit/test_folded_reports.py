@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator.domain.runs.verdict import RunCounters, verdict
 from orchestrator.domain.states import RunState
-from orchestrator.domain.tasks.reports import AttemptReport, fold
+from orchestrator.domain.tasks.outcomes import AttemptReport, fold
 from orchestrator.domain.tasks.task import (
     Failed,
     Lost,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from orchestrator.domain.code.history_budget import (
+from orchestrator.domain.code.activation import (
     LARGEST_HISTORY,
     MOST_IN_MESSAGES,
     MOST_IN_PAGES,

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.fleet.generation import age, name, rewind_of
-from orchestrator.domain.tasks.reports import Flush, Report
+from orchestrator.domain.tasks.outcomes import Flush, Report
 from orchestrator.domain.tasks.task import (
     Dispatch,
     Enqueued,

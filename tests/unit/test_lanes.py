@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from orchestrator import Rate
 from orchestrator.domain.limits import lanes
 from orchestrator.domain.limits.buckets import Buckets
+from orchestrator.domain.limits.lane_limits import gate_of, lane_name
 from orchestrator.domain.limits.lanes import Lanes, Rest, Stock
-from orchestrator.domain.limits.names import gate_of, lane_name
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, TaskOptions
 from tests.fuzzing import examples
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.scheduler.dag.lru_cache import LruCache
+from orchestrator.scheduler.runs.kinds import LruCache
 
 
 def test_what_was_used_longest_ago_goes_first() -> None:

@@ -31,9 +31,8 @@ from orchestrator import (
 )
 from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import Activated, Activation
-from orchestrator.domain.executors.call import ExecutorCall
-from orchestrator.domain.executors.record import Record
-from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.executors.record import ExecutorCall, Record
+from orchestrator.domain.tasks.outcomes import AttemptReport
 from orchestrator.domain.tasks.task import (
     Dispatch,
     Failed,

@@ -18,10 +18,9 @@ from orchestrator.domain.flow.commands import CallEnded
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.errors import ConfigurationError, PayloadError, Unavailable
 from orchestrator.payloads.collector import Collector, collect_leftovers
-from orchestrator.payloads.in_use import MARK
 from orchestrator.payloads.keeping import PayloadStore
 from orchestrator.payloads.objects import CHUNK, Damaged, Gone, Output, Reading
-from orchestrator.payloads.stores import Absent, Folder, Store, open_store
+from orchestrator.payloads.stores import MARK, Absent, Folder, Store, open_store
 from orchestrator.references import (
     RESULT,
     ObjectName,

@@ -16,12 +16,12 @@ import msgspec
 import pytest
 
 from orchestrator import ConfigurationError, GiveUp, Orchestrator, Retry, RetryLater, TaskContext
-from orchestrator.domain.executors.http import reported
+from orchestrator.domain.executors.builtin import reported
 from orchestrator.domain.executors.registry import call_of
-from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.outcomes import AttemptReport
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, Dispatch, Failed, Returned, Succeeded, TaskError
 from orchestrator.executors import Process
-from orchestrator.payloads.in_use import MARK
+from orchestrator.payloads.stores import MARK
 from orchestrator.references import whole_reference
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running import large_results

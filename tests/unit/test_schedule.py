@@ -12,10 +12,8 @@ from hypothesis import Phase, example, given
 from hypothesis import strategies as st
 
 from orchestrator.domain.schedules import cron as cron_module
-from orchestrator.domain.schedules import zones
-from orchestrator.domain.schedules.catch_up import PUNCTUAL, decide
 from orchestrator.domain.schedules.cron import cron_problem
-from orchestrator.domain.schedules.schedule import Schedule, delay_of, fire_key, fires, next_fire
+from orchestrator.domain.schedules.schedule import PUNCTUAL, Schedule, decide, delay_of, fire_key, fires, next_fire
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.dag.schedule_fields import checked_schedule
 from tests.fuzzing import examples
@@ -83,7 +81,7 @@ expressions = st.tuples(field(0, 59), hours, days_of_month, months, days_of_week
 
 
 def turns(zone: str) -> list[datetime]:
-    found = [turn for year in range(2008, 2030) for turn in zones._turns(ZoneInfo(zone), year)]
+    found = [turn for year in range(2008, 2030) for turn in cron_module._turns(ZoneInfo(zone), year)]
     return found or [utc("2026-03-29 01:00")]
 
 

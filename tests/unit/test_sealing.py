@@ -13,8 +13,7 @@ import pytest
 
 from orchestrator import Settings, sealing
 from orchestrator.domain import timezones
-from orchestrator.domain.renewal import renewed_error, renewed_inside, renewed_value
-from orchestrator.domain.sealed import open_error, seal_error
+from orchestrator.domain.sealed import open_error, renewed_error, renewed_inside, renewed_value, seal_error
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks, after_end, after_success
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import ConfigurationError, WrongState

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from orchestrator import InvalidTask, Orchestrator, PayloadError, TaskAborted, TaskContext, TaskTimeout
-from orchestrator.domain.tasks.reports import Flush, Report
-from orchestrator.domain.tasks.reports import fold_notes as fold
+from orchestrator.domain.tasks.outcomes import Flush, Report
+from orchestrator.domain.tasks.outcomes import fold_notes as fold
 from orchestrator.domain.tasks.task import Dispatch, Failed, Noted, Returned, Succeeded, TaskError
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.transport.codec import ProgressMark, decode, encode

@@ -25,10 +25,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from orchestrator.domain.executors.execution import Execution, Finished, Outcome
+from orchestrator.domain.executors.options import Execution, Finished, Outcome
 from orchestrator.domain.executors.record import Record, decode_record, encode_record, execution_name
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.outcomes import AttemptReport
 from orchestrator.domain.tasks.task import Failed, Noted, Returned, Started, Succeeded, TaskError
 from orchestrator.errors import TaskAborted, TaskTimeout, Unavailable
 from orchestrator.payloads.keeping import NoStore

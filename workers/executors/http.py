@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 from urllib.parse import quote
 
-from orchestrator.domain.executors.execution import Broken, Execution, Outcome
-from orchestrator.domain.executors.http import Http, Passed, read_answer, request_body, said_lines, service_of
+from orchestrator.domain.executors.builtin import Http, Passed, read_answer, request_body, said_lines, service_of
+from orchestrator.domain.executors.options import Broken, Execution, Outcome
 from orchestrator.domain.executors.services import ServiceWorker, in_order
 from orchestrator.domain.tasks.destinations import Destinations, parse_destinations
 from orchestrator.secret_keys import service_keys

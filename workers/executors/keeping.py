@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator.domain.executors.process import Process
+from orchestrator.domain.executors.builtin import Process
 from orchestrator.workers.executors.protocol import Unreachable
 from orchestrator.workers.executors.spool import Keeper, Spool
 

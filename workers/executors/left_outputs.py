@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
+from orchestrator.domain.executors.options import Broken, Execution, Finished, Outcome
 from orchestrator.errors import OrchestratorError
 from orchestrator.payloads.collector import FOLDER
 from orchestrator.payloads.keeping import NoStore

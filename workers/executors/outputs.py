@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.domain.executors.execution import Broken, Finished, Outcome
+from orchestrator.domain.executors.options import Broken, Finished, Outcome
 from orchestrator.domain.plain import unstorable
 
 

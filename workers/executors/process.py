@@ -23,10 +23,9 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import msgspec
 
-from orchestrator.domain.executors.call import is_one_of
-from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome, strict_json
-from orchestrator.domain.executors.options import ExecutorOptions
-from orchestrator.domain.executors.process import Process
+from orchestrator.domain.executors.builtin import Process
+from orchestrator.domain.executors.options import Broken, Execution, ExecutorOptions, Finished, Outcome, strict_json
+from orchestrator.domain.executors.record import is_one_of
 from orchestrator.domain.plain import MOST_LEVELS, is_too_deep
 from orchestrator.environment import PASSED_ON
 from orchestrator.errors import ConfigurationError, GiveUp

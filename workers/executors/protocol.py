@@ -11,8 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
-from orchestrator.domain.executors.execution import Execution, Outcome
-from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.options import Execution, ExecutorOptions, Outcome
 from orchestrator.settings import Settings
 
 

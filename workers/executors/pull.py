@@ -19,9 +19,9 @@ from uuid import UUID
 
 import msgspec
 
-from orchestrator.domain.executors.execution import Broken, Execution, Outcome
-from orchestrator.domain.executors.http import reported, request_body, said_lines
-from orchestrator.domain.executors.pull import LARGEST_BODY, Pull, service_of
+from orchestrator.domain.executors.builtin import LARGEST_BODY, Pull, reported, request_body, said_lines
+from orchestrator.domain.executors.builtin import service_of_pull as service_of
+from orchestrator.domain.executors.options import Broken, Execution, Outcome
 from orchestrator.errors import PayloadError, Unavailable
 from orchestrator.sdk.values.sealing import store_of
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe

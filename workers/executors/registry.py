@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pkgutil import resolve_name
 from typing import Any
 
-from orchestrator.domain.executors.call import announced
 from orchestrator.domain.executors.options import ExecutorPlugin
+from orchestrator.domain.executors.record import announced
 from orchestrator.domain.executors.registry import executor_names, plugin_of
 from orchestrator.errors import ConfigurationError
 from orchestrator.workers.executors.protocol import Executor, Setup

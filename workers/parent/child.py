@@ -17,7 +17,7 @@ from typing import Any
 
 from orchestrator.domain.executors.registry import plugin_of
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.tasks.reports import Report
+from orchestrator.domain.tasks.outcomes import Report
 from orchestrator.domain.tasks.task import Failed, Lost, Returned, TaskError
 from orchestrator.entry_points import EXECUTORS, own_plugins
 from orchestrator.errors import TaskTimeout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.domain.tasks.reports import Flush, Report
+from orchestrator.domain.tasks.outcomes import Flush, Report
 from orchestrator.transport.codec import encode
 from orchestrator.transport.worker import WorkerStreams
 

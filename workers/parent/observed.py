@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
-from orchestrator.monitoring.exposition import Family, counter, gauge
+from orchestrator.monitoring.exposition import Family, counter, gauge, own_metrics
 from orchestrator.monitoring.listener import Listener
-from orchestrator.monitoring.own import own_metrics
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.workers.parent.child import Child

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
-from orchestrator.domain.tasks.reports import Flush, Report
+from orchestrator.domain.tasks.outcomes import Flush, Report
 from orchestrator.domain.tasks.task import Enqueued, Failed, KnownTask, Noted, Recalled, Returned, Succeeded
 from orchestrator.transport.codec import decode_flush, encode
 from orchestrator.workers.running.job import Job

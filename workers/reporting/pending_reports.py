@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import command_size
-from orchestrator.domain.tasks.reports import Report
+from orchestrator.domain.tasks.outcomes import Report
 from orchestrator.domain.tasks.task import Enqueued, Noted, Started, Succeeded
 from orchestrator.workers.running.job import Job
 

@@ -19,7 +19,7 @@ from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.fleet.generation import rewind_of
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.sealed import seal_struct
-from orchestrator.domain.tasks.reports import Flush, Report
+from orchestrator.domain.tasks.outcomes import Flush, Report
 from orchestrator.domain.tasks.task import Enqueued, KeyHolder, NewTask, Noted, Succeeded
 from orchestrator.errors import Uncertain
 from orchestrator.sealing import Vault

@@ -18,8 +18,7 @@ from orchestrator import telemetry
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import FailRun
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.tasks.outcomes import RetryTask, after_failure
-from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.outcomes import AttemptReport, RetryTask, after_failure
 from orchestrator.domain.tasks.task import Failed, Lost, Succeeded, TaskError
 from orchestrator.errors import TaskAborted
 from orchestrator.telemetry import get_logger, retry_log

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.domain.executors.call import ExecutorCall
+from orchestrator.domain.executors.record import ExecutorCall
 from orchestrator.domain.tasks.retry import is_worth_retrying
 from orchestrator.domain.tasks.task import Failed, Returned, Succeeded, TaskError
 from orchestrator.errors import GiveUp, InvalidTask, PayloadError, RetryLater, TaskTimeout, Unavailable

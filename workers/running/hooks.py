@@ -8,8 +8,7 @@ from uuid import UUID
 
 from orchestrator.domain.code.activation import Activated, Activation
 from orchestrator.domain.code.history import Fact
-from orchestrator.domain.tasks.outcomes import RetryTask, after_failure
-from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.outcomes import AttemptReport, RetryTask, after_failure
 from orchestrator.domain.tasks.task import Failed, Lost, Succeeded, TaskError
 from orchestrator.errors import TaskAborted
 from orchestrator.sdk.code.engine import Engine

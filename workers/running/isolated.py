@@ -25,7 +25,7 @@ from multiprocessing.connection import Pipe
 
 import msgspec
 
-from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.outcomes import AttemptReport
 from orchestrator.domain.tasks.task import Lost, NewTask, Returned
 from orchestrator.errors import SoftTimeout, Uncertain
 from orchestrator.telemetry import get_logger

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.outcomes import AttemptReport
 from orchestrator.domain.tasks.task import Dispatch, KeyHolder, NewTask
 from orchestrator.environment import forbid_inspection, hide_environment
 from orchestrator.errors import SoftTimeout, Uncertain

@@ -19,7 +19,7 @@ from orchestrator.domain.code import commands
 from orchestrator.domain.code.activation import Activated, Activation
 from orchestrator.domain.code.commands import Command, command_size
 from orchestrator.domain.ids import successor_id
-from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.outcomes import AttemptReport
 from orchestrator.domain.tasks.task import Succeeded
 from orchestrator.errors import PayloadError, Unavailable, WrongState
 from orchestrator.payloads.keeping import PayloadStore

@@ -18,7 +18,7 @@ from orchestrator.domain.code.activation import Activated, Activation
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.sealed import open_activation
-from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.outcomes import AttemptReport
 from orchestrator.domain.tasks.task import Failed, Succeeded
 from orchestrator.errors import (
     PayloadError,

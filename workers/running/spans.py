@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.tasks.reports import AttemptReport
+from orchestrator.domain.tasks.outcomes import AttemptReport
 from orchestrator.domain.tasks.task import Failed, Lost, Returned
 from orchestrator.tracing.entry import enter, leave
 from orchestrator.workers.running.job import Job

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from orchestrator.domain.executors.execution import strict_json
+from orchestrator.domain.executors.options import strict_json
 from orchestrator.errors import GiveUp, InvalidTask, OrchestratorError, PayloadError, TaskTimeout
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_value, encode_value

@@ -27,8 +27,8 @@ from orchestrator.errors import NotFound
 from orchestrator.sdk.calls.declaring import Kind
 from orchestrator.sdk.checks import check_label, check_name
 from orchestrator.sdk.ids import new_id
-from orchestrator.store.flow.definitions import StoredFlow
 from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
+from orchestrator.store.flow.runs import StoredFlow
 
 routes = Routes("flows at the root")
 

@@ -26,8 +26,8 @@ from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.dag.registered import functions_hiding
 from orchestrator.sdk.flow import reading
 from orchestrator.sdk.ids import new_id
-from orchestrator.store.flow.definitions import FlowName
 from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
+from orchestrator.store.flow.runs import FlowName
 
 routes = Routes("flows", "/api/v1")
 

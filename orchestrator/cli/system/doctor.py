@@ -28,11 +28,10 @@ from orchestrator.settings import Settings, load_settings, misspelt
 from orchestrator.store import database
 from orchestrator.store.compatibility import OLDEST_POSTGRES
 from orchestrator.store.insights import RunFilter, server
-from orchestrator.store.insights.pressure import connections
+from orchestrator.store.insights.server import connections
 from orchestrator.terminal_safe import one_line, without_password
 from orchestrator.transport.connection import check_server
-from orchestrator.transport.health import live_workers, refused_commands
-from orchestrator.transport.inspection import connected_shards, inspect_all
+from orchestrator.transport.inspection import connected_shards, inspect_all, live_workers, refused_commands
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _TIMEOUT = 5.0

@@ -23,8 +23,7 @@ from orchestrator.settings import Settings, load_settings
 from orchestrator.store import database
 from orchestrator.store.insights import Events, Leader, Overview, QueueCounts, Storage
 from orchestrator.store.shards import ShardView
-from orchestrator.transport.health import RedisHealth
-from orchestrator.transport.inspection import RedisView
+from orchestrator.transport.inspection import RedisHealth, RedisView
 
 
 @click.command("status")

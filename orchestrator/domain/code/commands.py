@@ -238,7 +238,7 @@ class CancelRun(Message, frozen=True):
 class ContinueRun(Message, frozen=True):
     """End this run and go on in a new one of the same workflow, with a new history.
 
-    What was said to the old run and its code has not heard is said to the new one (`domain/code/succession.py`);
+    What was said to the old run and its code has not heard is said to the new one (`domain/code/ends.py`);
     `signals` says how many of each name the code took.
     """
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from msgspec import UNSET
 
-from orchestrator.domain.dag.cycles import certain_children, certain_triggers
 from orchestrator.domain.dag.definition import Definition, Param, Step, misfit, queueing_problem, unknown_param
 from orchestrator.domain.dag.expression import Template, parse, parse_template
 from orchestrator.domain.dag.grammar import Path as ExpressionPath
+from orchestrator.domain.dag.graph import certain_children, certain_triggers
 from orchestrator.domain.dag.operators import KEYWORDS, describe
 from orchestrator.domain.problems import Path, Problem, first_problems
 from orchestrator.errors import ExpressionError, did_you_mean

@@ -20,8 +20,8 @@ from msgspec import UNSET
 
 from orchestrator.domain.dag.operators import describe, fits, listed
 from orchestrator.domain.plain import unstorable
+from orchestrator.domain.problems import Key
 from orchestrator.domain.redaction import handed_on
-from orchestrator.domain.written import Key
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 
 Trigger = Literal["all_success", "all_ended", "any_success", "any_failed", "none_failed"]

@@ -8,7 +8,7 @@ import msgspec
 
 from orchestrator.domain.dag.definition import Hook, Registered, Step
 from orchestrator.domain.executors.registry import call_from, task_name
-from orchestrator.domain.limits.names import lane_name
+from orchestrator.domain.limits.lane_limits import lane_name
 from orchestrator.domain.tasks.retry import RetryPolicy
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, NewTask, TaskOptions
 

@@ -18,7 +18,7 @@ from orchestrator.domain.dag.expression import Expression, parse, parse_template
 from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.operators import LARGEST, describe
 from orchestrator.domain.dag.scope import ENOUGH_WORK, Scope
-from orchestrator.domain.limits.names import LONGEST_KEY, key_text
+from orchestrator.domain.limits.lane_limits import LONGEST_KEY, key_text
 from orchestrator.errors import ExpressionError
 from orchestrator.references import stored_items
 

@@ -11,11 +11,9 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.domain.executors.call import ExecutorCall
-from orchestrator.domain.executors.http import Http
+from orchestrator.domain.executors.builtin import Http, Process, Pull
 from orchestrator.domain.executors.options import ExecutorOptions, ExecutorPlugin, Problems
-from orchestrator.domain.executors.process import Process
-from orchestrator.domain.executors.pull import Pull
+from orchestrator.domain.executors.record import ExecutorCall
 from orchestrator.domain.plain import unstorable
 from orchestrator.entry_points import EXECUTORS, load, own_plugins, plugins
 from orchestrator.errors import ConfigurationError, did_you_mean

@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.domain.executors.call import is_announced
+from orchestrator.domain.executors.record import is_announced
 from orchestrator.domain.tasks.task import parse_options
 from orchestrator.errors import did_you_mean
 from orchestrator.sealing import key_of_name

@@ -13,17 +13,158 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from orchestrator.domain import timezones
 from orchestrator.domain.flow import commands
-from orchestrator.domain.flow.calls import Calling
 from orchestrator.domain.flow.commands import Command, Event
-from orchestrator.domain.flow.cursor import CurrentNode
+from orchestrator.domain.flow.cursor import CurrentNode, Cursor
 from orchestrator.domain.flow.decisions import fallback_of
+from orchestrator.domain.flow.definition import Exec
 from orchestrator.domain.flow.expression import evaluate
-from orchestrator.domain.flow.graph import branches
-from orchestrator.domain.flow.paths import find
-from orchestrator.domain.flow.state import Calls, Frame, Wait
+from orchestrator.domain.flow.graph import branches, of_item, passed_on
+from orchestrator.domain.flow.paths import find, write
+from orchestrator.domain.flow.state import Calls, Frame, Kept, Wait
 from orchestrator.domain.flow.waits import Waiting
 from orchestrator.errors import ExpressionError
+
+# -- nodes of flows that wait for tasks: one, one for each branch, or one for each item of a list
+
+MOST_ITEMS = 10_000
+"""Items of one foreach: what they come to is kept with the run until the last has ended."""
+AT_ONCE = 100
+"""Tasks of one node that are open at the same time, where it sets no limit itself."""
+MOST_AT_ONCE = 1_000
+DATA_AT_ONCE = 1_000_000
+"""Bytes of parameters that the open tasks of one node are given, taken together; one is always open."""
+
+
+class Calling(Cursor):
+    """Has tasks run for the node at which the cursor stands."""
+
+    _sized: tuple[str, int] | None = None
+
+    def _call_ended(self, event: commands.CallEnded) -> None:
+        work = self._state.work
+        if event.id in self._state.closing:
+            self._state.closing.remove(event.id)
+        elif isinstance(work, Calls) and event.id in work.running:
+            position = work.running.pop(event.id)
+            if event.error is not None:
+                work.errors[position] = event.error
+            else:
+                work.values[position] = event.value
+                self._write_branch(position, event.value)
+            self._follow_calls(work)
+
+    def _call_each(self, current: CurrentNode, given: Any) -> None:
+        if not isinstance(given, list):
+            self._fail(given, f"A foreach takes a list; its input is {_described(given)}.")
+        elif len(given) > MOST_ITEMS:
+            self._fail(None, f"Its list has {len(given):,} items, and at most {MOST_ITEMS:,} are allowed.")
+        elif not given:
+            self._finish(given, [])
+        else:
+            self._call(current, given, len(given))
+
+    def _call(self, current: CurrentNode, given: Any, total: int) -> None:
+        state = self._state
+        calls = Calls(given, total, state.made, [None] * total)
+        kept, state.kept = state.kept, None
+        if kept is not None and kept.path == state.cursor and len(kept.values) == total:
+            calls.values, calls.kept = kept.values, kept.positions
+        if current.node.kind == "foreach":
+            calls.input, calls.is_looked_up = None, True
+        state.work = calls
+        self._create(current, calls)
+
+    def _create(self, current: CurrentNode, calls: Calls) -> None:
+        """Create as many tasks as the node lets be open at once."""
+        if calls.created == calls.total - len(calls.kept):
+            return
+        node = current.node
+        common = current.graph.executor(current.frame.node)
+        is_one = common.exec_type == "local_func" and node.kind != "parallel" and not node.foreach_execs
+        names = self._graph.flow.takes.get(common.func or common.service) if is_one else None
+        params = passed_on(node, current.params, names)
+        width = 1 if node.parallel_mode == "sequential" else min(node.max_parallel or AT_ONCE, MOST_AT_ONCE)
+        if width > 1:
+            width = min(width, max(1, DATA_AT_ONCE // (1 + self._size(params))))
+        positions, given = calls.open_positions, self._given(current, calls)
+        while calls.created < len(positions) and len(calls.running) < width:
+            position = positions[calls.created]
+            executor, own = self._branch(current, given, position)
+            identifier = self._made()
+            calls.running[identifier] = position
+            calls.created += 1
+            count = None if node.kind == "executor" else calls.total
+            more = params | executor.params if executor.params else params
+            path = self._state.cursor
+            self._commands.append(commands.Call(identifier, path, node, executor, position, count, own, more))
+
+    def _size(self, params: dict[str, Any]) -> int:
+        """Return how many bytes every task of the present node is given of the parameters."""
+        cursor = self._state.cursor
+        if self._sized is None or self._sized[0] != cursor:
+            self._sized = cursor, len(timezones.encode(params))
+        return self._sized[1]
+
+    def _branch(self, current: CurrentNode, given: Any, position: int) -> tuple[Exec, Any]:
+        graph, key, node = current.graph, current.frame.node, current.node
+        if node.kind == "foreach":
+            return of_item(graph, key, node, position), given[position]
+        if node.kind == "executor":
+            return graph.executor(key), given
+        executor = branches(graph, key, node, current.params)[position]
+        own = executor.prep.input_key or executor.prep.input_map
+        return executor, self._input(current, executor.prep) if own else given
+
+    def _write_branch(self, position: int, value: Any) -> None:
+        current = self._current()
+        if current.node.parallel_execs:
+            post = current.node.parallel_execs[position].post
+            if post.output_key:
+                write(current.frame.shared, post.output_key, value)
+
+    def _follow_calls(self, calls: Calls) -> None:
+        """Go on after a task of the present node has ended."""
+        current = self._current()
+        node = current.node
+        if calls.errors and not node.ignores_errors and node.failure_strategy != "collect_errors":
+            done = calls.done
+            self._abandon(calls)
+            position, error = next(iter(calls.errors.items()))
+            text = error if node.kind == "executor" else f"Branch {position}: {error}"
+            self._fail_calls(self._given(current, calls), text, calls, done)
+            return
+        self._create(current, calls)
+        if calls.running:
+            return
+        given = self._given(current, calls)
+        result = calls.values[0] if node.kind == "executor" else calls.values
+        if calls.errors and not node.ignores_errors:
+            if node.post.output_key:
+                write(current.frame.shared, node.post.output_key, result)
+            told = "; ".join(f"branch {position}: {error}" for position, error in sorted(calls.errors.items())[:10])
+            of = f"{len(calls.errors)} of {calls.total} branches failed: "
+            text = calls.errors[0] if node.kind == "executor" else of + told
+            self._fail_calls(given, text, calls, calls.done, output=result)
+            return
+        self._finish(given, result)
+
+    def _fail_calls(self, given: Any, error: str, calls: Calls, done: list[int], *, output: Any = None) -> None:
+        """End a node whose tasks failed; if that ends the run, a retry does not call again what had ended well."""
+        state, path = self._state, self._state.cursor
+        self._fail(given, error, output=output)
+        if done and state.is_over and state.cursor == path:
+            state.kept = Kept(path, calls.values, done)
+
+
+def _described(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    return f"{type(value).__name__} {value!r}"[:80]
+
+
+# -- the planner
 
 TURN = 100
 """Nodes that are passed without a pause; a loop that never waits lets others have their turn."""

@@ -27,8 +27,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from orchestrator.domain.limits.buckets import Buckets
-from orchestrator.domain.limits.lane_limits import LaneLimits
-from orchestrator.domain.limits.names import gate_of
+from orchestrator.domain.limits.lane_limits import LaneLimits, gate_of
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, TaskOptions
 
 MOST_LANES = 50_000

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from orchestrator.domain.executors.call import ExecutorCall
+from orchestrator.domain.executors.record import ExecutorCall
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.domain.tasks.retry import RetryPolicy
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Activated
-from orchestrator.domain.tasks.reports import Report
+from orchestrator.domain.tasks.outcomes import Report
 from orchestrator.domain.tasks.task import Succeeded
 from orchestrator.scheduler.code.batches import apply_activations, carry_out, turn_of
 from orchestrator.scheduler.code.runs import CodeRuns

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.code.history_budget import PAGE
+from orchestrator.domain.code.activation import PAGE
 from orchestrator.domain.ids import about_run
 from orchestrator.scheduler.tick_result import CommitHooks, Paged, TickResult
 from orchestrator.store.code import turns

@@ -9,16 +9,18 @@ import math
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 
-from orchestrator.domain.code import history
-from orchestrator.domain.code.activation import Activation, Query, Violation, json_text
-from orchestrator.domain.code.history import Event, Fact, shown_events
-from orchestrator.domain.code.history_budget import (
+from orchestrator.domain.code.activation import (
     PAGE,
+    Activation,
     Delivery,
     HistoryBudget,
+    Query,
+    Violation,
     history_too_long,
     history_unreadable,
+    json_text,
 )
+from orchestrator.domain.code.history import Event, Fact, RunCancelRequested, RunStarted, TimerFired, shown_events
 from orchestrator.domain.ids import about_run, successor_id, to_text
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.runs.verdict import CONTINUED, TIMED_OUT, Nesting
@@ -28,11 +30,10 @@ from orchestrator.scheduler.code.paging import Paging
 from orchestrator.scheduler.code.queries import Asked, Queries
 from orchestrator.scheduler.fleet.capabilities import CapacityHold
 from orchestrator.scheduler.fleet.view import Fleet
-from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.runs.backlog import Backlog
 from orchestrator.scheduler.runs.kinds import RunKind
 from orchestrator.scheduler.tick_result import Paged, TickResult
-from orchestrator.scheduler.transaction import Transaction
+from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.store.code import expectations, histories, turns
 from orchestrator.store.code.expectations import Answered
 from orchestrator.store.code.turns import Unshown
@@ -134,7 +135,7 @@ class CodeRuns(RunKind):
 
     def _send_replay(self, tx: Transaction, run: Unshown, events: list[Event], query: Query) -> None:
         started = events[0].what
-        assert isinstance(started, history.RunStarted)
+        assert isinstance(started, RunStarted)
         payload = encode(_activation(run, events, {run.id: {query.id: query}}))
         alone = self._replays.get(query.id, False)
         turn = Claimed(query.id, 1, run.workflow, payload, started.queue, None, query.id, None, alone=alone)
@@ -352,7 +353,7 @@ def append_facts(
 
 def ask_to_cancel(tx: Transaction, ids: Iterable[bytes], reason: str) -> None:
     """Ask runs to cancel themselves."""
-    append_facts(tx, {run: [history.RunCancelRequested(reason)] for run in ids})
+    append_facts(tx, {run: [RunCancelRequested(reason)] for run in ids})
 
 
 def fire_timers(tx: Transaction, backlog: Backlog, late: Iterable[bytes], limit: int) -> dict[bytes, list[Fact]]:
@@ -362,9 +363,9 @@ def fire_timers(tx: Transaction, backlog: Backlog, late: Iterable[bytes], limit:
     """
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     for run, timer in expectations.fire_timers(tx.connection, tx.now, limit):
-        facts[run].append(history.TimerFired(timer))
+        facts[run].append(TimerFired(timer))
     for run in late:
-        facts[run].append(history.RunCancelRequested(TIMED_OUT))
+        facts[run].append(RunCancelRequested(TIMED_OUT))
     heard: set[bytes] = set()
     isolate(
         tx,

@@ -14,8 +14,8 @@ from orchestrator.domain import timezones
 from orchestrator.domain.dag.scope import EvaluationBudget, Scope
 from orchestrator.domain.dag.state import StepState, step_output
 from orchestrator.domain.dag.steps import StepProgram
-from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.dag.planned import DagRun
+from orchestrator.scheduler.runs.kinds import LruCache
 from orchestrator.sealing import Sealed
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Key, Results

@@ -22,13 +22,11 @@ from orchestrator.domain.dag.state import STATE_OF_TASK, DagState, Delta
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.domain.runs.verdict import Nesting
-from orchestrator.scheduler.dag.creation import StepCreation, reason_of
-from orchestrator.scheduler.dag.lru_cache import LruCache
+from orchestrator.scheduler.dag.creation import StepCreation, reason_of, retry_plan
 from orchestrator.scheduler.dag.outputs import Outputs, RunStep
 from orchestrator.scheduler.dag.planned import Compiled, DagRun, Evaluating
-from orchestrator.scheduler.dag.retries import retry_plan
 from orchestrator.scheduler.runs.backlog import Backlog
-from orchestrator.scheduler.runs.kinds import Advanced, PlannedRuns, Saved
+from orchestrator.scheduler.runs.kinds import Advanced, LruCache, PlannedRuns, Saved
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import VALUE
 from orchestrator.store.dag import plans as dags

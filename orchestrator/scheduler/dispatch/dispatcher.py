@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.executors.call import is_announced
+from orchestrator.domain.executors.record import is_announced
 from orchestrator.domain.tasks.obstacles import PAYLOAD_STORE, hold_for_key
 from orchestrator.domain.tasks.task import executor_of
 from orchestrator.references import MARK, SHORTEST

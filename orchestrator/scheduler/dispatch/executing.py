@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from orchestrator.domain.executors.call import wanted
-from orchestrator.domain.executors.record import encode_record, next_record
+from orchestrator.domain.executors.record import encode_record, next_record, wanted
 from orchestrator.domain.states import IN_FLIGHT_STATES
 from orchestrator.domain.tasks.obstacles import hold_for_executor
 from orchestrator.domain.tasks.task import Noted, executor_of

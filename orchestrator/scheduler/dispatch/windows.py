@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from orchestrator.domain.fleet.window import room, smoothed_rate
-from orchestrator.domain.limits.names import queue_bucket
+from orchestrator.domain.limits.lane_limits import queue_bucket
 from orchestrator.scheduler.dispatch.executing import landed
 from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.limits import LaneService

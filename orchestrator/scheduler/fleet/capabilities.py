@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
-from orchestrator.domain.executors.call import has_means, is_announced, is_program
+from orchestrator.domain.executors.record import has_means, is_announced, is_program
 from orchestrator.domain.fleet.announced import upgrades_among
 from orchestrator.domain.fleet.window import HORIZON
 from orchestrator.scheduler.fleet.executions import Executions

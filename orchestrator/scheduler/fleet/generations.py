@@ -3,7 +3,7 @@
 Redis may restart without its data, or with old data. The leader notices: the server has restarted, or it no longer
 remembers how far events were applied. Then a new generation begins, under new names, and workers send again what the
 leader has not confirmed. Until then no process reads or writes the old streams on such a server
-(`transport/raw_connection.py`): ids of entries are compared, to know what was applied, and mean nothing across a
+(`transport/connection.py`): ids of entries are compared, to know what was applied, and mean nothing across a
 restart.
 
 Postgres, too, may come back without its last commits: a backup was restored, or a standby took over that had not

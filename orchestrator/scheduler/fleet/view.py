@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from orchestrator.domain.executors.call import has_means, is_announced
+from orchestrator.domain.executors.record import has_means, is_announced
 from orchestrator.scheduler.fleet.capabilities import ANY_FUNCTION, Capabilities
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.transport.codec import Heartbeat, unpack_attempts

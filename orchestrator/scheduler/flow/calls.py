@@ -10,10 +10,8 @@ import msgspec
 from orchestrator.domain import timezones
 from orchestrator.domain.dag.definition import Registered
 from orchestrator.domain.dag.placement import Origin, Placement
-from orchestrator.domain.executors.call import ExecutorCall
-from orchestrator.domain.executors.http import Http
-from orchestrator.domain.executors.process import Process
-from orchestrator.domain.executors.pull import Pull
+from orchestrator.domain.executors.builtin import Http, Process, Pull
+from orchestrator.domain.executors.record import ExecutorCall
 from orchestrator.domain.executors.registry import built_in, call_from, option_problems, task_name
 from orchestrator.domain.flow.commands import Call
 from orchestrator.domain.flow.definition import Flow, step_of

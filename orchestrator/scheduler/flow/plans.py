@@ -30,14 +30,12 @@ from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import NewTask, error_text
 from orchestrator.references import is_reference
-from orchestrator.scheduler.dag.lru_cache import LruCache
 from orchestrator.scheduler.flow.calls import Caller, CannotCall
-from orchestrator.scheduler.runs.kinds import Advanced, PlannedRuns, Saved
+from orchestrator.scheduler.runs.kinds import Advanced, LruCache, PlannedRuns, Saved
 from orchestrator.scheduler.tasks.creation import cancel_tasks, create_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import VALUE
 from orchestrator.store.code import expectations
-from orchestrator.store.flow import definitions
 from orchestrator.store.flow import runs as store
 from orchestrator.store.flow.runs import FlowRun, Visit
 from orchestrator.store.runs.transitions import RunRow
@@ -245,9 +243,9 @@ class Flows(PlannedRuns[FlowRun]):
         """Return the definition of a run; None if it is to be read in a later tick, because this one has read many."""
         known = self._known.get((run.flow, run.version))
         if known is None and tx.budget.may_read_nodes():
-            found = definitions.read(tx.connection, run.flow, run.version)
+            found = store.read(tx.connection, run.flow, run.version)
             assert found is not None, f"the definition of flow {run.flow} version {run.version} is gone"
-            rule = definitions.rules(tx.connection, [(run.flow, run.version)])[run.flow, run.version]
+            rule = store.rules(tx.connection, [(run.flow, run.version)])[run.flow, run.version]
             known = Known(Graph(found.flow, rule), Caller(found.flow))
             size = 1 + size_of(found.flow)
             tx.budget.read_nodes += size

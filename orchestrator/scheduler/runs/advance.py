@@ -24,16 +24,15 @@ from orchestrator.scheduler.code.ends import RunEnd, end_runs
 from orchestrator.scheduler.code.runs import CodeRuns, append_facts
 from orchestrator.scheduler.dag.plans import Dags
 from orchestrator.scheduler.flow.plans import Flows
-from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.runs.backlog import Backlog, RunAndChanges
 from orchestrator.scheduler.runs.kinds import RunKind, Saved
 from orchestrator.scheduler.runs.triggers import Triggers
 from orchestrator.scheduler.tick_result import ChangesByRun
-from orchestrator.scheduler.transaction import Transaction
+from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version
 from orchestrator.store.driver import flush
-from orchestrator.store.runs import ancestry, shared, stuck
+from orchestrator.store.runs import ancestry, stuck
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.pending_changes import Waited
 from orchestrator.store.runs.transitions import RunRow
@@ -347,7 +346,7 @@ class Runs:
             if tx.shard is None:
                 runs.unpark(tx.connection, lanes)
             else:
-                shared.unpark(tx.connection, lanes)
+                ancestry.unpark(tx.connection, lanes)
             tx.result.wake.runs_to_begin = True
         # Compositions have no hooks, and no other workflow can wait for their ends.
         heard = [(self._kinds[row.kind], row) for row in over if row.workflow and not is_composed(row.workflow)]

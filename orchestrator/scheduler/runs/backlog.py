@@ -22,7 +22,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version
 from orchestrator.store.database import said
-from orchestrator.store.runs import cancels, pending_changes, shared, stuck
+from orchestrator.store.runs import ancestry, cancels, pending_changes, stuck
 from orchestrator.store.runs import transitions as runs
 from orchestrator.store.runs.pending_changes import Waited
 from orchestrator.store.runs.transitions import Pending, RunRow
@@ -101,7 +101,7 @@ class Backlog(CommitHooks):
         """Return the next runs that want to begin."""
         found = [Pending(row.id, row.workflow, row.version, row.lane) for row in self._pending(tx.connection, limit)]
         if tx.shard is not None and (lanes := {run.lane for run in found if run.lane is not None}):
-            mine = {None, *shared.try_lanes(tx.connection, lanes)}
+            mine = {None, *ancestry.try_lanes(tx.connection, lanes)}
             tx.result.wake.contested |= len(mine) <= len(lanes)
             found = [run for run in found if run.lane in mine]
         return in_line(found)
@@ -114,10 +114,10 @@ class Backlog(CommitHooks):
     def look_for_room(self, tx: Transaction) -> None:
         """Let parked runs try again where another shard has left room: nobody tells."""
         if self.parked_lanes is None:
-            self.parked_lanes = set(shared.parked_lanes(tx.connection))
+            self.parked_lanes = set(ancestry.parked_lanes(tx.connection))
         if self.parked_lanes and (self._looked_at is None or abs(tx.now - self._looked_at) >= LOOKS_EVERY):
             self._looked_at = tx.now
-            self.parked_lanes = shared.unpark(tx.connection, self.parked_lanes)
+            self.parked_lanes = ancestry.unpark(tx.connection, self.parked_lanes)
             tx.result.wake.runs_to_begin |= bool(self.parked_lanes)
 
     def expanding(self, tx: Transaction, limit: int) -> list[bytes]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -12,7 +12,7 @@ from orchestrator.domain import timezones
 from orchestrator.domain.dag.definition import Definition, EventTrigger, hidden_by, hooks_of, resolve_params
 from orchestrator.domain.dag.expression import parse, parse_template
 from orchestrator.domain.dag.placement import Origin, of_hook
-from orchestrator.domain.dag.scope import Scope
+from orchestrator.domain.dag.scope import ENOUGH_WORK, Scope
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.plain import REFUSALS, read_json, stored_json
 from orchestrator.domain.runs.verdict import Nesting
@@ -21,13 +21,12 @@ from orchestrator.domain.tasks.headers import inheriting
 from orchestrator.domain.tasks.task import NewTask, with_inherited
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.references import whole_reference
+from orchestrator.scheduler.budget import TickBudget
 from orchestrator.scheduler.dag.plans import Dags
-from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
 from orchestrator.scheduler.runs.kinds import RunKind
-from orchestrator.scheduler.runs.listening import Listener, Listeners, Position, Posted
 from orchestrator.scheduler.tasks.creation import create_tasks
-from orchestrator.scheduler.transaction import Transaction
+from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.sealing import CALL, CODE, Sealed, extension_of, open_data, open_json
 from orchestrator.store import inbox
 from orchestrator.store.code import histories
@@ -40,6 +39,100 @@ from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.runs.transitions import RunRow
 from orchestrator.telemetry import get_logger
 from orchestrator.trace_context import below, run_span
+
+_MOST_WORK = 2 * ENOUGH_WORK
+"""After filters that cost this much together, the remaining ones are evaluated in the next tick."""
+
+Position = tuple[bool, str, int]
+"""A place in the order of listeners: whether it has a filter, its workflow, and which of the triggers of that it is."""
+
+
+class Posted(NamedTuple):
+    """Something that happened: an event that was posted, or a run that ended."""
+
+    id: bytes
+    name: str | None
+    """The event's name; None for the end of a run."""
+    body: Any
+    workflow: str | None = None
+    state: str | None = None
+    depth: int = -1
+    """Of the run that ended: how many started each other before it."""
+    root: bytes | None = None
+    trace: str | None = None
+    """The span of the runs that it starts."""
+    after: Position | None = None
+    """The listener that was asked last, if some were in an earlier tick."""
+
+
+class Listener(NamedTuple):
+    """One of the triggers of a workflow."""
+
+    workflow: str
+    version: int
+    place: int
+    trigger: EventTrigger
+
+    @property
+    def position(self) -> Position:
+        return self.trigger.filter is not None, self.workflow, self.place
+
+    def name(self, event: Posted) -> bytes:
+        """Return the name under which the time of evaluating an event is counted."""
+        return b"listener %b %d %b" % (event.id, self.place, self.workflow.encode())
+
+    def is_for(self, event: Posted) -> bool:
+        """Say whether it waits for such an event, whatever its filter says."""
+        return self.trigger.event is not None or self.trigger.state in (event.state, "ended")
+
+
+class Listeners:
+    """All that wait for events, and for ends of runs, in their order."""
+
+    def __init__(self, found: Iterable[Listener] = ()) -> None:
+        self._for_events: dict[str, list[Listener]] = {}
+        self._for_ends: dict[str | None, list[Listener]] = {}
+        for listener in sorted(found, key=lambda one: one.position):
+            if listener.trigger.event is not None:
+                self._for_events.setdefault(listener.trigger.event, []).append(listener)
+            else:
+                self._for_ends.setdefault(listener.trigger.workflow, []).append(listener)
+
+    def are_for_end(self, workflow: str | None, state: str) -> bool:
+        """Say whether a workflow waits for a run that ends like this."""
+        return any(one.trigger.state in (state, "ended") for one in self._for_ends.get(workflow, ()))
+
+    def _of(self, event: Posted) -> Sequence[Listener]:
+        if event.name is not None:
+            return self._for_events.get(event.name, ())
+        return self._for_ends.get(event.workflow, ())
+
+    def in_turn(
+        self, budget: TickBudget, posted: Sequence[Posted], left: dict[int, Position | None]
+    ) -> Iterator[tuple[Posted, Listener]]:
+        """Yield workflows and events to evaluate, as long as there is time; the first one in any case.
+
+        `left` holds events for which some workflows are left, and the last workflow that was evaluated.
+        """
+        for place, event in enumerate(posted):
+            last = event.after
+            for listener in self._of(event):
+                if not listener.is_for(event) or (event.after is not None and listener.position <= event.after):
+                    continue
+                if budget.asked and not _has_room(budget, event):
+                    left[place] = last
+                    break
+                budget.asked += 1
+                yield event, listener
+                last = listener.position
+
+
+def _has_room(budget: TickBudget, event: Posted) -> bool:
+    """Say whether one more may be asked in this tick."""
+    if budget.asked >= budget.slice or budget.asking_cost > _MOST_WORK or budget.is_spent:
+        return False
+    return budget.has_room_for_data(event.root or event.id)
+
 
 log = get_logger("scheduler")
 _SENT_AT_ONCE = 2_000_000

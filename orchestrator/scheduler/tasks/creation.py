@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -10,9 +10,11 @@ from orchestrator.domain.executors.record import decode_record
 from orchestrator.domain.executors.registry import task_name
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState
+from orchestrator.domain.tasks.outcomes import Report
 from orchestrator.domain.tasks.retry import RetryPolicy
 from orchestrator.domain.tasks.task import NewTask, Succeeded, TaskError, TaskOptions, executor_of
 from orchestrator.references import owners_in
+from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import CALL
 from orchestrator.store import payloads
@@ -125,3 +127,40 @@ def log_failed(tx: Transaction, errors: Mapping[bytes, TaskError]) -> None:
         whose = {"task_id": to_text(task), "task_name": results.name_of(tx.connection, task)}
         log.error("task.failed error=%s: %s%s", error.kind, error.message, others, extra=whose)
         return
+
+
+# -- ends that the leader knows before Postgres says so: of tasks of runs that it has created as claimed.
+#
+# If such an attempt succeeds, what follows can be worked out in memory, and the whole tick is one message to
+# Postgres. Each of its statements that ends tasks fails unless it ends those that were foreseen; then nothing has
+# happened, and the tick is done again without foresight.
+
+
+class Foreseen(CommitHooks):
+    """Tasks in flight as they are once they have succeeded."""
+
+    def __init__(self) -> None:
+        self._ends: dict[bytes, Moved] = {}
+
+    def ends(self, reports: Iterable[Report]) -> Mapping[bytes, Moved] | None:
+        """Return how the tasks of these reports have ended, if all of them are successes of foreseen attempts."""
+        found: dict[bytes, Moved] = {}
+        for report in reports if self._ends else ():
+            if not isinstance(report, Succeeded) or report.children:
+                return None
+            end = self._ends.get(report.id)
+            if end is None or end.attempt != report.attempt:
+                return None
+            found[end.id] = end
+        return found or None
+
+    def committed(self, tick: TickResult) -> None:
+        """Foresee the ends of what was created, and forget what has ended."""
+        if self._ends:
+            for ended in tick.outgoing.ended:
+                self._ends.pop(ended.id, None)
+        self._ends.update({end.id: end for end in tick.tasks.foreseen})
+
+    def rolled_back(self) -> None:
+        """Foresee nothing of what is in flight."""
+        self._ends.clear()

@@ -16,15 +16,19 @@ from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.obstacles import hold_for_key
 from orchestrator.domain.tasks.outcomes import (
     DEATHS_PER_LOSS,
+    AttemptReport,
     FailTask,
+    Report,
     RetryTask,
     after_failure,
     after_loss,
     after_loss_of_turn,
+    counts_starts,
+    fold,
+    fold_notes,
     pause_after_loss,
     within_starts,
 )
-from orchestrator.domain.tasks.reports import AttemptReport, Report, fold, fold_notes
 from orchestrator.domain.tasks.task import (
     Enqueued,
     Failed,
@@ -44,10 +48,9 @@ from orchestrator.domain.tasks.task import (
 from orchestrator.scheduler.code.batches import apply_activations
 from orchestrator.scheduler.code.next_turns import apply_last_turns, apply_steps, steps_of
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
-from orchestrator.scheduler.isolation import isolate
 from orchestrator.scheduler.tasks.creation import create_enqueued, error_json, log_failed, note_successes
 from orchestrator.scheduler.tick_result import TickResult
-from orchestrator.scheduler.transaction import Transaction
+from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.store.database import said
 from orchestrator.store.tasks import details, transitions, unique, waiting
 from orchestrator.store.tasks.transitions import Adoption, AttemptEnd, AttemptStart, Moved, Requeue, Success
@@ -229,11 +232,6 @@ class Reports:
                 self.code.queries.not_shown(tx.result, [(report.id, report.attempt)])
                 if report.unknown:
                     tx.result.capacity.denied.append((worker, report.unknown))
-
-
-def counts_starts(options: str | None) -> bool:
-    """Say whether a task with these stored options may be started only so often."""
-    return options is not None and ('"on_loss"' in options or '"max_starts"' in options)
 
 
 def _succeed(tx: Transaction, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:

@@ -28,7 +28,6 @@ from orchestrator.store.code.expectations import Answered
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.dag.workflows import Stored
-from orchestrator.store.flow import definitions as flows
 from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.telemetry import get_logger
@@ -82,7 +81,7 @@ def _start_many(tx: Transaction, task: NewTask, start: StartMany) -> None:
 
 def _run_of_flow(tx: Transaction, run: bytes, start: StartSteps) -> NewRun:
     name, version = start.workflow, start.version
-    found = flows.latest(tx.connection, name) if version is None else flows.read(tx.connection, name, version)
+    found = flow_runs.latest(tx.connection, name) if version is None else flow_runs.read(tx.connection, name, version)
     if found is None:
         which = f"flow {name!r}" if version is None else f"version {version} of flow {name!r}"
         raise NotFound(f"There is no {which}. Publish it with `orchestrator flows publish FILE`.")

@@ -16,7 +16,7 @@ import time
 
 from sqlalchemy import Engine, exc
 
-from orchestrator.store import statistics
+from orchestrator.store import throughput
 from orchestrator.store.sql import tables_of
 from orchestrator.telemetry import get_logger
 
@@ -68,7 +68,7 @@ class Janitor:
             began = time.monotonic()
             try:
                 with self._engine.connect() as connection:
-                    for table in sorted(suspect.union(statistics.misleading(connection))):
+                    for table in sorted(suspect.union(throughput.misleading(connection))):
                         log.info("upkeep.analyzing table=%s", table)
                         connection.exec_driver_sql(f"{SAMPLE}; ANALYZE orchestrator.{table}")  # one transaction
                     if is_due:

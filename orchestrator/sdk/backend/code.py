@@ -16,7 +16,7 @@ from orchestrator.domain.code.activation import NO_HANDLER
 from orchestrator.domain.code.attributes import checked, stored
 from orchestrator.domain.code.promises import misfit
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.limits.names import scoped
+from orchestrator.domain.limits.lane_limits import scoped
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.headers import headers_of_start
 from orchestrator.domain.tasks.starts import OnConflict

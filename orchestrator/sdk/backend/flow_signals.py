@@ -26,7 +26,7 @@ from orchestrator.sdk import acting
 from orchestrator.sdk.backend.part import Part
 from orchestrator.sdk.values.payload import encode_value
 from orchestrator.store import audit, inbox
-from orchestrator.store.flow import definitions, reads
+from orchestrator.store.flow import reads
 from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.flow.runs import Standing
 from orchestrator.store.inbox import RequestKind
@@ -181,7 +181,7 @@ def _moment(at: float) -> str:
 def _approvals(connection: Connection, run: bytes) -> tuple[Flow, list[_Approval]]:
     """Return the flow of a run, and its approvals."""
     found = flow_runs.which(connection, run)
-    stored = None if found is None else definitions.read(connection, *found)
+    stored = None if found is None else flow_runs.read(connection, *found)
     if stored is None:
         raise NotFound(f"No run of a flow has the id {to_text(run)}.")
     return stored.flow, [_Approval(*one) for one in approvals(stored.flow)]

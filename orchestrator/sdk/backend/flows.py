@@ -10,8 +10,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.dag.definition import check_size
 from orchestrator.domain.flow.definition import Flow, Rule
-from orchestrator.domain.flow.graph import signal_path
-from orchestrator.domain.flow.parameters import parameters
+from orchestrator.domain.flow.graph import parameters, signal_path
 from orchestrator.domain.flow.paths import look_up
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import stored_json, unstorable
@@ -24,10 +23,10 @@ from orchestrator.sdk.calls.flows import FlowCalls
 from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.dag.schedule_fields import checked_schedule
 from orchestrator.sdk.values.display import as_json
-from orchestrator.store.flow import definitions, reads
+from orchestrator.store.flow import reads
 from orchestrator.store.flow import runs as flow_runs
-from orchestrator.store.flow.definitions import Published, StoredFlow
 from orchestrator.store.flow.reads import FlowRunFilter, FlowRunView, NodeRunView
+from orchestrator.store.flow.runs import Published, StoredFlow
 from orchestrator.store.schedules import definitions as schedules
 from orchestrator.store.schedules.fires import Target, run_of
 
@@ -35,14 +34,14 @@ from orchestrator.store.schedules.fires import Target, run_of
 def _find(connection: Connection, name: str, version: int | None = None) -> StoredFlow | None:
     if "\0" in name:  # which Postgres cannot be asked for
         return None
-    return definitions.latest(connection, name) if version is None else definitions.read(connection, name, version)
+    return flow_runs.latest(connection, name) if version is None else flow_runs.read(connection, name, version)
 
 
 def _latest(connection: Connection, name: str) -> StoredFlow:
     found = _find(connection, name)
     if found is not None:
         return found
-    if any(one.name == name for one in definitions.list_names(connection)):
+    if any(one.name == name for one in flow_runs.list_names(connection)):
         raise NotFound(f"No version of flow {name!r} is published.")
     raise NotFound(f"There is no flow {name!r}. Publish it with `orchestrator flows publish FILE`.")
 
@@ -56,7 +55,7 @@ def _read(connection: Connection, name: str, version: int) -> StoredFlow:
 
 
 def _versions(connection: Connection, name: str) -> list[StoredFlow]:
-    return [] if "\0" in name else definitions.versions(connection, name)
+    return [] if "\0" in name else flow_runs.versions(connection, name)
 
 
 def _show(connection: Connection, run: bytes) -> FlowRunView:
@@ -77,11 +76,11 @@ def _node_runs(connection: Connection, run: bytes, after: int = 0, limit: int = 
 class FlowBackend(FlowSignals, FlowCalls):
     """Calls about flows and their runs."""
 
-    names = reading(definitions.list_names)
+    names = reading(flow_runs.list_names)
     find = reading(_find)
     latest = reading(_latest)
     read = reading(_read)
-    rule = reading(definitions.rule_of)
+    rule = reading(flow_runs.rule_of)
     versions = reading(_versions)
     show = reading(_show)
     last_visit = reading(reads.last_visit)
@@ -93,7 +92,7 @@ class FlowBackend(FlowSignals, FlowCalls):
     def declare(self, name: str) -> None:
         """Note that there is a flow."""
         with self._connections.changing(f"flow {name!r} was stored", nudge=False) as connection:
-            definitions.declare(connection, name)
+            flow_runs.declare(connection, name)
             self._connections.record(connection, "declare", "flow", name)
 
     def publish(
@@ -109,7 +108,7 @@ class FlowBackend(FlowSignals, FlowCalls):
             checked_schedule(graph.schedule)
         what, is_scheduled = f"flow {name!r} was stored", graph.schedule is not None
         with self._connections.changing(what, nudge=is_scheduled) as connection:
-            done = definitions.publish(connection, name, graph, rule, version, published=published)
+            done = flow_runs.publish(connection, name, graph, rule, version, published=published)
             if published:
                 _declare_schedule(connection, name, done.version, graph.schedule)
             if done.created:

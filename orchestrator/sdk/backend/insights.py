@@ -17,12 +17,11 @@ from orchestrator.store import audit as audit_log
 from orchestrator.store import insights
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.dag import workflows
-from orchestrator.store.insights import Lineage, lookup, pressure
-from orchestrator.store.insights.demand import queue_demands
+from orchestrator.store.insights import Lineage, lookup, server
 from orchestrator.store.insights.failures import HANDLED, list_failures, target_of
+from orchestrator.store.insights.load import queue_demands
 from orchestrator.transport.connection import UNAVAILABLE
-from orchestrator.transport.health import RedisHealth
-from orchestrator.transport.inspection import RedisView, connected_shards, distinct, inspect_all
+from orchestrator.transport.inspection import RedisHealth, RedisView, connected_shards, distinct, inspect_all
 from orchestrator.transport.standbys import list_standbys
 
 _TIMEOUT = 2.0
@@ -66,7 +65,7 @@ class InsightBackend(Part, InsightCalls):
     connections = reading(insights.connections)
     long_transactions = reading(insights.long_transactions)
     dead_rows = reading(insights.dead_rows)
-    lock_holders = reading(pressure.lock_holders)
+    lock_holders = reading(server.lock_holders)
     lineage = reading(_lineage)
     definition_of_run = reading(_definition_of_run)
     failures = reading(list_failures)

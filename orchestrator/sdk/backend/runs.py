@@ -38,8 +38,8 @@ from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
 from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.inbox import RequestKind
+from orchestrator.store.runs import cancels as run_retries
 from orchestrator.store.runs import creation, stuck
-from orchestrator.store.runs import retries as run_retries
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.tasks import enqueue, results
 from orchestrator.store.tasks.results import EndedAt

@@ -14,8 +14,8 @@ from orchestrator.domain.dag.checks import check
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import REFUSALS, unstorable
+from orchestrator.domain.schedules.cron import moment_of
 from orchestrator.domain.schedules.schedule import Schedule, fires, from_data, next_fire
-from orchestrator.domain.schedules.zones import moment_of
 from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.errors import InvalidWorkflow, NotFound, WrongState, did_you_mean
 from orchestrator.sdk.backend.part import Part, reading, reading_one
@@ -23,7 +23,7 @@ from orchestrator.sdk.calls.schedules import ScheduleCalls
 from orchestrator.sdk.dag.schedule_fields import checked_schedule, schedule_of_code
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
-from orchestrator.store.flow import definitions as flows
+from orchestrator.store.flow import runs as flows
 from orchestrator.store.runs import creation
 from orchestrator.store.schedules import backfills
 from orchestrator.store.schedules import definitions as schedules

@@ -20,7 +20,7 @@ from uuid import UUID
 from zlib import crc32
 
 from orchestrator.domain.access import Scope
-from orchestrator.domain.limits.names import gate_of, scoped
+from orchestrator.domain.limits.lane_limits import gate_of, scoped
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import NotFound
 from orchestrator.sdk.backend.connections import Connections

@@ -33,8 +33,8 @@ from orchestrator.store import inbox
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.namespaces import borrowed
 from orchestrator.store.other_drivers import DriverConnection
-from orchestrator.store.runs import retries as run_retries
-from orchestrator.store.runs.retries import EndedIn
+from orchestrator.store.runs import cancels as run_retries
+from orchestrator.store.runs.cancels import EndedIn
 from orchestrator.store.tasks import cancels, enqueue, redrive, results, revival, shared, unique
 from orchestrator.store.tasks.redrive import FailedFilter, Group
 from orchestrator.store.tasks.results import TaskOutcome

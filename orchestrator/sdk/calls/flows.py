@@ -12,8 +12,8 @@ from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.tasks.task import Id
 from orchestrator.sdk.calls.checked import Key, Tags
 from orchestrator.sdk.calls.declaring import Body, Kind, call
-from orchestrator.store.flow.definitions import FlowName, Published, StoredFlow
 from orchestrator.store.flow.reads import FlowRunView, NodeRunView
+from orchestrator.store.flow.runs import FlowName, Published, StoredFlow
 
 Limit = Annotated[int, Meta(ge=1, le=1_000)]
 Number = Annotated[int, Meta(ge=0, le=2**31 - 1)]

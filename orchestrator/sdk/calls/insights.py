@@ -34,14 +34,13 @@ from orchestrator.store.insights import (
     TaskFilter,
     WorkerView,
 )
-from orchestrator.store.insights.demand import QueueDemand
 from orchestrator.store.insights.failures import Failures
+from orchestrator.store.insights.load import QueueDemand
 from orchestrator.store.insights.lookup import IdMatch
 from orchestrator.store.insights.lookup import Kind as IdKind
 from orchestrator.store.insights.run_lists import RunPage
 from orchestrator.store.insights.tasks import TaskPage
-from orchestrator.transport.health import RedisHealth
-from orchestrator.transport.inspection import RedisView
+from orchestrator.transport.inspection import RedisHealth, RedisView
 
 Limit = Annotated[int, Meta(ge=1, le=10_000)]
 Number = Annotated[int, Meta(ge=0, le=2**63 - 1)]

@@ -13,7 +13,7 @@ from orchestrator.domain.code import history
 from orchestrator.domain.code.attributes import checked
 from orchestrator.domain.code.ends import CAME_LATE
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.limits.names import scoped
+from orchestrator.domain.limits.lane_limits import scoped
 from orchestrator.domain.tasks.headers import of_start
 from orchestrator.domain.tasks.starts import OnConflict, StartCode, as_task
 from orchestrator.errors import InvalidWorkflow, NotDeterministic, NotFound, WrongState

@@ -14,7 +14,7 @@ from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import CancelChildRun, StartChildRun
 from orchestrator.domain.fleet.announced import upgrading
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.limits.names import scoped
+from orchestrator.domain.limits.lane_limits import scoped
 from orchestrator.domain.tasks.starts import OnConflict
 from orchestrator.errors import (
     InvalidWorkflow,

@@ -26,7 +26,7 @@ from orchestrator.domain.dag.checks import MOST_STEPS, RESERVED
 from orchestrator.domain.dag.composed import ARGS, BY_PLACE, PREVIOUS, RESULT
 from orchestrator.domain.dag.definition import Definition, Param, Registered, Step
 from orchestrator.domain.dag.operators import KEYWORDS
-from orchestrator.domain.limits.names import key_text
+from orchestrator.domain.limits.lane_limits import key_text
 from orchestrator.domain.tasks.starts import StartSteps
 from orchestrator.errors import InvalidTask, InvalidWorkflow
 from orchestrator.sdk.catalogue import start_run

@@ -11,8 +11,7 @@ from orchestrator.domain.dag.checks import NAME
 from orchestrator.domain.dag.expression import unwrap
 from orchestrator.domain.dag.operators import describe, shortened
 from orchestrator.domain.durations import DURATION, parse_duration
-from orchestrator.domain.problems import MOST_PROBLEMS, Path, Problem
-from orchestrator.domain.written import Key
+from orchestrator.domain.problems import MOST_PROBLEMS, Key, Path, Problem
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 from orchestrator.sdk.dag.document import Entry, Flaw, Node
 

@@ -14,10 +14,10 @@ from uuid import UUID
 import msgspec
 
 from orchestrator.domain import redaction
-from orchestrator.domain.executors.call import ExecutorCall
 from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.record import ExecutorCall
 from orchestrator.domain.limits.buckets import Rate
-from orchestrator.domain.limits.names import lane_name
+from orchestrator.domain.limits.lane_limits import lane_name
 from orchestrator.domain.tasks.headers import check_headers
 from orchestrator.domain.tasks.retry import RetryPolicy
 from orchestrator.domain.tasks.task import (

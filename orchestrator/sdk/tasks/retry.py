@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchestrator.domain.executors.call import ExecutorCall
+from orchestrator.domain.executors.record import ExecutorCall
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.registry import IN_WORKER, call_of, option_problems, options_of, unknown_executor
 from orchestrator.domain.plain import REFUSALS

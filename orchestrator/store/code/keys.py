@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
 
 OWN_ID = "right(k.key, -length(workflow) - CASE WHEN strpos(workflow, '/') > 0 THEN 2 ELSE 1 END)"
-"""The id that a client has chosen: it stands behind the name of the workflow (`scoped` in `domain/limits/names.py`)."""
+"""The id that a client has chosen: it stands behind the name of the workflow (`scoped` in `lane_limits.py`)."""
 
 _CLAIM = Statement[UUID]("""
 INSERT /* run_keys.claim */ INTO orchestrator.run_keys (key, run_id) VALUES (%(key)s, %(run)s::uuid)

@@ -17,12 +17,12 @@ from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.dag.scope import EvaluationBudget, Scope
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.limits.names import scoped
+from orchestrator.domain.limits.lane_limits import scoped
 from orchestrator.domain.plain import is_same, read_json, stored_json
 from orchestrator.errors import Duplicate
 from orchestrator.sealing import VALUE, Vault
 from orchestrator.store.runs.creation import NewRun
-from orchestrator.store.runs.round_robin import RoundRobin
+from orchestrator.store.runs.pending_changes import RoundRobin
 from orchestrator.store.sql import Batch, Prepared, Row, Statement
 from orchestrator.store.tasks.row import insert_ended
 

@@ -15,7 +15,7 @@ from orchestrator.domain.flow.definition import node_at
 from orchestrator.domain.flow.state import Calls, FlowState, Wait
 from orchestrator.domain.ids import derived_id
 from orchestrator.store.dag.plans import read_params
-from orchestrator.store.flow import definitions
+from orchestrator.store.flow import runs
 from orchestrator.store.sql import Row, Statement
 
 _MOST_CALLS = 5_000
@@ -191,7 +191,7 @@ def _cut_short(connection: Connection, run: bytes) -> Row | None:
     if row is None or row.status != "cancelled" or not isinstance(plain, list):
         return None
     state = FlowState.from_plain(plain)
-    stored = definitions.read(connection, row.flow, row.version)
+    stored = runs.read(connection, row.flow, row.version)
     node = None if stored is None else node_at(stored.flow, state.cursor)
     if not state.frames or state.is_over or node is None:
         return None

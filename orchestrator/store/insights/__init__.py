@@ -4,6 +4,7 @@ Every function takes a connection and returns frozen values; nothing here change
 snapshot, so a task that is on its way from `tasks` to `ended_tasks` is seen in exactly one of them.
 """
 
+from orchestrator.store.insights.activity import minutes_of_worker, slowest
 from orchestrator.store.insights.approvals import ApprovalPage, ApprovalView, find_node, page_of_approvals
 from orchestrator.store.insights.attempts import AttemptView, ErrorView
 from orchestrator.store.insights.code import CodeView, OpenView, ResetView, show_code
@@ -19,24 +20,25 @@ from orchestrator.store.insights.code_workflows import (
 )
 from orchestrator.store.insights.failures import GroupKey, errors_of_tasks, spread_of_failures
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, empty_queue, list_queues, list_workers
-from orchestrator.store.insights.last_runs import LastRun, last_runs
-from orchestrator.store.insights.lineage import Lineage, Relative, find_relative, lineage
-from orchestrator.store.insights.longest import minutes_of_worker, slowest
-from orchestrator.store.insights.lookup import Found, find_run_owners, find_task_owners, search
-from orchestrator.store.insights.obstacles import Wait, find_obstacles, longest_waits
-from orchestrator.store.insights.pressure import (
-    Connections,
-    LongTransaction,
-    connections,
-    dead_rows,
-    long_transactions,
+from orchestrator.store.insights.lookup import (
+    Found,
+    Lineage,
+    Relative,
+    find_relative,
+    find_run_owners,
+    find_task_owners,
+    lineage,
+    search,
 )
+from orchestrator.store.insights.obstacles import Wait, find_obstacles, longest_waits
 from orchestrator.store.insights.redact import family_of, patterns_of_workflow
 from orchestrator.store.insights.run_lists import (
+    LastRun,
     RunFilter,
     RunningTask,
     RunPage,
     RunSort,
+    last_runs,
     list_runs,
     page_of_runs,
     running_tasks,
@@ -52,6 +54,7 @@ from orchestrator.store.insights.runs import (
     runs_of_code,
     show_run,
 )
+from orchestrator.store.insights.server import Connections, LongTransaction, connections, dead_rows, long_transactions
 from orchestrator.store.insights.steps import (
     StepStates,
     StepView,

@@ -17,7 +17,7 @@ from orchestrator.domain.flow.definition import Flow, Node, node_at
 from orchestrator.domain.flow.state import FlowState, Wait
 from orchestrator.store.code import histories
 from orchestrator.store.code import keys as run_keys
-from orchestrator.store.flow import definitions
+from orchestrator.store.flow import runs
 from orchestrator.store.insights.runs import readable_params, shown_params
 from orchestrator.store.sql import Row, Statement
 
@@ -163,7 +163,7 @@ def _flows(connection: Connection, after: UUID | None) -> tuple[list[ApprovalVie
             continue
         place = row.workflow, row.version
         if place not in known:
-            stored = definitions.read(connection, *place)
+            stored = runs.read(connection, *place)
             known[place] = None if stored is None else stored.flow
         node = find_node(known[place], state.cursor)
         if node is not None and node.kind == "approval":

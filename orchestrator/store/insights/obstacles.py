@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.limits.names import gate_of
+from orchestrator.domain.limits.lane_limits import gate_of
 from orchestrator.domain.states import IN_FLIGHT_STATES
 from orchestrator.domain.tasks.obstacles import (
     UNHEARD,

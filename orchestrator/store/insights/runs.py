@@ -12,7 +12,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.domain.dag.composed import PREFIX, is_composed
-from orchestrator.domain.limits.names import scoped
+from orchestrator.domain.limits.lane_limits import scoped
 from orchestrator.domain.runs.verdict import TERMINATED
 from orchestrator.domain.states import RunState
 from orchestrator.sealing import open_json, open_text, reveal_text

@@ -16,7 +16,7 @@ from orchestrator.domain.flow.definition import named_queues as queues_of_flow
 from orchestrator.domain.limits.buckets import Rate, bucket_size
 from orchestrator.store import inbox
 from orchestrator.store.dag import workflows
-from orchestrator.store.flow import definitions as flows
+from orchestrator.store.flow import runs as flows
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tables.tasks import DELAYED

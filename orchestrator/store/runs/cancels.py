@@ -9,8 +9,10 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.runs.verdict import TERMINATED, TIMED_OUT
-from orchestrator.store.runs.transitions import COUNTERS, RunRow
-from orchestrator.store.sql import Prepared
+from orchestrator.domain.states import RunState
+from orchestrator.store.runs.transitions import COUNTERS, RunRow, sources
+from orchestrator.store.sql import Prepared, Statement
+from orchestrator.store.tasks.row import archive_last_attempt
 
 
 @Prepared.function(f"""
@@ -132,3 +134,142 @@ SELECT /* cancels.at_rest */ r.id, coalesce(
 """)
 def at_rest(connection: Connection, ids: Sequence[bytes]) -> list[AtRest]:
     """Return those of these runs that are being cancelled and have neither open tasks nor open child runs."""
+
+
+# -- statements of the leader to retry a failed run of a workflow (see `domain/dag/state.py`)
+
+_BACK = "status = 'pending', ended_at = NULL, reason = NULL, cancelling = false, parked = false, deadline = NULL"
+_UNSUCCESSFUL = sources(RunState.PENDING)
+
+
+@Prepared.function(f"""
+UPDATE /* run_retries.requeue */ orchestrator.runs SET {_BACK}
+ WHERE ctid = ANY (ARRAY(
+       SELECT found.place FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+        CROSS JOIN LATERAL (
+              SELECT ctid AS place, status, workflow, code, parent_step
+                FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS found
+        WHERE found.status = 'failed' AND found.workflow IS NOT NULL AND NOT found.code AND found.parent_step IS NULL))
+RETURNING id
+""")
+def requeue(connection: Connection, ids: Sequence[bytes]) -> set[bytes]:
+    """Let failed runs of workflows stand in line again, as if they were new; return those that do."""
+
+
+_HAS_WORKFLOW = Prepared[bool](
+    "SELECT /* run_retries.has_workflow */ workflow IS NOT NULL FROM orchestrator.runs WHERE id = %(run)s::uuid"
+)
+
+
+def has_workflow(connection: Connection, run: bytes) -> bool:
+    """Say whether a run is one of a workflow, whose state follows from its plan and not from its tasks alone."""
+    return _HAS_WORKFLOW.first(connection, run=run) is True
+
+
+_REQUEUE_CHILDREN = Prepared[bytes](f"""
+UPDATE /* run_retries.requeue_children */ orchestrator.runs SET {_BACK}
+ WHERE ctid = ANY (ARRAY(
+       SELECT ctid FROM orchestrator.runs
+        WHERE parent_run = %(run)s::uuid AND parent_step = %(step)s AND status IN {_UNSUCCESSFUL}
+              AND ended_at <= %(until)s::timestamptz LIMIT %(limit)s))
+RETURNING id
+""")
+
+
+def requeue_children(connection: Connection, run: bytes, step: str, until: datetime, limit: int) -> int:
+    """Let child runs of a step that had not succeeded by then stand in line again; return how many do."""
+    return len(_REQUEUE_CHILDREN(connection, run=run, step=step, until=until, limit=limit))
+
+
+@Prepared.function(f"""
+SELECT /* run_retries.with_children */ wanted.step FROM unnest(%(steps)s::text[]) AS wanted(step)
+ WHERE (SELECT true FROM orchestrator.runs
+         WHERE parent_run = %(run)s::uuid AND parent_step = wanted.step AND status IN {_UNSUCCESSFUL} LIMIT 1)
+""")
+def with_children(connection: Connection, run: bytes, steps: Sequence[str]) -> set[str]:
+    """Return those of these steps that have a child run to be retried."""
+
+
+@Statement.function("""
+SELECT /* run_retries.parent */ parent_run::text, parent_step FROM orchestrator.runs
+ WHERE id = %(run)s::uuid AND parent_step IS NOT NULL
+""")
+def parent_of(connection: Connection, run: bytes) -> tuple[str, str] | None:
+    """Return the run of which a run is a step, and that step."""
+
+
+class EndedIn(NamedTuple):
+    """The run of an ended task, as far as it says whether that can be opened again by itself (see `revival`)."""
+
+    run: str
+    status: str
+    is_code: bool
+    is_flow: bool
+    is_cancelled: bool
+    has_workflow: bool
+    is_whole: bool
+    """If it has failed, it is retried as a whole: it timed out, stands in line for a limit or is a step of another."""
+
+
+@Statement.function("""
+SELECT /* run_retries.ended_in */ e.run_id::text AS run, r.status, r.code AS is_code, r.flow AS is_flow,
+       r.cancelling AS is_cancelled, r.workflow IS NOT NULL AS has_workflow,
+       r.lane IS NOT NULL OR r.parent_step IS NOT NULL OR (r.cancelling AND r.workflow IS NOT NULL) AS is_whole
+  FROM orchestrator.ended_tasks e JOIN orchestrator.runs r ON r.id = e.run_id
+ WHERE e.id = %(task)s::uuid
+""")
+def ended_in(connection: Connection, task: bytes) -> EndedIn | None:
+    """Return the run of a task that has ended."""
+
+
+@Prepared.function("""
+SELECT /* run_retries.unfinished */ id FROM orchestrator.ended_tasks
+ WHERE run_id = %(run)s::uuid AND step = %(step)s AND status IN ('failed', 'cancelled', 'skipped')
+       AND ended_at <= %(until)s::timestamptz
+ ORDER BY position LIMIT %(limit)s
+""")
+def unfinished_tasks(connection: Connection, run: bytes, step: str, until: datetime, limit: int) -> list[bytes]:
+    """Return the first tasks of a step that had not succeeded by then."""
+
+
+@Prepared.function("""
+SELECT /* run_retries.created */ wanted.step,
+       (SELECT count(*) FROM orchestrator.ended_tasks WHERE run_id = %(run)s::uuid AND step = wanted.step)
+       + (SELECT count(*) FROM orchestrator.tasks WHERE run_id = %(run)s::uuid AND step = wanted.step)
+       + (SELECT count(*) FROM orchestrator.runs WHERE parent_run = %(run)s::uuid AND parent_step = wanted.step)
+  FROM unnest(%(steps)s::text[]) AS wanted(step)
+""")
+def created(connection: Connection, run: bytes, steps: Sequence[str]) -> dict[str, int]:
+    """Return how many tasks or child runs steps of a run have."""
+
+
+# Attempts that are taken back stay where those of tasks stand that were tried again, so that a task that is created
+# once more counts on from there, and no report of theirs is taken for one of its own.
+@Prepared.function(f"""
+WITH /* run_retries.take_back */ old AS (
+    DELETE FROM orchestrator.ended_tasks WHERE ctid = ANY (ARRAY(
+           SELECT ctid FROM orchestrator.ended_tasks
+            WHERE run_id = %(run)s::uuid AND step = ANY(%(steps)s::text[]) LIMIT %(limit)s))
+    RETURNING *
+), history AS (
+    {archive_last_attempt("old WHERE attempt > 0")}
+), orphaned AS (
+    UPDATE orchestrator.runs SET parent_step = NULL WHERE ctid = ANY (ARRAY(
+           SELECT ctid FROM orchestrator.runs
+            WHERE parent_run = %(run)s::uuid AND parent_step = ANY(%(steps)s::text[])
+            LIMIT %(limit)s))
+    RETURNING id
+)
+SELECT count(*) FROM (SELECT id FROM old UNION ALL SELECT id FROM orphaned) AS gone
+""")
+def take_back(connection: Connection, run: bytes, steps: Sequence[str], limit: int) -> int:
+    """Forget what steps came to that are considered anew, a slice at a time; return how many rows there were."""
+
+
+@Prepared.function("""
+SELECT /* run_retries.past */ wanted.id, past.attempt FROM unnest(%(tasks)s::uuid[]) AS wanted(id)
+ CROSS JOIN LATERAL (SELECT max(attempt) AS attempt FROM orchestrator.attempts WHERE task_id = wanted.id) AS past
+ WHERE past.attempt IS NOT NULL
+""")
+def past_attempts(connection: Connection, tasks: Sequence[bytes]) -> dict[bytes, int]:
+    """Return the last attempts that were taken back of tasks that are created once more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import cast
@@ -10,9 +11,44 @@ from redis import Redis
 
 from orchestrator.domain.tasks.parameters import Parameter, Parameters
 from orchestrator.transport.codec import Heartbeat, Malformed, Order, Word, decode, encode, prepare
+from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import CANARY_TTL, PRIVATE_TTL, Keys, private_queue
-from orchestrator.transport.leader.listeners import FarListeners
 from orchestrator.transport.quarantine import Refused, keep_aside
+
+_PAUSE = 10.0
+"""Seconds for which a server that does not answer is left alone: it keeps the leader for as long as its timeout."""
+
+
+class FarListeners:
+    """Adds to the stream of changes. Where that fails, nobody listens: the next entry that is added is a first one."""
+
+    def __init__(self, redis: Redis, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._try_at = 0.0
+        self._has_gap = False
+
+    def are_there(self) -> bool:
+        """Say whether somebody listens; not, once, after an entry was lost."""
+        had_gap, self._has_gap = self._has_gap, False
+        if had_gap or time.monotonic() < self._try_at:
+            return False
+        try:
+            return bool(self._redis.exists(self._keys.watched))
+        except UNAVAILABLE:
+            self._try_at = time.monotonic() + _PAUSE
+            return False
+
+    def add(self, body: bytes, kept: int) -> None:
+        """Add an entry, signed, unless one was lost before it."""
+        if self._has_gap:
+            return
+        try:
+            self._redis.xadd(self._keys.changes, {"d": body}, maxlen=kept, approximate=True)
+        except UNAVAILABLE:
+            self._has_gap = True
+            self._try_at = time.monotonic() + _PAUSE
+
 
 # Both look and act in one step: a worker that is back may beat, and a consumer receive a message, at any moment. A
 # consumer that was removed with a message to answer for would leave it where nobody finds it. Where the key is not

@@ -11,15 +11,13 @@ from redis import Redis
 
 from orchestrator.domain.tasks.task import KeyHolder
 from orchestrator.transport.codec import Applied, Ended, Word, encode
-from orchestrator.transport.connection import UNAVAILABLE
+from orchestrator.transport.connection import UNAVAILABLE, Argument, Found, Listening, RawConnection, Script, field
 from orchestrator.transport.keys import KEY_HOLDER_TTL, NUDGE_CAP, READY_TASK, Keys
-from orchestrator.transport.leader.fleet import FleetKeys
-from orchestrator.transport.leader.listeners import FarListeners
+from orchestrator.transport.leader.fleet import FarListeners, FleetKeys
 from orchestrator.transport.leader.queues import NOTICING_DAMAGE, Queues
 from orchestrator.transport.leader.terms import Deposed, TermForgotten, Terms, entry_after
 from orchestrator.transport.pages import Pages
 from orchestrator.transport.quarantine import Refused, keep_aside
-from orchestrator.transport.raw_connection import Argument, Found, Listening, RawConnection, Script, field
 from orchestrator.transport.signing import Signing
 
 MOST_BYTES = 4_000_000

@@ -9,8 +9,8 @@ from redis import Redis
 
 from orchestrator.domain.fleet.generation import age, is_over
 from orchestrator.transport.codec import Applied, Attempt, decode_or_none, stream_position
+from orchestrator.transport.connection import Argument
 from orchestrator.transport.keys import Keys
-from orchestrator.transport.raw_connection import Argument
 
 # A term stands there with a name of the process that has it: should Postgres lose commits, it issues a term twice. What
 # does not begin with a number, or is no string at all, was not written by a leader: it counts as nothing, and SET

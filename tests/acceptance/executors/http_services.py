@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from orchestrator.domain.executors.http import Http
+from orchestrator.domain.executors.builtin import Http
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.services import ServiceWorker
 from orchestrator.transport import services as registry

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from orchestrator.domain.executors.builtin import Process
 from orchestrator.domain.executors.options import ExecutorOptions
-from orchestrator.domain.executors.process import Process
 from tests.acceptance.executors.harness import AWAY, Harness
 
 PROGRAM = """

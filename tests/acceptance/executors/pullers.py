@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
+from orchestrator.domain.executors.builtin import Pull
 from orchestrator.domain.executors.options import ExecutorOptions
-from orchestrator.domain.executors.pull import Pull
 from tests.acceptance.executors.harness import AWAY, Harness, Services
 from tests.acceptance.stack import Stack
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from orchestrator.domain.tasks.reports import Flush
+from orchestrator.domain.tasks.outcomes import Flush
 from orchestrator.domain.tasks.task import Succeeded
 from orchestrator.transport.codec import Heartbeat, decode_dispatches, encode, names_digest
 from orchestrator.transport.connection import connect

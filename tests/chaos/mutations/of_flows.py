@@ -24,7 +24,7 @@ FLOWS = (
     Mutation(
         "branches-as-they-came",
         "results of branches stand in the order in which they came",
-        "orchestrator/domain/flow/calls.py",
+        "orchestrator/domain/flow/plan.py",
         "                work.values[position] = event.value\n",
         "                work.values[sum(one is not None for one in work.values)] = event.value\n",
         (seeds("13", "came to"),),

@@ -10,7 +10,7 @@ CAREFUL_TICKS = (
     Mutation(
         "nobody-isolated",
         "a tick never bisects: one run that cannot be planned stops everybody",
-        "orchestrator/scheduler/isolation.py",
+        "orchestrator/scheduler/transaction.py",
         "    if not tx.is_bisecting:\n        do(tx, items)\n",
         "    if True:\n        do(tx, items)\n",
         (seeds("22", "died of a defect"),),
@@ -18,7 +18,7 @@ CAREFUL_TICKS = (
     Mutation(
         "rolled-back-result-told",
         "the result of a part of a tick that was rolled back is published all the same",
-        "orchestrator/scheduler/isolation.py",
+        "orchestrator/scheduler/transaction.py",
         _UNDONE,
         "            whole.merge(tx.result)\n" + _UNDONE,
         (
@@ -32,7 +32,7 @@ CAREFUL_TICKS = (
     Mutation(
         "undone-cancel-told",
         "a worker is told to stop what was cancelled in a part of a tick that was rolled back",
-        "orchestrator/scheduler/isolation.py",
+        "orchestrator/scheduler/transaction.py",
         _UNDONE,
         "            whole.outgoing.revoked.extend(tx.result.outgoing.revoked)\n" + _UNDONE,
         (
@@ -46,7 +46,7 @@ CAREFUL_TICKS = (
     Mutation(
         "undone-plan-kept",
         "who remembers something does not hear of a part of a tick that was rolled back",
-        "orchestrator/scheduler/isolation.py",
+        "orchestrator/scheduler/transaction.py",
         _UNDONE,
         "            tx.result = whole\n            belongs_to_part = ",
         (
@@ -135,7 +135,7 @@ CODE = (
     Mutation(
         "continue-forgets",
         "a run that continues as new forgets that it was cancelled, and what it was told",
-        "orchestrator/domain/code/succession.py",
+        "orchestrator/domain/code/ends.py",
         "    return CarriedOver(facts, settled)\n",
         "    return CarriedOver([], [])\n",
         (

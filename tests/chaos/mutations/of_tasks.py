@@ -172,7 +172,7 @@ TASKS = (
     Mutation(
         "late-fires-left-out",
         "fires that are late by two seconds are left out",
-        "orchestrator/domain/schedules/catch_up.py",
+        "orchestrator/domain/schedules/schedule.py",
         "        chosen.append(following)\n",
         "        if now - following < timedelta(seconds=2):\n            chosen.append(following)\n",
         (

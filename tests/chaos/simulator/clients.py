@@ -18,7 +18,6 @@ from orchestrator.sdk.backend.sharded import _LOOK_AGAIN
 from orchestrator.store import inbox, shards
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
-from orchestrator.store.flow import definitions as flows
 from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import creation
@@ -205,7 +204,7 @@ class Clients:
         name = f"flow-{self._world.plan.seed}-{len(self.flows)}"
         identifier = time_ordered_id(int(1.9e12 + self._world.now * 1000), random.randbytes(10))
         with self._world.database.engine_of(self._place(identifier)).begin() as connection:
-            version = flows.publish(connection, name, from_plain(plain), DEFAULT).version
+            version = flow_runs.publish(connection, name, from_plain(plain), DEFAULT).version
             creation.create(connection, [flow_runs.new_run(name, version, identifier, PARAMS)])
         self.flows[identifier] = plain
         self.runs.append(identifier)

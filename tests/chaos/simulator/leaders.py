@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import exc
 
-from orchestrator.scheduler.candidacy import Candidacy
 from orchestrator.scheduler.leadership import Leadership, TermOver, Writing
-from orchestrator.scheduler.loop import Scheduler
+from orchestrator.scheduler.loop import Candidacy, Scheduler
 from orchestrator.store import database
 from orchestrator.transport import connection as transport
 from orchestrator.transport.leader.terms import Deposed

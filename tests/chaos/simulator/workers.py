@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import exc
 
 from orchestrator.domain.ids import derived_id
-from orchestrator.domain.tasks.reports import Flush
+from orchestrator.domain.tasks.outcomes import Flush
 from orchestrator.domain.tasks.task import (
     Dispatch,
     Enqueued,

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.domain.flow import commands
 from orchestrator.domain.flow.definition import Flow, Rule, from_plain
-from orchestrator.domain.flow.parameters import parameters
+from orchestrator.domain.flow.graph import parameters
 from orchestrator.domain.flow.rules import differences, named_versions, with_rules
 from tests.unit.flows.driver import Driver
 

@@ -22,7 +22,7 @@ from orchestrator.api.problems import Refused, unfit
 from orchestrator.api.routes.enqueueing import NewCall, new_task
 from orchestrator.api.routes.tasks import Arguments, found_task
 from orchestrator.domain.access import KeyScope, Scope
-from orchestrator.domain.limits.names import lane_name
+from orchestrator.domain.limits.lane_limits import lane_name
 from orchestrator.domain.redaction import HIDDEN, Redaction
 from orchestrator.domain.tasks.parameters import Misfit, Parameter, as_call, by_name, check_call, signature_of
 from orchestrator.domain.tasks.task import parse_options

@@ -13,8 +13,7 @@ import random
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, cast
 
-from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
-from orchestrator.domain.executors.options import OUTPUT_VARIABLE
+from orchestrator.domain.executors.options import OUTPUT_VARIABLE, Broken, Execution, Finished, Outcome
 from orchestrator.errors import GiveUp
 from orchestrator.plugins.executors.cloud_run import OWN_VARIABLE, CloudRun
 from orchestrator.plugins.executors.cloud_run.google_token import GoogleToken

@@ -18,7 +18,7 @@ import msgspec
 from distributed import Client, KilledWorker
 from distributed.client import FutureCancelledError
 
-from orchestrator.domain.executors.execution import Broken, Execution, Outcome
+from orchestrator.domain.executors.options import Broken, Execution, Outcome
 from orchestrator.plugins.executors.dask import Dask
 from orchestrator.plugins.executors.dask.on_cluster import CALL, STOP
 from orchestrator.workers.executors.outputs import function_outcome

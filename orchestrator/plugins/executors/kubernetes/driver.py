@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, cast
 
-from orchestrator.domain.executors.execution import Broken, Execution, Finished, Outcome
+from orchestrator.domain.executors.options import Broken, Execution, Finished, Outcome
 from orchestrator.errors import GiveUp
 from orchestrator.plugins.executors.kubernetes import OWN_LABEL, Kubernetes
 from orchestrator.plugins.executors.kubernetes.access import Cluster, find_cluster

@@ -9,8 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from orchestrator.domain.executors.execution import Broken, Execution
-from orchestrator.domain.executors.options import OUTPUT_VARIABLE
+from orchestrator.domain.executors.options import OUTPUT_VARIABLE, Broken, Execution
 from orchestrator.plugins.executors.kubernetes import OWN_LABEL, Kubernetes
 
 CONTAINER = "task"

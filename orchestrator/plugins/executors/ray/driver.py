@@ -17,7 +17,7 @@ from typing import Any, ClassVar, cast
 
 import msgspec
 
-from orchestrator.domain.executors.execution import Broken, Execution, Outcome
+from orchestrator.domain.executors.options import Broken, Execution, Outcome
 from orchestrator.errors import GiveUp
 from orchestrator.plugins.executors.ray import EXECUTION, PROGRAM, SPECIFICATION, Ray
 from orchestrator.workers.executors.asking import Answer, TooLarge

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from redis import Redis
 from redis.exceptions import RedisError
 
-from orchestrator.domain.executors.execution import Execution, Outcome
+from orchestrator.domain.executors.options import Execution, Outcome
 from orchestrator.plugins.executors.rq import Rq
 from orchestrator.plugins.executors.rq import fleet as rq
 from orchestrator.terminal_safe import sentence, without_password

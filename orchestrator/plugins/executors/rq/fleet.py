@@ -22,7 +22,7 @@ from rq.job import Job, JobStatus
 from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 
-from orchestrator.domain.executors.execution import Broken, Execution, Outcome
+from orchestrator.domain.executors.options import Broken, Execution, Outcome
 from orchestrator.plugins.executors.rq import Rq
 from orchestrator.workers.executors.outputs import finished, raised
 
