@@ -27,7 +27,7 @@ from tests.chaos.simulator.shrink import shrink
 
 SEEDS_OF_A_BUILD = 30
 SEEDS_OF_A_NIGHT = 300
-SEEDS_WITH_SHARDS = 6
+SEEDS_WITH_SHARDS = 3
 """Of those of a build: each takes as long as several."""
 SLICE = 30
 """Seeds in one test, so that a slow machine is not taken for a hanging one."""

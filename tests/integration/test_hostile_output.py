@@ -171,15 +171,16 @@ def test_no_command_lets_data_speak_to_the_terminal(
     }
     seen = 0
     for name, arguments in places.items():
-        for more in ([], ["--json"]) if name in READS | READS_TOO else ([],):
-            for terminal in (True, False):
-                result = invoke(*name.split(), *arguments, *more, terminal=terminal)
-                assert result.exception is None or isinstance(result.exception, SystemExit), (name, result.exception)
-                assert commands_in(result.stdout + result.stderr) == set(), (name, more, result.output)
-                seen += "evil" in result.output
-                if more and result.exit_code == 0:
-                    assert "�" not in result.stdout, name  # programs get it all, with escapes
-                    json.loads(result.stdout)
+        ways: list[tuple[list[str], bool]] = [([], True), ([], False)]
+        ways += [(["--json"], False)] if name in READS | READS_TOO else []
+        for more, terminal in ways:
+            result = invoke(*name.split(), *arguments, *more, terminal=terminal)
+            assert result.exception is None or isinstance(result.exception, SystemExit), (name, result.exception)
+            assert commands_in(result.stdout + result.stderr) == set(), (name, more, result.output)
+            seen += "evil" in result.output
+            if more and result.exit_code == 0:
+                assert "�" not in result.stdout, name  # programs get it all, with escapes
+                json.loads(result.stdout)
     assert seen > 50, "and it was shown"
 
 
