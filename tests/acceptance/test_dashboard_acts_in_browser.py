@@ -269,6 +269,130 @@ VALUES (gen_random_uuid(), %s, 'success', 0, 0, %s, 1, %s, %s, %s, %s, %s)
 
 
 @BY
+def test_lists_and_their_charts_are_of_a_chosen_time(base: str, window: Watched, by: str) -> None:
+    task = enqueue(f"{base}/api/v1", "broken", "timed")
+    eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
+    window.go("/ui/failures")
+    press(window, by, "15m")
+    window.sees(".tabs [aria-current]", "15m")
+    window.sees("h2", "Failed in the last 15m")
+    window.sees("td.main small.why", "first of them in release 2026.1")
+    assert window.page.locator(".mark title", has_text="2026.1").count() > 0, "a release is marked in the chart"
+    window.page.locator("[name=since]").first.fill("2026-01-01T00:00")
+    window.page.locator("[name=until]").first.fill("2026-01-02T00:00")
+    press(window, by, "Show", "form.filters")
+    window.sees("h2", "2026-01-01")
+    assert window.page.locator("tr[data-key]", has_text="timed").count() == 0, "it failed later"
+    start_runs(base, f"spanned-{by}", 1)
+    for path, row in (("/ui/tasks?name=project.broken&error=timed", task), (f"/ui/runs?workflow=spanned-{by}", "")):
+        window.go(path)
+        found = window.page.locator(f"tr[data-key='{row}']" if row else "tbody tr[data-key]")
+        span = window.page.locator("select[name=span]")
+        if by == "mouse":
+            span.select_option("15m")
+        else:
+            span.focus()
+            window.page.keyboard.type("last 15")
+        window.page.wait_for_url("**span=15m**")
+        assert found.count() == 1, path
+        window.go(f"{path}&since=2026-01-01T00:00&until=2026-01-02T00:00")
+        assert found.count() == 0, path
+
+
+@BY
+def test_a_run_is_found_by_its_tag_and_its_timeline_tells_waits_from_attempts(
+    base: str, window: Watched, by: str, tmp_path: Path
+) -> None:
+    flaky = {"task": "project.flaky", "input": {"path": str(tmp_path / "tries"), "failures": 1}, "retries": 2}
+    tasks = {"first": {"task": "project.add", "input": {"a": 1, "b": 1}}, "again": flaky | {"depends_on": ["first"]}}
+    body = {"name": f"tagged-{by}", "tasks": tasks}
+    httpx.post(f"{base}/api/v1/workflows", json={"definition": body}).raise_for_status()
+    asked = {"tags": [f"blue-{by}"], "key": f"own-{by}"}
+    started = httpx.post(f"{base}/api/v1/workflows/tagged-{by}/runs", json=asked).raise_for_status()
+    run = started.json()["id"]
+    window.go("/ui")
+    window.page.keyboard.type("/")
+    window.page.keyboard.type(f"blue-{by}")
+    window.page.keyboard.press("Enter")
+    row = f"tr[data-key='{run}']"
+    for shown in (f"blue-{by}", f"own-{by}", "v1"):
+        window.sees(row, shown)
+    press(window, by, f"tagged-{by}", row)
+    window.sees("h1 .s-success")
+    bar = window.page.locator(".gantt [role=row]", has_text="again")
+    assert bar.locator("rect.depends").count() == 1
+    assert float(bar.locator("rect.s-between").get_attribute("width") or 0) > 5, (
+        "the attempt that failed, and its backoff"
+    )
+    window.sees(".gantt .legend", "earlier attempts")
+    assert window.page.locator(".gantt .scale line").count() >= 3
+    press(window, by, "again", ".gantt")
+    window.sees("h1", "project.flaky")
+    assert window.page.locator("tr[data-key^=attempt]").count() == 2
+    press(window, by, window.page.locator(".attempts td.mono a").first.inner_text(), ".attempts")
+    window.sees("h2", "Slowest in the last hour")
+
+
+@BY
+def test_a_failed_task_is_retried_with_another_argument(base: str, window: Watched, by: str) -> None:
+    task = enqueue(f"{base}/api/v1", "broken", "before")
+    eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
+    window.go(f"/ui/tasks/{task}")
+    press(window, by, "Retry with changes…")
+    field = window.page.get_by_label("text str, required")
+    assert field.input_value() == "before"
+    if by == "mouse":
+        field.fill("after")
+    else:
+        tab_to(window, "text str")
+        window.page.keyboard.press("Control+A")
+        window.page.keyboard.type("after")
+    press(window, by, "Enqueue", "form.stacked")
+    window.sees(".said", "this is it")
+    window.sees(".error", "after")
+    assert task not in window.page.url
+
+
+@BY
+def test_many_steps_are_one_row_of_the_grid_and_versions_are_compared(base: str, window: Watched, by: str) -> None:
+    api, name = f"{base}/api/v1", f"pieces-{by}"
+    runs = []
+    for number in (1, 2):
+        tasks = {f"piece_{piece}": {"task": "project.add", "input": {"a": 1, "b": 1}} for piece in range(70)}
+        tasks["piece_7"] = {"task": "project.add", "input": {"a": 1, "b": number}}
+        httpx.post(f"{api}/workflows", json={"definition": {"name": name, "tasks": tasks}}).raise_for_status()
+        runs.append(httpx.post(f"{api}/workflows/{name}/runs", json={}).raise_for_status().json()["id"])
+    for run in runs:
+        eventually(lambda: httpx.get(f"{api}/runs/{run}").json()["run"]["status"] == "success", "it is done")  # noqa: B023
+    window.go(f"/ui/workflows/{name}")
+    rows = window.page.locator(".grid tbody tr")
+    assert rows.count() == 1
+    press(window, by, "piece (70)", ".grid")
+    eventually(lambda: rows.count() == 70, "each has a row of its own")
+    window.go(f"/ui/runs/{runs[1]}")
+    press(window, by, "Compare with the last good run")
+    window.sees("h1", "Compare runs")
+    window.sees("section:has(h2:text-is('Definition')) .diff .added", "b: 2")
+    window.sees("section:has(h2:text-is('Outputs')) .diff .added", "3")
+
+
+def test_a_log_that_is_too_long_says_what_was_dropped_while_one_looks(
+    base: str, window: Watched, tmp_path: Path
+) -> None:
+    task = enqueue(f"{base}/api/v1", "recites", str(tmp_path / "go"), 150_000)
+    window.go(f"/ui/tasks/{task}")
+    window.sees("#log-before", "lines before these")
+    window.sees(".l-dropped", "kept back")
+    assert window.page.locator("#log > *").count() <= 2_000
+    (tmp_path / "go").touch()
+    eventually(lambda: "success" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has ended")
+    eventually(
+        lambda: window.page.reload() and window.page.locator("#log p", has_text="the end").count(), "it is stored"
+    )
+    window.sees(".l-dropped", "lines (")
+
+
+@BY
 def test_a_fire_of_the_calendar_leads_to_its_run(served: tuple[Stack, str], window: Watched, by: str) -> None:
     stack, base = served
     name, at = f"fires-{by}", datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
@@ -303,12 +427,23 @@ def test_a_queue_leads_to_what_waits_and_a_worker_to_what_it_runs(
     press(window, by, worker)
     window.sees("h1", worker)
     window.sees(f"tr[data-key='{task}']", "project.held")
+    for fact in ("Memory", "Slots busy", "Uptime"):
+        window.sees(".facts dt", fact)
+    press(window, by, "Drain…", "" if by == "keyboard" else ".head")
+    window.sees(".pop:visible", "It takes nothing more")
+    window.page.keyboard.press("Escape")
     press(window, by, "project.held", f"tr[data-key='{task}']")
     window.sees("h1 .s-running")
     go.touch()
     window.sees("h1 .s-success")
     slow = window.page.locator(f"tr[data-key='slow-{task}']")
     eventually(lambda: window.go(f"/ui/workers/{worker}") and slow.count(), "it is among the slowest")
+    window.go("/ui/queues/default")
+    for label in ("p50", "p95", "p99"):
+        window.sees(".percentiles th", label)
+    window.sees(".percentiles td", "Queue latency")
+    window.sees("h2", "Waiting longest")
+    window.sees(f"tr[data-key='slow-{task}']", "project.held")
 
 
 def test_lists_show_how_far_running_tasks_have_come(base: str, window: Watched, tmp_path: Path) -> None:

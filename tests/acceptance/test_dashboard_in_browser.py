@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from orchestrator.api.dashboard import paths
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.store import keys
 from tests.acceptance.browser import Watched, browsing, watched
@@ -604,7 +605,12 @@ def more_pages(base: str, run: str, task: str) -> list[str]:
     pages = ["/ui/login", "/ui/flows/order", "/ui/queues/mail", "/ui/workflows/spread", fires, f"/ui/runs/{code}"]
     other = start_fan_out(base)
     pages += [f"/ui/compare?run={run}&run={other}", f"/ui/runs/{run}/log", "/ui/schedules/spread/default"]
-    pages += [f"/ui/tasks/{task}/again", "/ui/runs/retry?workflow=spread", "/ui/runs/cancel?workflow=project.approval"]
+    pages += [
+        f"/ui/tasks/{task}/again",
+        f"/ui/runs/{run}/again",
+        "/ui/runs/retry?workflow=spread",
+        "/ui/runs/cancel?workflow=project.approval",
+    ]
     pages += ["/ui/runs/delete?workflow=spread"]
     worker = httpx.get(f"{base}/api/v1/tasks/{task}").json()["task"]["worker"]
     pages += [f"/ui/workers/{worker}", f"/ui/tasks/{task}/log", "/ui/failures?within=7d&sort=last"]
@@ -661,8 +667,18 @@ def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: s
         # In the dark, only colours differ.
         rules = {} if scheme == "light" else {"runOnly": ["color-contrast"]}
         some = ("/ui", "/ui/approvals", f"/ui/runs/{run}", f"/ui/runs/{order}", f"/ui/tasks/{task}")
-        for path in some if pages == "some" else (*PAGES[1:], *more_pages(base, run, task)):
+        opened = some if pages == "some" else (*PAGES[1:], *more_pages(base, run, task), "/ui/nowhere")
+        every = [path.partition("?")[0] for path in (*some, *opened)]
+        left_out = [
+            one.path
+            for one in paths.PAGES
+            if one.method == "GET" and not one.is_live and not re.search("pulse|static|log.txt", one.path)
+            if not any(re.fullmatch(re.sub(r"{\w+}", "[^/]+", one.path), path) for path in every)
+        ]
+        assert left_out == [] or pages == "some", "every page is looked at"
+        for path in opened:
             window.go(path)
+            window.faults[:] = [one for one in window.faults if path != "/ui/nowhere" or "404" not in one]
             faults = axe.run(window.page, options=rules).response["violations"]
             found = [one for one in faults if one["impact"] in ("serious", "critical")]
             assert [(one["id"], one["nodes"][0]["html"]) for one in found] == [], path

@@ -1,4 +1,5 @@
-"""Size and time of every page of the dashboard, with 20,000 tasks and DAGs of 2,000 and 10,000 steps (the most).
+"""Size and time of every page of the dashboard, with 20,000 tasks, DAGs of 2,000 and 10,000 steps (the most), and a run
+of 20,000 tasks.
 
     python -m tests.benchmarks.pages
 
@@ -24,7 +25,7 @@ from rich.table import Table
 
 from orchestrator.api.app import create_app
 from orchestrator.api.dashboard.paths import PAGES
-from orchestrator.domain.dag.state import DagState, StepState
+from orchestrator.domain.dag.state import DagState, Fan, StepState
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.sdk.backend import Backend
 from orchestrator.sdk.dag import definitions
@@ -40,8 +41,9 @@ INSERT INTO orchestrator.ended_tasks (id, seq, name, queue, priority, status, at
                                       worker, created_at, started_at, ended_at, run_id, step, position, result)
 SELECT gen_random_uuid(), n, 'etl.part', 'etl', 0, CASE WHEN n = 7 THEN 'failed' ELSE 'success' END, 1, 0, 0, '', 'w-1',
        now() - interval '1 hour', now() - interval '1 hour' + n * interval '10 ms',
-       now() - interval '1 hour' + (n + 100) * interval '10 ms', %s, 'part_' || n, 0, %s
-  FROM generate_series(0, %s) AS n
+       now() - interval '1 hour' + (n + 100) * interval '10 ms', %(run)s,
+       coalesce(%(step)s::text, 'part_' || n), CASE WHEN %(step)s::text IS NULL THEN 0 ELSE n END, %(output)s
+  FROM generate_series(0, %(last)s) AS n
 """
 
 
@@ -54,7 +56,7 @@ class Bar:
 
 
 BARS = {10_000: Bar(1_000, 1_000)}
-COMPARED = Bar(1_000, 300)
+COMPARED = WIDE = Bar(1_000, 300)
 
 
 def above(number: int, wide: int) -> list[str]:
@@ -74,22 +76,38 @@ def start(backend: Backend, url: str, steps: int, done: int, version: int = 0) -
     backend.workflows.apply(definitions.from_data({"name": name, "queue": "etl", "tasks": tasks}))
     run = backend.workflows.start(name, {}, new_id(), key=None, tags=())
     state = DagState(bytes([StepState.SUCCESS] * done + [StepState.WAITING] * (steps - done)))
+    write(url, run, steps, done, state, version)
+    return run.hex()
+
+
+def start_wide(backend: Backend, url: str, items: int) -> str:
+    """Store a run with one step of so many tasks, half of which are done; return its id."""
+    tasks = {"each": {"task": "etl.part", "foreach": "params.items"}}
+    body = {"name": "wide", "queue": "etl", "params": {"items": {"type": "list"}}, "tasks": tasks}
+    backend.workflows.apply(definitions.from_data(body))
+    run = backend.workflows.start("wide", {"items": [1]}, new_id(), key=None, tags=())
+    fan = Fan(items, created=items, success=items // 2 - 1, failed=1)
+    write(url, run, items, items // 2, DagState(bytes([StepState.OPEN]), {0: fan}), 0, "each")
+    return run.hex()
+
+
+def write(url: str, run: bytes, total: int, done: int, state: DagState, version: int, step: str | None = None) -> None:
+    """Write down the ended tasks of a run, and how far it has come."""
     output = encode_value({"rows": [number * (version + 1) % 997 for number in range(1_000)]}, "an output", 1_000_000)
     connection = psycopg2.connect(url)
     connection.autocommit = True
     with connection.cursor() as cursor:
-        cursor.execute(_STEPS, (run.hex(), output, done - 1))
+        cursor.execute(_STEPS, {"run": run.hex(), "output": output, "last": done - 1, "step": step})
         cursor.execute(
             "UPDATE orchestrator.runs SET status = %s, started_at = now(), total = %s, open = %s, success = %s,"
             " state = %s WHERE id = %s",
             (
-                *("success" if done == steps else "running", steps, steps - done, done),
+                *("success" if done == total else "running", total, total - done, done),
                 *(msgspec.msgpack.encode(state), run.hex()),
             ),
         )
         cursor.execute("ANALYZE")
     connection.close()
-    return run.hex()
 
 
 async def measure(app: object, pages: dict[str, Bar], times: int) -> list[tuple[str, Bar, float, float, float]]:
@@ -129,6 +147,7 @@ def main() -> int:
             bar = BARS.get(steps, Bar())
             pages |= dict.fromkeys((f"/ui/runs/{last}", f"/ui/workflows/dag-{steps}"), bar)
             pages[f"/ui/compare?run={first}&run={last}"] = COMPARED
+        pages |= dict.fromkeys((f"/ui/runs/{start_wide(backend, url, 20_000)}", "/ui/workflows/wide"), WIDE)
         backend.close()
         found = asyncio.run(measure(create_app(settings), pages, given.times))
     table = Table("page", "ms", "CPU ms", "kB", "bar")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+from orchestrator.api import dashboard
 from orchestrator.api.dashboard.charts import hour
 from orchestrator.api.dashboard.rendering import _environment
 from orchestrator.api.dashboard.words import fire_time, headline, own_frame, plain, traceback
@@ -97,3 +100,11 @@ def test_lines_that_point_at_a_part_of_code_are_not_wrapped() -> None:
     shown = traceback(text)
     assert '<span class="pointers">        ~~^~~</span></mark>ZeroDivisionError: &lt;b&gt;' in shown
     assert traceback("2 ^ 3\n") == "2 ^ 3\n"
+
+
+def test_pages_use_the_words_of_the_field() -> None:
+    folder = Path(dashboard.__file__).parent / "templates"
+    shown = {path.name: re.sub(r"{%.*?%}|<[^>]*>", " ", path.read_text()) for path in folder.glob("*.html")}
+    assert len(shown) > 30
+    dialect = r"\bhalf\b|\bof 100\b|up since|does now|waits? for others|waited / ran|on (its|their) way|time is up"
+    assert {name: found[0] for name, text in shown.items() if (found := re.search(dialect, text, re.I))} == {}

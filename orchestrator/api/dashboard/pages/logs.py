@@ -35,6 +35,8 @@ class LogQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     attempt: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
     before: _Entry = ""
     after: _Entry = ""
+    tail: bool = False
+    """Of very many after one, only the last ones."""
     text: Annotated[str, Meta(max_length=200)] = ""
     """With this in it, in any case."""
     level: Literal["", "info", "warning", "error"] = ""
@@ -73,7 +75,10 @@ def last_lines(api: Api, id: UUID, query: LogQuery) -> LogShown:
     try:
         if query.after:
             found = api.backend.tasks.log(task, query.after, attempt=query.attempt)
-            return LogShown(query=query, lines=[*filter(query.fits, found.lines)], last=found.last)
+            lines = [*filter(query.fits, found.lines)]
+            left = lines[:-_MORE_LINES] if query.tail else []
+            dropped = [line for line in left if line.source == _DROPPED]
+            return LogShown(query=query, lines=lines[len(left) :], last=found.last, earlier=len(left), dropped=dropped)
         number = _MORE_LINES if query.before else _LINES
         part = read_before(connections, task, query.before, number, query.attempt, query.fits)
     except OrchestratorError:

@@ -240,19 +240,22 @@
     isAdding = true;
     const last = logBox.dataset.last;
     let part = null;
-    try { part = await readLog(wanted(last ? { after: last } : {})); } catch (error) { hear(); } finally { isAdding = false; }
+    try { part = await readLog(wanted(last ? { after: last, ...(isFollowing && { tail: "true" }) } : {})); } catch (error) { hear(); } finally { isAdding = false; }
     if (!part || logBox.dataset.last !== last) return; // another search has been made meanwhile
     const rows = [...part.box.children];
     const before = logBox.querySelector("p:last-of-type")?.dataset.attempt;
     if (before && rows[0]?.nodeName === "DIV" && rows[1]?.dataset.attempt === before) rows.shift();
+    const skipped = Number(part.before.dataset.earlier), shown = [...logBox.children]; // of very many, the last ones come
     if (part.box.dataset.last !== logBox.dataset.last) logBox.append(...rows);
     logBox.dataset.last = part.box.dataset.last;
     const lines = rows.filter((row) => row.nodeName === "P").length;
     if (!lines) return;
+    hear(); // an answer need not have all of them
     document.getElementById("silent")?.remove();
-    let gone = 0;
-    while (isFollowing && logBox.childElementCount > MOST_LINES) { gone += logBox.firstElementChild.nodeName === "P"; logBox.firstElementChild.remove(); }
-    if (gone) sayEarlier(gone);
+    const gone = skipped ? shown : isFollowing ? [...logBox.children].slice(0, -MOST_LINES) : [];
+    for (const row of gone) row.remove();
+    const notices = [...gone.map((row) => row.matches(".l-dropped") && row.lastElementChild), ...part.before.querySelectorAll(".l-dropped")];
+    if (gone.length || skipped) sayEarlier(gone.filter((row) => row.nodeName === "P").length + skipped, notices.filter(Boolean));
     showTimes();
     if (isFollowing) { toEnd(); return; }
     added += lines;
@@ -262,8 +265,8 @@
 
   const countedLines = (count) => `${count.toLocaleString("en")} ${count === 1 ? "line" : "lines"}`;
 
-  // Lines have left the page at its beginning: they count among the older ones.
-  function sayEarlier(gone) {
+  // Lines have left the page at its beginning: they count among the older ones. What is missing there is still said.
+  function sayEarlier(gone, notices) {
     const box = document.getElementById("log-before");
     box.dataset.earlier = Number(box.dataset.earlier) + gone;
     const older = box.querySelector("[data-older]") ?? Object.assign(document.createElement("a"), { className: "button", textContent: "Show older lines" });
@@ -271,7 +274,8 @@
     older.href = wanted({ before: logBox.querySelector("[data-entry]").dataset.entry });
     const text = document.createElement("p");
     text.append(`${countedLines(Number(box.dataset.earlier))} before these. `, older);
-    box.replaceChildren(text);
+    const dropped = notices.map((one) => Object.assign(document.createElement("p"), { className: "l-dropped", textContent: one.textContent }));
+    box.replaceChildren(text, ...box.querySelectorAll(".l-dropped"), ...dropped);
   }
 
   async function addOlder(link) {
@@ -329,7 +333,8 @@
     stream.onerror = () => { if (stream.readyState === EventSource.CLOSED) refused(); else say("lost"); };
     // Something may have happened between the page and the stream, of which no event comes: each begins with a snapshot.
     for (const name of ["snapshot", "task", "tasks", "run", "activity", "workers", "progress"]) stream.addEventListener(name, soon);
-    stream.addEventListener("log", hear);
+    // Of very many lines that come at once a stream begins again, with a snapshot and without them: they are read, too.
+    for (const name of ["snapshot", "task", "log", "end"]) stream.addEventListener(name, hear);
     stream.addEventListener("end", () => { stream.close(); stream = null; say("off"); soon(); });
   }
 
