@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.api.dashboard import paths
+from orchestrator.api.dashboard.paths import PAGES as ROUTES
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.store import keys
 from tests.acceptance.browser import Watched, browsing, watched
@@ -671,7 +671,7 @@ def test_nobody_is_shut_out_and_nothing_moves(base: str, browser: Any, scheme: s
         every = [path.partition("?")[0] for path in (*some, *opened)]
         left_out = [
             one.path
-            for one in paths.PAGES
+            for one in ROUTES
             if one.method == "GET" and not one.is_live and not re.search("pulse|static|log.txt", one.path)
             if not any(re.fullmatch(re.sub(r"{\w+}", "[^/]+", one.path), path) for path in every)
         ]

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchestrator.domain.executors.record import ExecutorCall
 from orchestrator.domain.executors.options import ExecutorOptions
+from orchestrator.domain.executors.record import ExecutorCall
 from orchestrator.domain.executors.registry import IN_WORKER, call_of, option_problems, options_of, unknown_executor
 from orchestrator.domain.plain import REFUSALS
 from orchestrator.domain.tasks.retry import RetryPolicy
