@@ -21,7 +21,7 @@ from orchestrator.domain.flow.definition import is_node
 from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
-from orchestrator.domain.tasks.task import KeyHolder, NewTask, TaskError
+from orchestrator.domain.tasks.task import KeyHolder, NewTask, Succeeded, TaskError
 from orchestrator.scheduler.fleet.capabilities import CapacityHold
 from orchestrator.store.code.turns import Unshown
 from orchestrator.store.runs.transitions import RunRow
@@ -338,6 +338,14 @@ class TickResult(_Mergeable):
         capacity.landed.update(landed)
         if by_worker:
             capacity.finished.update(landed)
+
+    def note_successes(self, moved: Sequence[Moved], reports: Sequence[Succeeded], inline_result: int) -> list[NewTask]:
+        """Take note of tasks that have succeeded; return those that they have asked for on their success."""
+        results = {report.id: report.result for report in reports}
+        self.note(moved, results=results, by_worker=True, inline_result=inline_result)
+        self.counts.time(moved, reports)
+        children = {report.id: report.children for report in reports if report.children}
+        return [child for task in moved for child in children.get(task.id, ())] if children else []
 
     def _count_in_run(self, run: bytes, task: Moved, result: bytes | None, error: TaskError | None) -> None:
         """Take note of a task that ended in a run: of a step of its plan, or as something that its code learns."""

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.store.sql import Batch, Prepared, Statement
+from orchestrator.store.batches import Batch
+from orchestrator.store.sql import Prepared, Statement
 
 
 class RequestKind(StrEnum):

@@ -12,7 +12,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from orchestrator.store.sql import Batch, Blob, Statement
+from orchestrator.store.batches import Batch, Blob
+from orchestrator.store.sql import Statement
 
 LAST = 2**63 - 1
 """No chunk has a larger id."""

@@ -13,7 +13,8 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.references import owners_in
-from orchestrator.store.sql import Batch, Statement
+from orchestrator.store.batches import Batch
+from orchestrator.store.sql import Statement
 
 _IS_THERE = """(EXISTS (SELECT FROM orchestrator.ended_tasks e WHERE e.id = {id})
            OR EXISTS (SELECT FROM orchestrator.tasks t WHERE t.id = {id})

@@ -23,14 +23,60 @@ from dataclasses import fields, is_dataclass
 from datetime import datetime
 from functools import cached_property, wraps
 from itertools import starmap
-from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 from sqlalchemy import Connection, Engine, TextClause, text
 
+from orchestrator.store.batches import Rows
 from orchestrator.store.driver import Channel, Later, Preparation, StatementResult, channel, execute, flush
-from orchestrator.store.encoding import ENCODERS
 from orchestrator.store.namespaces import in_namespace, namespace_of
 from orchestrator.store.other_drivers import PARAMETER, DriverConnection
+
+
+def _uuids(values: Iterable[bytes | None]) -> str:
+    return "{" + ",".join("NULL" if value is None else value.hex() for value in values) + "}"
+
+
+def _numbers(values: Iterable[float | int | bool | None]) -> str:
+    return "{" + ",".join("NULL" if value is None else str(value) for value in values) + "}"
+
+
+def _blobs(values: Iterable[bytes | None]) -> str:
+    return "{" + ",".join("NULL" if value is None else f'"\\\\x{value.hex()}"' for value in values) + "}"
+
+
+def array_of(values: Iterable[str | None]) -> str:
+    """Return an array of texts as Postgres reads it."""
+    return "{" + ",".join("NULL" if value is None else _quoted(value) for value in values) + "}"
+
+
+def _quoted(word: str) -> str:
+    if "\\" in word or '"' in word:
+        word = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{word}"'
+
+
+def _times(values: Iterable[datetime | str | None]) -> str:
+    written: dict[datetime | str | None, str] = {None: "NULL"}  # many rows of a batch have the same time
+    return "{" + ",".join(written.get(value) or written.setdefault(value, f'"{value}"') for value in values) + "}"
+
+
+def _uuid(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.hex()
+
+
+ENCODERS: dict[str, Callable[[Any], str]] = {
+    "::uuid": _uuid,
+    "::uuid[]": _uuids,
+    "::bytea[]": _blobs,
+    "::text[]": array_of,
+    "::jsonb[]": array_of,
+    "::tid[]": array_of,
+    "::timestamptz[]": _times,
+    **{f"::{kind}[]": _numbers for kind in ("smallint", "int", "integer", "bigint", "boolean", "double precision")},
+}
+"""By cast, how a value is written."""
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -324,69 +370,3 @@ class Prepared(Statement[R]):
     @cached_property
     def _commit(self) -> str:
         return f"{self._execute}; COMMIT"
-
-
-# -- batches
-
-Blob = Annotated[bytes, "bytea"]
-Json = Annotated[str, "jsonb"]
-_TYPES = {bytes: "uuid", str: "text", bool: "boolean", int: "int", float: "double precision", datetime: "timestamptz"}
-
-
-class Rows(dict[str, Any]):
-    """The columns of a batch, which has as many rows as the first of them."""
-
-    @property
-    def first(self) -> str:
-        """The name of the first column."""
-        return next(iter(self))
-
-    @property
-    def is_one(self) -> bool:
-        """Say whether there is one row."""
-        return len(self[self.first]) == 1
-
-
-class Batch:
-    """Rows for a statement, in which they are a table: `unnest(…) AS alias(column, …)`."""
-
-    def __init__(self, alias: str, columns: str | type[tuple[Any, ...]], *, but: str = "") -> None:
-        """The columns are those of a named tuple, all `but` one, or written as in SQL: `id uuid, attempt int`."""
-        types = _types_of(columns, but) if isinstance(columns, type) else _written(columns)
-        self._stored = {column: f"{alias}.{column}" for column in types}
-        self._names = [f"{alias}_{column}" for column in types]
-        arrays = [f"%({alias}_{column})s::{kind}[]" for column, kind in types.items()]
-        self._table = f"unnest({', '.join(arrays)}) AS {alias}({', '.join(types)})"
-
-    def __str__(self) -> str:
-        return self._table
-
-    def into(self, table: str, source: str = "", *, but: Collection[str] = (), **expressions: str) -> str:
-        """Return an INSERT of its rows: each column as it is or as an expression says, and others that these name.
-
-        The rows come from a `source` that has the batch in it, if that is not the batch alone.
-        """
-        stored = {column: value for column, value in (self._stored | expressions).items() if column not in but}
-        values = ", ".join(stored.values())
-        return f"INTO orchestrator.{table} ({', '.join(stored)}) SELECT {values} FROM {source or self._table}"
-
-    def __call__(self, rows: Iterable[Sequence[Any]]) -> Rows:
-        """Return the columns of rows. One that is all null is sent empty: `unnest` fills it up to the first."""
-        columns = list(zip(*rows, strict=True)) or [()] * len(self._names)
-        sent = [() if not any(column) and column.count(None) == len(column) else column for column in columns[1:]]
-        return Rows(zip(self._names, [columns[0], *sent], strict=True))
-
-
-def _written(columns: str) -> dict[str, str]:
-    parts = (column.partition(" ") for column in columns.split(", "))
-    return {name: kind for name, _, kind in parts}
-
-
-def _types_of(row: type, but: str) -> dict[str, str]:
-    return {name: _type_of(hint) for name, hint in get_type_hints(row, include_extras=True).items() if name != but}
-
-
-def _type_of(hint: Any) -> str:
-    hint = next((part for part in get_args(hint) if type(None) in get_args(hint)), hint)
-    metadata = getattr(hint, "__metadata__", None)
-    return str(metadata[0]) if metadata else _TYPES[hint]

@@ -19,10 +19,11 @@ from sqlalchemy import Connection, Engine, exc
 from orchestrator import store
 from orchestrator.scheduler.leadership import Leadership, TermOver
 from orchestrator.store import database, sql
+from orchestrator.store.batches import Batch, Blob, Json
 from orchestrator.store.driver import channel, flush, keep_prepared, savepoint, send, statements_sent
 from orchestrator.store.leases import Cursor
 from orchestrator.store.namespaces import borrowed
-from orchestrator.store.sql import Batch, Blob, Json, Prepared, Row, Statement
+from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tasks import shared
 from tests.waiting import eventually
 

@@ -15,7 +15,7 @@ from orchestrator.domain.tasks.outcomes import Report
 from orchestrator.domain.tasks.task import Succeeded
 from orchestrator.scheduler.code.batches import apply_activations, carry_out, turn_of
 from orchestrator.scheduler.code.runs import CodeRuns
-from orchestrator.scheduler.tasks.creation import note_successes
+from orchestrator.scheduler.tasks.creation import create_enqueued
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import histories
 from orchestrator.store.code.taken_turns import NextTurn, step, take_next
@@ -53,7 +53,8 @@ def apply_steps(tx: Transaction, code: CodeRuns, steps: Collection[Step], inline
     turns = [turn_of(worker, turn, done) for worker, done, turn in steps]
     moved = step(tx.connection, successes, turns, tx.now, tx.foreseen)
     ended = [task for task in moved if not task.is_turn_task]
-    note_successes(tx, ended, [done for _, done, _ in steps], inline_result)
+    if children := tx.result.note_successes(ended, [done for _, done, _ in steps], inline_result):
+        create_enqueued(tx, children)
     asleep = [task for task in moved if task.is_turn_task]
     tx.result.note(asleep, by_worker=True)
     accepted = {task.id for task in asleep}

@@ -185,8 +185,10 @@ class Runs:
         for number, slice_ in enumerate(slices):
             if tx.budget.is_spent and not has_to(number, slice_):
                 late += slice_
-            else:
+            elif tx.is_bisecting:
                 isolate(tx, slice_, self._count_and_plan, self.backlog.set_aside)
+            elif slice_:
+                self._count_and_plan(tx, slice_)
         return late
 
     def is_refused(self, tx: Transaction, run: bytes, changes: Sequence[RunChanges] = ()) -> bool:

@@ -36,15 +36,6 @@ def create_enqueued(tx: Transaction, children: Sequence[NewTask]) -> None:
     create_tasks(tx, [child for child in children if child.unique is None])
 
 
-def note_successes(tx: Transaction, moved: Sequence[Moved], reports: Sequence[Succeeded], inline_result: int) -> None:
-    """Take note of tasks that have succeeded, and create what they have asked for on their success."""
-    results = {report.id: report.result for report in reports}
-    tx.result.note(moved, results=results, by_worker=True, inline_result=inline_result)
-    tx.result.counts.time(moved, reports)
-    if children := {report.id: report.children for report in reports if report.children}:
-        create_enqueued(tx, [child for task in moved for child in children.get(task.id, ())])
-
-
 def create_tasks(
     tx: Transaction,
     children: Sequence[NewTask],

@@ -48,7 +48,7 @@ from orchestrator.domain.tasks.task import (
 from orchestrator.scheduler.code.batches import apply_activations
 from orchestrator.scheduler.code.next_turns import apply_last_turns, apply_steps, steps_of
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
-from orchestrator.scheduler.tasks.creation import create_enqueued, error_json, log_failed, note_successes
+from orchestrator.scheduler.tasks.creation import create_enqueued, error_json, log_failed
 from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.store.database import said
@@ -110,7 +110,6 @@ class Reports:
         return decoded
 
     def apply(self, tx: Transaction, decoded: Decoded) -> None:
-        """Apply what workers have sent."""
         tx.result.outgoing.set_aside += decoded.refused
         tx.result.counts.reports += len(decoded.reports)
         reports, turns = decoded.reports, () if tx.is_bisecting else decoded.turns
@@ -124,7 +123,10 @@ class Reports:
 
     def apply_reports(self, tx: Transaction, reports: Sequence[Reported]) -> None:
         """Apply reports. In a bisecting tick, one that cannot be is set aside, and a failure takes its place."""
-        isolate(tx, reports, self._apply, self._refuse)
+        if tx.is_bisecting:
+            isolate(tx, reports, self._apply, self._refuse)
+        elif reports:
+            self._apply(tx, reports)
 
     def _refuse(self, tx: Transaction, reported: Reported, error: Exception) -> None:
         entry, worker, report = reported
@@ -238,7 +240,8 @@ def _succeed(tx: Transaction, succeeded: Sequence[tuple[str, Succeeded]], inline
     rows = [Success(r.id, r.attempt, r.result, r.duration, worker) for worker, r in succeeded]
     moved = [] if tx.succeed_and_commit is None else tx.succeed_and_commit(rows)
     moved = moved or transitions.succeed(tx.connection, rows, tx.now, tx.foreseen)
-    note_successes(tx, moved, [report for _, report in succeeded], inline_result)
+    if children := tx.result.note_successes(moved, [report for _, report in succeeded], inline_result):
+        create_enqueued(tx, children)
 
 
 def _count_repeated(tick: TickResult, again: Sequence[Requeue], repeated: Sequence[Moved]) -> None:

@@ -11,7 +11,8 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code.other_runs import WAIT
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.store.sql import Batch, Prepared, Row, Statement
+from orchestrator.store.batches import Batch
+from orchestrator.store.sql import Prepared, Row, Statement
 
 _GONE = Batch("gone", "run_id uuid, id uuid")
 

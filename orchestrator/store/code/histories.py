@@ -19,8 +19,9 @@ from orchestrator.domain.code.history import Event, HistoryItem
 from orchestrator.references import MARK
 from orchestrator.sealing import CALL, reveal
 from orchestrator.store import payloads
+from orchestrator.store.batches import Batch
 from orchestrator.store.runs.transitions import Delta
-from orchestrator.store.sql import Batch, Prepared, Row, Statement
+from orchestrator.store.sql import Prepared, Row, Statement
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(HistoryItem)

@@ -8,7 +8,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from orchestrator.store.sql import Batch, Prepared, Row, Statement
+from orchestrator.store.batches import Batch
+from orchestrator.store.sql import Prepared, Row, Statement
 
 OWN_ID = "right(k.key, -length(workflow) - CASE WHEN strpos(workflow, '/') > 0 THEN 2 ELSE 1 END)"
 """The id that a client has chosen: it stands behind the name of the workflow (`scoped` in `lane_limits.py`)."""

@@ -10,8 +10,9 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.runs.verdict import GOES_ON, TIMED_OUT
 from orchestrator.domain.tasks.task import TaskError
+from orchestrator.store.batches import Batch
 from orchestrator.store.code.runs import INHERITED, CodeRun
-from orchestrator.store.sql import Batch, Prepared
+from orchestrator.store.sql import Prepared
 
 
 @dataclass(frozen=True, kw_only=True)

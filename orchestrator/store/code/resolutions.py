@@ -13,8 +13,9 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.tasks.task import TaskError
+from orchestrator.store.batches import Batch
 from orchestrator.store.inbox import RequestKind
-from orchestrator.store.sql import Batch, Prepared, Row, Statement
+from orchestrator.store.sql import Prepared, Row, Statement
 
 
 class Kept(NamedTuple):

@@ -21,10 +21,11 @@ from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.ids import is_derived, successor_id
 from orchestrator.domain.plain import stored_json
 from orchestrator.domain.runs.verdict import GOES_ON, RESET
+from orchestrator.store.batches import Batch
 from orchestrator.store.code.histories import event_of, event_rows, first_event
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs.creation import NewCode, NewRun
-from orchestrator.store.sql import Batch, Prepared, Row, Statement, columns_of
+from orchestrator.store.sql import Prepared, Row, Statement, columns_of
 
 
 def new_run(

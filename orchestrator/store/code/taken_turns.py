@@ -13,8 +13,9 @@ from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.states import TaskState, sources_of
 from orchestrator.references import MARK
 from orchestrator.store import payloads
+from orchestrator.store.batches import Batch, Blob
 from orchestrator.store.code.histories import EVENTS, event_rows, not_before
-from orchestrator.store.sql import Batch, Blob, Prepared, Values
+from orchestrator.store.sql import Prepared, Values
 from orchestrator.store.tasks.transitions import (
     SUCCEEDED,
     SUCCESSES,

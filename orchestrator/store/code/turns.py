@@ -16,8 +16,9 @@ from orchestrator.domain.code.history import ActivationApplied, Event, HistoryIt
 from orchestrator.domain.states import IN_FLIGHT_STATES
 from orchestrator.references import MARK
 from orchestrator.store import payloads
+from orchestrator.store.batches import Batch
 from orchestrator.store.code.histories import EVENTS, FACTS, by_run, encoded, event, event_rows, not_before
-from orchestrator.store.sql import Batch, Prepared, Row
+from orchestrator.store.sql import Prepared, Row
 from orchestrator.store.tasks.transitions import among, current_attempt
 
 

@@ -21,9 +21,10 @@ from orchestrator.domain.limits.lane_limits import scoped
 from orchestrator.domain.plain import is_same, read_json, stored_json
 from orchestrator.errors import Duplicate
 from orchestrator.sealing import VALUE, Vault
+from orchestrator.store.batches import Batch
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.runs.pending_changes import RoundRobin
-from orchestrator.store.sql import Batch, Prepared, Row, Statement
+from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tasks.row import insert_ended
 
 

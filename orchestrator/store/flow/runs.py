@@ -17,12 +17,13 @@ from orchestrator.domain.flow.state import FlowState
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.plain import stored_json
 from orchestrator.errors import InvalidWorkflow, WrongState
+from orchestrator.store.batches import Batch, Blob
 from orchestrator.store.dag.plans import read_params
 from orchestrator.store.dag.workflows import Versions
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.runs import pending_changes
 from orchestrator.store.runs.creation import NewRun
-from orchestrator.store.sql import Batch, Blob, Prepared, Row, Statement
+from orchestrator.store.sql import Prepared, Row, Statement
 
 
 class FlowRun(NamedTuple):

@@ -9,7 +9,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.limits.lanes import Rest, Share, Stock
-from orchestrator.store.sql import Batch, Prepared, Row, Statement
+from orchestrator.store.batches import Batch
+from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tables.tasks import READY_IN_LANE, READY_PLAIN
 from orchestrator.store.tasks.claims import Claimed, claiming, most_urgent_first
 

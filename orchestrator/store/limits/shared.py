@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection
 
-from orchestrator.store.sql import Batch, Prepared, Row
+from orchestrator.store.batches import Batch
+from orchestrator.store.sql import Prepared, Row
 
 TAKES_PART = ""
 """A name that each shard holds once."""

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection
 
-from orchestrator.store.sql import Batch, Prepared, Row, Statement
+from orchestrator.store.batches import Batch
+from orchestrator.store.sql import Prepared, Row, Statement
 
 _NUMBERS = Batch("g", "id uuid, number int")
 _GROW = Prepared[bytes](f"""

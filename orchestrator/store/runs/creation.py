@@ -16,8 +16,8 @@ from sqlalchemy import Connection
 from orchestrator.domain.states import RunState
 from orchestrator.references import MARK
 from orchestrator.store import driver, payloads
-from orchestrator.store.encoding import array_of
-from orchestrator.store.sql import Batch, Blob, Json, Prepared, Statement
+from orchestrator.store.batches import Batch, Blob, Json
+from orchestrator.store.sql import Prepared, Statement, array_of
 from orchestrator.store.tasks.row import SPAN_OF_RUN, join_run
 
 

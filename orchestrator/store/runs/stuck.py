@@ -10,7 +10,8 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.outcomes import FIRST_PAUSE, LONGEST_PAUSE
-from orchestrator.store.sql import Batch, Prepared, Statement
+from orchestrator.store.batches import Batch
+from orchestrator.store.sql import Prepared, Statement
 from orchestrator.store.tasks.transitions import Moved, current_attempt
 
 _REASONS = Batch("s", "id uuid, reason jsonb")

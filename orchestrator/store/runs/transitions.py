@@ -10,8 +10,9 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.runs.verdict import GOES_ON, TERMINATED, TIMED_OUT, RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState, run_sources_of
+from orchestrator.store.batches import Batch
 from orchestrator.store.runs.pending_changes import RoundRobin
-from orchestrator.store.sql import Batch, Prepared, columns_of
+from orchestrator.store.sql import Prepared, columns_of
 
 
 class RunRow(NamedTuple):

@@ -18,11 +18,12 @@ from orchestrator.domain.schedules.schedule import Schedule, fire_text, key_of
 from orchestrator.domain.tasks.starts import CodeTarget
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.sealing import CALL, Vault
+from orchestrator.store.batches import Batch
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.runs.creation import NewRun
-from orchestrator.store.sql import Batch, Prepared, Row
+from orchestrator.store.sql import Prepared, Row
 
 
 class Target(NamedTuple):

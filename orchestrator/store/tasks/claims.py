@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.states import TaskState, sources_of
+from orchestrator.store.batches import Batch
 from orchestrator.store.driver import channel
-from orchestrator.store.sql import Batch, Prepared, columns_of
+from orchestrator.store.sql import Prepared, columns_of
 from orchestrator.store.tables.tasks import READY_PLAIN
 from orchestrator.store.tasks.enqueue import Creation, creating
 from orchestrator.store.tasks.transitions import Moved, among

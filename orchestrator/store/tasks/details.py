@@ -9,7 +9,8 @@ from typing import NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.tasks.task import Noted
-from orchestrator.store.sql import Batch, Prepared, Row, Statement
+from orchestrator.store.batches import Batch
+from orchestrator.store.sql import Prepared, Row, Statement
 
 _NOTES = Batch("r", "id uuid, attempt int, details bytea")
 _SAVE = Prepared[None](f"""

@@ -16,8 +16,9 @@ from sqlalchemy import Connection, Engine, TwoPhaseTransaction
 
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.store import driver
+from orchestrator.store.batches import Batch
 from orchestrator.store.other_drivers import DriverConnection
-from orchestrator.store.sql import Batch, Prepared, Statement
+from orchestrator.store.sql import Prepared, Statement
 from orchestrator.store.tasks.row import NEW, SPAN_OF_RUN, join_run, parameters, value_of, with_headers_of_run
 from orchestrator.store.tasks.transitions import arrivals
 

@@ -10,7 +10,8 @@ from zlib import crc32
 from sqlalchemy import Connection, Engine
 
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.store.sql import Batch, Statement, Values
+from orchestrator.store.batches import Batch
+from orchestrator.store.sql import Statement, Values
 from orchestrator.store.tasks.row import NEW, parameters, value_of
 from orchestrator.store.tasks.transitions import arrivals
 from orchestrator.store.tasks.unique import LOCK_OF

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, exc
 
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState, sources_of
-from orchestrator.store.sql import Batch, Blob, Json, Prepared, columns_of
+from orchestrator.store.batches import Batch, Blob, Json
+from orchestrator.store.sql import Prepared, columns_of
 from orchestrator.store.tasks.row import ATTEMPT, insert_ended
 
 

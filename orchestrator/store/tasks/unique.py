@@ -23,7 +23,8 @@ from orchestrator.domain.states import IN_FLIGHT_STATES
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, UniqueKey, differing_options, given_key
 from orchestrator.errors import Duplicate, OrchestratorError
 from orchestrator.sealing import CALL, Sealed, open_data
-from orchestrator.store.sql import Batch, Prepared, Row, Statement
+from orchestrator.store.batches import Batch
+from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tasks.enqueue import insert_task
 from orchestrator.store.tasks.transitions import Moved, among, arrivals
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.store.sql import Batch, Prepared, Row, Statement
+from orchestrator.store.batches import Batch
+from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tables.tasks import NOBODY, READY_IN_LANE, READY_PLAIN
 from orchestrator.store.tasks.transitions import arrivals
 
