@@ -131,7 +131,8 @@ def rambles(lines: int) -> None:
 
 
 @app.task
-def recites(go: str, verses: int) -> None:
+def recites(ctx: TaskContext, go: str, verses: int) -> None:
+    ctx.progress(0.5)
     for number in range(verses):
         print(f"verse {number}")
     while not Path(go).exists():

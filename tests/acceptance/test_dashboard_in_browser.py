@@ -269,6 +269,9 @@ def test_a_log_follows_its_end_unless_one_reads(base: str, window: Watched, tmp_
     go.touch()
     window.sees("#log-end", "1 new line").click()
     assert window.page.evaluate(is_at_end)
+    window.sees("h1 .s-success")
+    eventually(lambda: window.page.locator("progress").count() == 0, "the page is that of an ended task")
+    assert window.page.evaluate(is_at_end)
     assert window.page.locator("#log p").count() == 101
 
 
@@ -395,7 +398,11 @@ def test_times_are_shown_as_ages_or_moments(base: str, browser: Any) -> None:
     task = enqueue(f"{base}/api/v1", "noop", queue="mail")
     created = httpx.get(f"{base}/api/v1/tasks/{task}").json()["task"]["created_at"][:19].replace("T", " ")
     with watched(browser, base, timezone_id="Asia/Kolkata") as window:
+        window.page.add_init_script("const real = Date.now; Date.now = () => real() + 7_200_000;")
         window.go(f"/ui/tasks/{task}")
+        eventually(
+            lambda: "2h" not in window.page.locator(".facts time").first.inner_text(), "ages are of the server's clock"
+        )
         time = window.page.locator(".facts time").first
         assert time.inner_text().endswith("ago")
         switch = window.page.locator("[data-times]")
@@ -751,14 +758,13 @@ def test_a_page_shows_what_happened_before_its_stream_began(base: str, browser: 
     context.close()
 
 
-def test_a_page_of_an_ended_task_shows_a_retry_when_one_comes_back_to_it(base: str, window: Watched) -> None:
+def test_a_page_of_an_ended_task_shows_what_somebody_else_does(base: str, window: Watched) -> None:
     task = enqueue(f"{base}/api/v1", "broken", "once more")
     eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
     window.go(f"/ui/tasks/{task}")
     window.sees("main[data-shows='failed 1']")
     httpx.post(f"{base}/api/v1/tasks/{task}/retry").raise_for_status()
     eventually(lambda: httpx.get(f"{base}/api/v1/tasks/{task}").json()["attempts"][1:], "somebody else retries it")
-    window.page.evaluate("dispatchEvent(new Event('focus'))")
     window.sees("main[data-shows$=' 2']")
 
 
@@ -771,6 +777,16 @@ def test_a_page_says_that_its_server_is_away(base: str, browser: Any) -> None:
     page.locator(".live", has_text="not connected").wait_for()
     page.locator(".live", has_text="showing what was known at").wait_for()
     assert page.get_by_text("All is well").count() == 0
+    page.unroute_all()
+    stream = hold_stream(page, "/ui/queues")
+    page.route("**/*", lambda route: route.abort())
+    stream.abort()
+    page.locator(".live", has_text="not connected").wait_for()
+    page.get_by_role("button", name="Pause").first.click()
+    page.locator(".unsent", has_text="the server cannot be reached").wait_for()
+    page.unroute_all()
+    page.locator(".live[data-state=on]").wait_for()
+    assert page.get_by_role("button", name="Pause").first.is_visible()
     context.close()
 
 
@@ -902,17 +918,16 @@ def test_there_may_be_more_tabs_than_connections(base: str, browser: Any) -> Non
     context = browser.new_context(base_url=base)
     tabs: list[Any] = []
     for _ in range(8):
-        if tabs:
-            turn(tabs[-1], hidden=True)
         tabs.append(context.new_page())
         tabs[-1].goto("/ui/tasks?queue=mail")
         tabs[-1].locator(".live[data-state=on]").wait_for()
-    first = tabs[0]
+    turn(tabs[0], hidden=True)
     task = enqueue(f"{base}/api/v1", "noop", queue="mail")
-    tabs[-1].locator(f"a[href='/ui/tasks/{task}']").first.wait_for()
-    assert first.locator(f"a[href='/ui/tasks/{task}']").count() == 0, "nobody looks at it"
-    turn(first, hidden=False)
-    first.locator(f"a[href='/ui/tasks/{task}']").first.wait_for()
+    for tab in tabs[1:]:
+        tab.locator(f"a[href='/ui/tasks/{task}']").first.wait_for()
+    assert tabs[0].locator(f"a[href='/ui/tasks/{task}']").count() == 0, "nobody looks at it"
+    turn(tabs[0], hidden=False)
+    tabs[0].locator(f"a[href='/ui/tasks/{task}']").first.wait_for()
     context.close()
 
 

@@ -28,6 +28,8 @@
   function children(from, to) {
     const keyed = new Map();
     for (const child of from.childNodes) if (keyOf(child)) keyed.set(keyOf(child), child);
+    const kept = new Set([...to.childNodes].map(keyOf));
+    for (const [key, child] of keyed) if (!kept.has(key)) child.remove(); // before its neighbours are compared, which stay where they are
     let place = from.firstChild;
     for (const wanted of [...to.childNodes]) {
       const key = keyOf(wanted);

@@ -57,8 +57,17 @@
 
   makeFormats();
 
+  let ahead = 0; // milliseconds by which the server's clock is ahead of the reader's, if that is wrong
+  const WRONG = 5000; // milliseconds; what is less may be the way of the answer
+  const serverNow = () => Date.now() + ahead;
+
+  function setClock(answer) {
+    const found = Date.parse(answer.headers.get("Date")) - Date.now();
+    ahead = Math.abs(found) > WRONG ? found : 0;
+  }
+
   function age(moment) {
-    const seconds = (Date.now() - moment) / 1000;
+    const seconds = (serverNow() - moment) / 1000;
     const [unit, name] = UNITS.find(([size]) => Math.abs(seconds) >= size) || [1, "s"];
     const text = `${Math.floor(Math.abs(seconds) / unit)}${name}`;
     return seconds < 0 ? `in ${text}` : `${text} ago`;
@@ -66,7 +75,7 @@
 
   // How long something has lasted that goes on, as the server says it.
   function lasting(start) {
-    const seconds = Math.max(0, (Date.now() - start) / 1000);
+    const seconds = Math.max(0, (serverNow() - start) / 1000);
     if (seconds < 59.95) return `${seconds.toFixed(1)}s`;
     const whole = Math.round(seconds);
     const place = UNITS.findIndex(([size]) => whole >= size);
@@ -101,7 +110,7 @@
   const REST = 1000; // milliseconds between two reads of a page
   const STALE = 2000; // milliseconds without the server after which the page says how old it is
   const AGAIN = 5000; // milliseconds until a stream that the server did not give is asked for again
-  const PULSE = 10000; // milliseconds between two questions whether the system works: an outage sends no events
+  const PULSE = 4000; // milliseconds between two questions whether the system works: an outage sends no events
   const MOST_LINES = 2000; // of a log that are shown
   let version = "none"; // of the page that is shown
   let last = 0, timer = null, isReading = false, isAgain = false, isAsking = false;
@@ -191,8 +200,9 @@
     if (!main.dataset.pulse || document.hidden || isAsking) return;
     isAsking = true;
     try {
-      const answer = await fetch(main.dataset.pulse, { redirect: "manual", signal: AbortSignal.timeout(PULSE) });
+      const answer = await fetch(main.dataset.pulse, { redirect: "manual", signal: AbortSignal.timeout(2 * PULSE) });
       if (answer.status >= 500) answered(false);
+      setClock(answer);
       const isLive = main.dataset.live || main.dataset.poll; // others, such as forms, stay as they are
       if (isLive && (answer.type === "opaqueredirect" || answer.status === 401)) soon();
       if (!answer.ok) return;
@@ -323,11 +333,37 @@
     toEnd();
   }
 
-  let stream = null;
+  let stream = null, slot = null; // the slot is given back by calling it
+  let isTaking = false, waiting = null;
+  const SLOTS = 4;
 
-  function listen() {
+  // A browser has six connections to a server, and a stream is one of them. All pages that are seen share a few slots for
+  // streams; one that gets none is read again every few seconds.
+  async function takeSlot() {
+    if (!navigator.locks) return () => {};
+    for (let number = 0; number < SLOTS; number += 1) {
+      const free = await new Promise((taken) => {
+        navigator.locks.request(`orchestrator-stream-${number}`, { ifAvailable: true }, (lock) => (lock ? new Promise(taken) : taken(null)));
+      });
+      if (free) return free;
+    }
+    return null;
+  }
+
+  function hangUp() {
+    stream?.close();
+    slot?.();
+    stream = slot = null;
+  }
+
+  async function listen() {
+    if (!main.dataset.live || stream || isTaking || document.hidden) return;
+    isTaking = true;
+    slot = await takeSlot();
+    isTaking = false;
     const path = main.dataset.live;
-    if (!path || stream || document.hidden) return;
+    if (!slot) { say("on"); waiting ??= setTimeout(() => { waiting = null; soon(); }, AGAIN); return; } // then it asks again
+    if (!path || document.hidden) { hangUp(); return; }
     stream = new EventSource(path);
     stream.onopen = () => say("on");
     stream.onerror = () => { if (stream.readyState === EventSource.CLOSED) refused(); else say("lost"); };
@@ -335,13 +371,13 @@
     for (const name of ["snapshot", "task", "tasks", "run", "activity", "workers", "progress"]) stream.addEventListener(name, soon);
     // Of very many lines that come at once a stream begins again, with a snapshot and without them: they are read, too.
     for (const name of ["snapshot", "task", "log", "end"]) stream.addEventListener(name, hear);
-    stream.addEventListener("end", () => { stream.close(); stream = null; say("off"); soon(); });
+    stream.addEventListener("end", () => { hangUp(); say("off"); soon(); });
   }
 
   // The server gives no stream. The page itself says why when it is read again: there is nothing more to come, the
   // session has ended, or the server is not well; then the stream is asked for again.
   function refused() {
-    stream = null;
+    hangUp();
     say("lost");
     soon();
     setTimeout(listen, AGAIN);
@@ -350,11 +386,15 @@
   listen();
   ask();
   setInterval(ask, PULSE);
-  if (main.dataset.poll) setInterval(() => { if (main.dataset.poll) soon(); }, 1000 * Number(main.dataset.poll));
-  // A browser has six connections to a server, and a stream is one of them: a tab that nobody sees keeps none. When it
-  // is seen again, its stream begins with a snapshot, and it is read again.
+  let polled = Date.now();
+  setInterval(() => {
+    if (!main.dataset.poll || Date.now() - polled < 1000 * Number(main.dataset.poll)) return;
+    polled = Date.now();
+    soon();
+  }, 1000);
+  // A tab that nobody sees keeps no stream. When it is seen again, its stream begins with a snapshot, and it is read again.
   document.addEventListener("visibilitychange", () => {
-    if (document.hidden) { stream?.close(); stream = null; return; }
+    if (document.hidden) { hangUp(); return; }
     listen();
     ask();
     if (isAgain) { isAgain = false; soon(); }
@@ -692,6 +732,14 @@
 
   document.addEventListener("submit", (event) => {
     const form = event.target;
+    if (form.method === "post" && light?.dataset.state === "lost") { // the browser would leave the page for one of its own
+      event.preventDefault();
+      const text = "Not sent: the server cannot be reached. Send it again when this page is live.";
+      if (!form.querySelector(".unsent")) form.append(Object.assign(document.createElement("p"), { className: "why unsent", textContent: text }));
+      announce(text);
+      ask();
+      return;
+    }
     if (form.dataset.nameInPath) {
       form.action = form.dataset.nameInPath.replace("%", encodeURIComponent(form.querySelector("[data-name]").value));
     }
