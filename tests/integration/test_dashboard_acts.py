@@ -1279,8 +1279,11 @@ def test_charts_mark_starts_of_workers_and_changes_of_the_leader(house: House) -
             page = visitor.get(path).text
             marks = re.findall(r'<g class="mark"><title>[^<]* UTC: ([^<]*)</title><line x1="([\d.]+)"', page)
             assert [text for text, _ in marks] == ["2 workers started", "another scheduler leads, in term 2"], path
-            places = [float(x) for _, x in marks]
-            assert places == pytest.approx([30, 50], abs=1.1), path
+            parts = 24 if "failures" in path else 60
+            places = [int(x) for _, x in marks]  # where a bar begins: what failed since stands to the right of it
+            assert places == pytest.approx([parts / 2, parts * 5 / 6], abs=1.1), path
+            (started,) = re.findall(r'workers started, <time datetime="([^"]*)"', page)
+            assert datetime.fromisoformat(started).timestamp() == pytest.approx(begun / 1_000, abs=1), path
         assert 'aria-label="Failures in the last 7d"' in visitor.get("/ui/failures?within=7d").text
         rows(
             house,

@@ -53,10 +53,10 @@ class FailureGroup(NamedTuple):
     """The message of the last of them."""
     tasks: int
     first_at: datetime
-    """When the first of those that were looked at failed."""
+    """When the first of them failed so for the first time, also if it was retried since."""
     last_at: datetime
     workers: list[str]
-    """Some of the workers that had the last attempts."""
+    """Some of the workers on which they failed."""
     all_workers: int
     id: str
     """What names it beside task and queue, such as `ValueError#1f3a09`."""
@@ -66,6 +66,8 @@ class FailureGroup(NamedTuple):
     """The release of the application in which the first of those failed that were looked at, if it has one."""
     releases: Sequence[str] = ()
     """Releases in which they failed, the last ones first."""
+    runs: Sequence[UUID] = ()
+    """Some of the runs that they are of, the last ones first."""
     handled: Handled | None = None
     """What was decided about it, where that was looked up."""
 
@@ -103,29 +105,59 @@ def walked(begin: str, columns: str) -> str:
 
 _SINCE = "ended_at >= %(since)s::timestamptz AND ended_at < coalesce(%(until)s::timestamptz, 'infinity')"
 _MOST_RELEASES = 5
+_MOST_RUNS = 20
+_MOST_ATTEMPTS = 20
+
+
+def _first_attempt(task: str, since: str = "'-infinity'") -> str:
+    """Return a query of when and where a task has failed as it did in the end, for the first time since then.
+
+    An attempt before the last one is in `attempts`, also after a retry by hand. Of very many, the first are looked at.
+    """
+    tried = f"SELECT * FROM orchestrator.attempts WHERE task_id = {task}.id ORDER BY attempt LIMIT {_MOST_ATTEMPTS}"
+    return f"""SELECT ended_at, worker FROM ({tried}) AS tried
+     WHERE {task}.attempt > 1 AND outcome = 'failed' AND ended_at >= {since} AND {group_of("tried")} = {group_of(task)}
+     ORDER BY attempt LIMIT 1"""
+
+
 # They stand far apart in the table, so that each costs a page of it: what decides is how many are looked at.
 _LATEST = Statement[Row](f"""
 WITH /* insights.failures.latest */ looked_at AS MATERIALIZED (
-    {walked(_SINCE, "id, name, queue, status, error, ended_at, worker")}
+    {walked(_SINCE, "id, name, queue, status, error, ended_at, worker, attempt, run_id")}
 ), named AS MATERIALIZED (
     SELECT name, queue, {group_of("looked_at")} AS id, coalesce(error->>'kind', '') AS kind,
-           coalesce(error->>'message', '') AS message, looked_at.id AS task, ended_at, worker, release
-      FROM looked_at LEFT JOIN orchestrator.worker_releases USING (worker) WHERE status = 'failed'
+           coalesce(error->>'message', '') AS message, looked_at.id AS task, looked_at.ended_at, run_id,
+           looked_at.worker, coalesce(before.ended_at, looked_at.ended_at) AS first_at,
+           CASE WHEN before.ended_at IS NULL THEN looked_at.worker ELSE before.worker END AS first_worker
+      FROM looked_at LEFT JOIN LATERAL ({_first_attempt("looked_at")}) AS before ON true WHERE status = 'failed'
+), placed AS MATERIALIZED (
+    SELECT named.*, r.release, f.release AS first_release
+      FROM named LEFT JOIN orchestrator.worker_releases r USING (worker)
+      LEFT JOIN orchestrator.worker_releases f ON f.worker = first_worker
 ), groups AS (
     SELECT name, queue, id, min(kind) AS kind, (array_agg(message ORDER BY ended_at DESC))[1] AS example,
            (array_agg(task ORDER BY ended_at DESC))[1] AS task,
-           count(*) AS tasks, min(ended_at) AS first_at, max(ended_at) AS last_at,
-           (array_agg(DISTINCT worker) FILTER (WHERE worker IS NOT NULL))[:3] AS workers,
-           count(DISTINCT worker) AS all_workers, (array_agg(release ORDER BY ended_at))[1] AS first_release
-      FROM named GROUP BY name, queue, id
+           count(*) AS tasks, min(first_at) AS first_at, max(ended_at) AS last_at,
+           (array_agg(first_release ORDER BY first_at))[1] AS first_release
+      FROM placed GROUP BY name, queue, id
+), by_worker AS (
+    SELECT name, queue, id, (array_agg(DISTINCT w))[:3] AS workers, count(DISTINCT w) AS all_workers
+      FROM placed CROSS JOIN LATERAL (VALUES (worker), (first_worker)) AS each(w) WHERE w IS NOT NULL
+     GROUP BY name, queue, id
+), by_run AS (
+    SELECT name, queue, id, (array_agg(run_id ORDER BY last_at DESC))[:{_MOST_RUNS}] AS runs
+      FROM (SELECT name, queue, id, run_id, max(ended_at) AS last_at
+              FROM placed WHERE run_id IS NOT NULL GROUP BY name, queue, id, run_id) AS each
+     GROUP BY name, queue, id
 ), by_release AS (
     SELECT name, queue, id, (array_agg(release ORDER BY last_at DESC))[:{_MOST_RELEASES}] AS releases
       FROM (SELECT name, queue, id, release, max(ended_at) AS last_at
-              FROM named WHERE release IS NOT NULL GROUP BY name, queue, id, release) AS each
+              FROM placed WHERE release IS NOT NULL GROUP BY name, queue, id, release) AS each
      GROUP BY name, queue, id
 )
 SELECT counted.looked_at, found.* FROM (SELECT count(*) AS looked_at FROM looked_at) AS counted
-  LEFT JOIN (SELECT * FROM groups LEFT JOIN by_release USING (name, queue, id)) AS found ON true
+  LEFT JOIN (SELECT * FROM groups LEFT JOIN by_release USING (name, queue, id)
+               LEFT JOIN by_worker USING (name, queue, id) LEFT JOIN by_run USING (name, queue, id)) AS found ON true
  ORDER BY tasks DESC, name, queue, id
 """)
 _HAS_MORE = Statement[bool](f"""
@@ -154,11 +186,12 @@ def latest_failures(
             row.first_at,
             row.last_at,
             row.workers or [],
-            row.all_workers,
+            row.all_workers or 0,
             row.id,
             row.task,
             row.first_release,
             row.releases or (),
+            row.runs or (),
         )
         for row in rows
         if row.name is not None  # there is no group: this is the only row
@@ -210,10 +243,11 @@ def failed_before(
 _IN_TIME = "ended_at >= to_timestamp(%(begin)s) AND ended_at < to_timestamp(%(end)s)"
 _SPREAD = Statement[Row](f"""
 WITH /* insights.failure_times.spread */ looked_at AS MATERIALIZED (
-    {walked(_IN_TIME, "name, queue, status, error, ended_at")}
+    {walked(_IN_TIME, "id, name, queue, status, error, ended_at, attempt")}
 )
-SELECT name, queue, {group_of("looked_at")} AS kind,
-       width_bucket(extract(epoch FROM ended_at), %(begin)s, %(end)s, %(parts)s) AS part, count(*) AS tasks
+SELECT name, queue, {group_of("looked_at")} AS kind, width_bucket(extract(epoch FROM coalesce(
+           (SELECT ended_at FROM ({_first_attempt("looked_at", "to_timestamp(%(begin)s)")}) AS before), ended_at)),
+           %(begin)s, %(end)s, %(parts)s) AS part, count(*) AS tasks
   FROM looked_at WHERE status = 'failed'
  GROUP BY 1, 2, 3, 4
 """)
@@ -222,7 +256,8 @@ SELECT name, queue, {group_of("looked_at")} AS kind,
 def spread_of_failures(
     connection: Connection, begin: datetime, end: datetime, parts: int, within: str = ""
 ) -> dict[GroupKey, list[int]]:
-    """Return how many tasks have failed in each of so many equal parts of a time, by task, queue and error.
+    """Return how many tasks have failed in each of so many equal parts of a time, by task, queue and error: each is
+    counted where it first failed so, and a retry does not move it.
 
     Of very many, the last ones: those of which the groups are made, too.
     """

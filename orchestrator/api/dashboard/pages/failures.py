@@ -84,7 +84,7 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
         is_chosen=is_chosen,
         meant={"since": since.isoformat(timespec="seconds"), "until": query.until and query.until.isoformat()},
         hour=last_hour,
-        marks=[] if is_chosen else read_marks(api, key_scope, last_hour.begin if query.within == "1h" else since, span),
+        marks=[] if is_chosen else read_marks(api, key_scope, since, span),
         releases=[] if is_chosen else [one for one in read_marks(api, key_scope, since, span) if one.is_release],
         spread=spread,
         examples={one.task: _example(api, one.task) for one in groups[:_MOST_EXAMPLES]},

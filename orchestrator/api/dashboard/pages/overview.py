@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -180,14 +179,18 @@ def read_marks(api: Api, key_scope: KeyScope, since: datetime, span: timedelta =
         return []
     workers = api.recent.get(("workers",), 5.0, api.backend.insights.list_workers)
     started = {one.parent or one.id: (one.worker_started_at, one.release) for one in workers}
-    starts = Counter((at.replace(second=0, microsecond=0), release) for at, release in started.values() if at >= since)
+    starts: dict[tuple[datetime, str | None], list[datetime]] = {}
+    for at, release in started.values():
+        if at >= since:
+            starts.setdefault((at.replace(second=0, microsecond=0), release), []).append(at)
     releases = api.recent.get(("releases", span), 10.0, lambda: api.read(first_starts, since))
     terms = api.recent.get(("terms",), 10.0, lambda: api.read(throughput.terms, present() - throughput.KEPT))
     came = {f"release {name} came": at for name, at in releases.items()}
     found = [(at, what) for what, at in came.items()]
-    for (at, release), count in starts.items():
-        if release is None or release not in releases or at - releases[release] > ROLLOUT:
-            found.append((at, f"{counted(count, 'worker')}{f' of release {release}' if release else ''} started"))
+    for (minute, release), times in starts.items():
+        if release is None or release not in releases or minute - releases[release] > ROLLOUT:
+            what = f"{counted(len(times), 'worker')}{f' of release {release}' if release else ''} started"
+            found.append((min(times), what))
     found += [(one.at, f"another scheduler leads, in term {one.term}") for one in terms[1:] if one.at >= since]
     return [Mark(max(0.0, (at - since) / span), at, what, what in came) for at, what in sorted(found)]
 

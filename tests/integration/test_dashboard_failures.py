@@ -1,0 +1,54 @@
+"""Failures as pages tell of them: since when, how many, where; also after retries."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from html import unescape
+
+from orchestrator.store.insights import spread_of_failures
+from orchestrator.store.insights.failures import latest_failures
+from tests.integration.stage import System
+from tests.integration.test_dashboard_seen import fail, operator
+
+
+def test_a_retry_moves_neither_when_a_failure_began_nor_its_trend_nor_its_workers(system: System) -> None:
+    worker = system.worker("old-1", slots=9)
+    for number in range(3):
+        system.job.enqueue(number)
+    fail(system, worker)
+    worker.leave()
+    hour_ago = "now() - interval '45 minutes'"
+    system.sql('UPDATE orchestrator.ended_tasks SET error = error || \'{"message": "card 17"}\'')
+    system.sql(f"UPDATE orchestrator.ended_tasks SET ended_at = {hour_ago}, started_at = {hour_ago}")
+    system.sql("INSERT INTO orchestrator.worker_releases VALUES ('old-1', 'v1', now(), now())")
+    began = system.sql("SELECT ended_at FROM orchestrator.ended_tasks LIMIT 1")[0]["ended_at"]
+    operator(system).post("/ui/tasks/retry", name="job")
+    again = system.worker("new-2", slots=9)
+    assert len(fail(system, again)) == 3
+    system.sql('UPDATE orchestrator.ended_tasks SET error = error || \'{"message": "card 18"}\'')
+    end = datetime.now(UTC) + timedelta(minutes=1)
+    with system.engine.connect() as connection:
+        (group,) = latest_failures(connection, end - timedelta(days=1)).groups
+        (counts,) = spread_of_failures(connection, end - timedelta(hours=1), end, 6).values()
+        (lately,) = spread_of_failures(connection, end - timedelta(minutes=30), end, 3).values()
+    assert (group.tasks, group.first_at, group.first_release) == (3, began, "v1")
+    assert group.last_at > began + timedelta(minutes=44)
+    assert (group.workers, group.all_workers) == (["new-2", "old-1"], 2)
+    assert counts == [0, 3, 0, 0, 0, 0]
+    assert lately == [0, 0, 3], "what is before the time that is shown is not drawn at its edge"
+
+
+def test_the_failures_of_every_time_are_the_same_figure(system: System) -> None:
+    worker = system.worker(slots=9)
+    first, *_ = [system.job.enqueue(number) for number in range(3)]
+    fail(system, worker)
+    first.retry()
+    fail(system, worker)
+    ada = operator(system)
+    for within in ("15m", "1h", "24h"):
+        page = unescape(ada.get(f"/ui/failures?within={within}").text)
+        legend = re.search(r'<p class="legend"><span class="s-failed"><i></i>([^<]*)<', page)
+        assert legend, within
+        assert legend[1] == "3 tasks still failed", within
+        assert (" failed in all: also those that were retried since" in page) == (within == "1h")
