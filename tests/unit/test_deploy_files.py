@@ -48,7 +48,7 @@ def commands() -> Iterator[list[str]]:
         yield unit.read_text().split("bin/orchestrator ")[1].splitlines()[0].split()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("schema", "path"),
     [("compose-spec", COMPOSE), ("github-workflows", REPOSITORY / ".github" / "workflows" / "release.yml")],
@@ -57,7 +57,7 @@ def test_a_file_fits_its_schema(schema: str, path: Path) -> None:
     accept(TOOLS / "check-jsonschema", "--builtin-schema", f"vendor.{schema}", path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_kubernetes_gets_fits_its_schemas() -> None:
     paths = sorted(path for path in (FOLDER / "kubernetes").iterdir() if path.name != "kustomization.yaml")
     assert sorted(RESOURCES) == [path.name for path in paths]
