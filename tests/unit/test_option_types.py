@@ -37,6 +37,7 @@ def check(*command: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, cwd=REPOSITORY, check=False).stdout
 
 
+@pytest.mark.long  # in each build pyright refuses the same lines
 def test_mypy_refuses_the_wrong_lines_of_programs_and_no_other() -> None:
     # The cache is that of `scripts/check`: without one, all that the programs import is read, which takes a minute.
     said = check("mypy", "--strict", "--cache-dir", str(REPOSITORY / ".mypy_cache"))
