@@ -83,6 +83,31 @@ def test_who_is_too_slow_loses_what_waited_and_begins_again(monkeypatch: pytest.
     asyncio.run(listen())
 
 
+def test_lines_of_a_log_wait_for_a_slow_reader_and_are_not_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "_MOST_BYTES", 10)
+
+    async def listen() -> tuple[bytes, bool]:
+        listener = Listener(Subject(Kind.TASK, TASK), START)
+        listener.begin(b"first ")
+
+        async def hear() -> None:
+            for _ in range(20):
+                await listener.give_line(b"line ")
+
+        hearing = asyncio.create_task(hear())
+        said = b""
+        while not hearing.done():
+            said += await listener.take(1)
+        said += await listener.take(0.001)
+        waiting = asyncio.create_task(hear())
+        await asyncio.sleep(0)
+        listener.close()  # the reader has gone
+        await asyncio.wait_for(waiting, 5)
+        return said, listener.is_lagging
+
+    assert asyncio.run(listen()) == (b"first " + 20 * b"line ", False)
+
+
 def test_who_is_too_slow_before_it_has_begun_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "_MOST_HELD", 10)
 

@@ -204,9 +204,13 @@ class Hub:
                     heard = await self._journals.get((listener.subject, listener.log))
                 except (*UNAVAILABLE, OrchestratorError):
                     return  # what it said is still there when Redis and Postgres are back
+                turn = listener.turn
                 for said in heard.lines:
+                    at = str(self._cursor._replace(log=said.entry))
+                    await listener.give_line(event("log", line(listener.subject.kind, said), at))
+                    if listener.turn != turn or listener.is_lagging or listener.is_closed:
+                        return  # it begins again where it stands, or has gone
                     listener.log = said.entry
-                    listener.give(event("log", line(listener.subject.kind, said), self._id(listener)))
                 if len(heard.lines) < PAGE:
                     break
             if heard.mark is not None and heard.mark != listener.mark:

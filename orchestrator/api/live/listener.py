@@ -78,6 +78,7 @@ class Listener:
         self._held: list[bytes] | None = []
         """Events that came before its snapshot."""
         self._has_more = asyncio.Event()
+        self._has_room = asyncio.Event()
 
     @property
     def is_held(self) -> bool:
@@ -89,6 +90,7 @@ class Listener:
         self._waiting, self._size, self._held = [], 0, []
         self.since, self.log, self.is_lagging, self.end = since, self._sent_log, False, None
         self.turn += 1
+        self._has_room.set()
         return self.turn
 
     def begin(self, said: bytes, *, is_whole: bool = False) -> None:
@@ -99,6 +101,14 @@ class Listener:
             self._waiting += held
         self._size = 0  # it is behind by no fault of its own
         self._has_more.set()
+        self._has_room.set()
+
+    async def give_line(self, said: bytes) -> None:
+        """Have a line of a log sent once there is room: it is kept elsewhere, and need not be thrown away."""
+        if self._size > _MOST_BYTES // 2 and not self.is_closed and not self.is_lagging:
+            self._has_room.clear()
+            await self._has_room.wait()
+        self.give(said)
 
     def give(self, said: bytes) -> None:
         """Have something sent."""
@@ -107,6 +117,7 @@ class Listener:
         self._size += len(said)
         if self._size > (_MOST_BYTES if self._held is None else _MOST_HELD):
             self.is_lagging = True
+            self._has_room.set()
             self._waiting, self.log = [], self._sent_log
             if self._held is not None:
                 self._held = []
@@ -122,6 +133,7 @@ class Listener:
         """Send what there is, and then no more."""
         self.is_closed = True
         self._has_more.set()
+        self._has_room.set()
 
     async def take(self, seconds: float) -> bytes:
         """Return what is to be sent, or nothing if there was nothing for so long."""
@@ -133,6 +145,7 @@ class Listener:
         self._has_more.clear()
         said = b"".join(self._waiting)
         self._waiting, self._size, self._sent_log = [], 0, self.log
+        self._has_room.set()
         return said
 
     @property
