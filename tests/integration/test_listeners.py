@@ -37,7 +37,7 @@ def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a tick have time for little, by what expressions cost: that does not depend on the machine."""
     monkeypatch.setattr("orchestrator.scheduler.runs.triggers._MOST_WORK", 600)
     monkeypatch.setattr("orchestrator.domain.dag.steps.ENOUGH_WORK", 600)
-    monkeypatch.setattr("orchestrator.domain.dag.expression.ENOUGH_WORK", 600)
+    monkeypatch.setattr("orchestrator.domain.dag.scope.ENOUGH_WORK", 600)
 
 
 def listen(system: System, name: str, **trigger: Any) -> None:
