@@ -338,7 +338,7 @@ def test_a_failed_task_is_retried_with_another_argument(base: str, window: Watch
     task = enqueue(f"{base}/api/v1", "broken", "before")
     eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
     window.go(f"/ui/tasks/{task}")
-    press(window, by, "Retry with changes…")
+    press(window, by, "Enqueue with changes…")
     field = window.page.get_by_label("text str, required")
     assert field.input_value() == "before"
     if by == "mouse":

@@ -6,6 +6,11 @@ import re
 from datetime import UTC, datetime, timedelta
 from html import unescape
 
+import msgspec
+
+from orchestrator import Retry
+from orchestrator.api.dashboard.fields import of_params
+from orchestrator.domain.dag.definition import Param
 from orchestrator.store.insights import spread_of_failures
 from orchestrator.store.insights.failures import latest_failures
 from tests.integration.stage import System
@@ -52,3 +57,36 @@ def test_the_failures_of_every_time_are_the_same_figure(system: System) -> None:
         assert legend, within
         assert legend[1] == "3 tasks still failed", within
         assert (" failed in all: also those that were retried since" in page) == (within == "1h")
+
+
+def test_attempts_are_counted_as_they_ended_and_say_which_were_asked_for(system: System) -> None:
+    worker = system.worker(slots=9)
+    task = system.job.options(retries=Retry(max=1, base=0.001, jitter=0)).enqueue(1)
+    system.pass_seconds()
+    for _ in range(2):
+        system.tick_until(lambda: worker.fail(*(taken := worker.take())) or taken)
+    system.tick_until(lambda: task.status() == "failed")
+    task.retry()
+    fail(system, worker)
+    page = unescape(operator(system).get(f"/ui/tasks/{task.id}").text)
+    assert re.search(r"<dt>Attempts</dt><dd>([^/]*)</small>", page)[1] == "3 <small>3 failed"  # type: ignore[index]
+    asked = re.findall(r'<tr data-key="attempt-(\d)">(?:(?!</tr>).)*Somebody has retried it', page, re.DOTALL)
+    assert asked == ["2"], "the policy has asked for the second"
+
+
+def test_a_long_message_is_printed_once(system: System) -> None:
+    worker = system.worker(slots=9)
+    task = system.job.enqueue(1)
+    fail(system, worker)
+    message = "".join(f"cause {number} " for number in range(300)).strip()
+    change = "UPDATE orchestrator.ended_tasks SET error = error || CAST(:error AS jsonb)"
+    for traceback in (f'File "a.py", line 3, in pay\nValueError: {message}\n', ""):
+        system.sql(change, error=msgspec.json.encode({"message": message, "traceback": traceback}).decode())
+        page = unescape(operator(system).get(f"/ui/tasks/{task.id}").text)
+        assert page.count("cause 299") == 1, traceback
+        assert page.count("cause 0 ") <= 2, traceback
+
+
+def test_required_parameters_stand_first_in_a_form() -> None:
+    params = {"day": Param(default=1), "customer": Param(), "n": Param(default=2), "where": Param()}
+    assert [field.name for field in of_params(params)] == ["customer", "where", "day", "n"]

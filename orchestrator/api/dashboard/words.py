@@ -48,6 +48,8 @@ _BACKFILL = re.compile(r"(.+)#([0-9]+)")
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _CHANGE = 3
 """Failures more or fewer that are called a trend."""
+LONG = 300
+"""Characters of a message that a page shows in full once, in the traceback, and shortened elsewhere."""
 _LONGEST_VALUE = 20_000
 """Characters of a value that a page shows."""
 

@@ -15,6 +15,7 @@ from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import LOST, TaskError
 from orchestrator.sealing import is_sealed_text
 from orchestrator.store.sql import Row, Statement
+from orchestrator.store.tasks.row import REOPENED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ class AttemptView:
     """When it ended; None while it is in flight."""
     release: str | None = None
     """The release of the application that ran it, if that has a name."""
+    reopened: bool = False
+    """The task had ended with it, and somebody asked for another one."""
 
 
 def error_view(known: TaskError | Mapping[str, str] | None) -> ErrorView | None:
@@ -66,8 +69,9 @@ def error_view(known: TaskError | Mapping[str, str] | None) -> ErrorView | None:
     )
 
 
-_ATTEMPTS = Statement[Row]("""
-SELECT /* insights.tasks.attempts */ attempt, outcome, error, worker, started_at, ended_at
+_ATTEMPTS = Statement[Row](f"""
+SELECT /* insights.tasks.attempts */ attempt, outcome, error, worker, started_at, ended_at,
+       coalesce(error ? '{REOPENED}', outcome = 'cancelled') AS reopened
   FROM orchestrator.attempts WHERE task_id = %(id)s::uuid ORDER BY attempt
 """)
 

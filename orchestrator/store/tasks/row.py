@@ -62,10 +62,14 @@ def insert_ended(source: str, *, but: Collection[str] = (), **values: str) -> st
 ATTEMPT = "orchestrator.attempts (task_id, attempt, outcome, error, worker, started_at, ended_at)"
 
 
+REOPENED = "reopened"
+"""Beside the error of an attempt that had ended its task: the next one was asked for."""
+
+
 def archive_last_attempt(source: str) -> str:
-    """Return a statement that keeps the attempts which ended tasks, when the rows of these go."""
+    """Return a statement that keeps the attempts which ended tasks, when somebody has these tried again."""
     return f"""INSERT INTO {ATTEMPT}
-    SELECT id, attempt, status, error, worker, started_at, ended_at FROM {source}
+    SELECT id, attempt, status, error || '{{"{REOPENED}": true}}', worker, started_at, ended_at FROM {source}
         ON CONFLICT DO NOTHING"""
 
 
