@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine, Generator
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 from orchestrator.errors import SoftTimeout
@@ -14,6 +16,17 @@ from orchestrator.workers.running.delivery import DELIVERY
 def interrupt_thread(thread: int, reason: type[BaseException]) -> None:
     """Raise `reason` in a thread. It arrives at that thread's next bytecode, not inside a blocking call."""
     DELIVERY.send(thread, reason)
+
+
+def stack_of(thread: int) -> TracebackType | None:
+    """Return where a thread that runs a task is now, as the traceback of an error there: from its runner's frame on."""
+    frame, found = sys._current_frames().get(thread), None
+    while frame is not None:
+        found = TracebackType(found, frame, frame.f_lasti, frame.f_lineno or 0)
+        if frame.f_code.co_filename.replace("\\", "/").endswith("/running/runner.py"):
+            return found
+        frame = frame.f_back
+    return None
 
 
 def uninterrupted() -> None:

@@ -77,6 +77,8 @@ class Job:
     interrupted_at: float = 0.0
     interrupt: Callable[[type[BaseException]], object] | None = None
     """How the running code is interrupted; set by what runs it."""
+    thread: int = 0
+    """The thread in which it was said how."""
     step: dict[str, Any] = field(default_factory=dict)
     """For a step of a workflow: workflow, step, index and count."""
     has_lines: bool = False
@@ -199,7 +201,7 @@ class Job:
     def interruptible(self, interrupt: Callable[[type[BaseException]], object]) -> None:
         """Say how the code that begins now is interrupted. If someone has wanted that already, it happens at once."""
         with _lock:
-            self.interrupt = interrupt
+            self.interrupt, self.thread = interrupt, threading.get_ident()
             if self.interrupted_by is not None:
                 interrupt(self.interrupted_by)
 

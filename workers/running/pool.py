@@ -23,6 +23,7 @@ from orchestrator.workers.running.coroutines import Coroutines
 from orchestrator.workers.running.critical_thread import start_critical_thread
 from orchestrator.workers.running.delivery import DELIVERY
 from orchestrator.workers.running.failures import retries_timeouts
+from orchestrator.workers.running.interrupt import stack_of
 from orchestrator.workers.running.isolated import Isolation
 from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.large_results import in_thread
@@ -307,9 +308,12 @@ class Pool:
         """End an attempt whose code does not end. It stays in the table of what is held until the code has."""
         reason = job.interrupted_by
         assert reason is not None
+        stack = None if job.on_loop or job.is_isolated else stack_of(job.thread)
         if not job.finish(lingers=True):
             return  # it has ended at this very moment
-        report = self._turns.verdict(job) or self._runner.failures.failure(job, interruption(job, reason))
+        report = self._turns.verdict(job) or self._runner.failures.failure(
+            job, interruption(job, reason).with_traceback(stack)
+        )
         if isinstance(report, Failed):  # one that had completed in its transaction has succeeded
             report = msgspec.structs.replace(report, lingering=True)
         self._report_end(job, report)
