@@ -69,6 +69,7 @@ def start_runs(base: str, name: str, count: int, task: str = "add") -> list[str]
     return runs
 
 
+@pytest.mark.long  # links and forms, of which tests/integration/test_dashboard_….py ask the server
 @BY
 def test_two_runs_of_the_grid_are_compared(base: str, window: Watched, by: str) -> None:
     start_runs(base, f"compared-{by}", 3)
@@ -143,6 +144,7 @@ def test_marked_runs_are_retried_and_all_that_fit_are_cancelled(
     window.page.locator("tbody .s-cancelled").nth(1).wait_for()
 
 
+@pytest.mark.long  # links and forms, of which tests/integration/test_dashboard_….py ask the server
 @BY
 def test_runs_are_deleted_after_a_question_with_their_number(base: str, window: Watched, by: str) -> None:
     runs = start_runs(base, f"gone-{by}", 3)
@@ -390,6 +392,7 @@ def test_a_log_that_is_too_long_says_what_was_dropped_while_one_looks(
     window.sees(".l-dropped", "lines (")
 
 
+@pytest.mark.long  # links and forms, of which tests/integration/test_dashboard_….py ask the server
 @BY
 def test_a_fire_of_the_calendar_leads_to_its_run(served: tuple[Stack, str], window: Watched, by: str) -> None:
     stack, base = served
@@ -408,6 +411,7 @@ def test_a_fire_of_the_calendar_leads_to_its_run(served: tuple[Stack, str], wind
     window.sees(".facts", f"schedule {name}")
 
 
+@pytest.mark.long  # links and forms, of which tests/integration/test_dashboard_….py ask the server
 @BY
 def test_a_queue_leads_to_what_waits_and_a_worker_to_what_it_runs(
     base: str, window: Watched, by: str, tmp_path: Path

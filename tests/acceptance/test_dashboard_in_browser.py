@@ -178,6 +178,7 @@ def test_a_run_with_many_steps_fits_a_few_screens_and_shows_the_failed_ones_firs
     eventually(lambda: rows.count() == 75, "all others are listed")
 
 
+@pytest.mark.long  # the same by keyboard in each build
 def test_a_run_is_cancelled_after_a_question(base: str, window: Watched, tmp_path: Path) -> None:
     run = start_dag(base, "slow", tmp_path / "never")
     window.go(f"/ui/runs/{run}")
@@ -187,6 +188,7 @@ def test_a_run_is_cancelled_after_a_question(base: str, window: Watched, tmp_pat
     window.sees("h1 .s-cancelled")
 
 
+@pytest.mark.long  # the same by keyboard in each build
 def test_a_group_of_failures_is_tried_again(base: str, window: Watched, tmp_path: Path) -> None:
     for number in range(3):
         task = enqueue(f"{base}/api/v1", "broken", f"reason {number}", queue="mail")
@@ -338,6 +340,7 @@ def test_everything_is_done_by_keyboard_alone(base: str, window: Watched, tmp_pa
         window.sees(".acts button", then)
 
 
+@pytest.mark.long  # the same by keyboard in each build
 def test_an_approval_is_given_and_the_flow_goes_its_way(base: str, window: Watched) -> None:
     run = start_flow(base)
     window.go("/ui/approvals")
@@ -354,6 +357,7 @@ def test_an_approval_is_given_and_the_flow_goes_its_way(base: str, window: Watch
     assert [(one["act"], one["detail"]["why"]) for one in said] == [("approved", "a good customer")]
 
 
+@pytest.mark.long  # the same by keyboard in each build
 def test_a_paused_queue_is_resumed_where_it_is_named(base: str, window: Watched) -> None:
     httpx.post(f"{base}/api/v1/queues/mail/pause").raise_for_status()
     task = enqueue(f"{base}/api/v1", "noop", queue="mail")
@@ -512,6 +516,7 @@ def test_open_tasks_are_cancelled_after_a_count(base: str, window: Watched) -> N
     eventually(lambda: window.page.reload() and window.page.locator("tbody tr").count() == 3, "they are cancelled")
 
 
+@pytest.mark.long  # the same by keyboard in each build
 def test_a_promise_is_resolved(base: str, window: Watched) -> None:
     started = httpx.post(f"{base}/api/v1/workflows/project.approval/runs", json={"kwargs": {"patience": 600}})
     window.go(f"/ui/runs/{started.raise_for_status().json()['id']}")

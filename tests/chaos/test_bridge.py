@@ -17,7 +17,7 @@ require_celery()
 from tests.chaos.bridge.__main__ import run
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kills_of_every_part_lose_and_double_nothing() -> None:
     folder = Path(tempfile.mkdtemp(prefix="orchestrator-bridge-"))
     folder.chmod(0o755)
