@@ -283,6 +283,13 @@ class WorkerMachine:
         self._gone.append(child.id)
         self._start_child()
 
+    def kill_machine(self, away: float) -> None:
+        """All is gone at once; it comes back later and knows nothing."""
+        self._world.trace(f"{self.name} is switched off")
+        self._kill_runs()
+        self._boot()
+        self.sleeps_until = self._world.now + away
+
     def sleep(self, seconds: float) -> None:
         """Stand still, and go on as if nothing had been."""
         self._world.trace(f"{self.name} stands still")
