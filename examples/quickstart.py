@@ -14,7 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from orchestrator.cli.dev.warnings import is_ready
+from orchestrator.cli.dev.app_check import is_ready
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.settings import load_settings
 from orchestrator.store.database import upgrade

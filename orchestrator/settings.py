@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.environment import SERVICES_FILE, distrust, nearest_file, read_services_file
 from orchestrator.errors import ConfigurationError, did_you_mean
-from orchestrator.services_file import SERVICES_FILE, distrust, nearest_file, read_services_file
 from orchestrator.terminal_safe import without_password
 
 _LARGEST_PAYLOAD = 50_000_000

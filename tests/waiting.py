@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from orchestrator.testing import waiting
+from orchestrator.testing import executor_stage
 
 __all__ = ["eventually"]
 T = TypeVar("T")
@@ -26,4 +26,4 @@ def eventually(
             time.sleep(min(0.1, 2 * (time.perf_counter() - began)))
         return found
 
-    return waiting.eventually(look, what, timeout, every=every)
+    return executor_stage.eventually(look, what, timeout, every=every)

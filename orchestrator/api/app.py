@@ -28,9 +28,8 @@ from orchestrator.api.headers import fault, safely
 from orchestrator.api.live.hub import Hub
 from orchestrator.api.problems import MEDIA_TYPE, Problem
 from orchestrator.api.quotas import Meter
-from orchestrator.api.refusals import Refusals
 from orchestrator.api.routes import ROUTES
-from orchestrator.api.serving import ServedPath, problem
+from orchestrator.api.serving import Refusals, ServedPath, problem
 from orchestrator.api.slots import Slots
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger

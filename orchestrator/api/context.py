@@ -2,31 +2,153 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from uuid import UUID
 
+import anyio.to_thread
 import msgspec
 from sqlalchemy import Connection
 
 from orchestrator.api.inherited import inherited
-from orchestrator.api.known_names import KnownNames
 from orchestrator.api.observed import ObservedApi
-from orchestrator.api.pull_waiters import PullWaiters
 from orchestrator.api.readiness import Readiness
-from orchestrator.api.recent import Recent
 from orchestrator.domain import redaction
+from orchestrator.domain.fleet.announced import hiding, redacted_among
 from orchestrator.domain.redaction import Redaction
+from orchestrator.domain.tasks.obstacles import unregistered, wrong_door
+from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import InvalidTask
 from orchestrator.sdk.backend import backend_of
+from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.replica import Replica
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
 from orchestrator.store import insights
 from orchestrator.store.insights import TaskDetail
-from orchestrator.store.insights.lookup import kinds_of_names
+from orchestrator.store.insights.lookup import UNHEARD, kinds_of_names
 from orchestrator.store.insights.redact import Family, Relative
+from orchestrator.transport.pull import Pulls
+from orchestrator.transport.pull_notifications import PullNotifications
+
+_MOST_KEPT = 200
+
+
+class Recent:
+    """Answers that are a moment old."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, tuple[float, Any]] = {}
+        self._locks: dict[Hashable, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, seconds: float, read: Callable[[], T]) -> T:
+        """Return what was read last, if that was within so many seconds; else read, while others wait for it."""
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            at, found = self._found.get(key, (0.0, None))
+            if time.monotonic() - at < seconds and at:
+                answer: T = found
+                return answer
+            answer = read()
+            with self._lock:
+                if len(self._found) >= _MOST_KEPT:
+                    self._found.clear()
+                    self._locks.clear()
+                self._found[key] = time.monotonic(), answer
+            return answer
+
+    def forget(self) -> None:
+        """Have everything read again, after an action that has changed something."""
+        with self._lock:
+            self._found.clear()
+
+
+_FRESH = 10.0
+"""Seconds for which a task that is known stays so."""
+_AGAIN = 1.0
+"""Seconds after which it is read again for a name that is not."""
+
+
+class KnownNames:
+    """Refuses workflows that are enqueued as tasks, and warns of tasks that no live worker has."""
+
+    def __init__(self, read: Callable[[], dict[str, str]]) -> None:
+        self._read = read
+        self._kinds: dict[str, str] = {}
+        self._redacted: Mapping[str, tuple[str, ...]] = {}
+        self._at = float("-inf")
+        self._lock = threading.Lock()
+
+    def check(self, names: Iterable[str]) -> list[str]:
+        """Return warnings about these names; raise InvalidTask if one is a workflow's."""
+        names = {*names}
+        if self._is_due(names):
+            self._refresh(names)
+        return self._told(names)
+
+    async def acheck(self, name: str) -> list[str]:
+        """Do the same on an event loop, in a thread only where something is to be read."""
+        if self._is_due({name}):
+            await anyio.to_thread.run_sync(self._refresh, {name})
+        return self._told({name})
+
+    def redacted(self, names: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+        """Return what tasks do not want shown, by their names."""
+        if self._is_due(names := {*names}):
+            self._refresh(names)
+        return self._redacted
+
+    def hiding(self, task: NewTask) -> NewTask:
+        """Return a task that has been checked, which hides what its function does, too."""
+        options = hiding(task.options, self._redacted.get(task.name, ()))
+        return task if options == task.options else msgspec.structs.replace(task, options=options)
+
+    def _is_due(self, names: set[str]) -> bool:
+        age = time.monotonic() - self._at
+        return age > _FRESH or (age > _AGAIN and any(self._kinds.get(name) != "task" for name in names))
+
+    def _refresh(self, names: set[str]) -> None:
+        with self._lock:
+            if self._is_due(names):  # or another request has read it meanwhile
+                kinds = self._read()
+                self._kinds, self._redacted, self._at = kinds, redacted_among(kinds), time.monotonic()
+
+    def _told(self, names: set[str]) -> list[str]:
+        for name in sorted(names):
+            if problem := wrong_door(name, self._kinds.get(name)):
+                raise InvalidTask(problem)
+        if UNHEARD in self._kinds:
+            return []  # nobody knows what workers have
+        return [unregistered(name) for name in sorted(names) if name not in self._kinds and not _is_found(name)]
+
+
+def _is_found(name: str) -> bool:
+    """Say whether every worker finds it by its name: a function in a file, an executor, or a task of our own."""
+    return ":" in name or name.startswith("orchestrator.")
+
+
+class PullWaiters:
+    """Work in Redis, and two threads that hear of it for all requests; the first request that waits begins them."""
+
+    def __init__(self, connections: Connections) -> None:
+        redis, keys = connections.redis, connections.keys
+        self.pulls = Pulls(redis, keys)
+        self.offers = PullNotifications(redis, keys.pull_offers, one_by_one=True)
+        """Wakes one waiter for each offer of its services."""
+        self.ends = PullNotifications(redis, keys.pull_ends, one_by_one=False)
+        """Wakes all requests that wait until the end of an execution is in Postgres."""
+
+    def close(self) -> None:
+        """End the threads."""
+        self.offers.close()
+        self.ends.close()
+
 
 P = ParamSpec("P")
 T = TypeVar("T")

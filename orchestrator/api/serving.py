@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.access import Caller, Doorkeeper
 from orchestrator.api.bodies import SMALL, most_bytes, read_body
-from orchestrator.api.client_access import NEEDED, check_names, without_executors
+from orchestrator.api.client_checks import NEEDED, check_names, without_executors
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import CLIENTS, Endpoint
 from orchestrator.api.headers import condition_of, is_known
@@ -28,7 +28,6 @@ from orchestrator.api.live.hub import Hub
 from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, of_error, refused, unfit
 from orchestrator.api.quotas import Meter, Received
 from orchestrator.api.redacting import shown
-from orchestrator.api.refusals import Refusals
 from orchestrator.api.slots import Client, Slots
 from orchestrator.domain.access import Scope as Permission
 from orchestrator.domain.access import Ticket, masked
@@ -39,6 +38,7 @@ from orchestrator.sdk.acting import Actor, may_operate, served
 from orchestrator.sdk.backend.replica import Replica, lag_of_list
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.sealing import describe_json
+from orchestrator.store import audit
 from orchestrator.telemetry import get_logger
 from orchestrator.tracing.entry import serving
 
@@ -290,3 +290,50 @@ def _without_names(error: Exception) -> Exception:
 
 def _is_missing(error: Exception) -> bool:
     return isinstance(error, NotFound) or (isinstance(error, Refused) and error.problem.status == 404)
+
+
+_AT_ONCE = 20
+"""Refusals that are written one after the other."""
+_EVERY = 3.0
+"""Seconds for which there may be another one."""
+
+
+class Refusals:
+    """Writes them, a few at once and then one in a while, with the number of those between."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._room = float(_AT_ONCE)
+        self._seen = time.monotonic()
+        self._left_out = 0
+
+    def is_told(self) -> bool:
+        """Say whether there is room for this one, and count it where there is not."""
+        now = time.monotonic()
+        self._room = min(float(_AT_ONCE), self._room + (now - self._seen) / _EVERY)
+        self._seen = now
+        if self._room < 1:
+            self._left_out += 1
+            return False
+        self._room -= 1
+        return True
+
+    def write(self, actor: Actor, method: str, path: str, status: int) -> None:
+        """Write a line; a request has been refused by then, whatever becomes of this."""
+        path = masked(path)
+        left_out, self._left_out = self._left_out, 0
+        detail = {"status": status} | ({"left_out": left_out} if left_out else {})
+        log.warning("api.request_refused method=%s path=%s status=%d actor=%s address=%s", method, path, status, *actor)
+        try:
+            with self._api.backend.connections.writing("a refusal was noted") as connection:
+                audit.add(
+                    connection,
+                    who=actor.who,
+                    origin=actor.origin,
+                    act="refused",
+                    kind="request",
+                    target=f"{method} {path}",
+                    detail=detail,
+                )
+        except Exception as error:  # noqa: BLE001  # the client gets its refusal, and nothing else
+            log.warning("api.audit_failed error=%s: a refused request is missing from the audit log", error)

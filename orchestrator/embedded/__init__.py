@@ -19,7 +19,7 @@ from typing import Self
 
 from orchestrator.embedded.postgres import EmbeddedPostgres
 from orchestrator.embedded.redis import EmbeddedRedis
-from orchestrator.services_file import SERVICES_FILE
+from orchestrator.environment import SERVICES_FILE
 
 __all__ = [
     "EmbeddedPostgres",

@@ -7,11 +7,12 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 from uuid import UUID, uuid4
 
 from orchestrator.domain.executors.options import ExecutorOptions
@@ -22,7 +23,6 @@ from orchestrator.settings import Settings, load_settings
 from orchestrator.store.database import engine_for, upgrade
 from orchestrator.store.insights.tasks import TaskDetail, show_task
 from orchestrator.testing.executor_tasks import APP, declare
-from orchestrator.testing.waiting import eventually
 
 SETTINGS = {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0, "executor_timeout": 3.0, "executor_pause": 1.0}
 """What makes the suite impatient."""
@@ -317,3 +317,18 @@ class Stage:
     def failures(self, handle: Handle[Any]) -> int:
         """Return how often a task has failed."""
         return self.shown(handle).failures
+
+
+T = TypeVar("T")
+
+
+def eventually(
+    condition: Callable[[], T | None], what: str = "what was waited for", timeout: float = 60.0, *, every: float = 0.01
+) -> T:
+    """Return the condition's first true value; fail if there is none in `timeout` seconds, saying what never came."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {timeout:g} s; the last value was {value!r}")
+        time.sleep(every)
+    return value

@@ -24,9 +24,9 @@ from orchestrator.testing.executor_stage import (
     Program,
     Services,
     Stage,
+    eventually,
     local_services,
 )
-from orchestrator.testing.waiting import eventually
 
 __all__ = ["AWAY", "ExecutorConformance", "ExecutorHarness", "Program", "Services", "Stage", "eventually"]
 

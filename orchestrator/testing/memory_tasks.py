@@ -45,8 +45,7 @@ from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_call
 from orchestrator.sdk.values.sealing import outgoing_task
 from orchestrator.store.tasks.unique import same_payload
-from orchestrator.testing.memory_dags import MemoryDags
-from orchestrator.testing.memory_schedules import Fire, MemorySchedules
+from orchestrator.testing.memory_dags import Fire, MemoryDags, MemorySchedules
 from orchestrator.testing.memory_worker import MemoryWorker
 from orchestrator.testing.records import ManyTasks, StartedRun, TestedTask
 

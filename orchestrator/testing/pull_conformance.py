@@ -20,10 +20,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from orchestrator.errors import TaskCancelled
-from orchestrator.testing.executor_stage import SETTINGS, local_services
-from orchestrator.testing.pull_proxy import Body, Fault
-from orchestrator.testing.pull_trial import LEASE, SERVICE, SOON, Trial, expect, kill, pass_time
-from orchestrator.testing.waiting import eventually
+from orchestrator.testing.executor_stage import SETTINGS, eventually, local_services
+from orchestrator.testing.pull_trial import LEASE, SERVICE, SOON, Body, Fault, Trial, expect, kill, pass_time
 
 # -- the checks, in order: each has a client that runs, and leaves one or none
 

@@ -13,10 +13,9 @@ from typing import Any, cast
 import pytest
 import uvicorn
 
-from orchestrator.api.accepting import ConnectionRate
 from orchestrator.api.app import create_app
 from orchestrator.api.http_protocol import TimedProtocol
-from orchestrator.api.server import ApiServer
+from orchestrator.api.server import ApiServer, ConnectionRate
 from orchestrator.settings import Settings, load_settings
 from tests.waiting import eventually
 

@@ -18,7 +18,7 @@ import pytest
 from orchestrator import Orchestrator
 from orchestrator.api import access, login_limits
 from orchestrator.api.app import create_app
-from orchestrator.api.dashboard.flow_graph import graphs
+from orchestrator.api.dashboard.pages.flows import graphs
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.errors import ResultTimeout, WrongState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.api.dashboard.ansi import rules, styled
+from orchestrator.api.dashboard.rendering import rules, styled
 from orchestrator.terminal_safe import without_styles
 
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from orchestrator.cli import main
-from orchestrator.compat.celery import Celery, Task, chain, chord, failures, group, shared_task, signals, signature
+from orchestrator.compat.celery import Celery, Task, chain, chord, group, outcomes, shared_task, signals, signature
 from orchestrator.compat.celery.app import calls, execution, periodic, registering, routes
 from orchestrator.compat.celery.exceptions import ImproperlyConfigured, NotCovered, NotRegistered, Retry
 from orchestrator.compat.celery.schedules import crontab, schedule, solar
@@ -116,7 +116,7 @@ def test_libraries_pass_options_of_their_own(app: Celery) -> None:
 
 def test_a_refusal_reads_the_same_in_the_caller() -> None:
     text = str(NotCovered("allow_join_result", "Link it."))
-    assert str(failures.rebuilt("orchestrator.compat.celery.exceptions.NotCovered", text, {})) == text
+    assert str(outcomes.rebuilt("orchestrator.compat.celery.exceptions.NotCovered", text, {})) == text
 
 
 def test_a_task_has_the_options_that_its_decorator_settings_and_routes_give(app: Celery) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cli.terminal.data import as_json, call_text, data_text
+from orchestrator.cli.terminal.output import as_json, call_text, data_text
 from orchestrator.monitoring.times import ago, between, duration
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.workers.parent.changes import Changes

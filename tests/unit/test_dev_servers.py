@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.dev.servers import Servers
+from orchestrator.cli.dev.children import Servers
 from orchestrator.errors import ConfigurationError
 
 

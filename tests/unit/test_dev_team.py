@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.cli.dev.children import Restarts
 from orchestrator.cli.dev.command import _Team
-from orchestrator.cli.dev.servers import Restarts
 
 
 class Killed:

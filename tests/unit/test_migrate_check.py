@@ -281,7 +281,7 @@ def test_what_is_said_to_move_can_be_imported_and_what_is_said_to_stay_cannot(li
 
 
 def test_options_that_are_said_to_move_are_taken_by_the_layer() -> None:
-    from orchestrator.compat.rq.options import OPTIONS
+    from orchestrator.compat.rq.call import OPTIONS
     from orchestrator.compat.rq.queue import _REFUSED
 
     for name, rule in RQ.calls["enqueue"].items():

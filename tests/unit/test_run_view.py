@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from orchestrator.cli.runs.layout import gutters, layers
-from orchestrator.cli.runs.view import changes, draw, to_lines
+from orchestrator.cli.runs.view import changes, draw, gutters, layers, to_lines
 from orchestrator.store.insights import ErrorView, RunView, StepView
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 
 from orchestrator import Orchestrator
 from orchestrator.cli import main
+from orchestrator.environment import SERVICES_FILE
 from orchestrator.errors import ConfigurationError
-from orchestrator.services_file import SERVICES_FILE
 from orchestrator.settings import Settings, load_settings, misspelt
 from orchestrator.store.database import engine_for
 from orchestrator.terminal_safe import without_password

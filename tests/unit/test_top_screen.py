@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.cli.top import keyboard
+from orchestrator.cli.top import live
 from orchestrator.cli.top.frame import Size, draw, wrongs
-from orchestrator.cli.top.keyboard import Keyboard, keys_in
 from orchestrator.cli.top.lists import bar, sparkline
+from orchestrator.cli.top.live import Keyboard, keys_in
 from orchestrator.cli.top.sampling import QueueNow, Snapshot
 from orchestrator.cli.top.view import LOWER, SORTS, Deed, Panel, View, press
 from orchestrator.store.insights import Leader, RunView
@@ -245,7 +245,7 @@ def test_the_terminal_is_given_back_whatever_happens(monkeypatch: pytest.MonkeyP
             raise ZeroDivisionError
         assert termios.tcgetattr(theirs) == before
         written = ""
-        while not written.endswith(keyboard._CLOSE):  # the kernel hands on what was written in parts, as it likes
+        while not written.endswith(live._CLOSE):  # the kernel hands on what was written in parts, as it likes
             written += os.read(ours, 10_000).decode()
     os.close(ours)
-    assert written.startswith(keyboard._OPEN)
+    assert written.startswith(live._OPEN)

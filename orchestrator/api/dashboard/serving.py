@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from orchestrator.api.access import Caller
 from orchestrator.api.bodies import LARGEST_QUESTION, SMALL, check_shape, read_body
+from orchestrator.api.context import Recent
 from orchestrator.api.dashboard.misfits import in_words
 from orchestrator.api.dashboard.pages.overview import count_approvals, read_outage
 from orchestrator.api.dashboard.pages.search import find_elsewhere
@@ -32,7 +33,6 @@ from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.key_scope import RUN, TASK, WHOLE
 from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, misfit, refused
 from orchestrator.api.quotas import Meter
-from orchestrator.api.recent import Recent
 from orchestrator.api.routes.workflows import Started
 from orchestrator.api.serving import ServedPath, explained, perform, query_of
 from orchestrator.api.slots import Client

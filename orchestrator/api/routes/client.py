@@ -16,8 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.bodies import LARGEST_BODY, LARGEST_QUESTION, ONE_VALUE
-from orchestrator.api.client_access import keep, narrow
-from orchestrator.api.client_checks import check_new_task, checks_of
+from orchestrator.api.client_checks import check_new_task, checks_of, keep, narrow
 from orchestrator.api.context import LARGEST, Api, Asked, Done
 from orchestrator.api.endpoints import Endpoint, Routes, largest_body
 from orchestrator.api.key_scope import BACKFILL, QUEUE, RUN, TASK, WHOLE, WITHIN, WORKFLOW, subject

@@ -10,19 +10,22 @@ from uuid import UUID
 import click
 import msgspec
 
-from orchestrator.cli.terminal.data import data_text, hidden, parse_value, stored_value
 from orchestrator.cli.terminal.ids import run_argument, runs_argument
 from orchestrator.cli.terminal.options import certain_option, json_option, yes_option
 from orchestrator.cli.terminal.output import (
     confirm,
     confirm_if_asked,
     counted,
+    data_text,
     echo,
     echo_json,
+    hidden,
+    parse_value,
     print_json,
     print_table,
+    stored_value,
 )
-from orchestrator.cli.terminal.sending import ask_each, sending
+from orchestrator.cli.terminal.reading import ask_each, sending
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.resets import preview
 from orchestrator.domain.ids import to_text

@@ -15,9 +15,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from orchestrator.cli.terminal.data import hidden
 from orchestrator.cli.terminal.options import app_option, json_option, moment, require_app
-from orchestrator.cli.terminal.output import counted, echo, print_json
+from orchestrator.cli.terminal.output import counted, echo, hidden, print_json
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.domain.code.history import RunStarted
 from orchestrator.domain.ids import to_text

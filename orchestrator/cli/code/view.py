@@ -14,8 +14,17 @@ from rich.text import Text
 
 from orchestrator.cli.runs.progress import watch_drawn
 from orchestrator.cli.runs.view import headline
-from orchestrator.cli.terminal.data import as_json, call_of, call_text, data_text, hidden, short_text, stored_value
-from orchestrator.cli.terminal.output import echo, json_text
+from orchestrator.cli.terminal.output import (
+    as_json,
+    call_of,
+    call_text,
+    data_text,
+    echo,
+    hidden,
+    json_text,
+    short_text,
+    stored_value,
+)
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.runs.verdict import GOES_ON
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from orchestrator.cli.terminal.output import echo
-from orchestrator.cli.terminal.sending import sending
+from orchestrator.cli.terminal.reading import sending
 
 
 @click.group("events")

@@ -17,17 +17,14 @@ from typing import Any
 
 import click
 
-from orchestrator.cli.dev.app_check import what_is_wrong
-from orchestrator.cli.dev.children import Child, Console, say
-from orchestrator.cli.dev.servers import LATELY, Restarts, Servers
-from orchestrator.cli.dev.warnings import WarningWatch, is_ready
+from orchestrator.cli.dev.app_check import WarningWatch, is_ready, what_is_wrong
+from orchestrator.cli.dev.children import LATELY, Child, Console, Restarts, Servers, say
 from orchestrator.cli.system.api import PORT
 from orchestrator.cli.terminal.options import app_option, log_options
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.embedded import DATABASE, DEFAULT_FOLDER, EmbeddedServices, remove_services_file, write_services_file
-from orchestrator.environment import hide_environment
+from orchestrator.environment import SERVICES_FILE, hide_environment, read_services_file
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
-from orchestrator.services_file import SERVICES_FILE, read_services_file
 from orchestrator.settings import Settings, load_settings
 from orchestrator.store import shards
 from orchestrator.store.limits import queues

@@ -13,12 +13,20 @@ from uuid import UUID
 import click
 
 from orchestrator.cli.flow.drawing import draw
-from orchestrator.cli.terminal.data import hidden, parse_value
 from orchestrator.cli.terminal.ids import RUN, run_argument
 from orchestrator.cli.terminal.options import app_option, json_option
-from orchestrator.cli.terminal.output import console, counted, echo, print_fields, print_json, print_table, state
-from orchestrator.cli.terminal.reading import looking
-from orchestrator.cli.terminal.sending import sending
+from orchestrator.cli.terminal.output import (
+    console,
+    counted,
+    echo,
+    hidden,
+    parse_value,
+    print_fields,
+    print_json,
+    print_table,
+    state,
+)
+from orchestrator.cli.terminal.reading import looking, sending
 from orchestrator.domain.flow.checks import Known
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.flow.definition import Flow

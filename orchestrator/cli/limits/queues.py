@@ -17,8 +17,7 @@ from orchestrator.cli.terminal.output import (
     print_json,
     print_table,
 )
-from orchestrator.cli.terminal.reading import looking
-from orchestrator.cli.terminal.sending import sending
+from orchestrator.cli.terminal.reading import looking, sending
 from orchestrator.domain.durations import parse_duration
 from orchestrator.monitoring.times import duration
 from orchestrator.sdk.checks import check_name

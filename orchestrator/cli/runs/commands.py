@@ -15,10 +15,16 @@ from rich.console import Group
 
 from orchestrator.cli.code import commands as code_runs
 from orchestrator.cli.code.view import print_error
-from orchestrator.cli.runs.fields import print_run, print_runs
-from orchestrator.cli.runs.reading import MOST_CHILDREN, children_of, find_run, follow_run, run_document
+from orchestrator.cli.runs.fields import (
+    MOST_CHILDREN,
+    children_of,
+    find_run,
+    follow_run,
+    print_run,
+    print_runs,
+    run_document,
+)
 from orchestrator.cli.runs.view import MOST_LINES, draw_lines, to_lines
-from orchestrator.cli.terminal.data import parse_value
 from orchestrator.cli.terminal.ids import RUN, Shown, run_argument, runs_argument
 from orchestrator.cli.terminal.logs import color_option, print_logs
 from orchestrator.cli.terminal.options import (
@@ -35,11 +41,10 @@ from orchestrator.cli.terminal.output import (
     counted,
     echo,
     on_terminal,
+    parse_value,
     print_json,
 )
-from orchestrator.cli.terminal.reading import looking
-from orchestrator.cli.terminal.sending import ask_each, sending
-from orchestrator.cli.terminal.waiting import wait_with_notices
+from orchestrator.cli.terminal.reading import ask_each, looking, sending, wait_with_notices
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.runs.verdict import RESET
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState, ShownRunState
@@ -348,9 +353,6 @@ for _about_code in code_runs.COMMANDS:
     command.add_command(_about_code)
 
 
-# -- reading
-
-
 def _start_steps(application: Orchestrator, name: str, where: str) -> StoredWorkflow:
     """Return a workflow of steps; if there is none, say where workflows as code are looked for, too."""
     found = application.workflows[name]
@@ -387,9 +389,6 @@ def _params(words: Sequence[str]) -> dict[str, Any]:
             raise click.UsageError(f"Parameter {named[1]!r} is given twice.")
         params[named[1]] = parse_value(named[2])
     return params
-
-
-# -- printing
 
 
 def _print_steps(steps: Sequence[StepView], now: datetime) -> None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from orchestrator.cli.runs.view import Line, changes, draw, to_lines
 from orchestrator.cli.terminal.output import console, counting_bar, echo, on_terminal, text_column
-from orchestrator.cli.terminal.waiting import ObstacleNotices
+from orchestrator.cli.terminal.reading import ObstacleNotices
 from orchestrator.domain.states import ENDED_RUN_STATES
 from orchestrator.errors import ResultTimeout
 from orchestrator.monitoring.times import present

@@ -12,8 +12,7 @@ import msgspec
 from orchestrator.cli.runs.progress import watch_backfill
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import counted, echo, print_json, print_table
-from orchestrator.cli.terminal.reading import looking
-from orchestrator.cli.terminal.sending import sending
+from orchestrator.cli.terminal.reading import looking, sending
 from orchestrator.store.schedules.backfills import BackfillView, NewBackfill
 
 _HEADERS = (

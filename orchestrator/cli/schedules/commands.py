@@ -14,11 +14,20 @@ from rich.text import Text
 
 from orchestrator.cli.schedules import backfilling
 from orchestrator.cli.schedules.backfilling import key_argument
-from orchestrator.cli.terminal.data import hidden, parse_value, short_text
 from orchestrator.cli.terminal.options import app_option, json_option, require_app, yes_option
-from orchestrator.cli.terminal.output import confirm, counted, echo, print_fields, print_json, print_table, state
-from orchestrator.cli.terminal.reading import looking
-from orchestrator.cli.terminal.sending import ask_each, sending
+from orchestrator.cli.terminal.output import (
+    confirm,
+    counted,
+    echo,
+    hidden,
+    parse_value,
+    print_fields,
+    print_json,
+    print_table,
+    short_text,
+    state,
+)
+from orchestrator.cli.terminal.reading import ask_each, looking, sending
 from orchestrator.domain.schedules.schedule import Overlap, Schedule, from_data
 from orchestrator.monitoring.times import ago, present
 from orchestrator.sdk.app import Orchestrator

@@ -9,10 +9,9 @@ from typing import Any
 import click
 import msgspec
 
-from orchestrator.cli.terminal.data import data_text
 from orchestrator.cli.terminal.options import json_option, yes_option
-from orchestrator.cli.terminal.output import confirm, counted, echo, print_fields, print_json, print_table
-from orchestrator.cli.terminal.sending import sending
+from orchestrator.cli.terminal.output import confirm, counted, data_text, echo, print_fields, print_json, print_table
+from orchestrator.cli.terminal.reading import sending
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.times import ago, present, when
 from orchestrator.transport.quarantine import SetAside

@@ -12,8 +12,6 @@ import click
 from rich.text import Text
 
 from orchestrator.cli.tasks.progress import bar, ended_processes, watch_task
-from orchestrator.cli.terminal.data import as_json as data_json
-from orchestrator.cli.terminal.data import call_of, call_text, data_text, short_text, stored_value
 from orchestrator.cli.terminal.ids import RUN, TASK, Shown, existing, task_argument
 from orchestrator.cli.terminal.logs import color_option, print_logs
 from orchestrator.cli.terminal.options import (
@@ -24,19 +22,24 @@ from orchestrator.cli.terminal.options import (
     status_option,
     yes_option,
 )
+from orchestrator.cli.terminal.output import as_json as data_json
 from orchestrator.cli.terminal.output import (
+    call_of,
+    call_text,
     confirm,
     confirm_if_asked,
     counted,
+    data_text,
     echo,
     json_text,
     print_fields,
     print_json,
     print_table,
+    short_text,
     state,
+    stored_value,
 )
-from orchestrator.cli.terminal.reading import looking
-from orchestrator.cli.terminal.sending import ask_each, sending
+from orchestrator.cli.terminal.reading import ask_each, looking, sending
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import NotFound

@@ -11,11 +11,10 @@ from uuid import UUID
 
 import click
 
-from orchestrator.cli.terminal.data import as_json as in_json
-from orchestrator.cli.terminal.data import data_text, hidden, parse_value
 from orchestrator.cli.terminal.options import app_option, json_option
-from orchestrator.cli.terminal.output import echo, echo_json, print_json
-from orchestrator.cli.terminal.waiting import wait_with_notices
+from orchestrator.cli.terminal.output import as_json as in_json
+from orchestrator.cli.terminal.output import data_text, echo, echo_json, hidden, parse_value, print_json
+from orchestrator.cli.terminal.reading import wait_with_notices
 from orchestrator.domain.tasks.obstacles import unregistered, wrong_door
 from orchestrator.errors import Forbidden, InvalidTask, NotFound, UnknownTask, did_you_mean
 from orchestrator.sdk.app import Orchestrator

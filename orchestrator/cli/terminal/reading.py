@@ -1,14 +1,19 @@
-"""What commands look at, over an API where one is set; and connections for those that change what no client does."""
+"""How commands ask: reading, sending, and waiting for an end."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
+from typing import TypeVar
 
 from sqlalchemy import Connection
 
+from orchestrator.cli.terminal.output import echo
+from orchestrator.errors import ResultTimeout, Unavailable
 from orchestrator.sdk import acting
+from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.sealing import vault_of
 from orchestrator.settings import Settings, load_settings
@@ -76,3 +81,57 @@ def looking() -> Iterator[Calls]:
     with reading(settings) as connection, closing(backend_of(settings)) as backend:
         backend.__dict__["insights"] = InsightBackend(backend.shared, lambda: nullcontext(connection))
         yield backend
+
+
+T = TypeVar("T")
+
+
+def sending() -> closing[Orchestrator]:
+    """Return an application without tasks, for a `with` block that closes its connections."""
+    return closing(Orchestrator(load_settings()))
+
+
+def ask_each(things: Iterable[T], ask: Callable[[Orchestrator, T], object], said: str) -> None:
+    """Ask for the same about several things, and say so of each."""
+    with sending() as app:
+        for thing in things:
+            ask(app, thing)
+            echo(said.format(thing))
+
+
+_INTERVAL = 3.0
+"""Seconds after which a waiter asks why, and asks again."""
+
+
+class ObstacleNotices:
+    """Says what keeps an end from coming, when that has been waited for a while; each only once."""
+
+    def __init__(self, obstacles: Callable[[], list[str]], say: Callable[[str], None] | None = None) -> None:
+        self._obstacles = obstacles
+        self._say = say or (lambda text: echo(text, colour="yellow", err=True))
+        self._ask_at = time.monotonic() + _INTERVAL
+        self._told: set[str] = set()
+
+    def goes_on(self) -> None:
+        """Ask what is in the way, if it is time."""
+        if time.monotonic() < self._ask_at:
+            return
+        self._ask_at = time.monotonic() + _INTERVAL
+        try:
+            found = self._obstacles()
+        except Unavailable:
+            return  # the wait goes on, and says so itself
+        for obstacle in found:
+            if obstacle not in self._told:
+                self._told.add(obstacle)
+                self._say(f"! {obstacle}")
+
+
+def wait_with_notices(wait: Callable[[float], T], obstacles: Callable[[], list[str]]) -> T:
+    """Wait for an end, and say meanwhile what keeps it from coming."""
+    notices = ObstacleNotices(obstacles)
+    while True:
+        try:
+            return wait(_INTERVAL)
+        except ResultTimeout:
+            notices.goes_on()

@@ -12,8 +12,16 @@ from typing import Any
 
 from orchestrator.compat.coverage import DRAMATIQ, refused
 from orchestrator.compat.dramatiq.errors import DramatiqError, Retry
-from orchestrator.compat.dramatiq.messages import DECLARED, PIPED, Message, app, group, pipeline
-from orchestrator.compat.dramatiq.options import DEFAULTS, native_options
+from orchestrator.compat.dramatiq.messages import (
+    DECLARED,
+    DEFAULTS,
+    PIPED,
+    Message,
+    app,
+    group,
+    native_options,
+    pipeline,
+)
 from orchestrator.sdk.app import Orchestrator
 
 __all__ = ["Actor", "DramatiqError", "Message", "Retry", "actor", "app", "group", "pipeline"]

@@ -7,13 +7,14 @@ from copy import copy
 from typing import Any
 from uuid import uuid4
 
+from orchestrator.compat.coverage import DRAMATIQ, refused
 from orchestrator.compat.dramatiq.errors import ResultFailure, ResultMissing, ResultTimeout
-from orchestrator.compat.dramatiq.options import native_options
 from orchestrator.errors import InvalidTask, RunFailed, TaskEnded, TaskFailed
 from orchestrator.errors import ResultTimeout as NativeTimeout
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.tasks.compositions import chain, chord
 from orchestrator.sdk.tasks.compositions import group as native_group
+from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.task import Task
 
 app = Orchestrator()
@@ -176,3 +177,42 @@ class group(_Started):
 
 def _seconds(timeout: int | None) -> float:
     return (WAIT if timeout is None else timeout) / 1_000
+
+
+DEFAULTS: Mapping[str, Any] = {
+    "max_retries": 20,
+    "min_backoff": 15_000,
+    "max_backoff": 7 * 86_400_000,
+    "time_limit": 600_000,
+}
+"""Of actors, as Dramatiq's middleware has them."""
+_REFUSED = refused(DRAMATIQ.calls["actor"])
+_RETRIES = ("max_retries", "min_backoff", "max_backoff", "throws")
+_SECONDS = {"time_limit": "timeout", "max_age": "expires", "delay": "delay"}
+_NO_EFFECT = ("store_results", "result_ttl", "pipe_target", "pipe_ignore")
+_MOST = 100
+"""The highest priority here."""
+
+
+def native_options(given: Mapping[str, Any], declared: Mapping[str, Any] = DEFAULTS) -> dict[str, Any]:
+    """Return options of an actor or a message as those of a task; `declared` are those that the actor has."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in _REFUSED and value is not None:
+            raise InvalidTask(f"Option {name} of Dramatiq is not covered: {_REFUSED[name]}.")
+        if name in _SECONDS:
+            if value is not None and value != float("inf"):
+                found[_SECONDS[name]] = value / 1_000
+        elif name == "priority":
+            found["priority"] = max(-_MOST, min(_MOST, -value))
+        elif name not in (*_RETRIES, *_NO_EFFECT, *_REFUSED):
+            raise InvalidTask(f"Unknown option {name!r} of Dramatiq.")
+    if any(name in given for name in _RETRIES):
+        chosen = {**DEFAULTS, **declared, **given}
+        found["retries"] = Retry(
+            max=1_000_000 if chosen["max_retries"] is None else chosen["max_retries"],
+            base=max(0.001, chosen["min_backoff"] / 1_000),
+            cap=max(0.001, chosen["max_backoff"] / 1_000),
+            give_up_on=chosen.get("throws") or (),
+        )
+    return found

@@ -9,10 +9,10 @@ from types import ModuleType
 from typing import Any
 
 from orchestrator.compat.coverage import RQ, refused
-from orchestrator.compat.rq.application import app
 from orchestrator.compat.rq.call import Callback, Repeat, Retry
 from orchestrator.compat.rq.job import Dependency, Job, Result, cancel_job, get_current_job, requeue_job
 from orchestrator.compat.rq.queue import Queue
+from orchestrator.compat.rq.values import app
 from orchestrator.errors import TaskTimeout
 
 __all__ = ["Callback", "Job", "Queue", "Repeat", "Retry", "app", "cancel_job", "get_current_job", "requeue_job"]

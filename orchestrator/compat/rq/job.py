@@ -13,13 +13,17 @@ from uuid import UUID
 import msgspec
 
 from orchestrator.compat.coverage import RQ
-from orchestrator.compat.rq.application import app
 from orchestrator.compat.rq.call import (
+    STATUSES,
     Callback,
+    Dependency,
     JobInfo,
+    JobStatus,
     Repeat,
+    Result,
     Retry,
     function_name,
+    job_info,
     new_task,
     new_task_id,
     read_info,
@@ -27,8 +31,7 @@ from orchestrator.compat.rq.call import (
     task_id,
 )
 from orchestrator.compat.rq.exceptions import DuplicateJobError, InvalidJobOperation, NoSuchJobError
-from orchestrator.compat.rq.options import STATUSES, Dependency, JobStatus, Result, job_info
-from orchestrator.compat.rq.values import untagged
+from orchestrator.compat.rq.values import app, untagged
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, NotFound, OrchestratorError, ResultTimeout, TaskEnded, WrongState

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from orchestrator.compat.rq.application import app
+from orchestrator.compat.rq.call import JobStatus
 from orchestrator.compat.rq.job import Job
-from orchestrator.compat.rq.options import JobStatus
+from orchestrator.compat.rq.values import app
 from orchestrator.domain.states import TaskState
 
 if TYPE_CHECKING:

@@ -10,12 +10,11 @@ from pkgutil import resolve_name
 from typing import Any
 from uuid import uuid4
 
-from orchestrator.compat.rq.application import app
 from orchestrator.compat.rq.call import DEFAULT_TIMEOUT, function_name, parse_timeout
 from orchestrator.compat.rq.job import Job
 from orchestrator.compat.rq.queue import Queue
 from orchestrator.compat.rq.registry import ScheduledJobRegistry
-from orchestrator.compat.rq.values import tagged
+from orchestrator.compat.rq.values import app, tagged
 from orchestrator.errors import InvalidTask, NotFound
 from orchestrator.sdk.schedule_declarations import STEP
 

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from orchestrator.compat.values import PLAIN, TYPE, Values, tag
 from orchestrator.errors import PayloadError
+from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.values.payload import decode_call, encode_call
 
@@ -72,3 +73,19 @@ def tagged_call(
         if repr(Signature(name, function).restore(*arrived)) != repr((list(args), dict(kwargs))):
             raise
         return data
+
+
+Perform = Callable[[Callable[..., Any], Callable[[str], Any]], Callable[..., Any]]
+
+
+class RQApplication(Orchestrator):
+    """Has no tasks of its own: a worker calls functions of the modules that its operator allows, as RQ does."""
+
+    perform: Perform
+    """How a job's function is called; `performing.py` provides it."""
+
+    def _adapted(self, function: Callable[..., Any], find: Callable[[str], Any]) -> Callable[..., Any]:
+        return type(self).perform(function, find)
+
+
+app = RQApplication()

@@ -17,9 +17,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 from uuid import UUID
 
-from orchestrator.sdk.backend.asking import obstacles
 from orchestrator.sdk.backend.connections import Connections
-from orchestrator.sdk.backend.part import Shared
+from orchestrator.sdk.backend.part import Shared, obstacles
 from orchestrator.sdk.backend.tasks import TaskBackend
 from orchestrator.sdk.backend.waiting import EndWaiters
 from orchestrator.sdk.waiting.per_process import signal_safe

@@ -16,8 +16,7 @@ from orchestrator.domain.sealed import reveal_error, reveal_event
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import NotFound, Unavailable, WrongState
-from orchestrator.sdk.backend.asking import GOING_ON, cannot_be_asked, overdue
-from orchestrator.sdk.backend.part import Part, reading
+from orchestrator.sdk.backend.part import GOING_ON, Part, cannot_be_asked, overdue, reading
 from orchestrator.sdk.backend.waiting import FindEnd
 from orchestrator.sdk.calls.code import CodeWork
 from orchestrator.sdk.calls.waits import MISSING

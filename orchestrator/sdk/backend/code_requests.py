@@ -21,8 +21,8 @@ from orchestrator.errors import (
     Unavailable,
     WrongState,
 )
-from orchestrator.sdk.backend.asking import obstacles
 from orchestrator.sdk.backend.code_reading import CodeReading
+from orchestrator.sdk.backend.part import obstacles
 from orchestrator.sdk.code.messages import next_try, raised, request_id
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.waiting.steps import Steps, time_limit

@@ -21,11 +21,10 @@ from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, InvalidWorkflow, NotFound, WrongState, did_you_mean
 from orchestrator.references import Reference, is_reference
-from orchestrator.sdk.backend.asking import ask, check_state
 from orchestrator.sdk.backend.code import CodeBackend
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.logs import read_run
-from orchestrator.sdk.backend.part import Part, Shared, reading_one
+from orchestrator.sdk.backend.part import Part, Shared, ask, check_state, reading_one
 from orchestrator.sdk.calls.runs import RunWork, walk_ends
 from orchestrator.sdk.calls.waits import MISSING
 from orchestrator.sdk.tasks.logs import LogPage

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from orchestrator import CodeWorkflow
 from orchestrator.testing import TestedRun, WorkflowTest
-from orchestrator.testing.mocks import Mocks
+from orchestrator.testing.workflows import Mocks
 
 T = TypeVar("T")
 

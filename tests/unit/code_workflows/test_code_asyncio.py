@@ -14,7 +14,7 @@ import pytest
 from orchestrator import NotDeterministic, Orchestrator, RunFailed, TaskFailed, WorkflowContext
 from orchestrator.sdk.code import loop
 from orchestrator.testing import After, TestedRun, WorkflowTest
-from orchestrator.testing.mocks import Mocks
+from orchestrator.testing.workflows import Mocks
 from tests.unit.code_workflows.playing import played, started
 
 app = Orchestrator()

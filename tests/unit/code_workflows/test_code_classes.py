@@ -24,7 +24,7 @@ from orchestrator import (
 from orchestrator.domain.code.history import Event, RunCompleted, RunStarted
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.testing import TestedRun, WorkflowTest, replay
-from orchestrator.testing.mocks import Mocks
+from orchestrator.testing.workflows import Mocks
 from tests.unit.code_workflows.playing import played, started
 
 app = Orchestrator(database_url="postgresql://nobody@nowhere.invalid/none")

@@ -25,7 +25,7 @@ from orchestrator import (
     workflow,
 )
 from orchestrator.testing import After, TestedRun, WorkflowTest
-from orchestrator.testing.mocks import Mocks
+from orchestrator.testing.workflows import Mocks
 from tests.unit.code_workflows.playing import played, started
 
 app = Orchestrator(database_url="postgresql://nobody@nowhere.invalid/none")

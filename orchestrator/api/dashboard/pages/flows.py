@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -10,15 +14,17 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.context import LARGEST, Api
-from orchestrator.api.dashboard.flow_graph import gantt_of_visits, graphs, walk
+from orchestrator.api.dashboard.gantt import Gantt, row
+from orchestrator.api.dashboard.graph import HEIGHT, WIDTH, Edge, Graph, Node, draw, planned_step
 from orchestrator.api.dashboard.list_notes import run_notes
 from orchestrator.api.dashboard.pages.workflows import last_runs, squares
 from orchestrator.api.dashboard.rendering import page, pages
 from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes import flows as flow_routes
 from orchestrator.domain.access import KeyScope
-from orchestrator.domain.flow.definition import body_of
+from orchestrator.domain.flow.definition import DEFAULT, Edges, Flow, body_of
 from orchestrator.monitoring.times import present
+from orchestrator.store.flow.reads import FlowRunView, NodeRunView
 from orchestrator.store.insights import find_node
 
 routes = pages("/ui/flows")
@@ -75,3 +81,163 @@ def of_run(api: Api, run: UUID) -> dict[str, Any]:
         "graphs": graphs(flow, walk(flow, view, visits)),
         "gantt": gantt_of_visits(view, visits, present()),
     }
+
+
+_BETWEEN = 112
+"""Between two layers, where the names of actions stand."""
+_LANE = 18
+"""The height of a line that leads back."""
+_LONGEST_LABEL = 16
+_MOST_ROWS = 200
+Line = tuple[str, str]
+
+
+@dataclass
+class Walked:
+    """Visited nodes of one flow: the run's own, or a subflow."""
+
+    states: dict[str, str] = field(default_factory=dict)
+    visits: Counter[str] = field(default_factory=Counter)
+    lines: Counter[Line] = field(default_factory=Counter)
+    """How often each line was taken."""
+
+
+def graphs(flow: Flow, walked: Mapping[str, Walked], path: str = "", at_most: int = 20) -> list[tuple[str, Graph]]:
+    """Return a flow and those that stand in its nodes, each with the path of that node, the outermost first."""
+    found = [(path, _drawn(flow, walked.get(path, Walked())))]
+    for key, node in flow.nodes.items():
+        if node.subflow is not None and len(found) < at_most:
+            found += graphs(node.subflow, walked, f"{path}/{key}".lstrip("/"), at_most - len(found))
+    return found
+
+
+def walk(flow: Flow, view: FlowRunView, visits: Sequence[NodeRunView]) -> dict[str, Walked]:
+    """Return what a run has visited, by the path of the node in which each flow stands."""
+    flows = _by_path(flow, "")
+    found = {path: Walked() for path in flows}
+    for visit in visits:
+        above, _, key = visit.node.rpartition("/")
+        if visit.branch is not None or above not in found or (not visit.action and visit.status == "failed"):
+            continue
+        part = found[above]
+        part.states[key] = visit.status
+        part.visits[key] += 1
+        part.lines[key, Edges(flows[above]).follow(key, visit.action)] += 1
+    for visit in visits:
+        above, _, key = visit.node.rpartition("/")
+        if above in found:
+            found[above].states[key] = visit.status
+    if view.ended_at is None:
+        parts = view.cursor.split("/") if view.cursor else []
+        for depth, key in enumerate(parts):
+            if (above := "/".join(parts[:depth])) in found:
+                found[above].states[key] = "open"
+    return found
+
+
+def _by_path(flow: Flow, path: str) -> dict[str, Flow]:
+    found = {path: flow}
+    for key, node in flow.nodes.items():
+        if node.subflow is not None:
+            found |= _by_path(node.subflow, f"{path}/{key}".lstrip("/"))
+    return found
+
+
+def _drawn(flow: Flow, walked: Walked) -> Graph:
+    labels: dict[Line, list[str]] = {}
+    for edge in flow.edges:
+        if edge.to in flow.nodes and edge.source in flow.nodes:
+            labels.setdefault((edge.source, edge.to), []).append(edge.action or DEFAULT)
+    back = _leading_back(flow, labels)
+    steps = [
+        planned_step(
+            name=key,
+            kind=node.kind,
+            calls=node.func or node.service or node.exec_type,
+            state=walked.states.get(key, "waiting"),
+            total=walked.visits[key],
+            ended=walked.visits[key],
+            reason=node.description or None,
+            depends_on=tuple(source for source, to in labels if to == key and (source, to) not in back),
+        )
+        for key, node in flow.nodes.items()
+    ]
+    plain = draw(steps, frozenset(), _BETWEEN)
+    edges = [
+        replace(edge, label=_label(labels[edge.upper, edge.lower]), is_done=walked.lines[edge.upper, edge.lower] > 0)
+        for edge in plain.edges
+    ]
+    nodes = {node.step.name: node for node in plain.nodes}
+    for lane, line in enumerate(sorted(back)):
+        y = plain.height + _LANE * (lane + 0.5)
+        edges.append(_line_back(nodes[line[0]], nodes[line[1]], y, line, _label(labels[line]), walked))
+    room = _LANE if back else 0
+    height = plain.height + room * (len(back) + 0.5)
+    return Graph(plain.nodes, edges, plain.width + 2 * room, height, inset=room)
+
+
+def _label(actions: Sequence[str]) -> str:
+    text = "" if list(actions) == [DEFAULT] else ", ".join(sorted(set(actions)))
+    return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 1]}…"
+
+
+def _line_back(start: Node, end: Node, y: float, line: Line, label: str, walked: Walked) -> Edge:
+    """Return a line that leaves a node to the right, goes below all of them, and comes in from the left."""
+    right, left, top, bottom = start.x + WIDTH, end.x, start.y + HEIGHT / 2, end.y + HEIGHT / 2
+    path = (
+        f"M{right:g},{top:g} C{right + 22:g},{top:g} {right + 22:g},{y:g} {right:g},{y:g}"
+        f" H{left:g} C{left - 22:g},{y:g} {left - 22:g},{bottom:g} {left:g},{bottom:g}"
+    )
+    middle = ((right + left) / 2, y)
+    return Edge(path, False, walked.lines[line] > 0, line[0], line[1], label, middle)
+
+
+def _leading_back(flow: Flow, lines: Mapping[Line, object]) -> set[Line]:
+    """Return the lines without which the flow has no circle: those to a node that a walk from the start is still in."""
+    after: dict[str, list[str]] = {}
+    for source, to in lines:
+        after.setdefault(source, []).append(to)
+    back: set[Line] = set()
+    done: set[str] = set()
+    for start in (flow.start, *flow.nodes):
+        if start not in flow.nodes or start in done:
+            continue
+        on_way = {start}
+        way = [(start, iter(after.get(start, ())))]
+        while way:
+            node, rest = way[-1]
+            to = next(rest, "")
+            if not to:
+                way.pop()
+                on_way.discard(node)
+                done.add(node)
+            elif to in on_way:
+                back.add((node, to))
+            elif to not in done:
+                on_way.add(to)
+                way.append((to, iter(after.get(to, ()))))
+    return back
+
+
+def gantt_of_visits(view: FlowRunView, visits: Sequence[NodeRunView], now: datetime) -> Gantt:
+    """Return when the run was at each node, in order."""
+    whole = [visit for visit in visits if visit.branch is None][-_MOST_ROWS:]
+    begin, end = view.started_at or view.created_at, view.ended_at or now
+    if whole:
+        begin = min(begin, whole[0].started_at or whole[0].ended_at) if whole[0].number == 1 else whole[0].ended_at
+    rows = [
+        row(
+            visit.node,
+            visit.status,
+            max(begin, visit.started_at or visit.ended_at),
+            visit.ended_at,
+            begin,
+            end,
+            link=f"/ui/tasks/{visit.task}" if visit.task else "",
+        )
+        for visit in whole
+    ]
+    if view.cursor and view.ended_at is None:
+        since = max((visit.ended_at for visit in whole), default=begin)
+        rows.append(row(view.cursor, "open", since, end, begin, end))
+    return Gantt(rows, begin, end, 0)

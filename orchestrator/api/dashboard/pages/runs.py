@@ -18,12 +18,12 @@ from orchestrator.api.dashboard.list_notes import (
     Span,
     check_times,
     given,
+    near_run_filters,
     progress_of,
     progress_of_runs,
     run_notes,
     within_span,
 )
-from orchestrator.api.dashboard.near_names import near_run_filters
 from orchestrator.api.dashboard.pages import flows as flow_pages
 from orchestrator.api.dashboard.rendering import go, page, pages, visitor
 from orchestrator.api.dashboard.story import Sentence, story

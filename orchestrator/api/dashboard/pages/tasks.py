@@ -15,8 +15,15 @@ from starlette.responses import Response
 from orchestrator.api.arguments import Argument, tasks_with
 from orchestrator.api.context import Api, Page
 from orchestrator.api.dashboard.gantt import timeline
-from orchestrator.api.dashboard.list_notes import Span, check_times, given, progress_of, task_errors, within_span
-from orchestrator.api.dashboard.near_names import near_task_filters
+from orchestrator.api.dashboard.list_notes import (
+    Span,
+    check_times,
+    given,
+    near_task_filters,
+    progress_of,
+    task_errors,
+    within_span,
+)
 from orchestrator.api.dashboard.pages import logs, seen
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.dashboard.session import own_page

@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from orchestrator.compat.celery import failures, signals, states
+from orchestrator.compat.celery import outcomes, signals, states
 from orchestrator.compat.celery import request as requests
 from orchestrator.compat.celery.app.calls import announce, moment
 from orchestrator.compat.celery.app.replacing import awaited
@@ -56,7 +56,7 @@ def run_in_worker(task: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     request = Attempt(task, runtime, args, kwargs)
     if request.failed:
         of, _, *others = request.args or ()
-        request.args = [Context(of), failures.named(request.failed["kind"], request.failed["args"]), *others]
+        request.args = [Context(of), outcomes.named(request.failed["kind"], request.failed["args"]), *others]
     if _watched is not None:
         _watched[runtime.dispatch.id] = (task, request)
     token = requests.current.set((task, request))
@@ -98,7 +98,7 @@ class _Stopped(Middleware):
         if found is not None and end.outcome == "cancelled":
             _revoked(*found)
         elif found is not None and end.error is not None:
-            error = failures.named(end.error.kind, [end.error.message])
+            error = outcomes.named(end.error.kind, [end.error.message])
             if isinstance(error, TaskTimeout):
                 timed_out(*found, error)
 

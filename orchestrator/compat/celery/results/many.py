@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from uuid import UUID
 
-from orchestrator.compat.celery import failures, outcomes
+from orchestrator.compat.celery import outcomes
 from orchestrator.compat.celery.app.current import app_or_default
 from orchestrator.compat.celery.exceptions import NotCovered, Refused
 from orchestrator.compat.celery.request import MARK
@@ -115,7 +115,7 @@ class ResultSet(ResultBase):
         try:
             values: list[Any] = untagged(self._run.result(timeout))
         except RunFailed as error:
-            raise failures.of_end(self.app, error, self._run) from None
+            raise outcomes.of_end(self.app, error, self._run) from None
         if len(self.results) != len(values):  # it was restored before the scheduler had made its tasks
             self.results = restore(self.app, self._run.id).results
         return [

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from orchestrator.compat.celery import failures, outcomes, states
+from orchestrator.compat.celery import outcomes, states
 from orchestrator.compat.celery import request as requests
 from orchestrator.compat.celery.app.current import app_or_default
 from orchestrator.compat.celery.exceptions import ChordError, NotCovered, Refused, TimeoutError
@@ -74,7 +74,7 @@ class AsyncResult(ResultBase):
         try:
             value = untagged(self._wait(timeout))
         except (TaskEnded, RunFailed) as error:
-            exception = failures.of_end(self.app, error, self._run or self._around)
+            exception = outcomes.of_end(self.app, error, self._run or self._around)
             if propagate and self.parent is not None and isinstance(exception, ChordError):
                 exception = exception.__cause__ or exception  # Celery looks at the tasks of the header first
             if propagate:

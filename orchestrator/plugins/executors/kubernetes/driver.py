@@ -18,7 +18,14 @@ from typing import Any, ClassVar, NamedTuple, cast
 from orchestrator.domain.executors.options import Broken, Execution, Finished, Outcome
 from orchestrator.errors import GiveUp
 from orchestrator.plugins.executors.kubernetes import OWN_LABEL, Kubernetes
-from orchestrator.plugins.executors.kubernetes.access import Cluster, find_cluster
+from orchestrator.plugins.executors.kubernetes.access import (
+    Cluster,
+    Followed,
+    NamespaceWatch,
+    find_cluster,
+    path_of,
+    told,
+)
 from orchestrator.plugins.executors.kubernetes.job import (
     CONTAINER,
     LARGEST_FILE,
@@ -32,7 +39,6 @@ from orchestrator.plugins.executors.kubernetes.job import (
     trouble,
     verdict,
 )
-from orchestrator.plugins.executors.kubernetes.watch import Followed, NamespaceWatch, path_of, told
 from orchestrator.workers.executors.asking import Answer, TooLarge
 from orchestrator.workers.executors.left_outputs import LeftOutputs
 from orchestrator.workers.executors.outputs import finished
