@@ -69,7 +69,6 @@ class Sought(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Sought:
-        """Return what somebody types."""
         if quoted := _QUOTED.fullmatch(text):
             return cls(quoted[1], is_exact=True)
         if (found := _NAMED.fullmatch(text)) is None:

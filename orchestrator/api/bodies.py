@@ -134,7 +134,6 @@ class Decoder:
             self._item = msgspec.json.Decoder(item)
 
     def decode(self, data: bytes) -> Any:
-        """Return a body in its type."""
         if len(data) <= SMALL:
             return self._whole.decode(data)
         with _large:
@@ -163,7 +162,6 @@ class Decoder:
 
 @lru_cache(None)
 def decoder(kind: Any) -> Decoder:
-    """Return what decodes bodies of a type."""
     return Decoder(kind)
 
 

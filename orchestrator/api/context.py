@@ -145,7 +145,6 @@ class PullWaiters:
         """Wakes all requests that wait until the end of an execution is in Postgres."""
 
     def close(self) -> None:
-        """End the threads."""
         self.offers.close()
         self.ends.close()
 
@@ -211,7 +210,6 @@ class Api:
             yield connection
 
     def read(self, find: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a query on a connection of its own."""
         with self.reading() as connection:
             return find(connection, *args, **kwargs)
 
@@ -233,7 +231,6 @@ class Api:
         return inherited(family, self._everywhere, own)
 
     def redaction_of_workflow(self, name: str) -> Redaction:
-        """Return what is not shown of the parameters of a workflow."""
         return Redaction((*self._everywhere, *self.read(insights.patterns_of_workflow, name)))
 
     def redaction_of_run(self, run: UUID) -> Redaction:
@@ -242,7 +239,6 @@ class Api:
         return inherited(family, self._everywhere)
 
     def close(self) -> None:
-        """Close every connection."""
         if (pull_waiters := self.pull_waiters.take()) is not None:
             pull_waiters.close()
         if self.replica is not None:

@@ -193,7 +193,6 @@ class Routes:
         return self.get(path, about=about, media_type=EVENTS)
 
     def post(self, path: str, *, about: Subject, **options: Unpack[Options]) -> Callable[[F], F]:
-        """Declare a route that does something."""
         return self._add("POST", path, about, {"scope": Scope.OPERATE, **options})
 
     def put(self, path: str, *, about: Subject, **options: Unpack[Options]) -> Callable[[F], F]:

@@ -80,7 +80,6 @@ _LIST = re.compile(rf"\s*{_TAG}\s*(?:,\s*{_TAG}\s*)*")
 
 
 def is_known(tag: str, given: str | None) -> bool:
-    """Say whether a tag is among those of a header."""
     if given is None:
         return False
     return given.strip() == ANY or tag.strip('"') in (found for _, found in re.findall(_TAG, given))

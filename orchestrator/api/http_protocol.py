@@ -55,7 +55,6 @@ class Connections:
         return True
 
     def close(self, address: str) -> None:
-        """Count no longer."""
         near = neighbourhood(address)
         self._open[near] -= 1
         if not self._open[near]:
@@ -133,12 +132,10 @@ class TimedProtocol(HttpToolsProtocol):
         self.cycle.transport = cast("asyncio.Transport", _Answering(self))
 
     def on_body(self, body: bytes) -> None:
-        """Take a part of a body."""
         self._unread = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End a request."""
         self._unread, self._has_more = 0, False
         super().on_message_complete()
 
@@ -191,7 +188,6 @@ class TimedProtocol(HttpToolsProtocol):
         self.transport.write(f"{head}{headers}connection: close\r\n\r\n".encode() + data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
         super().connection_lost(exc)
         if self._connections is not None:
             self._connections.close(self._address())

@@ -50,13 +50,11 @@ def _beside(what: str, name: str, prefix: str) -> Refused:
 
 
 def check_queue(key_scope: KeyScope, name: str) -> None:
-    """Refuse a queue outside the key scope."""
     if not key_scope.has_queue(name):
         raise _beside("queue", name, key_scope.queues)
 
 
 def check_workflow(key_scope: KeyScope, name: str) -> None:
-    """Refuse a workflow outside the key scope."""
     if not key_scope.has_workflow(name):
         raise _beside("workflow", name, key_scope.workflows)
 
@@ -131,7 +129,6 @@ def check_tasks(api: Api, key_scope: KeyScope, tasks: Collection[UUID]) -> None:
 
 
 def has_run(api: Api, key_scope: KeyScope, run: UUID) -> bool:
-    """Say whether a run exists and is within the key scope."""
     try:
         check_runs(api, key_scope, {run})
     except NotFound:

@@ -22,13 +22,11 @@ class ObservedApi:
         self.under_way = 0
 
     def answered(self, method: str, route: str, subject: str, status: int, seconds: float) -> None:
-        """A request has been answered."""
         with self._lock:
             self._answered[method, route, status] += 1
             self._times.setdefault(subject, Histogram(SECONDS)).add(seconds)
 
     def metrics(self) -> Iterator[Family]:
-        """Yield all metrics."""
         yield from own_metrics("api")
         with self._lock:
             answered, times = sorted(self._answered.items()), sorted(self._times.items())

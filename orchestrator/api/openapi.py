@@ -34,7 +34,6 @@ _PROBLEMS = {
 
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """Return the document of these routes."""
     types = [kind for endpoint in endpoints for kind in _types(endpoint)]
     schemas, components = msgspec.json.schema_components([*types, Problem], ref_template=_REF)
     components = {name: _plain(schema) | {"title": name} for name, schema in components.items()}

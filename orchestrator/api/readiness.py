@@ -41,7 +41,6 @@ class Readiness:
         return found
 
     def close(self) -> None:
-        """Close the connection."""
         if self._engine is not None:
             self._engine.dispose()
 

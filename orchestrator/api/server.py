@@ -230,7 +230,6 @@ class Acceptor:
         self._resume()
 
     def close(self) -> None:
-        """Accept no more."""
         if self._resumes is not None:
             self._resumes.cancel()
         self._loop.remove_reader(self._listener)

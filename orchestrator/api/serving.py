@@ -68,7 +68,6 @@ class ServedPath:
 
     @property
     def methods(self) -> Collection[str]:
-        """Its HTTP methods."""
         return self._endpoints.keys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -42,7 +42,6 @@ class Client:
 
     @property
     def gone(self) -> asyncio.Task[None]:
-        """Ends when the client has disconnected."""
         if self._gone is None:
             self._gone = asyncio.create_task(self._hang_up())
         return self._gone
@@ -68,7 +67,6 @@ class _Limit:
 
     @property
     def is_idle(self) -> bool:
-        """Say whether nothing is acquired."""
         return self._free == self._most
 
     async def acquire(self, client: Client | None) -> None:
@@ -107,7 +105,6 @@ class _Kind:
 
     @contextlib.asynccontextmanager
     async def slot(self, caller: str, client: Client | None = None) -> AsyncIterator[None]:
-        """Hold a slot of a caller's."""
         own = self._callers.setdefault(caller, _Limit(self._per_caller))
         try:
             async with contextlib.AsyncExitStack() as held:
@@ -134,7 +131,6 @@ class Slots:
         return self._large.slot(_name(caller))
 
     async def look_up(self, call: Callable[[], Any]) -> Any:
-        """Look up a key in a thread."""
         async with self._look_ups.slot(""):
             return await _in_thread(call)
 

@@ -59,7 +59,6 @@ class Values:
         return value if reducer is None else self.tagged(reducer())
 
     def tagged_call(self, args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
-        """Return the arguments of a call as data."""
         if not PLAIN.issuperset(map(type, args)):
             args = [self.tagged(item) for item in args]
         if kwargs and not PLAIN.issuperset(map(type, kwargs.values())):
@@ -67,7 +66,6 @@ class Values:
         return args, kwargs
 
     def untagged(self, value: Any) -> Any:
-        """Return what was tagged."""
         kind = type(value)
         if kind is dict:
             if len(value) == 2 and _VALUE in value and (read := self.read.get(value.get(TYPE))) is not None:

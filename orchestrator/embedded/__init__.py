@@ -48,7 +48,6 @@ class EmbeddedServices:
 
     @property
     def redis_url(self) -> str:
-        """Return the URL of Redis."""
         return self.redis.url
 
     def start(self) -> None:

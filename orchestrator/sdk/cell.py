@@ -134,7 +134,6 @@ class Cell(Deployment):
         return self._own(self._registry.find_task(name))
 
     def _own(self, task: Task[..., R]) -> Task[..., R]:
-        """Return a task as one of this deployment."""
         self._client.refuse_other("This call", task)
         return task if task._client is self._client else task.via(self)
 

@@ -167,7 +167,6 @@ class Chain:
         return _async_around(self._aexecute, ctx)
 
     def turning(self, ctx: TurnContext) -> AbstractContextManager[None]:
-        """Stand around a turn."""
         return _around(self._turn, ctx)
 
     @property
@@ -247,7 +246,6 @@ _Hook = Callable[..., Any]
 
 
 def _hooks(members: Iterable[Middleware], *names: str) -> tuple[_Hook, ...]:
-    """Return for each of these the first of the hooks that it has."""
     found = (next((name for name in names if _has(member, name)), None) for member in members)
     return tuple(getattr(member, name) for member, name in zip(members, found, strict=True) if name is not None)
 

@@ -37,7 +37,6 @@ def type_name(kind: type) -> str:
 
 
 def type_names(error: BaseException) -> frozenset[str]:
-    """Return the names of an error's type and of all that it derives from."""
     return frozenset(type_name(kind) for kind in type(error).__mro__)
 
 

@@ -83,7 +83,6 @@ class ExecutorHarness(ABC):
         """Change the environment of processes that are started from now on."""
 
     def worker_options(self) -> list[str]:
-        """Return what a worker is started with."""
         return []
 
     @abstractmethod
@@ -189,7 +188,6 @@ class LocalProgram:
             )
 
     def logged(self, words: str) -> bool:
-        """Say whether its log has these words."""
         return words in self._log.read_text(encoding="utf-8", errors="replace")
 
     def found(self, pattern: str) -> str:
@@ -198,7 +196,6 @@ class LocalProgram:
 
     @property
     def is_alive(self) -> bool:
-        """Say whether it runs."""
         return self._process.poll() is None
 
     def stop(self) -> int:
@@ -208,7 +205,6 @@ class LocalProgram:
         return self._process.wait(60)
 
     def kill(self) -> None:
-        """Kill it with all its processes."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(60)
 
@@ -298,12 +294,10 @@ class Stage:
         eventually(lambda: handle.status() == "running", f"{handle.id} runs")
 
     def close(self) -> None:
-        """Close connections."""
         self.app.close()
         self._engine.dispose()
 
     def shown(self, handle: Handle[Any]) -> TaskDetail:
-        """Return what is stored of a task."""
         with self._engine.connect() as connection:
             found = show_task(connection, UUID(handle.id))
         assert found is not None

@@ -57,7 +57,6 @@ class MemoryLeader:
         timeout: float | None = None,
         terminates: bool = False,
     ) -> Run:
-        """Begin a run."""
         run = self.runs[run_id] = Run(run_id, parent, detached, terminates)
         self.append(run, started)
         self._give_time(run, timeout)
@@ -82,7 +81,6 @@ class MemoryLeader:
         self._set_deadline(run, self.now + self.grace)
 
     def append(self, run: Run, what: history.HistoryItem) -> None:
-        """Append an event to a run's history."""
         run.history.append(Event(len(run.history) + 1, self.now, what))
 
     def activate(self, run: Run, queries: list[Query] | None = None) -> list[QueryResult]:
@@ -298,7 +296,6 @@ class MemoryLeader:
         return None
 
     def cancel(self, run: Run | None, reason: str) -> None:
-        """Ask a run to cancel itself."""
         if run is not None and run.end is None:
             self.append(run, history.RunCancelRequested(reason))
 
@@ -346,7 +343,6 @@ class MemoryLeader:
         self.append(parent, fact_for_parent(run.child_id, end, run.timed_out))
 
     def _tell_waiting(self, ended: Run) -> None:
-        """Tell the runs that wait for the end of this one."""
         for run in list(self.runs.values()):
             for identifier, name in list(run.promises.items()):
                 if run.end is None and is_wait(name) and self._latest(Target.of_wait(name)) is ended:

@@ -54,11 +54,9 @@ class MemoryDag:
 
     @property
     def definition(self) -> Definition:
-        """What it is a run of."""
         return self.run.compiled.definition
 
     def output(self, step: str) -> Any:
-        """Return what a step has come to."""
         place = self.run.compiled.graph.index[step]
         results = self.results.get(place, {}).items()
         return step_output(self.run.plan.step_state(place), self.run.plan.fan(place), results, timezones.decode)
@@ -70,7 +68,6 @@ class MemoryDag:
         return Scope({"params": self.run.params, "run": self.run.info, **outputs})
 
     def step_states(self) -> list[tuple[int, StepState]]:
-        """Return where its steps stand."""
         return [(place, self.run.plan.step_state(place)) for place in range(len(self.run.compiled.graph.steps))]
 
 
@@ -92,7 +89,6 @@ class MemoryDags:
         now: float,
         parent: tuple[MemoryDag, int, int] | None = None,
     ) -> None:
-        """Begin a run."""
         moment = datetime.fromtimestamp(now, UTC)
         params = resolve_params(definition, given, moment)
         info = {
@@ -211,7 +207,6 @@ class MemorySchedules:
 
     @property
     def next_fire(self) -> float | None:
-        """When the next schedule fires."""
         return self._due[0][0] if self._due else None
 
     def take(self) -> Fire | None:

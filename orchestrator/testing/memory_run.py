@@ -78,11 +78,9 @@ class Run:
 
     @property
     def status(self) -> str:
-        """How it ended."""
         return "running" if self.end is None else run_state(end_of(self.id, self.end), self.timed_out)
 
     def settles(self, wait: bytes) -> history.PromiseSettled:
-        """Return what a run learns that waits for the end of this one."""
         assert self.end is not None
         end = end_of(self.id, self.end)
         error = WAS_TERMINATED if self.terminated else run_error(end, self.status)
@@ -100,11 +98,9 @@ class Run:
 
 
 def fact_for_parent(child: bytes, end: commands.EndCommand, timed_out: bool = False) -> history.Fact:
-    """Return what the parent of a run learns of its end."""
     own = end_of(child, end)
     return child_outcome(child, run_state(own, timed_out), own)
 
 
 def is_fact(event: Event) -> bool:
-    """Say whether an event is one that the code is shown."""
     return isinstance(event.what, _FACTS)

@@ -284,13 +284,11 @@ class MemoryTasks:
             del self._keys[key]
 
     def start_many(self, run: bytes, name: str, tasks: Sequence[NewTask]) -> None:
-        """Create a run and its tasks."""
         with self._lock:
             self._runs[run] = ManyTasks([self._add(new) for new in tasks])
             self.started.append(StartedRun(id=to_text(run), name=name, params={}))
 
     def start(self, run: bytes, name: str, params: Mapping[str, Any], key: str | None = None) -> None:
-        """Record the start of a workflow."""
         self.started.append(StartedRun(id=to_text(run), name=name, params=params, key=key))
 
     def start_dag(
@@ -312,13 +310,11 @@ class MemoryTasks:
                 self.dags.start(run, self.dags.definitions[workflow], params, headers or {}, self.now)
 
     def start_code(self, run: bytes, workflow: str, payload: bytes, key: str | None = None) -> None:
-        """Record the start of a workflow as code."""
         signature = self._app.code_workflows.find(workflow, None)._signature
         arguments, keywords, *_ = decode_call(payload)
         self.start(run, workflow, signature.named(*signature.restore(arguments, keywords)), key)
 
     def find(self, task: bytes) -> TestedTask:
-        """Return a task by its id."""
         found = self.tasks.get(task)
         if found is None:
             raise NotFound.by_id("task", to_text(task))
@@ -333,7 +329,6 @@ class MemoryTasks:
         self.settle()
 
     def cancel(self, tasks: Sequence[TestedTask]) -> None:
-        """Cancel those that have not ended."""
         with self._lock:
             for task in tasks:
                 if task.state not in ENDED_TASK_STATES:
@@ -350,7 +345,6 @@ class MemoryTasks:
         self.cancel([task for task in self.tasks.values() if task.new.run_id in cancelled])
 
     def many(self, run: bytes) -> ManyTasks:
-        """Return a run of many tasks by its id."""
         found = self._runs.get(run)
         if found is None:
             raise NotFound.by_id("run", to_text(run))

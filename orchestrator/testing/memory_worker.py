@@ -103,13 +103,11 @@ class MemoryWorker:
         self._tasks[task].progress = mark
 
     def log(self, job: Job, line: LogLine) -> None:
-        """Note what a task says."""
         self._tasks[job.dispatch.id].lines.append(line)
 
     log_lines = log
 
     def leave(self, job: Job, details: bytes) -> None:
-        """Note what an attempt leaves for the next."""
         job.noted = details
 
     def page(self, job: Job, number: int) -> bytes | None:  # noqa: ARG002

@@ -27,7 +27,6 @@ def name_of(owner: bytes | None = None, attempt: int = 1) -> ObjectName:
 
 
 def put(store: Store, name: ObjectName, *parts: bytes) -> None:
-    """Write an object."""
     sink = store.create(name)
     for part in parts:
         sink.write(part)
@@ -35,7 +34,6 @@ def put(store: Store, name: ObjectName, *parts: bytes) -> None:
 
 
 def everything(store: Store) -> set[ObjectName]:
-    """Return all objects of a store."""
     return {found.name for shard in SHARDS for found in store.listed(shard)}
 
 

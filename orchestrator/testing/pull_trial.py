@@ -59,7 +59,6 @@ class Trial:
         return self._client
 
     def start(self, **environment: str) -> subprocess.Popen[bytes]:
-        """Start another client."""
         given = {
             "ORCHESTRATOR_API_URL": self.proxy.url,
             "ORCHESTRATOR_API_KEY": self.key,
@@ -115,7 +114,6 @@ class Trial:
             self.proxy.fault = before
 
     def log_end(self) -> str:
-        """Return the end of what the client has written."""
         return self._log.read_text(encoding="utf-8", errors="replace")[-2_000:] if self._log.exists() else ""
 
     def close(self) -> None:
@@ -143,7 +141,6 @@ class Work:
         raise AssertionError(f"expected a failure, found the result {found!r:.100}")
 
     def all(self, what: str) -> list[Exchange]:
-        """Return the exchanges of one kind about this work."""
         exchanges = list(self._trial.proxy.exchanges)
         polls = [one for one in exchanges if one.what == "poll" and self._is_in(one.answered.get("input"))]
         if what == "poll":
@@ -278,7 +275,6 @@ class RecordingProxy:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        """Serve no more."""
         self._server.shutdown()
         self._server.server_close()
 

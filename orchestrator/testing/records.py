@@ -44,12 +44,10 @@ class TestedTask:
 
     @property
     def id(self) -> str:
-        """The id that its handle has."""
         return to_text(self.new.id)
 
     @property
     def name(self) -> str:
-        """What the task is called."""
         return self.new.name
 
     @property
@@ -69,7 +67,6 @@ class TestedTask:
 
     @property
     def options(self) -> TaskOptions:
-        """Its options that travel with it."""
         return parse_options(self.new.options)
 
     @property

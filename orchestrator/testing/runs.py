@@ -96,7 +96,6 @@ class TestedRun(Generic[R, W_co]):
 
     @property
     def id(self) -> str:
-        """The run's id."""
         return to_text(self._first.id)
 
     @property
@@ -111,7 +110,6 @@ class TestedRun(Generic[R, W_co]):
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The attributes that its code has set."""
         return attributes_of(event.what for event in self._run.history)
 
     async def result(self) -> R:
@@ -149,7 +147,6 @@ class TestedRun(Generic[R, W_co]):
     async def signal(self, signal: SignalMethod[W_co, P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
 
     async def signal(self, signal: str | SignalMethod[Any, ..., Any], /, *args: Any, **kwargs: Any) -> None:
-        """Send a signal."""
         name, value = signal_value(signal, args, kwargs, self._limit, self._workflow._signature)
         if self._message_id is not None and self._message_id in self._signalled:
             return
@@ -169,7 +166,6 @@ class TestedRun(Generic[R, W_co]):
         await self._settle(Resolution(promise, error=TaskError("PromiseRejected", reason)))
 
     async def cancel(self, reason: str = "") -> None:
-        """Ask the run to cancel itself."""
         await self._tell(history.RunCancelRequested(reason))
 
     async def terminate(self) -> None:

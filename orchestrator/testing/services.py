@@ -66,7 +66,6 @@ class TestServices:
             self._servers.redis.start(persistence=False)
 
     def close(self) -> None:
-        """Stop everything."""
         self._programs.close()
         self._redis.close()
         self._engine.dispose()

@@ -62,7 +62,6 @@ class TaskTest:
 
     @property
     def now(self) -> datetime:
-        """What time it is in the test."""
         return datetime.fromtimestamp(self._leader.now, UTC)
 
     def enqueued(self, task: Task[..., Any] | str | None = None, /, **expected: Any) -> list[TestedTask]:

@@ -60,7 +60,6 @@ class WorkflowTest:
 
     @property
     def now(self) -> datetime:
-        """What time it is in the test."""
         return datetime.fromtimestamp(self.leader.now, UTC)
 
     async def run(self, workflow: CodeWorkflow[..., R], *args: Any, mocks: Mocks | None = None, **kwargs: Any) -> R:

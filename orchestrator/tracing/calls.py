@@ -92,7 +92,6 @@ def failed(span: Span, kind: str) -> None:
 
 
 def span_context(trace: Trace) -> SpanContext:
-    """Return the context of a span of another process."""
     return SpanContext(int(trace.trace_id, 16), int(trace.span_id, 16), True, TraceFlags(int(trace.flags, 16)))
 
 

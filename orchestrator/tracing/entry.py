@@ -69,7 +69,6 @@ def enter(trace: str) -> object:
 
 
 def leave(token: object) -> None:
-    """Have it belong to no span any more."""
     set_trace(None)
     if token is not None:
         from orchestrator.tracing.calls import detach

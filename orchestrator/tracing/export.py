@@ -54,7 +54,6 @@ class _Exporter(SpanExporter):
         self._outage = Outage(log, "The receiver of spans", "they are dropped")
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Send some."""
         result = self._otlp.export(spans)
         if result is SpanExportResult.SUCCESS:
             self._outage.worked()
@@ -63,7 +62,6 @@ class _Exporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Send no more."""
         self._otlp.shutdown()  # type: ignore[no-untyped-call]
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:

@@ -59,7 +59,6 @@ class Spans:
 
     @staticmethod
     def trace_of(span: Span) -> str:
-        """Return a span as a traceparent."""
         context = span.get_span_context()
         return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 0xFF:02x}"
 

@@ -82,7 +82,6 @@ _LABELS = {"true": "yes (true)", "false": "no (false)", "null": "none (null)"}
 
 
 def encoded(value: Any) -> str:
-    """Return a value as JSON."""
     return msgspec.json.encode(value).decode()
 
 

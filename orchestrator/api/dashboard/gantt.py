@@ -69,7 +69,6 @@ class Gantt:
 
     @property
     def is_retried(self) -> bool:
-        """Whether a step had more than one attempt."""
         return any(row.tried is not None for row in self.rows)
 
     @property
@@ -144,7 +143,6 @@ def row(
     is_critical: bool = False,
     link: str = "",
 ) -> Row:
-    """Return a line of the chart."""
     whole = max((end - start).total_seconds(), 1e-6)
     seconds = max(0.0, (stop - begin).total_seconds())
     x = _place(begin, start, end)

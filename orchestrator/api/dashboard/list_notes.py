@@ -77,7 +77,6 @@ def given(query: msgspec.Struct) -> dict[str, Any]:
 
 
 def task_errors(api: Api, tasks: Sequence[TaskView]) -> dict[UUID, str]:
-    """Return the errors of those that failed."""
     return api.read_list(errors_of_tasks, [task.id for task in tasks if task.status == "failed"])
 
 
@@ -157,7 +156,6 @@ class Near(msgspec.Struct, frozen=True):
 
 
 def near_task_filters(api: Api, name: str | None, queue: str | None, key_scope: KeyScope) -> list[Near]:
-    """Return which of the filters of an empty list of tasks name nothing."""
     found = [_near("name", "task", name, _task_names(api, name, key_scope))] if name else []
     if queue:
         known = (one.queue for one in api.read_list(list_queues, key_scope.queues))

@@ -92,7 +92,6 @@ class Action(Endpoint):
         return f"{before}/{_OPPOSITE[act]}" if act in _OPPOSITE else ""
 
     def outcome(self, answer: Any) -> str:
-        """Say what came of it."""
         note = getattr(answer, "note", None)
         if note is not None:
             return f"{note[0].upper()}{note[1:]}."
@@ -110,12 +109,10 @@ class Note(msgspec.Struct, frozen=True):
 
 
 def page_actions(prefix: str) -> Routes:
-    """Return actions of pages that are no routes of the API."""
     return Routes("dashboard", prefix, HTML, Action)
 
 
 def pages(prefix: str) -> Routes:
-    """Return the routes of pages about one subject."""
     return Routes("dashboard", prefix, HTML)
 
 
@@ -176,7 +173,6 @@ class Visit:
         return f"{self.path}?{self.query}" if self.query else self.path
 
     def may(self, scope: str) -> bool:
-        """Say whether something is offered."""
         return self.scope.includes(Scope(scope))
 
     @property
@@ -198,7 +194,6 @@ prefix: ContextVar[str] = ContextVar("orchestrator_prefix", default="")
 
 
 def visitor() -> Visit:
-    """Return the current visit."""
     visit = current.get()
     assert visit is not None, "a page is being made"
     return visit

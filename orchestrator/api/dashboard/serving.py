@@ -58,7 +58,6 @@ class PagePath(ServedPath):
         return Recent()
 
     def ticket(self, request: Request) -> Ticket | None:
-        """Return the ticket of a logged-in visitor."""
         return ticket_of(request)
 
     async def answer(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:

@@ -67,7 +67,6 @@ class Session:
             raise refused(403, "The form cannot be taken", detail)
 
     def is_of(self, given: str) -> bool:
-        """Say whether a form has what forms of this session prove."""
         return compare_digest(given.encode(), self.token.encode())
 
     def finish(self, response: Response, said: Said | None = None) -> Response:

@@ -65,7 +65,6 @@ def age(moment: datetime | None, now: datetime | None = None) -> str:
 
 
 def exact(moment: datetime) -> str:
-    """Return a moment as machines read it."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -107,7 +106,6 @@ def waking(task: TaskView) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number for people."""
     return "" if value is None else f"{value:,.0f}"
 
 

@@ -111,7 +111,6 @@ class Stream(Response):
 
 
 async def _gone(receive: Receive, listener: Listener) -> None:
-    """Close a stream whose listener has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
     listener.close()

@@ -69,7 +69,6 @@ class Following:
             redis.close()
 
     def _follow(self, loop: asyncio.AbstractEventLoop, follower: Follower, outage: Outage) -> None:
-        """Follow until there are no listeners."""
         pause = threading.Event()
         is_first = True
         while not self._is_closed:

@@ -103,7 +103,6 @@ class Hub:
         return listener
 
     def leave(self, listener: Listener) -> None:
-        """Forget a listener."""
         listener.close()
         left = self._listeners.get(listener.subject)
         if left is not None:

@@ -111,7 +111,6 @@ class Listener:
         self.give(said)
 
     def give(self, said: bytes) -> None:
-        """Have something sent."""
         if not said or self.is_closed or self.is_lagging:
             return
         self._size += len(said)

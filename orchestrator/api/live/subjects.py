@@ -119,7 +119,6 @@ def event(name: str, data: object, id: str = "") -> bytes:
 
 
 def move(task: TaskChange) -> TaskMove:
-    """Return the event of a task that has moved."""
     run = None if task.run is None else UUID(bytes=task.run)
     return TaskMove(UUID(bytes=task.id), task.name, task.queue, task.status, task.attempt, run)
 
@@ -151,14 +150,12 @@ def age(task: TaskChange | TaskView) -> tuple[int, int]:
 
 
 def has_ended(state: State) -> bool:
-    """Say whether nothing more happens to this."""
     if isinstance(state, TaskView):
         return state.status in ENDED_TASK_STATES
     return isinstance(state, RunView) and state.status in ENDED_RUN_STATES
 
 
 def final(state: State) -> Any:
-    """Return what the last event says."""
     return move_of(state) if isinstance(state, TaskView) else state
 
 
@@ -173,7 +170,6 @@ class Fold:
         self._workers: dict[str, str] = {}
 
     def add_tasks(self, tasks: Iterable[TaskChange]) -> None:
-        """Add tasks that moved."""
         if self._kind is not Kind.SYSTEM:
             self.tasks.extend(tasks)
             return
@@ -185,11 +181,9 @@ class Fold:
         self._runs.update(run.status for run in runs if run.status)
 
     def add_workers(self, workers: Iterable[WorkerChange]) -> None:
-        """Add workers that have come and gone."""
         self._workers.update((worker.id, worker.state) for worker in workers)
 
     def events(self, cursor: str) -> bytes:
-        """Return the events of what was gathered up to a cursor."""
         said = b""
         if self.tasks:
             said += event("tasks", TaskMoves([move(task) for task in self.tasks]), cursor)
@@ -214,7 +208,6 @@ def missed(subject: Subject, entries: Sequence[Entry]) -> Fold:
 
 
 def is_about(subject: Subject, task: TaskChange) -> bool:
-    """Say whether a subject has events of a task."""
     if subject.kind is Kind.TASK:
         return task.id == subject.key
     if subject.kind is Kind.RUN:

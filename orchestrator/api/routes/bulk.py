@@ -42,7 +42,6 @@ class Cancelled(msgspec.Struct, frozen=True):
 
 
 def open_tasks(api: Api, wanted: OpenFilter, key_scope: KeyScope) -> list[OpenGroup]:
-    """Return which tasks would be cancelled."""
     if any(state in ENDED_TASK_STATES for state in wanted.statuses):
         raise unfit("Expected states of open tasks: pending, dispatched, running.")
     return api.read(cancels.preview, wanted, key_scope.queues)

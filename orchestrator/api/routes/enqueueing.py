@@ -66,7 +66,6 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Texts that travel with it and with all that comes of it: up to 4,096 bytes. The task reads them."""
 
     def options(self) -> dict[str, Any]:
-        """Return the options that are given."""
         given = {name: getattr(self, name) for name in self.__struct_fields__[3:]}
         return {name: value for name, value in given.items() if value is not UNSET}
 

@@ -301,7 +301,6 @@ _NOTHING = object()
 
 
 def _given(body: Mapping[str, Any], *names: str, otherwise: Any = _NOTHING) -> Any:
-    """Return a field by any of its names."""
     found = {str(key).replace("_", "").lower(): value for key, value in body.items()}
     for name in names:
         value = found.get(name.replace("_", ""))

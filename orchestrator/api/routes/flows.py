@@ -276,6 +276,5 @@ def node_runs(api: Api, run: UUID, after: int = 0, limit: int = LARGEST_PAGE) ->
 
 
 def hidden(api: Api, view: FlowRunView) -> FlowRunView:
-    """Return a run without what is not to be shown."""
     found: FlowRunView = shown(api, view)
     return found

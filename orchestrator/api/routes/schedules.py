@@ -98,7 +98,6 @@ class NewBackfill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def view(stored: StoredSchedule) -> ScheduleView:
-    """Return a schedule as it is shown."""
     return made_from(ScheduleView, stored, when=stored.schedule.words(), version=stored.flow_version)
 
 

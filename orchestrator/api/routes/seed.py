@@ -69,12 +69,10 @@ class RunTask(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_task(cls, task: TaskView) -> RunTask:
-        """Return a task as it is answered."""
         return cls(**dataclasses.asdict(task), index=task.position or 0)
 
     @classmethod
     def of_step(cls, run: UUID, step: StepView) -> RunTask:
-        """Return a step that has no task."""
         return cls(
             id=None,
             step=step.name,

@@ -217,14 +217,12 @@ def task_log(api: Api, id: UUID, query: LogQuery) -> Log:
 
 
 def log_of(api: Api, task: bytes, query: LogQuery) -> Log:
-    """Return some of what a task said."""
     if query.last:
         return shown_log(LogPage(read_last(api.backend.connections, task, query.last, query.attempt), ""))
     return shown_log(api.backend.tasks.log(task, query.cursor, attempt=query.attempt))
 
 
 def shown_log(page: LogPage) -> Log:
-    """Return lines as they are answered."""
     lines = [made_from(LogEntry, line, task=UUID(line.task)) for line in page.lines]
     return Log(lines, page.last if lines and page.last else None)
 

@@ -161,7 +161,6 @@ def read_definition(document: Document) -> Definition:
 
 
 def answer(stored: workflows.Stored) -> WorkflowAnswer:
-    """Return a stored definition as it is shown."""
     return WorkflowAnswer(
         stored.name, stored.version, stored.hash, stored.created_at, document.to_data(stored.definition)
     )
@@ -228,7 +227,6 @@ def list_workflows(api: Api, key_scope: KeyScope) -> Workflows:
 
 
 def summary(stored: workflows.Stored) -> WorkflowSummary:
-    """Return what a list shows of a workflow."""
     definition = stored.definition
     steps = [step.name for step in definition.steps]
     return WorkflowSummary(
@@ -247,7 +245,6 @@ def validate_workflow(api: Api, body: Document) -> Verdict:
 
 
 def hash_of(found: WorkflowAnswer | Applied) -> str:
-    """Return what names the state of a workflow."""
     return found.hash
 
 

@@ -165,7 +165,6 @@ class _Check:
     """Runs that do not fit beside one for each problem: a problem may be that of a whole workflow."""
 
     def open_runs(self, calls: Calls, since: datetime | None) -> None:
-        """Check the open runs in the database."""
         for run in calls.insights.open_runs(sorted(self.known), since):
             self._run(run, calls.code.history)
         for name, count in calls.insights.count_open_others(sorted({*self.known, *self.elsewhere}), since).items():

@@ -31,7 +31,6 @@ _HURRY = 3.0
 
 
 def say(role: str, text: str, level: int = logging.INFO) -> None:
-    """Log a line of one role."""
     get_logger(role).log(level, "%s", text)
 
 
@@ -47,7 +46,6 @@ class Console(logging.Handler):
         self._colours = has_colours(sys.stdout)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show a record of this process."""
         for line in self.format(record).split("\n"):
             self._show(record.name.rpartition(".")[2], line)
 
@@ -150,7 +148,6 @@ class Restarts:
         return name in self._due
 
     def take_due(self) -> list[str]:
-        """Return those that are to be started now."""
         due = [name for name, at in self._due.items() if at <= time.monotonic()]
         for name in due:
             del self._due[name]

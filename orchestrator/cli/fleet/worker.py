@@ -148,7 +148,6 @@ def _bounds(value: str) -> tuple[int, int]:
 
 
 def _memory(value: str) -> int:
-    """Return an amount of memory in bytes."""
     size = parse_memory(value)
     if size is None or size < _LEAST_MEMORY:
         raise click.BadParameter(f"{value!r} is not an amount of memory of 32MB or more, such as 512MB or 2GB.")

@@ -233,7 +233,6 @@ def show(what: str, as_json: bool) -> None:
 
 
 def _shown(view: FlowRunView) -> FlowRunView:
-    """Return a run without what nobody is shown."""
     secret = hidden({"redact": view.redact})
     return view._replace(params=secret.shown(view.params), shared=secret.shown(view.shared))
 

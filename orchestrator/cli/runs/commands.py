@@ -374,7 +374,6 @@ def _wait(application: Orchestrator, handle: RunHandle[Any]) -> str:
 
 
 def _runs_under(key: str) -> set[str]:
-    """Return the runs that have been started with a key."""
     with looking() as calls:
         return {str(found.run) for found in calls.insights.runs_under(key)}
 

@@ -36,7 +36,6 @@ def run_state(run: RunView) -> Text:
 
 
 def _limit(run: RunDetail) -> str:
-    """Say what a run waits for that has not begun."""
     more = f" and {len(run.held_by) - 3} or more others" if len(run.held_by) > 3 else ""
     who = ", ".join(f"run {holder}" for holder in run.held_by[:3])
     return f"its limit of {run.limit:,} at once: {who}{more}"

@@ -94,7 +94,6 @@ def watch_backfill(read: Callable[[], BackfillView]) -> BackfillView:
 
 
 def backfill_line(view: BackfillView) -> str:
-    """Return a backfill in a line."""
     return one_line(f"{view.workflow}/{view.name} {view.done}/{view.total} {_troubles(view)}".rstrip())
 
 

@@ -325,7 +325,6 @@ for _backfill in backfilling.COMMANDS:
 
 
 def _declared_by(application: Orchestrator, origin: str) -> dict[str, StoredSchedule]:
-    """Return the schedules that an application declared when it was last applied."""
     stored = (one for page in pages(application._client.backend.schedules) for one in page)
     return {one.key: one for one in stored if one.origin == origin}
 
@@ -358,7 +357,6 @@ def _origin(stored: StoredSchedule) -> str:
 
 
 def _note(stored: StoredSchedule) -> Text:
-    """Return what is to be said of a schedule in a list."""
     if stored.error:
         return Text(stored.error.partition("\n")[0], style="red")
     return Text(f"no longer in the code of {stored.origin}" if stored.forgotten_at else "", style="yellow")

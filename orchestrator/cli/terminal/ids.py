@@ -33,7 +33,6 @@ class IdOf(click.ParamType):  # type: ignore[type-arg]  # which older releases o
         self.kind = kind
 
     def convert(self, value: str | UUID, param: click.Parameter | None, ctx: click.Context | None) -> UUID:
-        """Return the whole id."""
         try:
             return value if isinstance(value, UUID) else UUID(value)
         except ValueError:

@@ -56,7 +56,6 @@ def page_options(identifier: click.ParamType[UUID]) -> Callable[[F], F]:
 
 
 def status_option(states: Any) -> Callable[[F], F]:
-    """Return the option that filters by state."""
     return click.option(
         "--status",
         "statuses",

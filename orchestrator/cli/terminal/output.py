@@ -109,7 +109,6 @@ def echo_json(document: str) -> None:
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document for people and programs."""
     echo_json(msgspec.json.format(describe_json(msgspec.json.encode(document))).decode())
 
 
@@ -166,7 +165,6 @@ class _Column:
 
     @property
     def is_bare(self) -> bool:
-        """Whether it says nothing of any row."""
         return all(cell.plain in ("", "0") for cell in self.cells)
 
 

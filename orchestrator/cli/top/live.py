@@ -51,7 +51,6 @@ class Painter:
         )
 
     def paint(self, lines: list[Text]) -> list[str]:
-        """Return lines as they are written."""
         return [self._line(line) for line in lines]
 
     def _line(self, line: Text) -> str:

@@ -122,7 +122,6 @@ class History:
                 del counts[second]
 
     def of(self, load: QueueLoad, now: float) -> QueueNow:
-        """Return a queue with what it has done."""
         ended, failed = self._ended[load.queue], self._failed[load.queue]
         last = range(int(now) - _STEADY, int(now))
         return QueueNow(
@@ -218,7 +217,6 @@ class Sampler:
         return time.monotonic() - self.looked_at
 
     def stop(self) -> None:
-        """Look no more."""
         self._stopping.set()
 
     def _run(self, told: Callable[[], None]) -> None:

@@ -97,7 +97,6 @@ def queues(view: View, found: Snapshot) -> list[QueueNow]:
 
 
 def matches(view: View, *words: str) -> bool:
-    """Say whether something has what is looked for."""
     wanted = view.matching.lower()
     return not wanted or any(wanted in word.lower() for word in words)
 

@@ -110,12 +110,10 @@ class CeleryQueues:
         self.redis: Redis = Redis(connection_pool=self._channel.pool)
 
     def close(self) -> None:
-        """Close all connections."""
         self._connection.release()
         self._app.close()
 
     def transits(self) -> list[Transit]:
-        """Return the ways of the queues' messages."""
         channel, prefix = self._channel, self._channel.global_keyprefix
         return [
             Transit(
@@ -130,7 +128,6 @@ class CeleryQueues:
     # -- messages
 
     def read(self, message: bytes) -> Call:
-        """Return what a message asks for."""
         envelope = read_envelope(message)
         headers, (arguments, keywords, _) = envelope["headers"], read_body(envelope)
         retries, options = int(headers.get("retries") or 0), read_options(envelope)
@@ -152,7 +149,6 @@ class CeleryQueues:
         return self.writes_results and bool(headers.get("id")) and not headers.get("ignore_result")
 
     def list_of(self, queue: str, message: bytes) -> str:
-        """Return the list where a message belongs."""
         priority: Any = 0
         with suppress(Unreadable):
             priority = read_envelope(message)["properties"].get("priority")
@@ -183,7 +179,6 @@ class CeleryQueues:
         return self._follow_ups(request, settle)
 
     def fail(self, message: bytes, state: str, error: TaskError | None, settle: Settle) -> list[tuple[str, bytes]]:
-        """Do the same for a task that has not succeeded."""
         request = self._ended(message, settle)
         if state == TaskState.CANCELLED or (error and error.kind == "TaskExpired"):
             reason = "revoked" if state == TaskState.CANCELLED else "expired"

@@ -167,7 +167,6 @@ class Transit:
         self._confirm([self._taken(bridge), self.open, self.aside], words)
 
     def each(self, key: str) -> Iterator[tuple[bytes, Kept]]:
-        """Yield what one of the hashes has."""
         for id, kept in self._redis.hscan_iter(key, count=1_000):
             yield id, Kept(kept[:_ID], kept[_ID:])
 

@@ -30,7 +30,6 @@ class _Composite(Signature):
         return composing.start(self, tuple(args or ()), dict(kwargs or {}), options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Start a run of it."""
         return self.apply_async(args, kwargs)
 
     def apply(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:

@@ -20,7 +20,6 @@ Part = Composition[Any]
 
 
 def calls_in(sig: Any) -> Iterator[Any]:
-    """Yield the calls of tasks in a composition."""
     for one in _children(sig):
         yield from calls_in(one)
     if sig.subtask_type not in ("chain", "group", "chord", "chunks"):

@@ -152,7 +152,6 @@ def of_mark(mark: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def arguments(detail: Any) -> tuple[list[Any] | None, dict[str, Any] | None]:
-    """Return the arguments of a task."""
     if detail is None:
         return None, None
     args, kwargs = untagged(decode_call(detail.payload)[:2])
@@ -165,7 +164,6 @@ _OURS = {"TaskExpired": exceptions.TaskRevokedError, "WorkerLost": exceptions.Wo
 
 
 def revoked(why: str) -> BaseException:
-    """Return the error of a task that was revoked."""
     return exceptions.TaskRevokedError(why)
 
 
@@ -229,7 +227,6 @@ def _is_header(run: CompositionHandle[Any], step: str | None) -> bool:
 
 
 def rebuilt(kind: str, message: str, data: Mapping[str, Any] | None, traceback: str = "") -> BaseException:
-    """Return an exception from its data."""
     data = dict(data or {})
     args = data.pop(ARGS, None)
     given = tuple(untagged(args)) if isinstance(args, list) else ((message,) if message else ())

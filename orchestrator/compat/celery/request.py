@@ -126,7 +126,6 @@ class Attempt(Context):
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
-        """All fields."""
         fields: dict[str, Any] = super().__dict__
         if self._source is not None:
             for name, value in _computed(self, *self._source).items():

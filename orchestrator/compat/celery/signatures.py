@@ -102,7 +102,6 @@ class Signature(dict[str, Any]):
     # -- calling
 
     def __call__(self, *partial_args: Any, **partial_kwargs: Any) -> Any:
-        """Run it here."""
         args, kwargs, _ = self._merge(partial_args, partial_kwargs)
         return self.type(*args, **kwargs)
 
@@ -185,7 +184,6 @@ class Signature(dict[str, Any]):
         return self
 
     def flatten_links(self) -> list[Any]:
-        """Return it with all that is linked to it."""
         links = listed(self.options.get("link"))
         return [self, *itertools.chain.from_iterable(maybe_signature(one).flatten_links() for one in links)]
 

@@ -48,7 +48,6 @@ class Actor:
         return app
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it here."""
         return self.fn(*args, **kwargs)
 
     def __repr__(self) -> str:

@@ -106,7 +106,6 @@ def task_id(job_id: str) -> UUID:
 
 
 def new_task_id(info: JobInfo) -> UUID:
-    """Return the id of the task that a new job is."""
     if info.id is not None:
         return task_id(info.id)
     runtime = current_runtime()
@@ -147,7 +146,6 @@ def new_task(
     delay: float = 0.0,
     function: Callable[..., Any] | None = None,
 ) -> NewTask:
-    """Return a job as a task that can be stored."""
     args, kwargs = values.tagged_call(name, function, args, kwargs, app.settings.largest_value)
     options: dict[str, Any] = {"queue": queue, "headers": {HEADER: msgspec.json.encode(info).decode()}}
     if info.timeout > 0:

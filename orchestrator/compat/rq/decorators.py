@@ -17,7 +17,6 @@ class job:
         self._options = options
 
     def __call__(self, f: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorate a function."""
 
         def delay(*args: Any, **kwargs: Any) -> Job:
             given: dict[str, Any] = {

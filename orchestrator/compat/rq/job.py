@@ -378,7 +378,6 @@ def get_current_job(connection: Any = None, job_class: Any = None) -> Job | None
 
 
 def cancel_job(job_id: str, connection: Any = None, serializer: Any = None, enqueue_dependents: bool = False) -> None:
-    """Cancel the job of that id."""
     Job.fetch(job_id).cancel()
 
 

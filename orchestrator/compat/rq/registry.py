@@ -30,7 +30,6 @@ def tasks_in(queue: str, *states: TaskState) -> list[TaskView]:
 
 
 def job_id(task: TaskView) -> str:
-    """Return the id that a program knows a job by."""
     return Job.fetch(str(task.id)).id if task.id.version == _DERIVED else str(task.id)
 
 

@@ -21,7 +21,6 @@ class DashboardAdmin(admin.ModelAdmin):  # type: ignore[misc]  # Django has no t
     has_change_permission = has_delete_permission = has_add_permission
 
     def changelist_view(self, *_: Any, **__: Any) -> Any:
-        """Lead to the dashboard."""
         return redirect(option("dashboard"))
 
 

@@ -73,7 +73,6 @@ class OrchestratorBackend(BaseTaskBackend):  # type: ignore[misc]  # Django has 
         return result
 
     def get_result(self, result_id: str) -> Any:
-        """Return what is known of a task."""
         try:
             found = app._client.backend.insights.show_task(UUID(result_id))
         except ValueError:

@@ -81,7 +81,6 @@ class Backend:
 
     @property
     def each(self) -> list[Connections]:
-        """The connections of all shards."""
         return [self.connections]
 
     def ask_all(self, request: RequestKind, targets: Sequence[bytes], seen: Seen = NOTHING_SEEN) -> set[UUID]:
@@ -89,7 +88,6 @@ class Backend:
         return self.connections.ask_all(request, targets, seen)
 
     def close(self) -> None:
-        """Close every connection."""
         self.tasks.close()
         self.waiting.close()
         self.connections.close()

@@ -158,7 +158,6 @@ class CodeRequests(CodeReading):
             return audit.decision(connection, to_text(last), name)
 
     def _is_without_leader(self, run: bytes) -> bool:
-        """Return whether it is known that there is no leader."""
         try:
             return is_without_leader(obstacles(self._connections, run))
         except Unavailable:

@@ -54,14 +54,12 @@ class Connections:
         """How often this program has asked for what ended to be tried again."""
 
     def close(self) -> None:
-        """Close every connection."""
         links = self._links.take()
         if links is not None:
             links.close()
 
     @property
     def redis(self) -> Redis:
-        """The connections to Redis."""
         return self._links().redis
 
     @property
@@ -74,7 +72,6 @@ class Connections:
         self._links().nudges.send(is_task=is_task)
 
     def reading(self) -> AbstractContextManager[Connection]:
-        """Open a connection to read."""
         return self._connected("", transaction=False)
 
     @contextmanager

@@ -203,7 +203,6 @@ def _standing(connection: Connection, run: bytes, known: list[_Approval]) -> Sta
 
 
 def _asked(state: FlowState, known: list[_Approval]) -> _Approval | None:
-    """Return the approval at which a run waits."""
     if not isinstance(state.work, Wait) or state.work.what != "signal":
         return None
     return next((one for one in known if one.node == state.cursor), None)

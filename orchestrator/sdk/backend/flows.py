@@ -90,7 +90,6 @@ class FlowBackend(FlowSignals, FlowCalls):
     # -- definitions
 
     def declare(self, name: str) -> None:
-        """Note that there is a flow."""
         with self._connections.changing(f"flow {name!r} was stored", nudge=False) as connection:
             flow_runs.declare(connection, name)
             self._connections.record(connection, "declare", "flow", name)

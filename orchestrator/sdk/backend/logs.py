@@ -71,7 +71,6 @@ def read_run(connections: Connections, run: bytes, after: str = "", wait: float 
 
 
 def read_last(connections: Connections, task: bytes, lines: int, attempt: int | None = None) -> list[LogEntry]:
-    """Return the last lines of a task."""
     with connections.reading() as connection:
         chunks = logs.last_of_task(connection, task, lines, attempt)
     return list(entries_of(chunks, LogPosition(0, 0)))[-lines:]

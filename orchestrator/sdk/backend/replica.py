@@ -88,7 +88,6 @@ class Replica:
         return position <= self._needed
 
     def close(self) -> None:
-        """Close every connection."""
         if (links := self._links.take()) is not None:
             links[0].dispose()
             links[1].close()

@@ -43,7 +43,6 @@ _LONGEST = timedelta(days=20 * 366)
 
 
 def upcoming(schedule: Schedule, after: datetime, count: int) -> list[datetime]:
-    """Return the next fires of a schedule."""
     found: list[datetime] = []
     fire: datetime | None = after
     while len(found) < count and fire is not None and (fire := next_fire(schedule, fire)) is not None:
@@ -129,7 +128,6 @@ def _one(connection: Connection, key: str) -> StoredSchedule:
 
 
 def _target(connection: Connection, scheduled: StoredSchedule) -> Target:
-    """Return what a schedule starts now."""
     if scheduled.code is not None:
         return _code_target(scheduled.workflow, scheduled.code)
     if scheduled.flow:

@@ -83,7 +83,6 @@ class ShardedBackend:
 
     @property
     def each(self) -> list[Connections]:
-        """The connections of all shards."""
         return [one.connections for one in self.shards]
 
     def ask_all(self, request: RequestKind, targets: Sequence[bytes], seen: Seen = NOTHING_SEEN) -> set[UUID]:
@@ -102,7 +101,6 @@ class ShardedBackend:
         return shared
 
     def close(self) -> None:
-        """Close every connection."""
         for one in self.shards:
             one.close()
 

@@ -63,14 +63,12 @@ class EndWaiters:
         self._postgres = Outage(log, "Postgres", "those who wait for results go on waiting")
 
     def close(self) -> None:
-        """Stop listening."""
         announcements = self._announcements.take()
         if announcements is not None:
             announcements.close()
 
     @property
     def announcements(self) -> Announcements:
-        """Notifications for this process."""
         return self._announcements()
 
     def wait(
@@ -223,7 +221,6 @@ def _is_complete(ended: Ended) -> bool:
 
 
 def _opened(ended: Ended) -> Ended:
-    """Return an announcement with its result opened."""
     if ended.result is None or not is_sealed(ended.result):
         return ended
     return msgspec.structs.replace(ended, result=reveal(ended.result))

@@ -29,7 +29,6 @@ from orchestrator.trace_context import current_trace
 
 
 def described(view: CodeWorkflowView) -> str:
-    """Say what is known of a workflow as code."""
     versions = ", ".join(map(str, view.versions))
     return f"live workers that have it: {view.workers}; open runs: {view.open_runs}; versions: {versions}"
 

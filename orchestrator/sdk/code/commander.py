@@ -101,7 +101,6 @@ class Commander:
     # -- from the code
 
     def next(self, kind: commands.Kind) -> tuple[int, bytes]:
-        """Count one more command of a kind."""
         self.check_writable()
         self.commanded += 1
         ordinal, identifier = self.ledger.next(kind)
@@ -151,7 +150,6 @@ class Commander:
             self.ledger.issue_once(command, identifier)
 
     def mailbox(self, name: str) -> Mailbox:
-        """Return the signals of one name."""
         if self.read_only:
             return self.mailboxes.get(name) or Mailbox(name)
         if name not in self.mailboxes:
@@ -226,7 +224,6 @@ class Commander:
         self.origin = fact.origin or self.run_id
 
     def settle(self, fact: Settled) -> None:
-        """Settle what the code waits for."""
         future = self._pending.pop(fact.id, None)
         if future is None:
             self._early[fact.id] = fact
@@ -234,7 +231,6 @@ class Commander:
             future.settle(fact)
 
     def fire(self, fact: history.TimerFired) -> None:
-        """Let a timer fire."""
         found = self._timers.pop(fact.id, None)
         if found is None:
             self._early[fact.id] = fact
@@ -242,14 +238,12 @@ class Commander:
             self.loop.fire(found[0])
 
     def signal(self, fact: history.SignalReceived) -> None:
-        """Put a signal into its mailbox."""
         box = self.mailbox(fact.name)
         box.waiting.put_nowait(fact.value)
         if box.deliver is not None:
             box.deliver()
 
     def waiting_for(self) -> str:
-        """Say what the code waits for."""
         return ", ".join([*map(repr, self._pending.values()), *("<Timer>" for _ in self._timers)])
 
 

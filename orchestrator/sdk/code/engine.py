@@ -55,7 +55,6 @@ class _Cached:
         self.turns = -(replayed // _EVENTS_PER_TURN)
 
     def left(self, activation: Activation, report: Activated, begun: float) -> None:
-        """Remember where a turn has left it."""
         self.attempt, self.last_attempt, self.last_event = report.cached, report.attempt, activation.through
         if activation.events:
             self.shown_at = begun
@@ -190,7 +189,6 @@ class Engine:
             cached.flow.close()
 
     def close(self) -> None:
-        """Evict all runs."""
         for run_id in list(self._cache):
             self.evict(run_id)
 

@@ -27,7 +27,6 @@ class SleepFuture(OrderedFuture[None]):
         self._timer = commander.loop.call_later(seconds, self._wake, name=name)
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel the timer."""
         self._commander.check_unseen("cancelling a timer")
         self._timer.cancel()
         return super().cancel(msg)
@@ -85,7 +84,6 @@ class DurableFuture(OrderedFuture[T]):
             self._break(TimeoutError(f"{self._what} had no answer within {seconds:g} s."))
 
     def settle(self, outcome: Settled) -> None:
-        """Take what came of it."""
         self._stop_timer()
         if self._cancelling:
             super().cancel()

@@ -199,7 +199,6 @@ def watch_package_of(module: str) -> None:
 
 
 def is_own_code(frame: FrameType) -> bool:
-    """Say whether the code of a frame is the project's own."""
     if str(frame.f_globals.get("__name__")).partition(".")[0] in _own:
         return True
     file = frame.f_code.co_filename

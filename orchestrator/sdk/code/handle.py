@@ -96,7 +96,6 @@ class WorkflowHandle(Generic[R, W_co]):
 
     @property
     def _run(self) -> bytes:
-        """The run that this handle stands for."""
         return self._id if self._sent is None else self._client.backend.code.reached(self._sent) or self._id
 
     def __repr__(self) -> str:

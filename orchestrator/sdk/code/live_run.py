@@ -100,7 +100,6 @@ class LiveRun:
         self._finish()
 
     def answer(self, query: Query) -> QueryResult:
-        """Answer a query."""
         commander = self.commander
         commander.step += 1
         with inside(commander):

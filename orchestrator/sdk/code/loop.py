@@ -186,7 +186,6 @@ class Loop(asyncio.AbstractEventLoop):
         return [task for task in self._tasks if not task.done()]
 
     def close(self) -> None:
-        """Run nothing any more."""
         self._closed = True
         self._ready.clear()
         for task in self._tasks:

@@ -59,7 +59,6 @@ class CodeOptions:
 
     @property
     def seconds(self) -> float:
-        """The timeout in seconds."""
         return self.timeout.total_seconds() if isinstance(self.timeout, timedelta) else float(self.timeout or 0.0)
 
 
@@ -77,7 +76,6 @@ def with_code_options(base: CodeOptions, given: Mapping[str, Any]) -> CodeOption
 
 
 def check_workflow_function(name: str, version: object, versioning: object, function: Callable[..., Any]) -> None:
-    """Refuse what cannot be a workflow."""
     if not inspect.iscoroutinefunction(function):
         raise InvalidWorkflow(
             f"Workflow {name!r}: expected an `async def` function without `yield`, found {function!r}."

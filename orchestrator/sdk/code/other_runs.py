@@ -58,7 +58,6 @@ def signal_inside(
     is_awaited: bool = False,
     **kwargs: Any,
 ) -> asyncio.Future[None]:
-    """Send a signal to another run."""
     commander = _commander()
     name, value = signal_value(signal, args, kwargs, commander.largest)
     data = encode_value(value, f"Signal {check_name('signal', name)!r}", commander.largest)
@@ -147,7 +146,6 @@ class _Answer(DurableFuture[R]):
     """What became of a signal, or how a run ended."""
 
     def settle(self, outcome: Settled) -> None:
-        """Take what came of it."""
         if isinstance(outcome, history.PromiseRejected) and not self._cancelling:
             self._stop_timer()
             self._break(self._raised(outcome.error))

@@ -151,7 +151,6 @@ class RunRandom(random.Random):
         return super().gauss(mu, sigma)
 
     def seed(self, *args: Any, **kwargs: Any) -> None:
-        """Begin anew."""
         self._check()
         super().seed(*args, **kwargs)
 

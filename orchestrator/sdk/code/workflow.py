@@ -281,7 +281,6 @@ class CodeWorkflow(Generic[P, R, W_co]):
 
     @property
     def _queue(self) -> str:
-        """Where the code of its runs runs."""
         return self._code_options.queue or self._client.route(self.name)
 
     def _begin(self, /, *args: P.args, **kwargs: P.kwargs) -> history.RunStarted:
@@ -330,7 +329,6 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
         return {*self} | versions | {upgrading(one.name, one.version) for one in self.values() if one._upgrades}
 
     def _functions(self, name: str) -> list[Callable[..., Any]]:
-        """Return the code of every version of a workflow."""
         return [version.function for version in self._versions.get(name, {}).values()]
 
     def find(self, name: str, version: int | None = None) -> CodeWorkflow[..., Any]:
@@ -347,7 +345,6 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
         return versions.get(version or 0) or self[name]
 
     def _add(self, workflow: CodeWorkflow[..., Any]) -> None:
-        """Register a workflow."""
         versions = self._versions.setdefault(workflow.name, {})
         other = versions.get(workflow.version)
         if other is not None and _code(other) is not _code(workflow):
@@ -373,7 +370,6 @@ class Registry:
     modules: Modules
 
     def find_task(self, name: str) -> Task[..., Any]:
-        """Return the task of that name."""
         if check_name("task", name) not in self.tasks:
             self.modules.load()
         try:

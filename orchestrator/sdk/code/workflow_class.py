@@ -65,7 +65,6 @@ def run(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> R
 
 
 def function_of(kind: type) -> Callable[..., Any]:
-    """Return the function that runs a workflow class."""
     members = {name: value for one in reversed(kind.__mro__) for name, value in vars(one).items()}.values()
     runs = [member for member in members if isinstance(member, RunMethod)]
     messages: list[MessageMethod[Any, ..., Any]] = [one for one in members if isinstance(one, MessageMethod)]
@@ -99,7 +98,6 @@ def function_of(kind: type) -> Callable[..., Any]:
 
 
 def registered(kind: type, workflow: CodeWorkflow[..., Any]) -> None:
-    """Let a class find its workflow."""
     setattr(kind, _WORKFLOW, workflow)
 
 

@@ -137,7 +137,6 @@ class _Shape:
         """Definitions of the compositions in it that become child runs."""
 
     def definition(self, value: _Value, *, is_fed: bool) -> Definition:
-        """Return the definition of a composition that comes to a value."""
         if not self._steps:
             raise InvalidWorkflow("A composition of nothing cannot be started: give it a task, such as fetch.s(url).")
         if len(self._steps) > MOST_STEPS:

@@ -45,7 +45,6 @@ class Node:
         self.size = size
 
     def plain(self) -> Any:
-        """Return it as plain data."""
         if isinstance(self.value, dict):
             return {key: entry.node.plain() for key, entry in self.value.items()}
         if isinstance(self.value, list):

@@ -30,7 +30,6 @@ class Fields:
         self.problems: list[Problem] = []
 
     def problem(self, path: Path, message: str) -> Bad:
-        """Note a problem."""
         self.problems.append(Problem(path, message))
         return BAD
 
@@ -39,7 +38,6 @@ class Fields:
         return self.problem(path, f"expected {expected}, found {describe(node.plain())}.")
 
     def mapping(self, node: Node, path: Path, expected: str) -> Mapping[str, Entry]:
-        """Return the entries of a mapping."""
         if isinstance(node.value, dict):
             return node.value
         self.mismatch(node, path, expected)
@@ -77,7 +75,6 @@ Table = Mapping[str, Field]
 
 
 def text(fields: Fields, node: Node, path: Path) -> str | Bad:
-    """Read a string."""
     return node.value if isinstance(node.value, str) else fields.mismatch(node, path, "a string")
 
 
@@ -224,7 +221,6 @@ def table_of(shape: type[msgspec.Struct], kinds: Table = KINDS, **own: Field) ->
 
 
 def choice(words: Iterable[str]) -> Field:
-    """Return the field of a key that is one of a few words."""
     known = list(words)
     return Field(one_of(known), {"enum": known})
 

@@ -83,7 +83,6 @@ def _named(patterns: Sequence[str]) -> Registered:
 
 
 def _everywhere(tasks: Mapping[str, Task[..., Any]]) -> tuple[str, ...]:
-    """Return the patterns of the settings."""
     return next((redaction.words(task._client.settings.redact) for task in tasks.values()), ())
 
 

@@ -35,7 +35,6 @@ class Flows(Catalogue["StartableFlow"]):
         return StartableFlow(self._client, check_name("flow", name))
 
     def names(self) -> list[str]:
-        """Return the names of all that have been published."""
         return [found.name for found in self._client.backend.flows.names()]
 
     def publish(self, name: str, source: FlowGraph | Mapping[str, Any] | str | Path) -> int:
@@ -75,7 +74,6 @@ class Flows(Catalogue["StartableFlow"]):
         return found.version, body_of(found.flow)
 
     def run(self, run_id: str | UUID) -> FlowHandle:
-        """Return a handle to a run that was started elsewhere."""
         return FlowHandle(self._client, parse_id("run", run_id))
 
     anames = async_variant(names)
@@ -118,7 +116,6 @@ class StartableFlow:
         return StartableFlow(self._client, self.name, version, key, check_tags(tags), shared)
 
     def definition(self) -> Flow:
-        """Return the newest version."""
         return self._client.backend.flows.latest(self.name).flow
 
     def start(self, /, **params: Any) -> FlowHandle:
@@ -138,15 +135,12 @@ class StartableFlow:
         return FlowHandle(self._client, start_run(self._client, start, params, create))
 
     def signal(self, run_id: str | UUID, key: str, value: Any = True, *, why: str = "") -> None:
-        """Send a value to a run under a key."""
         self._run(run_id).signal(key, value, why=why)
 
     def approve(self, run_id: str | UUID, *, why: str = "", node: str | None = None) -> None:
-        """Approve what a run waits for."""
         self._run(run_id).approve(why=why, node=node)
 
     def reject(self, run_id: str | UUID, *, why: str = "", node: str | None = None) -> None:
-        """Reject what a run waits for."""
         self._run(run_id).reject(why=why, node=node)
 
     def _run(self, run_id: str | UUID) -> FlowHandle:

@@ -26,7 +26,6 @@ Find = Callable[[str, int | None], tuple[int, dict[str, Any]] | None]
 
 
 def load(path: str | Path, known: Known = ANYTHING, find: Find | None = None) -> Flow:
-    """Read a flow from a file."""
     return loads(document.text_of(path), str(path), known, find)
 
 
@@ -43,7 +42,6 @@ def loads(text: str, source: str = "<text>", known: Known = ANYTHING, find: Find
 
 
 def from_data(plain: Any, source: str = "flow", known: Known = ANYTHING, find: Find | None = None) -> Flow:
-    """Read a flow from plain data in the shape of a file."""
     if checks.count_nodes(plain) > checks.MOST_NODES:
         raise InvalidWorkflow(f"{source}: {checks.TOO_MANY}")
     try:

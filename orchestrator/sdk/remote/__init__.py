@@ -70,7 +70,6 @@ class RemoteBackend:
         self.insights = cast(InsightCalls, remote_part("insights", InsightCalls)(asking))
 
     def close(self) -> None:
-        """Close every connection."""
         forget(self._http.url)
         self.waiting.close()
         self._asking.close()
@@ -141,7 +140,6 @@ class RemoteTasks(_WaitingPart, _Tasks):  # type: ignore[misc]
         return created
 
     def enqueue_in(self, given: object, task: NewTask) -> bytes:  # noqa: ARG002
-        """Say that this does not work from here."""
         raise ConfigurationError(
             "enqueue_in needs the database of your transaction, and this program uses an API (setting api_url). Call "
             "`task.enqueue(…)` after your commit, or set ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL instead."
@@ -169,7 +167,6 @@ class RemoteRuns(_WaitingPart, _Runs):  # type: ignore[misc]
         return outputs
 
     def listen(self, run: bytes) -> RemoteRunListener:
-        """Return what hears that a run may have changed."""
         return RemoteRunListener(self._asking.http, run)
 
     def wait(self, run: bytes, limit: TimeLimit) -> Steps[Ended | None]:
@@ -258,14 +255,12 @@ class RemotePayloads:
         self._tasks = tasks
 
     def encoded(self, reference: Reference) -> bytes:
-        """Return the value as encoded data."""
         parts = _Parts(self._tasks, reference)
         if reference.item is not None:
             return parts.chunk(0)
         return assembled(reference, parts.each())
 
     def open(self, reference: Reference) -> IO[bytes]:
-        """Return stored bytes as a file."""
         return io.BufferedReader(Reader(_Parts(self._tasks, reference)))
 
 
@@ -280,14 +275,12 @@ class _Parts:
         return self._tasks.payload_part(self._reference.task, self._reference.encoded(), number)
 
     def chunk(self, number: int) -> bytes:
-        """Return one part."""
         if number == 0 and self._first is not None:
             first, self._first = self._first, None
             return first.data
         return self._ask(number).data
 
     def each(self) -> Iterator[bytes]:
-        """Yield all parts."""
         return map(self.chunk, range(self.chunks))
 
     def close(self) -> None:

@@ -97,7 +97,6 @@ class Asking:
         return await asyncio.get_running_loop().run_in_executor(self._threads(), ask)
 
     def answer(self, kind: type[Any], reply: Reply) -> Any:
-        """Return an answer in its type."""
         try:
             return msgspec.json.decode(reveal_json(reply.body), type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -64,7 +64,6 @@ class Waits:
         self._polls = PerProcess(lambda: _Polls(asking, ObstacleLog(obstacles)))
 
     def close(self) -> None:
-        """Ask no more."""
         polls = self._polls.take()
         if polls is not None:
             polls.close()
@@ -152,7 +151,6 @@ class _Polls:
                 self._changed.notify()
 
     def forget(self, keys: Iterable[Key], waiter: _Waiter) -> None:
-        """Wake it no more."""
         with self._changed:
             for key in keys:
                 waiting = self._waiting.get(key, [])
@@ -300,7 +298,6 @@ class RemoteRunListener:
         time.sleep(min(_PAUSE, seconds))
 
     def close(self) -> None:
-        """Listen no more."""
         if self._connection is not None:
             self._connection.close()
         self._connection = self._answer = None

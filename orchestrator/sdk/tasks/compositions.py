@@ -41,7 +41,6 @@ class Composition(Generic[O_co]):
 
     @property
     def _client(self) -> Client:
-        """The client of its first task."""
         return next(self._calls()).task._client
 
     def _calls(self) -> Iterator[Call[Any]]:

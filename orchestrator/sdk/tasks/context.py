@@ -242,7 +242,6 @@ def current_runtime() -> TaskRuntime | None:
 
 
 def refuse_inside_task(awaited: str) -> None:
-    """Refuse to wait inside a task."""
     if current_runtime() is not None:
         raise OrchestratorError(
             f"A task cannot wait for {awaited}: it would hold a slot while it waits, and a full fleet would wait for "

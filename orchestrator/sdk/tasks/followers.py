@@ -46,7 +46,6 @@ def followers_of(task: Followed, option: str, given: object) -> tuple[Any, ...]:
 
 
 def queues_of(task: Followed) -> Iterator[str]:
-    """Yield the queues that a task and all that follows it wait in."""
     yield task.queue
     for follower in (*task._after_success, *task._after_failure):
         yield from queues_of(follower)

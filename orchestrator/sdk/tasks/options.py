@@ -248,7 +248,6 @@ class CallOptions:
 
     @property
     def is_computed(self) -> bool:
-        """Say whether an option depends on the arguments of the call."""
         return callable(self.unique_key) or callable(self.concurrency_key) or callable(self.weight)
 
     def fixed(self, arguments: Mapping[str, Any]) -> CallOptions:
@@ -260,7 +259,6 @@ class CallOptions:
         )
 
     def travelling(self, weight: float) -> TaskOptions:
-        """Return what travels with the task."""
         return TaskOptions(
             retry=self.policy,
             timeout=self.timeout_seconds,
@@ -325,7 +323,6 @@ class CallOptions:
 
 
 def once(task: str, key: object, period: float) -> UniqueKey:
-    """Return an idempotency key as a task has it."""
     full = own_key("once", task, check_key("idempotency_key", key))
     return UniqueKey(full, "period", period, same_call=True)
 

@@ -101,7 +101,6 @@ class _Opened:
         """It is opened on an event loop."""
 
     def entering(self, function: Function) -> AsyncExitStack:  # noqa: ARG002
-        """Return what closes the next one."""
         return self.stack
 
 
@@ -352,7 +351,6 @@ def _check(function: Function) -> None:
 
 
 def _completed(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that does not wait."""
     try:
         work.send(None)
     except StopIteration as end:

@@ -157,7 +157,6 @@ class Signature:
 
     @property
     def names(self) -> list[str]:
-        """The names of the arguments."""
         return list(self._signature.parameters)
 
     def check_value(self, name: str, value: Any) -> None:
@@ -346,7 +345,6 @@ def _forms(parameters: Sequence[inspect.Parameter]) -> list[tuple[frozenset[str]
 
 
 def return_type(function: Callable[..., Any]) -> Any:
-    """Return the type that data from this function is turned into."""
     kind = _hints(function).get("return", Any)
     return kind if can_convert(kind) else Any
 

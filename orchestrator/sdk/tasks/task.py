@@ -317,7 +317,6 @@ class Task(Parts[P, R]):
         )
 
     def _as_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> EnqueueCall:
-        """Return a call as middleware sees it."""
         options = {name: getattr(self._call_options, name) for name in self._chosen if name != "headers"}
         headers = {**headers_here(), **(self._call_options.headers or {})}
         return EnqueueCall(kind="task", name=self.name, args=args, kwargs=kwargs, options=options, headers=headers)

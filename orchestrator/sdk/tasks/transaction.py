@@ -40,7 +40,6 @@ class Transactions:
         self._namespace = settings.namespace
 
     def close(self) -> None:
-        """Close every connection."""
         engine = self._engine.take()
         if engine is not None:
             engine.dispose()

@@ -156,7 +156,6 @@ def encode_value(value: Any, what: str, limit: int) -> bytes:
 
 
 def _with_zones(data: bytes, value: Any) -> bytes:
-    """Return encoded data with the zones of its times."""
     if not timezones.may_hold_times(data):
         return data
     plain = msgspec.to_builtins(value, builtin_types=_WITH_TIMES, enc_hook=encode_other)
@@ -238,7 +237,6 @@ def decode_within(data: bytes, takes: Callable[[Reference], bool]) -> Any:
 
 
 def decode_value(data: bytes, kind: Any = Any) -> Any:
-    """Decode a value into the given type."""
     return convert(_decoder.decode(data), kind)
 
 

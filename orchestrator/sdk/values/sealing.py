@@ -39,7 +39,6 @@ def scheduled_task(task: NewTask, settings: Settings) -> NewTask:
 
 
 def sealed_task(task: NewTask, settings: Settings) -> NewTask:
-    """Return a task with its arguments sealed."""
     vault = vault_of(settings)
     return task if vault is None else seal_task(task, vault)
 

@@ -219,7 +219,6 @@ def _part(value: Any, kind: Any, where: str, convert: Convert) -> Any:
 
 
 def _known(value: Any, fields: Mapping[str, Any], convert: Convert) -> dict[str, Any]:
-    """Return those of the fields that data has."""
     given = convert(value, dict)
     return {name: _part(given[name], kind, name, convert) for name, kind in fields.items() if name in given}
 

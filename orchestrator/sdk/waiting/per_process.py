@@ -46,7 +46,6 @@ class PerProcess(Generic[T]):
         """Kept, because a driver may take leave of the server when it is forgotten, on a line that is not its own."""
 
     def __call__(self) -> T:
-        """Return what this process has."""
         if self._process != os.getpid():
             self._renew()
         assert self._made is not None
@@ -80,7 +79,6 @@ class PerLoop(Generic[T]):
         self._made: PerProcess[dict[asyncio.AbstractEventLoop, T]] = PerProcess(dict)
 
     def __call__(self) -> T:
-        """Return what the running loop has."""
         loop, made = asyncio.get_running_loop(), self._made()
         found = made.get(loop)
         if found is None:

@@ -201,7 +201,6 @@ def opened(what: str, payload: bytes, hidden: Redaction) -> Call:
 
 
 def read_json(name: str, text: str, kind: type[Any]) -> Any:
-    """Return what a field of the form says."""
     try:
         check_shape(text.encode())
         return msgspec.json.decode(text or ("[]" if kind is list else "{}"), type=kind)

@@ -44,11 +44,9 @@ class LogQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def filters(self) -> bool:
-        """Whether some lines are left out."""
         return bool(self.text or self.level)
 
     def fits(self, line: LogEntry) -> bool:
-        """Say whether a line is asked for."""
         if self.level and line.level in _LEVELS and _LEVELS.index(line.level) < _LEVELS.index(self.level):
             return False
         return self.text.lower() in line.text.lower()
@@ -70,7 +68,6 @@ class LogShown:
 
 
 def last_lines(api: Api, id: UUID, query: LogQuery) -> LogShown:
-    """Return the lines that a page shows of a log."""
     connections, task = api.backend.connections, id.bytes
     try:
         if query.after:

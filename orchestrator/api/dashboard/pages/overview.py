@@ -125,7 +125,6 @@ def read_minutes(api: Api, key_scope: KeyScope) -> list[Throughput]:
 
 
 def read_hour(api: Api, key_scope: KeyScope) -> Hour:
-    """Return the last hour of everything in a key scope."""
     return hour(read_minutes(api, key_scope), datetime.now(UTC))
 
 
@@ -166,7 +165,6 @@ class Mark(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What stands beside it."""
         return f"{self.when:%Y-%m-%d %H:%M} UTC: {self.what}"
 
 

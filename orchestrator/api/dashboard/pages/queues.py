@@ -61,5 +61,4 @@ def show_queue(api: Api, name: str) -> Response:
 
 
 def _has_ended_tasks(api: Api, name: str, key_scope: KeyScope) -> bool:
-    """Say whether a task of a queue is among the latest that have ended."""
     return bool(task_routes.list_tasks(api, task_routes.TaskQuery(queue=name, limit=1), key_scope).items)

@@ -102,7 +102,6 @@ def show_workflow(api: Api, name: str, query: WorkflowQuery, key_scope: KeyScope
 
 
 def _fields(api: Api, name: str) -> list[Field]:
-    """Return the fields of a workflow as code."""
     known = api.read(parameters_of, name)
     return of_parameters(known or ())
 

@@ -324,7 +324,6 @@ class Celery:
     # -- results, canvas and control
 
     def AsyncResult(self, id: str, **kwargs: Any) -> Any:  # noqa: N802  # Celery's names
-        """Return the result of a call by its id."""
         kwargs.pop("app", None)
         return results.AsyncResult(id, app=self, **kwargs)
 

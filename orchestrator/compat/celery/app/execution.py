@@ -48,7 +48,6 @@ class ExceptionInfo:
 
 
 def run_in_worker(task: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run one attempt in a worker of ours."""
     runtime = current_runtime()
     if runtime is None:  # a plain call of our task
         kwargs.pop(MESSAGE, None)
@@ -74,7 +73,6 @@ def run_in_worker(task: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 
 def _keeps_result(runtime: TaskRuntime) -> bool:
-    """Say whether the result of an attempt is stored."""
     options = runtime.dispatch.options
     return options is None or '"store_result":false' not in options
 

@@ -70,7 +70,6 @@ def _close_old_connections(**_: Any) -> None:
 
 
 def packages(given: Any) -> Iterable[str]:
-    """Return the packages in which tasks are looked for."""
     if callable(given):
         given = given()
     if given:

@@ -109,5 +109,4 @@ def _named(task: Any, entry: Entry, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _label(name: str) -> str:
-    """Return a name that a schedule of ours may have."""
     return re.sub(r"[^\w.:/-]+", "-", name)[:_LONGEST_NAME].strip("-") or "schedule"

@@ -35,7 +35,6 @@ def register(task: Any) -> NativeTask[..., Any]:
 
 
 def options_of(task: Any) -> dict[str, Any]:
-    """Return what a task says of itself as options of ours."""
     app, conf = task.app, task.app.conf
     route = routes.find(routes.Invocation(app, task.name, task=task)) if app._is_routed_by_name else {}
     queue = task.queue or route.get("queue")

@@ -59,7 +59,6 @@ def import_related(package: str, related: str | None) -> None:
 
 
 def each(task: Any, it: Sequence[Any]) -> list[Any]:
-    """Call a task for each item."""
     called = maybe_signature(task)
     return [called.type(item) for item in it]
 

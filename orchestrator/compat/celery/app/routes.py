@@ -65,7 +65,6 @@ def _fits(pattern: Any, name: str) -> bool:
 
 
 def queue_of(conf: Any, exchange: Any, routing_key: Any) -> str:
-    """Return the queue that is bound to an exchange and routing key."""
     for queue in conf.task_queues or ():
         if getattr(queue, "routing_key", None) == routing_key:
             return str(queue.name)

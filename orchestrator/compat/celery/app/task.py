@@ -81,7 +81,6 @@ class Task:
         raise NotImplementedError("Tasks must define the run method.")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run it here."""
         found = requests.current.get()
         if found is not None and found[0] is self and not found[1].called_directly:
             return self.run(*args, **kwargs)  # by a class that has a `__call__` of its own
@@ -298,7 +297,6 @@ class Task:
         return registering.checking(self.name, self._function_signature)
 
     def _registered(self) -> NativeTask[..., Any]:
-        """Return our task that runs this one."""
         if self._native is None:
             self.app._configure()
             self._native = registering.register(self)

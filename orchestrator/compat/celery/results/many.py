@@ -299,7 +299,6 @@ def _of_template(app: Any, run: Any, template: Any, steps: Any) -> Iterator[Any]
 
 
 def result_from_tuple(r: Any, app: Any = None) -> Any:
-    """Return a result from its data."""
     if isinstance(r, ResultBase):
         return r
     (identifier, parent), nodes = r if isinstance(r[0], (list, tuple)) else ((r[0], None), r[1])
@@ -311,5 +310,4 @@ def result_from_tuple(r: Any, app: Any = None) -> Any:
 
 
 def allow_join_result() -> Any:
-    """Refuse it."""
     raise NotCovered("allow_join_result", "A task cannot wait for another: link it, or use self.replace(…).")

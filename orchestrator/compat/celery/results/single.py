@@ -225,7 +225,6 @@ class AsyncResult(ResultBase):
             waiting.extend(one.children or [])
 
     def get_leaf(self) -> Any:
-        """Return the result of the last that came of it."""
         value: Any = None
         for _, value in self.collect():  # noqa: B007
             pass
@@ -305,7 +304,6 @@ class _Handled(AsyncResult):
 
 
 def of_handle(app: Any, handle: Handle[Any], task_id: str | None = None) -> AsyncResult:
-    """Return the result of a call that was enqueued."""
     if task_id is None:
         return _Handled(app, handle)
     result = AsyncResult(task_id, app=app)

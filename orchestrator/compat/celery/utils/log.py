@@ -9,7 +9,6 @@ task_logger = logging.getLogger("celery.task")
 
 
 def get_logger(name: str) -> logging.Logger:
-    """Return a logger of that name."""
     return logging.getLogger(name)
 
 

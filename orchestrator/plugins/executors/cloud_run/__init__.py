@@ -50,7 +50,6 @@ class CloudRun(ExecutorOptions, frozen=True, kw_only=True):
     """Seconds after which Google ends each of them; a little more than the task's own timeout if not given."""
 
     def problems(self) -> Problems:
-        """Return what types cannot say."""
         found = []
         if not _PROJECT.fullmatch(self.project):
             found.append(("project", f"expected the id of a project of Google Cloud, found {self.project!r}."))
@@ -73,7 +72,6 @@ class CloudRun(ExecutorOptions, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str:
-        """Where the job is."""
         return f"projects/{self.project}/locations/{self.location}/jobs/{self.job}"
 
 

@@ -41,7 +41,6 @@ class Dask(ExecutorOptions, frozen=True, kw_only=True):
         return self.executor if self.address else f"{self.executor} {self.address_variable}"
 
     def problems(self) -> Problems:
-        """Return what types cannot say."""
         found = function_problems(self.function) + variable_problems("address_variable", self.address_variable)
         if self.address and not _ADDRESS.fullmatch(self.address):
             found.append(("address", f"expected an address such as tcp://scheduler:8786, found {self.address!r}."))

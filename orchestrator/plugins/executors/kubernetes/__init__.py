@@ -75,7 +75,6 @@ class Kubernetes(ExecutorOptions, frozen=True, kw_only=True):
         return f"{self.executor} {self.context}" if self.context else self.executor
 
     def problems(self) -> Problems:
-        """Return what types cannot say."""
         found = []
         if not self.image or self.image != self.image.strip():
             found.append(("image", f"expected the name of an image, found {self.image!r}."))
@@ -102,7 +101,6 @@ class Kubernetes(ExecutorOptions, frozen=True, kw_only=True):
 
 
 def has_account(environ: Mapping[str, str], account: Path = ACCOUNT) -> bool:
-    """Say whether this runs in a Pod that has an account."""
     return bool(environ.get("KUBERNETES_SERVICE_HOST")) and (account / "token").is_file()
 
 

@@ -87,7 +87,6 @@ class _Kubeconfig(NamedTuple):
     document: Mapping[str, Any]
 
     def named(self, kind: str, field: str, name: str) -> Mapping[str, Any]:
-        """Return an entry of the file by its name."""
         entries = self.document.get(kind) or []
         for entry in entries:
             if entry.get("name") == name:
@@ -138,7 +137,6 @@ class _FixedToken:
         return self._token
 
     def forget(self, refused: str) -> bool:  # noqa: ARG002
-        """There is no other."""
         return False
 
 
@@ -199,7 +197,6 @@ class Followed:
         self._changed.set()
 
     def fail(self, error: Exception) -> None:
-        """Say that nothing is known any more."""
         self._error = error
         self._changed.set()
 
@@ -243,7 +240,6 @@ class NamespaceWatch:
                 self._stop()
 
     async def close(self) -> None:
-        """Follow nothing any more."""
         going = self._going
         self._stop()
         if going:
@@ -330,7 +326,6 @@ class NamespaceWatch:
 
 
 def path_of(kind: str, namespace: str, name: str = "") -> str:
-    """Return where things of a kind are found."""
     group = "/apis/batch/v1" if kind == "jobs" else "/api/v1"
     return f"{group}/namespaces/{namespace}/{kind}" + (f"/{name}" if name else "")
 

@@ -105,7 +105,6 @@ def verdict(job: Mapping[str, Any]) -> Literal["complete", "failed"] | None:
 
 
 def failure(job: Mapping[str, Any], pod: Mapping[str, Any] | None, log: str) -> Broken:
-    """Say why a Job failed."""
     conditions = job.get("status", {}).get("conditions") or ()
     condition: Mapping[str, Any] = next((one for one in conditions if one.get("type") == "Failed"), {})
     ended = terminated(pod)

@@ -47,7 +47,6 @@ class Ray(ExecutorOptions, frozen=True, kw_only=True):
         return f"{self.executor} {self.address_variable}"
 
     def problems(self) -> Problems:
-        """Return what types cannot say."""
         found = function_problems(self.function) + variable_problems("address_variable", self.address_variable)
         variables = self.runtime_env.get("env_vars", {})
         if not isinstance(variables, dict) or not all(isinstance(value, str) for value in variables.values()):

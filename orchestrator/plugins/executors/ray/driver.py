@@ -212,7 +212,6 @@ def _input_size(execution: Execution) -> int:
 
 
 def _is_over(found: Mapping[str, Any]) -> bool:
-    """Say whether a job has ended."""
     return found.get("status") in _OVER
 
 

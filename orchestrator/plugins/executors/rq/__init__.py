@@ -45,7 +45,6 @@ class Rq(ExecutorOptions, frozen=True, kw_only=True):
         return self.executor if self.url else f"{self.executor} {self.url_variable}"
 
     def problems(self) -> Problems:
-        """Return what types cannot say."""
         found = function_problems(self.function) + variable_problems("url_variable", self.url_variable)
         if not self.queue:
             found.append(("queue", "expected the name of a queue of RQ, found ''."))

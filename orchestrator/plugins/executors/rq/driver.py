@@ -118,7 +118,6 @@ class _Fleet:
         self._queues: set[str] = set()
 
     async def call(self, what: Callable[..., T], *given: Any) -> T:
-        """Call RQ in one of the threads."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, partial(what, self._redis, *given))
         except (RedisError, OSError) as error:

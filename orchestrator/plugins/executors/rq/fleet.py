@@ -70,7 +70,6 @@ class Seen(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
-        """Say whether it will change no more."""
         return self.status in _ENDED
 
 
@@ -173,7 +172,6 @@ def look(redis: Redis, queues: Collection[str], names: Collection[str]) -> dict[
 
 
 def worker_lost(name: str) -> Broken:
-    """Say that the worker of a job is gone."""
     return Broken("WorkerLost", f"The worker of RQ that ran the job {name} died.")
 
 
@@ -279,16 +277,13 @@ class _Prints(io.TextIOBase):
         self._said = said
 
     def write(self, text: str) -> int:
-        """Write a text."""
         self._said.add(text)
         return self._stream.write(text)
 
     def flush(self) -> None:
-        """Have it written."""
         self._stream.flush()
 
     def fileno(self) -> int:
-        """Return the file of the stream."""
         return self._stream.fileno()
 
 
