@@ -19,7 +19,6 @@ from orchestrator.api.dashboard.pages import (
     flows,
     logs,
     overview,
-    queues,
     records,
     runs,
     schedules,
@@ -67,7 +66,6 @@ _LIVE = [
 _PAGES = (
     overview,
     failures,
-    queues,
     tasks,
     again,
     logs,
@@ -85,6 +83,7 @@ _PAGES = (
 )
 PAGES: tuple[Endpoint, ...] = (
     *(route for subject in _PAGES for route in subject.routes),
+    *fleet.queue_routes,
     *_LIVE,
     *entry.routes,
     *ACTIONS,

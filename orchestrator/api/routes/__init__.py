@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.routes import (
-    approvals,
-    audit,
     bulk,
     client,
     code,
     enqueueing,
-    fleet,
     flow_seed,
     flows,
     live,
     pull,
-    quarantine,
     queues,
     registry,
     runs,
@@ -26,6 +22,25 @@ from orchestrator.api.routes import (
     workflows,
 )
 
-_WORK = (enqueueing, tasks, bulk, queues, workflows, runs, code, approvals, schedules, fleet)
-_SYSTEM = (system, live, quarantine, audit, client, seed, flows, flow_seed, registry, pull)
-ROUTES: tuple[Endpoint, ...] = tuple(route for subject in (*_WORK, *_SYSTEM) for route in subject.routes)
+ROUTES: tuple[Endpoint, ...] = (
+    *enqueueing.routes,
+    *tasks.routes,
+    *bulk.routes,
+    *queues.routes,
+    *workflows.routes,
+    *runs.routes,
+    *code.routes,
+    *code.approval_routes,
+    *schedules.routes,
+    *queues.worker_routes,
+    *system.routes,
+    *live.routes,
+    *system.quarantine_routes,
+    *system.audit_routes,
+    *client.routes,
+    *seed.routes,
+    *flows.routes,
+    *flow_seed.routes,
+    *registry.routes,
+    *pull.routes,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -10,17 +11,21 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.bodies import ONE_VALUE
-from orchestrator.api.context import LARGEST, Api, Asked
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked, Page
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.key_scope import RUN
+from orchestrator.api.key_scope import RUN, WITHIN
 from orchestrator.api.redacting import hides
 from orchestrator.api.routes.workflows import Started
-from orchestrator.domain.access import Scope
+from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.code.resets import preview
+from orchestrator.domain.tasks.parameters import by_name
 from orchestrator.errors import ResultTimeout
-from orchestrator.sdk.values.display import as_json
+from orchestrator.sdk.values.display import as_json, call_of
 from orchestrator.sdk.values.payload import decode_value, encode_call, encode_value
 from orchestrator.sdk.waiting.steps import Steps
+from orchestrator.store import insights
+from orchestrator.store.fleet import parameters_of
+from orchestrator.store.insights import ApprovalView
 
 routes = Routes("workflows as code", "/api/v1/runs")
 
@@ -191,3 +196,34 @@ def preview_reset(api: Api, id: UUID, query: ResetQuery) -> ResetPreview:
     """Show what would become of everything if a run were reset; nothing is done."""
     lines = preview(id.bytes, api.backend.code.history(id.bytes).events, query.to)
     return ResetPreview([ResetLine(line.number, line.what, str(line.fate)) for line in lines])
+
+
+approval_routes = Routes("runs", "/api/v1/approvals")
+
+
+class ApprovalsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which part of them."""
+
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
+    """Runs, each with what it waits for."""
+    cursor: UUID | None = None
+    """`next` of the page before."""
+
+
+@approval_routes.get("", about=WITHIN)
+def list_approvals(api: Api, query: ApprovalsQuery, key_scope: KeyScope) -> Page[ApprovalView]:
+    """List promises and approvals that wait for a decision, those of the oldest runs first."""
+    found = api.read(insights.page_of_approvals, limit=query.limit, after=query.cursor, within=key_scope.workflows)
+    return Page([_shown(api, one) for one in found.approvals], found.next)
+
+
+def _shown(api: Api, one: ApprovalView) -> ApprovalView:
+    if one.kind != "promise":
+        hidden = api.redaction_of_run(one.run) if one.redact or api.redaction else api.redaction
+        return dataclasses.replace(one, input=hidden.shown(as_json(one.input)))
+    arguments, keywords = api.redaction_of_run(one.run).call_shown(*call_of(one.input or b""))
+    known = api.recent.get(("parameters", one.workflow), 30.0, lambda: api.read(parameters_of, one.workflow))
+    given = None if known is None else by_name(known, arguments, keywords)
+    if given is None:  # no live worker says what they are called
+        given = {str(number): value for number, value in enumerate(arguments, 1)} | keywords
+    return dataclasses.replace(one, input=as_json(given) if given else None)

@@ -1,4 +1,4 @@
-"""Queues: pause, resume, limit and purge them, and set their retention."""
+"""Queues, and the workers that take from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from msgspec import Meta
 
 from orchestrator.api.context import LARGEST, Api, Done
 from orchestrator.api.endpoints import Routes
-from orchestrator.api.key_scope import QUEUE
+from orchestrator.api.key_scope import QUEUE, WHOLE
+from orchestrator.sdk.calls.fleet import Drained
 from orchestrator.sdk.checks import check_name, check_rate, check_retention
 from orchestrator.sdk.queue import refuse_unnamed
 
@@ -81,3 +82,18 @@ def purge_queue(api: Api, name: str) -> Done:
     """Cancel everything that waits in a queue now."""
     api.backend.queues.purge(_named(api, name))
     return Done("asked to purge")
+
+
+worker_routes = Routes("workers", "/api/v1/workers")
+
+WorkerName = Annotated[str, Meta(min_length=1, max_length=300, examples=["web1-812"])]
+
+
+@worker_routes.post("/{id}/drain", about=WHOLE, status=202)
+def drain_worker(api: Api, id: WorkerName) -> Drained:
+    """Have a worker take nothing more, finish what it runs, and end, with all of its processes, as SIGTERM does.
+
+    The id is that of one of its processes, the name of the worker (its host and the number of its parent process), or
+    its host if no other worker is there. What starts again under that name is another worker, and goes on.
+    """
+    return api.backend.fleet.drain(id)

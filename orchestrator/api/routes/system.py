@@ -12,18 +12,23 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.arguments import Matches, find_all
-from orchestrator.api.context import Api, Asked
+from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import NOTHING, WHOLE, WITHIN
 from orchestrator.api.problems import refused
+from orchestrator.api.shapes import filter_fields, made_from, view_fields
 from orchestrator.domain.access import KeyScope, Scope
+from orchestrator.domain.plain import whole
+from orchestrator.errors import NotFound
 from orchestrator.monitoring.exposition import CONTENT_TYPE, SECONDS, render
 from orchestrator.monitoring.listener import ELSEWHERE
 from orchestrator.sdk.checks import check_label
 from orchestrator.sdk.ids import new_id
-from orchestrator.store import throughput
+from orchestrator.store import audit, throughput
+from orchestrator.store.audit import AuditEntry, AuditFilter
 from orchestrator.store.insights import Overview
 from orchestrator.store.throughput import Throughput
+from orchestrator.transport.quarantine import CAP, SetAside
 
 routes = Routes("system")
 
@@ -142,3 +147,71 @@ async def ready(api: Api) -> Health:
         return Health("ready")
     detail = f"Not ready ({obstacle}): {ELSEWHERE}."
     raise refused(503, "The server is not ready", detail, data={"obstacles": [obstacle]})
+
+
+audit_routes = Routes("audit", "/api/v1/audit")
+
+
+class AuditQuery(filter_fields(AuditFilter)):  # type: ignore[misc]
+    """Which lines to show, and how many."""
+
+    cursor: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    """`next` of the page before."""
+    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
+
+
+class AuditPage(msgspec.Struct, frozen=True):
+    """Some lines of the audit log, newest first.
+
+    A page looks at some thousand lines: of what is rare, it may have few, or none, and yet not be the last.
+    """
+
+    items: list[AuditEntry]
+    next: int | None
+    """Give it as `cursor` to get the next page; null on the last one."""
+
+
+@audit_routes.get("", about=WHOLE, scope=Scope.ADMIN)
+def list_audit(api: Api, query: AuditQuery) -> AuditPage:
+    """Show who did what to which task, run, queue, schedule, workflow or key, newest first.
+
+    Enqueueing tasks, starting runs and posting events is not in it.
+    """
+    found = api.read(audit.page, made_from(AuditFilter, query), limit=query.limit, before=query.cursor)
+    return AuditPage(found.lines, found.next)
+
+
+quarantine_routes = Routes("quarantine", "/api/v1/quarantine")
+
+EntryId = Annotated[str, Meta(pattern=whole("[0-9]{1,19}(-[0-9]{1,19})?"), examples=["1731600000000-0"])]
+
+
+class QuarantineQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How many to show."""
+
+    limit: Annotated[int, Meta(ge=1, le=CAP)] = 50
+
+
+class MessageView(view_fields(SetAside)):  # type: ignore[misc]
+    """A message that could not be understood or applied."""
+
+
+class Messages(msgspec.Struct, frozen=True):
+    """Quarantined messages, newest first. The last thousand are kept."""
+
+    messages: list[MessageView]
+
+
+@quarantine_routes.get("", about=WHOLE, scope=Scope.OPERATE)
+def list_quarantine(api: Api, query: QuarantineQuery) -> Messages:
+    """List messages that could not be understood or applied. Nothing waits for them."""
+    return Messages([made_from(MessageView, one) for one in api.backend.quarantine.newest(query.limit)])
+
+
+@quarantine_routes.get("/{id}", about=WHOLE, scope=Scope.OPERATE)
+def show_quarantined(api: Api, id: EntryId) -> MessageView:
+    """Show one message: where it stood, why it was refused, and what is in it."""
+    found = api.backend.quarantine.find(id)
+    if found is None:
+        raise NotFound(f"Nothing was set aside under {id}. It may have been cleared, or made room for later ones.")
+    return made_from(MessageView, found)

@@ -24,7 +24,7 @@ _STORE = "orchestrator.store.database"
 
 
 class LazyGroup(click.Group):
-    """Finds a command as the attribute `command` of its module; `modules` has that, below the package, and a help."""
+    """Finds a command by `modules`: its module below the package, with its name there if not `command`, and a help."""
 
     def __init__(self, *args: Any, package: str, modules: Mapping[str, tuple[str, str]], **options: Any) -> None:
         super().__init__(*args, **options)
@@ -45,7 +45,8 @@ class LazyGroup(click.Group):
         collects = gc.isenabled()
         gc.disable()  # all that is loaded stays: to look for garbage in it takes a tenth of the time
         try:
-            found: click.Command = importlib.import_module(f"{self._package}.{self._modules[name][0]}").command
+            module, _, attribute = self._modules[name][0].partition(":")
+            found: click.Command = getattr(importlib.import_module(f"{self._package}.{module}"), attribute or "command")
         finally:
             if collects:
                 gc.enable()

@@ -17,7 +17,7 @@ from orchestrator.domain.tasks.headers import headers_of_start
 from orchestrator.errors import NotFound, PayloadError, did_you_mean
 from orchestrator.references import may_hold_references
 from orchestrator.sdk.backend.part import Part, Shared, reading
-from orchestrator.sdk.calls.workflows import WorkflowCalls
+from orchestrator.sdk.calls.flows import WorkflowCalls
 from orchestrator.store import inbox, insights
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows

@@ -1,4 +1,4 @@
-"""Flow graphs: publish, start, signal, decide and show them."""
+"""Workflows and flow graphs, which are data: apply, publish, start and delete them, and post events."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Annotated, Any, Protocol
 from msgspec import Meta
 
 from orchestrator.domain.access import Scope
+from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.flow.definition import Flow
 from orchestrator.domain.tasks.task import Id
-from orchestrator.sdk.calls.checked import Key, Tags
-from orchestrator.sdk.calls.declaring import Body, Kind, call
+from orchestrator.sdk.calls.checked import Composed, EventName, Key, PackedArguments, RunName, Tags
+from orchestrator.sdk.calls.declaring import SYSTEM, Body, Kind, call
+from orchestrator.store.dag.workflows import Application, Stored
 from orchestrator.store.flow.reads import FlowRunView, NodeRunView
 from orchestrator.store.flow.runs import FlowName, Published, StoredFlow
 
@@ -79,3 +81,49 @@ class FlowCalls(Protocol):
     @call(about={Kind.RUN: "run"})
     def node_runs(self, run: Id, after: Number = 0, limit: Limit = 1_000) -> list[NodeRunView]:
         """Return the visits of a run to nodes, in order."""
+
+
+class WorkflowCalls(Protocol):
+    """Calls about workflows, by name."""
+
+    @call(Scope.OPERATE, about={Kind.DEFINITION: "definition"}, repeatable=True, expensive=True, body=Body.VALUES)
+    def apply(self, definition: Definition) -> Application:
+        """Store a definition."""
+
+    @call(Scope.OPERATE, about={Kind.WORKFLOW: "name"})
+    def delete(self, name: str) -> bool:
+        """Delete a workflow and its schedules; False if there is none."""
+
+    @call(keeps={Kind.WORKFLOW: ""})
+    def names(self) -> list[str]:
+        """Return the names of all workflows."""
+
+    @call(keeps={Kind.WORKFLOW: "name"}, expensive=True)
+    def list_latest(self) -> list[Stored]:
+        """Return the newest version of each workflow."""
+
+    @call(about={Kind.WORKFLOW: "name"})
+    def latest(self, name: str) -> Stored:
+        """Return the newest version of a workflow."""
+
+    @call(about={Kind.WORKFLOW: "name"})
+    def read(self, name: str, version: int) -> Stored:
+        """Return a version of a workflow."""
+
+    @call(Scope.ENQUEUE, about={Kind.WORKFLOW: "name"}, repeatable=True)
+    def start(self, name: str, params: Mapping[str, Any], run_id: Id, *, key: Key, tags: Tags) -> Id:
+        """Create a run of the newest version of a workflow; return its id, or that of the run that has the key."""
+
+    @call(Scope.ENQUEUE, about=SYSTEM, repeatable=True, expensive=True, body=Body.VALUES)
+    def compose(
+        self, definitions: Composed, args: PackedArguments, run_id: Id, *, name: RunName, key: Key, tags: Tags
+    ) -> Id:
+        """Create a run of a composition: of the last of these definitions. Return the run that has the key, if any."""
+
+    @call(about=SYSTEM)
+    def listeners(self, event: str) -> list[str]:
+        """Return the workflows that an event may start."""
+
+    @call(Scope.ENQUEUE, about=SYSTEM)
+    def post_event(self, event_id: Id, name: EventName, payload: Any) -> None:
+        """Tell the leader that something happened."""

@@ -6,12 +6,11 @@ from typing import Protocol, get_type_hints
 
 from orchestrator.sdk.calls.code import CodeWork
 from orchestrator.sdk.calls.fleet import FleetCalls, QuarantineCalls, QueueCalls
-from orchestrator.sdk.calls.flows import FlowCalls
+from orchestrator.sdk.calls.flows import FlowCalls, WorkflowCalls
 from orchestrator.sdk.calls.insights import InsightCalls
 from orchestrator.sdk.calls.runs import RunWork
 from orchestrator.sdk.calls.schedules import ScheduleCalls
 from orchestrator.sdk.calls.tasks import TaskWork
-from orchestrator.sdk.calls.workflows import WorkflowCalls
 
 
 class Calls(Protocol):

@@ -24,13 +24,12 @@ from orchestrator.references import Reference
 from orchestrator.sdk.calls.code import CodeCalls, CodeWork
 from orchestrator.sdk.calls.declaring import declared
 from orchestrator.sdk.calls.fleet import FleetCalls, QuarantineCalls, QueueCalls
-from orchestrator.sdk.calls.flows import FlowCalls
+from orchestrator.sdk.calls.flows import FlowCalls, WorkflowCalls
 from orchestrator.sdk.calls.insights import InsightCalls
 from orchestrator.sdk.calls.runs import RunCalls, RunWork, walk_ends
 from orchestrator.sdk.calls.schedules import ScheduleCalls
 from orchestrator.sdk.calls.tasks import PayloadPart, TaskCalls, TaskWork
 from orchestrator.sdk.calls.waits import MISSING
-from orchestrator.sdk.calls.workflows import WorkflowCalls
 from orchestrator.sdk.code.messages import request_id
 from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.remote.asking import Asking, UnknownCall, bound

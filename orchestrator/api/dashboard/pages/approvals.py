@@ -13,7 +13,7 @@ from orchestrator.api.context import Api
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
 from orchestrator.api.key_scope import RUN, WITHIN
 from orchestrator.api.problems import refused
-from orchestrator.api.routes import approvals as approval_routes
+from orchestrator.api.routes import code as approval_routes
 from orchestrator.api.routes import code as code_routes
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED

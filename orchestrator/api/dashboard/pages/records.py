@@ -14,7 +14,7 @@ from orchestrator.api.context import Api
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
 from orchestrator.api.key_scope import WHOLE
 from orchestrator.api.redacting import shown
-from orchestrator.api.routes import audit as audit_routes
+from orchestrator.api.routes import system as audit_routes
 from orchestrator.domain.access import Key, Scope, Secret
 from orchestrator.domain.quotas import DEFAULTS, Quotas, parse_quotas
 from orchestrator.errors import NotFound

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.compat.celery import conf as settings
 from orchestrator.compat.celery import result as results
 from orchestrator.compat.celery import signals
-from orchestrator.compat.celery.app import calls, lifecycle, periodic, routes
+from orchestrator.compat.celery.app import calls, periodic, registry, routes
 from orchestrator.compat.celery.app.control import Control
 from orchestrator.compat.celery.app.current import apps, current_task
 from orchestrator.compat.celery.app.registry import PARTS, REFUSED, Registry, each, import_related, star_each
@@ -64,7 +64,7 @@ class Celery:
         self.orchestrator = Orchestrator(self._settings)
         """The application that does the work."""
         self.orchestrator._registry.modules.afterwards.append(self.finalize)
-        lifecycle.install(self)
+        registry.install(self)
         if task_cls is not None:
             self.task_cls = imported(task_cls)
         given = {"broker_url": broker, "result_backend": backend, "include": include, **(changes or {})}
@@ -151,7 +151,7 @@ class Celery:
         """Import the module `tasks` of these packages when tasks are needed; without packages, of Django's apps."""
 
         def discover() -> None:
-            for package in lifecycle.packages(packages):
+            for package in registry.packages(packages):
                 import_related(package, related_name)
 
         if force:
@@ -166,7 +166,7 @@ class Celery:
             return
         self._is_finalizing = True
         try:
-            lifecycle.set_up()
+            registry.set_up()
             self._configure()
             signals.import_modules.send(self)
             for name in (*self.conf.imports, *self.conf.include):

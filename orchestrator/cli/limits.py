@@ -1,4 +1,4 @@
-"""`orchestrator queues`."""
+"""Commands for queues."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""`orchestrator workflows`."""
+"""`orchestrator workflows` and `orchestrator events`."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import sys
 from collections.abc import Iterable
 from contextlib import closing
@@ -16,7 +17,7 @@ import click
 from orchestrator.cli.code.replay_check import export, replay_check
 from orchestrator.cli.terminal.options import app_option, json_option, yes_option
 from orchestrator.cli.terminal.output import confirm, counted, echo, print_json, print_table
-from orchestrator.cli.terminal.reading import looking
+from orchestrator.cli.terminal.reading import looking, sending
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.errors import (
     InvalidWorkflow,
@@ -346,3 +347,41 @@ def _diff(stored: Stored | None, definition: Definition, file: str) -> list[str]
     return list(
         difflib.unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), label, str(file))
     )
+
+
+@click.group("events")
+def events() -> None:
+    """Post events that workflows wait for.
+
+    \b
+    Example:
+      orchestrator events post file.arrived '{"path": "in/a.csv"}'
+    """
+
+
+@events.command()
+@click.argument("name")
+@click.argument("payload", metavar="[JSON]", required=False)
+def post(name: str, payload: str | None) -> None:
+    """Post an event. Every workflow with `on: {event: NAME}` whose filter it passes is started.
+
+    \b
+    Example:
+      orchestrator events post file.arrived '{"path": "in/a.csv", "size": 12}'
+      orchestrator events post deployed
+    """
+    document = None if payload is None else _parse(payload)
+    with sending() as app:
+        app.post_event(name, document)
+        listeners = app._client.backend.workflows.listeners(name)
+    if listeners:
+        echo(f"Posted {name}. It starts a run of each of these whose filter it passes: {', '.join(listeners)}")
+    else:
+        echo(f"Posted {name}. No workflow waits for it, so it starts nothing: orchestrator workflows list")
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(f"""The payload is not JSON: {error}. Quote it: '{{"path": "in/a.csv"}}'.""") from None

@@ -1,1 +1,0 @@
-"""Commands for workflow definitions and events."""
