@@ -65,10 +65,12 @@ class TaskDeclaration(_Declaration):
 
     @property
     def key(self) -> str:
+        """Its key in the database."""
         return f"{self.name}/{DEFAULT_NAME}"
 
     @property
     def target_name(self) -> str:
+        """Its target."""
         return self.task.name
 
     def definition(self) -> Definition:
@@ -102,14 +104,17 @@ class CodeDeclaration(_Declaration):
 
     @property
     def key(self) -> str:
+        """Its key in the database."""
         return f"{self.workflow.name}/{self.name}"
 
     @property
     def target_name(self) -> str:
+        """Its target."""
         return self.workflow.name
 
     @property
     def data(self) -> dict[str, Any]:
+        """The schedule in the shape of a file."""
         return {"name": self.name, "params": dict(self.params), **plain_times(self.times)}
 
     @property
@@ -118,6 +123,7 @@ class CodeDeclaration(_Declaration):
         return code_target(self.workflow)
 
     def check(self) -> None:
+        """Say what is wrong with it."""
         from orchestrator.sdk.dag.schedule_fields import schedule_of_code  # loads YAML and cron, too
 
         try:

@@ -171,6 +171,7 @@ class Scheduled:
         return self._client.backend.schedules.find(self.key)
 
     def next(self, count: int = 5) -> list[datetime]:
+        """Return the fires that come next."""
         return self._client.backend.schedules.upcoming(self.key, count)
 
     def pause(self) -> None:
@@ -230,6 +231,7 @@ class Backfill:
         """Its number, as `orchestrator schedules backfills` shows it."""
 
     def progress(self) -> BackfillView:
+        """Return how far it is."""
         return self._client.backend.schedules.show_backfill(self.id)
 
     def cancel(self) -> None:

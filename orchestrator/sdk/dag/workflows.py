@@ -27,6 +27,7 @@ class Workflows(Catalogue["StoredWorkflow"]):
         return StoredWorkflow(self._client, check_name("workflow", name))
 
     def names(self) -> list[str]:
+        """Return the names of all that have been applied."""
         return self._client.backend.workflows.names()
 
     def apply(self, source: Definition | Workflow | str | Path, *, elsewhere: Iterable[str] = ()) -> int:
@@ -72,6 +73,7 @@ class StoredWorkflow:
         return StoredWorkflow(self._client, self.name, key, check_tags(tags))
 
     def definition(self) -> Definition:
+        """Return the newest version."""
         return self._client.backend.workflows.latest(self.name).definition
 
     def start(self, /, **params: Any) -> RunHandle[Any]:
