@@ -258,7 +258,8 @@ class Receiver:
         jobs = []
         for generation, queue, entry, tasks in received:
             bundle = Bundle(generation, queue, entry, len(tasks))
-            jobs += [Job(task, bundle, self._held.add(task.id, task.attempt), now) for task in tasks]
+            slots = self._held.add_all([(task.id, task.attempt) for task in tasks])
+            jobs += [Job(task, bundle, slot, now) for task, slot in zip(tasks, slots, strict=True)]
         return jobs
 
     def _return(self, job: Job, reason: str) -> None:

@@ -127,6 +127,10 @@ class Reports(list[AttemptReport]):
 
     def note(self, job: Job) -> None: ...
 
+    def send(self) -> None: ...
+
+    def hurry(self) -> None: ...
+
     def code_ended(self, job: Job) -> None:
         job.lingers = False
 

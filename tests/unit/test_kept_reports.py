@@ -24,6 +24,7 @@ from orchestrator.transport.codec import Applied, decode
 from orchestrator.transport.worker import Receipt
 from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.reporting.kept import LONGEST, SECONDS, KeptReports
+from orchestrator.workers.reporting.pending_reports import PendingReport
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.running.job import Bundle, Job
 
@@ -204,7 +205,8 @@ def reporter(stream: Stream) -> Reporter:
 
 
 def send(reporter: Reporter) -> None:
-    batch = list(reporter._gather(wait=False))
+    batch = [*reporter._backlog, *reporter._gather()]
+    reporter._backlog = []
     for _ in range(2):  # once to learn of a generation, and once more in it
         batch = reporter._flush(batch)
 
@@ -261,34 +263,51 @@ def test_a_completion_is_not_claimed_where_it_may_be_lost(reporter: Reporter, st
 # -- the thread that made a report
 
 
-def test_a_report_is_sent_by_its_own_thread_if_none_waits(reporter: Reporter, stream: Stream) -> None:
-    reporter.has_sent_all = True
-    for _ in range(2):
-        reporter.report(succeeded(), hold(reporter), at_once=True)
-    assert stream.reports == [succeeded(), succeeded()]
-    assert list(reporter._gather(wait=False)) == []
+def test_reports_are_sent_by_their_own_thread_together(reporter: Reporter, stream: Stream) -> None:
+    for task in (ONE, TWO):
+        reporter.report(succeeded(task), hold(reporter, task), later=True)
+    assert not reporter.has_sent_all
+    assert stream.reports == []
+    reporter.send()
+    assert stream.reports == [succeeded(), succeeded(TWO)]
+    assert reporter.has_sent_all
+    assert reporter._gather() == []
 
 
 def test_no_report_overtakes_one_that_waits(reporter: Reporter, stream: Stream) -> None:
-    reporter.has_sent_all = True
-    reporter.report(enqueued(1))
-    reporter.report(succeeded(), hold(reporter), at_once=True)
+    reporter._backlog = [PendingReport(enqueued(1))]  # it could not be sent, and the thread pauses
+    reporter.report(succeeded(), hold(reporter), later=True)
+    reporter.send()
     assert stream.reports == []
     send(reporter)
     assert stream.reports == [enqueued(1), succeeded()]
 
 
+@pytest.mark.parametrize("error", [ConnectionError("gone"), RuntimeError("a defect, which ends the process")])
 def test_a_report_that_could_not_be_sent_is_left_to_the_thread(
-    reporter: Reporter, stream: Stream, monkeypatch: pytest.MonkeyPatch
+    reporter: Reporter, stream: Stream, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def refuse(*_: object) -> Receipt:
-        raise ConnectionError("gone")
+        raise error
 
-    reporter.has_sent_all = True
+    reporter._is_asleep = True
     with monkeypatch.context() as patch:
         patch.setattr(stream, "flush", refuse)
-        reporter.report(succeeded(), hold(reporter), at_once=True)
-    reporter.report(succeeded(TWO), hold(reporter, TWO), at_once=True)
+        reporter.report(succeeded(), hold(reporter), later=True)
+        reporter.send()
+    assert reporter._bell.get_nowait() is None, "the thread is woken"
+    reporter.report(succeeded(TWO), hold(reporter, TWO), later=True)
+    reporter.send()
+    assert not reporter.has_sent_all
     send(reporter)
     assert stream.reports == [succeeded(), succeeded(TWO)]
-    assert not reporter.has_sent_all
+
+
+def test_what_waits_for_a_thread_that_is_busy_is_sent(reporter: Reporter) -> None:
+    reporter._is_asleep = True
+    reporter.hurry()
+    assert reporter._bell.empty()
+    reporter.report(succeeded(), hold(reporter), later=True)
+    assert reporter._bell.empty()
+    reporter.hurry()
+    assert reporter._bell.get_nowait() is None

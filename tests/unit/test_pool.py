@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -14,7 +15,8 @@ from orchestrator.domain.tasks.task import Dispatch, Failed, Returned, Started, 
 from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.parent.held import HeldAttempts
-from orchestrator.workers.running import standstill
+from orchestrator.workers.running import pool as pool_module
+from orchestrator.workers.running import standstill, threads
 from orchestrator.workers.running.job import Bundle, Job, Stage
 from orchestrator.workers.running.pool import Pool
 from orchestrator.workers.running.runner import Runner
@@ -25,15 +27,22 @@ class Reports(list[Any]):
     """A reporter and an outbox that keep what they are given."""
 
     def __init__(self) -> None:
-        self.at_once: list[bool] = []
+        self.later: list[bool] = []
         """Of each report, whether its own thread was to send it."""
+        self.sent: list[int] = []
+        """How many there were when some were sent like that."""
 
-    def report(self, report: Any, *_: object, at_once: bool = False, **__: object) -> None:
+    def report(self, report: Any, *_: object, later: bool = False, **__: object) -> None:
         if not isinstance(report, Started):
-            self.at_once.append(at_once)
+            self.later.append(later)
             self.append(report)
 
+    def send(self) -> None:
+        self.sent.append(len(self))
+
     def note(self, job: Job) -> None: ...
+
+    def hurry(self) -> None: ...
 
     def code_ended(self, job: Job) -> None:
         job.lingers = False
@@ -103,9 +112,36 @@ def test_a_task_that_was_placed_here_waits_for_a_slot_unless_it_is_asked_for() -
     assert reports[1:] == [Returned(b"b" * 16, 1, "others have room")], "what runs is not disturbed"
     let_go.set()
     eventually(lambda: len(reports) == 4, "the others have run")
-    assert reports.at_once == [False, False, False, True], "the thread of the only job here sends its report"
+    assert reports.later == [False, False, False, True], "the thread of the only job here sends its report"
     assert [type(report) for report in reports[2:]] == [Succeeded, Succeeded]
     assert {report.id for report in reports[2:]} == {b"a" * 16, b"c" * 16}
+
+
+def test_reports_of_short_tasks_are_sent_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Orchestrator(database_url="postgresql://nowhere/x", redis_url="redis://nowhere")
+
+    @app.task(name="short")
+    def short() -> None: ...
+
+    reports, held = Reports(), HeldAttempts(capacity=200)
+    runner = Runner(app, reports, Allowed(app, ()))  # type: ignore[arg-type]
+    pool = Pool(runner, None, reports, held, concurrency=1, ttl=1e9, stop_grace=1.0, on_stuck=print)  # type: ignore[arg-type]
+    monkeypatch.setattr(pool_module, "_LATEST", 1e9)
+    monkeypatch.setattr(threads, "_QUICK", 1e9)
+    pool._sent_at = time.monotonic()
+
+    def run(number: int) -> None:
+        tasks = [Dispatch(os.urandom(16), 1, "short", encode_call("short", (), {}, 1_000), "") for _ in range(number)]
+        pool.submit([Job(task, Bundle("", "", "", 1), held.add(task.id, 1), time.monotonic()) for task in tasks])
+
+    run(1)
+    eventually(lambda: reports.sent == [1], "it is known to be short from now on")
+    run(100)
+    eventually(lambda: reports.sent[-1] == 101, "all are sent")
+    assert reports.later == [True] * 101
+    monkeypatch.setattr(pool_module, "_LATEST", 0.0)
+    run(3)
+    eventually(lambda: reports.sent[-3:] == [102, 103, 104], "none waits for long")
 
 
 def test_what_waits_for_a_blocked_event_loop_is_handed_back_and_threads_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import mmap
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -87,22 +87,27 @@ class HeldAttempts:
 
     def add(self, identifier: bytes, attempt: int) -> int:
         """Note an attempt; return its slot."""
-        with self._adding:
-            if self._free:
-                slot = self._free.pop()
-            else:
-                slot = self._used
-                self._use(slot + 1)
-        place = _HEADER + slot * ATTEMPT_SIZE
-        self._memory[place : place + 16] = identifier
-        _ATTEMPT.pack_into(self._memory, place + 16, attempt)  # last: a slot without attempt is empty
-        return slot
+        return self.add_all([(identifier, attempt)])[0]
 
-    def drop(self, slot: int) -> None:
-        """Forget the attempt in a slot."""
-        _ATTEMPT.pack_into(self._memory, _HEADER + slot * ATTEMPT_SIZE + 16, 0)
-        self._write_limit(slot, _NO_LIMIT)
-        self._free.append(slot)
+    def add_all(self, attempts: Sequence[tuple[bytes, int]]) -> list[int]:
+        """Note attempts; return their slots."""
+        with self._adding:
+            slots = [self._free.pop() for _ in range(min(len(attempts), len(self._free)))]
+            if more := len(attempts) - len(slots):
+                slots += range(self._used, self._used + more)
+                self._use(self._used + more)
+        for slot, (identifier, attempt) in zip(slots, attempts, strict=True):
+            place = _HEADER + slot * ATTEMPT_SIZE
+            self._memory[place : place + 16] = identifier
+            _ATTEMPT.pack_into(self._memory, place + 16, attempt)  # last: a slot without attempt is empty
+        return slots
+
+    def drop(self, *slots: int) -> None:
+        """Forget the attempts in slots."""
+        for slot in slots:
+            _ATTEMPT.pack_into(self._memory, _HEADER + slot * ATTEMPT_SIZE + 16, 0)
+            _LIMIT.pack_into(self._memory, self._limits + slot * _LIMIT.size, _NO_LIMIT, 0.0, True)
+        self._free += slots
 
     def shrink(self) -> None:
         """Begin anew where nothing is held, so that the parent has only to look at current attempts.

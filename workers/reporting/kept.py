@@ -14,8 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from orchestrator.domain.tasks.outcomes import Flush, Report
 from orchestrator.domain.tasks.task import Enqueued, Failed, KnownTask, Noted, Recalled, Returned, Succeeded
@@ -34,9 +33,8 @@ _ASK_AFTER = 10.0
 _MOST_ASKED = 1_000
 
 
-@cache
-def _tag(kind: type[Report]) -> str:
-    return str(kind.__struct_config__.tag)
+_KEPT = frozenset((Succeeded, Failed, Returned, Noted))
+_TAGS = {kind: str(kind.__struct_config__.tag) for kind in get_args(Report)}
 
 
 class _Open(NamedTuple):
@@ -66,22 +64,22 @@ class KeptReports:
     def add(self, applied: Iterable[tuple[Report, Job | None]]) -> None:
         """Keep reports that were applied, each with the job that it ends."""
         now = self._clock()
-        kept: list[Report] = []
-        known: list[KnownTask] = []
+        kept: list[object] = []
+        known: list[tuple[bytes, str, str]] = []
         for report, job in applied:
             if isinstance(report, Enqueued):
                 self._keep_open(report, now)
-            elif isinstance(report, (Succeeded, Failed, Returned, Noted)) and not (job and job.completion is not None):
+            elif type(report) in _KEPT and (job is None or job.completion is None):
                 kept.append(report)  # Postgres has completions: if it has lost one, the task runs again
             if job is not None:
                 task = job.dispatch
-                known.append(KnownTask(task.id, task.name, _tag(type(report))))
+                known.append((task.id, task.name, _TAGS[type(report)]))
                 if self._open:
                     self._close(task.id, now)
         if known:
-            kept.append(Recalled(known))
+            kept.append((_TAGS[Recalled], known))
         if kept:
-            self._keep(encode(Flush("", kept)), now)
+            self._keep(encode(("", kept)), now)  # as a `Flush` is encoded
         self._expire(now)
 
     def _keep(self, body: bytes, now: float) -> None:

@@ -60,23 +60,22 @@ class Reporter:
         self._streams = streams
         self._worker = worker
         self._held = held
-        self._queue: queue.SimpleQueue[PendingReport | None] = queue.SimpleQueue()
+        self._queue: deque[PendingReport] = deque()
+        """What is to be sent; added to without a lock, also by a signal handler."""
+        self._backlog: list[PendingReport] = []
+        """What goes before it: it could not be sent, or did not fit. Changed while `_sending` is held."""
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_asleep = False
+        """The thread waits for the bell."""
         self._redis = Outage(log, "Redis", "reports wait")
         self._unapplied: deque[_Flight] = deque()
         self._kept = KeptReports()
         self._lock = threading.Lock()
         self._listening = False
         self._empty = threading.Event()
-        self._empty.set()
-        self._gate = threading.RLock()
-        """Held while something is added, and while it is seen that there is nothing: or that would count as empty
-        which is about to come. A signal handler may add something while its thread does."""
-        self._puts = 0
-        """How many reports were left to the thread."""
+        """Nothing was left to send or to be applied, at some moment since it was cleared."""
         self._sending = threading.Lock()
         """Held while something is sent, by the thread or by the one that made the report."""
-        self.has_sent_all = False
-        """All reports stand in the events stream, at least."""
         self.generation = ""
         self.on_end: Callable[[Job], object] | None = None
         """Called with every job that has said something, when its end is reported."""
@@ -94,51 +93,58 @@ class Reporter:
         applied: Callable[[], object] | None = None,
         turn: Activated | None = None,
         *,
-        at_once: bool = False,
+        later: bool = False,
     ) -> None:
         """Send a report; if it ends a job, its message is dropped from the queue with it.
 
         `applied` is called, in whatever thread learns of it, once the leader has dealt with the report. `turn` is the
-        one that follows the success that is reported. A thread with nothing else to do may send it `at_once` itself:
-        waking another takes as long as Redis does.
+        one that follows the success that is reported. With `later`, it waits for the next `send`, or for others.
         """
         if applied is not None:
             self._listen()
         if job is not None:
-            if not isinstance(report, Succeeded):
+            if job.noted is not None and not isinstance(report, Succeeded):
                 self.note(job)  # once the job has ended it is too late
             if job.has_lines and self.on_end is not None:
                 self.on_end(job)
-        item = PendingReport(report, job, applied, turn)
-        if rewind_of(self.generation):
-            item = without_completion(item)
-        if not (at_once and self._send_at_once(item)):
-            self._put(item)
+        self._queue.append(PendingReport(report, job, applied, turn))
+        if not later:
+            self._ring()
 
     def _put(self, item: PendingReport) -> None:
-        with self._gate:
-            self._puts += 1
-            self.has_sent_all = False
-            self._empty.clear()
-            self._queue.put(item)
+        self._queue.append(item)
+        self._ring()
 
-    def _send_at_once(self, item: PendingReport) -> bool:
-        """Send a report in the current thread, unless others wait: none may overtake another of the same attempt."""
-        with self._gate:
-            if not (self.has_sent_all and self.generation):
-                return False
-            puts, self.has_sent_all = self._puts, False
-            self._empty.clear()
-        with self._sending:
+    def _ring(self) -> None:
+        if self._is_asleep:  # else it looks into the queue before it sleeps
+            self._is_asleep = False
+            self._bell.put(None)
+
+    def hurry(self) -> None:
+        """Send what waits for a `send` that has not come: what its thread runs takes longer than usual."""
+        if self._queue:
+            self._ring()
+
+    def send(self) -> None:
+        """Send what waits, in the current thread, which has nothing else to do: waking another takes as long as Redis
+        does. Where there is trouble, the reporter's own thread goes on."""
+        if self.generation and not self._backlog and self._sending.acquire(blocking=False):
             try:
-                again = self._flush([item])
-            except UNAVAILABLE:  # of which the thread takes note when it tries
-                again = [item]
-        for one in again:
-            self._put(one)
-        with self._gate:
-            self.has_sent_all |= self._puts == puts
-        return True
+                batch, self._backlog = split([*self._backlog, *self._gather()])
+                try:
+                    again = self._flush(batch) if batch else []
+                except BaseException:  # noqa: BLE001  # the thread meets it again when it tries
+                    again = batch
+                self._backlog = [*again, *self._backlog]
+            finally:
+                self._sending.release()
+        if self._queue or self._backlog:
+            self._ring()
+
+    @property
+    def has_sent_all(self) -> bool:
+        """Say whether all reports stand in the events stream, at least."""
+        return not (self._queue or self._backlog or self._sending.locked())
 
     def note(self, job: Job) -> None:
         """Send what a job has left for its next attempt, if that has not been sent."""
@@ -189,69 +195,70 @@ class Reporter:
 
     def wait_until_applied(self, timeout: float) -> bool:
         """Wait until the leader has everything; used before the process ends."""
-        self.has_sent_all = False
-        self._queue.put(None)
+        self._empty.clear()
+        self._bell.put(None)
         return self._empty.wait(timeout)
 
     def look(self) -> None:
         """Learn now whether another generation has begun."""
-        self._queue.put(None)
+        self._bell.put(None)
 
     # -- the thread
 
     def _run(self) -> None:
-        backlog: list[PendingReport] = []
         pause = 0.05
         largest = BATCH_BYTES
         while True:
-            backlog.extend(self._gather(wait=not backlog))
-            batch, backlog = split(backlog, largest)
-            try:
-                with self._sending:
-                    resend = self._flush(batch)
-                self._redis.worked()
-                pause = 0.05
-                largest = min(BATCH_BYTES, 2 * largest)
-            except UNAVAILABLE as error:
-                self._redis.failed(describe(error))
-                if isinstance(error, FULL):
-                    self._make_room([*batch, *backlog])
-                    largest = max(_SMALLEST_BATCH_BYTES, largest // 2)  # a little may fit where much does not
-                resend = batch
+            self._sleep()
+            with self._sending:
+                batch, self._backlog = split([*self._backlog, *self._gather()], largest)
+                try:
+                    again = self._flush(batch)
+                    self._redis.worked()
+                    pause, is_away = 0.05, False
+                    largest = min(BATCH_BYTES, 2 * largest)
+                except UNAVAILABLE as error:
+                    self._redis.failed(describe(error))
+                    if isinstance(error, FULL):
+                        self._make_room([*batch, *self._backlog])
+                        largest = max(_SMALLEST_BATCH_BYTES, largest // 2)  # a little may fit where much does not
+                    again, is_away = batch, True
+                self._backlog = [*again, *self._backlog]
+                if not (self._backlog or self._queue or self._unapplied):
+                    self._empty.set()
+            if is_away:
                 threading.Event().wait(pause)
                 pause = min(pause * 2, 1.0)
-            backlog = [*resend, *backlog]
-            with self._gate:
-                if not backlog and self._queue.empty():
-                    self.has_sent_all = True
-                    if not self._unapplied:
-                        self._empty.set()
 
-    def _gather(self, *, wait: bool) -> Iterable[PendingReport]:
-        """Yield what is there to report; wait for the first, but not for ever while something is unapplied."""
-        with self._lock:
-            questions = list(self._kept.questions())
-        yield from map(PendingReport, questions)
-        try:
-            if wait and not questions:
-                item = self._next()
-                if item is not None:
-                    yield item
-            for _ in range(BATCH):
-                item = self._queue.get_nowait()
-                if item is not None:
-                    yield item
-        except queue.Empty:
-            return
+    def _gather(self) -> list[PendingReport]:
+        """Take what is there to report."""
+        found: list[PendingReport] = []
+        if self._kept.has_questions:
+            with self._lock:
+                found += map(PendingReport, self._kept.questions())
+        for _ in range(min(len(self._queue), BATCH)):
+            found.append(self._queue.popleft())
+        return found
 
-    def _next(self) -> PendingReport | None:
+    def _sleep(self) -> None:
         """Wait for something to do. What another thread has sent may be unapplied by the next look, too."""
-        while True:
+        while not self._backlog:
+            self._is_asleep = True
+            if self._queue:
+                break
             try:
-                return self._queue.get(timeout=_ASK_AGAIN)
+                self._bell.get(timeout=_ASK_AGAIN)
+                break
             except queue.Empty:
-                if self._unapplied or not self.generation or self._redis.lasts or self._kept.has_questions:
-                    raise
+                if (
+                    self._queue
+                    or self._unapplied
+                    or not self.generation
+                    or self._redis.lasts
+                    or self._kept.has_questions
+                ):
+                    break
+        self._is_asleep = False
 
     def _flush(self, batch: list[PendingReport]) -> list[PendingReport]:
         """Send a batch, and learn what was applied; return what must be sent again."""
@@ -260,6 +267,8 @@ class Reporter:
             if not self.generation:
                 threading.Event().wait(0.2)  # no leader has begun yet
                 return batch
+        if rewind_of(self.generation):
+            batch = [without_completion(item) for item in batch]
         done = self._finished_messages(batch)
         reports = [item.report for item in batch]
         turns = [item.turn for item in batch if item.turn is not None]
@@ -327,11 +336,17 @@ class Reporter:
                     break
                 self._unapplied.popleft()
                 self._kept.add((item.report, item.job) for item in flight.items)
+                ended: list[int] = []
                 for item in flight.items:
-                    if item.job is not None:
-                        self._let_go(item.job)
+                    if (job := item.job) is not None:
+                        job.applied = True
+                        if job.lingers:
+                            self._held.mark_ended(job.slot)
+                        else:
+                            ended.append(job.slot)
                     if item.applied is not None:
                         item.applied()
+                self._held.drop(*ended)
 
     def succeeded(self, attempts: Set[tuple[bytes, int]]) -> list[Job]:
         """Return the jobs of these attempts that have been reported as succeeded, and of which no more is known."""
@@ -339,13 +354,6 @@ class Reporter:
             items = [item for flight in self._unapplied for item in flight.items if isinstance(item.report, Succeeded)]
         jobs = [item.job for item in items if item.job is not None]
         return [job for job in jobs if (job.dispatch.id, job.dispatch.attempt) in attempts]
-
-    def _let_go(self, job: Job) -> None:
-        job.applied = True
-        if job.lingers:
-            self._held.mark_ended(job.slot)
-        else:
-            self._held.drop(job.slot)
 
     def code_ended(self, job: Job) -> None:
         """The code of a job that lingered has ended after all."""

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.tasks.task import Dispatch, NewTask, TaskOptions, parse_options
+from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, Dispatch, NewTask, TaskOptions, parse_options
 from orchestrator.errors import SoftTimeout
 from orchestrator.log_format import TASK_FIELDS
 from orchestrator.trace_context import fields_of
@@ -43,20 +45,19 @@ class Bundle:
     """Slots of the tasks that have been reported."""
 
 
-@dataclass(slots=True, eq=False)
-class Job:
+class Job(msgspec.Struct, eq=False):
     """A received task. The first to move it on wins: its runner, the clock, a drain, or an order to stop."""
 
     dispatch: Dispatch
     bundle: Bundle
     slot: int
     received_at: float
-    options: TaskOptions = field(init=False)
-    is_isolated: bool = field(init=False)
+    options: TaskOptions = DEFAULT_OPTIONS
+    is_isolated: bool = False
     """It runs in a process of its own."""
-    label: str = field(init=False)
+    label: str = ""
     """How the lines that it says name it: the task, or the step of a workflow with its place in a fan-out."""
-    trace: str | None = field(init=False)
+    trace: str | None = None
     """The span that its code belongs to, as a traceparent: its own, where this process makes spans."""
     next_turn: int = 0
     """The turn that follows its success, while its code runs."""
@@ -79,14 +80,14 @@ class Job:
     """How the running code is interrupted; set by what runs it."""
     thread: int = 0
     """The thread in which it was said how."""
-    step: dict[str, Any] = field(default_factory=dict)
+    step: dict[str, Any] = {}
     """For a step of a workflow: workflow, step, index and count."""
     has_lines: bool = False
     """It has said something that is kept."""
     secrets: tuple[str, ...] = ()
     """Texts of its arguments that are hidden."""
     counter: int = 0
-    children: list[NewTask] = field(default_factory=list)
+    children: list[NewTask] = []
     noted: bytes | None = None
     """Details for the next attempt that have not been sent."""
     committing: bool = False
@@ -106,10 +107,12 @@ class Job:
     _fields: tuple[str | None, dict[str, Any]] | None = None
 
     def __post_init__(self) -> None:
-        self.options = parse_options(self.dispatch.options)
-        self.is_isolated = self.dispatch.alone or self.options.isolation == "process"
-        self.label = self.dispatch.name
-        self.trace = self.dispatch.trace
+        dispatch = self.dispatch
+        if dispatch.options is not None:
+            self.options = parse_options(dispatch.options)
+        self.is_isolated = dispatch.alone or self.options.isolation == "process"
+        self.label = dispatch.name
+        self.trace = dispatch.trace
 
     def set_step(self, step: dict[str, Any]) -> None:
         """Know which step of a workflow it is."""
@@ -143,8 +146,11 @@ class Job:
             if self.stage is not Stage.WAITING:
                 return False
             self.stage = Stage.RUNNING
-            self.starting = starting
-            self._start_clock(now)
+            self.started_at = now
+            if starting:
+                self.starting = True
+            elif self.options is not DEFAULT_OPTIONS:
+                self._start_clock(now)
             return True
 
     def start_clock(self, now: float) -> None:
@@ -155,8 +161,6 @@ class Job:
 
     def _start_clock(self, now: float) -> None:
         self.started_at = now
-        if self.starting:
-            return
         if self.options.timeout is not None:
             self.deadline = now + self.options.timeout
         if self.options.soft_timeout is not None:

@@ -39,6 +39,8 @@ log = get_logger("worker")
 
 _ANNOUNCE_AFTER = 0.05
 """Seconds after which a run is worth a report of its own; most tasks have ended by then."""
+_LATEST = 0.005
+"""Seconds in which reports of short tasks gather, while one is run after another."""
 _IDLE_LOOK = 1.0
 """Seconds between two looks while nothing is here: the parent wants to see that the clock ticks."""
 _INTERRUPTIONS = (SoftTimeout, TaskTimeout, TaskAborted, EndTurn)
@@ -85,6 +87,9 @@ class Pool:
         self.received = ReceivedJobs(concurrency, held)
         self.task_log = TaskLog()
         self._busy = threading.Event()
+        self._heard_until = 0.0
+        """Until when the last sign of life of the parent that was looked at lasts."""
+        self._sent_at = 0.0
 
     def start(self) -> None:
         """Begin to watch the time, in a thread of its own.
@@ -101,16 +106,19 @@ class Pool:
         if executions := [job for job in jobs if job.options.executor is not None]:
             self._execute(executions)
             jobs = [job for job in jobs if job.options.executor is None]
-        for job in jobs:
-            self.received.jobs[id(job)] = job
+        self.received.jobs.update(zip(map(id, jobs), jobs, strict=True))
         self.task_log.received(jobs)
-        self._busy.set()
+        if not self._busy.is_set():
+            self._busy.set()
+        on_loop: list[Job] = []
         for job in jobs:
             task = None if job.dispatch.is_turn_task else self._runner.find(job)
-            job.on_loop = task is not None and task._is_async and not job.is_isolated
-        if in_threads := [job for job in jobs if not job.on_loop]:
+            if task is not None and task._is_async and not job.is_isolated:
+                job.on_loop = True
+                on_loop.append(job)
+        if in_threads := [job for job in jobs if not job.on_loop] if on_loop else jobs:
             self._threads.submit(in_threads)
-        if on_loop := [job for job in jobs if job.on_loop]:
+        if on_loop:
             self._coroutines.submit(on_loop)
 
     def _execute(self, jobs: Sequence[Job]) -> None:
@@ -130,8 +138,11 @@ class Pool:
 
     # -- running
 
-    def _run(self, job: Job) -> float:
-        """Run a job in the current thread; return how long it took."""
+    def _run(self, job: Job, is_quick: bool = False) -> float:
+        """Run a job in the current thread; return how long it took.
+
+        The reports of short jobs go together, sent by this thread before it has nothing to run.
+        """
         if not self._begin(job):
             return 0.0
         is_traced = job.trace is not None or self._spans.makes_any
@@ -145,11 +156,15 @@ class Pool:
             job.uninterruptible()
             report = self._runner.failures.failure(job, reason.with_traceback(None))
         turn = None if job.dispatch.run_id is None or is_traced else self._follow(job, report)
-        took = time.monotonic() - job.started_at
-        self._end(job, report, turn, at_once=len(self.received.jobs) == 1)
+        now = time.monotonic()
+        sends_itself = is_quick or len(self.received.jobs) == 1
+        self._end(job, report, turn, later=sends_itself)
         if is_traced:
             self._spans.leave(job, token)
-        return took
+        if sends_itself and not (is_quick and self._threads.backlog and now < self._sent_at + _LATEST):
+            self._sent_at = now
+            self._reporter.send()
+        return now - job.started_at
 
     async def _run_async(self, job: Job) -> None:
         if job.options.executor is not None and self.driver is not None:
@@ -164,11 +179,16 @@ class Pool:
 
     def is_unheard(self) -> bool:
         """Say whether heartbeats of this process have failed for so long that others may have its attempts."""
-        return self._held.unheard(time.monotonic()) > self._ttl
+        return self._is_unheard(time.monotonic())
+
+    def _is_unheard(self, now: float) -> bool:
+        left = self._ttl - self._held.unheard(now)
+        self._heard_until = now + left
+        return left < 0
 
     def _begin(self, job: Job) -> bool:
         now = time.monotonic()
-        if self._held.unheard(now) > self._ttl:
+        if now > self._heard_until and self._is_unheard(now):
             self._hand_back(job, "its worker cannot be heard")
             return False
         if not job.begin(now, starting=job.is_isolated):
@@ -182,7 +202,8 @@ class Pool:
 
     def _announce_rated(self, job: Job, now: float) -> None:
         """Say at once that a task with a rate has begun, once its code does: the leader waits for it with others."""
-        if not job.starting and (job.options.rate is not None or job.options.total_rate is not None):
+        options = job.options
+        if not job.starting and (options.rate is not None or options.total_rate is not None):
             self._announce(job, now)
 
     def _announce(self, job: Job, now: float) -> None:
@@ -210,24 +231,24 @@ class Pool:
         self._turns.verdict(job)  # if it took too long, so does the turn that the leader sends
         return turn
 
-    def _end(self, job: Job, report: AttemptReport, turn: Activated | None = None, *, at_once: bool = False) -> None:
+    def _end(self, job: Job, report: AttemptReport, turn: Activated | None = None, *, later: bool = False) -> None:
         report = self._turns.verdict(job) or report
         if job.finish():
-            self._report_end(job, report, turn, at_once=at_once)
+            self._report_end(job, report, turn, later=later)
         else:
             self._reporter.code_ended(job)
         self.received.ended += not job.is_isolated
         self.received.remove(job)
 
     def _report_end(
-        self, job: Job, report: AttemptReport, turn: Activated | None = None, *, at_once: bool = False
+        self, job: Job, report: AttemptReport, turn: Activated | None = None, *, later: bool = False
     ) -> None:
         if job.deadline is not None or job.dispatch.is_turn_task:
             self._held.unlimit(job.slot)
         if job.span is not None:
             self._spans.ended(job, report)
         self.task_log.ended(job, report)
-        self._reporter.report(report, job, turn=turn, at_once=at_once)
+        self._reporter.report(report, job, turn=turn, later=later)
         if self._runner.client.middleware is not None:
             self._runner.ended(job, report)
 
@@ -276,6 +297,7 @@ class Pool:
         self._held.show_running(running)
         if not stale:
             self._threads.relieve()
+        self._reporter.hurry()
         self.received.pace.measure(now, len(jobs))
 
     def _send_away(self, jobs: Sequence[Job], now: float) -> None:

@@ -19,7 +19,7 @@ from orchestrator.domain.code.history import Event
 from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.sealed import open_activation
 from orchestrator.domain.tasks.outcomes import AttemptReport
-from orchestrator.domain.tasks.task import Failed, Succeeded
+from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, Failed, Succeeded
 from orchestrator.errors import (
     PayloadError,
     SoftTimeout,
@@ -81,7 +81,7 @@ class Runner:
 
     def run(self, job: Job) -> AttemptReport:
         """Run a task, or a turn of a workflow's code, in the current thread; an asynchronous task on its own loop."""
-        if job.dispatch.is_turn_task:
+        if job.dispatch.run_id is not None and job.dispatch.is_turn_task:
             with DELIVERY.watched():
                 return self._activate(job)
         task = self.find(job)
@@ -91,9 +91,8 @@ class Runner:
             return self.failures.for_executor(job, executor)
         if task._is_async:
             return self.run_on(asyncio.Runner(), job)
-        thread = threading.get_ident()
         try:
-            job.interruptible(lambda reason: interrupt_thread(thread, reason))
+            job.interruptible(partial(interrupt_thread, threading.get_ident()))
             arguments, keywords = self._arguments(task, job)
             runtime = self._runtime(job)
             enter_task(runtime)
@@ -260,7 +259,11 @@ class Runner:
             if step:
                 keywords = task._signature.pick(keywords)  # what it does not want is not read
             arguments, keywords = task._signature.load(arguments, keywords)
-        if self._redacted or job.options.hidden or task._redacting_options.redact:
+        if (
+            self._redacted
+            or task._redacting_options.redact
+            or (job.options is not DEFAULT_OPTIONS and job.options.hidden)
+        ):
             patterns = self._redacted | {*job.options.hidden, *task._redacting_options.redact}
             rest = task._signature.plain_defaults(beside=len(arguments))
             job.secrets = Redaction(patterns).secrets(arguments, rest | keywords)

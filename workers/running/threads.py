@@ -6,7 +6,6 @@ already. Which tasks are short is measured. Should one take longer than expected
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,15 +17,15 @@ _QUICK = 0.001
 
 
 class Threads:
-    """At most `size` threads, started as they are needed."""
+    """At most `size` threads, started as they are needed. `run` is told whether others of its kind are short."""
 
-    def __init__(self, size: int, run: Callable[[Job], float]) -> None:
+    def __init__(self, size: int, run: Callable[[Job, bool], float]) -> None:
         self._size = size
         self._run = run
         self._lock = threading.Lock()
-        self._backlog: deque[Job] = deque()
-        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._idle = 0
+        self.backlog: deque[Job] = deque()
+        self._resting: list[threading.Lock] = []
+        """What idle threads wait for; the last that came is woken first, for what it needs is still in the caches."""
         self._started = 0
         self._sprinting = 0
         """Threads that are running short jobs, and so will soon come for the next."""
@@ -34,7 +33,7 @@ class Threads:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Run these jobs as soon as threads are free."""
-        self._backlog.extend(jobs)
+        self.backlog.extend(jobs)
         slow = sum(not self._is_quick(job) for job in jobs)
         with self._lock:
             self._wake_up(slow + (1 if not self._sprinting and slow < len(jobs) else 0))
@@ -44,24 +43,25 @@ class Threads:
 
     def relieve(self) -> None:
         """Wake one more thread if jobs are waiting."""
-        if self._backlog:
+        if self.backlog:
             with self._lock:
                 self._wake_up(1)
 
     def _wake_up(self, count: int) -> None:
-        woken = min(count, self._idle)
-        self._idle -= woken
+        woken = min(count, len(self._resting))
         for _ in range(woken):
-            self._wake.put(True)
+            self._resting.pop().release()
         for _ in range(min(count - woken, self._size - self._started)):
             self._started += 1
             threading.Thread(target=self._work, name=f"task-{self._started}", daemon=True).start()
 
     def _work(self) -> None:
+        bell = threading.Lock()
+        bell.acquire()
         sprinting = False
         while True:
             try:
-                job: Job | None = self._backlog.popleft()
+                job: Job | None = self.backlog.popleft()
             except IndexError:
                 job = None
             if (quick := job is not None and self._is_quick(job)) is not sprinting:
@@ -69,18 +69,18 @@ class Threads:
                     self._sprinting += 1 if quick else -1
                 sprinting = quick
             if job is None:
-                self._rest()
+                self._rest(bell)
             else:
-                self._do(job)
+                self._do(job, quick)
 
-    def _rest(self) -> None:
+    def _rest(self, bell: threading.Lock) -> None:
         with self._lock:
-            if self._backlog:
+            if self.backlog:
                 return
-            self._idle += 1
-        self._wake.get()
+            self._resting.append(bell)
+        bell.acquire()
 
-    def _do(self, job: Job) -> None:
-        duration = self._run(job)
+    def _do(self, job: Job, is_quick: bool) -> None:
+        duration = self._run(job, is_quick)
         name = job.dispatch.name
         self._pace[name] = 0.8 * self._pace.get(name, duration) + 0.2 * duration

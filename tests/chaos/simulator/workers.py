@@ -310,7 +310,7 @@ class WorkerMachine:
         if child.runs:
             child.drained_at = self._world.now
             return
-        unapplied = child.backlog or child.reporter._unapplied or not child.reporter._queue.empty()
+        unapplied = child.backlog or child.reporter._unapplied or child.reporter._queue
         if not unapplied or self._world.now > child.drained_at + _TIMEOUT:
             self.kill_child()
 
@@ -511,7 +511,7 @@ class WorkerMachine:
     def _flush(self) -> None:
         """Do one round of `Reporter._run`."""
         child, reporter = self.child, self.child.reporter
-        child.backlog.extend(reporter._gather(wait=False))
+        child.backlog.extend(reporter._gather())
         asks = (reporter._unapplied or not reporter.generation) and self.now >= child.asked_at
         if not child.backlog and not asks:
             return
