@@ -175,8 +175,7 @@ class PendingWork(CommitHooks):
         def do(what: str, part: Part) -> None:
             attempt(tx, what, part, self.settings.batch)
 
-        if tx.shard is not None:
-            self.backlog.look_for_room(tx)
+        self.backlog.look_for_room(tx)
         fleet, runs = self.fleet, self.runs
         thorough = found is not None
         pending_work = found or self._pending_work

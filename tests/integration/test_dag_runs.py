@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -11,6 +12,7 @@ import pytest
 from orchestrator import Duplicate, Orchestrator, RunHandle
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.sdk.dag.definitions import loads
+from orchestrator.store import shards
 from orchestrator.store.dag import plans
 from orchestrator.store.insights import list_steps
 from tests.integration.stage import System, Worker
@@ -105,6 +107,20 @@ def test_ids_of_two_workflows_as_code_are_never_the_same(system: System) -> None
 
 
 # -- time
+
+
+def test_runs_that_wait_for_what_a_shard_held_begin_once_it_is_given_up(system: System) -> None:
+    """A leader of one shard is told of room only by runs of its own that end, and here there is none."""
+    apply(system, f"name: pair\nconcurrency: 2\n{ONE}")
+    runs = [system.app.workflows["pair"].start() for _ in range(5)]
+    system.pass_seconds()
+    assert [run.progress().status for run in runs] == ["running"] * 2 + ["pending"] * 3
+    system.sql("DELETE FROM orchestrator.runs WHERE status = 'running'")  # as if they had begun and ended elsewhere
+    for number in (2, 1, 1):
+        shards.upgrade(replace(system.settings, shards=number))
+    system.lead()
+    system.tick()
+    assert [run.progress().status for run in runs[2:]] == ["running"] * 2 + ["pending"]
 
 
 def test_a_run_that_waits_for_its_limit_has_all_of_its_time_left(system: System) -> None:

@@ -19,6 +19,7 @@ from orchestrator.domain.runs.changes import RunChanges
 from orchestrator.scheduler.budget import COST
 from orchestrator.scheduler.tick_result import CommitHooks
 from orchestrator.scheduler.transaction import Transaction
+from orchestrator.store import shards
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag.plans import Version
 from orchestrator.store.database import said
@@ -64,6 +65,8 @@ class Backlog(CommitHooks):
         self.parked_lanes: set[str] | None = None
         """With several shards: where runs wait for room that another may leave. None until that is read."""
         self._looked_at: datetime | None = None
+        self._inherits = True
+        """Without other shards: runs may be parked for room that shards had which are gone."""
         self._has_older = True
         """Another release may have set runs aside, which this one tries again."""
 
@@ -71,6 +74,7 @@ class Backlog(CommitHooks):
         """The cached backlog may be wrong."""
         self._forget()
         self.parked_lanes = None
+        self._inherits = True
         self._has_older = True
 
     def _forget(self) -> None:
@@ -112,7 +116,16 @@ class Backlog(CommitHooks):
             self.parked_lanes.update(row.lane for row in waiting if row.lane is not None)
 
     def look_for_room(self, tx: Transaction) -> None:
-        """Let parked runs try again where another shard has left room: nobody tells."""
+        """Let parked runs try again where another shard has left room: nobody tells.
+
+        Those that a shard has left before it was given up are looked for once.
+        """
+        if tx.shard is None:
+            if self._inherits and shards.are_there(tx.connection) and (lanes := ancestry.parked_lanes(tx.connection)):
+                runs.unpark(tx.connection, lanes)
+                tx.result.wake.runs_to_begin = True
+            self._inherits = False
+            return
         if self.parked_lanes is None:
             self.parked_lanes = set(ancestry.parked_lanes(tx.connection))
         if self.parked_lanes and (self._looked_at is None or abs(tx.now - self._looked_at) >= LOOKS_EVERY):

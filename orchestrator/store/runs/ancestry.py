@@ -143,12 +143,12 @@ def unpark(connection: Connection, lanes: Iterable[str]) -> set[str]:
     return set(_UNPARK(connection, lanes=[*lanes]))
 
 
-_LANES = Statement[str]("""
-SELECT /* run_lanes.parked */ DISTINCT lane FROM orchestrator.runs
- WHERE lane IS NOT NULL AND ended_at IS NULL AND status = 'pending' AND parked
+_LANES = Statement[tuple[str, int]]("""
+SELECT /* run_lanes.parked */ lane, max(lane_limit) FROM orchestrator.runs
+ WHERE lane IS NOT NULL AND ended_at IS NULL AND status = 'pending' AND parked GROUP BY lane
 """)
 
 
-def parked_lanes(connection: Connection) -> Sequence[str]:
-    """Return the lanes in which runs of this shard are parked."""
-    return _LANES(connection)
+def parked_lanes(connection: Connection) -> dict[str, int]:
+    """Return the lanes in which runs of this shard are parked, and their limits."""
+    return dict(_LANES(connection))
