@@ -5,9 +5,9 @@
     NAMESPACE/all    views of all shards together, for those that read
 
 `upgrade` makes as many as the settings say. Those beyond are *closing*: clients place nothing there. Once nothing is
-open in such a shard and it has no leader, `upgrade` moves what it remembers to shard 0 and drops it. Each transaction
-moves some tasks, or some runs with all that belongs to them. So everything is whole, and in one of the two, at any
-time; and whatever ends it, the next `upgrade` goes on.
+open in such a shard and it has no leader, the next `upgrade` moves what it remembers to shard 0 and drops it. Each
+transaction moves some tasks, or some runs with all that belongs to them. So everything is whole, and in one of the two,
+at any time; and whatever ends it, the next `upgrade` goes on.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ def upgrade(settings: Settings) -> list[str]:
     try:
         with engine.begin() as connection:
             numbers = _numbers(connection, root)
+            known = {one.shard for one in list_shards(connection) if one.is_closing} if are_there(connection) else set()
             if numbers and (database.current_revision(connection) or "") < database.REVISION:
                 _drop_views(connection, root)  # which keep columns from change
         if newer := database.upgrade(url, namespace=root):
@@ -66,7 +67,7 @@ def upgrade(settings: Settings) -> list[str]:
         staying: dict[int, str] = {}
         for number in closing:
             with engine.begin() as connection:
-                if reason := _stays_because(connection, _schema(root, number), number):
+                if reason := _stays_because(connection, _schema(root, number), number, is_known=number in known):
                     staying[number] = reason
             while number not in staying and _move_some(engine, root, number):
                 pass
@@ -151,17 +152,18 @@ def _leader(connection: Connection, schema: str) -> str | None:
     return address
 
 
-def _stays_because(connection: Connection, schema: str, number: int) -> str | None:
-    """Say why a shard cannot be given up."""
+def _stays_because(connection: Connection, schema: str, number: int, *, is_known: bool) -> str | None:
+    """Say why a shard cannot be given up: programs use it until they know that it is closing."""
     address = _leader(connection, schema)
     if connection.execute(text(f"SELECT {_IS_OPEN.format(schema)}")).scalar():
         return (
             f"Shard {number} stays: it has open work. Run schedulers and workers with more than {number} shards until "
             f"`orchestrator status` shows none there."
         )
-    if address:
+    if address or not is_known:
+        used = f"scheduler {address} leads it" if address else "programs may still use it for some seconds"
         return (
-            f"Shard {number} stays: it is empty, and scheduler {address} leads it. Restart schedulers and workers with "
+            f"Shard {number} stays: it is empty, and {used}. Restart schedulers and workers with "
             f"fewer shards, then run `orchestrator db upgrade` again."
         )
     return None

@@ -117,6 +117,17 @@ def test_what_has_been_found_once_is_looked_for_in_every_build(simulated: Simula
     assert explain(simulated, seed) is None
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        2016,  # runs wait for what another shard held, which is given up
+        2104,  # a shard is closed while all leases are over
+    ],
+)
+def test_what_has_been_found_once_in_several_shards(simulated: SimulatedDatabase, seed: int) -> None:
+    assert explain(simulated, seed, sharded_plan_for, " -k shards") is None
+
+
 @pytest.mark.parametrize("plan_of", [plan_for, sharded_plan_for])
 @pytest.mark.parametrize("seed", [3, 11, 71, 153])
 @pytest.mark.long_for("3", "11", "153")
