@@ -56,13 +56,21 @@ _COLUMNS = "id, task_id, attempt, step, lines"
 # A task has few chunks, and they are found by its id. `id + 0` keeps the planner from walking along the ids of all.
 _EARLIER = """task_id = %(target)s::uuid AND id + 0 < %(before)s::bigint
    AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)"""
+_EARLIER_OF_RUN = "run_id = %(target)s::uuid AND id < %(before)s::bigint"
 _LAST_OF_TASK = Statement[Chunk](f"""
 SELECT /* logs.last_of_task */ {_COLUMNS} FROM orchestrator.task_logs WHERE {_EARLIER}
  ORDER BY id + 0 DESC LIMIT %(limit)s
 """)
+_LAST_OF_RUN = Statement[Chunk](f"""
+SELECT /* logs.last_of_run */ {_COLUMNS} FROM orchestrator.task_logs WHERE {_EARLIER_OF_RUN}
+ ORDER BY id DESC LIMIT %(limit)s
+""")
 # How many lines a chunk has stands in its first bytes; the others are not read.
 _HEADS = Statement[bytes](f"""
 SELECT /* logs.heads */ substring(lines FOR 5) FROM orchestrator.task_logs WHERE {_EARLIER} LIMIT 10000
+""")
+_HEADS_OF_RUN = Statement[bytes](f"""
+SELECT /* logs.heads_of_run */ substring(lines FOR 5) FROM orchestrator.task_logs WHERE {_EARLIER_OF_RUN} LIMIT 10000
 """)
 _AFTER = Batch("w", "task_id uuid, after bigint")
 _OF_TASKS = Statement[Chunk](f"""
@@ -91,9 +99,19 @@ def last_of_task(
     return _LAST_OF_TASK(connection, target=task, limit=limit, attempt=attempt, before=before)[::-1]
 
 
-def count_lines(connection: Connection, task: bytes, attempt: int | None = None, before: int = LAST) -> int:
-    """Return how many lines the chunks of a task have before one of them."""
-    heads = _HEADS(connection, target=task, attempt=attempt, before=before)
+def last_of_run(connection: Connection, run: bytes, limit: int, before: int = LAST) -> list[Chunk]:
+    """Return the last chunks of all tasks of a run before one of them, the oldest first."""
+    return _LAST_OF_RUN(connection, target=run, limit=limit, before=before)[::-1]
+
+
+def count_lines(
+    connection: Connection, target: bytes, attempt: int | None = None, before: int = LAST, *, is_run: bool = False
+) -> int:
+    """Return how many lines the chunks of a task or run have before one of them."""
+    if is_run:
+        heads = _HEADS_OF_RUN(connection, target=target, before=before)
+    else:
+        heads = _HEADS(connection, target=target, attempt=attempt, before=before)
     return sum(_length(bytes(head)) for head in heads)
 
 

@@ -245,10 +245,17 @@ def test_a_long_log_says_how_much_of_it_is_shown(base: str, window: Watched) -> 
     window.page.get_by_label("Text").fill("an error")
     window.page.keyboard.press("Enter")
     eventually(lambda: rows.count() == 1, "one line fits")
+    assert window.page.locator("#log mark").inner_text() == "an ERROR"
+    assert window.page.url.endswith(f"/ui/tasks/{task}?text=an+error"), "a search can be sent to somebody"
+    window.page.reload()
+    assert (rows.count(), window.page.get_by_label("Text").input_value()) == (1, "an error")
+    assert re.fullmatch(r"\d\d:\d\d:\d\d\.\d{3}", rows.first.locator("time").inner_text()), "lines share a second"
+    window.page.get_by_label("Text").fill("AN error")
+    window.page.keyboard.press("Enter")
     eventually(lambda: window.page.locator("#announced").inner_text() == "1 line", "it is announced")
     window.page.get_by_label("Text").fill("")
     window.page.get_by_label("Level").select_option("warning")
-    eventually(lambda: rows.count() == 1 and "line 00007" in rows.first.inner_text(), "it is the warning")
+    window.sees("#silent", "No line fits")
     window.page.get_by_label("Wrap lines").uncheck()
     assert window.page.locator("#log.unwrapped").count() == 1
     with window.page.expect_download() as found:
@@ -275,6 +282,40 @@ def test_a_log_follows_its_end_unless_one_reads(base: str, window: Watched, tmp_
     eventually(lambda: window.page.locator("progress").count() == 0, "the page is that of an ended task")
     assert window.page.evaluate(is_at_end)
     assert window.page.locator("#log p").count() == 101
+
+
+def test_the_log_of_a_run_is_searched_and_followed_like_that_of_a_task(
+    base: str, window: Watched, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    tasks = {
+        "long": {"task": "project.rambles", "input": {"lines": 700}},
+        "waits": {"task": "project.narrates", "depends_on": ["long"], "input": {"go": str(go)}},
+    }
+    httpx.post(f"{base}/api/v1/workflows", json={"definition": {"name": "told", "tasks": tasks}}).raise_for_status()
+    run = str(httpx.post(f"{base}/api/v1/workflows/told/runs", json={}).raise_for_status().json()["id"])
+    eventually(lambda: "begins" in httpx.get(f"{base}/ui/runs/{run}/log").text, "its last line is stored")
+    window.go(f"/ui/runs/{run}/log")
+    rows = window.page.locator("#log p")
+    assert rows.count() == 500
+    assert rows.last.is_visible()
+    assert rows.last.get_by_role("link").inner_text() == "waits"
+    window.sees("#log-before", "201 lines before these")
+    window.page.locator("#log").hover()
+    window.page.mouse.wheel(0, -400)
+    window.sees("#log-end", "Jump to the end")
+    go.touch()
+    window.sees("#log-end", "1 new line").click()
+    window.sees("h1 .s-success")
+    assert "is done" in rows.last.inner_text()
+    window.page.get_by_text("Show older lines").click()
+    eventually(lambda: rows.count() == 702, "all are shown")
+    window.page.get_by_label("Level").select_option("warning")
+    window.sees("#silent", "No line fits")
+    assert window.page.url.endswith(f"/ui/runs/{run}/log?level=warning")
+    with window.page.expect_download() as found:
+        window.page.get_by_text("Download").click()
+    assert len(Path(found.value.path()).read_text().splitlines()) == 702
 
 
 def tab_to(window: Watched, text: str, presses: int = 120) -> None:

@@ -200,9 +200,16 @@ def test_behind_a_prefix_everything_leads_there(house: House) -> None:
     visitor.get("/ui/login")
     assert visitor.post("/ui/login", key=str(key), to="/ui/tasks").headers["Location"] == "/jobs/ui/tasks"
     assert "; Path=/jobs/ui;" in visitor.set[SESSION]
-    for path in ("/ui", "/ui/tasks", "/ui/schedules", f"/ui/runs/{house.runs['mail']}", "/ui/no/such/page"):
+    for path in (
+        "/ui",
+        "/ui/tasks",
+        "/ui/schedules",
+        f"/ui/runs/{house.runs['mail']}",
+        f"/ui/runs/{house.runs['mail']}/log",
+        "/ui/no/such/page",
+    ):
         page = visitor.get(path).text
-        addresses = re.findall(r'(?:href|src|action|data-live)="([^"]*)"', page)
+        addresses = re.findall(r'(?:href|src|action|data-live|data-after)="([^"]*)"', page)
         assert len(addresses) > 20
         assert {address for address in addresses if not address.startswith("/jobs/ui")} == {"#content"}, path
         assert 'name="back" value="/jobs' not in page, "what forms send is what the server knows"

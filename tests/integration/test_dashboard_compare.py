@@ -145,6 +145,21 @@ def test_the_log_of_a_run_has_the_lines_of_all_tasks_in_order(played: tuple[Visi
         lines = [LogLine(now + place, 1, "info", f"line <{place}>") for place in places]
         say(system.engine, UUID(str(task["id"])).bytes, *lines, run=UUID(good).bytes, step=step)
     assert f'href="/ui/runs/{good}/log"' in visitor.get(f"/ui/runs/{good}").text
-    text = shown(visitor.get(f"/ui/runs/{good}/log").text)
-    found = re.findall(r"(fetch|load)\s+line <(\d)>", text)
-    assert found == [("fetch", "0"), ("load", "1"), ("fetch", "2"), ("load", "3")], text
+    path, every = f"/ui/runs/{good}/log", [("fetch", "0"), ("load", "1"), ("fetch", "2"), ("load", "3")]
+
+    def told(query: str = "") -> list[tuple[str, str]]:
+        return re.findall(r"(fetch|load)\s+line\s+<(\d)", shown(visitor.get(path + query).text))
+
+    assert told() == every
+    assert told("?text=%3C1") == [("load", "1")]
+    assert "<mark>&lt;1</mark>" in visitor.get(f"{path}?text=%3C1").text
+    assert told("?level=warning") == []
+    first, second = sorted(
+        int(one.partition("-")[0]) for one in re.findall(r'data-entry="([^"]+-1)"', visitor.get(path).text)
+    )
+    assert told(f"?before={second}-1") == [every[0], every[2]]
+    assert told(f"?after={first}-2") == [every[1], every[3]]
+    kept = visitor.get(f"{path}.txt").text.splitlines()
+    assert [re.sub(r" [0-9a-f-]{36} ", " ", one[30:]) for one in kept] == [
+        f"{step} 1 info     line <{number}>" for step, number in sorted(every)
+    ]

@@ -213,7 +213,7 @@ def test_a_run_is_found_by_its_own_id_and_by_its_key(house: House, anyone: Visit
     ):
         answer = anyone.get(f"/ui/runs/{path}")
         assert (answer.status_code, answer.headers.get("Location")) == (303, f"/ui/runs/{to}"), path
-    assert anyone.get("/ui/runs/order-77/log?cursor=1-1").headers["Location"] == f"/ui/runs/{chosen}/log?cursor=1-1"
+    assert anyone.get("/ui/runs/order-77/log?before=1-1").headers["Location"] == f"/ui/runs/{chosen}/log?before=1-1"
     assert anyone.get("/ui/runs/both").headers["Location"] == "/ui/search?text=both"
     for one in twice:
         assert str(UUID(bytes=one)) in anyone.get("/ui/search?text=both").text

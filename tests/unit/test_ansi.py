@@ -23,11 +23,28 @@ from orchestrator.terminal_safe import without_styles
         ("\x1b[98;38mx", "x"),
         ("\x1b]8;;https://evil.example\x1b\\link\x1b]8;;\x1b\\ \x1b[2K\x1b[3;4Hgone", "link gone"),
         ("\x1b[31m<script>\x1b[0m", '<span class="fg n1">&lt;script&gt;</span>'),
+        ("\x1b[4mfar\x1b[24m off", "<u>far</u> off"),
         ('\x1b]0;"><script>\x07title \x1b x', "title � x"),
     ],
 )
 def test_colours_are_classes_and_all_else_is_text(text: str, shown: str) -> None:
     assert styled(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("An Error and an error", "An <mark>Error</mark> and an <mark>error</mark>"),
+        (
+            "no\x1b[31m err\x1b[0mor",
+            'no<span class="fg n1"> </span><mark><span class="fg n1">err</span></mark><mark>or</mark>',
+        ),
+        ("errorerror", "<mark>errorerror</mark>"),
+        ("\x1b[4m.\x1b[0mplain", "<u>.</u>plain"),
+    ],
+)
+def test_what_is_sought_is_marked_across_colours(text: str, shown: str) -> None:
+    assert styled(text, "error") == shown
 
 
 def test_each_of_256_colours_has_a_rule() -> None:

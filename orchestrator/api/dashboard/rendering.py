@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +42,9 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 """A form sends its origin to this server only, which checks it."""
-_ADDRESSES = re.compile(r'(\b(?:href|src|action|formaction|data-live|data-pulse|data-name-in-path)=")(/ui\b)')
+_ADDRESSES = re.compile(
+    r'(\b(?:href|src|action|formaction|data-live|data-after|data-pulse|data-name-in-path)=")(/ui\b)'
+)
 """Where templates have addresses. Nothing that is only shown looks so: its quotation marks are escaped."""
 
 
@@ -213,24 +217,32 @@ def rules() -> str:
     return "".join(f".n{number}{{--n:#{code}}}" for number, code in enumerate((*_FIRST, *cube, *greys)))
 
 
-def styled(text: str) -> Markup:
-    """Return a line with its colours; everything is escaped."""
-    if "\x1b" not in text:
+def styled(text: str, sought: str = "") -> Markup:
+    """Return a line with its colours, in which a text that is sought is marked; everything is escaped."""
+    if not sought and "\x1b" not in text:
         return escape(terminal_safe(text))
-    parts, style, at = [], _Style(), 0
-    for found in SEQUENCES.finditer(text):
-        parts.append(style.around(text[at : found.start()]))
-        at = found.end()
-        if found[1] is not None:
+    parts, style, at, shown = [], _Style(), 0, 0
+    hits = re.finditer(f"(?:{re.escape(sought)})+", SEQUENCES.sub("", text), re.IGNORECASE) if sought else ()
+    edges = [edge for hit in hits for edge in hit.span()]
+    for found in [*SEQUENCES.finditer(text), None]:
+        piece = text[at : found.start() if found else None]
+        inside = edges[bisect_right(edges, shown) : bisect_left(edges, shown + len(piece))]
+        for start, end in pairwise([shown, *inside, shown + len(piece)]):
+            part = style.around(piece[start - shown : end - shown])
+            is_hit = part and bisect_right(edges, start) % 2
+            parts.append(Markup("<mark>{}</mark>").format(part) if is_hit else part)
+        shown += len(piece)
+        if found:
+            at = found.end()
             style.change(found[1])
-    return Markup("").join([*parts, style.around(text[at:])])
+    return Markup("").join(parts)
 
 
 class _Style:
     """The colours in which the next characters are shown."""
 
     def __init__(self) -> None:
-        self.is_bold = False
+        self.is_bold = self.is_underlined = False
         self.text: int | None = None
         self.ground: int | None = None
 
@@ -240,20 +252,26 @@ class _Style:
             return found
         if self.is_bold:
             found = Markup("<strong>{}</strong>").format(found)
+        if self.is_underlined:
+            found = Markup("<u>{}</u>").format(found)
         if self.text is not None:
             found = Markup('<span class="fg n{}">{}</span>').format(self.text, found)
         if self.ground is not None:
             found = Markup('<span class="bg n{}">{}</span>').format(self.ground, found)
         return found
 
-    def change(self, codes: str) -> None:
-        """Apply the numbers of one sequence; those that are not known change nothing."""
+    def change(self, codes: str | None) -> None:
+        """Apply the numbers of one sequence, if it is a style; those that are not known change nothing."""
+        if codes is None:
+            return
         numbers = iter([int(code or 0) for code in codes.replace(":", ";").split(";")])
         for code in numbers:
             if code == 0:
-                self.is_bold, self.text, self.ground = False, None, None
+                self.is_bold, self.is_underlined, self.text, self.ground = False, False, None, None
             elif code in (1, 22):
                 self.is_bold = code == 1
+            elif code in (4, 24):
+                self.is_underlined = code == 4
             elif code in (39, 49):
                 self._set(code - 9, None)
             elif code in (38, 48):

@@ -77,7 +77,7 @@ def read_last(connections: Connections, task: bytes, lines: int, attempt: int | 
 
 
 class LogPart(NamedTuple):
-    """Lines of a task, and how many stand before them."""
+    """Lines of a task or run, and how many stand before them."""
 
     lines: list[LogEntry]
     first: str
@@ -92,11 +92,13 @@ class LogPart(NamedTuple):
 
 def read_before(
     connections: Connections,
-    task: bytes,
+    target: bytes,
     before: str,
     lines: int,
     attempt: int | None = None,
     fits: Callable[[LogEntry], bool] = lambda _: True,
+    *,
+    is_run: bool = False,
 ) -> LogPart:
     """Return the last lines that fit before an entry, or the last of all; it looks at a bounded number of them."""
     end = LogPosition.of(before) if before else LogPosition(logs.LAST, 0)
@@ -104,7 +106,10 @@ def read_before(
     last = ""
     with connections.reading() as connection:
         for _ in range(_MOST_PAGES):
-            chunks = logs.last_of_task(connection, task, PAGE, attempt, _behind(end))
+            if is_run:
+                chunks = logs.last_of_run(connection, target, PAGE, _behind(end))
+            else:
+                chunks = logs.last_of_task(connection, target, PAGE, attempt, _behind(end))
             read = [one for one in entries_of(chunks, LogPosition(0, 0)) if LogPosition.of(one.entry) < end]
             found = [*filter(fits, read), *found]
             last = last or (read[-1].entry if read else "")
@@ -114,7 +119,7 @@ def read_before(
         shown = found[-lines:]
         if len(found) > lines:
             end = LogPosition.of(shown[0].entry)
-        earlier = logs.count_lines(connection, task, attempt, end.chunk) + max(0, end.line - 1)
+        earlier = logs.count_lines(connection, target, attempt, end.chunk, is_run=is_run) + max(0, end.line - 1)
     return LogPart(shown, f"{end.chunk}-{end.line}", last, earlier, found[:-lines])
 
 

@@ -1,9 +1,10 @@
-"""The log of a task: its last lines, older ones, those that fit a search, and all of it as a file."""
+"""The log of a task or a run: its last lines, older ones, those that fit a search, and all of it as a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Literal
 from uuid import UUID
 
@@ -13,14 +14,16 @@ from starlette.responses import Response, StreamingResponse
 
 from orchestrator.api.context import LARGEST, Api
 from orchestrator.api.dashboard.rendering import page, pages
-from orchestrator.api.key_scope import TASK
+from orchestrator.api.key_scope import RUN, TASK
+from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import tasks as task_routes
 from orchestrator.domain.plain import whole
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.backend.logs import read_before
-from orchestrator.sdk.tasks.logs import LogEntry
+from orchestrator.sdk.tasks.logs import LogEntry, LogPage
+from orchestrator.terminal_safe import without_styles
 
-routes = pages("/ui/tasks")
+routes = pages("/ui")
 
 _LINES, _MORE_LINES = 500, 1_000
 """Lines that a page begins with, and that are added when older ones are asked for."""
@@ -49,7 +52,7 @@ class LogQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def fits(self, line: LogEntry) -> bool:
         if self.level and line.level in _LEVELS and _LEVELS.index(line.level) < _LEVELS.index(self.level):
             return False
-        return self.text.lower() in line.text.lower()
+        return self.text.lower() in without_styles(line.text).lower()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,10 @@ class LogShown:
     """A part of a log."""
 
     query: LogQuery
+    path: str
+    """The page that has it alone."""
+    is_run: bool
+    """Its lines are those of all tasks of a run."""
     lines: list[LogEntry] | None
     """None if they cannot be read now."""
     first: str = ""
@@ -67,33 +74,46 @@ class LogShown:
     """What says that lines are missing, just before these."""
 
 
-def last_lines(api: Api, id: UUID, query: LogQuery) -> LogShown:
-    connections, task = api.backend.connections, id.bytes
+def last_lines(api: Api, id: UUID, query: LogQuery, *, is_run: bool = False) -> LogShown:
+    """Return the lines that a page shows of a log; those of a run in the order of time."""
+    shown = partial(LogShown, query=query, path=f"/ui/{'runs' if is_run else 'tasks'}/{id}/log", is_run=is_run)
     try:
         if query.after:
-            found = api.backend.tasks.log(task, query.after, attempt=query.attempt)
+            found = _reader(api, id, query.attempt, is_run)(query.after)
             lines = [*filter(query.fits, found.lines)]
             left = lines[:-_MORE_LINES] if query.tail else []
-            dropped = [line for line in left if line.source == _DROPPED]
-            return LogShown(query=query, lines=lines[len(left) :], last=found.last, earlier=len(left), dropped=dropped)
-        number = _MORE_LINES if query.before else _LINES
-        part = read_before(connections, task, query.before, number, query.attempt, query.fits)
+            lines, first, last, earlier = lines[len(left) :], "", found.last, len(left)
+        else:
+            number = _MORE_LINES if query.before else _LINES
+            part = read_before(
+                api.backend.connections, id.bytes, query.before, number, query.attempt, query.fits, is_run=is_run
+            )
+            lines, first, last, earlier, left = part
     except OrchestratorError:
-        return LogShown(query=query, lines=None)
-    return LogShown(
-        query=query,
-        lines=part.lines,
-        first=part.first,
-        last=part.last,
-        earlier=part.earlier,
-        dropped=[line for line in part.left_out if line.source == _DROPPED],
-    )
+        return shown(lines=None)
+    if is_run:
+        lines.sort(key=lambda line: line.said_at)
+    dropped = [line for line in left if line.source == _DROPPED]
+    return shown(lines=lines, first=first, last=last, earlier=earlier, dropped=dropped)
 
 
-@routes.get("/{id}/log", about=TASK)
+def _reader(api: Api, id: UUID, attempt: int | None, is_run: bool) -> Callable[[str], LogPage]:
+    """Return what reads a page of a log after an entry."""
+    if is_run:
+        return partial(api.backend.runs.log, id.bytes)
+    return partial(api.backend.tasks.log, id.bytes, attempt=attempt)
+
+
+@routes.get("/tasks/{id}/log", about=TASK)
 def show_log(api: Api, id: UUID, query: LogQuery) -> Response:
     """Show the log alone; a page that has some of it adds what this one has."""
-    return page("log.html", task=task_routes.shown_task(api, id).task, log=last_lines(api, id, query))
+    return page("log.html", task=task_routes.shown_task(api, id).task, run=None, log=last_lines(api, id, query))
+
+
+@routes.get("/runs/{id}/log", about=RUN)
+def show_run_log(api: Api, id: UUID, query: LogQuery) -> Response:
+    """Show what all tasks of a run said."""
+    return page("log.html", run=run_routes.find(api, id).run, log=last_lines(api, id, query, is_run=True))
 
 
 class FileQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,21 +122,32 @@ class FileQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     attempt: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
 
 
-@routes.get("/{id}/log.txt", about=TASK, is_expensive=True)
+@routes.get("/tasks/{id}/log.txt", about=TASK, is_expensive=True)
 def download_log(api: Api, id: UUID, query: FileQuery) -> Response:
     """Send all lines that are kept, as the task wrote them."""
     api.backend.tasks.status(id.bytes)  # there is such a task
+    return _file(id, _reader(api, id, query.attempt, False), "{0.attempt}")
+
+
+@routes.get("/runs/{id}/log.txt", about=RUN, is_expensive=True)
+def download_run_log(api: Api, id: UUID) -> Response:
+    """Send all lines that are kept of all tasks of a run, in the order in which they were stored."""
+    api.backend.runs.progress(id.bytes)  # there is such a run
+    return _file(id, _reader(api, id, None, True), "{0.step} {0.task} {0.attempt}")
+
+
+def _file(id: UUID, read: Callable[[str], LogPage], origin: str) -> Response:
     name = f"attachment; filename={id}.log"
     return StreamingResponse(
-        _file(api, id, query.attempt), media_type="text/plain; charset=utf-8", headers={"Content-Disposition": name}
+        _lines(read, origin), media_type="text/plain; charset=utf-8", headers={"Content-Disposition": name}
     )
 
 
-def _file(api: Api, id: UUID, attempt: int | None) -> Iterator[bytes]:
+def _lines(read: Callable[[str], LogPage], origin: str) -> Iterator[bytes]:
     last = ""
-    while (found := api.backend.tasks.log(id.bytes, last, attempt=attempt)).lines:
+    while (found := read(last)).lines:
         yield "".join(
-            f"{line.at.isoformat(timespec='milliseconds')} {line.attempt} {line.level:<8} {line.text}\n"
+            f"{line.at.isoformat(timespec='milliseconds')} {origin.format(line)} {line.level:<8} {line.text}\n"
             for line in found.lines
         ).encode(errors="replace")
         last = found.last

@@ -146,15 +146,6 @@ def show_run(api: Api, id: UUID, query: StepsQuery) -> Response:
     return page("run_many.html", **shown, tasks=tasks.items, more_tasks=tasks.next, done=done)
 
 
-@routes.get("/{id}/log", about=RUN)
-def show_run_log(api: Api, id: UUID, query: run_routes.RunLogQuery) -> Response:
-    """Show what all tasks of a run said, in the order of time, a page at a time."""
-    run = run_routes.find(api, id).run
-    found = api.backend.runs.log(id.bytes, query.cursor)
-    lines = sorted(found.lines, key=lambda line: line.said_at)
-    return page("run_log.html", run=run, query=query, lines=lines, next=found.last if lines else None)
-
-
 def _go_to_step(api: Api, run: UUID, steps: list[StepView], name: str) -> Response:
     """Lead to the task of a step: of several, to the first that failed, or to all tasks of the run."""
     step = next((one for one in steps if one.name == name), None)

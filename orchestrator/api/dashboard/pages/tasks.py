@@ -197,7 +197,7 @@ def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
 
 
 @routes.get("/{id}", about=TASK)
-def show_task(api: Api, id: UUID) -> Response:
+def show_task(api: Api, id: UUID, query: logs.LogQuery) -> Response:
     """Show all that is known of one task."""
     found = task_routes.shown_task(api, id, as_shown)
     known = api.read(parameters_of, found.task.name) if found.args else None
@@ -209,7 +209,7 @@ def show_task(api: Api, id: UUID) -> Response:
         found=found,
         arguments=None if known is None else by_name(known, found.args, found.kwargs),
         task=found.task,
-        log=logs.last_lines(api, id, logs.LogQuery()),
+        log=logs.last_lines(api, id, query),
         obstacles=_obstacles(api, found.task, is_retried or is_cancelled),
         timeline=timeline(found.task, found.attempts),
         attempts=sorted(

@@ -8,7 +8,7 @@
 
   const UNITS = [[86400, "d"], [3600, "h"], [60, "m"], [1, "s"]];
   const TIMES = { ago: "ago", local: "local", utc: "UTC" }; // how times are shown: ages, or moments in a zone
-  let times = "ago", exact, clock, hour, moment;
+  let times = "ago", exact, clock, precise, hour, moment;
   try { times = localStorage.getItem("orchestrator-times") in TIMES ? localStorage.getItem("orchestrator-times") : "ago"; } catch (error) { /* not kept */ }
 
   function makeFormats() {
@@ -16,6 +16,7 @@
     const minute = { hour: "2-digit", minute: "2-digit", hour12: false, ...zone };
     exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long", ...zone });
     clock = new Intl.DateTimeFormat(undefined, { second: "2-digit", ...minute });
+    precise = new Intl.DateTimeFormat("sv", { second: "2-digit", fractionalSecondDigits: 3, ...minute });
     hour = new Intl.DateTimeFormat(undefined, minute);
     moment = new Intl.DateTimeFormat("sv", { year: "numeric", month: "2-digit", day: "2-digit", second: "2-digit", ...minute });
     for (const button of document.querySelectorAll("[data-times]")) button.textContent = `Times: ${TIMES[times]}`;
@@ -94,7 +95,7 @@
       if (time.dataset.shown !== `${times} ${time.dateTime}`) {
         time.title = exact.format(at);
         time.dataset.shown = `${times} ${time.dateTime}`;
-        if ("clock" in time.dataset) time.textContent = clock.format(at);
+        if ("clock" in time.dataset) time.textContent = time.dataset.clock ? precise.format(at).replace(",", ".") : clock.format(at);
         if ("hour" in time.dataset) time.textContent = hour.format(at);
       }
       if ("clock" in time.dataset || "hour" in time.dataset || "zoned" in time.dataset) continue;
@@ -215,12 +216,15 @@
     } catch (error) { answered(false); } finally { isAsking = false; }
   }
 
-  // -- the log of a task: new lines are added at its end, older ones at its beginning, as the server renders them
+  // -- the log of a task or a run: new lines are added at its end, older ones at its beginning, as the server renders them
 
   const logBox = document.getElementById("log");
   const chip = document.getElementById("log-end");
   const HEAR = 300; // milliseconds for which new lines are gathered
   let isFollowing = true, hearing = null, isAdding = false, added = 0;
+  const { compare } = new Intl.Collator("en", { numeric: true });
+  // Rows as they are stored, which those of several tasks are not in the order of time.
+  const asStored = () => [...logBox.children].sort((one, other) => compare(one.dataset.entry, other.dataset.entry));
 
   function toEnd() {
     logBox.scrollTop = logBox.scrollHeight;
@@ -262,7 +266,7 @@
     if (!lines) return;
     hear(); // an answer need not have all of them
     document.getElementById("silent")?.remove();
-    const gone = skipped ? shown : isFollowing ? [...logBox.children].slice(0, -MOST_LINES) : [];
+    const gone = skipped ? shown : isFollowing ? asStored().slice(0, -MOST_LINES) : [];
     for (const row of gone) row.remove();
     const notices = [...gone.map((row) => row.matches(".l-dropped") && row.lastElementChild), ...part.before.querySelectorAll(".l-dropped")];
     if (gone.length || skipped) sayEarlier(gone.filter((row) => row.nodeName === "P").length + skipped, notices.filter(Boolean));
@@ -281,7 +285,7 @@
     box.dataset.earlier = Number(box.dataset.earlier) + gone;
     const older = box.querySelector("[data-older]") ?? Object.assign(document.createElement("a"), { className: "button", textContent: "Show older lines" });
     older.dataset.older = "";
-    older.href = wanted({ before: logBox.querySelector("[data-entry]").dataset.entry });
+    older.href = wanted({ before: asStored()[0].dataset.entry });
     const text = document.createElement("p");
     text.append(`${countedLines(Number(box.dataset.earlier))} before these. `, older);
     const dropped = notices.map((one) => Object.assign(document.createElement("p"), { className: "l-dropped", textContent: one.textContent }));
@@ -304,6 +308,8 @@
   async function filterLog() {
     const part = await readLog(wanted({}));
     if (!part) return;
+    const kept = [...new FormData(document.getElementById("log-filter"))].filter(([, value]) => value);
+    history.replaceState(null, "", `${location.pathname}${kept.length ? `?${new URLSearchParams(kept)}` : ""}`);
     logBox.replaceChildren(...part.box.children);
     logBox.dataset.last = part.box.dataset.last;
     document.getElementById("log-before").replaceWith(part.before);
