@@ -32,6 +32,8 @@ _SILENCE = 2.0
 
 _MOST_ANSWERS = 65_536
 """Bytes of answers to nudges that are read at once."""
+_READ_EVERY = 0.005
+"""Seconds between two looks for answers while one nudge follows another: Redis has just been there."""
 _CONFIRMED = 1.0
 """Seconds to wait until Redis has confirmed a subscription."""
 _FRESH = 60.0
@@ -64,7 +66,8 @@ class Nudges:
     def __init__(self, url: str, keys: Keys) -> None:
         self._redis = connect(url, timeout=_TIMEOUT)
         words = ("XADD", keys.nudges, "MAXLEN", "~", NUDGE_CAP, "*")
-        self._commands = [packed((*words, *fields)) for fields in (("new", b""), READY_TASK)]
+        self._commands = [packed((*words, *fields))[0] for fields in (("new", b""), READY_TASK)]
+        self._read_at = 0.0
         self._lock = threading.RLock()
         self._is_sending = False
         self._once_more = False
@@ -75,7 +78,8 @@ class Nudges:
 
     def send(self, *, is_task: bool = False) -> None:
         """Wake the leader, if Redis can be used; if it `is_task`, only for tasks that can be claimed at once."""
-        if time.monotonic() < self._silent_until:
+        now = time.monotonic()
+        if now < self._silent_until:
             return
         if not (self._lock.acquire(blocking=False) or self._lock.acquire(timeout=time_limits.left(_LONGEST))):
             return  # Redis hangs, and its leader looks by itself
@@ -87,10 +91,10 @@ class Nudges:
                 return  # the thread that had the lock has found out
             self._is_sending = True
             try:
-                self._send(self._commands[is_task])
+                self._send(self._commands[is_task], now)
                 while self._once_more:
                     self._once_more = False
-                    self._send(self._commands[0])
+                    self._send(self._commands[0], now)
             except UNAVAILABLE:
                 self._silent_until = time.monotonic() + _SILENCE
                 self._connection.disconnect()  # and forget the answers that are still to come
@@ -99,18 +103,29 @@ class Nudges:
         finally:
             self._lock.release()
 
-    def _send(self, command: list[bytes]) -> None:
+    def _send(self, command: bytes, now: float) -> None:
         if self._connection is None:
             self._connection = self._redis.connection_pool.make_connection()
-        if self._connection._sock is None:  # it is about to connect, and waits for answers then
+        is_open = self._connection._sock is not None
+        try:
+            if is_open and now >= self._read_at:
+                self._read_at = now + _READ_EVERY
+                self._read_answers()
+            self._connect().sendall(command)
+        except (ConnectionError, BrokenPipeError, ConnectionResetError):
+            if not is_open:
+                raise
+            self._connection.disconnect()  # Redis has closed it meanwhile
+            self._connect().sendall(command)
+
+    def _connect(self) -> Any:
+        """Return the socket, connected."""
+        if self._connection._sock is None:
             self._are_whole = True
             seconds = time_limits.left(_TIMEOUT) or _SHORTEST
             self._connection.socket_timeout = self._connection.socket_connect_timeout = seconds
-        try:
-            self._read_answers()
-        except ConnectionError:
-            self._connection.disconnect()  # Redis has closed it meanwhile
-        self._connection.send_packed_command(command, check_health=False)  # connects where that is needed
+            self._connection.connect()
+        return self._connection._sock
 
     def _read_answers(self) -> None:
         """Read what has come so far. Only an error counts, and that the connection is closed: the driver would look
