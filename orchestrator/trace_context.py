@@ -55,8 +55,8 @@ def current_trace() -> str | None:
     """Return the span around the current code: that of OpenTelemetry, if the program uses it and there is one."""
     api = sys.modules.get("opentelemetry.trace")
     if api is not None and hasattr(api, "get_current_span"):  # else it is being imported
-        context = api.get_current_span().get_span_context()
-        if context.is_valid:
+        span = api.get_current_span()
+        if span is not api.INVALID_SPAN and (context := span.get_span_context()).is_valid:
             return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 0xFF:02x}"
     return _current.get()
 

@@ -16,6 +16,8 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _PARTS = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
 _SPOKEN = "http/protobuf"
+_IS_NAMED = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
+"""The first that asks for the provider loads it."""
 
 
 def exporting() -> bool:
@@ -52,6 +54,8 @@ def is_disabled(environ: Mapping[str, str]) -> bool:
 def has_provider() -> bool:
     """Say whether the application has set a tracer provider of its own."""
     api = sys.modules.get("opentelemetry.trace")
+    if not _IS_NAMED and getattr(api, "_TRACER_PROVIDER", api) is None:  # as it finds out in ten calls itself
+        return False
     return api is not None and not isinstance(api.get_tracer_provider(), api.ProxyTracerProvider)
 
 

@@ -6,7 +6,7 @@ import io
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -35,8 +35,20 @@ def insert_task(connection: Connection, task: NewTask) -> bool:
 
 def insert_alone(engine: Engine, task: NewTask) -> None:
     """Create one standalone task without a unique key, by itself; it is stored when this returns."""
-    row = _row(task)
-    _insert(tuple(row)).often(engine, row)
+    statement, row = _kind(_others(task))
+    statement.often(engine, row | {"id": task.id, "payload": task.payload})
+
+
+_OTHERS = [name for name in NewTask.__struct_fields__ if name not in ("id", "payload")]
+_others = attrgetter(*_OTHERS)
+
+
+@lru_cache(maxsize=256)
+def _kind(others: tuple[Any, ...]) -> tuple[Statement[UUID], dict[str, Any]]:
+    """Return the statement that creates tasks which differ in id and payload only, and the parameters that they
+    share."""
+    row = _row(NewTask(id=b"", payload=b"", **dict(zip(_OTHERS, others, strict=True))))
+    return _insert(tuple(row)), row
 
 
 def _row(task: NewTask) -> dict[str, Any]:
