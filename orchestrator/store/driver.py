@@ -76,6 +76,7 @@ class Channel:
     """A connection of the driver with its cursor, kept as long as it lives: to find and make them takes a while."""
 
     __slots__ = (
+        "_begins",
         "_connection",
         "_cursor",
         "_deadlines",
@@ -96,6 +97,8 @@ class Channel:
         """The names of statements that it knows; None if none is prepared there."""
         self._waiting: list[Later] = []
         """Statements to send with the next one, in order."""
+        self._begins: dict[tuple[object, ...], bytes] = {}
+        """How transactions begin, as it is sent: a leader begins all of its term alike."""
         self._guard: bytes | None = None
         """The first statement of a transaction that begins with the next one; None if none is to begin."""
         self._is_last = False
@@ -105,7 +108,10 @@ class Channel:
 
     def begin_later(self, sql: str, parameters: dict[str, Any]) -> None:
         """Have a transaction begin with SQL and the next statement, in one round trip."""
-        self._guard = self._cursor.mogrify(sql, parameters)
+        key = (sql, *parameters.values())
+        if (known := self._begins.get(key)) is None:
+            self._begins = {key: (known := self._cursor.mogrify(sql, parameters))}
+        self._guard = known
         self._is_last = self.has_committed = False
 
     def commit_with_next(self, *, others: bool = False) -> bool:
@@ -117,9 +123,12 @@ class Channel:
         self._is_last = self._guard is not None and (others or not self._waiting)
         return self._is_last
 
-    def is_over(self) -> bool:
-        """Say whether the transaction has ended with its last statement; what was to begin is then forgotten."""
-        if not self.has_committed or self._guard is None or self._waiting:
+    def is_over(self, *, is_complete: bool) -> bool:
+        """Say whether the transaction has ended with its last statement, or has had none and `is_complete`.
+
+        What was to begin is then forgotten.
+        """
+        if self._guard is None or self._waiting or not (self.has_committed or is_complete):
             return False
         self._guard = None
         return True

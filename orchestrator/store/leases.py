@@ -251,9 +251,9 @@ def commit_with_next(connection: Connection, shard: int, cursor: Cursor) -> None
 def commit(connection: Connection, shard: int, cursor: Cursor | None) -> None:
     """Commit a transaction that `begin` began, and with it how far events are applied: one round trip.
 
-    One that has ended with its last statement needs none.
+    One that has ended with its last statement, or that has had none, needs none.
     """
-    if channel(connection).is_over():
+    if channel(connection).is_over(is_complete=cursor is None):
         return
     if cursor is None:
         send(connection, "COMMIT")

@@ -186,3 +186,11 @@ def test_work_costs_no_more_than_it_did(system: System, name: str) -> None:
         if not more:
             break
     assert not more, f"{name} costs more than it did (now, before): {more}"
+
+
+def test_a_tick_asks_postgres_nothing_where_no_worker_has_room(system: System) -> None:
+    system.settle()
+    system.tick()  # statements are prepared
+    system.job.enqueue()
+    cost = measure(system, system.tick)
+    assert (cost.round_trips, cost.transactions, cost.wal) == (0, 0, 0)
