@@ -171,7 +171,7 @@ class TickBudget:
     """Bytes of the inputs of tasks and child runs that have been created."""
     _served: set[bytes] = field(default_factory=set)
     """Trees of runs for which some were."""
-    _children: Counter[bytes] = field(default_factory=Counter)
+    _children: dict[bytes, int] = field(default_factory=dict)
     """Child runs that have been created, by tree."""
     _hooks: int = 0
     """Bytes that the hooks of runs which have ended are given."""
@@ -238,16 +238,17 @@ class TickBudget:
         A tree of runs that has few yet does not wait for what others have created, nor for a tick with more time: if
         nothing else, it gets one. So no tree keeps another from going on, whichever is served first.
         """
-        created = self._children.total()
+        created = sum(self._children.values())
         if created < _MOST_CHILDREN and not self.is_spent:
             return _MOST_CHILDREN - created
-        own = self._children[tree_of(run)]
+        own = self._children.get(tree_of(run), 0)
         return max(0, (_CHILDREN_OF_NEXT if created < 2 * _MOST_CHILDREN else 1) - own)
 
     def created_child(self, run: bytes, size: int) -> None:
         """Take note of a child run that was created for a run, and of its input."""
         self.created(run, size)
-        self._children[tree_of(run)] += 1
+        tree = tree_of(run)
+        self._children[tree] = self._children.get(tree, 0) + 1
 
     def has_room_for_hooks(self, number: int, size: int) -> bool:
         """Take note of the hooks of a run that ends, each of which is given so many bytes, if it may end in this tick.
@@ -268,11 +269,11 @@ class TickBudget:
             return False
         return True
 
-    def spent_on_rows(self) -> tuple[int, set[bytes], Counter[bytes], int]:
+    def spent_on_rows(self) -> tuple[int, set[bytes], dict[bytes, int], int]:
         """Return what has been created so far, for `undo`."""
-        return self._data, set(self._served), Counter(self._children), self._hooks
+        return self._data, set(self._served), dict(self._children), self._hooks
 
-    def undo(self, before: tuple[int, set[bytes], Counter[bytes], int]) -> None:
+    def undo(self, before: tuple[int, set[bytes], dict[bytes, int], int]) -> None:
         """Have as much room again as before something that was rolled back."""
         self._data, self._served, self._children, self._hooks = before
 

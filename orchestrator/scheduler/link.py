@@ -226,21 +226,23 @@ class Link(CommitHooks):
 
     def read(self, until: float | None) -> Inbound:
         """Read events: one batch, waiting for the first until a time; or all there are, without waiting."""
-        gathered = Inbound([], False, False)
+        gathered = Inbound()
         try:
             generation, position, _ = self.generations.cursor
             block = 0.0 if until is None else until - self.monotonic()
-            for _ in range(_MOST_READS if until is None else 1):
+            for number in range(_MOST_READS if until is None else 1):
                 inbound = self.streams.read(generation, position, self.batch, block)
-                gathered = Inbound(
-                    gathered.entries + inbound.entries,
-                    gathered.nudged or inbound.nudged,
-                    gathered.fleet_changed or inbound.fleet_changed,
-                    inbound.complete,
-                    gathered.stopped + inbound.stopped,
-                    inbound.stream or gathered.stream,
-                    not (gathered.wants_look or inbound.wants_look),
-                )
+                if number:
+                    inbound = Inbound(
+                        gathered.entries + inbound.entries,
+                        gathered.nudged or inbound.nudged,
+                        gathered.fleet_changed or inbound.fleet_changed,
+                        inbound.complete,
+                        gathered.stopped + inbound.stopped,
+                        inbound.stream or gathered.stream,
+                        not (gathered.wants_look or inbound.wants_look),
+                    )
+                gathered = inbound
                 if inbound.complete or sum(len(body) for _, body in gathered.entries) > MOST_BYTES:
                     break
                 position = inbound.entries[-1][0]

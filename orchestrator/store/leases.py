@@ -225,7 +225,7 @@ _SAVE_CURSOR = Prepared[None](_SAVE.format(name="/* leases.save_cursor */", cond
 _SUCCEED_AND_COMMIT = Prepared[Moved](f"""
 WITH /* leases.succeed_and_commit */ {transitions.succeeding(f"AND NOT EXISTS ({transitions.FOLLOWED})")},
 saved AS ({_SAVE.format(name="", condition="WHERE EXISTS (SELECT FROM gone)")})
-{transitions.SUCCEEDED}
+{transitions.SINGLE_SUCCEEDED}
 """)
 
 

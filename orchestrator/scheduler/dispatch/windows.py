@@ -163,11 +163,12 @@ class Windows:
 
     def committed(self, tick: TickResult, sent: Iterable[str]) -> None:
         """Move the counts, with the queue of each task that was sent, and measure how fast each queue drains."""
-        if tick.capacity.landed:
-            self.outstanding.subtract(tick.capacity.landed)
-        if tick.capacity.finished:
-            self._finished.update(tick.capacity.finished)
-        self.outstanding.update(sent)
+        for queue, number in tick.capacity.landed.items():
+            self.outstanding[queue] -= number
+        for queue, number in tick.capacity.finished.items():
+            self._finished[queue] += number
+        if tick.outgoing.claimed:
+            self.outstanding.update(sent)
         monotonic = self._monotonic()
         elapsed = monotonic - self._measured_at
         if elapsed >= _MEASURED:

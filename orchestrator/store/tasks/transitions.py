@@ -249,6 +249,9 @@ def succeeding(condition: str = "") -> str:
 
 
 SUCCEEDED = f"SELECT {_moved_to(TaskState.SUCCESS)} FROM gone"
+_SINGLE = columns_of(Moved, last="name", state="'success'", before="status")
+SINGLE_SUCCEEDED = f"SELECT {_SINGLE} FROM gone"
+"""The same of tasks whose end concerns only waiting clients. The driver takes a while over each column."""
 _SUCCEED = Prepared[Moved](f"""
 WITH /* tasks.succeed */ {succeeding()}
 {SUCCEEDED}
