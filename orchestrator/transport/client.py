@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
 import time
@@ -174,6 +175,8 @@ class Announcements:
         self._line: Any = None
         """The socket of the connection, while that stands."""
         self._thread: threading.Thread | None = None
+        self._poll, self._polled = select.poll(), None
+        """What waits for messages, and the socket that it looks at."""
         self._refuse_at = 0.0
         self._closed = threading.Event()
 
@@ -253,7 +256,7 @@ class Announcements:
         pause = 0.05
         while not self._closed.is_set():
             try:
-                message = self._pubsub.get_message(timeout=1.0)
+                message = self._next(1.0)
             except UNAVAILABLE:
                 with self._lock:
                     self._line = None
@@ -268,10 +271,28 @@ class Announcements:
                 self._subscribe_missing()
                 continue
             pause = 0.05
-            if message["type"] == "subscribe":
-                self._subscribed[message["channel"].decode()].set()
-            elif message["type"] == "message":
-                self._deliver(message["channel"].decode(), message["data"])
+            kind, channel, *data = message
+            if kind == b"subscribe":
+                self._subscribed[channel.decode()].set()
+            elif kind == b"message":
+                self._deliver(channel.decode(), data[0])
+
+    def _next(self, seconds: float) -> list[Any] | None:
+        """Return the next message, or None if there is none for so long. The driver's way to it is twenty calls."""
+        connection = self._pubsub.connection
+        line = connection and connection._sock
+        if line is None:
+            raise ConnectionError("Not connected.")
+        is_here = connection._parser._reader.has_data() or (isinstance(line, SSLSocket) and line.pending() > 0)
+        if not is_here:
+            if line is not self._polled:
+                self._poll = select.poll()
+                self._poll.register(line, select.POLLIN)
+                self._polled = line
+            if not self._poll.poll(1000 * seconds):
+                return None
+        message: list[Any] = connection.read_response()
+        return message
 
     def _subscribe(self) -> None:
         """Connect, and subscribe to all channels with listeners."""
