@@ -11,6 +11,7 @@ import msgspec
 from orchestrator import Retry
 from orchestrator.api.dashboard.fields import of_params
 from orchestrator.domain.dag.definition import Param
+from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store.insights import spread_of_failures
 from orchestrator.store.insights.failures import latest_failures
 from tests.integration.stage import System
@@ -90,3 +91,25 @@ def test_a_long_message_is_printed_once(system: System) -> None:
 def test_required_parameters_stand_first_in_a_form() -> None:
     params = {"day": Param(default=1), "customer": Param(), "n": Param(default=2), "where": Param()}
     assert [field.name for field in of_params(params)] == ["customer", "where", "day", "n"]
+
+
+def test_tasks_of_steps_are_told_apart_where_they_are_listed_and_grouped(system: System) -> None:
+    worker = system.worker(knows=("job", "secret"), slots=9)
+    system.app.task(name="secret", redact=["number"])(lambda number=0: number)
+    for name, task in (("nightly", "job"), ("weekly", "job"), ("hidden", "secret")):
+        step = f"{{task: {task}, foreach: '${{params.n}}', input: {{number: '${{item}}'}}}}"
+        definition = loads(f"name: {name}\nparams: {{n: {{default: [41, 42]}}}}\ntasks:\n  big: {step}\n")
+        system.app.workflows.apply(definition)
+        run = system.app.workflows[name].start()
+        fail(system, worker)
+        page = unescape(operator(system).get(f"/ui/tasks?run={run.id}").text)
+        rows = re.findall(r'<tr data-key="[0-9a-f-]{36}">(.*?)</tr>', page, re.DOTALL)
+        assert [re.findall(r"<small>step ([^<]*)</small>", row) for row in rows] == [
+            [f"big[0] of {name}"],
+            [f"big[1] of {name}"],
+        ]
+        shown = [re.findall(r'<small class="why mono">([^<]*)<', row) for row in rows]
+        assert shown == ([[], []] if name == "hidden" else [["number=41"], ["number=42"]])
+    page = unescape(operator(system).get("/ui/failures").text)
+    assert "in workflows nightly, weekly, such as step big " in page
+    assert "in workflow hidden, such as step big " in page

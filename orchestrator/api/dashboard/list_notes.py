@@ -13,13 +13,14 @@ import msgspec
 
 from orchestrator.api.arguments import named_call
 from orchestrator.api.context import Api
+from orchestrator.api.dashboard.rendering import visitor
 from orchestrator.api.dashboard.words import call
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.fleet.announced import tasks_among, workflows_among
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.parameters import Parameter
-from orchestrator.sdk.values.display import as_json, call_of
+from orchestrator.sdk.values.display import as_json, call_of, origin_of
 from orchestrator.store.fleet import parameters_of_all
 from orchestrator.store.insights import (
     RunningTask,
@@ -34,12 +35,15 @@ from orchestrator.store.insights import (
     page_of_tasks,
     running_tasks,
 )
+from orchestrator.store.insights.arguments import calls_of_tasks
 from orchestrator.store.insights.lookup import kinds_of_names
 from orchestrator.store.insights.runs import workflows_with_runs
 from orchestrator.transport.connection import connect
 from orchestrator.transport.journal import LOSSES, read_marks
 
 _MOST_NAMES = 8
+_LONGEST_CALL = 2_000
+"""Bytes of arguments that a list shows."""
 _PATIENCE = 0.5
 """Seconds for which a page waits for Redis: it has the rest without."""
 SPANS = {
@@ -134,9 +138,34 @@ def _line(api: Api, run: RunView, note: RunNote, names: Mapping[str, Sequence[Pa
         given = as_json(named_call(names, run.workflow, *call_of(note.start)))
     first = dict([*given.items()][:_MOST_NAMES])
     if note.is_plain and not api.redaction:
-        places = [value for name, value in first.items() if name.startswith("@")]
-        return call(places, {name: value for name, value in first.items() if not name.startswith("@")})
+        return _in_line(first)
     return "parameters " + ", ".join(first) if first else ""
+
+
+def _in_line(given: Mapping[str, Any]) -> str:
+    places = [value for name, value in given.items() if name.startswith("@")]
+    return call(places, {name: value for name, value in given.items() if not name.startswith("@")})
+
+
+def task_calls(api: Api, tasks: Sequence[TaskView]) -> dict[UUID, tuple[str, str]]:
+    """Return which step tasks are, and what they were given, in a line; values as in lists of runs."""
+    given = api.read_list(calls_of_tasks, [task.id for task in tasks], _LONGEST_CALL)
+    names = api.read_list(parameters_of_all, {task.name for task in tasks})
+    runs = {task.run_id for task in tasks if task.run_id and task.id in given and given[task.id].is_plain_in_run}
+    plain = {id for id, note in api.read_list(notes_of_runs, [*runs]).items() if note.is_plain}
+    found: dict[UUID, tuple[str, str]] = {}
+    for task in tasks:
+        one, origin, line = given.get(task.id), {}, ""
+        if one is not None and one.payload is not None:
+            origin = origin_of(one.payload)
+            if not api.redaction and (one.is_plain or (one.is_plain_in_run and task.run_id in plain)):
+                values = as_json(named_call(names, task.name, *call_of(one.payload)))
+                line = _in_line(dict([*values.items()][:_MOST_NAMES]))
+        step = f"{task.step}[{task.position}]" if task.step and origin.get("count") is not None else task.step or ""
+        workflow = origin.get("workflow")
+        is_named = step and workflow and not is_composed(workflow) and visitor().key_scope.has_workflow(workflow)
+        found[task.id] = f"{step} of {workflow}" if is_named else step, line
+    return found
 
 
 _MOST = 10

@@ -20,19 +20,30 @@ def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
 
     Tasks of steps, hooks and schedules carry where they belong beside their arguments.
     """
-    if not payload:
-        return [], {}
-    if (stored := whole_reference(payload)) is not None:
-        return [str(stored)], {}
-    try:
-        payload = open_data(payload, CALL)
-    except Sealed as error:
-        return [_told(error)], {}
-    match stored_value(payload):
+    match _carried(payload):
         case [list(arguments), dict(keywords), *_]:
             return arguments, keywords
         case damaged:
             return [damaged], {}
+
+
+def origin_of(payload: bytes) -> dict[str, Any]:
+    """Return where a task of a workflow belongs, as it carries it: workflow, step, index and count; else nothing."""
+    match _carried(payload):
+        case [list(), dict(), dict(origin), *_]:
+            return origin
+    return {}
+
+
+def _carried(payload: bytes) -> Any:
+    if not payload:
+        return [[], {}]
+    if (stored := whole_reference(payload)) is not None:
+        return [[str(stored)], {}]
+    try:
+        return stored_value(open_data(payload, CALL))
+    except Sealed as error:
+        return [[_told(error)], {}]
 
 
 def stored_value(data: bytes) -> Any:

@@ -56,10 +56,13 @@ class Given(NamedTuple):
     """Encoded; None if it is large."""
     is_plain: bool
     """Nothing that it was given is declared as secret: it names nothing, and has no relatives."""
+    is_plain_in_run: bool
+    """The same if nothing is that the tasks of its run were given."""
 
 
-_PARTS = """id, CASE WHEN octet_length(payload) <= 100000 THEN payload END AS payload,
-       run_id IS NULL AND parent_id IS NULL AND NOT coalesce(options ?| '{redact,inherited}', false) AS is_plain"""
+_PLAIN = "parent_id IS NULL AND NOT coalesce(options ?| '{redact,inherited}', false)"
+_PARTS = f"""id, CASE WHEN octet_length(payload) <= %(most)s THEN payload END AS payload,
+       run_id IS NULL AND {_PLAIN} AS is_plain, run_id IS NOT NULL AND {_PLAIN} AS is_plain_in_run"""
 _CALLS = Statement[Given](f"""
 SELECT /* insights.arguments.of_tasks */ {_PARTS} FROM orchestrator.tasks WHERE id = ANY(%(ids)s::uuid[])
  UNION ALL
@@ -67,7 +70,7 @@ SELECT {_PARTS} FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[])
 """)
 
 
-def calls_of_tasks(connection: Connection, tasks: Sequence[UUID]) -> dict[UUID, Given]:
-    """Return what these tasks were given."""
-    rows = _CALLS(connection, ids=[task.bytes for task in tasks]) if tasks else ()
+def calls_of_tasks(connection: Connection, tasks: Sequence[UUID], most: int = 100_000) -> dict[UUID, Given]:
+    """Return what these tasks were given, where it has at most so many bytes."""
+    rows = _CALLS(connection, ids=[task.bytes for task in tasks], most=most) if tasks else ()
     return {row.id: row._replace(payload=row.payload and reveal(bytes(row.payload), CALL)) for row in rows}

@@ -20,11 +20,13 @@ from orchestrator.api.dashboard.words import call, own_frame
 from orchestrator.api.key_scope import WITHIN, check_queue
 from orchestrator.api.problems import refused
 from orchestrator.domain.access import KeyScope
+from orchestrator.domain.dag.composed import is_composed
 from orchestrator.sdk.calls.insights import HandlingAct
 from orchestrator.sdk.values.display import as_shown, call_of
 from orchestrator.store import insights
 from orchestrator.store.insights.attempts import Release, last_release
 from orchestrator.store.insights.failures import FailureGroup, failed_before
+from orchestrator.store.insights.lookup import find_run_owners
 
 routes, actions = pages("/ui/failures"), page_actions("/ui/failures")
 
@@ -88,8 +90,20 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
         releases=[] if is_chosen else [one for one in read_marks(api, key_scope, since, span) if one.is_release],
         spread=spread,
         examples={one.task: _example(api, one.task) for one in groups[:_MOST_EXAMPLES]},
+        workflows=_workflows(api, key_scope, groups),
         totals=[sum(part) for part in zip(*spread.values(), strict=True)] or [0] * _PARTS,
     )
+
+
+def _workflows(api: Api, key_scope: KeyScope, groups: list[FailureGroup]) -> dict[insights.GroupKey, list[str]]:
+    """Return some of the workflows that the tasks of each group are steps of."""
+    known = api.read_list(find_run_owners, {run for one in groups[:_MOST_EXAMPLES] for run in one.runs})
+    names = {
+        run: one.workflow
+        for run, one in known.items()
+        if one.workflow and key_scope.has_workflow(one.workflow) and not is_composed(one.workflow)
+    }
+    return {one.key: sorted({names[run] for run in one.runs if run in names}) for one in groups}
 
 
 class Example(NamedTuple):
@@ -99,6 +113,8 @@ class Example(NamedTuple):
     """The last line of the user's own code."""
     call: str
     """Its arguments, in a line."""
+    step: str
+    """Which step of its workflow it is, if it is one."""
 
 
 def _example(api: Api, task: UUID) -> Example | None:
@@ -110,7 +126,7 @@ def _example(api: Api, task: UUID) -> Example | None:
             return None
         arguments, keywords = api.redaction_of_task(found).call_shown(*call_of(found.payload))
         where = own_frame(found.error.traceback or found.error.message.partition("\n\nRemote traceback:\n")[2])
-        return Example(where, call(as_shown(arguments), as_shown(keywords)))
+        return Example(where, call(as_shown(arguments), as_shown(keywords)), found.step or "")
 
     return api.recent.get(("example", task), 30.0, read)
 

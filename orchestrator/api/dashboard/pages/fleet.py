@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.charts import hour, outline
-from orchestrator.api.dashboard.list_notes import progress_of
+from orchestrator.api.dashboard.list_notes import progress_of, task_calls
 from orchestrator.api.dashboard.pages.overview import read_is_led, read_marks, read_queues
 from orchestrator.api.dashboard.rendering import page, pages, visitor
 from orchestrator.api.key_scope import QUEUE, WHOLE, WITHIN
@@ -77,6 +77,7 @@ def show_worker(api: Api, worker: str) -> Response:
         "worker.html",
         worker=found,
         running=running,
+        calls=task_calls(api, running),
         done=progress_of(api, running),
         marks=read_marks(api, KeyScope(), since),
         hour=hour(minutes, now),
@@ -119,6 +120,7 @@ def show_queue(api: Api, name: str) -> Response:
         hour=hour(minutes, now),
         marks=read_marks(api, key_scope, hour(minutes, now).begin),
         tasks=listed.items,
+        calls=task_calls(api, listed.items),
         slow=api.recent.get(("slowest", name), 5.0, lambda: api.read_list(slowest, since, queue=name)),
         waits=api.recent.get(("waits", name), 2.0, lambda: api.read(longest_waits, queue)),
     )

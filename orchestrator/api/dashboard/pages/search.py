@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from orchestrator.api.arguments import exactly
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.list_notes import run_notes, task_errors
+from orchestrator.api.dashboard.list_notes import run_notes, task_calls, task_errors
 from orchestrator.api.dashboard.rendering import go, page, pages
 from orchestrator.api.dashboard.words import with_query
 from orchestrator.api.key_scope import WITHIN
@@ -43,8 +43,9 @@ def search(api: Api, query: TextQuery, key_scope: KeyScope) -> Response:
         kind, id = by_id[0]
         return go(f"/ui/{kind}/{id}")
     notes = run_notes(api, [*found.runs, *found.exact_runs, *found.runs_by_argument])
-    errors = task_errors(api, [*found.failures, *found.exact_tasks, *found.tasks_by_argument])
-    return page("search.html", text=text, whole=exactly(text), found=found, notes=notes, errors=errors)
+    tasks = [*found.failures, *found.exact_tasks, *found.tasks_by_argument]
+    errors, calls = task_errors(api, tasks), task_calls(api, [*tasks, *found.tasks])
+    return page("search.html", text=text, whole=exactly(text), found=found, notes=notes, errors=errors, calls=calls)
 
 
 def find_elsewhere(api: Api, kind: Kind, text: str, key_scope: KeyScope) -> str:

@@ -21,6 +21,7 @@ from orchestrator.api.dashboard.list_notes import (
     given,
     near_task_filters,
     progress_of,
+    task_calls,
     task_errors,
     within_span,
 )
@@ -92,6 +93,7 @@ def list_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> Response:
         found=found,
         near=[] if found.items or query.cursor else near_task_filters(api, query.name, query.queue, key_scope),
         errors=task_errors(api, found.items),
+        calls=task_calls(api, found.items),
         done=progress_of(api, found.items),
         states=list(TaskState),
         may_cancel_all={*query.statuses} <= {*OPEN_TASK_STATES} and filters <= {"statuses", "queue", "name", "run"},
