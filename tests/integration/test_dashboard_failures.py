@@ -113,3 +113,20 @@ def test_tasks_of_steps_are_told_apart_where_they_are_listed_and_grouped(system:
     page = unescape(operator(system).get("/ui/failures").text)
     assert "in workflows nightly, weekly, such as step big " in page
     assert "in workflow hidden, such as step big " in page
+
+
+def test_search_finds_tasks_by_their_keys_and_steps(system: System) -> None:
+    system.worker(slots=9)
+    wanted = {
+        "rep-1": system.job.options(idempotency_key="rep-1").enqueue(1).id,
+        "acct-1": system.job.options(unique_key="acct-1").enqueue(2).id,
+    }
+    system.app.workflows.apply(loads("name: w\ntasks:\n  big_s1001: {task: job}\n"))
+    run = system.app.workflows["w"].start()
+    system.pass_seconds(2)
+    (step,) = system.sql("SELECT id FROM orchestrator.tasks WHERE run_id = :run", run=run.id)
+    ada = operator(system)
+    for text, id in (wanted | {"BIG_s1001": step["id"]}).items():
+        page = ada.get(f"/ui/search?text={text}").text
+        assert re.findall(r'<a href="/ui/tasks/([^"]*)">job', page) == [str(id)], text
+    assert 'href="/ui/tasks/' not in ada.get("/ui/search?text=acct-2").text

@@ -18,10 +18,11 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.dag.composed import PREFIX
 from orchestrator.domain.ids import derived_id
+from orchestrator.domain.tasks.task import own_key
 from orchestrator.store.fleet import IS_FRESH
 from orchestrator.store.insights.run_lists import RunFilter, page_of_runs
 from orchestrator.store.insights.runs import RunView, runs_by_key
-from orchestrator.store.insights.tasks import TaskFilter, TaskView, list_tasks
+from orchestrator.store.insights.tasks import TaskFilter, TaskView, find_tasks, list_tasks
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.tasks import DELAYED
 
@@ -37,7 +38,7 @@ class Found:
     runs_by_id: list[IdMatch]
     """The same of runs."""
     tasks: list[TaskView]
-    """Tasks whose names have this in them."""
+    """Tasks that hold this idempotency or unique key, or whose names, or those of their steps, have this in them."""
     runs: list[RunView]
     """Runs whose workflows have this in their names, or with this tag, this key, or this id of their own."""
     failures: list[TaskView]
@@ -53,15 +54,33 @@ def search(connection: Connection, text: str, limit: int, *, queues: str = "", w
     by_workflow = page_of_runs(connection, RunFilter(workflow=text, within=workflows), limit=limit).runs
     by_tag = page_of_runs(connection, RunFilter(tags=(text,), within=workflows), limit=limit).runs
     by_part = page_of_runs(connection, RunFilter(part=text, within=workflows), limit=limit).runs
-    by_key = runs_by_key(connection, text, limit, workflows)
-    runs = {run.id: run for run in (*by_key, *by_workflow, *by_tag, *by_part)}
+    runs = {run.id: run for run in (*runs_by_key(connection, text, limit, workflows), *by_workflow, *by_tag, *by_part)}
+    by_key = tasks_by_key(connection, text, limit, queues)
+    by_name = list_tasks(connection, TaskFilter(part=text, within=queues), limit=limit).tasks
     return Found(
         tasks_by_id=begin_with(connection, "task", digits, limit, queues) if is_id(digits) else [],
         runs_by_id=begin_with(connection, "run", digits, limit, workflows) if is_id(digits) else [],
-        tasks=list_tasks(connection, TaskFilter(part=text, within=queues), limit=limit).tasks,
+        tasks=[*{task.id: task for task in (*by_key, *by_name)}.values()][:limit],
         runs=sorted(runs.values(), key=_newest, reverse=True)[:limit],
         failures=list_tasks(connection, TaskFilter(error=text, within=queues), limit=limit).tasks,
     )
+
+
+_MOST_NAMES = 2_000
+_BY_KEY = Statement[UUID]("""
+SELECT /* insights.tasks.by_key */ task_id FROM orchestrator.unique_keys WHERE key = ANY(%(keys)s::text[])
+ LIMIT %(limit)s
+""")
+
+
+def tasks_by_key(connection: Connection, key: str, limit: int, within: str = "") -> list[TaskView]:
+    """Return tasks that hold this idempotency or unique key, of names that live workers know: a key is of a name."""
+    names = [*kinds_of_names(connection)][:_MOST_NAMES]
+    keys = [one for name in names for one in (own_key("once", name, key), own_key("unique", name, key))]
+    keys.append(own_key("once", "", f"{key}/0"))  # the first of several that were enqueued together
+    ids = _BY_KEY(connection, keys=keys, limit=limit)
+    found = find_tasks(connection, [id.bytes for id in ids]) if ids else []
+    return [task for task in found if task.queue.startswith(within)]
 
 
 def _newest(run: RunView) -> tuple[object, UUID]:

@@ -109,7 +109,7 @@ class TaskFilter:
     error: str | None = None
     """With this in the type or message of the error, in any case."""
     part: str | None = None
-    """With this in the task name, in any case."""
+    """With this in the name of the task, or of its step, in any case."""
     release: str | None = None
     """Whose last attempt a worker of this release of the application has or had."""
 
@@ -130,7 +130,8 @@ _ENDED = columns_of(TaskView, **_NOT_OPEN)
 _MATCHES = f"""(%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
         AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
         AND (%(name)s::text IS NULL OR name = %(name)s::text)
-        AND (%(part)s::text IS NULL OR strpos(lower(name), lower(%(part)s::text)) > 0)
+        AND (%(part)s::text IS NULL OR strpos(lower(name), lower(%(part)s::text)) > 0
+             OR strpos(lower(step), lower(%(part)s::text)) > 0)
         AND (%(within)s::text = '' OR starts_with(queue, %(within)s::text))
         AND (%(release)s::text IS NULL OR worker IN (
              SELECT r.worker FROM orchestrator.worker_releases AS r WHERE r.release = %(release)s::text))
