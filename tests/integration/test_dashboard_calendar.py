@@ -103,6 +103,9 @@ def test_a_calendar_of_a_fast_schedule_has_its_newest_fires(system: System) -> N
     found = dict(re.findall(facts, page))
     assert (found["Fires"], found["Success"]) == ("400", "10"), "of more than fit it shows the newest"
     assert "<small>in 46m" in page
+    assert re.search(r"<small>\w{3} \d\d \w{3}, \d\d:\d\d to \d\d:\d\d</small>", page), (
+        "squares have no hours of their own"
+    )
 
 
 def test_a_grid_of_many_steps_is_folded_and_opened(system: System) -> None:

@@ -114,7 +114,7 @@ def test_a_task_that_is_there_whenever_a_worker_dies_is_given_up_in_the_end(syst
         system.tick_until(lambda: (row := system.row(handle))["attempt"] > task.attempt or row["status"] == "failed")  # noqa: B023
     row = system.row(handle)
     assert (row["reason"], row["losses"], row["failures"], row["attempt"]) == ("worker lost", 0, 0, 30)
-    with pytest.raises(TaskFailed, match="it fails only if it was there 30 times; this was time 30"):
+    with pytest.raises(TaskFailed, match="it fails when 30 processes have ended so; this was number 30"):
         handle.result(0)
 
 

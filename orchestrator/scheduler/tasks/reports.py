@@ -358,7 +358,9 @@ def lost_error(report: Lost, policy: Policy, before: Earlier, limit: int, option
         whose = "That need not be the fault of the run: its next turn has a process of its own"
     else:
         most, time = DEATHS_PER_LOSS * limit, before.deaths + 1
-        whose = f"That need not be the task's fault: it fails only if it was there {most} times; this was time {time}"
+        whose = (
+            f"That need not be the task's fault: it fails when {most} processes have ended so; this was number {time}"
+        )
     return TaskError("WorkerLost", f"{what}. {whose}.")
 
 
