@@ -251,7 +251,7 @@ def test_no_command_prints_past_the_one_door() -> None:
         "terminal/output.py",
         "dev/children.py",  # lines of others, of which the styles are kept
         "top/live.py",  # paints lines of the frame, in which there is nothing else
-        "system/rotation.py",  # a bar with names of tables
+        "system/keys.py",  # a bar with names of tables
     }
     assert len(files) > 50, "it looks where commands are"
     assert set(ALL) >= READS | READS_TOO

@@ -2,4 +2,4 @@
 
 from pkgutil import resolve_name
 
-call = resolve_name("orchestrator.plugins.executors.rq.fleet:call")
+call = resolve_name("orchestrator.plugins.executors.rq.prints:call")

@@ -82,7 +82,7 @@ class RQApplication(Orchestrator):
     """Has no tasks of its own: a worker calls functions of the modules that its operator allows, as RQ does."""
 
     perform: Perform
-    """How a job's function is called; `performing.py` provides it."""
+    """How a job's function is called; `queue.py` provides it."""
 
     def _adapted(self, function: Callable[..., Any], find: Callable[[str], Any]) -> Callable[..., Any]:
         return type(self).perform(function, find)

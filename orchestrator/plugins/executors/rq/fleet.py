@@ -6,27 +6,21 @@ it.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import inspect
 import io
 import json
 import math
 import pickle
-import sys
-from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TextIO
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 from redis import Redis
 from redis.exceptions import WatchError
-from rq import Queue, Worker, get_current_job
+from rq import Queue, Worker
 from rq.command import PUBSUB_CHANNEL_TEMPLATE
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job, JobStatus
 from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
-from rq.utils import import_attribute
 
 from orchestrator.domain.executors.options import Broken, Execution, Outcome
 from orchestrator.plugins.executors.rq import Rq
@@ -70,6 +64,7 @@ class Seen(NamedTuple):
 
     @property
     def has_ended(self) -> bool:
+        """Say whether it will change no more."""
         return self.status in _ENDED
 
 
@@ -172,6 +167,7 @@ def look(redis: Redis, queues: Collection[str], names: Collection[str]) -> dict[
 
 
 def worker_lost(name: str) -> Broken:
+    """Say that the worker of a job is gone."""
     return Broken("WorkerLost", f"The worker of RQ that ran the job {name} died.")
 
 
@@ -261,58 +257,3 @@ def delete(redis: Redis, name: str) -> None:
 def _stopping(name: str) -> str:
     """Return the key that says that the worker of a job got the command to stop it."""
     return f"orchestrator:rq-stop:{name}"
-
-
-"""Under which they stand there; `fleet.py` reads them."""
-_MOST = 100_000
-"""Characters that are kept, the last ones: every reader of the job reads its `meta`."""
-_MOST_LINES = 1_000
-
-
-class _Prints(io.TextIOBase):
-    """Writes what it is given, and keeps the last of it."""
-
-    def __init__(self, stream: TextIO, said: _Said) -> None:
-        self._stream = stream
-        self._said = said
-
-    def write(self, text: str) -> int:
-        self._said.add(text)
-        return self._stream.write(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-
-class _Said:
-    def __init__(self) -> None:
-        self._parts: deque[str] = deque()
-        self._size = 0
-
-    def add(self, text: str) -> None:
-        self._parts.append(text[-_MOST:])
-        self._size += len(self._parts[-1])
-        while self._size > _MOST:
-            self._size -= len(self._parts.popleft())
-
-    @property
-    def lines(self) -> list[str]:
-        return "".join(self._parts).splitlines()[-_MOST_LINES:]
-
-
-def call(function: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
-    """Call a function, and leave what it prints with the job, however it ends."""
-    said = _Said()
-    out, err = _Prints(sys.stdout, said), _Prints(sys.stderr, said)
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            value = import_attribute(function)(*arguments, **keywords)
-            return asyncio.run(value) if inspect.iscoroutine(value) else value
-    finally:
-        job = get_current_job()
-        if said.lines and job is not None:
-            job.meta[_LINES] = said.lines
-            job.save_meta()  # type: ignore[no-untyped-call]
