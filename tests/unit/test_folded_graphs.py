@@ -37,7 +37,9 @@ def test_like_steps_of_a_layer_are_one_group() -> None:
         ("end", "waiting", None, 0),
     ]
     assert found.steps[2].depends_on == ("load (1000)",)
-    assert (found.groups, found.critical) == ({"load (1000)", "check (1000)"}, {"load (1000)"})
+    assert (found.groups, found.critical) == ({"load (1000)", "check (1000)"}, set()), (
+        "one of them is critical, not all"
+    )
 
 
 def test_a_group_says_what_was_skipped() -> None:
@@ -57,7 +59,10 @@ def test_groups_of_one_name_are_told_apart_by_where_they_begin_and_end_with_thei
     ]
     steps[150] = replace(steps[150], state="skipped", started_at=None, ended_at=None)
     found = fold(steps, frozenset()).steps
-    assert [one.name for one in found] == ["part (100)", "part_150… (100)", "part_200… (100)"]
+    assert [one.name for one in found] == ["part_0…99 (100)", "part_100…199 (100)", "part_200…299 (100)"]
+    graph = draw(found, frozenset())
+    assert [one.label for one in graph.nodes] == ["part_0…99", "part_100…199", "part_200…299"]
+    assert draw([step("a_rather_long_name_17")], frozenset()).nodes[0].label == "a_rather…g_name_17"
     assert found[1].ended_at == at, "a step that was skipped has no end of its own"
 
 

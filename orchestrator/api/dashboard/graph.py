@@ -23,6 +23,7 @@ MOST_DRAWN = 150
 """Steps of a run beyond which some are drawn as one."""
 _BANDS = 60
 """Groups of layers, at most, of a run with very many."""
+_COUNT = re.compile(r" \([0-9]+\)$")
 _STEM = re.compile(r"[\d\s_.:\[\]-]+$")
 _WORST = ("failed", "open", "waiting", "cancelled", "skipped", "success")
 """The state of a group is the first of these that one of its steps has."""
@@ -42,8 +43,9 @@ class Node:
     @property
     def label(self) -> str:
         """Its name, as far as there is room."""
-        name = self.step.name
-        return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+        name = _COUNT.sub("", self.step.name) if self.step.kind == "group" else self.step.name
+        half = _LONGEST_NAME // 2
+        return name if len(name) <= _LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}"
 
     @property
     def seconds(self) -> float | None:
@@ -118,9 +120,11 @@ def fold(steps: Sequence[StepView], critical: frozenset[str], opened: Collection
             break
     owners: dict[str, str] = {}
     members: dict[str, list[StepView]] = {}
+    stems = Counter(stem for _, stem in groups)
     for (depth, stem), found in groups.items():
         inside = sorted(found, key=lambda step: (depths[step.name], urgency(step)))
-        label = _common([step.name for step in inside]) if stem else ""
+        names = [step.name for step in inside]
+        label = "" if not stem else _common(names) if stems[stem] == 1 else _range(names)
         name = inside[0].name if len(inside) == 1 else f"{label or stem or f'layer {depth}'} ({len(inside)})"
         if len(inside) > 1 and (name in members or name in depths):
             name = f"{inside[0].name}… ({len(inside)})"
@@ -131,7 +135,7 @@ def fold(steps: Sequence[StepView], critical: frozenset[str], opened: Collection
             members[name] = inside[len(shown) :]
     return Folded(
         [_group(name, found, owners) for name, found in members.items()],
-        frozenset(owners[name] for name in critical),
+        frozenset(name for name, found in members.items() if all(step.name in critical for step in found)),
         frozenset(name for name in members if name not in depths),
         {name: min(found, key=_begin) for name, found in members.items() if name not in depths},
     )
@@ -198,6 +202,16 @@ def _common(names: Sequence[str]) -> str:
     if any(name[len(prefix) : len(prefix) + 1].isdigit() for name in names):
         prefix = prefix.rstrip("0123456789")
     return prefix.rstrip("_.:[- ")
+
+
+def _range(names: Sequence[str]) -> str:
+    """Return the first of like names, and what the last one has in its stead."""
+    first, last = min(names, key=_in_order), max(names, key=_in_order)
+    return f"{first}…{last.removeprefix(_STEM.sub('', first)).lstrip('_.:[- ')}"
+
+
+def _in_order(name: str) -> tuple[int, str]:
+    return len(name), name
 
 
 def urgency(step: StepView) -> int:

@@ -447,6 +447,7 @@
 
   // -- graphs: they are made larger and smaller, and moved by dragging; the step that failed is in view
 
+  const READABLE = 0.5; // of the full size: a graph that fits only below is shown in part
   const scales = new WeakMap(); // of each pane; one that is not in it has the size that the server gives it
 
   function zoom(pane, kind) {
@@ -454,11 +455,12 @@
     const full = Number(svg.getAttribute("width"));
     const before = scales.get(pane) ?? svg.clientWidth / full;
     const room = Math.min((pane.clientWidth - 26) / full, (pane.clientHeight - 26) / Number(svg.getAttribute("height")));
-    const scale = kind === "fit" ? Math.min(room, 1) : Math.min(3, Math.max(0.05, before * (kind === "in" ? 1.25 : 0.8)));
+    const scale = kind === "fit" ? Math.min(Math.max(room, READABLE), 1) : Math.min(3, Math.max(0.05, before * (kind === "in" ? 1.25 : 0.8)));
     scales.set(pane, scale);
     const x = (pane.scrollLeft + pane.clientWidth / 2) / before, y = (pane.scrollTop + pane.clientHeight / 2) / before;
     scaleGraphs();
     pane.scrollTo(x * scale - pane.clientWidth / 2, y * scale - pane.clientHeight / 2);
+    if (kind === "fit") toFailed(pane);
   }
 
   function scaleGraphs() {
@@ -503,7 +505,7 @@
     pane.scrollTo((event.clientX - box.x) / box.width * pane.scrollWidth - pane.clientWidth / 2, (event.clientY - box.y) / box.height * pane.scrollHeight - pane.clientHeight / 2);
   });
 
-  let dragged = null;
+  let dragged = null, isDragged = false;
   document.addEventListener("pointerdown", (event) => {
     const pane = event.target.closest(".graph");
     if (pane && event.button === 0 && event.pointerType === "mouse") dragged = { pane, x: event.clientX, y: event.clientY, far: false };
@@ -517,21 +519,24 @@
     pane.scrollBy(dragged.x - event.clientX, dragged.y - event.clientY);
     Object.assign(dragged, { x: event.clientX, y: event.clientY });
   });
-  document.addEventListener("pointerup", (event) => {
-    const group = dragged && !dragged.far && event.target.closest("[data-open]");
+  document.addEventListener("pointerup", () => {
     dragged?.pane.classList.remove("drags");
+    isDragged = Boolean(dragged?.far);
     dragged = null;
-    if (group) location.href = group.dataset.open;
   });
+  document.addEventListener("dragstart", (event) => { if (event.target.closest?.(".graph")) event.preventDefault(); }); // a group is a link
+  document.addEventListener("click", (event) => { if (isDragged && event.detail && event.target.closest(".graph")) event.preventDefault(); });
   document.addEventListener("wheel", (event) => {
     const pane = event.ctrlKey && event.target.closest?.(".graph");
     if (pane) { event.preventDefault(); zoom(pane, event.deltaY < 0 ? "in" : "out"); }
   }, { passive: false });
-  for (const pane of document.querySelectorAll(".graph")) {
+  function toFailed(pane) {
     const failed = pane.querySelector(".node.s-failed")?.getBoundingClientRect();
     const box = pane.getBoundingClientRect();
-    if (failed) pane.scrollTo(failed.x - box.x - box.width / 2, failed.y - box.y - box.height / 2);
+    if (failed) pane.scrollBy(failed.x - box.x - box.width / 2, failed.y - box.y - box.height / 2);
   }
+
+  document.querySelectorAll(".graph").forEach(toFailed);
   drawMaps();
 
   // -- forms
