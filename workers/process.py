@@ -30,7 +30,6 @@ from orchestrator.transport.connection import UNAVAILABLE, connect, connect_shar
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.pages import Pages
 from orchestrator.transport.worker import WorkerStreams
-from orchestrator.workers.age import Age
 from orchestrator.workers.executors.driving import Driver
 from orchestrator.workers.executors.protocol import Setup
 from orchestrator.workers.executors.registry import announcements
@@ -39,17 +38,17 @@ from orchestrator.workers.functions.loading import load_app
 from orchestrator.workers.functions.webhook import install
 from orchestrator.workers.parent.held import Farewell, HeldAttempts
 from orchestrator.workers.parent.messages import Command, FirstToReport, Hello, Leaving
-from orchestrator.workers.receiving import Receiver
+from orchestrator.workers.receiving import Age, Receiver
 from orchestrator.workers.reporting.journal import Journal
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.reporting.task_output import capture_output, share_log
-from orchestrator.workers.running.critical_thread import start_critical_thread
 from orchestrator.workers.running.forks import end_fork
+from orchestrator.workers.running.hooks import AttemptSpans
 from orchestrator.workers.running.isolated import Isolation
 from orchestrator.workers.running.pool import Pool
 from orchestrator.workers.running.runner import Runner
-from orchestrator.workers.running.spans import AttemptSpans
 from orchestrator.workers.running.task_runtime import ProcessOutbox
+from orchestrator.workers.running.threads import start_critical_thread
 from orchestrator.workers.spec import WorkerSpec
 
 log = get_logger("worker")

@@ -34,7 +34,6 @@ from orchestrator.scheduler.fleet.view import Fleet
 from orchestrator.scheduler.tick_result import CommitHooks, TickResult
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.limits import lanes as store
-from orchestrator.store.limits import shared
 from orchestrator.store.tasks import waiting
 from orchestrator.store.tasks.claims import Claimed
 from orchestrator.store.tasks.waiting import InFlight
@@ -164,8 +163,8 @@ class LaneService(CommitHooks):
         names = {*self._lanes.limited(), *self.queues_held(tx), *map(limited_by, self.buckets.changed)}
         self.is_locked = bool(names)
         buckets = [bucket for name in names for bucket in (name, lane_bucket(name), gate_bucket(name))]
-        self.elsewhere, due = shared.lock(tx.connection, shard, [*names], buckets) if names else ({}, {})
-        if names and self.elsewhere.pop(shared.TAKES_PART, 0) < self._shards - 1:
+        self.elsewhere, due = store.lock(tx.connection, shard, [*names], buckets) if names else ({}, {})
+        if names and self.elsewhere.pop(store.TAKES_PART, 0) < self._shards - 1:
             self.elsewhere = dict.fromkeys(names, _ANYTHING)
         mine = self.buckets.due
         mine.update({name: max(at, mine.get(name, 0.0)) for name, at in due.items()})
@@ -175,12 +174,12 @@ class LaneService(CommitHooks):
     def _tell(self, tx: Transaction, shard: int) -> None:
         """Tell other shards what this one holds."""
         if self._told is None:
-            self._told = shared.mine(tx.connection, shard)
-        held = {shared.TAKES_PART: 1, **self._lanes.held(), **self.queues_held(tx)}
+            self._told = store.mine(tx.connection, shard)
+        held = {store.TAKES_PART: 1, **self._lanes.held(), **self.queues_held(tx)}
         changed = {name: held.get(name, 0) for name in held.keys() | self._told.keys()}
         changed = {name: number for name, number in changed.items() if number != self._told.get(name, 0)}
         if changed:
-            shared.save(tx.connection, shard, changed)
+            store.save(tx.connection, shard, changed)
             self._told = {name: number for name, number in held.items() if number > 0}
 
     def _read(self, tx: Transaction, most: int) -> None:

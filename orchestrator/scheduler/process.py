@@ -37,7 +37,7 @@ from orchestrator.store.leases import RELEASED
 from orchestrator.telemetry import first_line, get_logger
 from orchestrator.terminal_safe import without_password
 from orchestrator.tracing.entry import LAST_SPANS, begin_tracing
-from orchestrator.transport import standbys
+from orchestrator.transport import announcements
 from orchestrator.transport.client import nudge
 from orchestrator.transport.connection import UNAVAILABLE, awaited, connect, connect_shared
 from orchestrator.transport.keys import Keys
@@ -98,9 +98,9 @@ class StandbyNotice:
                 if not (self._leading.is_set() or self._is_over.is_set()):
                     self._since = self._since or datetime.now(UTC)
                     one = Standby(address=self._address, since=self._since)
-                    standbys.announce(self._redis, self._keys, self._name, one, self._ttl)
+                    announcements.announce(self._redis, self._keys, self._name, one, self._ttl)
                 elif self._since is not None:
-                    standbys.withdraw(self._redis, self._keys, self._name)
+                    announcements.withdraw(self._redis, self._keys, self._name)
                     self._since = None
             except UNAVAILABLE as error:  # the announcement expires; readers see that Redis is away
                 log.debug("scheduler.standby_unannounced error=%s", first_line(error))
@@ -112,7 +112,7 @@ class StandbyNotice:
     def _is_mine(self) -> bool:
         """Say whether a shard is this scheduler's: of all in the order of their addresses, each has every n-th."""
         try:
-            found = {one.address for one in standbys.list_standbys(self._redis, self._keys)}
+            found = {one.address for one in announcements.list_standbys(self._redis, self._keys)}
         except UNAVAILABLE:
             return True
         order = sorted(found | {self._address})

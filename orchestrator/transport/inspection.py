@@ -12,9 +12,9 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 
 from orchestrator.domain.fleet.announced import Standby
 from orchestrator.settings import Settings
+from orchestrator.transport.announcements import list_standbys
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import Keys
-from orchestrator.transport.standbys import list_standbys
 
 _LOOK_TTL = 60
 

@@ -14,8 +14,8 @@ from redis import Redis
 
 from orchestrator import TaskFailed
 from orchestrator.sdk.dag.definitions import loads
+from orchestrator.transport.announcements import list_standbys
 from orchestrator.transport.keys import Keys
-from orchestrator.transport.standbys import list_standbys
 from tests.acceptance.stack import Stack
 from tests.waiting import eventually
 

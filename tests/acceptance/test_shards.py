@@ -26,8 +26,8 @@ from orchestrator.domain.fleet.announced import Standby
 from orchestrator.monitoring.system import SystemGauges
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store import database, shards
+from orchestrator.transport.announcements import announce
 from orchestrator.transport.keys import Keys
-from orchestrator.transport.standbys import announce
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.parent.beating import Beating
 from orchestrator.workers.spec import WorkerSpec

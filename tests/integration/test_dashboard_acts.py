@@ -31,7 +31,7 @@ from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.store import fleet
 from orchestrator.store.fleet import WorkerRow
 from orchestrator.store.insights import run_lists, tasks
-from orchestrator.transport import standbys
+from orchestrator.transport import announcements
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from tests.emptying import empty
@@ -267,7 +267,7 @@ def test_who_stands_by_is_shown_beside_the_leader(house: House) -> None:
     redis, keys = connect(house.settings.redis_url), Keys.of(house.settings)
     visitor = Visitor(house.app)
     visitor.log_in(make_key(house, Scope.READ))
-    standbys.announce(redis, keys, "b", Standby(address="second.example.com:8", since=datetime.now(UTC)), 600.0)
+    announcements.announce(redis, keys, "b", Standby(address="second.example.com:8", since=datetime.now(UTC)), 600.0)
     try:
         for page in ("/ui/workers", "/ui"):  # what was read a moment before may be shown once more
             eventually(lambda page=page: ">second<" in visitor.get(page).text, f"{page} names it")  # type: ignore[misc]
@@ -275,7 +275,7 @@ def test_who_stands_by_is_shown_beside_the_leader(house: House) -> None:
         found = house.get("/api/v1/status", with_key)
         assert [one["address"] for one in found["standbys"]] == ["second.example.com:8"]
     finally:
-        standbys.withdraw(redis, keys, "b")
+        announcements.withdraw(redis, keys, "b")
         redis.close()
 
 

@@ -15,7 +15,7 @@ from orchestrator.domain.executors.builtin import Http, request_body
 from orchestrator.domain.executors.options import Broken, Execution, Finished, Outcome
 from orchestrator.domain.executors.services import ServiceWorker
 from orchestrator.settings import load_settings
-from orchestrator.transport import services
+from orchestrator.transport import announcements
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.workers.executors.http import HttpExecutor
@@ -36,8 +36,8 @@ def redis(redis_url: str) -> Iterator[Redis]:
 
 
 def register(redis: Redis, id: str, url: str, *offered: str, load: float = 0) -> None:
-    _, now = services.find(redis, KEYS, id)
-    services.write(redis, KEYS, ServiceWorker(id=id, url=url, services=offered, load=load, heard_at=now))
+    _, now = announcements.find(redis, KEYS, id)
+    announcements.write(redis, KEYS, ServiceWorker(id=id, url=url, services=offered, load=load, heard_at=now))
 
 
 def execution(options: Http, *arguments: Any, name: str = "e-1", **input: Any) -> Execution:

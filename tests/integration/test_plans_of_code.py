@@ -14,11 +14,10 @@ from orchestrator.domain.code import history
 from orchestrator.domain.code.other_runs import Target
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.embedded import EmbeddedServices
-from orchestrator.store.code import expectations, histories, reads, resolutions
+from orchestrator.store.code import expectations, histories, reads
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.expectations import Answered, NewPromise
-from orchestrator.store.code.resolutions import Kept
+from orchestrator.store.code.expectations import Answered, Kept, NewPromise
 from orchestrator.store.code.taken_turns import NextTurn, Turn, step, suspend, take_next
 from orchestrator.store.code.turns import LastTurn, append_last, once_refused, unseen_messages, unshown
 from orchestrator.store.runs import cancels, creation, stuck
@@ -148,9 +147,11 @@ STATEMENTS: dict[str, Call] = {
         lambda c: expectations.create_promises(c, [NewPromise(*pair, "x", 1) for pair in pairs(leader)])
     ),
     "forget_promises": lambda leader: lambda c: expectations.forget_promises(c, pairs(leader)),
-    "resolutions": lambda leader: lambda c: resolutions.of_runs(c, leader.ids),
-    "keep": lambda leader: lambda c: resolutions.keep(c, [Kept(run, 1, Resolution("x", b"")) for run in leader.ids]),
-    "met": lambda leader: lambda c: resolutions.remove(c, [Kept(run, 1, Resolution("approval")) for run in leader.ids]),
+    "resolutions": lambda leader: lambda c: expectations.of_runs(c, leader.ids),
+    "keep": lambda leader: lambda c: expectations.keep(c, [Kept(run, 1, Resolution("x", b"")) for run in leader.ids]),
+    "met": lambda leader: (
+        lambda c: expectations.remove(c, [Kept(run, 1, Resolution("approval")) for run in leader.ids])
+    ),
     "made": lambda leader: lambda c: histories.promises(c, leader.ids),
     "open_promises": lambda leader: lambda c: expectations.open_promises(c, leader.ids),
     "waits": lambda leader: lambda c: expectations.waits(c, [Target(run).wait for run in leader.ids]),

@@ -16,10 +16,9 @@ from orchestrator.transport.codec import encode
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys, private_queue
 from orchestrator.transport.worker import Received, WorkerStreams
-from orchestrator.workers.age import Age
 from orchestrator.workers.parent.held import HeldAttempts
-from orchestrator.workers.receiving import Receiver
-from orchestrator.workers.reporting.pending_reports import PendingReport
+from orchestrator.workers.receiving import Age, Receiver
+from orchestrator.workers.reporting.kept import PendingReport
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.running.job import Job
 from tests.waiting import eventually

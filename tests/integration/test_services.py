@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from orchestrator.domain.executors.services import ServiceWorker, in_order
 from orchestrator.settings import Settings, load_settings
 from orchestrator.store.database import engine_for
-from orchestrator.transport import services
+from orchestrator.transport import announcements
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from tests.emptying import empty
@@ -70,9 +70,9 @@ def beat(http: httpx.Client, id: str, load: float = 0) -> httpx.Response:
 
 def silence(redis: Redis, id: str, seconds: float) -> None:
     """Have a worker's last word so long ago."""
-    entry, _ = services.find(redis, KEYS, id)
+    entry, _ = announcements.find(redis, KEYS, id)
     assert entry is not None
-    services.write(redis, KEYS, msgspec.structs.replace(entry, heard_at=entry.heard_at - seconds))
+    announcements.write(redis, KEYS, msgspec.structs.replace(entry, heard_at=entry.heard_at - seconds))
 
 
 def listed(http: httpx.Client, **query: Any) -> list[str]:
@@ -133,9 +133,9 @@ def test_heartbeats_write_into_postgres_once_an_hour(http: httpx.Client, engine:
         assert beat(http, "a", load).status_code == 200
     register(http, "a", "sum")
     assert version() == before
-    entry, _ = services.find(redis, KEYS, "a")
+    entry, _ = announcements.find(redis, KEYS, "a")
     assert entry is not None
-    services.write(redis, KEYS, msgspec.structs.replace(entry, kept_at=entry.kept_at - 3_601))
+    announcements.write(redis, KEYS, msgspec.structs.replace(entry, kept_at=entry.kept_at - 3_601))
     assert beat(http, "a").status_code == 200
     assert version() != before
 
@@ -171,13 +171,13 @@ def test_a_registration_that_says_nonsense_is_refused(http: httpx.Client, body: 
 def test_no_more_are_known_than_there_is_room_for(
     http: httpx.Client, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "MOST", 2)
+    monkeypatch.setattr(announcements, "MOST", 2)
     register(http, "a", "sum")
     register(http, "b", "sum")
     full = http.post("/workers/register", json={"id": "c", "url": "http://h", "services": ["sum"]})
     assert full.status_code == 429
     register(http, "b", "sum", "route")
-    silence(redis, "a", services.FORGOTTEN_AFTER + 1)
+    silence(redis, "a", announcements.FORGOTTEN_AFTER + 1)
     register(http, "c", "sum")
     assert listed(http) == ["b", "c"]
 

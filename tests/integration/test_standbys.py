@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from orchestrator.cli import main
 from orchestrator.domain.fleet.announced import Standby
 from orchestrator.scheduler.process import StandbyNotice
-from orchestrator.transport import standbys
+from orchestrator.transport import announcements
 from orchestrator.transport.connection import connect
 from tests.integration.stage import KEYS, System
 from tests.waiting import eventually
@@ -27,11 +27,11 @@ SINCE = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def addresses(system: System) -> list[str]:
-    return [one.address for one in standbys.list_standbys(system.redis, KEYS)]
+    return [one.address for one in announcements.list_standbys(system.redis, KEYS)]
 
 
 def announce(system: System, name: str, ttl: float = 600.0) -> None:
-    standbys.announce(system.redis, KEYS, name, Standby(address=f"{name}:1", since=SINCE), ttl)
+    announcements.announce(system.redis, KEYS, name, Standby(address=f"{name}:1", since=SINCE), ttl)
 
 
 def test_a_scheduler_says_that_it_stands_by_until_it_leads_or_ends(system: System) -> None:

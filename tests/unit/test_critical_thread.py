@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import threading
-from orchestrator.workers.running.critical_thread import start_critical_thread
+from orchestrator.workers.running.threads import start_critical_thread
 
 def fail():
     raise LookupError("nothing foresaw this")

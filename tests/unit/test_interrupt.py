@@ -14,7 +14,7 @@ from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.errors import TaskAborted, TaskTimeout
 from orchestrator.transport.codec import unpack_attempts
 from orchestrator.workers.parent.held import HeldAttempts
-from orchestrator.workers.running.interrupt import Interruptible
+from orchestrator.workers.running.delivery import Interruptible
 from orchestrator.workers.running.job import Bundle, Job
 
 A, B = b"a" * 16, b"b" * 16

@@ -23,8 +23,7 @@ from orchestrator.domain.tasks.task import (
 from orchestrator.transport.codec import Applied, decode
 from orchestrator.transport.worker import Receipt
 from orchestrator.workers.parent.held import HeldAttempts
-from orchestrator.workers.reporting.kept import LONGEST, SECONDS, KeptReports
-from orchestrator.workers.reporting.pending_reports import PendingReport
+from orchestrator.workers.reporting.kept import LONGEST, SECONDS, KeptReports, PendingReport
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.running.job import Bundle, Job
 

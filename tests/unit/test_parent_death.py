@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.workers.parent.parent_death import ending
+from orchestrator.workers.parent.processes import ending
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from orchestrator.references import (
 from orchestrator.scheduler.flow.plans import _events
 from orchestrator.sealing import Vault
 from orchestrator.testing.payload_stores import PayloadStoreConformance
-from orchestrator.workers.container.folders import folder_of
+from orchestrator.workers.container.running import folder_of
 
 TASK = bytes(range(16))
 RUN = bytes(range(16, 32))

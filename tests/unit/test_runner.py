@@ -25,7 +25,7 @@ from orchestrator.payloads.stores import MARK
 from orchestrator.references import whole_reference
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.running import large_results
-from orchestrator.workers.running.interrupt import uninterrupted
+from orchestrator.workers.running.delivery import uninterrupted
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
 from tests.outbox import ClosedOutbox

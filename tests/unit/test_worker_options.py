@@ -12,7 +12,7 @@ from orchestrator import InvalidTask, Orchestrator
 from orchestrator.cli import main
 from orchestrator.cli.fleet import worker as command
 from orchestrator.sdk.tasks.options import CallOptions
-from orchestrator.workers.parent.memory import parse_memory, resident_memory
+from orchestrator.workers.parent.processes import parse_memory, resident_memory
 from orchestrator.workers.spec import WorkerSpec
 
 

@@ -23,12 +23,11 @@ from orchestrator.domain.executors.services import ServiceWorker, in_order
 from orchestrator.domain.tasks.destinations import Destinations, parse_destinations
 from orchestrator.secret_keys import service_keys
 from orchestrator.settings import Settings
-from orchestrator.transport import services
+from orchestrator.transport import announcements
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import Keys
 from orchestrator.workers.executors.asking import Barred, Place, Request, TooLarge, Unanswered, Unreadable, ask
-from orchestrator.workers.executors.outputs import finished
-from orchestrator.workers.executors.protocol import Setup, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Setup, Unreachable, Watcher, finished
 
 _NOBODY = "nobody yet"
 """The external id of an execution for which no service was there when it began."""
@@ -70,7 +69,7 @@ class ServiceBook:
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            look = loop.run_in_executor(self._thread, services.list_live, self._redis, self._keys, self._ttl)
+            look = loop.run_in_executor(self._thread, announcements.list_live, self._redis, self._keys, self._ttl)
             self._found = await look
         except UNAVAILABLE:
             return  # the last known state is good enough; trouble with Redis is logged elsewhere

@@ -18,9 +18,8 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.payloads.collector import FOLDER
 from orchestrator.payloads.keeping import NoStore
 from orchestrator.settings import Settings
-from orchestrator.workers.container.folders import Folder, folder_of
-from orchestrator.workers.executors.outputs import finished
-from orchestrator.workers.executors.protocol import Unreachable
+from orchestrator.workers.container.running import Folder, folder_of
+from orchestrator.workers.executors.protocol import Unreachable, finished
 from orchestrator.workers.running.large_results import in_thread
 
 T = TypeVar("T")

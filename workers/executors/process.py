@@ -29,10 +29,18 @@ from orchestrator.domain.executors.record import is_one_of
 from orchestrator.domain.plain import MOST_LEVELS, is_too_deep
 from orchestrator.environment import PASSED_ON
 from orchestrator.errors import ConfigurationError, GiveUp
-from orchestrator.workers.executors.keeping import KILLED, begin, end_all, has_ended, keeper_of, no_room, on_keeper_end
+from orchestrator.workers.executors.keeping import (
+    KILLED,
+    Written,
+    begin,
+    end_all,
+    has_ended,
+    keeper_of,
+    no_room,
+    on_keeper_end,
+)
 from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher
 from orchestrator.workers.executors.spool import Keeper, Spool, open_root, root_of, sweep
-from orchestrator.workers.executors.written import Written
 from orchestrator.workers.reporting.lines import BY_LINE
 
 T = TypeVar("T")

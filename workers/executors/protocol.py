@@ -8,10 +8,15 @@ whatever does the work. All its methods are coroutines on one event loop with th
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
-from orchestrator.domain.executors.options import Execution, ExecutorOptions, Outcome
+import msgspec
+
+from orchestrator.domain.executors.options import Broken, Execution, ExecutorOptions, Finished, Outcome
+from orchestrator.domain.plain import unstorable
 from orchestrator.settings import Settings
 
 
@@ -107,3 +112,89 @@ class Expiring(Protocol):
 
         `release` follows after some seconds, unless this worker is killed before.
         """
+
+
+# -- answers of the remote side, as outcomes
+
+
+def finished(output: Any) -> Outcome:
+    """Return that it has done its work; a result that is no plain data is a failure that no other try heals."""
+    reason = unstorable(output)
+    if reason is not None:
+        return Broken("UnreadableOutput", f"The work is done, but its result is no plain data: {reason}.", False)
+    return Finished(msgspec.to_builtins(output, str_keys=True))
+
+
+def function_outcome(end: Mapping[str, Any], output: Any) -> Outcome:
+    """Return how a function ended that a program of ours has called elsewhere; `output` is its result, if any."""
+    if "unreadable" in end:
+        why = f"The work is done, but its result is no plain data: {end['unreadable']}."
+        return Broken("UnreadableOutput", why, False)
+    if "kind" in end:
+        return Broken(str(end["kind"]), str(end.get("message", "")), detail=str(end.get("detail", "")))
+    return finished(output)
+
+
+def raised(traceback: str, otherwise: str) -> tuple[str, str]:
+    """Return the type and the text of the exception that a printed traceback ends with; `otherwise` names the type."""
+    lines = traceback.strip().splitlines()
+    frames = [place for place, line in enumerate(lines) if line.startswith("  File ")]
+    if not frames:
+        return otherwise, traceback.strip()
+    said = next((place for place in range(frames[-1] + 1, len(lines)) if not lines[place].startswith(" ")), None)
+    if said is None:
+        return otherwise, traceback.strip()
+    kind, _, message = lines[said].partition(": ")
+    return kind.rpartition(".")[2], "\n".join([message, *lines[said + 1 :]]).strip()
+
+
+# -- one poll at intervals for all watchers of a remote side that does not notify
+
+Seen = TypeVar("Seen")
+
+
+class Looks(Generic[Seen]):
+    """Polls all watched executions together, and not at all while there are none."""
+
+    def __init__(self, look: Callable[[Collection[str]], Awaitable[Mapping[str, Seen]]], every: float) -> None:
+        self._look = look
+        self._every = every
+        self._wanted: dict[str, asyncio.Future[Seen | Exception | None]] = {}
+        self._going: asyncio.Task[None] | None = None
+
+    async def next(self, name: str) -> Seen | None:
+        """Return what the next look finds under a name; None if there is nothing."""
+        future = self._wanted.get(name)
+        if future is None:
+            future = self._wanted[name] = asyncio.get_running_loop().create_future()
+        if self._going is None or self._going.done():
+            self._going = asyncio.create_task(self._go())
+        found = await asyncio.shield(future)  # one watcher that stops does not end it for another
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def close(self) -> None:
+        """Poll no more; remaining watchers are cancelled."""
+        for future in self._wanted.values():
+            future.cancel()
+        self._wanted.clear()
+        if self._going is not None:
+            self._going.cancel()
+            await asyncio.wait([self._going])
+
+    async def _go(self) -> None:
+        while self._wanted:
+            wanted, self._wanted = self._wanted, {}
+            try:
+                seen: Mapping[str, Seen] | Exception = await self._look(wanted.keys())
+            except Exception as error:  # noqa: BLE001  # it is for those who wait
+                seen = error
+            except asyncio.CancelledError:
+                for future in wanted.values():
+                    future.cancel()
+                raise
+            for name, future in wanted.items():
+                if not future.done():
+                    future.set_result(seen if isinstance(seen, Exception) else seen.get(name))
+            await asyncio.sleep(self._every)

@@ -28,8 +28,7 @@ from orchestrator.transport.connection import UNAVAILABLE, connect, describe
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.pull import Offer, Pulls, State
 from orchestrator.transport.pull_notifications import PullNotifications
-from orchestrator.workers.executors.outputs import finished
-from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable, Watcher, finished
 
 T = TypeVar("T")
 

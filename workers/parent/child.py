@@ -27,9 +27,8 @@ from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Attempt, Heartbeat, Malformed, decode, digest_of, encode, names_digest
 from orchestrator.workers.parent.held import Farewell, HeldAttempts, Limit
-from orchestrator.workers.parent.memory import thread_time
 from orchestrator.workers.parent.messages import Command, FirstToReport, Hello, Leaving
-from orchestrator.workers.parent.parent_death import die_with
+from orchestrator.workers.parent.processes import die_with, thread_time
 from orchestrator.workers.parent.scaling import ChildState
 from orchestrator.workers.process import end_process
 from orchestrator.workers.process import main as run_process

@@ -29,12 +29,10 @@ from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.parent.beating import Beating
 from orchestrator.workers.parent.changes import Changes
 from orchestrator.workers.parent.child import Child, prepare_forks, start_child
-from orchestrator.workers.parent.ended_processes import EndedProcesses
-from orchestrator.workers.parent.held import Farewell
-from orchestrator.workers.parent.memory import format_memory, noted_memory, resident_memory
+from orchestrator.workers.parent.held import EndedProcesses, Farewell
 from orchestrator.workers.parent.messages import Command, FirstToReport, Hello, Leaving
 from orchestrator.workers.parent.observed import ObservedWorker
-from orchestrator.workers.parent.parent_death import ending
+from orchestrator.workers.parent.processes import ending, format_memory, noted_memory, resident_memory
 from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, most_processes, plan
 from orchestrator.workers.parent.signal_wakeup import SignalWakeup
 from orchestrator.workers.spec import WorkerSpec

@@ -28,11 +28,17 @@ from orchestrator.transport.codec import Applied, encode, stream_position
 from orchestrator.transport.connection import FULL, UNAVAILABLE, describe
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.parent.held import HeldAttempts
-from orchestrator.workers.reporting.kept import KeptReports
-from orchestrator.workers.reporting.pending_reports import BATCH, BATCH_BYTES, PendingReport, split, without_completion
-from orchestrator.workers.running.critical_thread import start_critical_thread
+from orchestrator.workers.reporting.kept import (
+    BATCH,
+    BATCH_BYTES,
+    KeptReports,
+    PendingReport,
+    split,
+    without_completion,
+)
 from orchestrator.workers.running.forks import refuse_in_fork
 from orchestrator.workers.running.job import Job
+from orchestrator.workers.running.threads import start_critical_thread
 
 log = get_logger("worker")
 

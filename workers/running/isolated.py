@@ -30,8 +30,7 @@ from orchestrator.domain.tasks.task import Lost, NewTask, Returned
 from orchestrator.errors import SoftTimeout, Uncertain
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import EndReport, LogLine, ProgressMark, decode, encode
-from orchestrator.workers.parent.memory import resident_memory
-from orchestrator.workers.parent.parent_death import ending
+from orchestrator.workers.parent.processes import ending, resident_memory
 from orchestrator.workers.running.job import Job
 from orchestrator.workers.running.task_runtime import Outbox, interruption
 from orchestrator.workers.spec import WorkerSpec

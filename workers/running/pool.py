@@ -20,19 +20,17 @@ from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.reporting.task_log import TaskLog
 from orchestrator.workers.running.coroutines import Coroutines
-from orchestrator.workers.running.critical_thread import start_critical_thread
-from orchestrator.workers.running.delivery import DELIVERY
+from orchestrator.workers.running.delivery import DELIVERY, stack_of
 from orchestrator.workers.running.failures import retries_timeouts
-from orchestrator.workers.running.interrupt import stack_of
+from orchestrator.workers.running.hooks import AttemptSpans
 from orchestrator.workers.running.isolated import Isolation
 from orchestrator.workers.running.job import Job, Stage
 from orchestrator.workers.running.large_results import in_thread
 from orchestrator.workers.running.received_jobs import LOOK, ReceivedJobs
 from orchestrator.workers.running.runner import Runner
-from orchestrator.workers.running.spans import AttemptSpans
 from orchestrator.workers.running.standstill import BLOCKED_FOR, Standstill
 from orchestrator.workers.running.task_runtime import interruption
-from orchestrator.workers.running.threads import Threads
+from orchestrator.workers.running.threads import Threads, start_critical_thread
 from orchestrator.workers.running.turns import Turns
 
 log = get_logger("worker")

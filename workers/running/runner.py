@@ -35,7 +35,7 @@ from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Malformed, decode
 from orchestrator.workers.functions.allowed import Allowed
 from orchestrator.workers.reporting.task_output import end_lines
-from orchestrator.workers.running.delivery import DELIVERY
+from orchestrator.workers.running.delivery import DELIVERY, Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.running.failures import (
     Failures,
     completed,
@@ -44,7 +44,6 @@ from orchestrator.workers.running.failures import (
 )
 from orchestrator.workers.running.forks import end_fork
 from orchestrator.workers.running.hooks import around, around_turn, async_around, attempt_end
-from orchestrator.workers.running.interrupt import Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.running.job import Job
 from orchestrator.workers.running.large_results import LargeResults, finished_output, in_thread, read_events
 from orchestrator.workers.running.task_runtime import NOTHING, JobRuntime, Outbox, interruption

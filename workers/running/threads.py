@@ -6,11 +6,33 @@ already. Which tasks are short is measured. Should one take longer than expected
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from orchestrator.telemetry import get_logger
 from orchestrator.workers.running.job import Job
+
+log = get_logger("worker")
+
+
+def start_critical_thread(name: str, run: Callable[[], None]) -> None:
+    """Start a thread that a worker process cannot do without; if it fails, end the process.
+
+    It would go on to receive tasks that it never runs or never reports, and its parent would go on to beat for it.
+    The parent of a process that ends reports what it held as lost, and starts another.
+    """
+
+    def guarded() -> None:
+        try:
+            run()
+        except BaseException:
+            log.exception("process.thread_failed thread=%s: a defect; the process is replaced", name)
+            os._exit(1)
+
+    threading.Thread(target=guarded, name=name, daemon=True).start()
+
 
 _QUICK = 0.001
 """Seconds; a task that takes less is not worth a thread of its own."""

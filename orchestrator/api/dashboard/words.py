@@ -18,7 +18,7 @@ from orchestrator.monitoring.times import ago, counted, duration, present
 from orchestrator.sdk.values.display import as_shown
 from orchestrator.store.insights import QueueCounts, RunView, TaskView
 from orchestrator.terminal_safe import terminal_safe, without_styles
-from orchestrator.workers.parent.memory import format_memory
+from orchestrator.workers.parent.processes import format_memory
 
 __all__ = ["FILTERS", "is_composed", "present"]
 

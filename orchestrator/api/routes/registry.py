@@ -22,7 +22,7 @@ from orchestrator.domain.plain import whole
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.store import services as kept
 from orchestrator.store.services import Registered
-from orchestrator.transport import services
+from orchestrator.transport import announcements
 
 routes = Routes("services", "/workers")
 
@@ -96,15 +96,15 @@ def register_worker(api: Api, body: Registration) -> Ok:
     if problem := address_problem(body.url):
         raise unfit(f"url: {problem}, found {body.url!r:.200}.")
     connections = api.backend.connections
-    if not services.make_room(connections.redis, connections.keys, body.id):
-        raise refused(429, "There are too many service workers", f"{services.MOST:,} are registered already.")
+    if not announcements.make_room(connections.redis, connections.keys, body.id):
+        raise refused(429, "There are too many service workers", f"{announcements.MOST:,} are registered already.")
     said = Registered(body.id, body.url.rstrip("/"), sorted(set(body.services)))
     with connections.writing(f"service worker {body.id} was registered", transaction=True) as connection:
         if kept.put(connection, said):
             connections.record(connection, "register", "service", body.id, url=said.url, services=said.services)
             kept.forget(connection)
-    _, now = services.find(connections.redis, connections.keys, body.id)
-    services.write(connections.redis, connections.keys, _entry(said, body.load, now, now))
+    _, now = announcements.find(connections.redis, connections.keys, body.id)
+    announcements.write(connections.redis, connections.keys, _entry(said, body.load, now, now))
     return Ok()
 
 
@@ -112,7 +112,7 @@ def register_worker(api: Api, body: Registration) -> Ok:
 def worker_heartbeat(api: Api, body: ServiceHeartbeat) -> Ok:
     """Say that a service worker lives, and how busy it is: every 5 seconds, or at least every 15."""
     connections = api.backend.connections
-    entry, now = services.find(connections.redis, connections.keys, body.id)
+    entry, now = announcements.find(connections.redis, connections.keys, body.id)
     if entry is None or now - entry.kept_at > _TOUCH_EVERY:
         with connections.writing("", transaction=False) as connection:
             said = kept.find(connection, body.id)
@@ -122,7 +122,7 @@ def worker_heartbeat(api: Api, body: ServiceHeartbeat) -> Ok:
             raise NotFound(f"Nobody is registered as {body.id!r}: register first, with POST /workers/register.")
         entry = _entry(said, body.load, now, now)
     beat = msgspec.structs.replace(entry, load=body.load, heard_at=now)
-    services.write(connections.redis, connections.keys, beat)
+    announcements.write(connections.redis, connections.keys, beat)
     return Ok()
 
 
@@ -144,7 +144,7 @@ def allocate_worker(api: Api, query: AllocateQuery) -> ServiceWorkerView:
 
 def _live(api: Api, service: str | None = None, ttl: float | None = None) -> list[ServiceWorker]:
     connections = api.backend.connections
-    return services.list_live(connections.redis, connections.keys, ttl or api.settings.registry_ttl, service)
+    return announcements.list_live(connections.redis, connections.keys, ttl or api.settings.registry_ttl, service)
 
 
 def _entry(said: Registered, load: float, heard_at: float, kept_at: float) -> ServiceWorker:

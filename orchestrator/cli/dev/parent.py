@@ -10,7 +10,7 @@ from orchestrator.cli.dev import FOLLOW
 from orchestrator.environment import hide_environment
 from orchestrator.settings import Settings, load_settings
 from orchestrator.telemetry import configure_logging
-from orchestrator.workers.parent.parent_death import die_with
+from orchestrator.workers.parent.processes import die_with
 
 
 def begin_process(**given: Any) -> Settings:

@@ -19,8 +19,16 @@ from orchestrator.errors import ConfigurationError, OrchestratorError
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import configure_logging
 from orchestrator.terminal_safe import without_password
-from orchestrator.workers.container.folders import Folder, folder_of, split
-from orchestrator.workers.container.running import TEMPORARY, UNUSABLE, Board, Specification, run
+from orchestrator.workers.container.running import (
+    TEMPORARY,
+    UNUSABLE,
+    Board,
+    Folder,
+    Specification,
+    folder_of,
+    run,
+    split,
+)
 from orchestrator.workers.functions.loading import load_app
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
-from orchestrator.workers.parent.parent_death import die_with, ending
+from orchestrator.workers.parent.processes import die_with, ending
 
 log = get_logger("shards")
 

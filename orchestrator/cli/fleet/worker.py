@@ -15,7 +15,7 @@ from orchestrator.cli.fleet.shards import run_shards
 from orchestrator.cli.terminal.options import app_option, log_options, metrics_option, require_app
 from orchestrator.environment import forbid_inspection
 from orchestrator.sdk.checks import check_name
-from orchestrator.workers.parent.memory import parse_memory
+from orchestrator.workers.parent.processes import parse_memory
 from orchestrator.workers.parent.supervisor import run_worker
 from orchestrator.workers.spec import EVERY_QUEUE, WorkerSpec
 

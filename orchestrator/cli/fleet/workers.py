@@ -10,7 +10,7 @@ from orchestrator.cli.terminal.reading import looking
 from orchestrator.domain.fleet.announced import count_known
 from orchestrator.monitoring.times import ago, duration, present
 from orchestrator.monitoring.trouble import stands_still
-from orchestrator.workers.parent.memory import format_memory
+from orchestrator.workers.parent.processes import format_memory
 
 
 @click.group("workers", invoke_without_command=True)

@@ -19,9 +19,9 @@ from orchestrator.scheduler.code.runs import ask_to_cancel
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import cancel_tasks
 from orchestrator.scheduler.transaction import Transaction
+from orchestrator.store.code import expectations as store
 from orchestrator.store.code import histories
 from orchestrator.store.code import keys as run_keys
-from orchestrator.store.code import resolutions as store
 from orchestrator.store.code import runs as code_runs
 from orchestrator.store.runs import cancels, transitions
 from orchestrator.store.runs.creation import NewRun

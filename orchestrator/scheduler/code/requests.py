@@ -20,11 +20,10 @@ from orchestrator.domain.tasks.task import TaskError
 from orchestrator.scheduler.code.runs import append_facts, reply
 from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.transaction import Transaction
-from orchestrator.store.code import expectations, histories, resolutions
+from orchestrator.store.code import expectations, histories
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.expectations import Answered, NewPromise
-from orchestrator.store.code.resolutions import Kept
+from orchestrator.store.code.expectations import Answered, Kept, NewPromise
 from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.telemetry import get_logger
@@ -147,7 +146,7 @@ def settle_promises(tx: Transaction, items: Sequence[Request]) -> None:
     open_promises: dict[tuple[bytes, str], list[bytes]] = defaultdict(list)
     for run, promise, name in expectations.open_promises(tx.connection, runs):
         open_promises[run, name].append(promise)
-    settled = {(kept.run, kept.what.name) for kept in resolutions.of_runs(tx.connection, runs)}
+    settled = {(kept.run, kept.what.name) for kept in expectations.of_runs(tx.connection, runs)}
     facts: dict[bytes, list[Fact]] = defaultdict(list)
     gone: list[tuple[bytes, bytes]] = []
     early: dict[bytes, Kept] = {}
@@ -168,7 +167,7 @@ def settle_promises(tx: Transaction, items: Sequence[Request]) -> None:
     if gone:
         expectations.forget_promises(tx.connection, gone)
         append_facts(tx, facts)
-    stored = resolutions.keep(tx.connection, list(early.values())) if early else set()
+    stored = expectations.keep(tx.connection, list(early.values())) if early else set()
     answers += [
         Answered(request, _others(open_promises, kept.run))
         if (kept.run, kept.what.name) in stored
@@ -187,7 +186,7 @@ def _others(open_promises: Mapping[tuple[bytes, str], Sequence[bytes]], run: byt
 def meet_promises(tx: Transaction, created: Sequence[NewPromise]) -> None:
     """Deliver kept answers to promises that code has just created."""
     waiting: dict[tuple[bytes, str], list[Kept]] = defaultdict(list)
-    for kept in resolutions.of_runs(tx.connection, {promise.run for promise in created}):
+    for kept in expectations.of_runs(tx.connection, {promise.run for promise in created}):
         if kept.number:
             waiting[kept.run, kept.what.name].append(kept)
     met: list[Kept] = []
@@ -199,7 +198,7 @@ def meet_promises(tx: Transaction, created: Sequence[NewPromise]) -> None:
             gone.append((promise.run, promise.id))
             facts[promise.run].append(met[-1].what.of(promise.id))
     if met:
-        resolutions.remove(tx.connection, met)
+        expectations.remove(tx.connection, met)
         expectations.forget_promises(tx.connection, gone)
         append_facts(tx, facts)
 
@@ -216,13 +215,13 @@ def give_up_promises(tx: Transaction, given_up: Sequence[tuple[bytes, bytes]]) -
     runs = list({run for run, _ in unheard})
     facts = [(run, fact) for run, fact in histories.settled(tx.connection, runs) if (run, fact.id) in unheard]
     created = histories.promises(tx.connection, runs)
-    numbers = Counter({(kept.run, kept.what.name): kept.number for kept in resolutions.of_runs(tx.connection, runs)})
+    numbers = Counter({(kept.run, kept.what.name): kept.number for kept in expectations.of_runs(tx.connection, runs)})
     late: list[Kept] = []
     for run, fact in facts:
         (what,) = resolutions_of([fact], created[run])
         numbers[run, what.name] += 1
         late.append(Kept(run, numbers[run, what.name], what))
-    resolutions.keep(tx.connection, late)
+    expectations.keep(tx.connection, late)
     waiting = expectations.open_promises(tx.connection, runs)
     meet_promises(tx, [NewPromise(run, promise, name, 0) for run, promise, name in waiting])
 

@@ -33,12 +33,11 @@ from orchestrator.scheduler.runs.creation import create_runs
 from orchestrator.scheduler.tasks.creation import cancel_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store import payloads
-from orchestrator.store.code import expectations, histories, resets, resolutions
+from orchestrator.store.code import expectations, histories, resets
 from orchestrator.store.code import keys as run_keys
 from orchestrator.store.code import runs as code_runs
-from orchestrator.store.code.expectations import Answered, NewPromise
+from orchestrator.store.code.expectations import Answered, Kept, NewPromise
 from orchestrator.store.code.resets import Handover, ResetRun
-from orchestrator.store.code.resolutions import Kept
 from orchestrator.store.inbox import Request
 from orchestrator.store.runs import transitions as store
 from orchestrator.store.runs.creation import NewRun
@@ -102,7 +101,7 @@ def reset_runs(tx: Transaction, runs: Runs, items: Sequence[Request]) -> set[int
         log.info("run.reset run=%s history_event=%d new_run=%s reason=%s", *whose.values(), *as_what, extra=whose)
     if planned:
         ending = [plan.head.id for plan in planned if plan.head.open]
-        kept = resolutions.of_runs(tx.connection, ending)
+        kept = expectations.of_runs(tx.connection, ending)
         _end(tx, runs, ending)
         _start(tx, runs.code, planned, last)
         _keep(tx, planned, kept)
@@ -175,9 +174,9 @@ def _keep(tx: Transaction, planned: Sequence[_Planned], kept: Sequence[Kept]) ->
     rows: list[Kept] = []
     for plan in planned:
         rows += [Kept(plan.new, 0, Resolution(name)) for name in plan.begins.settled]
-        rows += resolutions.numbered(plan.new, early[plan.head.id])
+        rows += expectations.numbered(plan.new, early[plan.head.id])
     if rows:
-        resolutions.keep(tx.connection, rows)
+        expectations.keep(tx.connection, rows)
 
 
 def _new_run(plan: _Planned, ends: Sequence[Outcome]) -> NewRun:

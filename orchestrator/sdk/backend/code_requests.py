@@ -28,7 +28,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.waiting.steps import Steps, time_limit
 from orchestrator.sealing import reveal
 from orchestrator.store import audit, inbox
-from orchestrator.store.code import expectations, histories, resolutions, runs
+from orchestrator.store.code import expectations, histories, runs
 from orchestrator.store.code.histories import UpdateEvents
 from orchestrator.store.inbox import RequestKind
 from orchestrator.transport.codec import Ended
@@ -264,6 +264,6 @@ def refuse_other_name(what: str, name: str, first: object) -> None:
 
 def _refuse_second(connection: Connection, run: bytes, name: str) -> None:
     """Refuse to decide a promise that is decided, so that the audit log has only what was done."""
-    if resolutions.take_turn(connection, run, name):
+    if expectations.take_turn(connection, run, name):
         known = audit.decision(connection, to_text(run), name) or "resolved, rejected or given up before"
         raise WrongState(f"No promise {name!r} is open in run {to_text(run)}: it was {known}.")

@@ -1,6 +1,6 @@
 """Make definitions of compositions, and start runs of them.
 
-A composition becomes one DAG of flat steps (`domain/dag/composed.py`):
+A composition becomes one DAG of flat steps (`domain/dag/placement.py`):
 
     a | b                       two steps; the input of the second is the output of the first
     group(a.s(1), a.s(2), …)    one fan-out over the arguments of all

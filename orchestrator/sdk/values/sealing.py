@@ -65,7 +65,7 @@ def store_of(settings: Settings) -> PayloadStore | None:
     """Return the store that settings name; None where there is none. From then on this process reads from it."""
     if not settings.payload_store:
         return None
-    from orchestrator.transport.stores_in_use import StoresInUse  # it imports redis, which few programs need so early
+    from orchestrator.transport.announcements import StoresInUse  # it imports redis, which few programs need so early
 
     return keeping.store_of(settings, StoresInUse)
 

@@ -7,16 +7,19 @@ snapshot, so a task that is on its way from `tasks` to `ended_tasks` is seen in 
 from orchestrator.store.insights.activity import minutes_of_worker, slowest
 from orchestrator.store.insights.approvals import ApprovalPage, ApprovalView, find_node, page_of_approvals
 from orchestrator.store.insights.attempts import AttemptView, ErrorView
-from orchestrator.store.insights.code import CodeView, OpenView, ResetView, show_code
-from orchestrator.store.insights.code_workflows import (
+from orchestrator.store.insights.code import (
     CodeRun,
     CodeStart,
+    CodeView,
     CodeWorkflowView,
+    OpenView,
+    ResetView,
     count_open_others,
     find_code_start,
     list_code_workflows,
     open_runs,
     sample_runs,
+    show_code,
 )
 from orchestrator.store.insights.failures import GroupKey, errors_of_tasks, spread_of_failures
 from orchestrator.store.insights.fleet import QueueCounts, WorkerView, empty_queue, list_queues, list_workers

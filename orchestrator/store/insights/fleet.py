@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Connection
 
 from orchestrator.store.fleet import IS_FRESH
-from orchestrator.store.insights import many
+from orchestrator.store.insights import load
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY
 
@@ -118,7 +118,7 @@ SELECT queue, coalesce(ready, 0) AS ready, coalesce(delayed, 0) AS delayed, coal
  ORDER BY queue
 """
 _QUEUES = Statement[Row](f"WITH /* insights.fleet.queues */ {_ALL} {_SHOWN}")
-_MANY_QUEUES = Statement[Row](f"WITH /* insights.fleet.many_queues */ RECURSIVE {many.COUNTS} {_SHOWN}")
+_MANY_QUEUES = Statement[Row](f"WITH /* insights.fleet.many_queues */ RECURSIVE {load.COUNTS} {_SHOWN}")
 
 
 def list_queues(connection: Connection, within: str = "") -> list[QueueCounts]:
@@ -126,7 +126,7 @@ def list_queues(connection: Connection, within: str = "") -> list[QueueCounts]:
 
     Those whose names begin with `within`, that is. Where there are very many open tasks, not all are counted.
     """
-    rows = (_MANY_QUEUES if many.is_much(connection) else _QUEUES)(connection, within=within)
+    rows = (_MANY_QUEUES if load.is_much(connection) else _QUEUES)(connection, within=within)
     return [QueueCounts(**row._asdict() | {"least": tuple(row.least)}) for row in rows]
 
 

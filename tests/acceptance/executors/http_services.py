@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.domain.executors.builtin import Http
 from orchestrator.domain.executors.options import ExecutorOptions
 from orchestrator.domain.executors.services import ServiceWorker
-from orchestrator.transport import services as registry
+from orchestrator.transport import announcements as registry
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from tests.acceptance.executors.harness import BehindDoor, Services

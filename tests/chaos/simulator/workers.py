@@ -35,7 +35,7 @@ from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import private_queue
 from orchestrator.transport.worker import Received, StreamsGone
 from orchestrator.workers.parent.held import HeldAttempts
-from orchestrator.workers.reporting.pending_reports import PendingReport, split
+from orchestrator.workers.reporting.kept import PendingReport, split
 from orchestrator.workers.reporting.reporter import _ASK_AGAIN, Reporter
 from orchestrator.workers.running.failures import unknown
 from orchestrator.workers.running.job import Bundle, Job, Stage

@@ -23,8 +23,7 @@ from orchestrator.errors import GiveUp
 from orchestrator.plugins.executors.cloud_run import OWN_VARIABLE, CloudRun
 from orchestrator.workers.executors.asking import Answer
 from orchestrator.workers.executors.left_outputs import LeftOutputs
-from orchestrator.workers.executors.looking import Looks
-from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Looks, Setup, Unequipped, Unreachable, Watcher
 from orchestrator.workers.executors.rest import Api, refusal
 
 LARGEST_VARIABLE = 32_000

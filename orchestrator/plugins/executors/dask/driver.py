@@ -21,8 +21,7 @@ from distributed.client import FutureCancelledError
 from orchestrator.domain.executors.options import Broken, Execution, Outcome
 from orchestrator.plugins.executors.dask import Dask
 from orchestrator.plugins.executors.dask.on_cluster import CALL, STOP
-from orchestrator.workers.executors.outputs import function_outcome
-from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher, function_outcome
 
 _CONNECTING = 10.0
 """Seconds that a connection may take at most; the setting executor_timeout may say fewer."""

@@ -41,8 +41,7 @@ from orchestrator.plugins.executors.kubernetes.job import (
 )
 from orchestrator.workers.executors.asking import Answer, TooLarge
 from orchestrator.workers.executors.left_outputs import LeftOutputs
-from orchestrator.workers.executors.outputs import finished
-from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Setup, Unreachable, Watcher, finished
 from orchestrator.workers.executors.rest import Api
 
 _CREATED = (200, 201, 202)

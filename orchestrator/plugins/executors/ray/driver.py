@@ -21,9 +21,7 @@ from orchestrator.domain.executors.options import Broken, Execution, Outcome
 from orchestrator.errors import GiveUp
 from orchestrator.plugins.executors.ray import EXECUTION, PROGRAM, SPECIFICATION, Ray
 from orchestrator.workers.executors.asking import Answer, TooLarge
-from orchestrator.workers.executors.looking import Looks
-from orchestrator.workers.executors.outputs import function_outcome
-from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Watcher
+from orchestrator.workers.executors.protocol import Gone, Looks, Setup, Unequipped, Watcher, function_outcome
 from orchestrator.workers.executors.rest import Api, refusal
 
 LARGEST_INPUT = 100_000

@@ -20,8 +20,7 @@ from orchestrator.domain.executors.options import Execution, Outcome
 from orchestrator.plugins.executors.rq import Rq
 from orchestrator.plugins.executors.rq import fleet as rq
 from orchestrator.terminal_safe import sentence, without_password
-from orchestrator.workers.executors.looking import Looks
-from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable, Watcher
+from orchestrator.workers.executors.protocol import Gone, Looks, Setup, Unequipped, Unreachable, Watcher
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from rq.serializers import JSONSerializer
 
 from orchestrator.domain.executors.options import Broken, Execution, Outcome
 from orchestrator.plugins.executors.rq import Rq
-from orchestrator.workers.executors.outputs import finished, raised
+from orchestrator.workers.executors.protocol import finished, raised
 
 _ENDED = frozenset({"finished", "failed", "stopped", "canceled", "lost"})
 _UNSERIALIZABLE = "Unserializable return value"
