@@ -24,7 +24,11 @@ class _Silence:
 @pytest.mark.parametrize(
     ("age", "timeout", "looks"), [(0.0, None, False), (10.0, None, True), (-10.0, None, True), (0.0, 0.0, True)]
 )
-def test_a_waiter_looks_at_once_unless_the_task_is_new(age: float, timeout: float | None, looks: bool) -> None:
+def test_a_waiter_looks_at_once_unless_the_task_is_new(
+    age: float, timeout: float | None, looks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now)
     looked: list[float] = []
     ended: list[Ended | None] = [None]
 
@@ -34,7 +38,7 @@ def test_a_waiter_looks_at_once_unless_the_task_is_new(age: float, timeout: floa
 
     waiters = EndWaiters(Settings(redis_url="redis://localhost:1"), lambda _: [])
     waiters._announcements = _Silence  # type: ignore[assignment]
-    task = time_ordered_id(time.time_ns() // 1_000_000 - int(age * 1000), bytes(10))
+    task = time_ordered_id(now // 1_000_000 - int(age * 1000), bytes(10))
     steps = waiters.wait(task, find_end, TimeLimit(timeout))
     pause = next(steps, None)
     assert bool(looked) is looks

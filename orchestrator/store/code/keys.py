@@ -12,7 +12,7 @@ from orchestrator.store.batches import Batch
 from orchestrator.store.sql import Prepared, Row, Statement
 
 OWN_ID = "right(k.key, -length(workflow) - CASE WHEN strpos(workflow, '/') > 0 THEN 2 ELSE 1 END)"
-"""The id that a client has chosen: it stands behind the name of the workflow (`scoped` in `lane_limits.py`)."""
+"""The id that a client has chosen, behind the name of the workflow (`scoped` in `domain/limits/lane_limits.py`)."""
 
 _CLAIM = Statement[UUID]("""
 INSERT /* run_keys.claim */ INTO orchestrator.run_keys (key, run_id) VALUES (%(key)s, %(run)s::uuid)

@@ -1,4 +1,4 @@
-"""Runs that were started by runs: how many there are, and which wait for themselves."""
+"""Runs that were started by runs: how many there are, and which wait for themselves; lanes that shards share."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def begin_or_park(connection: Connection, now: datetime, ids: Sequence[bytes], *
     """Start those of these runs that are pending, as far as their lanes have room, and let the others wait.
 
     What is below a run that is being cancelled does not begin, and is cancelled as well: so no tree of runs grows
-    faster than it is cancelled. Where lanes are shared with other shards, they are locked (`shared.py`).
+    faster than it is cancelled. Where lanes are shared with other shards, they are locked (`ancestry.py`).
     """
     found: dict[RunState, list[RunRow]] = {RunState.RUNNING: [], RunState.PENDING: [], RunState.CANCELLED: []}
     for row in (_BEGIN_SHARED if is_shared else _BEGIN_ALONE)(connection, now=now, ids=ids):
