@@ -86,11 +86,8 @@ def encoded(value: Any) -> str:
 
 
 def of_params(params: Mapping[str, Param], values: Mapping[str, Any] | None = None) -> list[Field]:
-    """Return the fields of parameters that a definition declares, filled if values are given; required ones first.
-
-    Postgres does not keep the order in which a definition names them.
-    """
-    found = []
+    """Return the fields of parameters that a definition declares, filled if values are given; required ones first."""
+    found = []  # Postgres does not keep the order in which a definition names them
     for name, one in sorted(params.items(), key=lambda param: not param[1].required):
         value = UNSET if values is None else values.get(name, UNSET)
         found.append(

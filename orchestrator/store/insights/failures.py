@@ -110,10 +110,7 @@ _MOST_ATTEMPTS = 20
 
 
 def _first_attempt(task: str, since: str = "'-infinity'") -> str:
-    """Return a query of when and where a task has failed as it did in the end, for the first time since then.
-
-    An attempt before the last one is in `attempts`, also after a retry by hand. Of very many, the first are looked at.
-    """
+    """Return a query of when and where a task failed for the first time since then as it did in the end, if twice."""
     tried = f"SELECT * FROM orchestrator.attempts WHERE task_id = {task}.id ORDER BY attempt LIMIT {_MOST_ATTEMPTS}"
     return f"""SELECT ended_at, worker FROM ({tried}) AS tried
      WHERE {task}.attempt > 1 AND outcome = 'failed' AND ended_at >= {since} AND {group_of("tried")} = {group_of(task)}
@@ -127,37 +124,32 @@ WITH /* insights.failures.latest */ looked_at AS MATERIALIZED (
 ), named AS MATERIALIZED (
     SELECT name, queue, {group_of("looked_at")} AS id, coalesce(error->>'kind', '') AS kind,
            coalesce(error->>'message', '') AS message, looked_at.id AS task, looked_at.ended_at, run_id,
-           looked_at.worker, coalesce(before.ended_at, looked_at.ended_at) AS first_at,
-           CASE WHEN before.ended_at IS NULL THEN looked_at.worker ELSE before.worker END AS first_worker
-      FROM looked_at LEFT JOIN LATERAL ({_first_attempt("looked_at")}) AS before ON true WHERE status = 'failed'
-), placed AS MATERIALIZED (
-    SELECT named.*, r.release, f.release AS first_release
-      FROM named LEFT JOIN orchestrator.worker_releases r USING (worker)
-      LEFT JOIN orchestrator.worker_releases f ON f.worker = first_worker
+           looked_at.worker, coalesce(before.ended_at, looked_at.ended_at) AS first_at, r.release,
+           coalesce(before.worker, looked_at.worker) AS first_worker, f.release AS first_release
+      FROM looked_at LEFT JOIN LATERAL ({_first_attempt("looked_at")}) AS before ON true
+      LEFT JOIN orchestrator.worker_releases r ON r.worker = looked_at.worker
+      LEFT JOIN orchestrator.worker_releases f ON f.worker = coalesce(before.worker, looked_at.worker)
+     WHERE status = 'failed'
 ), groups AS (
     SELECT name, queue, id, min(kind) AS kind, (array_agg(message ORDER BY ended_at DESC))[1] AS example,
            (array_agg(task ORDER BY ended_at DESC))[1] AS task,
            count(*) AS tasks, min(first_at) AS first_at, max(ended_at) AS last_at,
-           (array_agg(first_release ORDER BY first_at))[1] AS first_release
-      FROM placed GROUP BY name, queue, id
+           (array_agg(first_release ORDER BY first_at))[1] AS first_release,
+           (array_agg(DISTINCT run_id ORDER BY run_id DESC) FILTER (WHERE run_id IS NOT NULL))[:{_MOST_RUNS}] AS runs
+      FROM named GROUP BY name, queue, id
 ), by_worker AS (
     SELECT name, queue, id, (array_agg(DISTINCT w))[:3] AS workers, count(DISTINCT w) AS all_workers
-      FROM placed CROSS JOIN LATERAL (VALUES (worker), (first_worker)) AS each(w) WHERE w IS NOT NULL
-     GROUP BY name, queue, id
-), by_run AS (
-    SELECT name, queue, id, (array_agg(run_id ORDER BY last_at DESC))[:{_MOST_RUNS}] AS runs
-      FROM (SELECT name, queue, id, run_id, max(ended_at) AS last_at
-              FROM placed WHERE run_id IS NOT NULL GROUP BY name, queue, id, run_id) AS each
+      FROM named CROSS JOIN LATERAL (VALUES (worker), (first_worker)) AS each(w) WHERE w IS NOT NULL
      GROUP BY name, queue, id
 ), by_release AS (
     SELECT name, queue, id, (array_agg(release ORDER BY last_at DESC))[:{_MOST_RELEASES}] AS releases
       FROM (SELECT name, queue, id, release, max(ended_at) AS last_at
-              FROM placed WHERE release IS NOT NULL GROUP BY name, queue, id, release) AS each
+              FROM named WHERE release IS NOT NULL GROUP BY name, queue, id, release) AS each
      GROUP BY name, queue, id
 )
 SELECT counted.looked_at, found.* FROM (SELECT count(*) AS looked_at FROM looked_at) AS counted
   LEFT JOIN (SELECT * FROM groups LEFT JOIN by_release USING (name, queue, id)
-               LEFT JOIN by_worker USING (name, queue, id) LEFT JOIN by_run USING (name, queue, id)) AS found ON true
+               LEFT JOIN by_worker USING (name, queue, id)) AS found ON true
  ORDER BY tasks DESC, name, queue, id
 """)
 _HAS_MORE = Statement[bool](f"""
