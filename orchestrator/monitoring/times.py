@@ -36,7 +36,8 @@ def ago(moment: datetime | None, now: datetime) -> str:
     if moment is None:
         return ""
     seconds = (now - moment).total_seconds()
-    size = next((f"{int(abs(seconds) // unit)}{name}" for unit, name in _UNITS if abs(seconds) >= unit), "0s")
+    half = 0.5 if seconds < 0 else 0.0  # what is ahead is rounded: "in 1d" is not almost two
+    size = next((f"{int(abs(seconds) / unit + half)}{name}" for unit, name in _UNITS if abs(seconds) >= unit), "0s")
     return f"in {size}" if seconds < 0 else f"{size} ago"
 
 

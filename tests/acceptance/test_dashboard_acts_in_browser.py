@@ -117,6 +117,11 @@ def test_failures_are_acknowledged_snoozed_and_shown_again(base: str, window: Wa
     window.sees(".said", "snoozed until")
     assert not rows.first.is_visible()
     press(window, by, "1 snoozed group")
+    until = window.sees("time[data-moment]")
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d local", until.inner_text())
+    window.page.keyboard.type("tt")
+    assert until.inner_text().endswith(" UTC"), "it follows the switch, and says so"
+    window.page.keyboard.type("t")
     assert rows.first.is_visible()
     press(window, by, "Reopen")
     window.sees(".said", "shown as before")

@@ -883,7 +883,7 @@ def test_failure_groups_are_snoozed_acknowledged_and_opened_again(house: House) 
     assert f'<form id="undo" method="post" action="{path}/reopen">' in page
     shown, _, folded = page.partition('<details data-key="snoozed">')
     assert (groups_of(shown), groups_of(folded)) == ([BANK], [MAIL])
-    assert re.search(r"snoozed by .*, until 20", folded)
+    assert re.search(r"snoozed by .*, until <time[^>]*data-moment>20\d\d-.* UTC<", folded)
     assert "mail.out" not in visitor.get("/ui").text.partition("<h2>Failures")[2]
     visitor.post(f"{path}/reopen", back="/ui/failures")
     assert 'data-key="snoozed"' not in visitor.get("/ui/failures").text

@@ -151,7 +151,7 @@ def test_lists_say_when_a_delayed_task_is_due(house: House, anyone: Visitor) -> 
         row = row_of(anyone.get(path).text, id)
         assert re.search(r'due <time datetime="(20[^"]*Z)" title="\1">in 1h</time>', row), path
     page = anyone.get("/ui/tasks?status=pending").text
-    assert re.search(r"fails <time [^>]*>in 1d", row_of(page, held))
+    assert re.search(r"fails <time [^>]*>in 2d", row_of(page, held))
     assert not re.search("due <time|fails <time", row_of(page, busy))
     assert not re.search("due <time|fails <time", row_of(page, house.tasks["mail"]))
     assert re.search(r"<dt>Due</dt><dd><time [^>]*>in 1h", anyone.get(f"/ui/tasks/{id}").text)

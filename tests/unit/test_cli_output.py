@@ -40,7 +40,15 @@ def test_a_duration_has_the_unit_that_suits_it(seconds: float | None, text: str)
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0s ago"), (59, "59s ago"), (200, "3m ago"), (7300, "2h ago"), (200_000, "2d ago"), (-20, "in 20s")],
+    [
+        (0, "0s ago"),
+        (59, "59s ago"),
+        (200, "3m ago"),
+        (7300, "2h ago"),
+        (200_000, "2d ago"),
+        (-20, "in 20s"),
+        (-47 * 3600, "in 2d"),
+    ],
 )
 def test_an_age_has_one_unit(seconds: float, text: str) -> None:
     assert ago(NOW - timedelta(seconds=seconds), NOW) == text

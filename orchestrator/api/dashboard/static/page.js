@@ -70,8 +70,7 @@
   function age(moment) {
     const seconds = (serverNow() - moment) / 1000;
     const [unit, name] = UNITS.find(([size]) => Math.abs(seconds) >= size) || [1, "s"];
-    const text = `${Math.floor(Math.abs(seconds) / unit)}${name}`;
-    return seconds < 0 ? `in ${text}` : `${text} ago`;
+    return seconds < 0 ? `in ${Math.round(-seconds / unit)}${name}` : `${Math.floor(seconds / unit)}${name} ago`;
   }
 
   // How long something has lasted that goes on, as the server says it.
@@ -99,7 +98,7 @@
         if ("hour" in time.dataset) time.textContent = hour.format(at);
       }
       if ("clock" in time.dataset || "hour" in time.dataset || "zoned" in time.dataset) continue;
-      const text = "lasts" in time.dataset ? lasting(at.getTime()) : times === "ago" ? age(at.getTime()) : moment.format(at);
+      const text = "lasts" in time.dataset ? lasting(at.getTime()) : "moment" in time.dataset ? `${moment.format(at)} ${TIMES[times === "utc" ? "utc" : "local"]}` : times === "ago" ? age(at.getTime()) : moment.format(at);
       if (time.textContent !== text) time.textContent = text;
     }
   }
