@@ -163,6 +163,14 @@ def test_a_timeline_tells_the_wait_for_a_limit_from_that_in_a_queue(system: Syst
     assert sorted(name for name, waits in found.items() if "limited" in waits) == ["second"], found
 
 
+def test_the_page_of_workers_says_that_none_is_live(system: System) -> None:
+    system.pass_seconds()
+    assert "No live worker" in Visitor(create_app(system.settings)).get("/ui/workers").text
+    system.worker(knows=("job",))
+    system.pass_seconds()
+    assert "No live worker" not in Visitor(create_app(system.settings)).get("/ui/workers").text
+
+
 def test_the_slowest_tasks_of_a_queue_and_a_worker_are_listed(system: System) -> None:
     worker = system.worker(knows=("job",), slots=50)
     tasks = system.dispatch(12)
