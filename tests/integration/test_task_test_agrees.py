@@ -81,7 +81,8 @@ def script(random: random.Random, label: str, count: Any, keyed: Mapping[str, Sc
 def child(random: random.Random, label: str, count: Any, keyed: Mapping[str, Script], depth: int) -> Script:
     if random.random() < 0.4:
         key = random.choice(list(keyed))
-        scope = random.choice(["pending", "running", "once", 100 * MOVE])
+        # One for all that have the key: who of two comes first in a moment is not certain, and must make no difference.
+        scope = keyed[key].setdefault("scope", random.choice(["pending", "running", "once", 100 * MOVE]))
         return keyed[key] | {"how": "enqueue", "key": f"{label}.{key}", "scope": scope, "delay": 1, "expires": None}
     return script(random, label, count, keyed, depth)
 

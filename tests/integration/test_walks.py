@@ -94,4 +94,4 @@ def test_from_a_page_of_the_dashboard_to_its_rows(system: System, request: pytes
     with following(*marks_of(raw(handle))) as walk:
         tasks.list_tasks(api, TasksQuery(), KeyScope())
     walk.calls = [file for file in walk.calls if not file.endswith(".html")]  # which jinja enters line by line
-    short(walk, files=9, stays=10)
+    short(walk, files=11, stays=15)
