@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from orchestrator.domain.code.activation import Activated, Activation, Query
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.tasks.outcomes import AttemptReport
 from orchestrator.domain.tasks.task import Dispatch, Started, Succeeded
+from orchestrator.sdk.code.engine import Running
 from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.transport.codec import encode
 from orchestrator.workers.functions.allowed import Allowed
@@ -50,10 +52,13 @@ async def spins(ctx: WorkflowContext) -> None:
 
 @app.workflow(name="clings")
 async def clings(ctx: WorkflowContext) -> None:
+    def spin() -> None:  # by itself, for a jump of a loop may stand outside of the `try` around it
+        while not let_go:
+            pass
+
     while not let_go:
         try:
-            while not let_go:
-                pass
+            spin()
         except BaseException:  # noqa: BLE001
             continue
 
@@ -264,6 +269,24 @@ def test_a_turn_that_competes_for_the_processor_is_not_blamed(world: World) -> N
         busy.clear()
         for neighbour in neighbours:
             neighbour.join()
+
+
+@pytest.mark.parametrize("passing", [1, 2])
+def test_a_turn_is_not_charged_with_what_came_before_it(passing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the watchdog looks, the code may run for long and an event may pass: with one of the readings, here."""
+    commander = SimpleNamespace(step=1, commanded=0, is_away=False)
+    running = Running(commander)  # type: ignore[arg-type]
+    readings: list[float] = []
+
+    def read(*_: object) -> float:
+        readings.append(len(readings) * 2 * LIMIT)
+        commander.step += len(readings) == passing
+        return readings[-1]
+
+    monkeypatch.setattr(turns, "_processor_time", read)
+    watchdog = turns.Turns(LIMIT)
+    verdicts = [watchdog._is_too_long(running, now) for now in range(4)]
+    assert verdicts.index(True) == passing + 1, "the look after that which first saw the event"
 
 
 def test_what_runs_in_a_process_of_its_own_is_ended_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from types import FrameType
 from orchestrator.domain.code.activation import Activated, Violation
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import NotDeterministic
+from orchestrator.sdk.code.commander import Commander
 from orchestrator.sdk.code.endings import EndTurn
 from orchestrator.sdk.code.engine import Running
 from orchestrator.sdk.code.guards import is_own_code
@@ -99,9 +100,10 @@ class Turns:
 
     def _is_too_long(self, running: Running, now: float) -> bool:
         commander = running.commander
+        seen = _seen(commander)
         used = _processor_time(running.thread, now)
-        seen = commander.step, min(commander.commanded, _MOST_COMMANDS)
-        if commander.is_away or seen != running.seen:
+        # Compared on both sides of the reading: another thread may run between any two lines here, for long.
+        if commander.is_away or not running.seen == seen == _seen(commander):
             running.seen, running.since, running.watched = seen, used, 0.0
         else:
             running.watched += min(now - running.looked_at, _LONGEST_LOOK)
@@ -110,6 +112,11 @@ class Turns:
         if busy >= self._limit or running.watched >= _MOST * self._limit:
             return True
         return running.watched >= _MOST_WAITING * self._limit and busy < _BUSY * running.watched
+
+
+def _seen(commander: Commander) -> tuple[int, int]:
+    """Return how far the code has come."""
+    return commander.step, min(commander.commanded, _MOST_COMMANDS)
 
 
 def _processor_time(thread: int, now: float) -> float:

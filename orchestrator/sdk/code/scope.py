@@ -52,8 +52,8 @@ def outside() -> Iterator[None]:
         yield
     finally:
         if before is not None:
-            before.is_away = False
             before.step += 1
+            before.is_away = False
         asyncio._set_running_loop(loop)
         enter(before)
         sys.setprofile(profile)
