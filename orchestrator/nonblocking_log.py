@@ -175,9 +175,11 @@ def _open(descriptor: int) -> _Output:
 
 
 def _write_if_ready(descriptor: int, data: bytes) -> int:
-    """Write as much as a pipe that can be written to takes for certain, unless others fill it at this very moment."""
-    _, ready, _ = select.select([], [descriptor], [], 0)
-    return os.write(descriptor, data[: select.PIPE_BUF]) if ready else 0
+    """Write as much at a time as a pipe that is ready takes for certain, unless others fill it at this very moment."""
+    written = 0
+    while written < len(data) and select.select([], [descriptor], [], 0)[1]:
+        written += os.write(descriptor, data[written : written + select.PIPE_BUF])
+    return written
 
 
 def flush_within(seconds: float, *streams: Any) -> None:

@@ -8,9 +8,11 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from orchestrator import nonblocking_log
 from orchestrator.nonblocking_log import NonblockingHandler
 
 
@@ -47,6 +49,22 @@ def read_all(reader: int) -> list[str]:
     except BlockingIOError:
         pass
     return found.decode().splitlines()
+
+
+def test_a_long_line_is_written_at_once_where_a_pipe_cannot_be_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `/proc`, all but its first 4 kB waited for the line after it."""
+    reader, writer = os.pipe()
+    monkeypatch.setattr(nonblocking_log, "os", SimpleNamespace(**vars(os) | {"open": _refuse}))
+    logger_of(NonblockingHandler(writer)).warning("x" * 20_000)
+    assert read_all(reader) == ["x" * 20_000]
+    for _ in range(9):
+        logger_of(NonblockingHandler(writer)).warning("x" * 20_000)  # more than a pipe holds, and nobody waits
+    os.close(reader)
+    os.close(writer)
+
+
+def _refuse(*_: object) -> int:
+    raise FileNotFoundError
 
 
 @pytest.mark.slow
