@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Iterable, Sequence
 from importlib import metadata
+from inspect import cleandoc
 from typing import Any
 
 import msgspec
@@ -104,6 +105,8 @@ def _plain(schema: Any) -> Any:
         found["items"] = {"anyOf": found.pop("prefixItems")}
     if found.get("type") == "array":
         found.setdefault("items", {})
+    if isinstance(description := found.get("description"), str):
+        found["description"] = cleandoc(description)  # which Python does by itself from 3.13 on
     return found
 
 

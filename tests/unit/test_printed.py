@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,13 @@ class Kept:
 
     def texts(self) -> list[str]:
         return [line.text for chunk in self.lines.take().chunks for line in decode(list[LogLine], chunk.lines)]
+
+
+class _Ignoring(logging.Handler):
+    """Formats the message of a record, and no more."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        record.getMessage()
 
 
 class Printing:
@@ -97,18 +105,23 @@ def test_a_logged_line_costs_its_task_little_more_than_the_handlers_call(printin
     """Names, ids and times are made once, and not for each line."""
     print("x", file=printing.stream)
     printing.handler.addFilter(TaskFields())
-    log = logging.Logger("app")
-    for handler in (printing.handler, KeptRecords()):
-        log.addHandler(handler)
 
-    def log_lines() -> None:
-        for number in range(1_000):
-            log.info("line %d", number)
+    def calls_with(*handlers: logging.Handler) -> Counter[str]:
+        log = logging.Logger("app")
+        for handler in handlers:
+            log.addHandler(handler)
 
-    log_lines()
-    calls = calls_of(log_lines)
-    assert calls["call"] < 85 * 1_000
-    assert calls["c_call"] < 79 * 1_000
+        def log_lines() -> None:
+            for number in range(1_000):
+                log.info("line %d", number)
+
+        log_lines()
+        return calls_of(log_lines)
+
+    # Beside what `logging` does for any two handlers, which changes with each release of Python.
+    calls = calls_with(printing.handler, KeptRecords()) - calls_with(_Ignoring(), _Ignoring())
+    assert calls["call"] < 50 * 1_000
+    assert calls["c_call"] < 55 * 1_000
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from asyncio import tasks
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from contextvars import Context
 from itertools import islice
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -61,7 +61,7 @@ class OrderedFuture(asyncio.Future[T]):
 class OrderedTask(asyncio.Task[T]):
     """A task that knows its place in the order of creation."""
 
-    def __init__(self, coroutine: Generator[Any, None, T] | Coroutine[Any, Any, T], loop: Loop, **options: Any) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, T], loop: Loop, **options: Any) -> None:
         self._place = loop.next_place()  # before anything else: registering a task hashes it
         if options.get("name") is None:
             options["name"] = f"Task-{self._place}"  # asyncio's own numbers count all tasks of the process
