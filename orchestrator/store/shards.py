@@ -90,6 +90,11 @@ def _numbers(connection: Connection, root: str) -> set[int]:
     return {int(name) for name in names if name.isdecimal()}
 
 
+def count(connection: Connection, root: str) -> int:
+    """Return how many shards the database has, with those that are closing."""
+    return max(_numbers(connection, root), default=0) + 1
+
+
 def _schema(root: str, number: int) -> str:
     return f'"{root}/{number}"' if number else f'"{root}"'
 
@@ -329,7 +334,7 @@ def mismatch(found: Sequence[ShardView], shards: int) -> str | None:
     if wanted <= shards <= there:
         return None
     return (
-        f"Setting shards is {shards}, and the database has {there}. What is in others is not seen from here. Set "
+        f"Setting shards is {shards}, and the database has {there}. A process that is set so sees no others. Set "
         f"ORCHESTRATOR_SHARDS={wanted} for every process, or app.at(…, shards={wanted}) for another cell. Only to "
         f"change the database, run `orchestrator db upgrade`."
     )

@@ -186,10 +186,21 @@ def test_commands_show_all_shards_and_complain_of_another_number(sharded: Stack)
     sharded.environment["ORCHESTRATOR_SHARDS"] = "1"
     scheduler = sharded.scheduler()
     wrong = "service.misconfigured: Setting shards is 1, and"
-    assert scheduler.logged(f"{wrong} the database has 2. What is in others is not seen from here. Set ORCH")
+    assert scheduler.logged(f"{wrong} the database has 2. A process that is set so sees no others. Set ORCH")
     assert not any(process.logged("misconfigured") for process in sharded.processes[:2]), "these are right"
     streams = WorkerStreams(sharded.redis, Keys.of(sharded.settings))
     assert streams.shards_of_leader() == SHARDS, "which workers compare with their own"
+
+
+def test_commands_see_shards_that_are_closing(sharded: Stack) -> None:
+    tasks = [project.add.enqueue(1, 1) for _ in range(20)]
+    assert min(per_shard(sharded, "tasks", SHARDS)) > 0
+    assert "Shard 1 stays" in reshard(sharded, 1)[-1]
+    status = json.loads(sharded.told("status", "--json"))
+    assert sum(status["open"].values()) == len(tasks)
+    assert not any("Setting shards" in one["message"] for one in status["trouble"])
+    listed = sharded.told("tasks", "list", "--limit", "50")
+    assert all(task.id in listed for task in tasks)
 
 
 def test_a_worker_complains_of_a_number_that_is_still_another_after_a_change(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import replace
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -66,7 +67,7 @@ def _connected(settings: Settings, *, autocommit: bool) -> Iterator[Connection]:
 
 @contextmanager
 def looking() -> Iterator[Calls]:
-    """Yield what can be asked, over the way that the settings name; nothing is asked before its answer is needed."""
+    """Yield what can be asked, over the way that the settings name; of all shards that there are."""
     settings = load_settings()
     if settings.api_url:
         from orchestrator.sdk.remote import RemoteBackend
@@ -76,9 +77,15 @@ def looking() -> Iterator[Calls]:
         return
     from orchestrator.sdk.backend import backend_of
     from orchestrator.sdk.backend.insights import InsightBackend
+    from orchestrator.store import shards
 
     os.environ.setdefault("PGTZ", "UTC")  # in which libpq has Postgres tell the time
-    with reading(settings) as connection, closing(backend_of(settings)) as backend:
+    with ExitStack() as opened:
+        connection = opened.enter_context(reading(settings))
+        if (number := shards.count(connection, settings.root)) > settings.shards:  # the others may be closing
+            settings = replace(settings, shards=number)
+            connection = opened.enter_context(reading(settings))
+        backend = opened.enter_context(closing(backend_of(settings)))
         backend.__dict__["insights"] = InsightBackend(backend.shared, lambda: nullcontext(connection))
         yield backend
 
