@@ -617,5 +617,7 @@ def test_a_graph_that_does_not_fit_has_a_map(base: str, window: Watched) -> None
     assert window.page.evaluate("document.querySelector('.graph').scrollLeft") > 2_000
     view = window.page.locator(".minimap .view")
     eventually(lambda: float(view.get_attribute("x")) > 2_000, "the map shows what is in view")
+    wide = window.page.evaluate("document.querySelector('.graph').scrollWidth")
     window.page.get_by_role("button", name="Fit").click()
-    window.page.locator(".minimap").wait_for(state="hidden")
+    half = window.page.evaluate("document.querySelector('.graph').scrollWidth")
+    assert 0.45 < half / wide < 0.55, "all of it would be too small to read"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -140,7 +141,11 @@ def test_services_for_a_session_clean_for_each_test(folder: Path) -> None:
     (folder / "shop.py").write_text(TASKS)
     (folder / "test_shop.py").write_text(TESTS)
     (folder / "pyproject.toml").write_text('[tool.orchestrator]\napp = "shop:app"\n')
-    said = run(folder, sys.executable, "-m", "pytest", "-q", *PLUGIN, ".")
+    with (
+        tempfile.TemporaryDirectory() as own
+    ):  # each run of pytest closes the usual folder to Postgres, which is another user
+        Path(own).chmod(0o755)
+        said = run(folder, sys.executable, "-m", "pytest", "-q", *PLUGIN, ".", PYTEST_DEBUG_TEMPROOT=own)
     assert "7 passed" in said
     assert float((folder / "took").read_text()) < 0.05  # some 3 ms where nothing else runs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 from redis.exceptions import OutOfMemoryError, ResponseError
@@ -108,13 +109,17 @@ def test_an_error_is_told_in_one_line_and_without_its_command() -> None:
 )
 def test_a_refused_write_is_known_by_its_class(said: str, is_refusal: bool) -> None:
     class Answering:
-        def read_response(self) -> None:
+        _sock = None
+        _parser = SimpleNamespace(_reader=SimpleNamespace(gets=lambda: ResponseError(said)))
+
+        def read_response(self, **_: bool) -> None:
             raise ResponseError(said)
 
     class Connection(_Recognising, Answering):
         pass
 
-    with pytest.raises(ResponseError) as caught:
-        Connection().read_response()
-    assert isinstance(caught.value, REFUSED) is is_refusal
-    assert isinstance(caught.value, FULL) is ("OOM" in said)
+    for options in ({}, {"push_request": False}):  # past the driver's layers, and its own way
+        with pytest.raises(ResponseError) as caught:
+            Connection().read_response(**options)
+        assert isinstance(caught.value, REFUSED) is is_refusal
+        assert isinstance(caught.value, FULL) is ("OOM" in said)
