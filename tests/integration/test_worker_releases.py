@@ -161,4 +161,4 @@ def test_the_line_of_a_release_stands_in_the_bar_of_its_minute(system: System) -
         (chart,) = re.findall(r'(<svg class="bars[^"]*" viewBox="0 0 60 .*?</svg>)', page, re.DOTALL)[:1]
         (x,) = re.findall(r'release 7 came</title><line x1="([\d.]+)"', chart)
         places = [(at - begin).total_seconds() / 60 for begin in begins]
-        assert float(x) in map(int, places), (path, x, places)
+        assert float(x) in [place // 1 for place in places], (path, x, places)
