@@ -70,7 +70,9 @@ def check_what_all_shards_share(stack: Stack, load: Load) -> None:
         return len(heard) == stack.settings.shards
 
     eventually(is_heard, "changes of all shards are published")
-    handles = [project.narrates.enqueue(str(go)) for _ in range(12)]
+    handles = [
+        project.narrates.enqueue(str(go)) for _ in range(30)
+    ]  # by hash: twelve missed a shard once in forty times
     load.others += len(handles)
     for handle in handles:
         handle.result(timeout=60)

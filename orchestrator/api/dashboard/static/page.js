@@ -64,7 +64,7 @@
 
   function setClock(answer) {
     const found = Date.parse(answer.headers.get("Date")) - Date.now();
-    ahead = Math.abs(found) > WRONG ? found : 0;
+    ahead = Math.abs(found) > WRONG ? found + 999 : 0; // the server's time has whole seconds: nothing that was is to come
   }
 
   function age(moment) {
