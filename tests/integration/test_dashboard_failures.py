@@ -18,7 +18,7 @@ from tests.integration.stage import System
 from tests.integration.test_dashboard_seen import fail, operator
 
 
-def test_a_retry_moves_neither_when_a_failure_began_nor_its_trend_nor_its_workers(system: System) -> None:
+def test_a_retry_keeps_when_and_where_a_failure_began_and_its_trend_shows_that_it_failed_again(system: System) -> None:
     worker = system.worker("old-1", slots=9)
     for number in range(3):
         system.job.enqueue(number)
@@ -41,8 +41,12 @@ def test_a_retry_moves_neither_when_a_failure_began_nor_its_trend_nor_its_worker
     assert (group.tasks, group.first_at, group.first_release) == (3, began, "v1")
     assert group.last_at > began + timedelta(minutes=44)
     assert (group.workers, group.all_workers) == (["new-2", "old-1"], 2)
-    assert counts == [0, 3, 0, 0, 0, 0]
+    assert counts == [0, 3, 0, 0, 0, 3]
     assert lately == [0, 0, 3], "what is before the time that is shown is not drawn at its edge"
+    page = unescape(operator(system).get("/ui/failures?within=1h").text)
+    assert '<small class="why">rising</small>' in page, "not stopped"
+    assert "3 tasks still failed</span>" in page
+    assert "which failed 6 times: again after a retry" in page
 
 
 def test_the_failures_of_every_time_are_the_same_figure(system: System) -> None:

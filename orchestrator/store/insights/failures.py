@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from orchestrator.sealing import reveal_text
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tasks.redrive import group_of
+from orchestrator.store.tasks.row import REOPENED
 
 MOST_LOOKED_AT = 5_000
 """Tasks that did not succeed, the last ones, of which groups are made."""
@@ -109,12 +110,13 @@ _MOST_RUNS = 20
 _MOST_ATTEMPTS = 20
 
 
-def _first_attempt(task: str, since: str = "'-infinity'") -> str:
-    """Return a query of when and where a task failed for the first time since then as it did in the end, if twice."""
-    tried = f"SELECT * FROM orchestrator.attempts WHERE task_id = {task}.id ORDER BY attempt LIMIT {_MOST_ATTEMPTS}"
-    return f"""SELECT ended_at, worker FROM ({tried}) AS tried
-     WHERE {task}.attempt > 1 AND outcome = 'failed' AND ended_at >= {since} AND {group_of("tried")} = {group_of(task)}
-     ORDER BY attempt LIMIT 1"""
+def _attempts_like_the_end(task: str, order: str) -> str:
+    """Return a query of attempts before the last one that failed as the task did in the end; of many, the first ones
+    in this order."""
+    tried = f"SELECT * FROM orchestrator.attempts WHERE task_id = {task}.id ORDER BY {order} LIMIT {_MOST_ATTEMPTS}"
+    return f"""SELECT tried.attempt AS number, ended_at, worker, error ? '{REOPENED}' AS reopened
+      FROM ({tried}) AS tried
+     WHERE {task}.attempt > 1 AND outcome = 'failed' AND {group_of("tried")} = {group_of(task)}"""
 
 
 # They stand far apart in the table, so that each costs a page of it: what decides is how many are looked at.
@@ -126,7 +128,8 @@ WITH /* insights.failures.latest */ looked_at AS MATERIALIZED (
            coalesce(error->>'message', '') AS message, looked_at.id AS task, looked_at.ended_at, run_id,
            looked_at.worker, coalesce(before.ended_at, looked_at.ended_at) AS first_at, r.release,
            coalesce(before.worker, looked_at.worker) AS first_worker, f.release AS first_release
-      FROM looked_at LEFT JOIN LATERAL ({_first_attempt("looked_at")}) AS before ON true
+      FROM looked_at
+      LEFT JOIN LATERAL ({_attempts_like_the_end("looked_at", "attempt")} ORDER BY number LIMIT 1) AS before ON true
       LEFT JOIN orchestrator.worker_releases r ON r.worker = looked_at.worker
       LEFT JOIN orchestrator.worker_releases f ON f.worker = coalesce(before.worker, looked_at.worker)
      WHERE status = 'failed'
@@ -237,10 +240,14 @@ _SPREAD = Statement[Row](f"""
 WITH /* insights.failure_times.spread */ looked_at AS MATERIALIZED (
     {walked(_IN_TIME, "id, name, queue, status, error, ended_at, attempt")}
 )
-SELECT name, queue, {group_of("looked_at")} AS kind, width_bucket(extract(epoch FROM coalesce(
-           (SELECT ended_at FROM ({_first_attempt("looked_at", "to_timestamp(%(begin)s)")}) AS before), ended_at)),
-           %(begin)s, %(end)s, %(parts)s) AS part, count(*) AS tasks
-  FROM looked_at WHERE status = 'failed'
+SELECT name, queue, {group_of("looked_at")} AS kind,
+       width_bucket(extract(epoch FROM ends.at), %(begin)s, %(end)s, %(parts)s) AS part, count(*) AS failures
+  FROM looked_at CROSS JOIN LATERAL (
+       SELECT looked_at.ended_at AS at
+        UNION ALL
+       SELECT ended_at FROM ({_attempts_like_the_end("looked_at", "attempt DESC")}) AS earlier
+        WHERE reopened AND ended_at >= to_timestamp(%(begin)s)) AS ends
+ WHERE status = 'failed'
  GROUP BY 1, 2, 3, 4
 """)
 
@@ -248,10 +255,10 @@ SELECT name, queue, {group_of("looked_at")} AS kind, width_bucket(extract(epoch 
 def spread_of_failures(
     connection: Connection, begin: datetime, end: datetime, parts: int, within: str = ""
 ) -> dict[GroupKey, list[int]]:
-    """Return how many tasks have failed in each of so many equal parts of a time, by task, queue and error: each is
-    counted where it first failed so, and a retry does not move it.
+    """Return how often tasks that are failed now have failed in each of so many equal parts of a time, by task, queue
+    and error: when they ended, and when they had ended before somebody retried them.
 
-    Of very many, the last ones: those of which the groups are made, too.
+    Of very many tasks, the last ones: those of which the groups are made, too.
     """
     found: dict[GroupKey, list[int]] = {}
     given = {
@@ -264,7 +271,7 @@ def spread_of_failures(
     }
     for row in _SPREAD(connection, given):
         counts = found.setdefault((row.name, row.queue, row.kind), [0] * parts)
-        counts[min(max(row.part, 1), parts) - 1] += row.tasks
+        counts[min(max(row.part, 1), parts) - 1] += row.failures
     return found
 
 
