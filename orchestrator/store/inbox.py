@@ -113,6 +113,33 @@ def is_asked(connection: Connection, kind: RequestKind, target: bytes | None = N
     return _IS_ASKED.one(connection, kind=str(kind), target=target)
 
 
+_BY_PEOPLE = (
+    *(RequestKind.CANCEL_TASK, RequestKind.RETRY_TASK, RequestKind.REDRIVE, RequestKind.PURGE, RequestKind.DRAIN),
+    *(RequestKind.CANCEL_RUN, RequestKind.RETRY_RUN, RequestKind.TERMINATE, RequestKind.FLOW_SIGNAL),
+    *(RequestKind.SIGNAL, RequestKind.RESOLVE, RequestKind.REJECT),
+)
+_MOST_LOOKED_AT = 10_000
+
+
+class Waiting(NamedTuple):
+    """Requests that wait for the leader: the ids of the first and the last."""
+
+    first: int
+    last: int
+
+
+_WAITING = Statement[Waiting](f"""
+SELECT /* inbox.waiting */ min(id) AS first, max(id) AS last
+  FROM (SELECT id, kind FROM orchestrator.inbox ORDER BY id LIMIT {_MOST_LOOKED_AT}) AS oldest
+ WHERE kind = ANY(%(kinds)s::text[]) HAVING count(*) > 0
+""")
+
+
+def waiting(connection: Connection) -> Waiting | None:
+    """Return which requests of kinds that people make wait for the leader; None if none does."""
+    return _WAITING.first(connection, kinds=[str(kind) for kind in _BY_PEOPLE])
+
+
 _HAS_REQUEST = Statement[bool]("""
 SELECT /* inbox.has_request */ EXISTS (
        SELECT FROM orchestrator.inbox WHERE kind = %(kind)s AND body->>'request' = encode(%(request)s::bytea, 'base64'))

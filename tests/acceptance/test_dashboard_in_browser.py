@@ -888,12 +888,35 @@ def test_a_page_stays_live_until_what_was_done_shows(served: tuple[Stack, str], 
         window.sees("tr[data-key=attempt-2] .s-failed")
         window.sees("h1 .s-failed")
         assert window.page.locator(".said", has_text="has not changed").count() == 0
+        window.page.locator(".said").wait_for(state="detached")
         assert window.page.locator("tr[data-key^=attempt] .error", has_text="by somebody").count() == 2
         window.sees("details[open] mark", "in broken")
         window.page.locator("tr[data-key=attempt-1] summary", has_text="Traceback").click()
         window.sees("tr[data-key=attempt-1] mark", "in broken")
         window.page.locator("tr[data-key=attempt-2]").get_by_role("link", name="Log").click()
         window.sees("h2", "Log of attempt 2")
+
+
+def test_failures_stay_live_until_their_retry_shows(served: tuple[Stack, str], browser: Any) -> None:
+    stack, base = served
+    task = enqueue(f"{base}/api/v1", "broken", "again and again", queue="mail")
+    eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
+    with watched(browser, base) as window:
+        stack.leader().kill()
+        try:
+            window.go("/ui/failures?within=15m")
+            row = window.sees("tr[data-key] td.main", "again and again")
+            last = row.locator("xpath=..").locator("td.number time").nth(1)
+            before = last.get_attribute("datetime")
+            row.locator("xpath=..").get_by_role("link", name="Retry all…").click()
+            window.page.locator("form.big button").click()
+            window.sees(".said", "Retried: ")
+            window.sees(".said", "has not changed yet")
+            window.sees("main[data-asked]")
+        finally:
+            stack.scheduler()
+        window.page.locator("#unchanged").wait_for(state="detached", timeout=30_000)
+        eventually(lambda: last.get_attribute("datetime") != before, "they have failed again")
 
 
 def test_an_open_page_says_that_it_cannot_be_read(base: str, browser: Any) -> None:

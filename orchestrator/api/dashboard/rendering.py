@@ -25,6 +25,7 @@ from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.sdk.backend.replica import Replica
 from orchestrator.sealing import describe_json
+from orchestrator.store import inbox
 from orchestrator.terminal_safe import SEQUENCES, terminal_safe
 
 HTML = "text/html"
@@ -166,6 +167,8 @@ class Visit:
     check_tasks: Callable[[NewTask], None]
     """Refuses a task for which the quotas of the key leave no room."""
     replica: Replica | None = None
+    asked: Callable[[], inbox.Waiting | None] = lambda: None
+    """Returns the requests of people that wait for the leader, for somebody who has just done something."""
     outage: Callable[[], str] = str
     """Says why nothing starts, as far as Postgres tells; nothing while something does, as for `approvals`."""
     approvals: Callable[[], str] = str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Generator
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Annotated, Any, get_args, get_origin
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -40,12 +40,15 @@ from orchestrator.domain.access import Scope, Ticket
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.acting import Actor
 from orchestrator.sdk.backend.replica import Replica
+from orchestrator.store import inbox
 from orchestrator.store.insights.lookup import Kind
 
 LOG_IN, LOG_OUT = "/ui/login", "/ui/logout"
 _TOKEN, _BACK = "token", "back"
 _MINUTE = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d)Z?$")
 """A time as a browser's own field for times sends it."""
+_AWAITS = "orchestrator-awaits"
+"""A header of a page that is read again until what was asked for is done."""
 _NOT_DONE = Said("Nothing was done: you are not logged in, or no longer. Log in, and do it once more.", is_error=True)
 
 
@@ -67,6 +70,8 @@ class PagePath(ServedPath):
         if endpoint.scope is not None:
             approvals, outage = partial(count_approvals, self._api, caller.key_scope), partial(read_outage, self._api)
             visit = dataclasses.replace(visit, approvals=approvals, outage=outage)
+        if session.said is not None or _AWAITS in request.headers:
+            visit = dataclasses.replace(visit, asked=cache(partial(self._api.read, inbox.waiting)))
         current.set(visit)
         replica = self._api.replica
         try:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.list_notes import SPANS, given
 from orchestrator.api.dashboard.pages.overview import ROLLOUT, read_failures, read_hour, read_marks
-from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
+from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.dashboard.words import call, own_frame
 from orchestrator.api.key_scope import WITHIN, check_queue
 from orchestrator.api.problems import refused
@@ -59,7 +59,7 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
     decided = read_failures(api, key_scope, span, until=query.until)
     failures, handled = decided
     read_spread = partial(api.read_list, insights.spread_of_failures, since, until, _PARTS, key_scope.queues)
-    spread = api.recent.get(("spread", key_scope, span, query.until), 5.0, read_spread)
+    spread = api.recent.get(("spread", key_scope, span, query.until, visitor().asked()), 5.0, read_spread)
     is_chosen = query.since is not None or query.until is not None
     period = (
         f"from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC" if is_chosen else f"in the last {query.within}"

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import LARGEST_PAGE, Api
 from orchestrator.api.dashboard.charts import Hour, hour
-from orchestrator.api.dashboard.rendering import page, pages
+from orchestrator.api.dashboard.rendering import page, pages, visitor
 from orchestrator.api.endpoints import JSON
 from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.routes import system
@@ -215,7 +215,7 @@ def read_failures(
         found = api.read_list(latest_failures, since, key_scope.queues, most, until)
         return Decided(found, api.read(handled_groups, [group.key for group in found.groups]))
 
-    return api.recent.get(("failures", key_scope, span, most, until), 5 * _RECENT, read)
+    return api.recent.get(("failures", key_scope, span, most, until, visitor().asked()), 5 * _RECENT, read)
 
 
 @routes.get("", about=WITHIN)

@@ -117,6 +117,7 @@
   let knownAt = Date.now(), stale = null;
   let wire = "off"; // the stream of events: "on", "off" (nothing is to come), or "lost"
   let isAnswered = true; // what was asked for last could be read
+  let awaits = false; // what was done does not show yet
   let isSending = false; // a form was sent, and the next page comes
   let outage = ""; // why nothing moves, though the server answers
 
@@ -174,7 +175,7 @@
     if (isSending) return;
     isReading = true;
     try {
-      const answer = await fetch(location.href, { headers: { Accept: "text/html", "If-None-Match": version }, redirect: "manual" });
+      const answer = await fetch(location.href, { headers: { Accept: "text/html", "If-None-Match": version, ...(awaits && { "Orchestrator-Awaits": "1" }) }, redirect: "manual" });
       // Who is no longer known is asked to log in, and who may no longer look is told so.
       if (answer.type === "opaqueredirect" || [401, 403].includes(answer.status)) { location.reload(); return; }
       if (answer.status >= 500) answered(false);
@@ -412,6 +413,8 @@
 
   const ACTED = "orchestrator-acted";
   const PATIENCE = 8000; // milliseconds after which the page says that nothing has changed
+  const AFTER = 6000; // milliseconds for which it is read after that: some parts of it are a few seconds old
+  const SAID = 4000; // milliseconds for which a notice is shown at least
 
   let settle = () => {}; // called when the page has been read again
 
@@ -422,24 +425,37 @@
       sessionStorage.removeItem(ACTED);
     } catch (error) { /* not kept */ }
     const said = main.querySelector(".said:not(.bad)");
-    if (!said || acted?.path !== location.pathname || acted.shows !== main.dataset.shows) return;
+    if (!said || !(main.dataset.live || main.dataset.poll)) return;
+    if (acted?.path !== location.pathname) acted = null;
+    const asked = (place) => Number(main.dataset.asked?.split(" ")[place] ?? 0);
+    const last = asked(1); // of the requests that wait; those that come later are of others
+    const isWaiting = () => last > 0 && asked(0) > 0 && asked(0) <= last;
+    const isUnchanged = () => isWaiting() || (acted !== null && acted.shows === main.dataset.shows);
+    const isOver = () => "one" in main.dataset && acted !== null && !isUnchanged();
+    if (acted === null && !isWaiting()) return;
+    const begun = Date.now();
+    let changed = isUnchanged() ? 0 : begun;
     const note = document.createElement("span");
     note.id = "unchanged";
-    said.append(note);
-    say("on");
-    const until = Date.now() + PATIENCE;
+    if (!changed) { said.append(note); say("on"); awaits = true; }
     settle = () => {
-      if (main.dataset.shows === acted.shows) return;
+      const now = Date.now(), shown = document.getElementById("unchanged");
+      if (isUnchanged()) {
+        changed = 0;
+        const text = ` The state has not changed yet${outage ? `: ${outage}` : ""}. This page goes on looking.`;
+        if (now > begun + PATIENCE && shown && shown.textContent !== text) { shown.textContent = text; announce(text); }
+        return;
+      }
+      changed ||= now;
+      shown?.remove();
+      if (isOver() && now > begun + SAID) main.querySelector(".said:not(.bad)")?.remove();
+      if (now < changed + AFTER) return;
       clearInterval(looking);
-      document.getElementById("unchanged")?.remove();
-      if (!stream) say("off");
+      if (awaits && !stream) say("off");
+      awaits = false;
+      settle = () => {};
     };
-    const looking = setInterval(() => {
-      soon();
-      const text = ` The state has not changed yet${outage ? `: ${outage}` : ""}. This page goes on looking.`;
-      const shown = document.getElementById("unchanged");
-      if (Date.now() > until && shown && shown.textContent !== text) { shown.textContent = text; announce(text); }
-    }, 500);
+    const looking = setInterval(() => { if (awaits) soon(); settle(); }, 500);
   }
 
   awaitChange();
