@@ -893,7 +893,8 @@ def test_failure_groups_are_snoozed_acknowledged_and_opened_again(house: House) 
     assert "acknowledged by " in page
     overview = visitor.get("/ui").text.partition("<h2>Failures")[2]
     assert groups_of(overview) == [BANK, MAIL]
-    assert '?status=failed&amp;name=t.a&amp;error=E"><strong>E</strong> secret of mail' in overview
+    group = "?status=failed&amp;name=t.a&amp;queue=mail.out&amp;kind=E%235fb066"
+    assert f'{group}"><strong>E</strong> secret of mail' in overview
     assert overview.count('<span class="tag">acknowledged</span>') == 1
     lines = rows(house, "SELECT act, target FROM orchestrator.audit WHERE kind = 'failures' ORDER BY id")
     assert [act for act, _ in lines] == ["snooze", "reopen", "acknowledge"]

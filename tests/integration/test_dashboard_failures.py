@@ -16,6 +16,7 @@ from orchestrator.store.insights import spread_of_failures
 from orchestrator.store.insights.failures import latest_failures
 from tests.integration.stage import System
 from tests.integration.test_dashboard_seen import fail, operator
+from tests.integration.visitor import Visitor
 
 
 def test_a_retry_keeps_when_and_where_a_failure_began_and_its_trend_shows_that_it_failed_again(system: System) -> None:
@@ -134,3 +135,43 @@ def test_search_finds_tasks_by_their_keys_and_steps(system: System) -> None:
         page = ada.get(f"/ui/search?text={text}").text
         assert re.findall(r'<a href="/ui/tasks/([^"]*)">job', page) == [str(id)], text
     assert 'href="/ui/tasks/' not in ada.get("/ui/search?text=acct-2").text
+
+
+def test_a_group_leads_to_its_own_tasks_and_its_retry_says_what_it_is(system: System) -> None:
+    worker = system.worker(slots=9)
+    ids = [system.job.enqueue(number).id for number in range(2)]
+    fail(system, worker)
+    change = "UPDATE orchestrator.ended_tasks SET error = error || CAST(:error AS jsonb) WHERE id = :id"
+    for id, message in zip(ids, ("card 17 is empty", "no such bank"), strict=True):
+        system.sql(change, error=msgspec.json.encode({"message": message}).decode(), id=id)
+    ada = operator(system)
+    for path in ("/ui", "/ui/failures"):
+        links = re.findall(r'href="(/ui/tasks\?status=failed&amp;[^"]*kind=[^"]*%23[^"]*)"', ada.get(path).text)
+        found = {task for link in links for task in re.findall(r'<tr data-key="([^"]*)">', _of(ada, link))}
+        assert found == {str(id) for id in ids}, path
+        assert all(len(re.findall(r'<tr data-key="', _of(ada, link))) == 1 for link in links), path
+    (retry, *_) = re.findall(r'href="(/ui/tasks/retry\?[^"]*)"', ada.get("/ui/failures").text)
+    shown = re.sub(r"<input type=.hidden[^>]*>", "", _of(ada, retry))
+    assert "is empty" in shown or "no such bank" in shown
+    assert "#" not in re.sub(r"<[^>]*>", "", shown.partition("<main")[2]), "what names a group is for programs"
+    listed = _of(ada, links[0])
+    assert "Failures like <strong>" in listed
+    assert "&amp;kind=" in listed.partition("Retry all failed")[0], "the same is retried"
+
+
+def _of(visitor: Visitor, link: str) -> str:
+    return visitor.get(unescape(link)).text
+
+
+def test_the_overview_counts_failed_runs_and_leads_to_them(system: System) -> None:
+    worker = system.worker(slots=9)
+    system.app.workflows.apply(loads("name: w\ntasks:\n  one: {task: job}\n"))
+    ada = operator(system)
+    assert "status=failed&amp;sort=-ended" not in ada.get("/ui").text
+    run = system.app.workflows["w"].start()
+    fail(system, worker)
+    system.tick_until(lambda: run.status() == "failed")
+    ada = operator(system)
+    link = re.search(r'<a href="(/ui/runs[^"]*)">1 run failed</a>', ada.get("/ui").text)
+    assert link
+    assert f'<tr data-key="{run.id}">' in _of(ada, link[1])

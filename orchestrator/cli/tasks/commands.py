@@ -70,6 +70,7 @@ def command() -> None:
 @click.option("--since", type=moment, metavar="TIME", help="Only ended since then: 2h (ago), or 2024-01-31T09:30.")
 @click.option("--until", type=moment, metavar="TIME", help="Only ended before then.")
 @click.option("--error", metavar="TEXT", help="Only those whose error's type or message holds this.")
+@click.option("--kind", metavar="TYPE", help="Only those whose error is of this type, and of no other.")
 @click.option("--release", help="Only those whose last attempt a worker of this release of your code had.")
 @click.option("--after", type=TASK, metavar="ID", help="With --run: continue after this id.")
 @page_options(TASK)

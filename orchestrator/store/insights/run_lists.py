@@ -158,6 +158,25 @@ def running_tasks(connection: Connection, ids: Sequence[bytes]) -> list[RunningT
     """Return running tasks of runs."""
 
 
+class FailedRuns(NamedTuple):
+    """How many runs have failed."""
+
+    runs: int
+    is_part: bool
+    """Only so many of the runs that ended last were looked at."""
+
+
+@Statement.function(f"""
+SELECT /* insights.runs.count_failed */ count(*) FILTER (WHERE status = 'failed'
+       AND (%(within)s::text = '' OR starts_with(workflow, %(within)s::text))) AS runs,
+       count(*) = {MOST_LOOKED_AT} AS is_part
+  FROM (SELECT status, workflow FROM orchestrator.runs WHERE ended_at >= %(since)s::timestamptz
+         ORDER BY ended_at DESC LIMIT {MOST_LOOKED_AT}) AS ended
+""")
+def count_failed_runs(connection: Connection, since: datetime, within: str = "") -> FailedRuns:
+    """Return how many runs have failed since then."""
+
+
 class RunPage(NamedTuple):
     """Some of the runs that match."""
 

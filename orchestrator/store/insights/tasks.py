@@ -19,6 +19,7 @@ from orchestrator.store.insights.attempts import AttemptView, ErrorView, attempt
 from orchestrator.store.insights.obstacles import waits_for
 from orchestrator.store.sql import Row, Statement, columns_of
 from orchestrator.store.tables.tasks import PARKED
+from orchestrator.store.tasks.redrive import is_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +109,8 @@ class TaskFilter:
     """Ended before this time."""
     error: str | None = None
     """With this in the type or message of the error, in any case."""
+    kind: str | None = None
+    """The error's type, and nothing else; or the id of a group of failures."""
     part: str | None = None
     """With this in the name of the task, or of its step, in any case."""
     release: str | None = None
@@ -116,7 +119,7 @@ class TaskFilter:
     @property
     def by_end(self) -> bool:
         """It is about how and when tasks have ended, so open ones are none of it; or only about those that failed."""
-        if (self.since, self.until, self.error) != (None, None, None):
+        if (self.since, self.until, self.error, self.kind) != (None,) * 4:
             return True
         return bool(self.statuses) and {*self.statuses} <= {*ENDED_TASK_STATES} - {TaskState.SUCCESS}
 
@@ -138,8 +141,13 @@ _MATCHES = f"""(%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[
         AND {in_data("payload")}"""
 _BY_TIME = """(%(since)s::timestamptz IS NULL OR ended_at >= %(since)s::timestamptz)
         AND (%(until)s::timestamptz IS NULL OR ended_at < %(until)s::timestamptz)"""
-_BY_ERROR = """(%(error)s::text IS NULL
-         OR strpos(lower((error->>'kind') || ': ' || (error->>'message')), lower(%(error)s::text)) > 0)"""
+
+
+def _by_error(task: str) -> str:
+    return f"""(%(error)s::text IS NULL
+         OR strpos(lower((error->>'kind') || ': ' || (error->>'message')), lower(%(error)s::text)) > 0)
+        AND (%(kind)s::text IS NULL OR (status = 'failed' AND {is_kind("%(kind)s::text", task)}))"""
+
 
 # What is asked for may be rare: each page looks at so many rows of each table, and the next one goes on behind them.
 MOST_LOOKED_AT = 10_000
@@ -183,7 +191,7 @@ SELECT /* insights.tasks.list_of_run */ * FROM (
       WHERE %(open)s AND {_PAST} AND {_MATCHES} ORDER BY seq LIMIT %(limit)s)
      UNION ALL
     (SELECT {_ENDED}, seq FROM {_OF_RUN.format("orchestrator.ended_tasks")}
-      WHERE %(ended)s AND {_PAST} AND {_MATCHES} AND {_BY_TIME} AND {_BY_ERROR} ORDER BY seq LIMIT %(limit)s)
+      WHERE %(ended)s AND {_PAST} AND {_MATCHES} AND {_BY_TIME} AND {_by_error("of_run")} ORDER BY seq LIMIT %(limit)s)
 ) AS found ORDER BY seq LIMIT %(limit)s
 """)
 
@@ -196,7 +204,8 @@ SELECT * FROM orchestrator.ended_tasks
  ORDER BY ended_at DESC, id DESC LIMIT %(most)s
 """
 _LIST_BY_END = Statement[Row](f"""
-SELECT /* insights.tasks.list_by_end */ {_ENDED} FROM ({_LOOKED_AT}) AS looked_at WHERE {_MATCHES} AND {_BY_ERROR}
+SELECT /* insights.tasks.list_by_end */ {_ENDED} FROM ({_LOOKED_AT}) AS looked_at
+ WHERE {_MATCHES} AND {_by_error("looked_at")}
  ORDER BY ended_at DESC, id DESC LIMIT %(limit)s
 """)
 _LAST_LOOKED_AT = Statement[UUID](f"""
@@ -278,7 +287,7 @@ def _parameters(wanted: TaskFilter, limit: int, before: UUID | None, needles: Ne
     return {
         "open": not wanted.by_end and any(state in OPEN_TASK_STATES for state in states),
         "ended": any(state in ENDED_TASK_STATES for state in states),
-        "success": wanted.error is None and TaskState.SUCCESS in states,
+        "success": (wanted.error, wanted.kind) == (None, None) and TaskState.SUCCESS in states,
         "statuses": [str(state) for state in wanted.statuses] or None,
         "queue": wanted.queue,
         "name": wanted.name,
@@ -287,6 +296,7 @@ def _parameters(wanted: TaskFilter, limit: int, before: UUID | None, needles: Ne
         "since": wanted.since,
         "until": wanted.until,
         "error": wanted.error,
+        "kind": wanted.kind,
         "part": wanted.part,
         "release": wanted.release,
         "before": before and before.hex,

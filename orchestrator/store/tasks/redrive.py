@@ -43,9 +43,9 @@ def group_of(task: str) -> str:
                 '[0-9a-fA-F-]{{8,}}|[0-9]+', '#', 'g') END), 6))"""
 
 
-def _is_kind(kind: str) -> str:
-    """Return a condition: task `e` failed with a kind of error, or is of a group."""
-    return f"(coalesce(e.error->>'kind', '') = {kind} OR (strpos({kind}, '#') > 0 AND {group_of('e')} = {kind}))"
+def is_kind(kind: str, task: str = "e") -> str:
+    """Return a condition: a task failed with a kind of error, or is of a group."""
+    return f"(coalesce({task}.error->>'kind', '') = {kind} OR (strpos({kind}, '#') > 0 AND {group_of(task)} = {kind}))"
 
 
 _NARROWED = "# "
@@ -66,7 +66,7 @@ _MATCHES = f"""
    AND (%(name)s::text IS NULL OR e.name = %(name)s::text)
    AND (%(error)s::text IS NULL
         OR strpos(lower((e.error->>'kind') || ': ' || (e.error->>'message')), lower(%(error)s::text)) > 0)
-   AND (%(kind)s::text IS NULL OR {_is_kind("%(kind)s::text")})
+   AND (%(kind)s::text IS NULL OR {is_kind("%(kind)s::text")})
    AND (%(release)s::text IS NULL OR {_is_of_release("%(release)s::text")})
    AND (%(run)s::uuid IS NULL OR e.run_id = %(run)s::uuid)
    AND {REVIVABLE}
@@ -158,7 +158,7 @@ IS_ASKED_FOR = f"""
         AND e.name = coalesce(r.body->>'name', e.name)
         AND (r.body->>'error' IS NULL
              OR strpos(lower((e.error->>'kind') || ': ' || (e.error->>'message')), lower(r.body->>'error')) > 0)
-        AND ({_ASKED_KIND} IS NULL OR {_is_kind(_ASKED_KIND)})
+        AND ({_ASKED_KIND} IS NULL OR {is_kind(_ASKED_KIND)})
         AND (r.body->>'release' IS NULL OR {_is_of_release("r.body->>'release'")})
         AND (r.body->>'run' IS NULL OR e.run_id = (r.body->>'run')::uuid)
         AND e.ended_at >= coalesce((r.body->>'since')::timestamptz, '-infinity')

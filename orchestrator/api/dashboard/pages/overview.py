@@ -36,6 +36,7 @@ from orchestrator.store.insights.failures import (
     latest_failures,
 )
 from orchestrator.store.insights.fleet import count_fleet
+from orchestrator.store.insights.run_lists import FailedRuns, count_failed_runs
 from orchestrator.store.insights.system import Ends, find_leader
 from orchestrator.store.throughput import Throughput
 
@@ -154,6 +155,13 @@ def count_unreplayed(api: Api) -> str:
     return f"{found or ''}{'+' if found == _MOST_COUNTED else ''}"
 
 
+def count_failed_runs_lately(api: Api, key_scope: KeyScope) -> str:
+    """Return how many runs failed in the last hour, such as `2 runs`; nothing if none did."""
+    read = partial(api.read_list, count_failed_runs, present() - HOUR, key_scope.workflows)
+    found: FailedRuns = api.recent.get(("failed runs", key_scope, visitor().asked()), 5 * _RECENT, read)
+    return f"{'at least ' if found.is_part else ''}{counted(found.runs, 'run')}" if found.runs else ""
+
+
 class Mark(NamedTuple):
     """Something that happened to the system, in a chart."""
 
@@ -240,6 +248,7 @@ def overview(api: Api, key_scope: KeyScope) -> Response:
         marks=read_marks(api, key_scope, last_hour.begin),
         failures=groups[:_MOST_GROUPS],
         more_failures=max(0, len(groups) - _MOST_GROUPS),
+        failed_runs=count_failed_runs_lately(api, key_scope),
         failures_looked_at=decided.failures.looked_at,
     )
 

@@ -98,7 +98,7 @@ def list_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> Response:
         states=list(TaskState),
         may_cancel_all={*query.statuses} <= {*OPEN_TASK_STATES} and filters <= {"statuses", "queue", "name", "run"},
         may_retry_all=TaskState.FAILED in (query.statuses or (TaskState.FAILED,))
-        and filters <= {"statuses", "queue", "name", "error", "since", "until", "release", "run"},
+        and filters <= {"statuses", "queue", "name", "error", "kind", "since", "until", "release", "run"},
     )
 
 
