@@ -87,7 +87,7 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
         meant={"since": since.isoformat(timespec="seconds"), "until": query.until and query.until.isoformat()},
         hour=last_hour,
         marks=[] if is_chosen else read_marks(api, key_scope, since, span),
-        releases=[] if is_chosen else [one for one in read_marks(api, key_scope, since, span) if one.is_release],
+        releases=[] if is_chosen else [one for one in read_marks(api, key_scope, since, span) if one.kind == "release"],
         spread=spread,
         examples={one.task: _example(api, one.task) for one in groups[:_MOST_EXAMPLES]},
         workflows=_workflows(api, key_scope, groups),

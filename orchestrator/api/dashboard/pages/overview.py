@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -169,7 +170,8 @@ class Mark(NamedTuple):
     """Which part of the time lies before it."""
     when: datetime
     what: str
-    is_release: bool = False
+    kind: str
+    """`release`, `start` of workers that is none, or `leader`."""
 
     @property
     def text(self) -> str:
@@ -184,21 +186,23 @@ def read_marks(api: Api, key_scope: KeyScope, since: datetime, span: timedelta =
     if key_scope.is_bound:
         return []
     workers = api.recent.get(("workers",), 5.0, api.backend.insights.list_workers)
-    started = {one.parent or one.id: (one.worker_started_at, one.release) for one in workers}
-    starts: dict[tuple[datetime, str | None], list[datetime]] = {}
-    for at, release in started.values():
-        if at >= since:
-            starts.setdefault((at.replace(second=0, microsecond=0), release), []).append(at)
+    started = {one.parent or one.id: (one.worker_started_at, one.release or "") for one in workers}
     releases = api.recent.get(("releases", span), 10.0, lambda: api.read(first_starts, since))
     terms = api.recent.get(("terms",), 10.0, lambda: api.read(throughput.terms, present() - throughput.KEPT))
-    came = {f"release {name} came": at for name, at in releases.items()}
-    found = [(at, what) for what, at in came.items()]
-    for (minute, release), times in starts.items():
-        if release is None or release not in releases or minute - releases[release] > ROLLOUT:
-            what = f"{counted(len(times), 'worker')}{f' of release {release}' if release else ''} started"
-            found.append((min(times), what))
-    found += [(one.at, f"another scheduler leads, in term {one.term}") for one in terms[1:] if one.at >= since]
-    return [Mark(max(0.0, (at - since) / span), at, what, what in came) for at, what in sorted(found)]
+    begun = dict(releases)  # when the last rollout of each release began
+    starts: Counter[tuple[datetime, str]] = Counter()
+    for at, release in sorted(one for one in started.values() if one[0] >= since):
+        if release not in begun or at - begun[release] > ROLLOUT:
+            begun[release] = at
+        if begun[release] != releases.get(release):
+            starts[begun[release], release] += 1
+    found = [(at, "release", f"release {name} came") for name, at in releases.items()]
+    for (at, release), count in starts.items():
+        found.append((at, "start", f"{counted(count, 'worker')}{release and f' of release {release}'} started"))
+    found += [
+        (one.at, "leader", f"another scheduler leads, in term {one.term}") for one in terms[1:] if one.at >= since
+    ]
+    return [Mark(max(0.0, (at - since) / span), at, what, kind) for at, kind, what in sorted(found)]
 
 
 class Decided(NamedTuple):
