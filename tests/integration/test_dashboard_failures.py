@@ -134,7 +134,31 @@ def test_search_finds_tasks_by_their_keys_and_steps(system: System) -> None:
     for text, id in (wanted | {"BIG_s1001": step["id"]}).items():
         page = ada.get(f"/ui/search?text={text}").text
         assert re.findall(r'<a href="/ui/tasks/([^"]*)">job', page) == [str(id)], text
-    assert 'href="/ui/tasks/' not in ada.get("/ui/search?text=acct-2").text
+        assert re.findall(r'key <span class="mono">([^<]*)<', page) == ([text] if text in wanted else []), text
+    page = ada.get("/ui/search?text=acct").text
+    assert 'href="/ui/tasks/' not in page
+    assert "Keys are found by the whole key." in page
+
+
+def test_lists_of_tasks_say_how_they_failed(system: System) -> None:
+    worker = system.worker(slots=9)
+    system.job.options(idempotency_key="rep-9").enqueue(1)
+    fail(system, worker)
+    system.sql('UPDATE orchestrator.ended_tasks SET error = error || \'{"kind": "E", "message": "card 17"}\'')
+    ada = operator(system)
+    for path in ("/ui/search?text=rep-9", "/ui/search?text=job"):
+        assert '<small class="why">E: card 17</small>' in ada.get(path).text, path
+
+
+def test_a_list_takes_the_state_that_it_calls_open(system: System) -> None:
+    system.job.enqueue(1)
+    ada = operator(system)
+    page = ada.get("/ui/runs?status=open").text
+    assert 'value="running" checked' in page
+    page = ada.get("/ui/tasks?status=open&status=failed").text
+    chosen = re.findall(r'name="status" value="(\w+)" checked', page)
+    assert sorted(chosen) == ["dispatched", "failed", "pending", "running"]
+    assert 'class="said' not in page
 
 
 def test_a_group_leads_to_its_own_tasks_and_its_retry_says_what_it_is(system: System) -> None:

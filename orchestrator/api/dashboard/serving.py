@@ -37,6 +37,7 @@ from orchestrator.api.routes.workflows import Started
 from orchestrator.api.serving import ServedPath, explained, perform, query_of
 from orchestrator.api.slots import Client
 from orchestrator.domain.access import Scope, Ticket
+from orchestrator.domain.states import OPEN_TASK_STATES, RunState
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.acting import Actor
 from orchestrator.sdk.backend.replica import Replica
@@ -84,7 +85,7 @@ class PagePath(ServedPath):
             await self._slots.run(replica.acted, caller)
             self._api.recent.forget()
         if request.method != "POST":
-            query = _without_blanks(query_of(request))
+            query = _without_blanks(query_of(request), endpoint.path)
             try:
                 answer = await self._do(endpoint, given | endpoint.read_query(query), request, caller)
             except (Refused, OrchestratorError) as error:
@@ -293,9 +294,20 @@ def _page_before(request: Request) -> str:
     return own_page(f"{path}?{found.query}" if found.query else path) if is_ours else own_page("")
 
 
-def _without_blanks(query: str) -> str:
-    """Return what a form of filters asks for: fields that are empty are not meant, and times to the minute are UTC."""
-    return urlencode([(name, _MINUTE.sub(r"\1:00Z", value)) for name, value in parse_qsl(query) if value])
+_OPEN: dict[str, tuple[str, ...]] = {"/ui/runs": (RunState.RUNNING,), "/ui/tasks": tuple(OPEN_TASK_STATES)}
+"""The states that lists call open."""
+
+
+def _without_blanks(query: str, path: str) -> str:
+    """Return what a form of filters asks for: fields that are empty are not meant, times to the minute are UTC, and
+    `open` is a state."""
+    found = [(name, _MINUTE.sub(r"\1:00Z", value)) for name, value in parse_qsl(query) if value]
+    open_states = [("status", state) for state in _OPEN.get(path, ())]
+    if not open_states or ("status", "open") not in found:
+        return urlencode(found)
+    return urlencode(
+        [*(pair for pair in found if pair != ("status", "open") and pair not in open_states), *open_states]
+    )
 
 
 def _form(data: bytes) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.charts import hour, outline
-from orchestrator.api.dashboard.list_notes import progress_of, task_calls
+from orchestrator.api.dashboard.list_notes import progress_of, task_calls, task_errors
 from orchestrator.api.dashboard.pages.overview import read_is_led, read_marks, read_queues
 from orchestrator.api.dashboard.rendering import page, pages, visitor
 from orchestrator.api.key_scope import QUEUE, WHOLE, WITHIN
@@ -121,6 +121,7 @@ def show_queue(api: Api, name: str) -> Response:
         marks=read_marks(api, key_scope, hour(minutes, now).begin),
         tasks=listed.items,
         calls=task_calls(api, listed.items),
+        errors=task_errors(api, listed.items),
         slow=api.recent.get(("slowest", name), 5.0, lambda: api.read_list(slowest, since, queue=name)),
         waits=api.recent.get(("waits", name), 2.0, lambda: api.read(longest_waits, queue)),
     )

@@ -23,6 +23,7 @@ from orchestrator.api.dashboard.list_notes import (
     progress_of_runs,
     run_notes,
     task_calls,
+    task_errors,
     within_span,
 )
 from orchestrator.api.dashboard.pages import flows as flow_pages
@@ -144,8 +145,10 @@ def show_run(api: Api, id: UUID, query: StepsQuery) -> Response:
         return page("run_steps.html", **shown, **_of_steps(api, found.run, found.steps, query, before))
     tasks = task_routes.list_tasks(api, task_routes.TaskQuery(run=id, limit=_MOST_TASKS), key_scope)
     done = progress_of(api, tasks.items)
-    calls = task_calls(api, tasks.items)
-    return page("run_many.html", **shown, tasks=tasks.items, more_tasks=tasks.next, done=done, calls=calls)
+    calls, errors = task_calls(api, tasks.items), task_errors(api, tasks.items)
+    return page(
+        "run_many.html", **shown, tasks=tasks.items, more_tasks=tasks.next, done=done, calls=calls, errors=errors
+    )
 
 
 def _go_to_step(api: Api, run: UUID, steps: list[StepView], name: str) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -43,9 +43,11 @@ def search(api: Api, query: TextQuery, key_scope: KeyScope) -> Response:
         kind, id = by_id[0]
         return go(f"/ui/{kind}/{id}")
     notes = run_notes(api, [*found.runs, *found.exact_runs, *found.runs_by_argument])
-    tasks = [*found.failures, *found.exact_tasks, *found.tasks_by_argument]
-    errors, calls = task_errors(api, tasks), task_calls(api, [*tasks, *found.tasks])
-    return page("search.html", text=text, whole=exactly(text), found=found, notes=notes, errors=errors, calls=calls)
+    tasks = [*found.failures, *found.exact_tasks, *found.tasks_by_argument, *found.tasks]
+    errors, calls = task_errors(api, tasks), task_calls(api, tasks)
+    keys = {one.id: text for one in found.tasks if text.lower() not in f"{one.name}\n{one.step or ''}".lower()}
+    shown: dict[str, Any] = {"notes": notes, "errors": errors, "calls": calls, "keys": keys}
+    return page("search.html", text=text, whole=exactly(text), found=found, **shown)
 
 
 def find_elsewhere(api: Api, kind: Kind, text: str, key_scope: KeyScope) -> str:
