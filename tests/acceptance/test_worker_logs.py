@@ -60,7 +60,7 @@ def test_what_tasks_say_is_kept_wherever_they_run(life: Stack) -> None:
     wanted = {
         talking.speaks: [
             ("info", "printed rye", "stdout"),
-            ("info", "complained rye", "stderr"),
+            ("warning", "complained rye", "stderr"),
             ("info", "logged rye", "bakery"),
             ("info", "unfinished rye", "stdout"),
         ],

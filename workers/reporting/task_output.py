@@ -245,6 +245,7 @@ class TaskOutput(io.RawIOBase):
         super().__init__()
         self.name = f"<{name}>"
         self._log = get_logger(name)
+        self._level = logging.WARNING if name == "stderr" else logging.INFO
         self._passed_on = passed_on
 
     def writable(self) -> bool:
@@ -303,10 +304,11 @@ class TaskOutput(io.RawIOBase):
         left_out, shown = room.take(text)
         self.log_dropped(job, left_out)
         if shown and (lines := [line for line in shown.split("\n") if line and not line.isspace()]):
-            self._log_lines(job, logging.INFO, lines)
+            self._log_lines(job, self._level, lines)
         if job.stage is Stage.RUNNING:  # code that outlives its task has nothing to say
             for keeper in _keepers:
-                keeper.log_lines(job, LogLine(time.time(), job.dispatch.attempt, "info", text, self.name[1:-1]))
+                level = logging.getLevelName(self._level).lower()
+                keeper.log_lines(job, LogLine(time.time(), job.dispatch.attempt, level, text, self.name[1:-1]))
 
     def log_dropped(self, job: Job, lines: int) -> None:
         """Log how many lines the log of the worker does not have."""
@@ -337,7 +339,7 @@ class TaskOutput(io.RawIOBase):
         if len(found) != 1 or self._log.disabled or self._log.filters:
             return None
         (handler,) = found
-        if type(handler) is not NonblockingHandler or handler.level > logging.INFO:
+        if type(handler) is not NonblockingHandler or handler.level > self._level:
             return None
         is_ours = type(handler.formatter) in (TextFormatter, JsonFormatter)
         return handler if is_ours and all(isinstance(one, TaskFields) for one in handler.filters) else None
