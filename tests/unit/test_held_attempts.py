@@ -78,3 +78,14 @@ def test_the_child_knows_how_long_its_parent_has_given_no_sign() -> None:
     held.add(b"a" * 16, 1)
     assert held.unheard(103.5) == 3.5
     assert held.pulse() == (103.0, 0.5)
+
+
+def test_the_parent_knows_what_had_begun() -> None:
+    held = HeldAttempts(10)
+    ids = [os.urandom(16) for _ in range(3)]
+    slots = [held.add(task, 7) for task in ids]
+    held.mark_begun(slots[1])
+    assert held.begun() == {(ids[1], 7)}
+    held.drop(slots[1])
+    held.add(ids[0], 8)
+    assert held.begun() == set(), "a slot that is used again has not begun"

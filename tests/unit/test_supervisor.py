@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.domain.tasks.task import Lost, Returned
 from orchestrator.settings import Settings
 from orchestrator.transport.codec import Attempt, Order, decode
 from orchestrator.transport.connection import UNAVAILABLE
@@ -99,6 +100,22 @@ def test_a_process_is_told_what_the_leader_asks_back_of_it() -> None:
         for ours, theirs in pipes:
             ours.close()
             theirs.close()
+
+
+def test_what_had_not_begun_in_a_process_that_died_is_handed_back() -> None:
+    """Before, tasks that only waited there were lost, too, and then ran in processes of their own."""
+    ours, theirs = Pipe()
+    with closing(ours), closing(theirs):
+        held = HeldAttempts(capacity=4)
+        slot, _ = held.add_all([(b"a" * 16, 1), (b"b" * 16, 1)])
+        child = Child("w1", 1, ours, held)
+        unknown = child.final_reports(1.0, "signal 9 (SIGKILL)")
+        assert [type(one) for one in unknown] == [Lost, Lost], "either may have been the cause"
+        held.mark_begun(slot)
+        begun, waiting = child.final_reports(1.0, "signal 9 (SIGKILL)")
+    assert begun == Lost(b"a" * 16, 1, alone=False, reason="signal 9 (SIGKILL)")
+    assert isinstance(waiting, Returned)
+    assert (waiting.id, waiting.begun) == (b"b" * 16, False)
 
 
 def test_a_heartbeat_says_whose_process_it_is_and_what_both_weigh() -> None:

@@ -232,20 +232,23 @@ class Child:
     def final_reports(self, now: float, died_of: str) -> list[Report]:
         """Return the report of a process that has ended and still held attempts.
 
-        No attempt is charged for its death: others may have been in it.
+        No attempt is charged for its death: others may have been in it. One that had not begun is handed back if
+        another had: where none had, it may have died of what came with them.
         """
-        left = self.held.unended()
+        left, begun = self.held.unended(), self.held.begun()
         if self._kept_by:
             return [
                 Lost(*attempt, alone=False, reason="the code of its workflow kept the whole process to itself")
                 if attempt in self._kept_by
-                else Returned(*attempt, _STOPPED, begun=True)
+                else Returned(*attempt, _STOPPED, begun=attempt in begun)
                 for attempt in left
             ]
         if self._frozen_looks > 1:
             overdue = {(limit.id, limit.attempt): limit for limit in self._overdue}
             return [
-                _timed_out(overdue[attempt], now) if attempt in overdue else Returned(*attempt, _STOPPED, begun=True)
+                _timed_out(overdue[attempt], now)
+                if attempt in overdue
+                else Returned(*attempt, _STOPPED, begun=attempt in begun)
                 for attempt in left
             ]
         if self.held.farewell is Farewell.UNFINISHED or self.dismissed:
@@ -253,10 +256,15 @@ class Child:
             return [
                 Lost(*attempt, alone=False, reason="the event loop that it ran on was blocked or closed")
                 if attempt in blocking
-                else Returned(*attempt, "worker stops", begun=True)
+                else Returned(*attempt, "worker stops", begun=attempt in begun)
                 for attempt in left
             ]
-        return [Lost(*attempt, alone=False, reason=died_of) for attempt in left]
+        return [
+            Lost(*attempt, alone=False, reason=died_of)
+            if attempt in begun or begun.isdisjoint(left)
+            else Returned(*attempt, f"its process died before it began: {died_of}")
+            for attempt in left
+        ]
 
 
 def _timed_out(limit: Limit, now: float) -> Failed:

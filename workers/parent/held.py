@@ -78,7 +78,8 @@ class HeldAttempts:
     def __init__(self, capacity: int = 20_000) -> None:
         self.capacity = capacity
         self._limits = _HEADER + capacity * ATTEMPT_SIZE
-        self._memory = mmap.mmap(-1, self._limits + capacity * _LIMIT.size)
+        self._begun = self._limits + capacity * _LIMIT.size
+        self._memory = mmap.mmap(-1, self._begun + capacity)
         self._free: list[int] = []
         self._used = 0
         self._running = 0
@@ -109,6 +110,7 @@ class HeldAttempts:
         for slot in slots:
             _ATTEMPT.pack_into(self._memory, _HEADER + slot * ATTEMPT_SIZE + 16, 0)
             _LIMIT.pack_into(self._memory, self._limits + slot * _LIMIT.size, _NO_LIMIT, 0.0, True)
+            self._memory[self._begun + slot] = 0
         self._free += slots
 
     def shrink(self) -> None:
@@ -120,6 +122,10 @@ class HeldAttempts:
             if self._used and len(self._free) == self._used:
                 self._free.clear()
                 self._use(0)
+
+    def mark_begun(self, slot: int) -> None:
+        """Say that the code of the attempt in a slot may begin from now on."""
+        self._memory[self._begun + slot] = 1
 
     def limit(self, slot: int, deadline: float, timeout: float, *, retryable: bool) -> None:
         """Say until when the attempt in a slot may run, and whether it may be tried again after that."""
@@ -202,6 +208,18 @@ class HeldAttempts:
         """Return the attempts of which the leader does not know that they have ended."""
         attempts = unpack_attempts(b"".join(slot for slot, (deadline, *_) in self._table() if deadline != _ENDED))
         return [(task, attempt) for task, attempt in attempts if attempt]
+
+    def begun(self) -> set[tuple[bytes, int]]:
+        """Return the attempts whose code may have begun."""
+        return set(
+            unpack_attempts(
+                b"".join(
+                    slot
+                    for place, slot in enumerate(self._slots(self._numbers()[0]))
+                    if self._memory[self._begun + place]
+                )
+            )
+        )
 
     def overdue(self, now: float) -> list[Limit]:
         """Return the attempts that have run for longer than they may."""

@@ -110,6 +110,8 @@ class Pool:
             self._busy.set()
         on_loop: list[Job] = []
         for job in jobs:
+            if not job.dispatch.is_turn_task and not self._runner.has(job):
+                self._held.mark_begun(job.slot)  # what is imported to find it may end the process
             task = None if job.dispatch.is_turn_task else self._runner.find(job)
             if task is not None and task._is_async and not job.is_isolated:
                 job.on_loop = True
@@ -125,6 +127,7 @@ class Pool:
         taken: list[Job] = []
         for job in jobs:
             if driver is not None and driver.room > 0 and not self.is_unheard():
+                self._held.mark_begun(job.slot)
                 driver.accept(job)
                 taken.append(job)
             elif job.take_back():
@@ -191,6 +194,7 @@ class Pool:
             return False
         if not job.begin(now, starting=job.is_isolated):
             return False
+        self._held.mark_begun(job.slot)
         if job.deadline is not None:
             self._limit(job)
         elif job.dispatch.is_turn_task and not job.is_isolated:

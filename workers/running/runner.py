@@ -67,6 +67,10 @@ class Runner:
         settings, self._workflows = app.settings, app.code_workflows
         self._engine = Engine(app.code_workflows.find, settings.max_payload, largest=settings.largest_value)
 
+    def has(self, job: Job) -> bool:
+        """Say whether the task of a job is registered, so that nothing is imported to find it."""
+        return job.dispatch.name in self._tasks
+
     def find(self, job: Job) -> Task[..., Any] | None:
         """Return the task that a job names: registered, or a function that the operator allowed."""
         name = job.dispatch.name

@@ -98,7 +98,9 @@ def attempts_of(connection: Connection, task: Row, error: ErrorView | None) -> l
 
 _MOST_RETURNED = 100
 """Attempts in a row that were dispatched for nothing; more are numbers that were left out."""
-_RETURNED = "was dispatched, and no worker began it: the worker stopped, or Redis lost the message"
+_RETURNED = (
+    "was dispatched, and handed back before it began: its worker stopped or had no room, or Redis lost the message"
+)
 _LEFT_OUT = "are left out: Postgres had lost commits, and attempts count from a higher number on"
 
 

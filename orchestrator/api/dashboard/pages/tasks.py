@@ -205,6 +205,7 @@ def show_task(api: Api, id: UUID, query: logs.LogQuery) -> Response:
     known = api.read(parameters_of, found.task.name) if found.args else None
     is_retried = found.task.status in _RETRIED and api.backend.tasks.is_retry_requested(id.bytes)
     is_cancelled = not found.task.ended_at and api.read(is_asked, RequestKind.CANCEL_TASK, id.bytes)
+    missing = unbegun(found.attempts, found.task.attempt)
     return page(
         "task.html",
         requested="retry" if is_retried else "cancel" if is_cancelled else "",
@@ -215,12 +216,10 @@ def show_task(api: Api, id: UUID, query: logs.LogQuery) -> Response:
         obstacles=_obstacles(api, found.task, is_retried or is_cancelled),
         timeline=timeline(found.task, found.attempts),
         attempts=sorted(
-            [
-                *((one.attempt, one) for one in found.attempts),
-                *unbegun(found.attempts, found.task.attempt).items(),
-            ],
+            [*((one.attempt, one) for one in found.attempts), *missing.items()],
             key=lambda one: one[0],
         ),
+        handed_back=sum(why.startswith("was") for why in missing.values()),
         lineage=lineage_within(visitor().key_scope, api.backend.insights.lineage(id)),
         most_shown=_MOST_CHILDREN,
     )
