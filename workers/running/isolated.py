@@ -16,11 +16,14 @@ A task's time begins with `begun`. A child that ends before it has said so is no
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Pipe
 
 import msgspec
@@ -30,7 +33,7 @@ from orchestrator.domain.tasks.task import Lost, NewTask, Returned
 from orchestrator.errors import SoftTimeout, Uncertain
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import EndReport, LogLine, ProgressMark, decode, encode
-from orchestrator.workers.parent.processes import ending, resident_memory
+from orchestrator.workers.parent.processes import ending, format_memory, resident_memory
 from orchestrator.workers.running.job import Job
 from orchestrator.workers.running.task_runtime import Outbox, interruption
 from orchestrator.workers.spec import WorkerSpec
@@ -88,7 +91,7 @@ class Isolation:
             child.send("run", encode(msgspec.structs.replace(job.dispatch, trace=job.trace)))
             report = self._converse(child, job, start_clock)
         except (EOFError, OSError) as error:
-            return self._died(job, error, child.end())
+            return self._died(job, error, child)
         finally:
             job.uninterruptible()
         child.runs += 1
@@ -202,9 +205,8 @@ class Isolation:
         except Uncertain as error:
             return "uncertain", str(error).encode()
 
-    @staticmethod
-    def _died(job: Job, error: EOFError | OSError, code: int) -> Lost | Returned:
-        dispatch = job.dispatch
+    def _died(self, job: Job, error: EOFError | OSError, child: _Child) -> Lost | Returned:
+        dispatch, code = job.dispatch, child.end()
         reason = job.interrupted_by
         if reason is not None and reason is not SoftTimeout:
             raise interruption(job, reason)
@@ -213,7 +215,10 @@ class Isolation:
             log.error("task.process_not_started error=%s", why, extra=job.fields)
             return Returned(dispatch.id, dispatch.attempt, "its process could not be started", _START_AGAIN)
         threading.Event().wait(_DYING_TOGETHER)
-        return Lost(dispatch.id, dispatch.attempt, alone=True, reason=ending(code))
+        why = f"{ending(code)} in process {child.pid} on {socket.gethostname()}{child.used()}"
+        text = f"The process of this attempt died: {why}."
+        self._outbox.log(job, LogLine(time.time(), dispatch.attempt, "error", text))
+        return Lost(dispatch.id, dispatch.attempt, alone=True, reason=why)
 
 
 class _Child:
@@ -245,6 +250,8 @@ class _Child:
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
+        self.pid = self._process.pid
+        self._peak = 0
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -271,6 +278,15 @@ class _Child:
 
     def end(self) -> int:
         """Kill it, unless it has ended; return its exit code."""
-        self._process.kill()
         self._pipe.close()
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError, ChildProcessError):  # it was waited for meanwhile
+                os.kill(self.pid, signal.SIGKILL)  # `Popen.kill` would wait for it, and not learn what it has used
+                _, status, usage = os.wait4(self.pid, 0)
+                self._process.returncode = os.waitstatus_to_exitcode(status)
+                self._peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return self._process.wait()
+
+    def used(self) -> str:
+        """Say how much memory it has used, once it has ended, if that is known."""
+        return f", which used up to {format_memory(self._peak)} of memory" if self._peak else ""
