@@ -27,8 +27,6 @@ _BLOCK = 65_536
 """Characters that are sent at once."""
 _FEW_ROWS = 100
 """Rows that a cursor may go on holding until its next statement."""
-
-
 _statements = 0
 
 
@@ -181,12 +179,8 @@ class Channel:
             columns = cursor.description
             return StatementResult(cursor.fetchall() if columns else (), columns, cursor.rowcount)
         except connection.dialect.loaded_dbapi.Error as error:
-            known = _known(error, connection.dialect, self._connection, sql, None)
-            if deadlines is not None and not deadlines.end(watched):
-                known = deadlines.missed(sql)
-            if known.connection_invalidated:
-                connection.invalidate(error)
-            raise known from error
+            missed = deadlines.missed(sql) if deadlines is not None and not deadlines.end(watched) else None
+            raise _known(error, connection, connection.dialect, self._connection, sql, missed=missed) from error
         finally:
             if deadlines is not None:
                 deadlines.end(watched)
@@ -200,10 +194,7 @@ def channel(connection: Connection) -> Channel:
         try:
             found = kept[_CHANNEL] = Channel(connection)
         except connection.dialect.loaded_dbapi.Error as error:  # it was closed meanwhile
-            known = _known(error, connection.dialect, connection.connection.dbapi_connection, "", None)
-            if known.connection_invalidated:
-                connection.invalidate(error)
-            raise known from error
+            raise _known(error, connection, connection.dialect, connection.connection.dbapi_connection, "") from error
     return found
 
 
@@ -314,14 +305,12 @@ _NOTHING: deque[Any] = deque(maxlen=0)
 
 def _line(engine: Engine, kept: deque[Any]) -> _Line:
     """Return a connection of an engine, one that is kept if there is any."""
-    while kept:
-        try:
+    with contextlib.suppress(IndexError):  # none is left
+        while kept:
             line: _Line = kept.pop()
-        except IndexError:  # another thread was faster
-            break
-        if not line.is_closed:
-            return line
-        line.connection.invalidate()
+            if not line.is_closed:
+                return line
+            line.connection.invalidate()
     return _Line(engine)
 
 
@@ -336,7 +325,7 @@ def execute(
     try:
         line = _line(engine, kept)
     except engine.dialect.loaded_dbapi.Error as error:
-        raise _known(error, engine.dialect, None, sql, parameters) from error
+        raise _known(error, None, engine.dialect, None, sql, parameters) from error
     connection, cursor, deadlines = line.connection, line.cursor, line.deadlines
     watched = 0 if deadlines is None else deadlines.begin(connection.dbapi_connection)
     try:
@@ -353,12 +342,8 @@ def execute(
             line.cursor = connection.cursor()  # the old one holds them as long as it lives
         return StatementResult(rows, columns)
     except engine.dialect.loaded_dbapi.Error as error:
-        known = _known(error, engine.dialect, connection.dbapi_connection, sql, parameters)
-        if deadlines is not None and not deadlines.end(watched):
-            known = deadlines.missed(sql)
-        if known.connection_invalidated:
-            connection.invalidate(error)
-        raise known from error
+        missed = deadlines.missed(sql) if deadlines is not None and not deadlines.end(watched) else None
+        raise _known(error, connection, engine.dialect, connection.dbapi_connection, sql, parameters, missed) from error
     except BaseException as error:
         connection.invalidate(error)  # interrupted, in an unknown state
         raise
@@ -380,10 +365,7 @@ def copy(connection: Connection, sql: str, lines: Any) -> None:
         with limited(connection, sql):
             cursor.copy_expert(in_namespace(sql, namespace_of(connection)), lines, _BLOCK)
     except connection.dialect.loaded_dbapi.Error as error:
-        known = _known(error, connection.dialect, lent.dbapi_connection, sql, None)
-        if known.connection_invalidated:
-            connection.invalidate(error)
-        raise known from error
+        raise _known(error, connection, connection.dialect, lent.dbapi_connection, sql) from error
 
 
 def copied(value: object) -> str:
@@ -393,9 +375,14 @@ def copied(value: object) -> str:
     return str(value).replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
 
 
-def _known(error: Any, dialect: Dialect, connection: Any, sql: str, parameters: Any) -> exc.DBAPIError:
-    """Return an error of the driver as one of SQLAlchemy; an outage is one, whatever the driver calls it."""
-    is_broken = dialect.is_disconnect(error, connection, None)
+def _known(
+    error: Any, lent: Any, dialect: Dialect, driver: Any, sql: str, parameters: Any = None, missed: Any = None
+) -> exc.DBAPIError:
+    """Return an error of the driver as one of SQLAlchemy; an outage is one, whatever the driver calls it.
+
+    A connection that broke does not go back to where it was lent. A deadline that was `missed` is the error instead.
+    """
+    is_broken = dialect.is_disconnect(error, driver, None)
     known: exc.DBAPIError = exc.DBAPIError.instance(
         sql,
         parameters,
@@ -406,4 +393,7 @@ def _known(error: Any, dialect: Dialect, connection: Any, sql: str, parameters: 
         dialect=dialect,
     )
     hide_rows(known)
-    return as_outage(known, is_broken=is_broken) or known
+    known = missed or as_outage(known, is_broken=is_broken) or known
+    if lent is not None and known.connection_invalidated:
+        lent.invalidate(error)
+    return known

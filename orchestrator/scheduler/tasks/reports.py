@@ -105,8 +105,7 @@ class Reports:
                 decoded.refused.append(Refused(entry, body, str(error)))
             else:
                 decoded.reports.extend((entry, flush.worker, report) for report in flush.reports)
-                if flush.turns:
-                    decoded.turns.extend((flush.worker, turn) for turn in flush.turns)
+                decoded.turns.extend((flush.worker, turn) for turn in flush.turns)
         return decoded
 
     def apply(self, tx: Transaction, decoded: Decoded) -> None:
@@ -248,8 +247,7 @@ def _count_repeated(tick: TickResult, again: Sequence[Requeue], repeated: Sequen
     """Count attempts that failed or were lost, and are tried again; what was handed back is neither."""
     outcomes = {row.id: row.outcome for row in again if row.outcome is not None}
     for task in repeated if outcomes else ():
-        outcome = outcomes.get(task.id)
-        if outcome is not None:
+        if outcome := outcomes.get(task.id):
             (tick.counts.lost if outcome == "lost" else tick.counts.retried).append(task.queue)
 
 
