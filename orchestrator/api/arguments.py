@@ -40,7 +40,7 @@ from orchestrator.store.insights import (
 )
 from orchestrator.store.insights.arguments import Given, Needles, calls_of_tasks
 from orchestrator.store.insights.run_lists import RunPage
-from orchestrator.store.insights.tasks import LONGEST_WALK
+from orchestrator.store.insights.tasks import LONGEST_WALK, TaskSort
 
 Argument = Annotated[str, Meta(max_length=500)]
 _NAMED = re.compile(r"([\w.@-]+)=(.*)", re.DOTALL)
@@ -134,15 +134,15 @@ def tasks_with(
     limit: int,
     before: UUID | None = None,
     oldest: bool = False,
+    run_sort: TaskSort = "when",
     seconds: float | None = None,
 ) -> TaskPage:
     """Return tasks that match and have a value, as many as are found within a second, or so many seconds."""
     sought, found = Sought.parse(argument), list[TaskView]()
     last = time.monotonic() + (LONGEST_WALK if seconds is None else seconds)
     while True:
-        page = api.read_list(
-            page_of_tasks, wanted, limit=_CANDIDATES, before=before, oldest=oldest, needles=sought.needles
-        )
+        shown: Any = {"before": before, "oldest": oldest, "run_sort": run_sort, "needles": sought.needles}
+        page = api.read_list(page_of_tasks, wanted, limit=_CANDIDATES, **shown)
         tasks = page.tasks
         if not (wanted.run or wanted.by_end):  # so that the last that was looked at is the cursor
             tasks = sorted(tasks, key=lambda task: task.id, reverse=not oldest)

@@ -199,3 +199,31 @@ def test_the_overview_counts_failed_runs_and_leads_to_them(system: System) -> No
     link = re.search(r'<a href="(/ui/runs[^"]*)">1 run failed</a>', ada.get("/ui").text)
     assert link
     assert f'<tr data-key="{run.id}">' in _of(ada, link[1])
+
+
+def test_the_tasks_of_a_run_are_sorted_by_their_headings(system: System) -> None:
+    worker = system.worker(slots=9)
+    steps = "".join(f"  s{number}: {{task: job, input: {{number: {number}}}}}\n" for number in range(4))
+    system.app.workflows.apply(loads(f"name: w\ntasks:\n{steps}"))
+    run = system.app.workflows["w"].start()
+    system.pass_seconds()
+    taken = worker.take()
+    worker.fail(*taken[:2], retryable=False)
+    system.pass_seconds(2)
+    stored = system.sql(
+        "SELECT id, seq, 'infinity'::timestamptz AS at FROM orchestrator.tasks WHERE run_id = :run"
+        " UNION ALL SELECT id, seq, ended_at FROM orchestrator.ended_tasks WHERE run_id = :run",
+        run=run.id,
+    )
+    ada = operator(system)
+    assert 'aria-sort="ascending"' in ada.get(f"/ui/tasks?run={run.id}").text
+    for sort, key in (("", "seq"), ("when", "seq"), ("-when", "seq"), ("ended", "at"), ("-ended", "at")):
+        rows, link = [], f"/ui/tasks?run={run.id}&sort={sort}&limit=3"
+        while link:
+            page = ada.get(link).text
+            rows += re.findall(r'<tr data-key="([^"]*)">', page)
+            more = re.search(r'href="([^"]*)" rel="next"', page)
+            link = f"{unescape(more[1])}&limit=3" if more else ""
+        wanted = sorted(stored, key=lambda row: (str(row[key]) if key == "at" else row[key], row["id"]))
+        wanted = wanted[::-1] if sort.startswith("-") else wanted
+        assert rows == [str(row["id"]) for row in wanted], sort

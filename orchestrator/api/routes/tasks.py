@@ -35,6 +35,7 @@ from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.sdk.waiting.steps import Steps
 from orchestrator.store import insights
 from orchestrator.store.insights import AttemptView, ErrorView, TaskDetail, TaskFilter, TaskView
+from orchestrator.store.insights.tasks import TaskSort
 from orchestrator.time_limits import TimeLimit
 
 routes = Routes("tasks", "/api/v1/tasks")
@@ -95,11 +96,15 @@ def list_tasks(api: Api, query: TaskQuery, key_scope: KeyScope) -> Page[TaskView
     return list_page(api, query, key_scope)
 
 
-def list_page(api: Api, query: TaskQuery, key_scope: KeyScope, *, oldest: bool = False) -> Page[TaskView]:
+def list_page(
+    api: Api, query: TaskQuery, key_scope: KeyScope, *, oldest: bool = False, run_sort: TaskSort = "when"
+) -> Page[TaskView]:
     """Return a page of tasks, also from the other end."""
     wanted = filter_within(api, query, key_scope)
     read = api.read_list if query.run is None else api.read  # those of a run are shown beside it, which does not lag
-    return Page(*read(insights.list_tasks, wanted, limit=query.limit, before=query.cursor, oldest=oldest))
+    return Page(
+        *read(insights.list_tasks, wanted, limit=query.limit, before=query.cursor, oldest=oldest, run_sort=run_sort)
+    )
 
 
 def filter_within(api: Api, query: TaskQuery, key_scope: KeyScope) -> TaskFilter:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from sqlalchemy import Connection
@@ -181,19 +181,36 @@ SELECT /* insights.tasks.list */ * FROM (
 
 # OFFSET 0 keeps the planner from walking the primary key through everything that is newer than the run.
 _OF_RUN = "(SELECT * FROM {} WHERE run_id = %(run)s::uuid OFFSET 0) AS of_run"
-_PAST = """(%(before)s::uuid IS NULL OR seq >
-           (SELECT seq FROM orchestrator.tasks WHERE id = %(before)s::uuid
-             UNION ALL SELECT seq FROM orchestrator.ended_tasks WHERE id = %(before)s::uuid))"""
-# The ids of a run's tasks derive from its own, and say nothing about their order.
-_LIST_OF_RUN = Statement[Row](f"""
-SELECT /* insights.tasks.list_of_run */ * FROM (
-    (SELECT {_OPEN}, seq FROM {_OF_RUN.format("orchestrator.tasks")}
-      WHERE %(open)s AND {_PAST} AND {_MATCHES} ORDER BY seq LIMIT %(limit)s)
+TaskSort = Literal["-when", "when", "-ended", "ended"]
+"""By when tasks were enqueued, or have ended; a minus: the last ones first."""
+
+
+def _list_of_run(sort: TaskSort, open_key: str, ended_key: str) -> Statement[Row]:
+    """Return the list of a run's tasks in an order: all of them are sorted, whatever the page."""
+    beyond, direction = ("<", "DESC") if sort.startswith("-") else (">", "ASC")
+    last = f"""SELECT {open_key}, id FROM orchestrator.tasks WHERE id = %(before)s::uuid
+             UNION ALL SELECT {ended_key}, id FROM orchestrator.ended_tasks WHERE id = %(before)s::uuid"""
+    past = f"(%(before)s::uuid IS NULL OR ({{}}, id) {beyond} ({last}))"
+    order = f"key {direction}, id {direction} LIMIT %(limit)s"
+    return Statement[Row](f"""
+SELECT /* insights.tasks.list_of_run_{sort.replace("-", "last_")} */ * FROM (
+    (SELECT {_OPEN}, seq, {open_key} AS key FROM {_OF_RUN.format("orchestrator.tasks")}
+      WHERE %(open)s AND {past.format(open_key)} AND {_MATCHES} ORDER BY {order})
      UNION ALL
-    (SELECT {_ENDED}, seq FROM {_OF_RUN.format("orchestrator.ended_tasks")}
-      WHERE %(ended)s AND {_PAST} AND {_MATCHES} AND {_BY_TIME} AND {_by_error("of_run")} ORDER BY seq LIMIT %(limit)s)
-) AS found ORDER BY seq LIMIT %(limit)s
+    (SELECT {_ENDED}, seq, {ended_key} FROM {_OF_RUN.format("orchestrator.ended_tasks")}
+      WHERE %(ended)s AND {past.format(ended_key)} AND {_MATCHES} AND {_BY_TIME} AND {_by_error("of_run")}
+      ORDER BY {order.replace("key", ended_key)})
+) AS found ORDER BY {order}
 """)
+
+
+# The ids of a run's tasks derive from its own, and say nothing about their order. What is open ends after all others.
+_LIST_OF_RUN: dict[TaskSort, Statement[Row]] = {
+    "when": _list_of_run("when", "seq", "seq"),
+    "-when": _list_of_run("-when", "seq", "seq"),
+    "ended": _list_of_run("ended", "'infinity'::timestamptz", "ended_at"),
+    "-ended": _list_of_run("-ended", "'infinity'::timestamptz", "ended_at"),
+}
 
 # In the order of their ends, which both indexes have; the one of what did not succeed is much shorter.
 _LOOKED_AT = f"""
@@ -233,11 +250,12 @@ def page_of_tasks(
     before: UUID | None = None,
     oldest: bool = False,
     needles: Needles = NONE,
+    run_sort: TaskSort = "when",
 ) -> TaskPage:
     """Return tasks that match: the newest, newest first; by their ends, those that ended last; of a run, its first.
 
-    With `oldest`, all but those of a run are listed the other way round. With `needles`, only those that may have been
-    given what is looked for.
+    With `oldest`, all but those of a run are listed the other way round; those of a run by `run_sort`. With `needles`,
+    only those that may have been given what is looked for.
 
     A page takes as long as any other, whatever one looks for: it looks at a bounded number of rows, and so may have few
     tasks, or none, and yet not be the last. The tasks of a run stand among others where the run began. The turns of
@@ -247,7 +265,7 @@ def page_of_tasks(
     in_order = _OLDEST if oldest and not wanted.run else {}
     horizon = None
     if wanted.run or wanted.by_end:
-        statement = _LIST_OF_RUN if wanted.run else _LIST_BY_END
+        statement = _LIST_OF_RUN[run_sort] if wanted.run else _LIST_BY_END
     else:
         statement = _LIST
         if needles.data or not _is_found_at_once(wanted):
@@ -269,13 +287,20 @@ def _is_found_at_once(wanted: TaskFilter) -> bool:
 
 
 def list_tasks(
-    connection: Connection, wanted: TaskFilter, *, limit: int = 50, before: UUID | None = None, oldest: bool = False
+    connection: Connection,
+    wanted: TaskFilter,
+    *,
+    limit: int = 50,
+    before: UUID | None = None,
+    oldest: bool = False,
+    run_sort: TaskSort = "when",
 ) -> TaskPage:
     """Return as many tasks that match as are asked for, if so many are found page after page within a second."""
     found: list[TaskView] = []
     last = time.monotonic() + LONGEST_WALK
     while True:
-        page = page_of_tasks(connection, wanted, limit=limit - len(found), before=before, oldest=oldest)
+        limits: Any = {"limit": limit - len(found), "before": before, "oldest": oldest, "run_sort": run_sort}
+        page = page_of_tasks(connection, wanted, **limits)
         found += page.tasks
         before = page.next
         if before is None or len(found) == limit or time.monotonic() >= last:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -42,6 +42,7 @@ from orchestrator.store.fleet import parameters_of
 from orchestrator.store.inbox import RequestKind, is_asked
 from orchestrator.store.insights import TaskFilter, TaskView
 from orchestrator.store.insights.attempts import unbegun
+from orchestrator.store.insights.tasks import TaskSort
 from orchestrator.store.tasks import redrive
 from orchestrator.store.tasks.cancels import MOST_AT_ONCE, OpenFilter
 from orchestrator.store.tasks.redrive import FailedFilter
@@ -61,8 +62,8 @@ class TasksQuery(task_routes.TaskQuery):
     """Which tasks to list, and of when."""
 
     span: Span = ""
-    sort: Literal["-when", "when", "-ended", "ended"] = "-when"
-    """By when they were enqueued, or have ended; a minus: the last ones first."""
+    sort: Literal[TaskSort, ""] = ""
+    """By when they were enqueued, or have ended; if empty, the first ones of a run first, or else the last ones."""
     argument: Argument = ""
     """With this value among the arguments, or with this one under a name: `customer=42`."""
 
@@ -75,15 +76,16 @@ class TasksQuery(task_routes.TaskQuery):
 def list_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> Response:
     """List tasks."""
     asked, query = given(query), within_span(query)
-    wanted = query
-    if query.sort.endswith("ended") and query.since is None:
+    sort: TaskSort = query.sort or ("when" if query.run else "-when")
+    wanted = query = msgspec.structs.replace(query, sort=sort)
+    if sort.endswith("ended") and query.since is None and not query.run:
         wanted = msgspec.structs.replace(query, since=_ANY_TIME)  # which makes it a list of ends
-    oldest = not query.sort.startswith("-")
+    order: Any = {"oldest": not sort.startswith("-"), "run_sort": sort}
     if query.argument:
         fitting = task_routes.filter_within(api, wanted, key_scope)
-        found = Page(*tasks_with(api, fitting, query.argument, limit=query.limit, before=query.cursor, oldest=oldest))
+        found = Page(*tasks_with(api, fitting, query.argument, limit=query.limit, before=query.cursor, **order))
     else:
-        found = task_routes.list_page(api, wanted, key_scope, oldest=oldest)
+        found = task_routes.list_page(api, wanted, key_scope, **order)
     filters = {"argument"} if query.argument else set()
     filters |= {field.name for field in dataclasses.fields(TaskFilter) if getattr(query, field.name, None)}
     return page(
