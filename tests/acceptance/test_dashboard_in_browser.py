@@ -142,15 +142,31 @@ def test_a_large_graph_is_folded_and_opened(base: str, window: Watched) -> None:
     assert nodes.count() == 3
     assert window.page.locator("tr[data-key^=step]").count() == 25
     assert window.page.get_by_text("Open part").count() == 0, "the node itself opens it"
-    tab_to(window, "part (160)")
+    tab_to(window, "first")  # the pane, which scrolls by arrow keys
+    window.page.keyboard.press("Tab")
+    window.page.keyboard.press("ArrowRight")
     window.page.keyboard.press("Enter")
     eventually(lambda: nodes.count() == 153, "the group is open; the rest of it is a group")
+    focused = "document.activeElement.dataset.key"
+    eventually(lambda: window.page.evaluate(focused) == "close-part (160)", "the group has the focus")
+    window.page.keyboard.press("ArrowDown")
+    assert window.page.evaluate(focused).startswith("step-of-part_"), "a box in it"
+    place = window.page.evaluate(focused)
+    window.page.keyboard.press("ArrowRight")
+    assert window.page.evaluate(focused) not in (place, "close-part (160)"), "the box beside it"
+    assert window.page.locator(".graph svg [tabindex='0']").count() == 1, "Tab leads out of the graph"
+    window.page.keyboard.press("ArrowUp")
+    window.page.keyboard.press("Enter")
+    eventually(lambda: nodes.count() == 3, "the group is closed")
+    assert window.page.evaluate(focused) == "open-part (160)"
+    window.page.keyboard.press("Enter")
+    eventually(lambda: nodes.count() == 153, "and open again")
     svg = window.page.locator(".graph svg")
     before = svg.bounding_box()["width"]
     window.page.get_by_role("button", name="Larger").click()
     assert svg.bounding_box()["width"] > 1.2 * before
     window.page.get_by_role("button", name="Fit").click()
-    assert 25 <= window.page.locator("g.node rect").first.bounding_box()["height"] <= 30, "it can be read"
+    assert window.page.locator("g.node rect").first.bounding_box()["height"] >= 0.85 * 52, "it can be read"
     window.page.get_by_text("Next steps").click()
     window.sees("tr[data-key^=step]", "part_100")
     window.page.get_by_text("Close all groups").click()
@@ -161,6 +177,21 @@ def test_a_large_graph_is_folded_and_opened(base: str, window: Watched) -> None:
     window.page.get_by_label("Task of the step").fill("part_100")
     window.page.keyboard.press("Enter")
     window.sees("h1", "project.add")
+
+
+def test_a_graph_of_many_layers_fits_and_can_be_read(base: str, window: Watched) -> None:
+    """Before, it was as wide as all of its layers: names were small, or most of it was not in view."""
+    add = {"task": "project.add", "input": {"a": 1, "b": 1}}
+    layers = [[f"{kind}_{layer}_{number}" for kind in "abc" for number in range(4)] for layer in range(14)]
+    above = [[], *layers]
+    tasks = {name: add | {"depends_on": above[place][:3]} for place, layer in enumerate(layers) for name in layer}
+    httpx.post(f"{base}/api/v1/workflows", json={"definition": {"name": "layers", "tasks": tasks}}).raise_for_status()
+    window.go("/ui/workflows/layers")
+    window.sees("g.node")
+    assert window.page.locator("g.node").count() == 3 * 14
+    hidden = window.page.locator(".graph").evaluate("pane => pane.scrollWidth - pane.clientWidth")
+    assert hidden == 0, "each layer is in view"
+    assert window.page.locator("g.node rect").first.bounding_box()["height"] >= 0.85 * 52
 
 
 def test_a_run_with_many_steps_fits_a_few_screens_and_shows_the_failed_ones_first(base: str, window: Watched) -> None:

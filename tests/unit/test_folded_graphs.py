@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from orchestrator.api.dashboard.graph import MOST_DRAWN, draw, fold, planned_step, rows_of, worst
+from orchestrator.api.dashboard.graph import MOST_DRAWN, fold, planned_step, rows_of, worst
+from orchestrator.api.dashboard.layout import draw
 from orchestrator.store.insights import StepView
 
 
@@ -104,5 +105,5 @@ def test_any_graph_is_drawn_in_few_nodes(seed: int) -> None:
     steps = [step(name, *chance.sample(some, min(len(some), 3))) for name, some in zip(names, before, strict=True)]
     for opened in ((), tuple(fold(steps, frozenset()).groups)[:1]):
         found = fold(steps, frozenset(), opened)
-        drawn = draw(found.steps, found.critical)  # it would not end in a circle
+        drawn = draw(found.steps, found.critical, found.frames)  # it would not end in a circle
         assert len(drawn.nodes) <= 2 * MOST_DRAWN + 1

@@ -1,4 +1,4 @@
-"""The steps of a run as a graph: in layers from left to right, ordered so that few lines cross."""
+"""The steps of a run as they are drawn: very many are folded into groups, which can be opened."""
 
 from __future__ import annotations
 
@@ -7,79 +7,20 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from itertools import pairwise
 from typing import Any
 
+from orchestrator.api.dashboard.layout import layers_of
 from orchestrator.store.insights import StepView
 
-WIDTH, HEIGHT = 172, 52
-"""Of a step."""
-_BETWEEN, _ABOVE, _MARGIN = 48, 18, 8
-_LONGEST_NAME = 18
-_SWEEPS = 6
-_BEND = 12
-"""The height of a line that passes a layer by."""
 MOST_DRAWN = 150
 """Steps of a run beyond which some are drawn as one."""
-_BANDS = 60
+_MOST_GROUPS = 60
+"""What these are drawn as, at most: as much as a pane shows with names that can be read."""
+_BANDS = 40
 """Groups of layers, at most, of a run with very many."""
-_COUNT = re.compile(r" \([0-9]+\)$")
 _STEM = re.compile(r"[\d\s_.:\[\]-]+$")
 _WORST = ("failed", "open", "waiting", "cancelled", "skipped", "success")
 """The state of a group is the first of these that one of its steps has."""
-_Slot = str | tuple[str, str, int]
-"""Of a layer: a step, or where the line between two of them passes it."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """A step and its position."""
-
-    step: StepView
-    x: float
-    y: float
-    is_critical: bool
-
-    @property
-    def label(self) -> str:
-        """Its name, as far as there is room."""
-        name = _COUNT.sub("", self.step.name) if self.step.kind == "group" else self.step.name
-        half = _LONGEST_NAME // 2
-        return name if len(name) <= _LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}"
-
-    @property
-    def seconds(self) -> float | None:
-        """How long it took."""
-        if self.step.started_at is None or self.step.ended_at is None:
-            return None
-        return (self.step.ended_at - self.step.started_at).total_seconds()
-
-
-@dataclass(frozen=True)
-class Edge:
-    """A line from a step to one that follows it."""
-
-    path: str
-    is_critical: bool
-    is_done: bool
-    upper: str = ""
-    lower: str = ""
-    label: str = ""
-    """Its label."""
-    at: tuple[float, float] = (0.0, 0.0)
-    """Where the label stands: in the middle of its first part."""
-
-
-@dataclass(frozen=True)
-class Graph:
-    """All of it."""
-
-    nodes: list[Node]
-    edges: list[Edge]
-    width: float
-    height: float
-    inset: float = 0.0
-    """Room to the left of it, for lines that come in from there."""
 
 
 def planned_step(**known: Any) -> StepView:
@@ -98,6 +39,8 @@ class Folded:
     """Those that stand for others."""
     firsts: Mapping[str, StepView] = field(default_factory=dict)
     """Of each of these, the step that began first."""
+    frames: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Of each group that is opened, what is drawn in its place."""
 
 
 def fold(steps: Sequence[StepView], critical: frozenset[str], opened: Collection[str] = ()) -> Folded:
@@ -108,7 +51,7 @@ def fold(steps: Sequence[StepView], critical: frozenset[str], opened: Collection
     """
     if len(steps) <= MOST_DRAWN:
         return Folded([*steps], critical, frozenset())
-    layers = _layers(steps)
+    layers = layers_of({step.name: step.depends_on for step in steps})
     depths = {name: depth for depth, layer in enumerate(layers) for name in layer}
     groups: dict[tuple[int, str], list[StepView]] = {}
     for wide, by_name in ((1, True), (1, False), (-(-len(layers) // _BANDS), False)):
@@ -116,10 +59,11 @@ def fold(steps: Sequence[StepView], critical: frozenset[str], opened: Collection
         for step in steps:
             stem = _STEM.sub("", step.name) if by_name else ""
             groups.setdefault((depths[step.name] // wide, stem), []).append(step)
-        if len(groups) <= MOST_DRAWN:
+        if len(groups) <= _MOST_GROUPS:
             break
     owners: dict[str, str] = {}
     members: dict[str, list[StepView]] = {}
+    frames: dict[str, list[str]] = {}
     stems = Counter(stem for _, stem in groups)
     for (depth, stem), found in groups.items():
         inside = sorted(found, key=lambda step: (depths[step.name], urgency(step)))
@@ -133,11 +77,14 @@ def fold(steps: Sequence[StepView], critical: frozenset[str], opened: Collection
         members |= {step.name: [step] for step in shown}
         if len(inside) > len(shown):
             members[name] = inside[len(shown) :]
+        if name in opened:
+            frames[name] = [*(step.name for step in shown), *([name] if len(inside) > len(shown) else [])]
     return Folded(
         [_group(name, found, owners) for name, found in members.items()],
         frozenset(name for name, found in members.items() if all(step.name in critical for step in found)),
         frozenset(name for name in members if name not in depths),
         {name: min(found, key=_begin) for name, found in members.items() if name not in depths},
+        frames,
     )
 
 
@@ -230,109 +177,6 @@ def counts_of(states: Sequence[str]) -> str | None:
     counts = Counter(states)
     found = [f"{counts[state]:,} {state}" for state in _WORST if state in counts]
     return None if [*counts] == ["success"] else ", ".join(found)
-
-
-def draw(steps: Sequence[StepView], critical: frozenset[str], between: int = _BETWEEN) -> Graph:
-    """Return where each step stands, and the lines between them; a long line has a slot of its own in each layer."""
-    by_name = {step.name: step for step in steps}
-    layers = _layers(steps)
-    depths: dict[_Slot, int] = {name: depth for depth, layer in enumerate(layers) for name in layer}
-    columns: list[list[_Slot]] = [[*layer] for layer in layers]
-    above: dict[_Slot, list[_Slot]] = {name: [] for name in depths}
-    lines: list[tuple[str, str, list[_Slot]]] = []
-    for step in steps:
-        for upper in (name for name in step.depends_on if name in by_name):
-            bends: list[_Slot] = [(upper, step.name, depth) for depth in range(depths[upper] + 1, depths[step.name])]
-            for depth, bend in enumerate(bends, depths[upper] + 1):
-                columns[depth].append(bend)
-            for start, end in pairwise((upper, *bends, step.name)):
-                above.setdefault(end, []).append(start)
-            lines.append((upper, step.name, bends))
-    columns = _ordered(columns, above)
-    heights = [sum(map(_height, column)) + _ABOVE * (len(column) - 1) for column in columns]
-    tallest = max(heights, default=0.0)
-    positions: dict[_Slot, tuple[float, float]] = {}
-    for depth, (column, height) in enumerate(zip(columns, heights, strict=True)):
-        y = _MARGIN + (tallest - height) / 2
-        for slot in column:
-            positions[slot] = (_MARGIN + depth * (WIDTH + between), y)
-            y += _height(slot) + _ABOVE
-    nodes = [Node(step, *positions[step.name], step.name in critical) for step in steps]
-    edges = [
-        Edge(
-            _curve(positions[upper], [positions[bend] for bend in bends], positions[lower]),
-            upper in critical and lower in critical,
-            by_name[upper].state == "success",
-            upper,
-            lower,
-            at=_middle(positions[upper], positions[bends[0] if bends else lower], _BEND if bends else HEIGHT),
-        )
-        for upper, lower, bends in lines
-    ]
-    return Graph(nodes, edges, len(columns) * (WIDTH + between) - between + 2 * _MARGIN, tallest + 2 * _MARGIN)
-
-
-def _middle(start: tuple[float, float], end: tuple[float, float], height: float) -> tuple[float, float]:
-    return (start[0] + WIDTH + end[0]) / 2, (start[1] + HEIGHT / 2 + end[1] + height / 2) / 2
-
-
-def _height(slot: _Slot) -> float:
-    return HEIGHT if isinstance(slot, str) else _BEND
-
-
-def _layers(steps: Sequence[StepView]) -> list[list[str]]:
-    """Return the steps by the length of the longest path to them; a definition has no circles."""
-    above = {step.name: step.depends_on for step in steps}
-    depths: dict[str, int] = {}
-    for step in steps:
-        waiting = [step.name]
-        while waiting:
-            name = waiting[-1]
-            missing = [one for one in above[name] if one in above and one not in depths]
-            if missing:
-                waiting += missing
-                continue
-            depths[name] = 1 + max((depths[one] for one in above[name] if one in depths), default=-1)
-            waiting.pop()
-    found: list[list[str]] = [[] for _ in range(max(depths.values(), default=-1) + 1)]
-    for step in steps:
-        found[depths[step.name]].append(step.name)
-    return found
-
-
-def _ordered(columns: list[list[_Slot]], above: Mapping[_Slot, Sequence[_Slot]]) -> list[list[_Slot]]:
-    """Return the layers, each sorted by where the neighbours of its positions stand on average."""
-    below: dict[_Slot, list[_Slot]] = {}
-    for slot, uppers in above.items():
-        for upper in uppers:
-            below.setdefault(upper, []).append(slot)
-    for sweep in range(_SWEEPS):
-        neighbours: Mapping[_Slot, Sequence[_Slot]] = above if sweep % 2 == 0 else below
-        rows = {slot: row / len(column) for column in columns for row, slot in enumerate(column)}
-        for column in columns if sweep % 2 == 0 else reversed(columns):
-            averages = {slot: _average(slot, neighbours, rows) for slot in column}
-            column.sort(key=averages.__getitem__)
-            rows.update((slot, row / len(column)) for row, slot in enumerate(column))
-    return columns
-
-
-def _average(slot: _Slot, neighbours: Mapping[_Slot, Sequence[_Slot]], rows: Mapping[_Slot, float]) -> float:
-    found = [rows[one] for one in neighbours.get(slot, ())]
-    return sum(found) / len(found) if found else rows[slot]
-
-
-def _curve(start: tuple[float, float], bends: Sequence[tuple[float, float]], end: tuple[float, float]) -> str:
-    """Return a line that leaves a step to the right, passes the others by, and comes in from the left."""
-    x, y = start[0] + WIDTH, start[1] + HEIGHT / 2
-    path = f"M{x:g},{y:g}"
-    for left, top in (*((left, top + _BEND / 2) for left, top in bends), (end[0], end[1] + HEIGHT / 2)):
-        half = (left - x) / 2
-        path += f" C{x + half:g},{y:g} {left - half:g},{top:g} {left:g},{top:g}"
-        x, y = left, top
-        if (left, top) != (end[0], end[1] + HEIGHT / 2):
-            x = left + WIDTH
-            path += f" H{x:g}"
-    return path
 
 
 def critical_path(steps: Sequence[StepView]) -> frozenset[str]:

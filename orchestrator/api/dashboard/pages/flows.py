@@ -15,7 +15,8 @@ from starlette.responses import Response
 
 from orchestrator.api.context import LARGEST, Api
 from orchestrator.api.dashboard.gantt import Gantt, row
-from orchestrator.api.dashboard.graph import HEIGHT, WIDTH, Edge, Graph, Node, draw, planned_step
+from orchestrator.api.dashboard.graph import planned_step
+from orchestrator.api.dashboard.layout import HEIGHT, WIDTH, Edge, Graph, Node, draw
 from orchestrator.api.dashboard.list_notes import run_notes
 from orchestrator.api.dashboard.pages.workflows import last_runs, squares
 from orchestrator.api.dashboard.rendering import page, pages
@@ -162,7 +163,7 @@ def _drawn(flow: Flow, walked: Walked) -> Graph:
         )
         for key, node in flow.nodes.items()
     ]
-    plain = draw(steps, frozenset(), _BETWEEN)
+    plain = draw(steps, frozenset(), between=_BETWEEN, room=None)
     edges = [
         replace(edge, label=_label(labels[edge.upper, edge.lower]), is_done=walked.lines[edge.upper, edge.lower] > 0)
         for edge in plain.edges

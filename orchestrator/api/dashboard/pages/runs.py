@@ -13,7 +13,8 @@ from starlette.responses import Response
 from orchestrator.api.arguments import Argument, runs_with
 from orchestrator.api.context import LARGEST, Api, Page
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
-from orchestrator.api.dashboard.graph import critical_path, draw, fold, urgency
+from orchestrator.api.dashboard.graph import critical_path, fold, urgency
+from orchestrator.api.dashboard.layout import draw
 from orchestrator.api.dashboard.list_notes import (
     Span,
     check_times,
@@ -184,7 +185,7 @@ def _of_steps(
     limited = api.read(limited_until, run.id, [folded.firsts.get(one.name, one).name for one in folded.steps])
     ends = {step.name: step.ended_at for step in steps}
     return {
-        "graph": draw(folded.steps, folded.critical),
+        "graph": draw(folded.steps, folded.critical, folded.frames),
         "groups": folded.groups,
         "query": query,
         "listed": listed,

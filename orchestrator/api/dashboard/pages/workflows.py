@@ -13,7 +13,8 @@ from starlette.responses import Response
 
 from orchestrator.api.context import Api
 from orchestrator.api.dashboard.fields import Field, of_parameters, of_params
-from orchestrator.api.dashboard.graph import counts_of, draw, fold, planned_step, rows_of, worst
+from orchestrator.api.dashboard.graph import counts_of, fold, planned_step, rows_of, worst
+from orchestrator.api.dashboard.layout import draw
 from orchestrator.api.dashboard.list_notes import run_notes
 from orchestrator.api.dashboard.rendering import go, page, pages
 from orchestrator.api.dashboard.words import address, with_query
@@ -90,7 +91,7 @@ def show_workflow(api: Api, name: str, query: WorkflowQuery, key_scope: KeyScope
         stored=stored,
         definition=to_data(stored.definition) if stored else None,
         code=code,
-        graph=draw(folded.steps, frozenset()) if steps else None,
+        graph=draw(folded.steps, frozenset(), folded.frames) if steps else None,
         groups=folded.groups,
         opened=query.open,
         grid=_grid(api, name, steps, query.open) if steps else None,

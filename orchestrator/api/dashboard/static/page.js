@@ -162,6 +162,7 @@
     version = morph.isTorn || fresh !== null || !newer ? "none" : newer;
     if (morph.isTorn) isAgain = true; // a row has gone to another table: read all of the page
     scaleGraphs();
+    focusOpened();
     settle();
     if (document.title !== found.title) document.title = found.title;
     showTimes();
@@ -462,16 +463,21 @@
 
   // -- graphs: they are made larger and smaller, and moved by dragging; the step that failed is in view
 
-  const READABLE = 0.5; // of the full size: a graph that fits only below is shown in part
-  const scales = new WeakMap(); // of each pane; one that is not in it has the size that the server gives it
+  const READABLE = 0.85; // of the full size: a graph that fits only below is shown in part
+  const scales = new WeakMap(); // of each pane that was made larger or smaller; the others fit
+  const current = new WeakMap(); // of each pane, the box that the Tab key leads to; arrow keys lead to the others
+  let opened = ""; // the group that gets the focus when the page has come that shows it open, or closed
+
+  function fitting(pane) {
+    const svg = pane.querySelector("svg"), [wide, high] = ["width", "height"].map((side) => Number(svg.getAttribute(side)));
+    const room = Math.min((pane.clientWidth - 24) / wide, (parseFloat(getComputedStyle(pane).maxHeight) - 26) / high);
+    return Math.min(1, Math.max(room, READABLE));
+  }
 
   function zoom(pane, kind) {
-    const svg = pane.querySelector("svg");
-    const full = Number(svg.getAttribute("width"));
-    const before = scales.get(pane) ?? svg.clientWidth / full;
-    const room = Math.min((pane.clientWidth - 26) / full, (pane.clientHeight - 26) / Number(svg.getAttribute("height")));
-    const scale = kind === "fit" ? Math.min(Math.max(room, READABLE), 1) : Math.min(3, Math.max(0.05, before * (kind === "in" ? 1.25 : 0.8)));
-    scales.set(pane, scale);
+    const before = pane.querySelector("svg").clientWidth / Number(pane.querySelector("svg").getAttribute("width"));
+    const scale = kind === "fit" ? fitting(pane) : Math.min(3, Math.max(0.05, before * (kind === "in" ? 1.25 : 0.8)));
+    if (kind === "fit") scales.delete(pane); else scales.set(pane, scale);
     const x = (pane.scrollLeft + pane.clientWidth / 2) / before, y = (pane.scrollTop + pane.clientHeight / 2) / before;
     scaleGraphs();
     pane.scrollTo(x * scale - pane.clientWidth / 2, y * scale - pane.clientHeight / 2);
@@ -480,13 +486,60 @@
 
   function scaleGraphs() {
     for (const pane of document.querySelectorAll(".graph")) {
-      if (!scales.has(pane)) continue;
-      const svg = pane.querySelector("svg"), scale = scales.get(pane);
+      const svg = pane.querySelector("svg"), scale = scales.get(pane) ?? fitting(pane);
       for (const side of ["width", "height"]) svg.style[side] = `${Number(svg.getAttribute(side)) * scale}px`;
-      svg.style.minWidth = svg.style.maxWidth = svg.style.width;
+      const boxes = [...svg.querySelectorAll("a")], failed = svg.querySelector(".s-failed a");
+      const focused = boxes.find((one) => one.dataset.key === current.get(pane)) ?? failed ?? boxes[0];
+      for (const box of boxes) box.setAttribute("tabindex", box === focused ? 0 : -1);
     }
     drawMaps();
   }
+
+  // Opens or closes a group where it stands: what one has scrolled, enlarged and focused stays.
+  function toggleGroup(link) {
+    history.pushState(null, "", link.getAttribute("href")); // `href` of an SVG is no text
+    opened = link.dataset.group;
+    version = "none";
+    refresh();
+  }
+
+  window.addEventListener("popstate", () => { version = "none"; refresh(); });
+
+  function focusOpened() {
+    const link = opened && main.querySelector(`[data-key="${CSS.escape(opened)}"]`);
+    if (!link) return;
+    opened = "";
+    const pane = link.closest(".graph"), box = link.getBoundingClientRect(), seen = pane.getBoundingClientRect();
+    link.focus({ preventScroll: true });
+    pane.scrollBy(box.x - seen.x - 40, box.y - seen.y - 40);
+  }
+
+  // Leads from a box of a graph to the next one in a direction; at the end of a row, to the next row.
+  function toBox(box, key) {
+    const boxes = [...box.closest("svg").querySelectorAll("a")];
+    const [x, y] = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[key];
+    const from = box.getBoundingClientRect();
+    let found = null, least = Infinity;
+    for (const one of boxes) {
+      const to = one.getBoundingClientRect();
+      const [dx, dy] = [Math.max(to.left - from.right, from.left - to.right), Math.max(to.top - from.bottom, from.top - to.bottom)];
+      const isAhead = x ? (to.left - from.left) * x > 0 && dx > 0 : (to.top - from.top) * y > 0 && dy > 0;
+      const [along, beside] = x ? [dx, Math.max(dy, 0)] : [dy, Math.max(dx, 0)];
+      const off = x ? to.top + to.height / 2 - from.top - from.height / 2 : to.left + to.width / 2 - from.left - from.width / 2;
+      const far = along + 2 * beside + Math.abs(off) / 100;
+      if (isAhead && beside <= 2 * along + 200 && far < least) { found = one; least = far; }
+    }
+    found ??= x && boxes[boxes.indexOf(box) + x];
+    found?.focus();
+    found?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }
+
+  document.addEventListener("focusin", (event) => {
+    const pane = event.target.closest(".graph");
+    if (!pane || event.target === pane) return;
+    current.set(pane, event.target.dataset.key);
+    for (const box of pane.querySelectorAll("svg a")) box.setAttribute("tabindex", box === event.target ? 0 : -1);
+  });
 
   // A large graph has a small picture of itself with the part that is in view; a click there shows that part.
   function drawMap(pane) {
@@ -512,7 +565,7 @@
   function drawMaps() { for (const pane of document.querySelectorAll(".graph")) drawMap(pane); }
 
   document.addEventListener("scroll", (event) => { if (event.target.matches?.(".graph")) drawMap(event.target); }, true);
-  window.addEventListener("resize", drawMaps);
+  window.addEventListener("resize", scaleGraphs);
   document.addEventListener("pointerdown", (event) => {
     const map = event.target.closest(".minimap");
     if (!map) return;
@@ -541,6 +594,12 @@
   });
   document.addEventListener("dragstart", (event) => { if (event.target.closest?.(".graph")) event.preventDefault(); }); // a group is a link
   document.addEventListener("click", (event) => { if (isDragged && event.detail && event.target.closest(".graph")) event.preventDefault(); });
+  document.addEventListener("click", (event) => {
+    const group = event.target.closest(".graph [data-group]");
+    if (!group || event.defaultPrevented || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    toggleGroup(group);
+  });
   document.addEventListener("wheel", (event) => {
     const pane = event.ctrlKey && event.target.closest?.(".graph");
     if (pane) { event.preventDefault(); zoom(pane, event.deltaY < 0 ? "in" : "out"); }
@@ -549,10 +608,11 @@
     const failed = pane.querySelector(".node.s-failed")?.getBoundingClientRect();
     const box = pane.getBoundingClientRect();
     if (failed) pane.scrollBy(failed.x - box.x - box.width / 2, failed.y - box.y - box.height / 2);
+    else pane.scrollTo(0, 0);
   }
 
+  scaleGraphs();
   document.querySelectorAll(".graph").forEach(toFailed);
-  drawMaps();
 
   // -- forms
 
@@ -796,7 +856,11 @@
     if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.nodeName)) return;
     if (event.key === "?" && keys) { if (keys.open) keys.close(); else keys.showModal(); return; }
     if (keys?.open) return;
-    if (event.key === "/") {
+    const box = /^Arrow/.test(event.key) && event.target.closest(".graph svg a");
+    if (box) {
+      toBox(box, event.key);
+      event.preventDefault();
+    } else if (event.key === "/") {
       document.getElementById("search")?.focus();
       event.preventDefault();
     } else if (isGoing) {
