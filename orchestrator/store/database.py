@@ -31,7 +31,7 @@ from orchestrator.terminal_safe import sentence, without_password, without_passw
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISION = "0040"
+REVISION = "0041"
 """The newest migration. `orchestrator db upgrade` brings a database here."""
 
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)

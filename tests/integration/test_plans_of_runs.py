@@ -101,7 +101,7 @@ STATEMENTS: dict[str, Call] = {
     "count": lambda leader: lambda c: runs.count(c, {run: {"total": 1, "opened": 1} for run in leader.ids}),
     "settle": lambda leader: lambda c: runs.settle(c, {run: {"total": 1, "opened": 1} for run in leader.ids}, {}),
     "end": lambda leader: lambda c: runs.end(c, [(run, RunState.SUCCESS, None) for run in leader.ids], NOW),
-    "reopen": lambda leader: lambda c: runs.reopen(c, leader.ids),
+    "reopen": lambda leader: lambda c: runs.reopen(c, leader.ids, NOW),
     "mark": lambda leader: lambda c: cancels.mark(c, leader.ids),
     "time_out": lambda _: lambda c: cancels.time_out(c, NOW, BATCH, 60.0),
     "mark_below": lambda leader: lambda c: cancels.mark_below(c, leader.ids, NOW, BATCH),

@@ -8,7 +8,9 @@ import inspect
 import random
 import sys
 import uuid
+from functools import partial
 from typing import Any
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -18,6 +20,7 @@ from orchestrator.domain.dag.definition import Definition, Step
 from orchestrator.domain.dag.state import DagState, StepState
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.errors import WrongState
+from orchestrator.store.insights import show_run
 from tests.integration.stage import System, Worker
 from tests.integration.test_dag_runs import apply, begin, finish, row, steps_of
 
@@ -84,6 +87,37 @@ def test_a_run_that_timed_out_has_all_of_its_time_again(system: System) -> None:
     system.pass_seconds()
     assert finish(system, worker) == ["a", "a", "a", "b"], "what succeeded stays"
     assert counts(run) == ("success", 5, 5, 0, 0, 0)
+
+
+@pytest.mark.parametrize("of", ["a workflow", "many tasks"])
+def test_a_retried_run_has_taken_the_time_since_its_retry(system: System, of: str) -> None:
+    worker = system.worker()
+    if of == "a workflow":
+        run = begin(system, "name: short\ntasks: {a: {task: job}}")
+    else:
+        run = system.app.start_many(system.job.options(retries=0), [(1,)])
+        system.settle()
+        system.dispatch()
+    worker.fail(worker.take()[0])
+    system.tick_until(lambda: run.progress().status == "failed")
+    read = partial(show_run, run=UUID(run.id))
+    with system.engine.connect() as connection:
+        before = read(connection)
+    assert before is not None
+    assert before.retried_at is None
+    assert before.began_at == before.started_at
+    system.lead(offset=3_600)
+    run.retry()
+    system.pass_seconds()
+    worker.succeed(worker.take()[0])
+    system.tick_until(lambda: run.progress().status == "success")
+    with system.engine.connect() as connection:
+        after = read(connection)
+    assert after is not None
+    assert after.began_at is not None
+    assert after.ended_at is not None
+    assert after.started_at == before.started_at
+    assert (after.ended_at - after.began_at).total_seconds() < 600, "the hour until the retry is no part of it"
 
 
 def test_what_is_below_waits_for_what_is_above_and_sees_what_that_came_to(system: System) -> None:

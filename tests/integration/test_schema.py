@@ -229,6 +229,7 @@ USES = {
     "0038": "UPDATE orchestrator.runs SET attributes = '{}'",
     "0039": "INSERT INTO orchestrator.deletions SELECT id FROM orchestrator.runs",
     "0040": "UPDATE orchestrator.worker_releases SET release = 'fail'",
+    "0041": "UPDATE orchestrator.runs SET retried_at = now()",
 }
 ROWS = """
 INSERT INTO orchestrator.flows (name, version, hash, definition) VALUES ('f', 1, '', '{}');
@@ -250,7 +251,7 @@ def test_a_revision_that_is_in_use_is_not_undone(empty: Engine, empty_url: str, 
         assert database.current_revision(connection) == revision
         looked = re.sub(r"UPDATE (\S+) SET (\S+) =.*", r"SELECT \2 FROM \1", USES[revision])
         changed = connection.execute(text(re.sub(r"INSERT INTO (\S+) .*", r"SELECT true FROM \1", looked)))
-        assert changed.scalar() in (True, "fail", {}), "what it brought is still there"
+        assert changed.scalar() is not None, "what it brought is still there"
 
 
 def test_migrations_say_what_would_be_lost_without_them() -> None:

@@ -464,7 +464,11 @@ RUN_MOVES: dict[str, tuple[Callable[[Connection, bytes], Any], RunState, tuple[R
     "begin": (_begin, RunState.RUNNING, (RunState.PENDING,)),
     "requeue": (_requeue_run, RunState.PENDING, (RunState.FAILED,)),
     "requeue a child": (_requeue_child, RunState.PENDING, (RunState.FAILED, RunState.CANCELLED)),
-    "reopen": (lambda connection, run: runs.reopen(connection, [run]), RunState.RUNNING, (RunState.FAILED,)),
+    "reopen": (
+        lambda connection, run: runs.reopen(connection, [run], datetime.now(UTC)),
+        RunState.RUNNING,
+        (RunState.FAILED,),
+    ),
     "succeed": (
         lambda c, run: runs.end(c, [(run, RunState.SUCCESS, None)], NOW),
         RunState.SUCCESS,

@@ -91,9 +91,17 @@ def print_run(run: RunDetail, code: CodeView | None, successor_view: CodeView | 
             "created": when(run.created_at, now),
             "started": when(run.started_at, now),
             "ended": when(run.ended_at, now),
-            "took": between(run.started_at, run.ended_at or now),
+            "took": _took(run, now),
         }
     )
+
+
+def _took(run: RunView, now: datetime) -> str:
+    """Return how long a run has taken; of one that was retried, since then, and in all."""
+    took = between(run.began_at, run.ended_at or now)
+    if run.retried_at is None:
+        return took
+    return f"{took} since it was retried, {between(run.started_at, run.ended_at or now)} since it first began"
 
 
 def print_runs(runs: Sequence[RunView], shown: Shown, now: datetime, empty: str = "") -> None:
@@ -112,7 +120,7 @@ def print_runs(runs: Sequence[RunView], shown: Shown, now: datetime, empty: str 
                 run.failed,
                 run.total,
                 ago(run.created_at, now),
-                between(run.started_at, run.ended_at or now),
+                between(run.began_at, run.ended_at or now),
                 *([run.parent_step] if steps else []),
                 *([", ".join(run.tags)] if tags else []),
             )

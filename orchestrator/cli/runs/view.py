@@ -185,7 +185,7 @@ def headline(run: RunView, now: datetime) -> Text:
         text.append(f"  {run.skipped:,} skipped", "yellow")
     if run.reason:
         text.append(f"  {run.reason}", "red")
-    text.append(f"  {between(run.started_at, run.ended_at or now)}", "dim")
+    text.append(f"  {between(run.began_at, run.ended_at or now)}", "dim")
     text.append(f"  {run.id}", "dim")
     return _crop(text)
 

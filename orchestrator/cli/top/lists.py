@@ -143,7 +143,7 @@ def _run_rows(found: Snapshot, view: View, width: int) -> Rows:
             state = (
                 Text("stuck", style="bold red") if run.stuck else Text("cancelling" if run.cancelling else run.status)
             )
-            age = (found.at - (run.started_at or run.created_at)).total_seconds()
+            age = (found.at - (run.began_at or run.created_at)).total_seconds()
             cells = [Text(duration(max(0.1, age))), Text(one_line(run.name)), state, bar(share, 12, "cyan")]
             cells += [Text(f"{run.total - run.open:,}/{run.total:,}")]
             cells += [Text(f"{run.failed:,}" if run.failed else "", style="red"), Text(str(run.id)[-12:], style="dim")]

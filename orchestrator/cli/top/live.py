@@ -177,7 +177,7 @@ def run_lines(settings: Settings, run: str) -> list[str]:
         f"workflow  {found.workflow or 'none'}{f', version {found.version}' if found.version else ''}",
         f"params    {data_text(hidden().shown(insights.readable_params(found.params)))}",
         f"started   {when(found.started_at, now) or 'not yet'}",
-        f"took      {between(found.started_at, found.ended_at or now)}",
+        f"took      {between(found.began_at, found.ended_at or now)}",
         f"tasks     {found.total - found.open:,} of {found.total:,} ended, {found.failed:,} failed",
     ]
     if found.stuck:

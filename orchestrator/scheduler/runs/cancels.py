@@ -170,6 +170,6 @@ def retry_tasks(
     run_ids = list({task.run_id for task in revived.moved if task.run_id is not None})
     if run_ids:
         runs.advance(tx)
-        store.reopen(tx.connection, run_ids)
+        store.reopen(tx.connection, run_ids, tx.now)
         tx.result.outgoing.counted += run_ids
     return revived

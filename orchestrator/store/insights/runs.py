@@ -69,6 +69,13 @@ class RunView:
     """The step of that run."""
     stuck: Mapping[str, Any] | None = None
     """Why its code cannot go on with its history: kind, message, event, difference."""
+    retried_at: datetime | None = None
+    """When it last began again, because it was retried."""
+
+    @property
+    def began_at(self) -> datetime | None:
+        """When it last began: what came before a retry, and the time until then, is no part of how long it takes."""
+        return self.retried_at or self.started_at
 
     @property
     def shown_status(self) -> str:

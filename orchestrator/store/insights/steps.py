@@ -75,7 +75,7 @@ WITH /* insights.steps */ ended AS (
     SELECT step, min(started_at), NULL, NULL
       FROM orchestrator.tasks WHERE run_id = %(run)s::uuid AND step IS NOT NULL GROUP BY step
      UNION ALL
-    SELECT parent_step, min(started_at), max(ended_at), NULL
+    SELECT parent_step, min(coalesce(retried_at, started_at)), max(ended_at), NULL
       FROM orchestrator.runs WHERE parent_run = %(run)s::uuid GROUP BY parent_step
 ), steps AS (
     SELECT step, min(started_at) AS started_at, max(ended_at) AS ended_at, min(failed) AS failed
@@ -168,7 +168,7 @@ SELECT /* insights.steps.seconds_of_steps */ step,
   FROM (SELECT step, started_at, ended_at FROM orchestrator.ended_tasks
          WHERE run_id = %(run)s::uuid AND step = ANY(%(steps)s::text[])
          UNION ALL
-        SELECT parent_step, started_at, ended_at FROM orchestrator.runs
+        SELECT parent_step, coalesce(retried_at, started_at), ended_at FROM orchestrator.runs
          WHERE parent_run = %(run)s::uuid AND parent_step = ANY(%(steps)s::text[])) AS found
  GROUP BY step
 """)

@@ -106,6 +106,8 @@ UPDATE orchestrator.runs r
    SET status = CASE WHEN a.over THEN 'cancelled' WHEN a.free THEN 'running' ELSE r.status END,
        ended_at = CASE WHEN a.over THEN %(now)s::timestamptz END,
        started_at = coalesce(a.started_at, CASE WHEN a.free AND NOT a.over THEN %(now)s::timestamptz END),
+       retried_at = CASE WHEN a.started_at IS NOT NULL AND a.free AND NOT a.over THEN %(now)s::timestamptz
+                         ELSE r.retried_at END,
        timeout = a.timeout,
        deadline = CASE WHEN a.free THEN %(now)s::timestamptz + a.timeout * interval '1 second' END,
        parked = NOT a.free AND NOT a.over,
@@ -267,10 +269,11 @@ def end(connection: Connection, ends: Iterable[tuple[bytes, RunState, str | None
 
 
 @Prepared.function(f"""
-UPDATE /* runs.reopen */ orchestrator.runs SET status = 'running', ended_at = NULL, reason = NULL, deadline = NULL
+UPDATE /* runs.reopen */ orchestrator.runs
+   SET status = 'running', ended_at = NULL, reason = NULL, deadline = NULL, retried_at = %(now)s::timestamptz
  WHERE id = ANY(%(ids)s::uuid[]) AND status IN {sources(RunState.RUNNING)} AND status <> 'pending' AND NOT code
 """)
-def reopen(connection: Connection, ids: Sequence[bytes]) -> None:
+def reopen(connection: Connection, ids: Sequence[bytes], now: datetime) -> None:
     """Set failed runs running again, because tasks of theirs are open again."""
 
 

@@ -73,6 +73,7 @@ runs = table(
     Column("parent_task", Uuid, comment="the task that started it"),
     Column("headers", JSONB, comment="texts that its tasks and child runs have, too"),
     Column("attributes", JSONB, comment="what its code has set for lists to be filtered by: names and scalars"),
+    Column("retried_at", Time, comment="when it last began again, because it was retried"),
     CheckConstraint(one_of(RunState), name="runs_have_a_known_status"),
     CheckConstraint("total = open + success + failed + cancelled + skipped", name="runs_counters_add_up"),
     CheckConstraint("open >= 0", name="runs_open_not_negative"),
