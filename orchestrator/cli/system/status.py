@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -106,12 +107,14 @@ def look(calls: Calls, settings: Settings) -> Look:
         *on_postgres,
         *trouble.of_payload_store(settings.payload_store),
     )
-    return Look(replace(overview, standbys=held.standbys), queues, health, held, trouble.by_gravity(troubles))
+    hears = overview.hears_workers and not any(one.kind in trouble.STOPPING for one in troubles)
+    overview = replace(overview, standbys=held.standbys, hears_workers=hears)
+    return Look(overview, queues, health, held, trouble.by_gravity(troubles))
 
 
 _HOUR = 3600.0
-_OPEN_WORDS = {"blocked": "waiting on dependencies"}
-"""What people read for what the program calls otherwise."""
+_OPEN_WORDS = {"blocked": "waiting on dependencies", "dispatched": "in flight", "running": "in flight"}
+"""What people read for what the program calls otherwise. Workers do not report that a short task runs."""
 
 
 def _leader(leader: Leader | None) -> str:
@@ -137,7 +140,7 @@ def _workers(overview: Overview) -> str:
         return "unknown: no scheduler leads, so nobody hears their heartbeats"
     if not overview.hears_workers:
         return "unknown: the scheduler does not hear their heartbeats"
-    return f"{overview.workers} live, {overview.slots} slots, {overview.running} running"
+    return f"{overview.workers} live, {overview.running} of {overview.slots} slots busy"
 
 
 def _standbys(standbys: Sequence[Standby] | None) -> str | None:
@@ -185,14 +188,11 @@ def _size(size: float) -> str:
 
 def _open(overview: Overview) -> str:
     """Return how many tasks are open; `+` where there are more than were counted."""
-    return (
-        ", ".join(
-            f"{count:,}{'+' if kind in overview.open_least else ''} {_OPEN_WORDS.get(kind, kind)}"
-            for kind, count in overview.open.items()
-            if count
-        )
-        or "none"
-    )
+    counts: Counter[str] = Counter()
+    for kind, count in overview.open.items():
+        counts[_OPEN_WORDS.get(kind, kind)] += count
+    least = {_OPEN_WORDS.get(kind, kind) for kind in overview.open_least}
+    return ", ".join(f"{count:,}{'+' * (kind in least)} {kind}" for kind, count in counts.items() if count) or "none"
 
 
 def _counts(counts: Mapping[str, int]) -> str:
