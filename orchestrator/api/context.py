@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -18,6 +18,8 @@ from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.api.inherited import inherited
 from orchestrator.api.observed import ObservedApi
+from orchestrator.api.outages import Outages
+from orchestrator.api.recent import Recent
 from orchestrator.domain import redaction
 from orchestrator.domain.fleet.announced import hiding, redacted_among
 from orchestrator.domain.redaction import Redaction
@@ -83,40 +85,6 @@ class Readiness:
                 database.check_schema(connection)
         except exc.SQLAlchemyError as error:
             raise self._connections.known(error, "") or Unavailable(str(error)) from error
-
-
-_MOST_KEPT = 200
-
-
-class Recent:
-    """Answers that are a moment old."""
-
-    def __init__(self) -> None:
-        self._found: dict[Hashable, tuple[float, Any]] = {}
-        self._locks: dict[Hashable, threading.Lock] = {}
-        self._lock = threading.Lock()
-
-    def get(self, key: Hashable, seconds: float, read: Callable[[], T]) -> T:
-        """Return what was read last, if that was within so many seconds; else read, while others wait for it."""
-        with self._lock:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
-            at, found = self._found.get(key, (0.0, None))
-            if time.monotonic() - at < seconds and at:
-                answer: T = found
-                return answer
-            answer = read()
-            with self._lock:
-                if len(self._found) >= _MOST_KEPT:
-                    self._found.clear()
-                    self._locks.clear()
-                self._found[key] = time.monotonic(), answer
-            return answer
-
-    def forget(self) -> None:
-        """Have everything read again, after an action that has changed something."""
-        with self._lock:
-            self._found.clear()
 
 
 _FRESH = 10.0
@@ -248,6 +216,8 @@ class Api:
         self.pull_waiters = PerProcess(lambda: PullWaiters(self.backend.connections))
         self.recent = Recent()
         """Reads of pages, shared by many viewers."""
+        self.outages = Outages(settings, self.backend.insights, self.reading)
+        """Why nothing moves, for pages and listeners."""
         self.names = KnownNames(partial(self.read, kinds_of_names))
         """Registered names, for enqueues."""
         self.past = Recent()

@@ -9,8 +9,8 @@ from datetime import datetime
 from orchestrator.domain.tasks import obstacles
 from orchestrator.monitoring.times import ago, counted, duration, present
 from orchestrator.payloads.stores import free_bytes
-from orchestrator.store.insights import Connections, LongTransaction, Overview, UnknownTasks, WorkerView
-from orchestrator.store.shards import mismatch
+from orchestrator.store.insights import Connections, Leader, LongTransaction, Overview, UnknownTasks, WorkerView
+from orchestrator.store.shards import ShardView, mismatch
 from orchestrator.terminal_safe import sentence, without_password
 from orchestrator.transport.inspection import RedisHealth, RedisView
 
@@ -32,9 +32,20 @@ class Trouble:
     """The queue or the task, where there may be several such troubles."""
 
 
+STOPPING = {
+    "redis away": "Redis is away",
+    "redis full": "Redis is full",
+    "redis refuses writes": "Redis refuses writes",
+    "no leader": "no scheduler leads",
+    "leader in trouble": "the scheduler cannot work",
+    "workers unheard": "the scheduler does not hear the workers",
+}
+"""Troubles that stop everything, and each in a few words."""
 _CAUSES = ("redis away", "redis full", "redis refuses writes")
+_EFFECTS = ("no leader", "leader in trouble", "workers unheard")
 _GRAVEST = (
-    *(*_CAUSES, "connections run out", "no leader", "leader in trouble", "scheduler stuck", "wrong shards"),
+    *(*_CAUSES, "connections run out", "no leader", "leader in trouble", "workers unheard"),
+    *("scheduler stuck", "wrong shards"),
     *("payload store full", "foreign key", "redis evicts", "redis nearly full", "no worker", "worker stands still"),
     *("unknown task", "no data key", "no executor", "no database", "stuck runs", "paused queue"),
 )
@@ -45,28 +56,15 @@ def by_gravity(found: Iterable[Trouble]) -> list[Trouble]:
     """Return troubles, the gravest first. While Redis does not work no scheduler can, which is no other trouble."""
     troubles = [*found]
     is_cause = any(one.kind in _CAUSES for one in troubles)
-    left = [one for one in troubles if not (is_cause and one.kind in ("no leader", "leader in trouble"))]
+    left = [one for one in troubles if not (is_cause and one.kind in _EFFECTS)]
     places = {kind: place for place, kind in enumerate(_GRAVEST)}
     return sorted(left, key=lambda one: places.get(one.kind, len(places)))
 
 
 def of_the_system(overview: Overview, lease: float, complaint: str | None = None) -> Iterator[Trouble]:
     """Say what is wrong with our own processes: no leader, no worker for a queue, an unknown task."""
-    leader = overview.leader
-    is_useless = leader is not None and leader.idle is not None and leader.idle > lease
-    if leader is None:
-        yield Trouble(kind="no leader", message=obstacles.NO_LEADER if complaint is None else obstacles.NONE_CAN_LEAD)
-    elif is_useless:
-        yield Trouble(kind="leader in trouble", message=_useless(leader.address, "", leader.idle, leader.trouble))
-    for shard in overview.shards[1:]:
-        about = f"shard {shard.shard}"
-        if shard.leader is None and (shard.is_open or not shard.is_closing):
-            yield Trouble(kind="no leader", about=about, message=obstacles.no_leader(shard.shard))
-        elif shard.leader is not None and shard.idle is not None and shard.idle > lease:
-            message = _useless(shard.leader, f" {about}", shard.idle, shard.trouble)
-            yield Trouble(kind="leader in trouble", about=about, message=message)
-    is_known = leader is not None and not is_useless  # else nobody looks at the workers of queues
-    for queue in overview.unserved_queues if is_known else ():
+    yield from of_leaders(overview.leader, overview.shards, lease, complaint)
+    for queue in overview.unserved_queues if _is_useful(overview.leader, lease) else ():
         yield Trouble(kind="no worker", about=queue, message=obstacles.no_worker(queue))
     for paused in overview.paused_queues:
         oldest = f", the oldest for {duration(paused.oldest)}" if paused.oldest is not None else ""
@@ -111,6 +109,28 @@ def of_the_system(overview: Overview, lease: float, complaint: str | None = None
             message=f"Schedule {forgotten.key} is no longer in the code of {forgotten.origin}, and still fires. "
             f"Delete it: orchestrator schedules delete {forgotten.key}",
         )
+
+
+def of_leaders(
+    leader: Leader | None, shards: Sequence[ShardView], lease: float, complaint: str | None = None
+) -> Iterator[Trouble]:
+    """Say that nobody leads, or that the leader does nothing: of all shards."""
+    if leader is None:
+        yield Trouble(kind="no leader", message=obstacles.NO_LEADER if complaint is None else obstacles.NONE_CAN_LEAD)
+    elif not _is_useful(leader, lease):
+        yield Trouble(kind="leader in trouble", message=_useless(leader.address, "", leader.idle, leader.trouble))
+    for shard in shards[1:]:
+        about = f"shard {shard.shard}"
+        if shard.leader is None and (shard.is_open or not shard.is_closing):
+            yield Trouble(kind="no leader", about=about, message=obstacles.no_leader(shard.shard))
+        elif shard.leader is not None and shard.idle is not None and shard.idle > lease:
+            message = _useless(shard.leader, f" {about}", shard.idle, shard.trouble)
+            yield Trouble(kind="leader in trouble", about=about, message=message)
+
+
+def _is_useful(leader: Leader | None, lease: float) -> bool:
+    """Say whether somebody leads and does its work: else nobody looks at the workers of queues."""
+    return leader is not None and (leader.idle is None or leader.idle <= lease)
 
 
 def of_shards(overview: Overview, shards: int) -> Iterator[Trouble]:

@@ -450,7 +450,34 @@ def test_a_page_can_ask_whether_the_system_works(house: House, anyone: Visitor) 
     assert anyone.get("/ui/pulse").json()["outage"] == "no scheduler leads"
     bound = Visitor(house.app)
     bound.log_in(make_key(house, Scope.OPERATE, "mail.", "mail-"))
-    assert bound.get("/ui/pulse").json() == {"outage": "no scheduler leads", "troubles": ""}
+    assert bound.get("/ui/pulse").json() == {"outage": "no scheduler leads", "troubles": "", "message": ""}
+
+
+def test_every_page_says_why_nothing_moves_and_what_to_do(house: House, anyone: Visitor) -> None:
+    pages = ("/ui", "/ui/tasks", "/ui/queues", "/ui/workers", "/ui/runs", f"/ui/tasks/{house.tasks['mail']}")
+    for path in pages:
+        shown = anyone.get(path).text
+        assert shown.count("No scheduler leads, so nothing moves. Start one: orchestrator scheduler") == 1, path
+        assert "All is well" not in shown
+    with house.engine.connect() as connection:
+        connection.exec_driver_sql(
+            """INSERT INTO orchestrator.leases
+                      (shard, owner, term, expires_at, address, useful_at, useful_term, trouble)
+               VALUES (0, gen_random_uuid(), 1, now() + interval '1 hour', 'host:1', now() - interval '1 minute', 1,
+                       'its disk is full')"""
+        )
+    try:
+        eventually(lambda: anyone.get("/ui/pulse").json()["outage"] == "the scheduler cannot work", "it is looked at")
+        message = anyone.get("/ui/pulse").json()["message"]
+        assert message.startswith("The scheduler host:1 leads and has not done its work for 1m: its disk is full.")
+        for path in pages:
+            assert anyone.get(path).text.count("its disk is full. A standby that can do better takes over") == 1, path
+    finally:
+        with house.engine.connect() as connection:
+            connection.exec_driver_sql("DELETE FROM orchestrator.leases")
+    bound = Visitor(house.app)
+    bound.log_in(make_key(house, Scope.OPERATE, "mail.", "mail-"))
+    assert "Nothing new starts: the scheduler cannot work." in bound.get("/ui/queues").text
 
 
 def test_who_is_bound_to_a_part_sees_no_other(house: House) -> None:

@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 from starlette.responses import HTMLResponse, Response
 
-from orchestrator.api.context import Recent
+from orchestrator.api.recent import Recent
 
 _PART = re.compile(r'<(tr|g) ([^>]*)data-key="([^"]*)".*?</\1>', re.DOTALL)
 """Rows of tables and nodes of graphs. None has another one inside."""

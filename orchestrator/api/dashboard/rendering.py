@@ -23,6 +23,7 @@ from orchestrator.api.endpoints import Endpoint, Routes
 from orchestrator.api.problems import Problem
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.tasks.task import NewTask
+from orchestrator.monitoring.trouble import Trouble
 from orchestrator.sdk.backend.replica import Replica
 from orchestrator.sealing import describe_json
 from orchestrator.store import inbox
@@ -169,10 +170,16 @@ class Visit:
     replica: Replica | None = None
     asked: Callable[[], inbox.Waiting | None] = lambda: None
     """Returns the requests of people that wait for the leader, for somebody who has just done something."""
-    outage: Callable[[], str] = str
-    """Says why nothing starts, as far as Postgres tells; nothing while something does, as for `approvals`."""
+    outage: Callable[[], Trouble | None] = lambda: None
+    """Says why nothing moves; None while something does, and where the page needs no log-in."""
     approvals: Callable[[], str] = str
-    """Counts the approvals that wait for a person; nothing if none does, or where the page needs no log-in."""
+    """Counts the approvals that wait for a person; nothing if none does, and likewise."""
+
+    @property
+    def told_outage(self) -> str:
+        """What every page says above all else of an outage; nothing without one, and where its reason is not shown."""
+        found = self.outage() if self.sees_all else None
+        return "" if found is None else found.message
 
     @property
     def here(self) -> str:

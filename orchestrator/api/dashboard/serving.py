@@ -15,9 +15,8 @@ from starlette.responses import Response
 
 from orchestrator.api.access import Caller
 from orchestrator.api.bodies import LARGEST_QUESTION, SMALL, check_shape, read_body
-from orchestrator.api.context import Recent
 from orchestrator.api.dashboard.misfits import in_words
-from orchestrator.api.dashboard.pages.overview import count_approvals, read_outage
+from orchestrator.api.dashboard.pages.overview import count_approvals
 from orchestrator.api.dashboard.pages.search import find_elsewhere
 from orchestrator.api.dashboard.parts import without_known
 from orchestrator.api.dashboard.rendering import Action, Said, Visit, current, go, page, prefix, refusal, visitor
@@ -33,6 +32,7 @@ from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.key_scope import RUN, TASK, WHOLE
 from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, misfit, refused
 from orchestrator.api.quotas import Meter
+from orchestrator.api.recent import Recent
 from orchestrator.api.routes.workflows import Started
 from orchestrator.api.serving import ServedPath, explained, perform, query_of
 from orchestrator.api.slots import Client
@@ -69,8 +69,8 @@ class PagePath(ServedPath):
         session = self._session(request)
         visit = _visit(request, caller, session, self._meter, self._api.replica)
         if endpoint.scope is not None:
-            approvals, outage = partial(count_approvals, self._api, caller.key_scope), partial(read_outage, self._api)
-            visit = dataclasses.replace(visit, approvals=approvals, outage=outage)
+            approvals = partial(count_approvals, self._api, caller.key_scope)
+            visit = dataclasses.replace(visit, approvals=approvals, outage=self._api.outages.last)
         if session.said is not None or _AWAITS in request.headers:
             visit = dataclasses.replace(visit, asked=cache(partial(self._api.read, inbox.waiting)))
         current.set(visit)

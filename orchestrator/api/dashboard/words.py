@@ -15,12 +15,13 @@ from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.fleet.announced import count_known
 from orchestrator.domain.states import TaskState
 from orchestrator.monitoring.times import ago, counted, duration, present
+from orchestrator.monitoring.trouble import STOPPING
 from orchestrator.sdk.values.display import as_shown
-from orchestrator.store.insights import QueueCounts, RunView, TaskView
+from orchestrator.store.insights import Overview, QueueCounts, RunView, TaskView
 from orchestrator.terminal_safe import terminal_safe, without_styles
 from orchestrator.workers.parent.processes import format_memory
 
-__all__ = ["FILTERS", "is_composed", "present"]
+__all__ = ["FILTERS", "STOPPING", "is_composed", "present"]
 
 _SIGNS = {
     "success": "✓",
@@ -111,8 +112,16 @@ def number(value: float | None) -> str:
 
 def standing(queue: QueueCounts, *kinds: str) -> str:
     """Return how many tasks of some kinds stand in a queue; with a plus where not all were counted."""
-    found = sum(getattr(queue, kind) for kind in kinds)
-    return f"{found:,}+" if found and not {*kinds}.isdisjoint(queue.least) else f"{found:,}"
+    return _at_least(sum(getattr(queue, kind) for kind in kinds), kinds, queue.least)
+
+
+def open_tasks(overview: Overview, *kinds: str) -> str:
+    """Return the same of all queues."""
+    return _at_least(sum(overview.open[kind] for kind in kinds), kinds, overview.open_least)
+
+
+def _at_least(found: int, kinds: Sequence[str], least: Sequence[str]) -> str:
+    return f"{found:,}+" if found and not {*kinds}.isdisjoint(least) else f"{found:,}"
 
 
 def trend(counts: Sequence[int]) -> str:
@@ -213,6 +222,15 @@ def linked(text: str) -> Markup:
     return Markup(_TASK.sub(lambda found: found.expand(link % short(found[1])), str(escape(plain(text)))))
 
 
+_MOMENT = re.compile(r"\b(\d{4}-\d\d-\d\d) (\d\d:\d\d(?::\d\d)?) UTC\b")
+
+
+def timed(text: str) -> Markup:
+    """Return a text in which moments are shown in the zone that the reader chooses."""
+    moment = r'<time datetime="\1T\2Z" data-moment>\g<0></time>'
+    return Markup(_MOMENT.sub(moment, str(escape(plain(text)))))
+
+
 _FRAME = re.compile(
     r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+)(?:, in (?P<name>.+))?\n(?:    .*\n?)*', re.MULTILINE
 )
@@ -266,5 +284,6 @@ FILTERS = {
     "known": count_known,
     "plain": plain,
     "linked": linked,
+    "timed": timed,
     "headline": headline,
 }

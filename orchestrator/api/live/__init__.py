@@ -5,6 +5,7 @@
     batches    one read for many questions
     reads      snapshots, and what listeners have missed
     following  the thread that follows Redis, once for all listeners
+    watch      why nothing moves, if nothing does
     hub        all listeners, by subject
     answer     the stream over HTTP
 

@@ -23,11 +23,15 @@ _PAUSE = 0.5
 class Following:
     """Follows while it is wanted, and passes on what it hears to the event loop, before it listens again."""
 
-    def __init__(self, redis_url: str, keys: Keys, heard: Callable[[Heard, Cursor], bool]) -> None:
+    def __init__(
+        self, redis_url: str, keys: Keys, heard: Callable[[Heard, Cursor], bool], turned: Callable[[], bool]
+    ) -> None:
         self._url = redis_url
         self._keys = keys
         self._heard = heard
         """Called in the loop; says whether there are listeners."""
+        self._turned = turned
+        """Called in the loop when Redis fails, and when it works again."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._wanted = threading.Event()
         self._is_closed = False
@@ -70,15 +74,21 @@ class Following:
 
     def _follow(self, loop: asyncio.AbstractEventLoop, follower: Follower, outage: Outage) -> None:
         pause = threading.Event()
-        is_first = True
+        is_first, is_down = True, False
         while not self._is_closed:
             try:
                 if is_first:
                     follower.begin()
                 heard = Heard() if is_first else follower.wait()
                 outage.worked()
+                if is_down:
+                    is_down = False
+                    _in(loop, self._turned)
             except UNAVAILABLE as error:
                 outage.failed(describe(error))
+                if not (is_first or is_down):
+                    is_down = True
+                    _in(loop, self._turned)
                 if is_first:
                     self._wanted.clear()
                     _in(loop, self._failed, error)

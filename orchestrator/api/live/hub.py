@@ -24,8 +24,10 @@ from orchestrator.api.live.subjects import (
     has_ended,
     line,
     move,
+    outage_event,
     progress,
 )
+from orchestrator.api.live.watch import Watch
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.errors import NotFound, OrchestratorError
 from orchestrator.sdk.backend.logs import PAGE
@@ -62,7 +64,9 @@ class Hub:
         self._states: Batches[Subject, State | None] = Batches(reads.states)
         self._pasts: Batches[Missed, Past | None] = Batches(reads.pasts)
         self._journals: Batches[tuple[Subject, str], Heard] = Batches(reads.journals)
-        self._following = Following(api.settings.require_redis(), api.backend.connections.keys, self._heard)
+        keys = api.backend.connections.keys
+        self._following = Following(api.settings.require_redis(), keys, self._heard, lambda: self._watch.turn())
+        self._watch = Watch(api, lambda: bool(self._listeners) and not self._is_closed, self._tell_outage)
         self._cursor = Cursor("", NOWHERE)
         self._listeners: dict[Subject, set[Listener]] = {}
         self._folds: dict[Subject, Fold] = {}
@@ -85,6 +89,9 @@ class Hub:
         after = parse(last) if last else None
         listener = Listener(subject, self._cursor._replace(log=after.log if after else NOWHERE))
         self._listeners.setdefault(subject, set()).add(listener)
+        self._watch.begin()
+        if self._watch.outage:
+            listener.give(outage_event(self._watch.outage))
         try:
             state = await self._states.get(subject)
             if state is None:
@@ -117,12 +124,17 @@ class Hub:
         for listener in self._all():
             listener.close()
         self._following.close()
+        self._watch.turn()
 
     def refresh(self, listener: Listener) -> None:
         """Have a listener begin again, with a snapshot."""
         if listener.is_ending:
             return
         self._do(self._refresh(listener, listener.hold(self._cursor)))
+
+    def _tell_outage(self, outage: str) -> None:
+        for listener in self._all():
+            listener.give(outage_event(outage))
 
     def _all(self) -> list[Listener]:
         return [listener for listeners in self._listeners.values() for listener in listeners]

@@ -112,10 +112,22 @@ class WorkerMoves(msgspec.Struct, frozen=True):
     workers: list[WorkerMove]
 
 
+class Outage(msgspec.Struct, frozen=True):
+    """Nothing moves, or something does again."""
+
+    outage: str
+    """Why nothing does; empty when something does again."""
+
+
 def event(name: str, data: object, id: str = "") -> bytes:
     """Return an event as it is sent; without an id, the last one counts."""
     head = f"id: {id}\nevent: {name}\ndata: " if id else f"event: {name}\ndata: "
     return head.encode() + describe_json(msgspec.json.encode(data)) + b"\n\n"
+
+
+def outage_event(outage: str) -> bytes:
+    """Return the event of an outage that has begun, or is over."""
+    return event("outage", Outage(outage))
 
 
 def move(task: TaskChange) -> TaskMove:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from starlette.responses import Response
@@ -20,7 +21,7 @@ from orchestrator.domain.states import TaskState
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.exposition import SECONDS
 from orchestrator.sdk.queue import refuse_unnamed
-from orchestrator.store.insights import TaskView, empty_queue, longest_waits, minutes_of_worker, slowest
+from orchestrator.store.insights import TaskView, WorkerView, empty_queue, longest_waits, minutes_of_worker, slowest
 from orchestrator.store.limits.queues import of_workflows
 from orchestrator.store.throughput import Throughput
 
@@ -35,7 +36,8 @@ _GONE = ("dead", "stopped")
 @routes.get("", about=WHOLE)
 def list_workers(api: Api) -> Response:
     """Show the fleet."""
-    workers = api.backend.insights.list_workers()
+    is_led = read_is_led(api)
+    workers = _read_workers(api, is_led=is_led)
     there = [worker for worker in workers if worker.state not in _GONE]
     running = _running(api)
     parents = {worker.parent: worker.parent_memory or 0 for worker in there}
@@ -48,7 +50,16 @@ def list_workers(api: Api) -> Response:
         first={worker.parent: worker.id for worker in reversed(there)},
         memory=sum(worker.memory or 0 for worker in there) + sum(parents.values()),
         overview=api.recent.get(("overview",), 1.0, lambda: system.status(api)),
+        is_led=is_led,
     )
+
+
+def _read_workers(api: Api, *, is_led: bool) -> list[WorkerView]:
+    """Return the fleet. What was last heard of it says nothing of now while nobody hears it."""
+    found = api.backend.insights.list_workers()
+    if is_led:
+        return found
+    return [one if one.state in _GONE else replace(one, state="unheard") for one in found]
 
 
 def _running(api: Api) -> dict[str, list[TaskView]]:
@@ -64,7 +75,7 @@ def _running(api: Api) -> dict[str, list[TaskView]]:
 @routes.get("/{worker}", about=WHOLE)
 def show_worker(api: Api, worker: str) -> Response:
     """Show one worker process: what it runs, and what it has done in the last hour."""
-    found = next((one for one in api.backend.insights.list_workers() if one.id == worker), None)
+    found = next((one for one in _read_workers(api, is_led=read_is_led(api)) if one.id == worker), None)
     if found is None:
         raise NotFound(f"There is no worker {worker!r:.140}: those that ended a while ago are forgotten.")
     now = datetime.now(UTC)

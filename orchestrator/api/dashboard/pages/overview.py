@@ -36,9 +36,8 @@ from orchestrator.store.insights.failures import (
     handled_groups,
     latest_failures,
 )
-from orchestrator.store.insights.fleet import count_fleet
 from orchestrator.store.insights.run_lists import FailedRuns, count_failed_runs
-from orchestrator.store.insights.system import Ends, find_leader
+from orchestrator.store.insights.system import Ends
 from orchestrator.store.throughput import Throughput
 
 routes = pages("/ui")
@@ -69,7 +68,12 @@ class Whole:
     @property
     def is_led(self) -> bool:
         """Whether somebody hears the workers."""
-        return self.overview.hears_workers
+        return self.overview.hears_workers and not any(one.kind in trouble.STOPPING for one in self.troubles)
+
+    def besides(self, outage: Trouble | None) -> list[Trouble]:
+        """Return the troubles that the page does not say above all others."""
+        known = None if outage is None else (outage.kind, outage.about)
+        return [one for one in self.troubles if (one.kind, one.about) != known]
 
     @property
     def fingerprint(self) -> str:
@@ -94,12 +98,10 @@ def read_whole(api: Api) -> Whole:
         *trouble.of_postgres(insights.connections(), transactions, insights.dead_rows()),
         *trouble.of_payload_store(api.settings.payload_store),
     )
-    heard_at = None
-    if not found.hears_workers:
-        heard_at = max((worker.seen_at for worker in insights.list_workers()), default=None)
-    return Whole(
-        overview=replace(found, standbys=held.standbys), troubles=trouble.by_gravity(troubles), heard_at=heard_at
-    )
+    whole = Whole(overview=replace(found, standbys=held.standbys), troubles=trouble.by_gravity(troubles))
+    if whole.is_led:
+        return whole
+    return replace(whole, heard_at=max((worker.seen_at for worker in insights.list_workers()), default=None))
 
 
 def read_queues(api: Api, key_scope: KeyScope) -> list[QueueCounts]:
@@ -109,16 +111,7 @@ def read_queues(api: Api, key_scope: KeyScope) -> list[QueueCounts]:
 
 def read_is_led(api: Api) -> bool:
     """Return whether a scheduler leads and hears the workers, and so whether those of queues are known."""
-    return api.recent.get(("led",), _RECENT, lambda: api.read(count_fleet).are_heard)
-
-
-def read_outage(api: Api) -> str:
-    """Say why nothing starts, if nothing does. Redis is not asked, which may hang: `pulse` does that."""
-    if read_is_led(api):
-        return ""
-    is_led = api.recent.get(("leader",), _RECENT, lambda: api.read(find_leader)) is not None
-    why = "The scheduler does not hear the workers" if is_led else "No scheduler leads"
-    return f"{why}: nothing new starts, and what this page says of tasks may be old."
+    return api.outages.last() is None
 
 
 def read_minutes(api: Api, key_scope: KeyScope) -> list[Throughput]:
@@ -172,10 +165,6 @@ class Mark(NamedTuple):
     what: str
     kind: str
     """`release`, `start` of workers that is none, or `leader`."""
-
-    @property
-    def text(self) -> str:
-        return f"{self.when:%Y-%m-%d %H:%M} UTC: {self.what}"
 
 
 def read_marks(api: Api, key_scope: KeyScope, since: datetime, span: timedelta = HOUR) -> list[Mark]:
@@ -233,6 +222,8 @@ def read_failures(
 @routes.get("", about=WITHIN)
 def overview(api: Api, key_scope: KeyScope) -> Response:
     """Show how the system is doing."""
+    if not key_scope.is_bound:
+        api.outages.find()  # of which the page tells above the other troubles
     whole = None if key_scope.is_bound else api.recent.get(("whole",), _RECENT, lambda: read_whole(api))
     decided = read_failures(api, key_scope, timedelta(hours=1), _MOST_FAILURES)
     states = decided.states(present())
@@ -258,15 +249,7 @@ def overview(api: Api, key_scope: KeyScope) -> Response:
 
 
 _PULSE = 3.0
-"""Seconds for which all pages of this process share whether it works, also that nothing could be read."""
-_OUTAGES = {
-    "redis away": "Redis is away",
-    "redis full": "Redis is full",
-    "redis refuses writes": "Redis refuses writes",
-    "no leader": "no scheduler leads",
-    "leader in trouble": "the scheduler is in trouble",
-}
-"""Troubles that stop everything, and what every page says of them, causes first; the overview says more."""
+"""Seconds for which all pages of this process share the troubles, also that nothing could be read."""
 
 
 class Pulse(msgspec.Struct, frozen=True):
@@ -276,6 +259,8 @@ class Pulse(msgspec.Struct, frozen=True):
     """Why nothing moves; empty while something does."""
     troubles: str = ""
     """A fingerprint of all troubles; empty for a bound key."""
+    message: str = ""
+    """What the outage means, and what to do; empty for a bound key."""
 
 
 @routes.get("/pulse", about=WITHIN)
@@ -291,9 +276,10 @@ def pulse(api: Api, key_scope: KeyScope) -> Response:
     whole = api.recent.get(("pulse",), _PULSE, read)
     if whole is None:
         return _answer(Pulse("Postgres is away"), 503)
-    kinds = {one.kind for one in whole.troubles}
-    found = next((text for kind, text in _OUTAGES.items() if kind in kinds), "")
-    return _answer(Pulse(found, "" if key_scope.is_bound else whole.fingerprint))
+    found = api.outages.find()
+    if key_scope.is_bound:
+        return _answer(Pulse(found.text))
+    return _answer(Pulse(found.text, whole.fingerprint, "" if found.trouble is None else found.trouble.message))
 
 
 def _answer(found: Pulse, status: int = 200) -> Response:

@@ -232,7 +232,7 @@ _RETRIED = (TaskState.FAILED, TaskState.SKIPPED)
 
 
 def _obstacles(api: Api, task: TaskView, is_requested: bool) -> list[str]:
-    """Return what keeps a task that waits, or a request for one, from going on."""
+    """Return what keeps a task that waits, or a request for one, from going on, but for what the page says anyway."""
     if task.status not in (TaskState.PENDING, TaskState.DISPATCHED) and not is_requested:
         return []
-    return api.backend.tasks.obstacles(task.id.bytes)
+    return [one for one in api.backend.tasks.obstacles(task.id.bytes) if one != visitor().told_outage]

@@ -2,7 +2,13 @@
 "use strict";
 (() => {
   const content = () => document.getElementById("content");
-  const announce = (text) => { document.getElementById("announced").textContent = text; };
+  const HEARD = 5000; // milliseconds after which what was announced is no longer found there
+  let silence = null;
+  function announce(text) {
+    document.getElementById("announced").textContent = text;
+    clearTimeout(silence);
+    silence = setTimeout(() => { document.getElementById("announced").textContent = ""; }, HEARD);
+  }
 
   // -- times
 
@@ -11,17 +17,19 @@
   let times = "ago", exact, clock, precise, hour, moment;
   try { times = localStorage.getItem("orchestrator-times") in TIMES ? localStorage.getItem("orchestrator-times") : "ago"; } catch (error) { /* not kept */ }
 
+  const zone = () => TIMES[times === "utc" ? "utc" : "local"];
+
   function makeFormats() {
-    const zone = times === "utc" ? { timeZone: "UTC" } : {};
-    const minute = { hour: "2-digit", minute: "2-digit", hour12: false, ...zone };
-    exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long", ...zone });
+    const inZone = times === "utc" ? { timeZone: "UTC" } : {};
+    const minute = { hour: "2-digit", minute: "2-digit", hour12: false, ...inZone };
+    exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long", ...inZone });
     clock = new Intl.DateTimeFormat(undefined, { second: "2-digit", ...minute });
     precise = new Intl.DateTimeFormat("sv", { second: "2-digit", fractionalSecondDigits: 3, ...minute });
     hour = new Intl.DateTimeFormat(undefined, minute);
     moment = new Intl.DateTimeFormat("sv", { year: "numeric", month: "2-digit", day: "2-digit", second: "2-digit", ...minute });
     for (const button of document.querySelectorAll("[data-times]")) button.textContent = `Times: ${TIMES[times]}`;
     for (const field of document.querySelectorAll("[data-zone]")) {
-      const zoneNow = times === "utc" ? "UTC" : "local";
+      const zoneNow = zone();
       if (field.value && field.dataset.zone !== zoneNow) field.value = shifted(field.value, zoneNow === "UTC");
       field.dataset.zone = field.previousElementSibling.textContent = zoneNow;
     }
@@ -86,8 +94,10 @@
 
   function showTimes() {
     for (const one of document.querySelectorAll("[data-title]")) {
-      const wanted = one.dataset.title.replace("%", exact.format(new Date(one.dataset.at)));
-      if (one.title !== wanted) one.title = wanted;
+      const at = new Date(one.dataset.at), inChart = one.nodeName === "title";
+      const wanted = one.dataset.title.replace("%", inChart ? `${moment.format(at).slice(0, 16)} ${zone()}` : exact.format(at));
+      const property = inChart ? "textContent" : "title";
+      if (one[property] !== wanted) one[property] = wanted;
     }
     for (const time of document.querySelectorAll("time[datetime]")) {
       const at = new Date(time.dateTime);
@@ -98,7 +108,7 @@
         if ("hour" in time.dataset) time.textContent = hour.format(at);
       }
       if ("clock" in time.dataset || "hour" in time.dataset || "zoned" in time.dataset) continue;
-      const text = "lasts" in time.dataset ? lasting(at.getTime()) : "moment" in time.dataset ? `${moment.format(at)} ${TIMES[times === "utc" ? "utc" : "local"]}` : times === "ago" ? age(at.getTime()) : moment.format(at);
+      const text = "lasts" in time.dataset ? lasting(at.getTime()) : "moment" in time.dataset ? `${moment.format(at)} ${zone()}` : times === "ago" ? age(at.getTime()) : moment.format(at);
       if (time.textContent !== text) time.textContent = text;
     }
   }
@@ -107,6 +117,7 @@
 
   const main = content();
   const light = document.querySelector(".live");
+  const LIGHT = light?.title; // while all is well
   const REST = 1000; // milliseconds between two reads of a page
   const STALE = 2000; // milliseconds without the server after which the page says how old it is
   const AGAIN = 5000; // milliseconds until a stream that the server did not give is asked for again
@@ -120,22 +131,27 @@
   let awaits = false; // what was done does not show yet
   let isSending = false; // a form was sent, and the next page comes
   let outage = ""; // why nothing moves, though the server answers
+  const isAway = () => wire === "lost" || !isAnswered;
 
-  // What the light says: "on", "off", "lost" (the page grows old), or "stopped" (the page is new, and nothing moves).
+  // What the light says: "on", "off" (its stream begins), "still" (it has none), "lost" (the page grows old), or "stopped"
+  // (the page is new, and nothing moves).
   function lightUp() {
     if (!light) return;
-    const isLost = wire === "lost" || !isAnswered;
-    light.dataset.state = isLost ? "lost" : outage ? "stopped" : wire;
-    if (isLost) {
+    const before = light.dataset.state;
+    light.dataset.state = isAway() ? "lost" : outage ? "stopped" : wire === "on" ? "on" : main.dataset.live ? "off" : "still";
+    if (isAway()) {
       if (stale === null) { light.lastElementChild.textContent = "not connected"; stale = setTimeout(sayAge, STALE); }
       return;
     }
     clearTimeout(stale);
     stale = null;
-    const text = outage || "live";
+    for (const one of document.querySelectorAll(".unsent")) one.remove();
+    const still = main.dataset.poll ? `${"ended" in main.dataset ? "ended, " : ""}looked at every ${main.dataset.poll} s` : "not updated";
+    const text = outage || (light.dataset.state === "still" ? still : "live");
     if (light.lastElementChild.textContent === text) return;
     light.lastElementChild.textContent = text;
     if (outage) announce(text);
+    else if (["lost", "stopped"].includes(before)) announce(`Connected again: ${text}`);
   }
 
   function say(state) { wire = state; lightUp(); }
@@ -213,6 +229,7 @@
       if (isLive && (isNews || !isAnswered)) soon();
       if (wire === "on") knownAt = Date.now();
       outage = said.outage;
+      if (light) light.title = said.message || LIGHT;
       answered(true);
     } catch (error) { answered(false); } finally { isAsking = false; }
   }
@@ -378,6 +395,7 @@
     for (const name of ["snapshot", "task", "tasks", "run", "activity", "workers", "progress"]) stream.addEventListener(name, soon);
     // Of very many lines that come at once a stream begins again, with a snapshot and without them: they are read, too.
     for (const name of ["snapshot", "task", "log", "end"]) stream.addEventListener(name, hear);
+    stream.addEventListener("outage", ask); // it has begun, or is over
     stream.addEventListener("end", () => { hangUp(); say("off"); soon(); });
   }
 
@@ -385,12 +403,13 @@
   // session has ended, or the server is not well; then the stream is asked for again.
   function refused() {
     hangUp();
-    say("lost");
+    if (!outage) say("lost"); // without Redis there is no stream
     soon();
     setTimeout(listen, AGAIN);
   }
 
   listen();
+  lightUp();
   ask();
   setInterval(ask, PULSE);
   let polled = Date.now();
@@ -658,8 +677,7 @@
     if (rested && rested.asks !== asksOf(button)) {
       event.preventDefault();
       const text = "Another question has moved below the pointer. Move the pointer to decide it.";
-      if (!button.form.querySelector(".moved")) button.form.append(Object.assign(document.createElement("p"), { className: "why moved", textContent: text }));
-      announce(text);
+      if (!button.form.querySelector(".moved")) button.form.append(Object.assign(document.createElement("p"), { className: "why moved", textContent: text, role: "alert" }));
       return;
     }
     const here = { x: event.clientX, y: event.clientY, asks: asksOf(button) };
@@ -816,14 +834,44 @@
 
   restoreTyped();
 
+  // While the server is away, the browser would leave the page for one of its own. Where it may be, it is asked before.
+  const UNOPENED = "The server cannot be reached: this page stays. Try again when it is live.";
+  const PROBE = 3000; // milliseconds in which a server answers that works
+  let isReached = false; // it has just answered
+  let isLeaving = false;
+  const mayBeAway = () => light && (isAway() || !stream); // the end of a stream says it at once
+
+  async function leave(go, show, text) {
+    if (isLeaving) return;
+    isLeaving = true;
+    try {
+      await fetch(document.querySelector("link[rel=icon]").href, { cache: "no-store", signal: AbortSignal.timeout(PROBE) });
+      isReached = true;
+      go();
+    } catch (error) {
+      for (const one of document.querySelectorAll(".unsent")) one.remove();
+      const note = Object.assign(document.createElement("p"), { className: "why unsent", textContent: text, role: "alert" });
+      show(note);
+      note.scrollIntoView({ block: "nearest" });
+      answered(false);
+    } finally { isReached = isLeaving = false; }
+  }
+
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[href]");
+    if (!link || event.defaultPrevented || event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
+    if (link.target || link.hasAttribute("download") || link.origin !== location.origin || !mayBeAway()) return;
+    if (link.hash && link.href.split("#")[0] === location.href.split("#")[0]) return;
+    event.preventDefault();
+    leave(() => location.assign(link.href), (note) => main.prepend(note), UNOPENED);
+  });
+
   document.addEventListener("submit", (event) => {
     const form = event.target;
-    if (form.method === "post" && light?.dataset.state === "lost") { // the browser would leave the page for one of its own
+    if (!isReached && mayBeAway() && !event.defaultPrevented && form.method !== "dialog") {
       event.preventDefault();
-      const text = "Not sent: the server cannot be reached. Send it again when this page is live.";
-      if (!form.querySelector(".unsent")) form.append(Object.assign(document.createElement("p"), { className: "why unsent", textContent: text }));
-      announce(text);
-      ask();
+      const again = form.method === "post" ? "Not sent: the server cannot be reached. Send it again when this page is live." : UNOPENED;
+      leave(() => form.requestSubmit(event.submitter), (note) => form.append(note), again);
       return;
     }
     if (form.dataset.nameInPath) {
