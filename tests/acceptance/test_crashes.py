@@ -80,9 +80,11 @@ def test_the_exit_code_of_a_task_means_nothing(life: Stack, tmp_path: Path, code
     neighbours = [crashing.held.enqueue(str(started), str(tmp_path / "go")) for _ in range(2)]
     starts(started, 2)
     culprit = crashing.exits.enqueue(str(kills), code)
-    with pytest.raises(TaskFailed, match=f"The process that ran this attempt died: exit code {code}") as caught:
+    died = rf"The process that ran this attempt died: exit code {code} in process \d+ on .+, which used up to \d+ MB"
+    with pytest.raises(TaskFailed, match=died) as caught:
         culprit.result(60)
     assert caught.value.kind == "WorkerLost"
+    eventually(lambda: any("died: exit code" in line.text for line in culprit.logs()), "its log says so")
     assert len(lines(kills)) == 1 + SETTINGS["loss_limit"], "once beside others, then alone"
     assert crashing.pid.enqueue().result(60) > 0, "somebody works"
     (tmp_path / "go").touch()
