@@ -40,6 +40,8 @@ class ExecutorConformance:
     @classmethod
     def shared_stage(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         """A remote side and a scheduler for all tests."""
+        left = {name for name in vars(ExecutorConformance) if name.startswith("test_")} - set(cls.harness_type.without)
+        assert left, f"{cls.harness_type.__name__}.without names all tests, so that none shows anything."
         harness = cls.harness_type(tmp_path_factory.mktemp("harness"))
         try:
             with local_services(tmp_path_factory.mktemp("services"), **SETTINGS, **harness.settings()) as services:

@@ -15,6 +15,7 @@ from orchestrator.domain.code.activation import Activation
 from orchestrator.domain.dag.definition import Param
 from orchestrator.domain.tasks.task import Enqueued
 from orchestrator.sdk.code.engine import Engine
+from orchestrator.sdk.tasks.options import OPTION_NAMES
 from orchestrator.store.insights.steps import list_steps
 from orchestrator.transport.codec import decode
 from tests.integration.stage import System, Worker
@@ -39,6 +40,21 @@ SAID: dict[str, Any] = {
     "on_loss": "fail",
     "max_starts": 4,
 }
+KEPT_OTHERWISE = {"queue": "queue", "priority": "priority", "delay": "delay", "expires": "expires", "retries": "retry"}
+"""Where the options of `SAID` are kept that are no field of the same name of the column `options`."""
+NOT_SAID = {
+    "eta": "instead of delay",
+    "redact": "of the function, whose arguments it names",
+    "executor": "no function",
+    "executor_options": "no function",
+    "unique_key": "refused in a run",
+    "unique_for": "with a unique key",
+    "on_duplicate": "with a unique key",
+    "idempotency_key": "refused in a run",
+    "on_success": "given below",
+    "on_failure": "given below",
+}
+"""Options that `SAID` leaves out, and why."""
 
 
 @pytest.fixture
@@ -145,6 +161,14 @@ def test_the_code_of_a_workflow_cannot_share_a_task(system: System) -> None:
     (own,) = system.sql("SELECT error FROM orchestrator.ended_tasks")
     assert run["status"] == "failed"
     assert "has a unique key, and a run needs all its tasks" in own["error"]["message"]
+
+
+def test_every_option_is_said_and_kept(system: System, mail: Task[..., Any]) -> None:
+    assert {*SAID, *NOT_SAID} == {*OPTION_NAMES}
+    mail.enqueue()
+    row = found(system)
+    kept = {"concurrency_key": row["lane"], **row, **row["options"]}
+    assert {name for name in SAID if kept.get(KEPT_OTHERWISE.get(name, name)) in (None, "", {})} == set()
 
 
 ORIGINS = [in_a_run, child, follower, step, hook, schedule, code]

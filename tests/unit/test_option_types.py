@@ -19,6 +19,7 @@ from orchestrator.sdk.tasks.options import OPTION_NAMES, CallOptions
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
+NOT_IN_THE_TABLE = {"executor", "executor_options"}  # docs/executors.md has them
 PROGRAMS = [Path(__file__).with_name(name) for name in ("typed_program.py", "typed_messages.py")]
 
 
@@ -55,6 +56,12 @@ def test_pyright_refuses_the_wrong_lines_of_programs_and_no_other() -> None:
     }
 
     assert found == wrong_lines(), said
+
+
+def test_the_guide_names_every_option() -> None:
+    guide = (REPOSITORY / "docs/tasks.md").read_text(encoding="utf-8")
+    first_cells = " ".join(re.findall(r"^\| (`[^|]*) \|", guide, re.MULTILINE))
+    assert {*OPTION_NAMES} - {*re.findall(r"`(\w+)`", first_cells)} == NOT_IN_THE_TABLE
 
 
 def test_what_a_checker_knows_is_what_counts() -> None:

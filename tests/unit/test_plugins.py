@@ -19,6 +19,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.payloads.stores import open_store
 from orchestrator.workers.executors.protocol import Setup
 from orchestrator.workers.executors.registry import create, equipment
+from tests.acceptance.executors.conftest import HARNESSES
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 CORE = ["cli", "api.app", "embedded", "executors", "scheduler.loop", "testing", "workers.process"]
@@ -52,8 +53,11 @@ def test_each_folder_is_an_entry_point_of_the_project(group: str) -> None:
     assert PROJECT["entry-points"][group] == {name: point.value for name, point in own_plugins(group).items()}
 
 
-def test_each_executor_has_an_extra() -> None:
+def test_each_executor_has_an_extra_a_place_in_the_reference_and_a_harness() -> None:
     assert set(own_plugins(EXECUTORS)) <= PROJECT["optional-dependencies"].keys()
+    reference = (Path(__file__).parents[2] / "docs/reference.md").read_text(encoding="utf-8")
+    assert {name for name, kind in all_built_in().items() if f"executors.{kind.__name__}\n" not in reference} == set()
+    assert {*all_built_in()} - {harness.name for harness in HARNESSES} == set()
 
 
 def test_plugins_are_found_where_an_install_knows_nothing_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

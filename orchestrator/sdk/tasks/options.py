@@ -259,8 +259,9 @@ class CallOptions:
         )
 
     def travelling(self, weight: float) -> TaskOptions:
+        default = DEFAULT_OPTIONS  # what msgspec omits is the same object
         return TaskOptions(
-            retry=self.policy,
+            retry=default.retry if self.policy == default.retry else self.policy,
             timeout=self.timeout_seconds,
             isolation=self.isolation,
             concurrency=self.concurrency,
@@ -268,10 +269,10 @@ class CallOptions:
             rate=check_rate("rate", self.rate),
             total_rate=check_rate("total_rate", self.total_rate),
             store_result=self.store_result,
-            weight=DEFAULT_OPTIONS.weight if weight == DEFAULT_OPTIONS.weight else weight,  # msgspec omits by identity
+            weight=default.weight if weight == default.weight else weight,
             soft_timeout=None if self.soft_timeout is None else check_seconds("soft_timeout", self.soft_timeout),
-            redact=tuple(self.redact) or DEFAULT_OPTIONS.redact,
-            inherited=self._of_settings or DEFAULT_OPTIONS.inherited,
+            redact=tuple(self.redact) or default.redact,
+            inherited=self._of_settings or default.inherited,
             executor=self.executor_call,
             headers=dict(self.headers or ()),
             on_loss=self.on_loss,
