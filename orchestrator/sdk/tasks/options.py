@@ -261,7 +261,7 @@ class CallOptions:
     def travelling(self, weight: float) -> TaskOptions:
         default = DEFAULT_OPTIONS  # what msgspec omits is the same object
         return TaskOptions(
-            retry=default.retry if self.policy == default.retry else self.policy,
+            retry=self.policy,  # also one that never retries: a hook would else have its own default
             timeout=self.timeout_seconds,
             isolation=self.isolation,
             concurrency=self.concurrency,
