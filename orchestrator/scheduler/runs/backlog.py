@@ -130,8 +130,8 @@ class Backlog(CommitHooks):
             self.parked_lanes = set(ancestry.parked_lanes(tx.connection))
         if self.parked_lanes and (self._looked_at is None or abs(tx.now - self._looked_at) >= LOOKS_EVERY):
             self._looked_at = tx.now
-            self.parked_lanes = ancestry.unpark(tx.connection, self.parked_lanes)
-            tx.result.wake.runs_to_begin |= bool(self.parked_lanes)
+            self.parked_lanes, any_tries = ancestry.unpark(tx.connection, self.parked_lanes)
+            tx.result.wake.runs_to_begin |= any_tries
 
     def expanding(self, tx: Transaction, limit: int) -> list[bytes]:
         """Return the next runs of which more tasks are to be created."""

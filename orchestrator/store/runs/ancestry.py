@@ -115,7 +115,7 @@ def try_lanes(connection: Connection, lanes: Iterable[str]) -> set[str]:
 
 
 _PARKED = "lane = {}.lane AND ended_at IS NULL AND status = 'pending' AND parked"
-_UNPARK = Prepared[str](f"""
+_UNPARK = Prepared[tuple[str, bool]](f"""
 WITH /* run_lanes.unpark */ room AS MATERIALIZED (
     SELECT asked.lane, mine.lane_limit
            - (SELECT count(*) FROM orchestrator.all_runs WHERE lane = asked.lane AND status = 'running') AS number
@@ -134,13 +134,17 @@ WITH /* run_lanes.unpark */ room AS MATERIALIZED (
      WHERE r.ctid = found.place AND r.parked
     RETURNING r.id
 )
-SELECT lane FROM room
+SELECT lane, EXISTS (SELECT FROM freed) AS any_freed FROM room
 """)
 
 
-def unpark(connection: Connection, lanes: Iterable[str]) -> set[str]:
-    """Let those parked runs of lanes try again that are next of all shards; return the lanes that had parked runs."""
-    return set(_UNPARK(connection, lanes=[*lanes]))
+def unpark(connection: Connection, lanes: Iterable[str]) -> tuple[set[str], bool]:
+    """Let those parked runs of lanes try again that are next of all shards and have room.
+
+    Return the lanes that had parked runs, and whether any run tries again.
+    """
+    found = dict(_UNPARK(connection, lanes=[*lanes]))
+    return {*found}, any(found.values())
 
 
 _LANES = Statement[tuple[str, int]]("""
