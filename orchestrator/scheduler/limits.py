@@ -1,7 +1,8 @@
 """Serve the lanes: learn which have ready tasks, and share each queue's room among them.
 
 A limit counts running code. An attempt that was cancelled, or that timed out and did not end, is no longer in the rows,
-but counts in its lane until no worker lists it: until then it *lingers*.
+but counts in its lane until no worker lists it: until then it *lingers*. One that no heartbeat has listed yet may have
+just been received: it lingers for a whole TTL.
 
 Everything cached here is read from Postgres when a leader takes over or a tick is rolled back: lanes from an index,
 tasks in flight by counting them, rates from the table of buckets. The limits are exact because only the leader claims.
@@ -11,6 +12,7 @@ are not: they are dispatched, and not running.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from datetime import datetime, timedelta
@@ -60,6 +62,8 @@ class LaneService(CommitHooks):
         self._shard, self._shards = shard, shards
         self.queues_held: Callable[[Transaction], Mapping[str, int]] = lambda _: {}
         """Returns what is in flight of queues with limits, by the names of their buckets."""
+        self.held: Callable[[], Set[Attempt]] = frozenset
+        """Returns what workers listed in the last look."""
         self._last_claim: datetime | None = None
         self.queue_rates: dict[str, Rate] = {}
         """Rates of whole queues."""
@@ -76,6 +80,8 @@ class LaneService(CommitHooks):
         self._has_more = False
         self._lingering: dict[Attempt, str] | None = None
         """Lanes of attempts that have ended and whose code may still run; None until the fleet has been looked at."""
+        self._unlisted: dict[Attempt, float] = {}
+        """Those of them that no worker has listed yet, and since which look."""
         self._told: dict[str, int] | None = None
         """What other shards are told that this one holds; None until it is read."""
         self.elsewhere: dict[str, int] = {}
@@ -123,8 +129,14 @@ class LaneService(CommitHooks):
             self._lingering = store.lanes_of(tx.connection, over) if over else {}
             for lane in self._lingering.values():
                 self._lanes.took_off(lane)
-        for attempt in [attempt for attempt in self._lingering if attempt not in held]:
-            self._lanes.landed(self._lingering.pop(attempt))
+        for attempt in [*self._lingering]:
+            since = min(self._unlisted.pop(attempt, -math.inf), fleet.fair_time)
+            if attempt in held:
+                continue
+            if fleet.fair_time - since < fleet.ttl:
+                self._unlisted[attempt] = since
+            else:
+                self._lanes.landed(self._lingering.pop(attempt))
 
     def read_all(self) -> None:
         """Look through all lanes: many have changed."""
@@ -197,11 +209,14 @@ class LaneService(CommitHooks):
         for lane, number in Counter(tick.capacity.left_lanes).items():
             self._lanes.landed(lane, number)
         tick.capacity.left_lanes.clear()
+        held = self.held() if tick.capacity.lingering else ()
         for task, attempt, lane in tick.capacity.lingering:
             if self._lingering is None:
                 self._lanes.landed(lane)
-            else:
-                self._lingering[task, attempt] = lane
+                continue
+            self._lingering[task, attempt] = lane
+            if (task, attempt) not in held:
+                self._unlisted[task, attempt] = math.inf
         tick.capacity.lingering.clear()
 
     def _hear(self, tick: TickResult, now: float | None = None) -> None:

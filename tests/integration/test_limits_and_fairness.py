@@ -122,6 +122,26 @@ def test_a_cancelled_task_keeps_its_place_until_its_code_has_stopped(system: Sys
     assert len(take(system, worker)) == 1
 
 
+def test_a_cancelled_task_keeps_its_place_although_no_heartbeat_lists_it_yet(system: System) -> None:
+    """Its worker has just received it, and lists it in its next heartbeat; or never had it, and never does."""
+    mail = by_customer(system, concurrency=1)
+    worker = system.worker(knows=["mail"])
+    system.settle()
+    first, second, _ = mail.enqueue("a"), mail.enqueue("a"), mail.enqueue("a")
+    (task,) = take(system, worker)
+    worker.held.clear()
+    first.cancel()
+    assert take(system, worker) + take(system, worker) == []
+    worker.held.append((task.id, task.attempt))
+    assert take(system, worker) == []
+    worker.held.clear()
+    assert len(take(system, worker)) == 1
+    worker.held.clear()
+    second.cancel()
+    assert take(system, worker) + take(system, worker) == []
+    system.tick_until(lambda: worker.take())
+
+
 def test_an_attempt_that_will_not_end_keeps_its_place_although_it_has_failed(system: System) -> None:
     mail = by_customer(system, concurrency=1)
     worker = system.worker(knows=["mail"])

@@ -53,6 +53,7 @@ class Windows:
         self._fleet = fleet
         self._lanes = lanes
         lanes.queues_held = self._held
+        lanes.held = fleet.held
         self._batch = batch
         self._monotonic = monotonic
         self._limits: dict[str, QueueRow] | None = None
