@@ -17,7 +17,7 @@ from orchestrator.domain.runs.verdict import RunCounters, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, TASK_TRANSITIONS
 from tests.chaos.simulator.clients import DAG, SCARCE, WIDE
 from tests.chaos.simulator.flows import check_flows
-from tests.chaos.simulator.limits import check_limits
+from tests.chaos.simulator.limits import check_limits, check_scarce
 
 if TYPE_CHECKING:
     from tests.chaos.simulator.world import World
@@ -43,6 +43,7 @@ def check(world: World) -> list[str]:
         *_check_runs(world, ended),
         *check_flows(world, ended),
         *check_limits(world, audit),
+        *check_scarce(world),
     ]
 
 

@@ -92,7 +92,6 @@ class Clients:
         self.runs: list[bytes] = []
         self.flows: dict[bytes, dict[str, Any]] = {}
         """Those of them that are runs of flows, and what these are."""
-        self.has_scarce = False
         self.asked: set[tuple[RequestKind, bytes]] = set()
         """What was ever asked for, of which task or run."""
         self.known_shards = world.plan.shards
@@ -231,7 +230,6 @@ class Clients:
         self._start(DAG, self._id(), {"items": list(range(size - 1)), "fails": self._random.choice((0.0, 0.3))})
 
     def _scarce(self, size: int) -> None:
-        self.has_scarce = True
         for _ in range(size):
             self._start(SCARCE, self._id(), {})
 

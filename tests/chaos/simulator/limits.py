@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,6 +32,7 @@ KEYS = ("red", "green", "blue")
 LIMITED = "limited"
 """A queue with a limit."""
 _MOST_IN_QUEUE = 2
+_MOST_SCARCE = 2
 _IN_FLIGHT = ("dispatched", "running")
 _BOTH_CLOCKS = 0.15
 """Seconds by which two leaders may differ in what they take the time to be: each counts on from its last look."""
@@ -103,10 +106,12 @@ def too_many(world: World, execution: Execution) -> str | None:
     return f"{len(running)} narrow tasks run at once" if len(running) > 2 else None
 
 
-_SCARCE = "SELECT count(*) AS number FROM orchestrator.runs WHERE workflow = 'scarce' AND status = 'running'"
-
-
-def too_many_runs(world: World) -> str | None:
-    """Say whether more runs are open of a workflow than may."""
-    number = world.database.sql(_SCARCE)[0]["number"]
-    return f"{number} runs of a scarce workflow are running" if number > 2 else None
+def check_scarce(world: World) -> Iterator[str]:
+    """After no transaction did more runs of a workflow run than may."""
+    running: set[bytes] = set()
+    changes = world.database.sql("SELECT * FROM simulated.scarce ORDER BY number")
+    for transaction, rows in groupby(changes, itemgetter("transaction")):
+        for row in rows:
+            (running.add if row["status"] == "running" else running.discard)(row["id"].bytes)
+        if len(running) > _MOST_SCARCE:
+            yield f"{len(running)} runs of a scarce workflow are running (transaction {transaction})"

@@ -1,36 +1,46 @@
 """A database for simulations: its clock is the world's, and every change of a task's state is written down.
 
 The product's statements say `now()`. Here that name is found first in a schema of the simulator's own, where it reads
-the time from a table. So leases expire, retries fall due and tasks grow old in virtual time, and always alike.
+the time from a sequence. So leases expire, retries fall due and tasks grow old in virtual time, and always alike.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, text
+from psycopg2 import extensions
+from sqlalchemy import Connection, Engine, create_engine, event
 
 from orchestrator.settings import Settings
 from orchestrator.store import shards
 from orchestrator.store.database import engine_for
+from orchestrator.store.namespaces import in_namespace
 
 EPOCH = "2030-01-01 00:00:00+00"
 
 _PREPARE = f"""
 CREATE SCHEMA simulated;
-CREATE UNLOGGED TABLE simulated.clock (seconds double precision NOT NULL);
-INSERT INTO simulated.clock VALUES (0);
+CREATE UNLOGGED SEQUENCE simulated.clock MINVALUE 0;
+SELECT setval('simulated.clock', 0);
+CREATE FUNCTION simulated.last_value(regclass) RETURNS bigint LANGUAGE internal STABLE STRICT
+    AS 'pg_sequence_last_value';
 CREATE FUNCTION simulated.now() RETURNS timestamptz LANGUAGE sql STABLE AS
-    $$ SELECT timestamptz '{EPOCH}' + seconds * interval '1 second' FROM simulated.clock $$;
+    $$ SELECT timestamptz '{EPOCH}' + simulated.last_value('simulated.clock') * interval '1 microsecond' $$;
 CREATE FUNCTION simulated.clock_timestamp() RETURNS timestamptz LANGUAGE sql STABLE AS $$ SELECT simulated.now() $$;
 
 CREATE UNLOGGED TABLE simulated.audit (
     number bigint GENERATED ALWAYS AS IDENTITY, operation text, id uuid, before text, after text,
     attempt int, attempt_before int, run_id uuid, step text, name text, key text,
     lane text, queue text, at timestamptz DEFAULT simulated.now());
+CREATE UNLOGGED TABLE simulated.scarce (
+    number bigint GENERATED ALWAYS AS IDENTITY, transaction xid8 DEFAULT pg_current_xact_id(), id uuid, status text);
+CREATE FUNCTION simulated.note_run() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO simulated.scarce (id, status) VALUES (NEW.id, NEW.status);
+    RETURN NULL;
+END $$;
 CREATE UNLOGGED TABLE simulated.ledger (id uuid, attempt int);
 CREATE FUNCTION simulated.note() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -55,12 +65,19 @@ CREATE OR REPLACE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON "{0}".tasks
     FOR EACH ROW EXECUTE FUNCTION simulated.note();
 CREATE OR REPLACE TRIGGER note AFTER INSERT OR UPDATE OR DELETE ON "{0}".ended_tasks
     FOR EACH ROW EXECUTE FUNCTION simulated.note();
+CREATE OR REPLACE TRIGGER note AFTER INSERT OR UPDATE OF status ON "{0}".runs
+    FOR EACH ROW WHEN (NEW.workflow = 'scarce') EXECUTE FUNCTION simulated.note_run();
 """
 _USED = """
 SELECT c.oid::regclass::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
  WHERE nspname ~ '^orchestrator(/[0-9]+)?$' AND relkind = 'r'
    AND relname NOT IN ('workflows', 'flows', 'alembic_version') AND pg_relation_size(c.oid) > 0
 """
+_ALL_SHARDS = "orchestrator/all"
+
+
+def _namespace(shard: int) -> str:
+    return f"orchestrator/{shard}" if shard else "orchestrator"
 
 
 class SimulatedDatabase:
@@ -70,7 +87,8 @@ class SimulatedDatabase:
         self.url = url
         setup = create_engine(url.replace("postgresql:", "postgresql+psycopg2:"), isolation_level="AUTOCOMMIT")
         with setup.connect() as connection:
-            connection.exec_driver_sql(_PREPARE)
+            is_old = (connection.dialect.server_version_info or ()) < (15,)  # and has no such sequences
+            connection.exec_driver_sql(_PREPARE.replace("UNLOGGED SEQUENCE", "SEQUENCE") if is_old else _PREPARE)
             connection.exec_driver_sql(_WATCH.format("orchestrator"))
             for table, column in (("tasks", "created_at"), ("runs", "created_at"), ("inbox", "created_at")):
                 connection.exec_driver_sql(
@@ -83,8 +101,10 @@ class SimulatedDatabase:
         self.settings = Settings(database_url=url)
         self._engines: dict[str, Engine] = {}
         self._connections: dict[str, Connection] = {}
+        self._time = 0.0
+        self._set_clock: bytes | None = None
+        """Makes the clock say that, with the next statement that anybody sends; None if it does."""
         self._connection = self._connected("orchestrator")
-        self._set_to: float | None = None
         self.existing = 1
         """Shards that there are, with those that are closing."""
 
@@ -108,6 +128,7 @@ class SimulatedDatabase:
             self._connections.pop(namespace).close()
         for name in [name for name in self._engines if "/" in name]:
             self._engines.pop(name).dispose()
+        self._connection.exec_driver_sql("SELECT")  # with the clock: what follows has connections of its own
         notes = shards.upgrade(self.settings)
         self.existing = max(number, len(shards.list_shards(self._connection))) if self._has_shards() else 1
         for shard in range(1, number):
@@ -116,11 +137,11 @@ class SimulatedDatabase:
 
     def engine_of(self, shard: int) -> Engine:
         """Return the connections of all processes that serve a shard."""
-        return self._engine("scheduler", self.settings.of_shard(shard).namespace)
+        return self._engine("scheduler", _namespace(shard))
 
     def connection_of(self, shard: int) -> Connection:
         """Return the connection of clients to a shard; every statement commits."""
-        return self._connected(self.settings.of_shard(shard).namespace)
+        return self._connected(_namespace(shard))
 
     def locate(self, ids: Sequence[bytes]) -> dict[bytes, int]:
         """Return the shards of tasks and runs, as clients find them."""
@@ -129,9 +150,10 @@ class SimulatedDatabase:
     def _engine(self, name: str, namespace: str) -> Engine:
         key = f"{namespace} {name}"
         if key not in self._engines:
-            self._engines[key] = engine_for(
+            engine = self._engines[key] = engine_for(
                 self.url, pool_size=8, name=f"simulated {name}", autocommit=name == "outside", namespace=namespace
             )
+            event.listen(engine, "connect", self._keep_time)
         return self._engines[key]
 
     def _connected(self, namespace: str) -> Connection:
@@ -142,21 +164,49 @@ class SimulatedDatabase:
     def clear(self) -> None:
         """Forget everything but the definitions of workflows."""
         used = self._connection.exec_driver_sql(_USED).scalars()
-        names = ", ".join([*used, "simulated.audit", "simulated.ledger"])
+        names = ", ".join([*used, "simulated.audit", "simulated.scarce", "simulated.ledger"])
         self._connection.exec_driver_sql(f"TRUNCATE {names} RESTART IDENTITY")  # also what was deleted has a place
-        self._set_to = None
 
     def set_clock(self, seconds: float) -> None:
         """Make it this late, for everybody who asks Postgres."""
-        if seconds != self._set_to:
-            self._connection.exec_driver_sql("UPDATE simulated.clock SET seconds = %(at)s", {"at": seconds})
-            self._set_to = seconds
+        if seconds != self._time:
+            self._time = seconds
+            self._set_clock = b"SELECT setval('simulated.clock', %d);" % round(seconds * 1e6)
 
-    def time(self) -> datetime:
-        return datetime.fromisoformat(EPOCH) + timedelta(seconds=self._set_to or 0.0)
+    def _keep_time(self, connection: Any, record: Any) -> None:
+        """Have the statements of a connection of the driver set the clock first, in the same round trip; count them."""
+        database, info = self, record.info
+        info["sent"] = 0
+
+        class Cursor(extensions.cursor):
+            def execute(self, query: Any, parameters: Any = None) -> None:
+                info["sent"] = info.get("sent", 0) + 1
+                late = database._set_clock
+                if late is None or self.connection.info.transaction_status == extensions.TRANSACTION_STATUS_INERROR:
+                    super().execute(query, parameters)
+                else:
+                    text = self.mogrify(query, parameters)
+                    super().execute(late + (text if isinstance(text, bytes) else text.encode()))
+                    database._set_clock = None
+
+            def copy_expert(self, *arguments: Any) -> None:
+                self.execute("SELECT")
+                super().copy_expert(*arguments)
+
+        connection.cursor_factory = Cursor
 
     def sql(self, statement: str, **parameters: Any) -> list[Any]:
         """Run a statement of the simulator's own about all shards, on a connection of its own."""
-        connection = self._connected(self.settings.of_shard("all").namespace) if self.existing > 1 else self._connection
-        result = connection.execute(text(statement), parameters)
-        return list(result.mappings()) if result.returns_rows else []
+        namespace = _ALL_SHARDS if self.existing > 1 else "orchestrator"
+        lent = self._connected(namespace).connection
+        cursor: Any = lent.cursor()
+        if parameters:
+            cursor.execute(in_namespace(statement, namespace), parameters)
+        else:
+            prepared = lent.info.setdefault("prepared", {})
+            if statement not in prepared:
+                prepared[statement] = f"EXECUTE simulated_{len(prepared)}"
+                cursor.execute(f"PREPARE simulated_{len(prepared) - 1} AS {in_namespace(statement, namespace)}")
+            cursor.execute(prepared[statement])
+        names = [column.name for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

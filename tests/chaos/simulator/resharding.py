@@ -12,7 +12,7 @@ _CLIENTS_LOOK = 2.5
 """Seconds after which every client has seen that a shard is closing."""
 _ROLLS_OUT = 0.6
 """Seconds between a deploy of schedulers and workers and one of clients."""
-_IS_OPEN = "SELECT coalesce(bool_or(is_open), false) AS is_open FROM orchestrator.shards WHERE shard >= :number"
+_IS_OPEN = "SELECT coalesce(bool_or(is_open), false) AS is_open FROM orchestrator.shards WHERE shard >= %(number)s"
 
 
 class Operator:

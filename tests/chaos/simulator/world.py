@@ -14,13 +14,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from orchestrator.scheduler import leadership
 from orchestrator.scheduler.tasks import reports as status
 from orchestrator.settings import Settings
 from orchestrator.store.inbox import RequestKind
 from orchestrator.workers.reporting import reporter
 from tests.chaos.simulator.clients import Clients
 from tests.chaos.simulator.leaders import SchedulerProcess
-from tests.chaos.simulator.limits import limit_queue, too_many, too_many_runs
+from tests.chaos.simulator.limits import limit_queue, too_many
 from tests.chaos.simulator.memory import MemoryRedis
 from tests.chaos.simulator.person import Person
 from tests.chaos.simulator.plan import FAULT_TIME, Fault, Plan
@@ -197,7 +198,7 @@ class World:
         self.now = moment
         for redis in self.redis:
             redis.deliver_late()
-        if self.now >= self._remember_at:
+        if self.now >= self._remember_at and any(fault.kind == "fail over" for fault in self._faults):
             for redis in self.redis:
                 redis.remember()
             self._remember_at = self.now + 0.7
@@ -270,14 +271,15 @@ class World:
 
     def _is_quiet_but_for_poison(self) -> bool:
         """Say whether all have ended but poisoned runs, of which those that cannot go on are set aside."""
-        unended = self.database.sql("SELECT id, lane, stuck FROM orchestrator.runs WHERE ended_at IS NULL")
-        held = {row["lane"] for row in unended if row["stuck"] is not None} - {None}
-        others = [row for row in unended if row["stuck"] is None and row["lane"] not in held]
         (row,) = self.database.sql(
             "SELECT NOT EXISTS (SELECT FROM orchestrator.tasks)"
             " AND NOT EXISTS (SELECT FROM orchestrator.inbox) AS quiet"
         )
-        return bool(row["quiet"]) and not others
+        if not row["quiet"]:
+            return False
+        unended = self.database.sql("SELECT id, lane, stuck FROM orchestrator.runs WHERE ended_at IS NULL")
+        held = {row["lane"] for row in unended if row["stuck"] is not None} - {None}
+        return all(row["stuck"] is not None or row["lane"] in held for row in unended)
 
     def _lift(self) -> None:
         """Lift the poison, and have people retry the runs that are stuck."""
@@ -306,8 +308,6 @@ class World:
         if term < self._highest_term[shard]:
             self._stop(f"term {term} of shard {shard} wrote after term {self._highest_term[shard]}")
         self._highest_term[shard] = term
-        if self.clients.has_scarce and (wrong := too_many_runs(self)):
-            self.violations.append(wrong)
 
     def give_up(self, shard: int) -> None:
         """A shard is gone: nobody reads what stands in its streams, and the next one with its number counts anew."""
@@ -319,7 +319,7 @@ class World:
         """Say whether somebody has cancelled a task, which may run nevertheless for a moment, and retried its run."""
         if (RequestKind.CANCEL_TASK, task) not in self.clients.asked:
             return False
-        statement = "SELECT run_id FROM orchestrator.tasks WHERE id = CAST(:id AS uuid) AND run_id IS NOT NULL"
+        statement = "SELECT run_id FROM orchestrator.tasks WHERE id = %(id)s::uuid AND run_id IS NOT NULL"
         rows = self.database.sql(statement, id=task.hex())
         return any((RequestKind.RETRY_RUN, row["run_id"].bytes) in self.clients.asked for row in rows)
 
@@ -359,5 +359,10 @@ def _without_waiting(seed: int) -> Iterator[None]:
     """Take real time and real chance out of the product's code."""
     threads = SimpleNamespace(Event=_NoWaiting, Lock=threading.Lock, RLock=threading.RLock, Thread=threading.Thread)
     dice = SimpleNamespace(random=Random(f"{seed} jitter").random)
-    with patch.object(reporter, "threading", threads), patch.object(status, "random", dice):
+    host = SimpleNamespace(gethostname=lambda: "simulated"), SimpleNamespace(getpid=lambda: 1)
+    with (
+        patch.multiple(leadership, socket=host[0], os=host[1]),
+        patch.object(reporter, "threading", threads),
+        patch.object(status, "random", dice),
+    ):
         yield
