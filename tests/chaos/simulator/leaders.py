@@ -68,12 +68,14 @@ class SimulatedLeadership(Leadership):
         world = self._actor.world
         options = {"with_pending_work": with_pending_work, "may_begin_later": may_begin_later}
         with super().writing(monotonic, **options) as writing:
+            sent = writing.connection.info.get("sent", 0)
             self._strike("in transaction")
             yield writing
             self._strike("before commit")
             if world.armed("commit refused"):
                 raise exc.OperationalError("COMMIT", None, Exception("the connection broke before the commit"))
-        world.note_commit(self._actor.shard, self.term)
+        if writing.connection.info.get("sent", 0) > sent:  # else there was nothing to write, not even that it leads
+            world.note_commit(self._actor.shard, self.term)
         if world.armed("commit uncertain"):
             raise exc.OperationalError("COMMIT", None, Exception("the connection broke during the commit"))
         self._strike("after commit")
