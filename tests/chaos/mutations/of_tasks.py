@@ -104,8 +104,8 @@ TASKS = (
         "no-last-word-free",
         "what ran in a process that left no last word is handed back free of charge",
         "workers/parent/child.py",
-        "        return [Lost(*attempt, alone=False, reason=died_of) for attempt in left]\n",
-        '        return [Returned(*attempt, "worker stops") for attempt in left]\n',
+        "            Lost(*attempt, alone=False, reason=died_of)\n            if attempt in begun",
+        '            Returned(*attempt, "worker stops")\n            if attempt in begun',
         (chaos("--seconds 10 --seed 7 --rate 5 --faults kill-child --every 5 --loads exiting", "has not ended"),),
     ),
     Mutation(
