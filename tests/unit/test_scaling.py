@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, most_processes, plan, scaled
+from orchestrator.workers.running.received_jobs import LOOK, Pace
 
 LOADING, WORKING, WORN, DRAINING = ChildState.LOADING, ChildState.WORKING, ChildState.WORN, ChildState.DRAINING
 
@@ -120,3 +123,20 @@ def test_a_headcount_follows_the_load() -> None:
     assert autoscaler.note(2, 0.0, 36.0)
     assert not autoscaler.note(1, 0.0, 99.0)
     assert autoscaler.wanted == 1
+
+
+def test_a_process_whose_tasks_end_together_is_full_all_the_same() -> None:
+    pace, now = Pace(4, LOOK), time.monotonic()
+    loads = []
+    for _ in range(20):
+        for _ in range(8):
+            pace.measure(now, 4)
+            now += LOOK
+        pace.measure(now, 0)
+        now += 0.01  # until the next four are here
+        loads.append(pace.load)
+    assert min(loads[4:]) > 0.9
+    for _ in range(2):
+        pace.measure(now, 0)
+        now += 1.0
+    assert pace.load < 0.2, "a second without tasks"

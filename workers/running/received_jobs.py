@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
 from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.running.job import Job
 
-_MEMORY = 0.1
-"""Weight of the latest look in how full this process has been of late."""
+_MEMORY = 0.5
+"""Seconds that make up most of how full this process has been of late."""
 
 
 class Pace:
@@ -19,17 +20,20 @@ class Pace:
         self._concurrency = concurrency
         self._least = least
         """Seconds between two looks, at least."""
-        self._measured_at = time.monotonic()
+        self._looked_at = self._measured_at = time.monotonic()
+        self._full = 0.0
+        """The part of the slots that was taken at the last look."""
         self.load = 0.0
-        """How full this process has been: 1 where every slot was taken."""
+        """How full this process has been of late: 1 where every slot was taken."""
         self.rate = 0.0
         """Tasks that have ended in a second."""
         self.finished = 0
         """Tasks that have ended since the last look."""
 
     def measure(self, now: float, jobs: int) -> None:
-        """Look at how many jobs are here; where there are none, the process is idle at once."""
-        self.load = self.load + _MEMORY * (min(1.0, jobs / self._concurrency) - self.load) if jobs else 0.0
+        """Look at how many jobs are here."""
+        self.load = self._full + (self.load - self._full) * math.exp((self._looked_at - now) / _MEMORY)
+        self._full, self._looked_at = min(1.0, jobs / self._concurrency), now
         elapsed = now - self._measured_at
         if elapsed >= self._least:
             self.rate = 0.5 * self.rate + 0.5 * self.finished / elapsed
