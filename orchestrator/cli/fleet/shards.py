@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -39,6 +40,8 @@ class _Shards:
     def run(self) -> int:
         """Start them, replace those that are killed, and pass signals on."""
         before = {number: signal.signal(number, self._stop) for number in _STOPS}
+        gc.collect()
+        gc.freeze()  # no collection writes to what the processes share
         waiting, code = list(range(self._settings.shards)), 0
         while waiting or self._children:
             while waiting and not self._is_stopping:
