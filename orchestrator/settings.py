@@ -42,7 +42,7 @@ CHOICES = {
 _SECRETS = ("signing_keys", "data_keys", "service_keys", "api_key")
 _NO_SETTINGS = ("servers",)
 """Variables of ours that are no settings: this one says which servers `orchestrator dev` starts."""
-_LISTS = ("redact", "webhook_allow", "api_proxies")
+_LISTS = ("redact", "webhook_allow", "api_proxies", "api_quotas")
 """Texts that may be given as lists of texts."""
 _LARGEST = {**dict.fromkeys(("max_payload", "inline_payload", "inline_result"), _LARGEST_PAYLOAD), "shards": 64}
 _LARGEST_STORED = 10_000_000_000
@@ -158,6 +158,8 @@ class Settings:
     """Most open connections to the HTTP API per address; this machine and api_proxies may have more."""
     api_connection_rate: float = 500.0
     """Most new connections per second and address, counted over ten seconds; the same are exempt."""
+    api_quotas: str = ""
+    """Quotas of all callers of an HTTP API process together, e.g. rate=200, open_tasks=100000."""
     api_proxies: str = ""
     """Addresses and networks of proxies whose headers the HTTP API trusts."""
     api_user_header: str = ""

@@ -1,4 +1,4 @@
-"""Applies the quotas of a caller: before a request is served, and before its tasks are stored.
+"""Applies quotas of callers and of all together: before a request is served, and before its tasks are stored.
 
 Nothing is read for a request. The open tasks of a queue are counted beside the requests, every ten seconds at most,
 and only after a tenth of a quota was added to it here.
@@ -16,13 +16,14 @@ from typing import Any
 
 import anyio.to_thread
 import msgspec
+from sqlalchemy import Connection
 from starlette.types import Message, Receive
 
 from orchestrator.api.access import Caller
 from orchestrator.api.context import Api
 from orchestrator.api.key_scope import with_followers
 from orchestrator.api.problems import Problem, Refused, refused
-from orchestrator.domain.quotas import LOOK, Exceeded, Usage
+from orchestrator.domain.quotas import EVERY_QUEUE, LOOK, Exceeded, Usage, parse_quotas
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
@@ -54,6 +55,9 @@ class Meter:
 
     def __init__(self, api: Api) -> None:
         self._api = api
+        words = [word for word in api.settings.api_quotas.split(",") if word.strip()]
+        self._all = Usage(parse_quotas(words)) if words else None
+        """The usage of all callers together."""
         self._used: dict[str, Usage] = {}
         self._open: dict[str, int] = {}
         """Tasks in queues, when they were last counted."""
@@ -67,47 +71,42 @@ class Meter:
     @contextlib.contextmanager
     def request(self, caller: Caller, received: Received) -> Iterator[None]:
         """Count a caller's request while it is under way, and the bytes that came with it, or refuse it."""
-        used = self._usage(caller)
-        if used is None:
-            yield
-            return
         self._count_due()
-        if exceeded := used.begin(time.monotonic()):
-            raise _refusal(exceeded)
-        try:
+        with contextlib.ExitStack() as held:
+            for used in self._usages(caller):
+                if exceeded := used.begin(time.monotonic()):
+                    raise _refusal(exceeded)
+                held.callback(lambda used: used.end(received.size), used)
             yield
-        finally:
-            used.under_way -= 1
-            used.bytes.spend(received.size)
 
     @contextlib.contextmanager
     def stream(self, caller: Caller) -> Iterator[None]:
         """Count a caller's event stream while it is open, or refuse it."""
-        used = self._usage(caller)
-        if used is None:
+        with contextlib.ExitStack() as held:
+            for used in self._usages(caller):
+                if exceeded := used.listen():
+                    raise _refusal(exceeded)
+                held.callback(used.leave)
             yield
-            return
-        if exceeded := used.listen():
-            raise _refusal(exceeded)
-        try:
-            yield
-        finally:
-            used.streams -= 1
 
     def check_tasks(self, caller: Caller, body: Any) -> None:
         """Refuse tasks that a caller may not enqueue now."""
-        used = self._usage(caller)
-        if used is None or not (given := _tasks(body)):
+        usages = self._usages(caller)
+        if not usages or not (given := _tasks(body)):
             return
         if len(self._added) > _MOST_QUEUES:
             self._added, self._open = Counter(), {}
-        tasks, most = Counter(map(_queue, given)), used.quotas.open_tasks
-        known = {queue: self._open.get(queue, 0) + self._added[queue] for queue in tasks}
-        exceeded = used.enqueue(tasks, max(map(_priority, given)), known, time.monotonic())
-        for queue, count in tasks.items():
-            self._added[queue] += 0 if exceeded else count
-            if self._added[queue] * _SHARE >= most or known[queue] + count > most:
-                self._due[queue] = max(most, self._due.get(queue, 0))
+        by_queue, whole = Counter(map(_queue, given)), Counter({EVERY_QUEUE: len(given)})
+        shares = [(used, whole if used is self._all else by_queue) for used in usages]
+        known = {queue: self._open.get(queue, 0) + self._added[queue] for _, tasks in shares for queue in tasks}
+        highest, now = max(map(_priority, given)), time.monotonic()
+        exceeded = next((found for used, tasks in shares if (found := used.enqueue(tasks, highest, known, now))), None)
+        for used, tasks in shares:
+            most = used.quotas.open_tasks
+            for queue, count in tasks.items():
+                self._added[queue] += 0 if exceeded else count
+                if self._added[queue] * _SHARE >= most or known[queue] + count > most:
+                    self._due[queue] = max(most, self._due.get(queue, 0))
         if exceeded:
             raise _refusal(exceeded)
 
@@ -128,18 +127,25 @@ class Meter:
 
     def _count(self, due: dict[str, int]) -> dict[str, int]:
         with self._api.reading() as connection:
-            return {queue: queues.count_open(connection, queue, most) for queue, most in due.items()}
+            return {queue: _count_open(connection, queue, most) for queue, most in due.items()}
 
-    def _usage(self, caller: Caller) -> Usage | None:
+    def _usages(self, caller: Caller) -> list[Usage]:
+        """Return the usage of a caller and that of all; none where no key is needed."""
         if caller.quotas is None:
-            return None
+            return []
         name = caller.key or caller.actor.who
         used = self._used.get(name)
         if used is None or used.quotas != caller.quotas:
             if len(self._used) >= _MOST_KNOWN:
                 self._used = {name: one for name, one in self._used.items() if one.under_way or one.streams}
             used = self._used[name] = Usage(caller.quotas)
-        return used
+        return [used] if self._all is None else [used, self._all]
+
+
+def _count_open(connection: Connection, queue: str, most: int) -> int:
+    if queue == EVERY_QUEUE:
+        return queues.count_all_open(connection, most)
+    return queues.count_open(connection, queue, most)
 
 
 def _tasks(body: Any) -> list[Any]:
@@ -166,5 +172,5 @@ def _priority(task: Any) -> int:
 def _refusal(exceeded: Exceeded) -> Refused:
     if exceeded.retry_after is None:
         return refused(403, "The key may not do this", exceeded.detail)
-    problem = Problem(title="The key has used up a quota", status=429, detail=exceeded.detail)
+    problem = Problem(title="A quota is used up", status=429, detail=exceeded.detail)
     return Refused(problem, {"Retry-After": str(math.ceil(exceeded.retry_after))})

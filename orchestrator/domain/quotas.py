@@ -1,4 +1,4 @@
-"""Quotas of keys of the HTTP API: how much one key may ask of one server process, and when it is refused."""
+"""Quotas of the HTTP API: how much a key, or all callers together, may ask of a server process, and when it refuses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from orchestrator.errors import ConfigurationError, did_you_mean
 
 LOOK = 10.0
 """Seconds after which open tasks are counted again."""
+EVERY_QUEUE = ""
+"""Stands for all queues together, where tasks are counted."""
 _BURST = 10.0
 """Seconds' worth of requests that may come at once."""
 _HOUR = 3_600.0
@@ -70,7 +72,7 @@ class Allowance:
 
 
 class Usage:
-    """The used part of a key's quotas."""
+    """The used part of the quotas of a key, or of all callers."""
 
     def __init__(self, quotas: Quotas) -> None:
         self.quotas = quotas
@@ -84,21 +86,30 @@ class Usage:
         """Count a request, or say why it is refused."""
         quotas = self.quotas
         if self.under_way >= quotas.concurrent:
-            return Exceeded(f"{quotas.concurrent:,} requests of it are under way (quota concurrent).", 1.0)
+            return Exceeded(f"{quotas.concurrent:,} requests are under way (quota concurrent).", 1.0)
         if wait := self.requests.wait(now):
-            return Exceeded(f"It may send {quotas.rate:g} requests a second (quota rate).", wait)
+            return Exceeded(f"No more than {quotas.rate:g} requests a second are served (quota rate).", wait)
         if wait := self.bytes.wait(now):
-            return Exceeded(f"It may send {quotas.megabytes:g} MB a minute (quota megabytes).", wait)
+            return Exceeded(f"No more than {quotas.megabytes:g} MB a minute are read (quota megabytes).", wait)
         self.requests.spend(1)
         self.under_way += 1
         return None
 
+    def end(self, size: int) -> None:
+        """Note that a request with so large a body has ended."""
+        self.under_way -= 1
+        self.bytes.spend(size)
+
     def listen(self) -> Exceeded | None:
         """Count an event stream, or say why it is refused."""
         if self.streams >= self.quotas.streams:
-            return Exceeded(f"{self.quotas.streams:,} event streams of it are open (quota streams).", 10.0)
+            return Exceeded(f"{self.quotas.streams:,} event streams are open (quota streams).", 10.0)
         self.streams += 1
         return None
+
+    def leave(self) -> None:
+        """Note that an event stream has ended."""
+        self.streams -= 1
 
     def enqueue(self, tasks: Mapping[str, int], highest: int, known: Mapping[str, int], now: float) -> Exceeded | None:
         """Say why so many tasks, by queue, up to a priority are refused; `known` is how many are open already."""
@@ -107,8 +118,9 @@ class Usage:
             return Exceeded(f"Priority {highest}: the highest of its tasks is {quotas.priority} (quota priority).")
         for queue, count in tasks.items():
             if known.get(queue, 0) + count > quotas.open_tasks:
-                limit = f"it adds tasks to a queue up to {quotas.open_tasks:,} (quota open_tasks)"
-                return Exceeded(f"Queue {queue!r} has {known.get(queue, 0):,} open tasks, and {limit}.", LOOK)
+                where = "The namespace" if queue == EVERY_QUEUE else f"Queue {queue!r}"
+                limit = f"more are added up to {quotas.open_tasks:,} (quota open_tasks)"
+                return Exceeded(f"{where} has {known.get(queue, 0):,} open tasks, and {limit}.", LOOK)
         if now - self._since > _HOUR:
             self._queues, self._since = set(), now
         if new := tasks.keys() - self._queues:

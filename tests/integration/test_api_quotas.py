@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,11 +14,13 @@ import msgspec
 import pytest
 
 from orchestrator.api import quotas as meters
+from orchestrator.api.app import create_app
 from orchestrator.api.http_protocol import Connections, TimedProtocol
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.domain.quotas import Quotas
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks
 from orchestrator.domain.tasks.task import NewTask
+from orchestrator.errors import ConfigurationError
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.values.payload import encode_call
 from tests.integration.api_client import make_key
@@ -37,7 +41,7 @@ def test_a_key_above_its_rate_is_told_when_to_come_again_and_others_are_served(h
     key = limited(house, rate=0.1)
     assert house.send("GET", "/api/v1/tasks", key).status_code == 200
     answer = house.send("GET", "/api/v1/tasks", key)
-    assert (answer.status_code, answer.json()["title"]) == (429, "The key has used up a quota")
+    assert (answer.status_code, answer.json()["title"]) == (429, "A quota is used up")
     assert 1 <= int(answer.headers["Retry-After"]) <= 11
     assert house.send("GET", "/api/v1/tasks", limited(house)).status_code == 200
     assert house.send("GET", "/healthz").status_code == 200
@@ -84,6 +88,36 @@ def test_a_full_queue_takes_no_more_until_it_has_been_counted_again(
             assert 0 < connection.exec_driver_sql(count).scalar_one() <= 3
             connection.exec_driver_sql("DELETE FROM orchestrator.tasks WHERE queue = 'full'")
         eventually(lambda: add() == 201, "it is counted again")
+
+
+def test_quotas_of_a_namespace_hold_for_all_its_keys_and_queues_together(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meters, "LOOK", 0.0)
+    keys = [limited(house) for _ in range(2)]
+    made = itertools.count()
+
+    def add(**more: Any) -> httpx.Response:
+        number = next(made)
+        headers = {"Authorization": f"Bearer {keys[number % 2]}"}
+        body = {"name": "t.a", "queue": f"own{number}", **more}
+        return httpx.post(f"{address}/api/v1/tasks", json=body, headers=headers, timeout=30)
+
+    with house.engine.begin() as connection:
+        before = connection.exec_driver_sql("SELECT count(*) FROM orchestrator.tasks").scalar_one()
+    with serving(replace(house.settings, api_quotas=f"open_tasks={before + 3}, priority=5")) as address:
+        assert add(priority=6).status_code == 403
+        eventually(lambda: add().status_code == 429, "all queues together are full")
+        assert "The namespace has" in add().json()["detail"]
+        with house.engine.begin() as connection:
+            count = "SELECT count(*) FROM orchestrator.tasks"
+            assert before < connection.exec_driver_sql(count).scalar_one() <= before + 3
+            connection.exec_driver_sql("DELETE FROM orchestrator.tasks WHERE queue LIKE 'own%%'")
+        eventually(lambda: add().status_code == 201, "it is counted again")
+    with serving(replace(house.settings, api_quotas="rate=0.1")) as address:
+        assert [add().status_code for _ in range(2)] == [201, 429]
+    with pytest.raises(ConfigurationError, match="no quota 'rat'"):
+        create_app(replace(house.settings, api_quotas="rat=1"))
 
 
 def test_event_streams_count_as_long_as_they_are_open(house: House) -> None:

@@ -174,6 +174,13 @@ def count_open(connection: Connection, queue: str, most: int) -> int:
     """Return how many tasks of a queue have not ended, up to so many."""
 
 
+@Statement.function("""
+SELECT /* queues.count_all_open */ count(*) FROM (SELECT FROM orchestrator.tasks LIMIT %(most)s::bigint) AS counted
+""")
+def count_all_open(connection: Connection, most: int) -> int:
+    """Return how many tasks have not ended, up to so many."""
+
+
 _DELAYED = Statement[tuple[int, datetime | None]](
     f"SELECT /* queues.delayed */ count(*), min(wake_at) FROM orchestrator.tasks WHERE queue = %(queue)s AND {DELAYED}"
 )
