@@ -44,9 +44,22 @@ def chart(found: Mapping[str, Mapping[int, Costs]]) -> str:
     rows = ceil(len(found) / _COLUMNS)
     width, height = _COLUMNS * (_WIDTH + _MARGIN) + 24, _TOP + rows * (_HEIGHT + 56)
     title = "What a task, a step or a fire costs, by how much else there is"
-    light = " ".join(f".{line} {{ stroke: {color}; fill: {color} }}" for line, (_, color, _) in LINES.items())
-    dark = " ".join(f".{line} {{ stroke: {color}; fill: {color} }}" for line, (_, _, color) in LINES.items())
-    lines = [
+    lines = opening(title, width, height, LINES)
+    for number, (line, (name, _, _)) in enumerate(LINES.items()):
+        x, y = 16 + 235 * (number % 3), 42 + 18 * (number // 3)
+        lines.append(f'<rect class="{line}" x="{x}" y="{y}" width="14" height="3"/>')
+        lines.append(f'<text x="{x + 20}" y="{y + 6}">{name}</text>')
+    for number, (axis, points) in enumerate(found.items()):
+        left = _MARGIN + (number % _COLUMNS) * (_WIDTH + _MARGIN)
+        lines += _panel(axis, points, left, _TOP + 26 + (number // _COLUMNS) * (_HEIGHT + 56))
+    return "\n".join((*lines, "</svg>\n"))
+
+
+def opening(title: str, width: int, height: int, colored: Mapping[str, tuple[str, str, str]]) -> list[str]:
+    """Return the beginning of a chart with lines in these colours, as `LINES` has them."""
+    light = " ".join(f".{line} {{ stroke: {color}; fill: {color} }}" for line, (_, color, _) in colored.items())
+    dark = " ".join(f".{line} {{ stroke: {color}; fill: {color} }}" for line, (_, _, color) in colored.items())
+    return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
         f' role="img" aria-label="{title}" font-family="system-ui, sans-serif" font-size="11">',
         f"<title>{title}</title>",
@@ -57,14 +70,6 @@ def chart(found: Mapping[str, Mapping[int, Costs]]) -> str:
         f'<rect class="back" width="{width}" height="{height}" rx="6"/>',
         f'<text class="strong" x="16" y="24">{title}</text>',
     ]
-    for number, (line, (name, _, _)) in enumerate(LINES.items()):
-        x, y = 16 + 235 * (number % 3), 42 + 18 * (number // 3)
-        lines.append(f'<rect class="{line}" x="{x}" y="{y}" width="14" height="3"/>')
-        lines.append(f'<text x="{x + 20}" y="{y + 6}">{name}</text>')
-    for number, (axis, points) in enumerate(found.items()):
-        left = _MARGIN + (number % _COLUMNS) * (_WIDTH + _MARGIN)
-        lines += _panel(axis, points, left, _TOP + 26 + (number // _COLUMNS) * (_HEIGHT + 56))
-    return "\n".join((*lines, "</svg>\n"))
 
 
 def _panel(axis: str, points: Mapping[int, Costs], left: int, top: int) -> list[str]:
