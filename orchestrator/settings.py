@@ -159,7 +159,7 @@ class Settings:
     api_connection_rate: float = 500.0
     """Most new connections per second and address, counted over ten seconds; the same are exempt."""
     api_quotas: str = ""
-    """Quotas of all callers of an HTTP API process together, e.g. rate=200, open_tasks=100000."""
+    """Quotas of all callers of the HTTP API together, e.g. rate=200, open_tasks=100000."""
     api_proxies: str = ""
     """Addresses and networks of proxies whose headers the HTTP API trusts."""
     api_user_header: str = ""
