@@ -236,7 +236,7 @@ class Receiver:
             else:
                 self._return(job, "its process has run enough")
         if executions:
-            self._pool.submit(executions)
+            self._pool.execute(executions)
             if self._executing is None:
                 self._executing = threading.Thread(target=self._receive_executions, name="executions", daemon=True)
                 self._executing.start()

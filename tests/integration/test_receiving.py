@@ -48,6 +48,8 @@ class KeepingPool:
     def submit(self, jobs: Sequence[Job]) -> None:
         self.jobs.update({job.dispatch.id: job for job in jobs})
 
+    execute = submit
+
     def is_unheard(self) -> bool:
         return False
 

@@ -58,7 +58,7 @@ def succeeded(task: bytes = ONE) -> Succeeded:
 def recalled(keeper: KeptReports, running: Iterable[Job] = ()) -> list[Report]:
     """Return what would be sent again, and go on as if it had been applied."""
     reports = keeper.recall(running)
-    keeper.add((report, None) for report in reports)
+    keeper.add(PendingReport(report) for report in reports)
     return reports
 
 
@@ -67,7 +67,7 @@ def recalled(keeper: KeptReports, running: Iterable[Job] = ()) -> list[Report]:
 
 def test_ends_are_kept_for_a_minute(clock: Clock) -> None:
     keeper = KeptReports(clock=clock)
-    keeper.add([(Started(ONE, 1, 0.0), None), (succeeded(), job())])
+    keeper.add([PendingReport(Started(ONE, 1, 0.0)), PendingReport(succeeded(), job())])
     clock.now += SECONDS - 1
     assert recalled(keeper) == [succeeded()], "that it has started is of no use"
     clock.now += SECONDS + 1
@@ -76,27 +76,27 @@ def test_ends_are_kept_for_a_minute(clock: Clock) -> None:
 
 def test_enqueues_are_kept_until_a_minute_after_the_end_of_their_task(clock: Clock) -> None:
     keeper = KeptReports(clock=clock)
-    keeper.add([(enqueued(1), None)])
+    keeper.add([PendingReport(enqueued(1))])
     clock.now += 10 * SECONDS
-    keeper.add([(enqueued(2), None), (enqueued(3, TWO), None)])
+    keeper.add([PendingReport(enqueued(2)), PendingReport(enqueued(3, TWO))])
     clock.now += 10 * SECONDS
-    keeper.add([(succeeded(), job())])
+    keeper.add([PendingReport(succeeded(), job())])
     clock.now += SECONDS - 1
     assert keeper.recall([]) == [enqueued(3, TWO), enqueued(1), enqueued(2), succeeded()], "before the end"
 
 
 def test_enqueues_are_gone_a_minute_after_the_end(clock: Clock) -> None:
     keeper = KeptReports(clock=clock)
-    keeper.add([(enqueued(1), None), (succeeded(), job())])
+    keeper.add([PendingReport(enqueued(1)), PendingReport(succeeded(), job())])
     clock.now += SECONDS + 1
     assert keeper.recall([]) == []
 
 
 def test_enqueues_of_a_task_that_never_ends_are_kept_for_an_hour(clock: Clock) -> None:
     keeper = KeptReports(clock=clock)
-    keeper.add([(enqueued(1), None)])
+    keeper.add([PendingReport(enqueued(1))])
     clock.now += LONGEST - 1
-    keeper.add([(enqueued(2), None)])
+    keeper.add([PendingReport(enqueued(2))])
     clock.now += 2
     keeper.add([])
     assert recalled(keeper) == [enqueued(1), enqueued(2)], "for a minute more"
@@ -109,7 +109,7 @@ def test_enqueues_of_a_task_that_never_ends_are_kept_for_an_hour(clock: Clock) -
 def test_a_million_enqueues_are_bounded_and_counted(clock: Clock) -> None:
     keeper = KeptReports(10_000, clock)
     for number in range(1_000):
-        keeper.add([(enqueued(number, number.to_bytes(16, "little"), size=1_000), None)])
+        keeper.add([PendingReport(enqueued(number, number.to_bytes(16, "little"), size=1_000))])
         assert keeper._open_bytes <= 10_000
     found = keeper.recall([])
     assert found == [enqueued(number, number.to_bytes(16, "little"), 1_000) for number in range(1_000)][-len(found) :]
@@ -121,9 +121,9 @@ def test_a_million_enqueues_are_bounded_and_counted(clock: Clock) -> None:
 
 def test_ends_are_bounded_and_push_out_no_enqueues(clock: Clock) -> None:
     keeper = KeptReports(10_000, clock)
-    keeper.add([(enqueued(1, TWO), None)])
+    keeper.add([PendingReport(enqueued(1, TWO))])
     for _ in range(1_000):
-        keeper.add([(succeeded(), job())])
+        keeper.add([PendingReport(succeeded(), job())])
         assert keeper._recent_bytes <= 10_000
     found = keeper.recall([])
     assert found[0] == enqueued(1, TWO)
@@ -133,7 +133,7 @@ def test_ends_are_bounded_and_push_out_no_enqueues(clock: Clock) -> None:
 
 def test_a_report_larger_than_the_bound_is_not_kept(clock: Clock) -> None:
     keeper = KeptReports(10_000, clock)
-    keeper.add([(enqueued(1, size=20_000), None)])
+    keeper.add([PendingReport(enqueued(1, size=20_000))])
     assert (keeper.recall([]), keeper.dropped) == ([], 1)
 
 
@@ -142,13 +142,13 @@ def test_turns_and_completions_are_not_sent_again(clock: Clock) -> None:
     keeper = KeptReports(clock=clock)
     completed = job()
     completed.completion = b"\x01"
-    keeper.add([(succeeded(), completed), (Activated(TWO, 1, 0.1), job(TWO))])
+    keeper.add([PendingReport(succeeded(), completed), PendingReport(Activated(TWO, 1, 0.1), job(TWO))])
     assert keeper.recall([]) == []
 
 
 def test_it_is_asked_later_which_tasks_are_gone(clock: Clock) -> None:
     keeper = KeptReports(clock=clock)
-    keeper.add([(succeeded(), job()), (Failed(TWO, 1, 0.1, TaskError("E", "")), job(TWO))])
+    keeper.add([PendingReport(succeeded(), job()), PendingReport(Failed(TWO, 1, 0.1, TaskError("E", "")), job(TWO))])
     third = b"3" * 16
     assert len(recalled(keeper, [job(third)])) == 2
     assert (list(keeper.questions()), keeper.has_questions) == ([], True), "others may still send what they have"

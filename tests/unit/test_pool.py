@@ -19,6 +19,7 @@ from orchestrator.workers.running import pool as pool_module
 from orchestrator.workers.running import standstill, threads
 from orchestrator.workers.running.job import Bundle, Job, Stage
 from orchestrator.workers.running.pool import Pool
+from orchestrator.workers.running.received_jobs import ReceivedJobs
 from orchestrator.workers.running.runner import Runner
 from tests.waiting import eventually
 
@@ -198,3 +199,22 @@ def test_what_waits_for_a_blocked_event_loop_is_handed_back_and_threads_go_on(mo
     pool.submit([job("soon", attempt=3)])
     eventually(lambda: reports, "it runs here")
     assert isinstance(reports.pop(), Succeeded)
+
+
+def test_a_full_process_is_woken_when_a_read_is_worth_it() -> None:
+    received = ReceivedJobs(2, HeldAttempts(capacity=1_000))
+    received.pace.rate = 5_000.0  # 100 are received ahead of free slots
+    payload = encode_call("short", (), {}, 1_000)
+    jobs = [Job(Dispatch(os.urandom(16), 1, "short", payload, ""), Bundle("", "", "", 1), 0, 0.0) for _ in range(102)]
+    received.jobs.update({id(job): job for job in jobs})
+    assert received.wait_for_room(0.0) == 0
+    woken = []
+    for job in jobs:
+        received.remove(job)
+        woken.append(received.freed.is_set())
+    assert woken.index(True) == 70
+    received.jobs[id(jobs[0])] = jobs[0]
+    received.pace.rate = 0.0
+    received.freed.clear()
+    received.remove(jobs[0])
+    assert received.freed.is_set(), "where nothing is received ahead, for each free slot"

@@ -81,6 +81,8 @@ class HeldAttempts:
         self._begun = self._limits + capacity * _LIMIT.size
         self._memory = mmap.mmap(-1, self._begun + capacity)
         self._free: list[int] = []
+        self._limited: set[int] = set()
+        """Slots with something else than `_NO_LIMIT`."""
         self._used = 0
         self._running = 0
         self._adding = threading.Lock()
@@ -107,10 +109,12 @@ class HeldAttempts:
 
     def drop(self, *slots: int) -> None:
         """Forget the attempts in slots."""
+        memory, limited = self._memory, self._limited
         for slot in slots:
-            _ATTEMPT.pack_into(self._memory, _HEADER + slot * ATTEMPT_SIZE + 16, 0)
-            _LIMIT.pack_into(self._memory, self._limits + slot * _LIMIT.size, _NO_LIMIT, 0.0, True)
-            self._memory[self._begun + slot] = 0
+            _ATTEMPT.pack_into(memory, _HEADER + slot * ATTEMPT_SIZE + 16, 0)
+            memory[self._begun + slot] = 0
+            if slot in limited:
+                self.unlimit(slot)
         self._free += slots
 
     def shrink(self) -> None:
@@ -184,6 +188,7 @@ class HeldAttempts:
         _NUMBER.pack_into(self._memory, 0, slots)
 
     def _write_limit(self, slot: int, deadline: float, timeout: float = 0.0, *, retryable: bool = True) -> None:
+        self._limited.add(slot) if deadline != _NO_LIMIT else self._limited.discard(slot)
         _LIMIT.pack_into(self._memory, self._limits + slot * _LIMIT.size, deadline, timeout, retryable)
 
     # -- the parent

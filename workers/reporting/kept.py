@@ -16,6 +16,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, get_args
 
+import msgspec
+from msgspec.structs import replace
+
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.code.commands import command_size
 from orchestrator.domain.tasks.outcomes import Flush, Report
@@ -28,7 +31,7 @@ BATCH = 1_000
 BATCH_BYTES = 2_000_000
 
 
-class PendingReport(NamedTuple):
+class PendingReport(msgspec.Struct, frozen=True):
     """A report that has not been applied yet."""
 
     report: Report
@@ -49,7 +52,7 @@ def without_completion(item: PendingReport) -> PendingReport:
     job = item.job
     if job is None or job.completion is None:
         return item
-    return item._replace(report=Started(job.dispatch.id, job.dispatch.attempt, 0.0))
+    return replace(item, report=Started(job.dispatch.id, job.dispatch.attempt, 0.0))
 
 
 def split(backlog: list[PendingReport], largest: int = BATCH_BYTES) -> tuple[list[PendingReport], list[PendingReport]]:
@@ -111,19 +114,21 @@ class KeptReports:
         """How many parts were too much, and were dropped before their time."""
         self._dropped_at = 0.0
 
-    def add(self, applied: Iterable[tuple[Report, Job | None]]) -> None:
-        """Keep reports that were applied, each with the job that it ends."""
+    def add(self, applied: Iterable[PendingReport]) -> None:
+        """Keep reports that were applied."""
         now = self._clock()
         kept: list[object] = []
         known: list[tuple[bytes, str, str]] = []
-        for report, job in applied:
-            if isinstance(report, Enqueued):
-                self._keep_open(report, now)
-            elif type(report) in _KEPT and (job is None or job.completion is None):
+        for item in applied:
+            report, job = item.report, item.job
+            kind = type(report)
+            if kind in _KEPT and (job is None or job.completion is None):
                 kept.append(report)  # Postgres has completions: if it has lost one, the task runs again
+            elif isinstance(report, Enqueued):
+                self._keep_open(report, now)
             if job is not None:
                 task = job.dispatch
-                known.append((task.id, task.name, _TAGS[type(report)]))
+                known.append((task.id, task.name, _TAGS[kind]))
                 if self._open:
                     self._close(task.id, now)
         if known:

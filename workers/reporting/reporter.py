@@ -242,9 +242,7 @@ class Reporter:
         if self._kept.has_questions:
             with self._lock:
                 found += map(PendingReport, self._kept.questions())
-        for _ in range(min(len(self._queue), BATCH)):
-            found.append(self._queue.popleft())
-        return found
+        return found + [self._queue.popleft() for _ in range(min(len(self._queue), BATCH))]
 
     def _sleep(self) -> None:
         """Wait for something to do. What another thread has sent may be unapplied by the next look, too."""
@@ -341,7 +339,7 @@ class Reporter:
                 if flight.generation != applied.generation or stream_position(flight.entry) > position:
                     break
                 self._unapplied.popleft()
-                self._kept.add((item.report, item.job) for item in flight.items)
+                self._kept.add(flight.items)
                 ended: list[int] = []
                 for item in flight.items:
                     if (job := item.job) is not None:

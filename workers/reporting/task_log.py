@@ -76,7 +76,7 @@ class TaskLog:
         """Log that these have arrived."""
         if self._logs_all:
             for job in jobs:
-                if self._has_room(job.dispatch.name, _RECEIVED) and not job.dispatch.is_turn_task:
+                if self._has_room(job.dispatch.name, _RECEIVED) and not job.is_turn:
                     _log(job, logging.INFO, "task.received attempt=%d", job.dispatch.attempt)
 
     def ended(self, job: Job, report: AttemptReport) -> None:

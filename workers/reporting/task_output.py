@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from orchestrator.domain.redaction import scrub
 from orchestrator.log_format import TASK_FIELDS, JsonFormatter, TextFormatter
 from orchestrator.nonblocking_log import NonblockingHandler, nonblocking
-from orchestrator.sdk.tasks.context import current_runtime, printing
+from orchestrator.sdk.tasks.context import current_runtime, in_handler
 from orchestrator.telemetry import LOGGER_NAME, get_logger
 from orchestrator.terminal_safe import with_styles
 from orchestrator.transport.codec import LogLine
@@ -78,11 +78,11 @@ def _mark_log_handlers() -> None:
 
     @wraps(handle)
     def handle_unprinted(self: logging.Handler, record: logging.LogRecord) -> bool:
-        token = printing.set(None)
+        token = in_handler.set(True)
         try:
             return handle(self, record)
         finally:
-            printing.reset(token)
+            in_handler.reset(token)
 
     logging.Handler.handle = handle_unprinted  # type: ignore[method-assign]
 
@@ -220,11 +220,12 @@ class TaskStream(io.TextIOWrapper):
 
 def _write_to(output: TaskOutput) -> Callable[[str], int]:
     """Return what `print` calls twice a line: to a task that prints much, an append is nearly all that it costs."""
-    current, put = printing.get, output.put
+    current: Callable[[], Any] = current_runtime
+    is_handler, put = in_handler.get, output.put
 
     def write(text: str, /) -> int:
         runtime = current()
-        if runtime is None or (printed := runtime.printed) is None or printed.output is not output:
+        if runtime is None or (printed := runtime.printed) is None or printed.output is not output or is_handler():
             return put(text)
         size = len(text)
         if size > LONGEST_PIECE or text.__class__ is not str:
@@ -266,8 +267,8 @@ class TaskOutput(io.RawIOBase):
         """Take a piece of what is printed; lines are logged when they end."""
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        runtime = printing.get()
-        if isinstance(runtime, JobRuntime):
+        runtime = current_runtime()
+        if isinstance(runtime, JobRuntime) and not in_handler.get():
             if runtime.printed is None:
                 runtime.printed = PrintBuffer(runtime.job, self)
             runtime.printed.put(self, text)

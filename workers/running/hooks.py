@@ -32,7 +32,7 @@ def attempt_end(job: Job, report: AttemptReport) -> AttemptEnd | None:
     One that was handed back has not ended; turns and the tasks that end cancelled executions are our own.
     """
     executor = job.options.executor
-    if job.dispatch.is_turn_task or (executor is not None and executor.ends is not None):
+    if job.is_turn or (executor is not None and executor.ends is not None):
         return None
     if isinstance(report, Lost):
         return AttemptEnd(outcome="lost", error=TaskError("WorkerLost", report.reason))

@@ -33,6 +33,10 @@ class Stage(Enum):
     DONE = "done"
 
 
+_WAITING, _RUNNING, _DONE = Stage
+"""By names of their own, which Python 3.11 finds three times as fast as members of an enumeration."""
+
+
 @dataclass(slots=True, eq=False)
 class Bundle:
     """A message: dropped from the stream when all its tasks have been reported."""
@@ -55,6 +59,8 @@ class Job(msgspec.Struct, eq=False):
     options: TaskOptions = DEFAULT_OPTIONS
     is_isolated: bool = False
     """It runs in a process of its own."""
+    is_turn: bool = False
+    """It is a turn of a workflow's code."""
     label: str = ""
     """How the lines that it says name it: the task, or the step of a workflow with its place in a fan-out."""
     trace: str | None = None
@@ -63,7 +69,7 @@ class Job(msgspec.Struct, eq=False):
     """The turn that follows its success, while its code runs."""
     on_loop: bool = False
     """It runs on the event loop."""
-    stage: Stage = Stage.WAITING
+    stage: Stage = _WAITING
     started_at: float = 0.0
     starting: bool = False
     """It waits for a process of its own: its code has not begun, and its time does not run."""
@@ -111,6 +117,7 @@ class Job(msgspec.Struct, eq=False):
         if dispatch.options is not None:
             self.options = parse_options(dispatch.options)
         self.is_isolated = dispatch.alone or self.options.isolation == "process"
+        self.is_turn = dispatch.run_id == dispatch.id
         self.label = dispatch.name
         self.trace = dispatch.trace
 
@@ -124,7 +131,7 @@ class Job(msgspec.Struct, eq=False):
     @property
     def is_placed(self) -> bool:
         """Say whether it was sent to this worker alone: few others know it, or it is a turn of code."""
-        return is_private(self.bundle.queue) and not self.dispatch.is_turn_task
+        return is_private(self.bundle.queue) and not self.is_turn
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -143,9 +150,9 @@ class Job(msgspec.Struct, eq=False):
     def begin(self, now: float, *, starting: bool = False) -> bool:
         """Take the job to run it; False if it was given back or revoked in the meantime."""
         with _lock:
-            if self.stage is not Stage.WAITING:
+            if self.stage is not _WAITING:
                 return False
-            self.stage = Stage.RUNNING
+            self.stage = _RUNNING
             self.started_at = now
             if starting:
                 self.starting = True
@@ -169,24 +176,24 @@ class Job(msgspec.Struct, eq=False):
     def take_back(self) -> bool:
         """Take the job away before it has begun."""
         with _lock:
-            if self.stage is not Stage.WAITING:
+            if self.stage is not _WAITING:
                 return False
-            self.stage = Stage.DONE
+            self.stage = _DONE
             return True
 
     def finish(self, *, lingers: bool = False) -> bool:
         """Claim the right to report the end of the run, of which the code may linger; False if someone else has."""
         with _lock:
-            if self.stage is not Stage.RUNNING:
+            if self.stage is not _RUNNING:
                 return False
-            self.stage = Stage.DONE
+            self.stage = _DONE
             self.lingers = lingers
             return True
 
     def stop_with(self, reason: type[BaseException], now: float) -> None:
         """Interrupt the running code with an exception of this type; once is enough."""
         with _lock:
-            if self.stage is not Stage.RUNNING or self.interrupted_by not in (None, SoftTimeout):
+            if self.stage is not _RUNNING or self.interrupted_by not in (None, SoftTimeout):
                 return
             self.interrupted_by = reason
             self.interrupted_at = now
@@ -197,7 +204,7 @@ class Job(msgspec.Struct, eq=False):
         """Raise SoftTimeout in the running code, once; it may go on."""
         with _lock:
             self.soft_deadline = None
-            if self.stage is Stage.RUNNING and self.interrupted_by is None:
+            if self.stage is _RUNNING and self.interrupted_by is None:
                 self.interrupted_by = SoftTimeout
                 if self.interrupt is not None and not self.committing:
                     self.interrupt(SoftTimeout)
@@ -218,7 +225,7 @@ class Job(msgspec.Struct, eq=False):
 
     def may_complete(self) -> bool:
         """Say whether it runs and need not stop; a soft timeout is only a request."""
-        return self.stage is Stage.RUNNING and self.interrupted_by in (None, SoftTimeout)
+        return self.stage is _RUNNING and self.interrupted_by in (None, SoftTimeout)
 
     @contextmanager
     def commit(self) -> Iterator[bool]:

@@ -11,7 +11,7 @@ import msgspec
 
 from orchestrator.domain.code.activation import Activated
 from orchestrator.domain.tasks.outcomes import AttemptReport
-from orchestrator.domain.tasks.task import Failed, Returned, Started
+from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, Failed, Returned, Started
 from orchestrator.errors import SoftTimeout, TaskAborted, TaskTimeout
 from orchestrator.sdk.code.endings import EndTurn
 from orchestrator.telemetry import get_logger
@@ -101,18 +101,15 @@ class Pool:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Run these jobs."""
-        if executions := [job for job in jobs if job.options.executor is not None]:
-            self._execute(executions)
-            jobs = [job for job in jobs if job.options.executor is None]
         self.received.jobs.update(zip(map(id, jobs), jobs, strict=True))
         self.task_log.received(jobs)
         if not self._busy.is_set():
             self._busy.set()
         on_loop: list[Job] = []
         for job in jobs:
-            if not job.dispatch.is_turn_task and not self._runner.has(job):
+            if not job.is_turn and not self._runner.has(job):
                 self._held.mark_begun(job.slot)  # what is imported to find it may end the process
-            task = None if job.dispatch.is_turn_task else self._runner.find(job)
+            task = None if job.is_turn else self._runner.find(job)
             if task is not None and task._is_async and not job.is_isolated:
                 job.on_loop = True
                 on_loop.append(job)
@@ -121,7 +118,7 @@ class Pool:
         if on_loop:
             self._coroutines.submit(on_loop)
 
-    def _execute(self, jobs: Sequence[Job]) -> None:
+    def execute(self, jobs: Sequence[Job]) -> None:
         """Have these done by their executors, as far as there is room."""
         driver = self.driver
         taken: list[Job] = []
@@ -197,9 +194,10 @@ class Pool:
         self._held.mark_begun(job.slot)
         if job.deadline is not None:
             self._limit(job)
-        elif job.dispatch.is_turn_task and not job.is_isolated:
+        elif job.is_turn and not job.is_isolated:
             self._held.show_turn(job.slot, threading.get_native_id())
-        self._announce_rated(job, now)
+        if job.options is not DEFAULT_OPTIONS:
+            self._announce_rated(job, now)
         return True
 
     def _announce_rated(self, job: Job, now: float) -> None:
@@ -234,7 +232,8 @@ class Pool:
         return turn
 
     def _end(self, job: Job, report: AttemptReport, turn: Activated | None = None, *, later: bool = False) -> None:
-        report = self._turns.verdict(job) or report
+        if job.dispatch.run_id is not None:
+            report = self._turns.verdict(job) or report
         if job.finish():
             self._report_end(job, report, turn, later=later)
         else:
@@ -245,7 +244,7 @@ class Pool:
     def _report_end(
         self, job: Job, report: AttemptReport, turn: Activated | None = None, *, later: bool = False
     ) -> None:
-        if job.deadline is not None or job.dispatch.is_turn_task:
+        if job.deadline is not None or job.is_turn:
             self._held.unlimit(job.slot)
         if job.span is not None:
             self._spans.ended(job, report)
@@ -321,9 +320,9 @@ class Pool:
             job.warn()
         if job.deadline is not None and now > job.deadline:
             job.stop_with(TaskTimeout, now)
-        if job.dispatch.is_turn_task or job.next_turn:
+        if job.is_turn or job.next_turn:
             running = self._runner.running(job)
-            if running is not None or job.dispatch.is_turn_task:
+            if running is not None or job.is_turn:
                 self._turns.check(running, job, now)
         if job.outlives_stop(now, self._stop_grace):
             self._give_up(job)

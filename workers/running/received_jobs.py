@@ -44,6 +44,11 @@ class Pace:
 LOOK = 0.05
 """Seconds between two looks at the clock while anything is here."""
 
+_AHEAD = 0.02
+"""Seconds of work that may be received ahead of free slots."""
+_LEAST_READ = 0.7
+"""Share of that for which one reads again: each read costs as much as some tasks."""
+
 
 class ReceivedJobs:
     """Jobs that were received and whose code has not ended."""
@@ -61,18 +66,22 @@ class ReceivedJobs:
 
     def room(self) -> int:
         """Return how many tasks may be received now: free slots, and what is finished in the next 20 ms."""
-        ahead = min(500, int(self.pace.rate * 0.02))
-        return min(self._concurrency + ahead - len(self.jobs), self._held.room)
+        return min(self._concurrency + self._ahead() - len(self.jobs), self._held.room)
+
+    def _ahead(self) -> int:
+        return min(500, int(self.pace.rate * _AHEAD))
+
+    def _is_worth_a_read(self) -> bool:
+        """Say whether there is room, and not only for a few of the many tasks that are received ahead."""
+        return self.room() > self._ahead() * _LEAST_READ
 
     def wait_for_room(self, timeout: float) -> int:
         """Return the room, waiting for some if there is none."""
-        if (room := self.room()) > 0:
-            return room
-        self.freed.clear()
-        if (room := self.room()) <= 0:
-            self.freed.wait(timeout)
-            room = self.room()
-        return max(0, room)
+        if not self._is_worth_a_read():
+            self.freed.clear()
+            if not self._is_worth_a_read():
+                self.freed.wait(timeout)
+        return max(0, self.room())
 
     def among(self, wanted: set[tuple[bytes, int]]) -> list[Job]:
         """Return those of these attempts that are here."""
@@ -86,7 +95,8 @@ class ReceivedJobs:
         """Let go of a job whose code has ended, or that was handed back."""
         self.jobs.pop(id(job), None)
         self.pace.finished += 1
-        if not self.freed.is_set():  # a waiting thread has cleared it before its last look
+        # A waiting thread has cleared it before its last look; it would wait again for more than this one place.
+        if not self.freed.is_set() and (not self.jobs or self._is_worth_a_read()):
             self.freed.set()
 
     def wait_until_idle(self, timeout: float) -> bool:

@@ -51,6 +51,16 @@ from orchestrator.workers.running.task_runtime import NOTHING, JobRuntime, Outbo
 log = get_logger("worker")
 
 
+class _Here(threading.local):
+    """What interrupts the current thread, made once for all tasks that it runs."""
+
+    def __init__(self) -> None:
+        self.interrupt = partial(interrupt_thread, threading.get_ident())
+
+
+_HERE = _Here()
+
+
 class Runner:
     """Runs jobs of one application."""
 
@@ -84,7 +94,7 @@ class Runner:
 
     def run(self, job: Job) -> AttemptReport:
         """Run a task, or a turn of a workflow's code, in the current thread; an asynchronous task on its own loop."""
-        if job.dispatch.run_id is not None and job.dispatch.is_turn_task:
+        if job.is_turn:
             with DELIVERY.watched():
                 return self._activate(job)
         task = self.find(job)
@@ -95,10 +105,9 @@ class Runner:
         if task._is_async:
             return self.run_on(asyncio.Runner(), job)
         try:
-            job.interruptible(partial(interrupt_thread, threading.get_ident()))
+            job.interruptible(_HERE.interrupt)
             arguments, keywords = self._arguments(task, job)
-            runtime = self._runtime(job)
-            enter_task(runtime)
+            enter_task(runtime := JobRuntime(job, self._outbox, self._database, self._large))
             if (hooks := self.client.middleware) is None:
                 value = task.function(*arguments, **keywords)
             else:  # in a context of its own, so that no variable which a hook sets is there for the next task
@@ -138,13 +147,12 @@ class Runner:
         dispatch = job.dispatch
         if dispatch.name not in self._workflows._announced:
             return unknown(job)
-        thread = threading.get_ident()
         try:
             activation = self._gather(job, decode(Activation, dispatch.payload))
             if activation is None:
                 return Activated(dispatch.id, dispatch.attempt, time.monotonic() - job.started_at, missing=True)
             activation = read_events(open_activation(activation))
-            job.interruptible(lambda reason: interrupt_thread(thread, reason))
+            job.interruptible(_HERE.interrupt)
             if (hooks := self.client.middleware) is None:
                 report = self._engine.activate(activation, dispatch.id, dispatch.attempt)
             else:
@@ -176,13 +184,13 @@ class Runner:
 
     def follow(self, job: Job, report: AttemptReport) -> Activated | None:
         """Take the turn that follows the success of a job; None if an activation has to bring it."""
-        thread, dispatch = threading.get_ident(), job.dispatch
+        dispatch = job.dispatch
         assert dispatch.run_id is not None
         assert isinstance(report, Succeeded)
 
         def begin(attempt: int) -> None:
             job.next_turn = attempt
-            job.interruptible(lambda reason: interrupt_thread(thread, reason))
+            job.interruptible(_HERE.interrupt)
 
         try:
             with DELIVERY.watched():

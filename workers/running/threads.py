@@ -56,12 +56,10 @@ class Threads:
     def submit(self, jobs: Sequence[Job]) -> None:
         """Run these jobs as soon as threads are free."""
         self.backlog.extend(jobs)
-        slow = sum(not self._is_quick(job) for job in jobs)
+        pace = self._pace.get
+        slow = sum(pace(job.dispatch.name, 1.0) >= _QUICK for job in jobs)
         with self._lock:
             self._wake_up(slow + (1 if not self._sprinting and slow < len(jobs) else 0))
-
-    def _is_quick(self, job: Job) -> bool:
-        return self._pace.get(job.dispatch.name, 1.0) < _QUICK
 
     def relieve(self) -> None:
         """Wake one more thread if jobs are waiting."""
@@ -80,20 +78,22 @@ class Threads:
     def _work(self) -> None:
         bell = threading.Lock()
         bell.acquire()
-        sprinting = False
+        sprinting, pace = False, self._pace
         while True:
             try:
                 job: Job | None = self.backlog.popleft()
             except IndexError:
                 job = None
-            if (quick := job is not None and self._is_quick(job)) is not sprinting:
+            quick = job is not None and pace.get(job.dispatch.name, 1.0) < _QUICK
+            if quick is not sprinting:
                 with self._lock:
                     self._sprinting += 1 if quick else -1
                 sprinting = quick
             if job is None:
                 self._rest(bell)
             else:
-                self._do(job, quick)
+                duration, name = self._run(job, quick), job.dispatch.name
+                pace[name] = 0.8 * pace.get(name, duration) + 0.2 * duration
 
     def _rest(self, bell: threading.Lock) -> None:
         with self._lock:
@@ -101,8 +101,3 @@ class Threads:
                 return
             self._resting.append(bell)
         bell.acquire()
-
-    def _do(self, job: Job, is_quick: bool) -> None:
-        duration = self._run(job, is_quick)
-        name = job.dispatch.name
-        self._pace[name] = 0.8 * self._pace.get(name, duration) + 0.2 * duration

@@ -226,8 +226,8 @@ class TaskRuntime(Protocol):
 
 
 _runtime: ContextVar[TaskRuntime | None] = ContextVar("orchestrator_runtime", default=None)
-printing: ContextVar[Any] = ContextVar("orchestrator_printing", default=None)
-"""The runtime of the task that what is printed belongs to: none while a log handler writes, for the records of all."""
+in_handler: ContextVar[bool] = ContextVar("orchestrator_in_handler", default=False)
+"""Whether a log handler writes, for the records of all: what it prints belongs to no task."""
 
 
 def current_task() -> TaskContext | None:
@@ -252,4 +252,3 @@ def refuse_inside_task(awaited: str) -> None:
 def enter_task(runtime: TaskRuntime | None) -> None:
     """Make this the runtime of the task that the current thread or coroutine runs; None when it has ended."""
     _runtime.set(runtime)
-    printing.set(runtime)
