@@ -8,6 +8,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 Blob = Annotated[bytes, "bytea"]
 Json = Annotated[str, "jsonb"]
+Seconds = Annotated[float, "float"]
+"""A duration, sent to the microsecond; a `float` is sent with all its digits."""
 _TYPES = {bytes: "uuid", str: "text", bool: "boolean", int: "int", float: "double precision", datetime: "timestamptz"}
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, exc
 
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState, sources_of
-from orchestrator.store.batches import Batch, Blob, Json
+from orchestrator.store.batches import Batch, Blob, Json, Seconds
 from orchestrator.store.sql import Prepared, columns_of
 from orchestrator.store.tasks.row import ATTEMPT, insert_ended
 
@@ -139,7 +139,7 @@ class Requeue(NamedTuple):
     """`failed`, `lost` or `postponed`; None where it was handed back, which is kept as `returned` if it had begun."""
     error: Json | None = None
     worker: str | None = None
-    duration: float | None = None
+    duration: Seconds | None = None
     hold: str | None = None
 
 
@@ -213,7 +213,7 @@ class Success(NamedTuple):
     id: bytes
     attempt: int
     result: Blob
-    duration: float
+    duration: Seconds
     worker: str
 
 
@@ -298,7 +298,7 @@ class AttemptEnd(NamedTuple):
     failures: int = 0
     losses: int = 0
     worker: str | None = None
-    duration: float | None = None
+    duration: Seconds | None = None
 
 
 _ENDINGS = Batch("r", AttemptEnd)
