@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, exc
 from orchestrator.monitoring.exposition import MOST_QUEUES, OTHER, Family, gauge
 from orchestrator.settings import Settings
 from orchestrator.store import database
-from orchestrator.store.insights.load import (
+from orchestrator.store.load import (
     QueueDemand,
     QueueLoad,
     SystemLoad,

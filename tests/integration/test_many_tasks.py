@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Connection
 
+from orchestrator.store import load
 from orchestrator.store.database import engine_for
-from orchestrator.store.insights import fleet, load, overview
+from orchestrator.store.insights import fleet, overview
 from orchestrator.store.insights.fleet import QueueCounts, list_queues
 from tests.emptying import empty
 

@@ -12,7 +12,7 @@ from orchestrator.domain.tasks.task import Lost, Returned
 from orchestrator.monitoring.exposition import MOST_QUEUES, OTHER, Family, Histogram
 from orchestrator.monitoring.system import SystemGauges
 from orchestrator.scheduler.process import ObservedScheduler
-from orchestrator.store.insights.load import MOST_COUNTED, queue_demands, queue_loads, system_load, use_indexes
+from orchestrator.store.load import MOST_COUNTED, queue_demands, queue_loads, system_load, use_indexes
 from tests.integration.stage import System
 from tests.integration.test_rolled_back import rolled_back
 

@@ -63,7 +63,7 @@ def test_nothing_goes_past_the_one_way_to_call_a_statement() -> None:
     past = re.compile(r"connection\.(exec_driver_sql|execute)\(")
     found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if past.search(path.read_text())}
     assert found == {
-        *("sql.py", "database.py", "compatibility.py", "retention.py", "tasks/completions.py", "insights/load.py"),
+        *("sql.py", "database.py", "compatibility.py", "retention.py", "tasks/completions.py", "load.py"),
         *("emptying.py", "shards.py"),
     }
 

@@ -14,7 +14,7 @@ from orchestrator.monitoring import listener as listening
 from orchestrator.monitoring.exposition import MOST_QUEUES, OTHER, Family, Histogram, counter, gauge, histogram, render
 from orchestrator.monitoring.listener import Listener, parse_address
 from orchestrator.monitoring.system import bounded
-from orchestrator.store.insights.load import QueueLoad
+from orchestrator.store.load import QueueLoad
 from tests.waiting import eventually
 
 

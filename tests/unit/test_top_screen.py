@@ -22,7 +22,7 @@ from orchestrator.cli.top.sampling import QueueNow, Snapshot
 from orchestrator.cli.top.view import LOWER, SORTS, Deed, Panel, View, press
 from orchestrator.store.insights import Leader, RunView
 from orchestrator.store.insights.activity import FailureGroup, TaskInFlight, WorkerNow
-from orchestrator.store.insights.load import SystemLoad
+from orchestrator.store.load import SystemLoad
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e{:02}"

@@ -20,8 +20,8 @@ from orchestrator.settings import Settings
 from orchestrator.store import database, insights
 from orchestrator.store.insights import Leader, RunFilter, RunView, activity
 from orchestrator.store.insights.activity import FailureGroup, TaskInFlight, WorkerNow
-from orchestrator.store.insights.load import QueueLoad, SystemLoad, queue_loads, system_load, use_indexes
 from orchestrator.store.insights.system import find_leader
+from orchestrator.store.load import QueueLoad, SystemLoad, queue_loads, system_load, use_indexes
 from orchestrator.telemetry import first_line
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.journal import read_marks

@@ -19,7 +19,7 @@ from orchestrator.store.code import keys as run_keys
 from orchestrator.store.dag import workflows
 from orchestrator.store.insights import Lineage, lookup, server
 from orchestrator.store.insights.failures import HANDLED, list_failures, target_of
-from orchestrator.store.insights.load import queue_demands
+from orchestrator.store.load import queue_demands
 from orchestrator.transport.announcements import list_standbys
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.inspection import RedisHealth, RedisView, connected_shards, distinct, inspect_all

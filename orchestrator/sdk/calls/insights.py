@@ -35,11 +35,11 @@ from orchestrator.store.insights import (
     WorkerView,
 )
 from orchestrator.store.insights.failures import Failures
-from orchestrator.store.insights.load import QueueDemand
 from orchestrator.store.insights.lookup import IdMatch
 from orchestrator.store.insights.lookup import Kind as IdKind
 from orchestrator.store.insights.run_lists import RunPage
 from orchestrator.store.insights.tasks import TaskPage
+from orchestrator.store.load import QueueDemand
 from orchestrator.transport.inspection import RedisHealth, RedisView
 
 Limit = Annotated[int, Meta(ge=1, le=10_000)]

@@ -9,8 +9,8 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
+from orchestrator.store import load
 from orchestrator.store.fleet import IS_FRESH
-from orchestrator.store.insights import load
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY
 

@@ -181,7 +181,7 @@ def use_indexes(connection: Connection, seconds: float) -> None:
 
 
 @Statement.function(f"""
-WITH /* insights.load.queues */ RECURSIVE {walk("plain", READY_PLAIN)}, {walk("in_lanes", READY_IN_LANE)}, waiting AS (
+WITH /* load.queues */ RECURSIVE {walk("plain", READY_PLAIN)}, {walk("in_lanes", READY_IN_LANE)}, waiting AS (
     SELECT queue, sum(number) AS ready, min(oldest) AS oldest
       FROM ({_front("plain", READY_PLAIN, oldest_plain)}
              UNION ALL {_front("in_lanes", READY_IN_LANE, oldest_in_lane)}) AS kinds GROUP BY queue
@@ -249,7 +249,7 @@ class SystemLoad:
 
 
 _SYSTEM_LOAD = Statement[SystemLoad](f"""
-SELECT /* insights.load.system */ lease.term,
+SELECT /* load.system */ lease.term,
        extract(epoch FROM lease.expires_at - clock_timestamp())::double precision AS lease_remaining,
        (SELECT extract(epoch FROM clock_timestamp() - min(useful_at)) FROM orchestrator.leases
          WHERE useful_term = term AND expires_at > clock_timestamp())::double precision AS leader_idle,
