@@ -25,8 +25,6 @@ from tests.integration.stage import ONE, System, Worker
 
 MANY = 1_000
 _TRIES = 3
-ROOM = 1.1
-"""How much more than the figure in the table is allowed."""
 
 
 class Cost(NamedTuple):
@@ -44,15 +42,17 @@ class Cost(NamedTuple):
     """Functions, of Python and of C, that the client and the leader have called."""
 
 
+ROOM = (1.1, 1.1, 1.1, 1.02, 1.1)
+"""How much more than each figure in the table is allowed: of Redis, not one command more in each tick."""
 COSTS = {
-    "a thousand tasks at once": Cost(round_trips=7, transactions=3, wal=1_024_000, redis=1_038, calls=101_659),
+    "a thousand tasks at once": Cost(round_trips=7, transactions=3, wal=1_024_000, redis=1_040, calls=96_632),
     "a thousand tasks of ten keys with a limit": Cost(
-        round_trips=13, transactions=3, wal=1_286_000, redis=1_038, calls=159_986
+        round_trips=13, transactions=3, wal=1_286_000, redis=1_040, calls=155_002
     ),
-    "ten tasks, one after another": Cost(round_trips=30, transactions=30, wal=13_040, redis=260, calls=21_593),
-    "ten steps of a workflow as code": Cost(round_trips=25, transactions=13, wal=25_920, redis=226, calls=27_009),
-    "a chain of ten tasks": Cost(round_trips=24, transactions=12, wal=17_880, redis=225, calls=26_405),
-    "ten ticks with nothing to do": Cost(round_trips=10, transactions=10, wal=984, redis=0, calls=3_354),
+    "ten tasks, one after another": Cost(round_trips=30, transactions=30, wal=13_040, redis=260, calls=20_583),
+    "ten steps of a workflow as code": Cost(round_trips=25, transactions=13, wal=25_920, redis=226, calls=26_114),
+    "a chain of ten tasks": Cost(round_trips=24, transactions=12, wal=17_816, redis=225, calls=25_560),
+    "ten ticks with nothing to do": Cost(round_trips=10, transactions=10, wal=960, redis=0, calls=3_354),
 }
 
 
@@ -181,7 +181,9 @@ def test_work_costs_no_more_than_it_did(system: System, name: str) -> None:
         cost, bounds = measure(system, lambda: WORK[name](system, worker)), COSTS[name]
         print(f'\n    "{name}": {cost},')
         more = {
-            field: (now, most) for field, now, most in zip(Cost._fields, cost, bounds, strict=True) if now > most * ROOM
+            field: (now, most)
+            for field, now, most, room in zip(Cost._fields, cost, bounds, ROOM, strict=True)
+            if now > most * room
         }
         if not more:
             break
