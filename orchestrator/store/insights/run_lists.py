@@ -269,7 +269,8 @@ class LastRun(NamedTuple):
     id: UUID
     status: str
     created_at: datetime
-    started_at: datetime | None
+    began_at: datetime | None
+    """When it began, or began again because it was retried."""
     ended_at: datetime | None
 
 
@@ -278,7 +279,8 @@ class LastRun(NamedTuple):
 _NEWEST_RUNS = Statement[LastRun]("""
 SELECT /* insights.last_runs */ r.* FROM unnest(%(workflows)s::text[]) AS w(name)
  CROSS JOIN LATERAL (
-       SELECT workflow, id, status, created_at, started_at, ended_at FROM orchestrator.runs
+       SELECT workflow, id, status, created_at, coalesce(retried_at, started_at) AS began_at, ended_at
+         FROM orchestrator.runs
         WHERE workflow >= w.name AND workflow <= w.name ORDER BY workflow DESC, id DESC LIMIT %(limit)s) AS r
  ORDER BY r.id
 """)

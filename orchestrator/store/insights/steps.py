@@ -145,7 +145,7 @@ class StepStates(NamedTuple):
 
     id: UUID
     status: str
-    started_at: datetime | None
+    began_at: datetime | None
     ended_at: datetime | None
     states: Mapping[str, str]
     """By name; empty where its definition is not read, or its plan cannot be."""
@@ -154,7 +154,8 @@ class StepStates(NamedTuple):
 
 
 _STATES = Statement[Row]("""
-SELECT /* insights.steps.states */ id, status, version, state, started_at, ended_at, total
+SELECT /* insights.steps.states */ id, status, version, state, total,
+       coalesce(retried_at, started_at) AS began_at, ended_at
   FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[]) AND NOT code AND NOT flow ORDER BY id
 """)
 _SECONDS = Statement[Row]("""
@@ -238,7 +239,7 @@ def states_of_runs(connection: Connection, workflow: str, runs: Sequence[UUID]) 
     for row in rows:
         stored = known.get(row.version)
         states = {} if stored is None else _states(stored.definition, row.status, row.state)
-        found.append(StepStates(row.id, row.status, row.started_at, row.ended_at, states, seconds[row.id]))
+        found.append(StepStates(row.id, row.status, row.began_at, row.ended_at, states, seconds[row.id]))
     return found
 
 
