@@ -59,6 +59,8 @@ class Stream:
 
     def after(self, position: str, count: int) -> list[tuple[str, Any]]:
         start = stream_position(position)
+        if self.last <= start:
+            return []
         found = [(entry, body) for entry, body in self.entries.items() if stream_position(entry) > start]
         return found[:count]
 
