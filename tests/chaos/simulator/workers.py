@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import exc
 
 from orchestrator.domain.ids import derived_id
-from orchestrator.domain.tasks.outcomes import Flush
+from orchestrator.domain.tasks.outcomes import Flush, Report
 from orchestrator.domain.tasks.task import (
     Dispatch,
     Enqueued,
@@ -30,7 +30,7 @@ from orchestrator.domain.tasks.task import (
     UniqueKey,
 )
 from orchestrator.store.tasks import completions
-from orchestrator.transport.codec import Heartbeat, encode, names_digest, unpack_attempts
+from orchestrator.transport.codec import Heartbeat, encode, names_digest
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import private_queue
 from orchestrator.transport.worker import Received, StreamsGone
@@ -277,9 +277,15 @@ class WorkerMachine:
         child = self.child
         self._world.trace(f"{child.id} dies")
         self._kill_runs()
-        lost = unpack_attempts(child.held.snapshot()[0])
-        if lost:
-            self._lost.append(Flush(child.id, [Lost(task, attempt, alone=False) for task, attempt in lost]))
+        if left := child.held.unended():
+            begun = child.held.begun()
+            reports: list[Report] = [
+                Lost(*attempt, alone=False)
+                if attempt in begun or begun.isdisjoint(left)
+                else Returned(*attempt, "its process died")
+                for attempt in left
+            ]
+            self._lost.append(Flush(child.id, reports))
         self._gone.append(child.id)
         self._start_child()
 
@@ -390,6 +396,7 @@ class WorkerMachine:
     def _begin(self, job: Job) -> None:
         if not job.begin(self.now):
             return
+        self.child.held.mark_begun(job.slot)
         if job.dispatch.name not in self._names:
             self.child.reporter.report(unknown(job), job)
             return
