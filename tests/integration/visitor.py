@@ -54,8 +54,8 @@ class Visitor:
 
     def said(self) -> str:
         """Return what the next page says came of the last form."""
-        found = re.search(r'<p class="said[^>]*>(.*?)<', self.get("/ui/search").text, re.DOTALL)
-        return unescape(found[1]) if found else ""
+        found = re.search(r'<p class="said[^>]*>(.*?)(?:<button.*)?</p>', self.get("/ui/search").text, re.DOTALL)
+        return unescape(re.sub("<[^>]*>", "", found[1])).strip() if found else ""
 
     def _send(self, method: str, path: str, headers: dict[str, str], **given: Any) -> httpx.Response:
         async def ask() -> httpx.Response:

@@ -131,13 +131,16 @@ class FireRun(NamedTuple):
     id: UUID
     status: str
     started_at: datetime | None
+    began_at: datetime | None
+    """When it began, or began again because it was retried."""
     ended_at: datetime | None
     schedule: str | None
     """The key of its schedule; that of a backfill has a number behind it."""
 
 
 _RUNS_OF_FIRES = Statement[FireRun]("""
-SELECT /* backfills.runs_of_fires */ key, id, status, started_at, ended_at, schedule
+SELECT /* backfills.runs_of_fires */ key, id, status, started_at,
+       coalesce(retried_at, started_at) AS began_at, ended_at, schedule
   FROM orchestrator.runs
  WHERE key = ANY(%(keys)s::text[]) AND workflow = %(workflow)s::text
 """)
