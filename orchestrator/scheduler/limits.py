@@ -158,7 +158,9 @@ class LaneService(CommitHooks):
             self.recount(waiting.in_flight(tx.connection))
             self._is_stale = False
             tx.result.capacity.left_lanes.clear()
-            tx.result.capacity.lingering.clear()
+            for *attempt, lane in tx.result.capacity.lingering:  # which the rows do not count any more
+                if tuple(attempt) not in (self._lingering or {}):
+                    self._lanes.took_off(lane)
         self._hear(tx.result, tx.now.timestamp())
         self.committed(tx.result)
         if self._read_after is None and self._lanes.should_read():
