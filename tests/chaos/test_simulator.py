@@ -138,6 +138,13 @@ def test_a_seed_means_the_same_every_time(
     assert simulate(simulated, plan_of(seed)) == simulate(simulated, plan_of(seed))
 
 
+def test_a_seed_means_the_same_whatever_ran_before(simulated: SimulatedDatabase) -> None:
+    """Shards of the last simulation are gone, and not only closing."""
+    alone = simulate(simulated, sharded_plan_for(2364))
+    simulate(simulated, dataclasses.replace(plan_for(0), actions=(), faults=(), shards=4))
+    assert simulate(simulated, sharded_plan_for(2364)) == alone
+
+
 def test_a_world_without_faults_is_quiet(simulated: SimulatedDatabase) -> None:
     for seed in range(5):
         outcome = simulate(simulated, dataclasses.replace(plan_for(seed), faults=()))
