@@ -215,7 +215,7 @@ def test_behind_a_prefix_everything_leads_there(house: House) -> None:
         assert 'name="back" value="/jobs' not in page, "what forms send is what the server knows"
     paused = visitor.post("/ui/queues/mail.out/pause", back="/ui/queues")
     assert paused.headers["Location"] == "/jobs/ui/queues"
-    assert "; Path=/jobs/ui;" in visitor.set["orchestrator_said"]
+    assert "; Path=/jobs/ui/queues;" in visitor.set["orchestrator_said"], "other tabs show other pages"
     assert "paused" in visitor.said()
     visitor.post("/ui/queues/mail.out/resume")
     assert visitor.get(f"/ui/search?text={house.tasks['mail']}").headers["Location"].startswith("/jobs/ui/tasks/")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Generator
 from functools import cache, cached_property, partial
 from typing import Annotated, Any, get_args, get_origin
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -26,6 +26,7 @@ from orchestrator.api.dashboard.session import (
     end_session,
     headers_with_key,
     own_page,
+    path_of,
     ticket_of,
 )
 from orchestrator.api.endpoints import Endpoint
@@ -135,7 +136,7 @@ class PagePath(ServedPath):
         assert isinstance(endpoint, Action), "everything else answers with a page"
         to = f"/ui/runs/{answer.id}" if isinstance(answer, Started) else getattr(answer, "to", "") or back
         text = await self._slots.run(partial(endpoint.outcome, answer), caller)
-        return session.finish(go(to), Said(text, undo=endpoint.undone_by(_path(request))))
+        return session.finish(go(to), Said(text, undo=endpoint.undone_by(path_of(request))))
 
     async def _elsewhere(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response | None:
         """Lead from the page of a run's key, or of a part of an id, to that of the whole id; None if there is none."""
@@ -146,7 +147,7 @@ class PagePath(ServedPath):
         found = await self._slots.run(partial(find_elsewhere, self._api, kind, text, caller.key_scope), caller)
         if not found or found == text:
             return None
-        ui, kinds, _, *rest = _path(request).strip("/").split("/")
+        ui, kinds, _, *rest = path_of(request).strip("/").split("/")
         query = f"?{request.url.query}" if request.url.query else ""
         return go(found if found.startswith("/") else "/".join(("", ui, kinds, found, *rest)) + query)
 
@@ -228,7 +229,7 @@ class PagePath(ServedPath):
         if next(iter(self._endpoints.values())).is_live:
             return Response(msgspec.json.encode(found.problem), status, media_type=MEDIA_TYPE)
         if status == 401 and request.method in ("GET", "HEAD"):
-            here = f"{_path(request)}?{request.url.query}" if request.url.query else _path(request)
+            here = f"{path_of(request)}?{request.url.query}" if request.url.query else path_of(request)
             return session.leave(go(_log_in_for(here)))
         if status == 401 and "authorization" not in request.headers:
             return session.leave(go(_log_in_for(_page_before(request))), _NOT_DONE)
@@ -264,21 +265,13 @@ def _visit(request: Request, caller: Caller, session: Session, meter: Meter, rep
         who=caller.actor.who,
         scope=caller.scope,
         key_scope=caller.key_scope,
-        path=_path(request),
+        path=path_of(request),
         query=request.url.query,
         token=session.token,
         said=session.said,
         check_tasks=partial(meter.check_tasks, caller),
         has_key=session.ticket is not None and caller.key is not None,
     )
-
-
-def _path(request: Request) -> str:
-    """Return the path of a page as it was sent: a name with a slash is still one word of it."""
-    raw: bytes | None = request.scope.get("raw_path")
-    if raw is None:  # a server need not send it
-        return quote(request.url.path)
-    return quote(raw.partition(b"?")[0], safe="/%:@!$&'()*+,;=~")
 
 
 def _log_in_for(here: str) -> str:

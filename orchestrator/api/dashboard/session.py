@@ -12,7 +12,7 @@ import re
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from hmac import compare_digest
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import msgspec
 from starlette.datastructures import Headers
@@ -46,6 +46,7 @@ class Session:
         self._cookies = _cookies(request)
         self._secure = is_secure
         self._root = f"{prefix}{ROOT}"
+        self._here = f"{prefix}{path_of(request)}"
         self.ticket = ticket_of(request)
         """Whatever it is good for."""
         self._has_token = self.ticket is not None or _is_token(self._cookies.get(_TOKEN, ""))
@@ -78,9 +79,10 @@ class Session:
         if self.action is not None:
             self._set(response, _ACTED, str(self.action), seconds=600)
         if said is not None:
-            self._set(response, _SAID, _written(said), seconds=60)
+            to = urlsplit(response.headers["Location"]).path
+            self._set(response, _SAID, _written(said), _scope(to), seconds=60)
         elif self.said is not None:
-            response.delete_cookie(_SAID, path=self._root)
+            response.delete_cookie(_SAID, path=_scope(self._here))
         return response
 
     def enter(self, response: Response, ticket: Ticket) -> Response:
@@ -101,15 +103,22 @@ class Session:
             return self.ticket.form_token
         return self._cookies[_TOKEN] if self._has_token else secrets.token_urlsafe(24)
 
-    def _set(self, response: Response, name: str, value: str, seconds: int | None = None) -> None:
-        response.set_cookie(
-            name, value, max_age=seconds, path=self._root, secure=self._secure, httponly=True, samesite="lax"
-        )
+    def _set(self, response: Response, name: str, value: str, path: str = "", seconds: int | None = None) -> None:
+        path = path or self._root
+        response.set_cookie(name, value, max_age=seconds, path=path, secure=self._secure, httponly=True, samesite="lax")
 
 
 def ticket_of(request: Request) -> Ticket | None:
     """Return the ticket of a log-in, valid or not."""
     return parse_ticket(_cookies(request).get(_TICKET, ""))
+
+
+def path_of(request: Request) -> str:
+    """Return the path of a page as it was sent: a name with a slash is still one word of it."""
+    raw: bytes | None = request.scope.get("raw_path")
+    if raw is None:  # a server need not send it
+        return quote(request.url.path)
+    return quote(raw.partition(b"?")[0], safe="/%:@!$&'()*+,;=~")
 
 
 def _cookies(request: Request) -> dict[str, str]:
@@ -132,6 +141,11 @@ def own_page(text: str | None) -> str:
     if not is_ours or found.scheme or found.netloc or "\\" in (text or "") or not (text or "").isprintable():
         return ROOT
     return f"{found.path}?{found.query}" if found.query else found.path
+
+
+def _scope(path: str) -> str:
+    """Return where a cookie for one page belongs, so that pages in other tabs do not take it."""
+    return path.partition(";")[0]
 
 
 def _is_foreign(origin: str | None, host: str) -> bool:
