@@ -274,7 +274,8 @@ def test_a_worker_is_drained_after_a_question_by_who_may(house: House) -> None:
     assert visitor.said() == "Worker web-1 takes nothing more, finishes what it runs, and ends."
     assert rows(house, "SELECT parent::text FROM orchestrator.drains") == [(parent,)]
     with leading(house):
-        page = eventually(lambda: "s-draining" in (found := visitor.get("/ui/workers").text) and found)
+        eventually(lambda: "s-draining" in visitor.get("/ui/workers").text)
+        page = visitor.get("/ui/workers").text
     assert page.count("s-draining") == 2
     assert "Drain…" not in page
     assert rows(house, "SELECT kind, target FROM orchestrator.audit WHERE act = 'drain'") == [("worker", "web-1")]

@@ -13,7 +13,7 @@ from orchestrator.api.context import Api
 from orchestrator.api.dashboard.list_notes import given, within_span
 from orchestrator.api.dashboard.pages import seen
 from orchestrator.api.dashboard.pages.runs import RunsQuery
-from orchestrator.api.dashboard.pages.tasks import check_marked, outcome_of_marked
+from orchestrator.api.dashboard.pages.tasks import IN_ANOTHER_STATE, check_marked, outcome_of_marked
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
 from orchestrator.api.dashboard.words import run_name, with_query
 from orchestrator.api.key_scope import WITHIN, check_runs
@@ -102,7 +102,8 @@ def cancel_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
 @actions.post("/retry-chosen", about=WITHIN)
 def retry_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     """Retry the runs that are named."""
-    return _ask(api, body.id, key_scope, RequestKind.RETRY_RUN, "being retried")
+    why = f"{IN_ANOTHER_STATE}, or failed runs of code, which are started over"
+    return _ask(api, body.id, key_scope, RequestKind.RETRY_RUN, "being retried", why)
 
 
 @actions.post("/delete-chosen", about=WITHIN)
@@ -111,11 +112,13 @@ def delete_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
     return _ask(api, body.id, key_scope, RequestKind.DELETE_RUN, "being deleted")
 
 
-def _ask(api: Api, marked: list[str], key_scope: KeyScope, kind: RequestKind, done: str) -> Note:
+def _ask(
+    api: Api, marked: list[str], key_scope: KeyScope, kind: RequestKind, done: str, why: str = IN_ANOTHER_STATE
+) -> Note:
     """Ask for the same about runs, of which none is outside the key scope; skip those in another state."""
     check_marked(marked, "runs")
     ids, shown = seen.split(marked)
     if key_scope.is_bound:
         check_runs(api, key_scope, set(ids))
     asked = api.backend.ask_all(kind, [id.bytes for id in ids], shown)
-    return outcome_of_marked(len(asked), len(ids), "runs", done)
+    return outcome_of_marked(len(asked), len(ids), "runs", done, why)

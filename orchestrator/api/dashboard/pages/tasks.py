@@ -163,9 +163,12 @@ def check_marked(ids: list[str], noun: str) -> None:
         raise refused(422, "There is nothing marked", f"Mark the {noun} that are meant.")
 
 
-def outcome_of_marked(count: int, asked: int, noun: str, done: str) -> Note:
-    """Say of how many something was done, and of how many not."""
-    left = f"; {asked - count} could not be: they are in another state by now" if count < asked else ""
+IN_ANOTHER_STATE = "they are in another state by now"
+
+
+def outcome_of_marked(count: int, asked: int, noun: str, done: str, why: str = IN_ANOTHER_STATE) -> Note:
+    """Say of how many something was done, of how many not, and why."""
+    left = f"; {asked - count} could not be: {why}" if count < asked else ""
     return Note(f"{count} of {asked} {noun} are {done}{left}")
 
 
