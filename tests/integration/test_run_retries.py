@@ -8,6 +8,7 @@ import inspect
 import random
 import sys
 import uuid
+from datetime import timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -21,6 +22,7 @@ from orchestrator.domain.dag.state import DagState, StepState
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.errors import WrongState
 from orchestrator.store.insights import show_run
+from orchestrator.store.insights.steps import list_steps, seconds_of_steps, states_of_runs
 from tests.integration.stage import System, Worker
 from tests.integration.test_dag_runs import apply, begin, finish, row, steps_of
 
@@ -118,6 +120,32 @@ def test_a_retried_run_has_taken_the_time_since_its_retry(system: System, of: st
     assert after.ended_at is not None
     assert after.started_at == before.started_at
     assert (after.ended_at - after.began_at).total_seconds() < 600, "the hour until the retry is no part of it"
+
+
+def test_a_fan_out_that_is_retried_in_part_has_taken_the_time_since_then(system: System) -> None:
+    worker = system.worker()
+    run = begin(system, "name: wide\ntasks:\n  a: {task: job}\n  each: {task: job, depends_on: [a], foreach: [1, 2]}")
+    worker.succeed(worker.take()[0])
+    system.pass_seconds()
+    good, bad = worker.take()
+    worker.succeed(good)
+    worker.fail(bad)
+    system.tick_until(lambda: run.progress().status == "failed")
+    system.lead(offset=3_600)
+    run.retry()
+    system.pass_seconds()
+    worker.succeed(worker.take()[0])
+    system.tick_until(lambda: run.progress().status == "success")
+    with system.engine.connect() as connection:
+        first, each = list_steps(connection, UUID(run.id))
+        of_grid = states_of_runs(connection, "wide", [UUID(run.id)])[0].seconds["each"]
+        compared = seconds_of_steps(connection, UUID(run.id), ["each"])["each"]
+    assert each.started_at is not None
+    assert each.ended_at is not None
+    assert first.ended_at is not None
+    assert each.started_at - first.ended_at > timedelta(minutes=59)
+    assert each.ended_at - each.started_at < timedelta(minutes=1)
+    assert max(of_grid, compared or 0.0) < 60
 
 
 def test_what_is_below_waits_for_what_is_above_and_sees_what_that_came_to(system: System) -> None:

@@ -62,23 +62,30 @@ class StepTimes(NamedTuple):
     error: Mapping[str, str] | None = None
 
 
+def _began(retried_at: str) -> str:
+    """Return when a step began: in a run that was retried with this step, at the first start since then."""
+    return f"coalesce(min(started_at) FILTER (WHERE started_at >= {retried_at}), min(started_at))"
+
+
+_RETRIED = "(SELECT retried_at FROM orchestrator.runs WHERE id = %(run)s::uuid)"
 # The plan comes first, then a row for each step that has tasks or child runs: all in one snapshot. An error is looked
 # up for each step that has one, through the index, so that no traceback is read that is not shown.
-_STEPS = Statement[Row]("""
+_STEPS = Statement[Row](f"""
 WITH /* insights.steps */ ended AS (
-    SELECT step, min(started_at) AS started_at, max(ended_at) AS ended_at,
-           min(position) FILTER (WHERE status = 'failed') AS failed
+    SELECT step, min(started_at) AS first_at, min(started_at) FILTER (WHERE started_at >= {_RETRIED}) AS started_at,
+           max(ended_at) AS ended_at, min(position) FILTER (WHERE status = 'failed') AS failed
       FROM orchestrator.ended_tasks WHERE run_id = %(run)s::uuid AND step IS NOT NULL GROUP BY step
 ), moments AS (
     SELECT * FROM ended
      UNION ALL
-    SELECT step, min(started_at), NULL, NULL
+    SELECT step, min(started_at), min(started_at) FILTER (WHERE started_at >= {_RETRIED}), NULL, NULL
       FROM orchestrator.tasks WHERE run_id = %(run)s::uuid AND step IS NOT NULL GROUP BY step
      UNION ALL
-    SELECT parent_step, min(coalesce(retried_at, started_at)), max(ended_at), NULL
+    SELECT parent_step, min(coalesce(retried_at, started_at)), NULL, max(ended_at), NULL
       FROM orchestrator.runs WHERE parent_run = %(run)s::uuid GROUP BY parent_step
 ), steps AS (
-    SELECT step, min(started_at) AS started_at, max(ended_at) AS ended_at, min(failed) AS failed
+    SELECT step, coalesce(min(started_at), min(first_at)) AS started_at, max(ended_at) AS ended_at,
+           min(failed) AS failed
       FROM moments GROUP BY step
 )
 SELECT status, state, NULL AS step, NULL::timestamptz AS started_at, NULL::timestamptz AS ended_at, NULL::jsonb AS error
@@ -158,14 +165,16 @@ SELECT /* insights.steps.states */ id, status, version, state, total,
        coalesce(retried_at, started_at) AS began_at, ended_at
   FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[]) AND NOT code AND NOT flow ORDER BY id
 """)
-_SECONDS = Statement[Row]("""
+_SECONDS = Statement[Row](f"""
 SELECT /* insights.steps.seconds */ run_id, step,
-       extract(epoch FROM max(ended_at) - min(started_at))::double precision AS seconds
-  FROM orchestrator.ended_tasks WHERE run_id = ANY(%(ids)s::uuid[]) AND step IS NOT NULL GROUP BY run_id, step
+       extract(epoch FROM max(ended_at) - {_began("retried_at")})::double precision AS seconds
+  FROM (SELECT id AS run_id, retried_at FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[])) AS runs
+  JOIN orchestrator.ended_tasks USING (run_id)
+ WHERE run_id = ANY(%(ids)s::uuid[]) AND step IS NOT NULL GROUP BY run_id, step
 """)
-_SECONDS_OF_STEPS = Statement[tuple[str, float | None]]("""
+_SECONDS_OF_STEPS = Statement[tuple[str, float | None]](f"""
 SELECT /* insights.steps.seconds_of_steps */ step,
-       extract(epoch FROM max(ended_at) - min(started_at))::double precision AS seconds
+       extract(epoch FROM max(ended_at) - {_began(_RETRIED)})::double precision AS seconds
   FROM (SELECT step, started_at, ended_at FROM orchestrator.ended_tasks
          WHERE run_id = %(run)s::uuid AND step = ANY(%(steps)s::text[])
          UNION ALL
