@@ -41,7 +41,7 @@ def test_a_key_above_its_rate_is_told_when_to_come_again_and_others_are_served(h
     key = limited(house, rate=0.1)
     assert house.send("GET", "/api/v1/tasks", key).status_code == 200
     answer = house.send("GET", "/api/v1/tasks", key)
-    assert (answer.status_code, answer.json()["title"]) == (429, "A quota is used up")
+    assert (answer.status_code, answer.json()["title"]) == (429, "The quota is used up")
     assert 1 <= int(answer.headers["Retry-After"]) <= 11
     assert house.send("GET", "/api/v1/tasks", limited(house)).status_code == 200
     assert house.send("GET", "/healthz").status_code == 200

@@ -25,6 +25,7 @@ class Visitor:
         self.cookies: dict[str, str] = {}
         self.set: dict[str, str] = {}
         """Every cookie that was set, as the header says it."""
+        self.led_to = "/ui"
         self._token = self._token_of = ""
 
     def get(self, path: str, **headers: str) -> httpx.Response:
@@ -53,8 +54,8 @@ class Visitor:
         return self.post("/ui/login", key=str(key), to="/ui")
 
     def said(self) -> str:
-        """Return what the next page says came of the last form."""
-        found = re.search(r'<p class="said[^>]*>(.*?)(?:<button.*)?</p>', self.get("/ui/search").text, re.DOTALL)
+        """Return what the page that the last form led to says came of it."""
+        found = re.search(r'<p class="said[^>]*>(.*?)(?:<button.*)?</p>', self.get(self.led_to).text, re.DOTALL)
         return unescape(re.sub("<[^>]*>", "", found[1])).strip() if found else ""
 
     def _send(self, method: str, path: str, headers: dict[str, str], **given: Any) -> httpx.Response:
@@ -64,6 +65,8 @@ class Visitor:
                 return await client.request(method, path, headers={**headers, **self._added}, **given)
 
         answer = asyncio.run(ask())
+        if method == "POST" and "Location" in answer.headers:
+            self.led_to = "/ui" + answer.headers["Location"].partition("/ui")[2]  # a proxy takes off what is before
         for line in answer.headers.get_list("set-cookie"):
             name, _, value = line.partition(";")[0].partition("=")
             self.set[name] = line

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from orchestrator.api.dashboard.gantt import Gantt, gantt_of_steps, timeline
-from orchestrator.api.dashboard.graph import fold, planned_step
+from orchestrator.api.dashboard.graph import critical_path, ends_of, fold, planned_step
 from orchestrator.store.insights import AttemptView, RunView, TaskView
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -40,6 +40,25 @@ def test_a_step_waits_for_a_limit_before_it_waits_in_its_queue() -> None:
     limited, free = gantt_of_steps(cast(RunView, run), steps, frozenset(), at(100), {"a": at(50)}).rows
     assert (limited.ready, limited.limited, limited.x) == (0, 50, 60)
     assert (free.ready, free.limited, free.x) == (0, None, 60)
+
+
+def test_a_step_waits_for_what_is_above_steps_that_were_skipped() -> None:
+    steps = [
+        planned_step(
+            name="d", kind="task", calls="t", state="success", depends_on=("c",), started_at=at(90), ended_at=at(95)
+        ),
+        planned_step(name="c", kind="task", calls="t", state="skipped", depends_on=("b",)),
+        planned_step(name="b", kind="task", calls="t", state="skipped", depends_on=("a",)),
+        planned_step(
+            name="a", kind="task", calls="t", state="failed", depends_on=(), started_at=at(10), ended_at=at(80)
+        ),
+    ]
+    run = SimpleNamespace(id=UUID(int=1), started_at=at(0), created_at=at(0), ended_at=at(100))
+    ends = ends_of(steps)
+    assert ends == {"a": at(80), "b": at(80), "c": at(80), "d": at(95)}
+    last = gantt_of_steps(cast(RunView, run), steps, frozenset(), at(100), ends=ends).rows[-1]
+    assert (last.name, last.ready) == ("d", 80)
+    assert critical_path(steps) == {"a", "d"}
 
 
 def test_earlier_attempts_of_a_step_are_no_wait_in_its_queue() -> None:

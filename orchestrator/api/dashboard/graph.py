@@ -181,19 +181,30 @@ def counts_of(states: Sequence[str]) -> str | None:
 
 def critical_path(steps: Sequence[StepView]) -> frozenset[str]:
     """Return the steps that the run took as long as: from the one that ended last, each that the next waited for."""
-    by_name = {step.name: step for step in steps}
-    ended = [step for step in steps if step.ended_at is not None and step.started_at is not None]
-    if not ended:
-        return frozenset()
+    by_name, ends = {step.name: step for step in steps}, ends_of(steps)
+    last = max(((step.ended_at, step.name) for step in steps if step.ended_at and step.started_at), default=None)
     found: list[str] = []
-    step: StepView | None = max(ended, key=_end)
-    while step is not None:
-        found.append(step.name)
-        uppers = [by_name[name] for name in step.depends_on if name in by_name and by_name[name].ended_at is not None]
-        step = max(uppers, key=_end, default=None)
+    while last is not None:
+        step = by_name[last[1]]
+        if step.ended_at is not None:
+            found.append(step.name)
+        last = max(((end, name) for name in step.depends_on if (end := ends.get(name)) is not None), default=None)
     return frozenset(found)
 
 
-def _end(step: StepView) -> datetime:
-    assert step.ended_at is not None, "only those that have ended are compared"
-    return step.ended_at
+def ends_of(steps: Sequence[StepView]) -> dict[str, datetime | None]:
+    """Return when each step was over. One that was skipped was so as soon as all above it were."""
+    by_name = {step.name: step for step in steps}
+    ends = {step.name: step.ended_at for step in steps if step.ended_at is not None or step.state != "skipped"}
+    for step in steps:
+        path = [step]
+        while path:
+            one = path.pop()
+            if one.name in ends:
+                continue
+            above = [name for name in one.depends_on if name in by_name]
+            if missing := [by_name[name] for name in above if name not in ends]:
+                path += [one, *missing]
+            else:
+                ends[one.name] = max((end for name in above if (end := ends[name]) is not None), default=None)
+    return ends

@@ -148,6 +148,8 @@ class Said(NamedTuple):
     """The path of the action that takes it back."""
     is_of_filter: bool = False
     """What the address asks for does not fit; its form keeps what was given."""
+    page: str = ""
+    """The path of the page that says it; those in other tabs do not."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,8 @@ class Session:
         """Whatever it is good for."""
         self._has_token = self.ticket is not None or _is_token(self._cookies.get(_TOKEN, ""))
         self.token = self._token()
-        self.said = _read(self._cookies.get(_SAID))
+        said = _read(self._cookies.get(_SAID))
+        self.said = said if said is not None and said.page in ("", self._here) else None
         acted = self._cookies.get(_ACTED, "")
         self.last_action = int(acted) if re.fullmatch("[0-9]{1,19}", acted) else 0
         self.action: int | None = None
@@ -79,8 +80,8 @@ class Session:
         if self.action is not None:
             self._set(response, _ACTED, str(self.action), seconds=600)
         if said is not None:
-            to = urlsplit(response.headers["Location"]).path
-            self._set(response, _SAID, _written(said), _scope(to), seconds=60)
+            to = urlsplit(response.headers.get("Location", self._here)).path
+            self._set(response, _SAID, _written(said._replace(page=to)), _scope(to), seconds=60)
         elif self.said is not None:
             response.delete_cookie(_SAID, path=_scope(self._here))
         return response
@@ -144,7 +145,7 @@ def own_page(text: str | None) -> str:
 
 
 def _scope(path: str) -> str:
-    """Return where a cookie for one page belongs, so that pages in other tabs do not take it."""
+    """Return where a cookie for one page belongs, so that few others send it."""
     return path.partition(";")[0]
 
 
@@ -158,7 +159,7 @@ def _is_token(text: str) -> bool:
 
 def _written(said: Said) -> str:
     text = said.text if len(said.text) <= _LONGEST_SAID else f"{said.text[:_LONGEST_SAID]}…"
-    shown = (text[:_LONGEST_SAID], said.is_error, *([said.undo] if said.undo else []))
+    shown = (text[:_LONGEST_SAID], said.is_error, said.undo, False, said.page)
     return urlsafe_b64encode(msgspec.json.encode(shown)).decode()
 
 

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from orchestrator.api.arguments import Argument, runs_with
 from orchestrator.api.context import LARGEST, Api, Page
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
-from orchestrator.api.dashboard.graph import critical_path, fold, urgency
+from orchestrator.api.dashboard.graph import critical_path, ends_of, fold, urgency
 from orchestrator.api.dashboard.layout import draw
 from orchestrator.api.dashboard.list_notes import (
     Span,
@@ -159,6 +159,8 @@ def _go_to_step(api: Api, run: UUID, steps: list[StepView], name: str) -> Respon
         raise refused(404, "There is no such step", f"Run {run} has no step {name!r:.100}.")
     failed = api.read(find_failed_task, run, name) if step.failed else None
     task = failed or (None if step.fan_out else api.read(find_step_task, run, name, 0))
+    if task is None and step.state == "skipped":
+        raise refused(404, "The step has no task", f"Step {name!r:.100} of run {run} was skipped.")
     return go(f"/ui/tasks/{task}" if task else f"/ui/tasks?run={run}")
 
 
@@ -183,7 +185,7 @@ def _of_steps(
     failed = [step for step in steps if step.error is not None]
     drawn = [step.name for step in folded.steps if step.kind != "group"]
     limited = api.read(limited_until, run.id, [folded.firsts.get(one.name, one).name for one in folded.steps])
-    ends = {step.name: step.ended_at for step in steps}
+    ends = ends_of(steps)
     return {
         "graph": draw(folded.steps, folded.critical, folded.frames),
         "groups": folded.groups,
