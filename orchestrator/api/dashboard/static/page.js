@@ -482,7 +482,7 @@
 
   // -- graphs: they are made larger and smaller, and moved by dragging; the step that failed is in view
 
-  const READABLE = 0.85; // of the full size: a graph that fits only below is shown in part
+  const SMALLEST = 0.75, READABLE = 0.85; // of the full size: a graph that fits only below the first is shown in part, in the second
   const scales = new WeakMap(); // of each pane that was made larger or smaller; the others fit
   const current = new WeakMap(); // of each pane, the box that the Tab key leads to; arrow keys lead to the others
   let opened = ""; // the group that gets the focus when the page has come that shows it open, or closed
@@ -490,7 +490,7 @@
   function fitting(pane) {
     const svg = pane.querySelector("svg"), [wide, high] = ["width", "height"].map((side) => Number(svg.getAttribute(side)));
     const room = Math.min((pane.clientWidth - 24) / wide, (parseFloat(getComputedStyle(pane).maxHeight) - 26) / high);
-    return Math.min(1, Math.max(room, READABLE));
+    return room < SMALLEST ? READABLE : Math.min(1, room);
   }
 
   function zoom(pane, kind) {
