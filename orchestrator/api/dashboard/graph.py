@@ -195,16 +195,10 @@ def critical_path(steps: Sequence[StepView]) -> frozenset[str]:
 def ends_of(steps: Sequence[StepView]) -> dict[str, datetime | None]:
     """Return when each step was over. One that was skipped was so as soon as all above it were."""
     by_name = {step.name: step for step in steps}
-    ends = {step.name: step.ended_at for step in steps if step.ended_at is not None or step.state != "skipped"}
-    for step in steps:
-        path = [step]
-        while path:
-            one = path.pop()
-            if one.name in ends:
-                continue
-            above = [name for name in one.depends_on if name in by_name]
-            if missing := [by_name[name] for name in above if name not in ends]:
-                path += [one, *missing]
-            else:
-                ends[one.name] = max((end for name in above if (end := ends[name]) is not None), default=None)
+    ends: dict[str, datetime | None] = {}
+    for layer in layers_of({step.name: step.depends_on for step in steps}):
+        for step in map(by_name.__getitem__, layer):
+            above = (ends.get(name) for name in step.depends_on)
+            is_skipped = step.ended_at is None and step.state == "skipped"
+            ends[step.name] = max(filter(None, above), default=None) if is_skipped else step.ended_at
     return ends
