@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 from fakeredis import FakeRedis
-from redis import Redis
 
+from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader import fleet
 from orchestrator.transport.leader.fleet import FarListeners
 
 KEYS = Keys("shop/1")
+NOBODY = "redis://127.0.0.1:1"
 
 
 def test_after_a_lost_entry_nobody_listens_once_so_that_the_next_is_a_first_one(
@@ -22,7 +23,7 @@ def test_after_a_lost_entry_nobody_listens_once_so_that_the_next_is_a_first_one(
     far = FarListeners(redis, KEYS)
     assert far.are_there()
     far.add(b"one", 10)
-    far._redis = Redis(host="127.0.0.1", port=1)
+    far._redis = connect(NOBODY)
     far.add(b"lost", 10)
     far._redis = redis
     far.add(b"would hide that", 10)
@@ -33,7 +34,7 @@ def test_after_a_lost_entry_nobody_listens_once_so_that_the_next_is_a_first_one(
 
 
 def test_a_server_that_does_not_answer_is_left_alone_for_a_while() -> None:
-    far = FarListeners(Redis(host="127.0.0.1", port=1), KEYS)
+    far = FarListeners(connect(NOBODY), KEYS)
     assert not far.are_there()
     far._redis = FakeRedis()
     far._redis.set(KEYS.watched, b"1")
