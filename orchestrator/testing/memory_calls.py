@@ -19,7 +19,7 @@ from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, Task
 from orchestrator.domain.tasks.headers import of_start
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import OrchestratorError, WrongState
-from orchestrator.sdk.backend.callers_connection import no_connection, refuse_replacing
+from orchestrator.sdk.backend.connections import no_connection, refuse_replacing
 from orchestrator.sdk.tasks.logs import LogEntry, LogPage, TaskProgress
 from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
 from orchestrator.store.dag.workflows import Application

@@ -18,7 +18,7 @@ from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import Duplicate, InvalidTask, NotFound, PayloadError, WrongState
 from orchestrator.payloads.objects import Reading
 from orchestrator.references import is_reference, whole_reference
-from orchestrator.sdk.backend.callers_connection import asynchronous, callers_connection, refuse_replacing
+from orchestrator.sdk.backend.connections import asynchronous, callers_connection, refuse_replacing
 from orchestrator.sdk.backend.logs import progress_of, read_task
 from orchestrator.sdk.backend.part import Part, Shared, ask, check_state, obstacles, overdue
 from orchestrator.sdk.backend.shared_commits import SharedCommits

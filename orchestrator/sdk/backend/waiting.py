@@ -19,9 +19,8 @@ from orchestrator.domain.states import TaskState
 from orchestrator.errors import Unavailable
 from orchestrator.references import is_reference
 from orchestrator.sdk.values.payload import decode_value
-from orchestrator.sdk.waiting.obstacles import ObstacleLog
 from orchestrator.sdk.waiting.per_process import PerProcess
-from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
+from orchestrator.sdk.waiting.steps import ObstacleLog, Pause, Steps, Stream
 from orchestrator.sealing import Sealed, is_sealed, reveal
 from orchestrator.settings import Settings
 from orchestrator.telemetry import Outage, first_line, get_logger

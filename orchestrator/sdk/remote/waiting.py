@@ -23,9 +23,8 @@ from orchestrator.errors import ConfigurationError, OrchestratorError, Unavailab
 from orchestrator.sdk.calls.waits import MOST_AT_ONCE, PATH, End, Ends, Waiting
 from orchestrator.sdk.remote.asking import Asking
 from orchestrator.sdk.remote.http import Broken, Connection, Http, Unreached, hang_up
-from orchestrator.sdk.waiting.obstacles import ObstacleLog
 from orchestrator.sdk.waiting.per_process import PerProcess
-from orchestrator.sdk.waiting.steps import Pause, Steps, Stream
+from orchestrator.sdk.waiting.steps import ObstacleLog, Pause, Steps, Stream
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended

@@ -11,9 +11,13 @@ import asyncio
 import contextlib
 import contextvars
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from typing import TypeVar
 
+from orchestrator.domain.ids import to_text
+from orchestrator.errors import Unavailable
+from orchestrator.telemetry import get_logger
 from orchestrator.time_limits import TimeLimit
 
 R = TypeVar("R")
@@ -106,3 +110,33 @@ def iterate(stream: Stream[R]) -> Iterator[R]:
                 item.wait()
             else:
                 yield item
+
+
+log = get_logger("client")
+
+_ASK_AGAIN = 5.0
+"""Seconds in which one waiter asks for all."""
+_SAY_AGAIN = 60.0
+"""Seconds between two warnings to a caller that still waits."""
+
+
+class ObstacleLog:
+    """Logs what is in the way of one of those that are waited for; nothing is said twice in a minute."""
+
+    def __init__(self, find: Callable[[bytes], list[str]]) -> None:
+        """`find` says what keeps something from its end."""
+        self._find = find
+        self._ask_at = 0.0
+        self._told: dict[str, float] = {}
+
+    def look(self, identifier: bytes) -> None:
+        """Ask for the obstacle, at most once in a while, and log it."""
+        now = time.monotonic()
+        if now < self._ask_at:
+            return
+        self._ask_at = now + _ASK_AGAIN
+        with contextlib.suppress(Unavailable):
+            for obstacle in self._find(identifier):
+                if now - self._told.get(obstacle, -_SAY_AGAIN) >= _SAY_AGAIN:
+                    log.warning("client.waiting id=%s: %s", to_text(identifier), obstacle)
+                    self._told[obstacle] = now
