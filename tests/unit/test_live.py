@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from orchestrator.api.live import listener as listeners
-from orchestrator.api.live.batches import Batches
 from orchestrator.api.live.listener import Cursor, Listener, parse
+from orchestrator.api.live.reads import Batches
 from orchestrator.api.live.subjects import SYSTEM, Kind, Subject, age, event, missed
 from orchestrator.transport.changes import Entry
 from orchestrator.transport.codec import Changes, RunChange, TaskChange, WorkerChange

@@ -2,10 +2,8 @@
 
     subjects   tasks, runs, queues and the system, and their events
     listener   one listener: its cursor, which is the id of an event, and its bounded buffer
-    batches    one read for many questions
-    reads      snapshots, and what listeners have missed
-    following  the thread that follows Redis, once for all listeners
-    watch      why nothing moves, if nothing does
+    reads      snapshots, and what listeners have missed: one read for many questions
+    following  the thread that follows Redis, once for all listeners; and why nothing moves, if nothing does
     hub        all listeners, by subject
     answer     the stream over HTTP
 

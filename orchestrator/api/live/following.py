@@ -1,14 +1,19 @@
-"""The thread that follows Redis, once for all listeners of a process, while there are any."""
+"""What is looked at for as long as somebody listens: Redis, in a thread, and whether anything moves."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
+import anyio.to_thread
 from redis import Redis
 
+from orchestrator.api.context import Api
 from orchestrator.api.live.listener import Cursor
+from orchestrator.api.live.reads import looked_at
+from orchestrator.errors import OrchestratorError
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.changes import Follower, Heard
 from orchestrator.transport.connection import UNAVAILABLE, connect, describe
@@ -47,7 +52,7 @@ class Following:
             threading.Thread(target=self._run, name="orchestrator-live", args=(loop,), daemon=True).start()
         if self._began is None:
             self._began = loop.create_future()
-            self._began.add_done_callback(_looked_at)
+            self._began.add_done_callback(looked_at)
             self._wanted.set()
         await asyncio.shield(self._began)
 
@@ -132,7 +137,49 @@ def _in(loop: asyncio.AbstractEventLoop, call: Callable[..., bool], *arguments: 
         raise
 
 
-def _looked_at(began: asyncio.Future[Cursor]) -> None:
-    """Look at an error whose listener may have gone."""
-    if not began.cancelled():
-        began.exception()
+_AWAY = "Postgres is away", 1.0
+
+
+class Watch:
+    """One look for all listeners: when Redis fails or works again, and when the lease would have ended."""
+
+    def __init__(self, api: Api, has_listeners: Callable[[], bool], tell: Callable[[str], None]) -> None:
+        self._api = api
+        self._has_listeners = has_listeners
+        self._tell = tell
+        """Called with why nothing moves, or nothing where something does again."""
+        self._turned = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.outage = ""
+        """What was told last."""
+
+    def begin(self) -> None:
+        """Look, unless that is done already."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def turn(self) -> bool:
+        """Look at once: something has failed, or works again."""
+        self._api.outages.forget()
+        self._turned.set()
+        return True
+
+    async def _run(self) -> None:
+        while self._has_listeners():
+            self._turned.clear()
+            outage, again = await anyio.to_thread.run_sync(self._look)
+            if outage != self.outage:
+                self.outage = outage
+                self._api.recent.forget()
+                self._tell(outage)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(again):
+                    await self._turned.wait()
+        self.outage = ""
+
+    def _look(self) -> tuple[str, float]:
+        try:
+            found = self._api.outages.find()
+        except OrchestratorError:
+            return _AWAY
+        return found.text, found.again

@@ -8,10 +8,9 @@ from typing import Any
 from uuid import UUID
 
 from orchestrator.api.context import Api
-from orchestrator.api.live.batches import Batches
-from orchestrator.api.live.following import Following
+from orchestrator.api.live.following import Following, Watch
 from orchestrator.api.live.listener import END, Cursor, Listener, parse
-from orchestrator.api.live.reads import Heard, Missed, Past, Reads
+from orchestrator.api.live.reads import Batches, Heard, Missed, Past, Reads
 from orchestrator.api.live.subjects import (
     SYSTEM,
     Fold,
@@ -27,7 +26,6 @@ from orchestrator.api.live.subjects import (
     outage_event,
     progress,
 )
-from orchestrator.api.live.watch import Watch
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.errors import NotFound, OrchestratorError
 from orchestrator.sdk.backend.logs import PAGE

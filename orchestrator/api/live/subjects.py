@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from orchestrator.api.shapes import made_from
+from orchestrator.api.context import made_from
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, TaskState
 from orchestrator.sdk.tasks.logs import LogEntry
 from orchestrator.sealing import describe_json
