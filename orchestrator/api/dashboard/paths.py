@@ -24,7 +24,6 @@ from orchestrator.api.dashboard.pages import (
     schedules,
     search,
     seen,
-    starts,
     tasks,
     workflows,
 )
@@ -89,7 +88,7 @@ PAGES: tuple[Endpoint, ...] = (
     *ACTIONS,
     *(
         action
-        for subject in (failures, tasks, seen, starts, again, again_run, bulk_runs, approvals, records)
+        for subject in (failures, tasks, seen, again, again_run, bulk_runs, approvals, records)
         for action in subject.actions
     ),
 )

@@ -18,8 +18,18 @@ from orchestrator.api.bodies import LARGEST_QUESTION, SMALL, check_shape, read_b
 from orchestrator.api.dashboard.misfits import in_words
 from orchestrator.api.dashboard.pages.overview import count_approvals
 from orchestrator.api.dashboard.pages.search import find_elsewhere
-from orchestrator.api.dashboard.parts import without_known
-from orchestrator.api.dashboard.rendering import Action, Said, Visit, current, go, page, prefix, refusal, visitor
+from orchestrator.api.dashboard.rendering import (
+    Action,
+    Said,
+    Visit,
+    current,
+    go,
+    page,
+    prefix,
+    refusal,
+    visitor,
+    without_known,
+)
 from orchestrator.api.dashboard.session import (
     Session,
     begin_session,

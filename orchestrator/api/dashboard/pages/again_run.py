@@ -21,7 +21,7 @@ from orchestrator.api.dashboard.pages.again import (
     read_json,
     takes,
 )
-from orchestrator.api.dashboard.pages.starts import RERUN, record, started_since
+from orchestrator.api.dashboard.pages.seen import RERUN, record, started_since
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.key_scope import RUN
 from orchestrator.api.problems import Refused, refused

@@ -11,7 +11,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.arguments import Argument, runs_with
-from orchestrator.api.context import LARGEST, Api, Page
+from orchestrator.api.context import LARGEST, Api, Page, made_from
 from orchestrator.api.dashboard.gantt import gantt_of_events, gantt_of_steps
 from orchestrator.api.dashboard.graph import critical_path, ends_of, fold, urgency
 from orchestrator.api.dashboard.layout import draw
@@ -35,7 +35,6 @@ from orchestrator.api.problems import refused
 from orchestrator.api.routes import code as code_routes
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import tasks as task_routes
-from orchestrator.api.shapes import made_from
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.code import attributes
 from orchestrator.domain.code.history import PromiseCreated

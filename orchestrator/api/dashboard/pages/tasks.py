@@ -13,7 +13,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.arguments import Argument, tasks_with
-from orchestrator.api.context import Api, Page
+from orchestrator.api.context import Api, Page, filter_fields, made_from
 from orchestrator.api.dashboard.gantt import timeline
 from orchestrator.api.dashboard.list_notes import (
     Span,
@@ -32,7 +32,6 @@ from orchestrator.api.key_scope import TASK, WITHIN, lineage_within
 from orchestrator.api.problems import Refused, refused
 from orchestrator.api.routes import bulk
 from orchestrator.api.routes import tasks as task_routes
-from orchestrator.api.shapes import filter_fields, made_from
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.states import OPEN_TASK_STATES, TaskState
 from orchestrator.domain.tasks.parameters import by_name
