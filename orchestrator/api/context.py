@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, get_type_hints
 from uuid import UUID
 
 import anyio.to_thread
@@ -17,7 +19,6 @@ from anyio import CapacityLimiter
 from sqlalchemy import Connection, Engine, exc
 
 from orchestrator.api.inherited import inherited
-from orchestrator.api.observed import ObservedApi
 from orchestrator.api.outages import Outages
 from orchestrator.api.recent import Recent
 from orchestrator.domain import redaction
@@ -26,6 +27,9 @@ from orchestrator.domain.redaction import Redaction
 from orchestrator.domain.tasks.obstacles import unregistered, wrong_door
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidTask, OrchestratorError, SchemaError, Unavailable
+from orchestrator.monitoring import exposition
+from orchestrator.monitoring.exposition import SECONDS, Histogram, counter, gauge, histogram, own_metrics
+from orchestrator.monitoring.system import SystemGauges
 from orchestrator.sdk.backend import backend_of
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.backend.replica import Replica
@@ -38,6 +42,43 @@ from orchestrator.store.insights.redact import Family, Relative
 from orchestrator.telemetry import Outage, first_line, get_logger
 from orchestrator.transport.pull import Pulls
 from orchestrator.transport.pull_notifications import PullNotifications
+
+
+class ObservedApi:
+    """Counts requests by route, of which there are only so many, and never by what a client sends."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.system = SystemGauges(settings)
+        self._lock = threading.Lock()
+        self._answered: Counter[tuple[str, str, int]] = Counter()
+        self._times: dict[str, Histogram] = {}
+        self.under_way = 0
+
+    def answered(self, method: str, route: str, subject: str, status: int, seconds: float) -> None:
+        with self._lock:
+            self._answered[method, route, status] += 1
+            self._times.setdefault(subject, Histogram(SECONDS)).add(seconds)
+
+    def metrics(self) -> Iterator[exposition.Family]:
+        yield from own_metrics("api")
+        with self._lock:
+            answered, times = sorted(self._answered.items()), sorted(self._times.items())
+        yield counter(
+            "orchestrator_http_requests_total",
+            "Requests that were answered.",
+            *(
+                ({"method": method, "route": route, "status": str(status)}, number)
+                for (method, route, status), number in answered
+            ),
+        )
+        yield histogram(
+            "orchestrator_http_request_seconds",
+            "Time until the answer, by what was asked about; calls that wait for something included.",
+            *(({"subject": subject}, found) for subject, found in times),
+        )
+        yield gauge("orchestrator_http_requests_under_way", "Requests that are worked on.", ({}, self.under_way))
+        yield from self.system.metrics()
+
 
 _LONGEST = 5.0
 """Seconds that Postgres has to answer."""
@@ -266,3 +307,32 @@ class Api:
         self.readiness.close()
         self.backend.close()
         self.observed.system.close()
+
+
+_ONE_BY_ONE = {"statuses": "status", "tags": "tag", "attributes": "attribute"}
+"""Fields that are given once for each value: `?status=failed&status=cancelled`."""
+
+
+def view_fields(view: type, *without: str) -> Any:
+    """Return a base class for answers with the fields of a view; a view may be a tuple, and an answer is an object."""
+    fields = [(name, kind) for name, kind in get_type_hints(view).items() if name not in without]
+    return msgspec.defstruct(f"{view.__name__}Fields", fields, frozen=True, kw_only=True)
+
+
+def filter_fields(wanted: Any, *without: str) -> Any:
+    """Return a base class for queries with the fields of a filter, of which none must be given."""
+    kinds = get_type_hints(wanted, include_extras=True)
+    known = dataclasses.fields(wanted) if dataclasses.is_dataclass(wanted) else msgspec.structs.fields(wanted)
+    return msgspec.defstruct(
+        f"{wanted.__name__}Fields",
+        [(one.name, kinds[one.name], one.default) for one in known if one.name not in without],
+        rename=_ONE_BY_ONE,
+        frozen=True,
+        forbid_unknown_fields=True,
+    )
+
+
+def made_from(kind: Callable[..., T], source: Any, **more: Any) -> T:
+    """Return a structure with what a source has of its fields, and more."""
+    names: Any = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", ())
+    return kind(**{name: getattr(source, name) for name in names if name not in more and hasattr(source, name)} | more)

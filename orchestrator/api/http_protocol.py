@@ -15,7 +15,7 @@ from typing import Any, cast
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from orchestrator.api.login_limits import neighbourhood
+from orchestrator.api.access import neighbourhood
 from orchestrator.api.problems import MEDIA_TYPE, Problem
 
 LONGEST_HEAD = 10.0

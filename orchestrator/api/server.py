@@ -18,11 +18,10 @@ from typing import Any, NamedTuple, cast
 
 import uvicorn
 
-from orchestrator.api.access import Doorkeeper
+from orchestrator.api.access import Doorkeeper, neighbourhood
 from orchestrator.api.app import create_app
 from orchestrator.api.context import Api
 from orchestrator.api.http_protocol import LONGEST_HEAD, Connections, TimedProtocol
-from orchestrator.api.login_limits import neighbourhood
 from orchestrator.api.proxies import Proxies, check_address, is_loopback
 from orchestrator.errors import ConfigurationError
 from orchestrator.prerequisites import Prerequisites

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from sqlalchemy import Engine
 
-from orchestrator.api import access, login_limits
+from orchestrator.api import access
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.settings import load_settings
 from orchestrator.store import audit, keys
@@ -106,7 +106,7 @@ def test_who_tries_many_keys_is_sent_away_and_nobody_else(
 
     assert status(good) == 200
     wrong = Secret(good.id, "x" * 43)
-    assert [status(wrong) for _ in range(login_limits._TRIES)] == [401] * login_limits._TRIES
+    assert [status(wrong) for _ in range(access._TRIES)] == [401] * access._TRIES
     answer = server.ask("GET", "/api/v1/tasks", "203.0.113.9", Authorization=f"Bearer {wrong}")
     assert (answer.status_code, 0 < int(answer.headers["Retry-After"]) <= 60) == (429, True)
     assert "wrong keys came from '203.0.113.9'" in answer.json()["detail"]
@@ -114,7 +114,7 @@ def test_who_tries_many_keys_is_sent_away_and_nobody_else(
     assert status(good) == 200
     assert status(late) == 200  # which nobody has seen before
     assert status(wrong, "203.0.113.10") == 401
-    monkeypatch.setattr(login_limits, "_PERIOD", 0.0)
+    monkeypatch.setattr(access, "_PERIOD", 0.0)
     assert status(wrong) == 401
 
 
@@ -128,6 +128,6 @@ def test_a_client_whose_key_was_revoked_locks_out_nobody(engine: Engine, databas
         return server.ask("GET", "/api/v1/tasks", Authorization=f"Bearer {key}").status_code
 
     for known in (revoked, expired):  # it is no guess: nobody has its secret by chance
-        assert {status(known) for _ in range(login_limits._TRIES + 5)} == {401}
+        assert {status(known) for _ in range(access._TRIES + 5)} == {401}
     assert status(Secret("0" * 12, "x" * 43)) == 401
     assert status(good) == 200

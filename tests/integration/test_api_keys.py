@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from sqlalchemy import Engine
 
-from orchestrator.api import access, login_limits
+from orchestrator.api import access
 from orchestrator.api.app import create_app
 from orchestrator.api.proxies import check_address
 from orchestrator.api.routes import ROUTES, pull
@@ -33,7 +33,7 @@ GUARDED = [endpoint for endpoint in ROUTES if endpoint.scope is not None]
 @pytest.fixture
 def server(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> ApiClient:
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    monkeypatch.setattr(login_limits, "_TRIES", 10_000)
+    monkeypatch.setattr(access, "_TRIES", 10_000)
     return ApiClient(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
 
 

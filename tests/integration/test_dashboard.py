@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import Engine, event
 
 from orchestrator import Orchestrator
-from orchestrator.api import access, login_limits
+from orchestrator.api import access
 from orchestrator.api.app import create_app
 from orchestrator.api.dashboard.paths import PAGES
 from orchestrator.api.dashboard.rendering import Action
@@ -53,7 +53,7 @@ def furniture(database_url: str, redis_url: str) -> Iterator[House]:
 def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
     """What there is to see, with no key but those that a test makes."""
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    monkeypatch.setattr(login_limits, "_TRIES", 10_000)
+    monkeypatch.setattr(access, "_TRIES", 10_000)
     with furniture.engine.connect() as connection:
         empty(connection, "api_keys", "inbox")
     return furniture

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 from sqlalchemy import Engine, event
 
-from orchestrator.api import access, login_limits
+from orchestrator.api import access
 from orchestrator.api.dashboard import words
 from orchestrator.cli import main
 from orchestrator.domain.access import Scope
@@ -48,7 +48,7 @@ from tests.waiting import eventually
 @pytest.fixture
 def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    monkeypatch.setattr(login_limits, "_TRIES", 10_000)
+    monkeypatch.setattr(access, "_TRIES", 10_000)
     with furniture.engine.connect() as connection:
         empty(connection, "api_keys", "inbox", "audit")
     return furniture

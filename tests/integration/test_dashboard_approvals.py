@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from orchestrator import Orchestrator
-from orchestrator.api import access, login_limits
+from orchestrator.api import access
 from orchestrator.api.app import create_app
 from orchestrator.api.dashboard.pages.flows import graphs
 from orchestrator.domain.access import Scope, Secret
@@ -35,7 +35,7 @@ from tests.integration.waiting_house import ASKS, code_that_asks, flow_that_asks
 @pytest.fixture
 def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
     monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    monkeypatch.setattr(login_limits, "_TRIES", 10_000)
+    monkeypatch.setattr(access, "_TRIES", 10_000)
     with furniture.engine.connect() as connection:
         empty(connection, "api_keys", "inbox", "promises", "histories")
         connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE flow OR code")

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine
 from starlette.applications import Starlette
 
-from orchestrator.api import access, login_limits
+from orchestrator.api import access
 from orchestrator.api.app import create_app
 from orchestrator.domain.access import Scope, Secret
 from orchestrator.settings import load_settings
@@ -134,7 +134,7 @@ def test_a_form_is_of_one_session(app: Starlette, engine: Engine, key: Secret) -
 def test_sessions_that_have_ended_lock_nobody_out(
     app: Starlette, engine: Engine, key: Secret, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login_limits, "_TRIES", 3)
+    monkeypatch.setattr(access, "_TRIES", 3)
     for _ in range(6):
         stranger = Visitor(app)
         stranger.cookies[SESSION] = secrets.token_urlsafe(32)

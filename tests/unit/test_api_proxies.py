@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from starlette.datastructures import Headers
 
-from orchestrator.api import login_limits
-from orchestrator.api.login_limits import LoginLimits
+from orchestrator.api import access
+from orchestrator.api.access import LoginLimits
 from orchestrator.api.problems import Refused
 from orchestrator.api.proxies import Proxies, User
 from orchestrator.domain.access import Scope
@@ -115,20 +115,20 @@ def test_settings_that_will_not_do_are_refused(wrong: Settings, said: str) -> No
 
 def test_an_address_with_many_wrong_keys_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     known = LoginLimits()
-    monkeypatch.setattr(login_limits, "time", SimpleNamespace(monotonic=lambda: 1_000.0))
-    for _ in range(login_limits._TRIES):
+    monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: 1_000.0))
+    for _ in range(access._TRIES):
         assert known.wait("203.0.113.9") == 0
         known.note("203.0.113.9")
     assert known.wait("203.0.113.9") == 60
     assert known.wait("203.0.113.8") == 0
-    monkeypatch.setattr(login_limits, "_PERIOD", 0.0)
+    monkeypatch.setattr(access, "_PERIOD", 0.0)
     assert known.wait("203.0.113.9") == 0
 
 
 def test_the_memory_of_addresses_is_bounded_and_a_host_is_a_network_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login_limits, "_MOST_ADDRESSES", 100)
+    monkeypatch.setattr(access, "_MOST_ADDRESSES", 100)
     known = LoginLimits()
-    for number in range(login_limits._TRIES):
+    for number in range(access._TRIES):
         known.note(f"2001:db8::{number:x}")
     assert known.wait("2001:db8::ffff") > 0
     for number in range(1_000):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from orchestrator.api.context import Api
+from orchestrator.api.context import Api, filter_fields, made_from, view_fields
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN
 from orchestrator.api.problems import unfit
-from orchestrator.api.shapes import filter_fields, made_from, view_fields
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.store.tasks import cancels

@@ -10,13 +10,12 @@ import msgspec
 from msgspec import Meta
 
 from orchestrator.api.bodies import LARGEST_BODY
-from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Asked, made_from, view_fields
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import RUN, WITHIN, WORKFLOW, check_flow, check_workflow
 from orchestrator.api.problems import unfit
 from orchestrator.api.redacting import shown
 from orchestrator.api.routes.workflows import Started
-from orchestrator.api.shapes import made_from, view_fields
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.flow.definition import DEFAULT, Flow, body_of, content_hash, functions_of, named_flows

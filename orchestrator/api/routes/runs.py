@@ -9,13 +9,12 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Page
+from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Page, filter_fields, made_from
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import RUN, WITHIN
 from orchestrator.api.redacting import error_shown, shown
 from orchestrator.api.routes.tasks import Log, Stored, WaitQuery, shown_log, stored_at
 from orchestrator.api.routes.workflows import Started
-from orchestrator.api.shapes import filter_fields, made_from
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.plain import whole
 from orchestrator.domain.redaction import Redaction

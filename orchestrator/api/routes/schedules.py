@@ -9,11 +9,10 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, made_from
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes.workflows import Started
-from orchestrator.api.shapes import made_from
 from orchestrator.domain.access import KeyScope
 from orchestrator.sdk.ids import new_id
 from orchestrator.store.schedules.backfills import BackfillView

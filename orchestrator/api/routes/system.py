@@ -12,11 +12,10 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.arguments import Matches, find_all
-from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked
+from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked, filter_fields, made_from, view_fields
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import NOTHING, WHOLE, WITHIN
 from orchestrator.api.problems import refused
-from orchestrator.api.shapes import filter_fields, made_from, view_fields
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.plain import whole
 from orchestrator.errors import NotFound

@@ -15,11 +15,10 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response, StreamingResponse
 
-from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Page
+from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Page, filter_fields, made_from
 from orchestrator.api.endpoints import JSON, Routes
 from orchestrator.api.key_scope import TASK, WITHIN, has_run
 from orchestrator.api.redacting import attempts_shown, error_shown
-from orchestrator.api.shapes import filter_fields, made_from
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.plain import whole
 from orchestrator.domain.redaction import Redaction
