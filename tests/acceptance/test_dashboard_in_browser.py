@@ -217,30 +217,6 @@ def test_a_run_with_many_steps_fits_a_few_screens_and_shows_the_failed_ones_firs
     eventually(lambda: rows.count() == 75, "all others are listed")
 
 
-@pytest.mark.long  # the same by keyboard in each build
-def test_a_run_is_cancelled_after_a_question(base: str, window: Watched, tmp_path: Path) -> None:
-    run = start_dag(base, "slow", tmp_path / "never")
-    window.go(f"/ui/runs/{run}")
-    window.page.get_by_text("Cancel…").click()
-    window.page.get_by_role("button", name="Cancel it").click()
-    window.sees(".said", "being cancelled")
-    window.sees("h1 .s-cancelled")
-
-
-@pytest.mark.long  # the same by keyboard in each build
-def test_a_group_of_failures_is_tried_again(base: str, window: Watched, tmp_path: Path) -> None:
-    for number in range(3):
-        task = enqueue(f"{base}/api/v1", "broken", f"reason {number}", queue="mail")
-    eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
-    window.go("/ui/failures")
-    window.sees("td.main", "project.broken")
-    window.page.locator("a[href*='queue=mail']", has_text="Retry all…").click()
-    window.page.get_by_role("button", name="Retry 3 tasks").click()
-    window.sees(".said", "Retried: 3.")
-    window.go(f"/ui/tasks/{task}")
-    window.sees(".error", "reason 2")
-
-
 def test_two_clicks_lead_from_a_failure_to_the_line_of_code(base: str, window: Watched) -> None:
     task = enqueue(f"{base}/api/v1", "unserialisable", queue="mail")
     eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
@@ -420,64 +396,6 @@ def test_everything_is_done_by_keyboard_alone(base: str, window: Watched, tmp_pa
         window.sees(".acts button", then)
 
 
-@pytest.mark.long  # the same by keyboard in each build
-def test_an_approval_is_given_and_the_flow_goes_its_way(base: str, window: Watched) -> None:
-    run = start_flow(base)
-    window.go("/ui/approvals")
-    window.sees(".ask", "Is it within the budget?")
-    window.page.locator(f".ask a[href='/ui/runs/{run}']").click()
-    window.sees("g.node.s-open", "ask")
-    window.sees("g.node.s-success", "price")
-    window.page.get_by_label("Why").fill("a good customer")
-    window.page.get_by_role("button", name="Approve").click()
-    window.sees("g.node.s-success", "ship")
-    window.sees("h1 .s-success")
-    assert window.page.locator(".edge.done").count() == 2
-    said = httpx.get(f"{base}/api/v1/audit?target={run}").json()["items"]
-    assert [(one["act"], one["detail"]["why"]) for one in said] == [("approved", "a good customer")]
-
-
-@pytest.mark.long  # the same by keyboard in each build
-def test_a_paused_queue_is_resumed_where_it_is_named(base: str, window: Watched) -> None:
-    httpx.post(f"{base}/api/v1/queues/mail/pause").raise_for_status()
-    task = enqueue(f"{base}/api/v1", "noop", queue="mail")
-    window.go("/ui")
-    window.sees(".trouble .item", "Queue 'mail' is paused").get_by_role("button", name="Resume").click()
-    window.sees(".said", "The queue goes on")
-    eventually(lambda: "success" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it runs")
-
-
-def test_a_run_is_started_by_a_form_and_its_steps_stand_in_a_grid(base: str, window: Watched) -> None:
-    tasks = {
-        "add": {"task": "project.add", "input": {"a": 1, "b": 1}},
-        "break": {"task": "project.broken", "depends_on": ["add"], "input": {"text": "as asked"}},
-    }
-    params = {
-        "number": {"type": "integer"},
-        "reason": {"type": "string", "default": "none"},
-        "again": {"type": "boolean", "default": False},
-    }
-    body = {"name": "asked", "params": params, "tasks": tasks}
-    httpx.post(f"{base}/api/v1/workflows", json={"definition": body}).raise_for_status()
-    window.go("/ui/workflows/asked")
-    window.page.get_by_text("Start…").click()
-    window.page.get_by_label("number").fill("7")
-    window.page.get_by_label("reason").fill("5")
-    window.page.get_by_label("again").select_option("true")
-    window.page.get_by_role("button", name="Start a run").click()
-    window.sees("h1", "asked")
-    window.sees("h1 .s-failed")
-    run = window.page.url.rpartition("/")[2]
-    given = httpx.get(f"{base}/api/v1/runs/{run}").json()["run"]["params"]
-    assert given == {"number": 7, "reason": "5", "again": True}
-    window.go("/ui/workflows/asked")
-    window.sees("td.main", "number=7")
-    window.sees(".grid a.s-success", "add: success")
-    window.page.locator(".grid td a.s-failed").click()
-    window.sees("h1", "project.broken")
-    window.sees("details[open] mark", "in broken")
-
-
 def test_times_are_shown_as_ages_or_moments(base: str, browser: Any) -> None:
     task = enqueue(f"{base}/api/v1", "noop", queue="mail")
     created = httpx.get(f"{base}/api/v1/tasks/{task}").json()["task"]["created_at"][:19].replace("T", " ")
@@ -585,28 +503,6 @@ def test_a_workflow_fits_a_phone(base: str, browser: Any) -> None:
         assert box["y"] + box["height"] <= 844
 
 
-def test_open_tasks_are_cancelled_after_a_count(base: str, window: Watched) -> None:
-    for _ in range(3):
-        enqueue(f"{base}/api/v1", "noop", queue="nobody")
-    window.go("/ui/tasks?queue=nobody")
-    window.page.get_by_text("Cancel all open…").click()
-    window.page.get_by_role("button", name="Cancel 3 tasks").click()
-    window.sees(".said", "Being cancelled: 3.")
-    window.go("/ui/tasks?queue=nobody&status=cancelled")
-    eventually(lambda: window.page.reload() and window.page.locator("tbody tr").count() == 3, "they are cancelled")
-
-
-@pytest.mark.long  # the same by keyboard in each build
-def test_a_promise_is_resolved(base: str, window: Watched) -> None:
-    started = httpx.post(f"{base}/api/v1/workflows/project.approval/runs", json={"kwargs": {"patience": 600}})
-    window.go(f"/ui/runs/{started.raise_for_status().json()['id']}")
-    window.sees(".waits", "promise").get_by_label("Value, as JSON or text").first.fill("yes")
-    window.page.get_by_role("button", name="Resolve").click()
-    window.sees(".said", "goes on")
-    window.sees(".story", "Somebody resolved")
-    window.sees("h1 .s-success")
-
-
 def test_a_second_click_does_not_decide_the_approval_that_comes_below_the_pointer(base: str, window: Watched) -> None:
     first, second = start_flow(base), start_flow(base)
     window.go("/ui/approvals")
@@ -707,23 +603,6 @@ def more_pages(base: str, run: str, task: str) -> list[str]:
     worker = httpx.get(f"{base}/api/v1/tasks/{task}").json()["task"]["worker"]
     pages += [f"/ui/workers/{worker}", f"/ui/tasks/{task}/log", "/ui/failures?within=7d&sort=last"]
     return [*pages, "/ui/tasks/retry?name=project.broken", "/ui/search?text=project", resets[0]]
-
-
-@pytest.mark.long
-def test_a_reset_is_looked_at_before_it_is_done(base: str, window: Watched) -> None:
-    run = start_code(base)
-    window.go(f"/ui/runs/{run}")
-    window.sees(".story a.reset")
-    window.page.locator(".story a.reset").last.click()
-    window.sees("h1", "Reset the run")
-    window.sees("td.main", "promise approval")
-    window.page.get_by_label("Reason").fill("asked too early")
-    window.page.get_by_role("button", name="Reset to event").click()
-    window.sees(".said", "this is the new one")
-    assert run not in window.page.url
-    window.sees(".waits", "promise")
-    shown = httpx.get(f"{base}/api/v1/runs/{run}").json()["run"]
-    assert (shown["status"], shown["reason"]) == ("cancelled", "reset")
 
 
 def test_arguments_are_copied_and_a_pause_is_undone_from_its_notice(base: str, browser: Any) -> None:
@@ -928,28 +807,6 @@ def test_a_page_stays_live_until_what_was_done_shows(served: tuple[Stack, str], 
         window.sees("h2", "Log of attempt 2")
 
 
-def test_failures_stay_live_until_their_retry_shows(served: tuple[Stack, str], browser: Any) -> None:
-    stack, base = served
-    task = enqueue(f"{base}/api/v1", "broken", "again and again", queue="mail")
-    eventually(lambda: "failed" in httpx.get(f"{base}/api/v1/tasks/{task}").text, "it has failed")
-    with watched(browser, base) as window:
-        stack.leader().kill()
-        try:
-            window.go("/ui/failures?within=15m")
-            row = window.sees("tr[data-key] td.main", "again and again")
-            last = row.locator("xpath=..").locator("td.number time").nth(1)
-            before = last.get_attribute("datetime")
-            row.locator("xpath=..").get_by_role("link", name="Retry all…").click()
-            window.page.locator("form.big button").click()
-            window.sees(".said", "Retried: ")
-            window.sees(".said", "has not changed yet")
-            window.sees("main[data-asked]")
-        finally:
-            stack.scheduler()
-        window.page.locator("#unchanged").wait_for(state="detached", timeout=30_000)
-        eventually(lambda: last.get_attribute("datetime") != before, "they have failed again")
-
-
 def test_an_open_page_says_that_it_cannot_be_read(base: str, browser: Any) -> None:
     context = browser.new_context(base_url=base)
     context.add_init_script(HURRIES)
@@ -961,55 +818,6 @@ def test_an_open_page_says_that_it_cannot_be_read(base: str, browser: Any) -> No
     page.unroute_all()
     page.locator(".live[data-state=on]", has_text="live").wait_for()
     context.close()
-
-
-def test_a_filtered_list_says_what_is_due_and_stays_after_a_bulk_cancel(base: str, window: Watched) -> None:
-    api = f"{base}/api/v1"
-    calls = [{"name": "project.add", "kwargs": {"a": 4_711, "b": {"sku": f"fig-{number}"}}} for number in (1, 2)]
-    first, second = (
-        httpx.post(f"{api}/tasks", json=call | {"queue": "later", "delay": 7_300}).raise_for_status().json()["id"]
-        for call in calls
-    )
-    window.go("/ui/tasks?queue=later")
-    due = window.sees(f"tr[data-key='{first}'] small", "due").locator("time")
-    assert due.inner_text() == "in 2h"
-    assert re.fullmatch(r".*20\d\d.*:\d\d.*UTC", due.get_attribute("title") or ""), "the time itself, on hover"
-    window.page.get_by_label("Name", exact=True).fill("ADD")
-    window.page.get_by_role("button", name="Filter").click()
-    window.sees(".empty", "No task is named “ADD”")
-    window.page.get_by_role("link", name="project.add", exact=True).click()
-    window.sees(f"tr[data-key='{second}']")
-    window.page.get_by_label("Argument", exact=True).fill("sku=fig-2")
-    window.page.get_by_role("button", name="Filter").click()
-    window.sees(f"tr[data-key='{second}']")
-    eventually(lambda: window.page.locator(f"tr[data-key='{first}']").count() == 0, "it has another value")
-    assert window.page.get_by_role("link", name="Cancel all open…").count() == 0, "it would cancel the other one, too"
-    window.go("/ui/tasks?queue=later&status=pending&sort=when")
-    window.page.get_by_role("link", name="Cancel all open…").click()
-    window.page.get_by_role("button", name="Cancel 2 tasks").click()
-    window.sees(".said", "Being cancelled: 2.")
-    assert window.page.url == f"{base}/ui/tasks?queue=later&status=pending&sort=when"
-    assert window.page.get_by_label("Queue", exact=True).input_value() == "later"
-
-
-def test_a_run_of_code_is_found_by_an_argument_and_started_with_another(base: str, window: Watched) -> None:
-    body = {"kwargs": {"patience": 617}, "key": "order 617"}
-    started = httpx.post(f"{base}/api/v1/workflows/project.approval/runs", json=body).raise_for_status()
-    run = str(started.json()["id"])
-    window.go("/ui/runs/order%20617")
-    window.sees("h1", "project.approval")
-    assert window.page.url == f"{base}/ui/runs/{run}"
-    window.go("/ui/search?text=patience%3D617")
-    window.sees(f"tr[data-key='{run}'] .why", "patience=617").click()
-    window.go(f"/ui/runs/{run}")
-    window.page.get_by_role("link", name="Start with changes…").click()
-    field = window.page.get_by_label("patience")
-    assert (field.get_attribute("type"), field.input_value()) == ("number", "617")
-    field.fill("618.5")
-    window.page.get_by_role("button", name="Start a run").click()
-    window.sees(".said", "The run is started: this is it.")
-    window.sees("pre.data", '"patience": 618.5')
-    assert run not in window.page.url
 
 
 def turn(page: Any, *, hidden: bool) -> None:
