@@ -1,7 +1,6 @@
 """What Celery's own integration tests ask of tasks, inspection and canvas, asked of `orchestrator.compat.celery`.
 
-Each test of `test_tasks` and `test_inspect` of Celery's main branch has an entry in `ASKED`, or in `NOT_APPLICABLE`.
-The shapes of `test_canvas_of_celery` are built with Celery's own API here, and come to what Celery makes of them.
+`ASKED` has the tests of `test_tasks` and `test_inspect` of Celery's main branch; `canvases` has shapes of its canvas.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from datetime import UTC, date, datetime, timedelta
 from datetime import time as clock
 from decimal import Decimal
 from multiprocessing.pool import ThreadPool
-from types import FunctionType
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -30,7 +28,6 @@ from orchestrator.compat.celery.exceptions import (
     WorkerLostError,
 )
 from orchestrator.compat.celery.result import AsyncResult, GroupResult
-from tests.acceptance import test_canvas_of_celery as canvas
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import HERE, Stack, using
 from tests.waiting import eventually
@@ -40,6 +37,7 @@ sys.path.insert(0, str(PROGRAMS))
 
 import canvas_tasks as tasks  # noqa: E402  # as the workers see it: a top-level module
 from canvas_tasks import add, app, fail, identity, redis_echo, tsum  # noqa: E402
+from canvases import ERROR_CALLBACKS, FAILING, ONCE, SAME  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -344,24 +342,6 @@ ASKED: dict[str, Callable[[], None]] = {
     "inspect.report": stats,
     "inspect.conf": stats,
 }
-NOT_APPLICABLE = {
-    "tasks.multiprocess_producer": "skipped by Celery itself",
-    "tasks.task_accepted": "skipped by Celery itself",
-    "tasks.pydantic_annotations": "types of a task are those of ours: docs/tasks.md",
-    "tasks.pydantic_string_annotations": "types of a task are those of ours: docs/tasks.md",
-    "tasks.revoked_by_headers_simple_canvas": "stamps are refused",
-    "tasks.revoked_by_headers_complex_canvas": "stamps are refused",
-    "tasks.revoke_by_stamped_headers_no_match": "stamps are refused",
-    "trace_log_arguments.task_success": "the text of Celery's log lines",
-    "trace_log_arguments.task_failed": "the text of Celery's log lines",
-    "task_redis_result_backend.asyncresult_forget_cancels_subscription": "channels of Celery's result backend",
-    "task_redis_result_backend.asyncresult_get_cancels_subscription": "channels of Celery's result backend",
-    "task_replacement.replaced_task_nesting_level_0": "a counter of Celery's protocol",
-    "pool_acquire_timeout.task_succeeds_with_pool_timeout_configured": "a setting of Celery's broker connections",
-    "pool_acquire_timeout.pool_timeout_none_blocks_successfully": "a setting of Celery's broker connections",
-    "inspect.clock": "there is no logical clock: order is that of Postgres",
-    "inspect.report_with_multiserver_result_backend": "addresses of Celery's result backends",
-}
 
 
 @pytest.mark.parametrize("ask", dict.fromkeys(ASKED.values()), ids=lambda ask: ask.__name__)
@@ -369,71 +349,38 @@ def test_it_answers_as_celery_does(ask: Callable[[], None]) -> None:
     ask()
 
 
-def test_none_is_counted_twice() -> None:
-    assert len({*ASKED, *NOT_APPLICABLE}) == len(ASKED) + len(NOT_APPLICABLE) == 59
-
-
 # -- canvas
 
-NAMES = {
-    **{"add": add, "identity": identity, "total": tsum, "add_to_all": tasks.add_to_all, "pair": tasks.build_tree},
-    **{"fail": fail, "note": redis_echo, "chain": chain, "group": group, "chord": chord, "range": range},
-}
 
-
-def in_celery(function: Any) -> Any:
-    """Return a function that builds a canvas with the names of Celery."""
-    return FunctionType(function.__code__, NAMES, function.__name__, function.__defaults__, function.__closure__)
-
-
-NAMES |= {"twice": in_celery(canvas.twice), "notes": in_celery(canvas.notes)}
-FLAT = {
-    "group.nested_group": [11, 101, 1001, 2001],
-    "group.nested_group_group": [42, 42],
-    "group.nested_group_chord_counting_group": [[7] * 42],
-    "group.nested_group_chord_counting_mixed": [[1, 2, *[3] * 42, 5]],
-    "chord.nested_chord_group": [42, 42],
-    "signature_serialization.rebuild_nested_group_group": [42],
-    "signature_serialization.rebuild_nested_chord_group": [42],
-}
-"""Groups in groups are one in Celery."""
-NATIVE = {"chain.chain_error_handler_with_eta"}
-"""Written with an option of ours."""
-
-
-@pytest.mark.parametrize("name", [name for name in canvas.SAME if name not in NATIVE])
+@pytest.mark.parametrize("name", SAME)
 def test_a_canvas_comes_to_what_celery_makes_of_it(name: str) -> None:
-    build, expected = canvas.SAME[name]
-    part = in_celery(build)()
-    assert get(signature(part.__json__()).apply_async()) == FLAT.get(name, expected)
+    build, expected = SAME[name]
+    assert get(signature(build().__json__()).apply_async()) == expected
 
 
-@pytest.mark.parametrize("name", canvas.ONCE)
+@pytest.mark.parametrize("name", ONCE)
 def test_every_task_of_a_canvas_runs_once(running: Stack, name: str) -> None:
     key = f"{name}-{uuid4()}"
-    get(in_celery(canvas.ONCE[name])(key).apply_async())
+    get(ONCE[name](key).apply_async())
     words = [int(word) for word in tasks.redis().lrange(key, 0, -1)]
     assert sorted(words) == list(range(1, len(words) + 1))
 
 
-@pytest.mark.parametrize("name", canvas.FAILING)
+@pytest.mark.parametrize("name", FAILING)
 def test_a_failure_in_a_canvas_reaches_the_caller(name: str) -> None:
     key = f"{name}-{uuid4()}"
-    result = in_celery(canvas.FAILING[name])(key).apply_async()
+    result = FAILING[name](key).apply_async()
     with pytest.raises((tasks.ExpectedException, ChordError), match="expected to fail"):
         get(result)
     assert result.state == "FAILURE" if isinstance(result, AsyncResult) else result.failed()
     assert tasks.redis().lrange(key, 0, -1) == []
 
 
-ERROR_CALLBACKS = [name for name in canvas.ERROR_CALLBACKS if "multiple" not in name]
-
-
 @pytest.mark.parametrize("name", ERROR_CALLBACKS)
 def test_the_error_callback_is_called(name: str) -> None:
     key = f"{name}-{uuid4()}"
     part = fail.si().on_error(tasks.errback_new_style.s(key=key))
-    result = in_celery(canvas.ERROR_CALLBACKS[name])(part).apply_async()
+    result = ERROR_CALLBACKS[name](part).apply_async()
     with pytest.raises((tasks.ExpectedException, ChordError)):
         get(result)
     noted = ["canvas_tasks.fail ExpectedException Task expected to fail"]
