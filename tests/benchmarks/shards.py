@@ -20,7 +20,7 @@ from math import log10
 from pathlib import Path
 
 from tests.benchmarks.growth.page import IMAGES, opening
-from tests.benchmarks.together import APPLICATION, REPOSITORY, _cpu, _said, _stopped_at_the_end
+from tests.benchmarks.processes import APPLICATION, REPOSITORY, _cpu, _said, _stopped_at_the_end
 
 BATCH = 500
 _METRICS = 19_464

@@ -17,7 +17,7 @@ from tests.benchmarks.bench.programs import Program, Programs, memory, running
 from tests.benchmarks.growth.tasks import app, noop
 from tests.benchmarks.peers.contestants import OURS
 from tests.benchmarks.peers.queue import effects
-from tests.benchmarks.together import _cpu
+from tests.benchmarks.processes import _cpu
 
 PATIENCE = 900.0
 """Seconds after which a point has failed."""
