@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
-from uuid import UUID
 
 import msgspec
 import pytest
@@ -21,7 +20,6 @@ from orchestrator import (
     workflow,
 )
 from orchestrator.domain.code import history
-from orchestrator.domain.code.commands import command_id
 from orchestrator.domain.code.history import Event
 from orchestrator.testing import Recording, WorkflowTest, replay
 
@@ -55,55 +53,6 @@ async def watcher(ctx: WorkflowContext, of: str, what: str, later: float = 0.0) 
         return f"{await calls[what]()}"
     except (NotFound, WrongState, RunFailed, TimeoutError) as error:
         return f"{type(error).__name__}: {error}"
-
-
-def watched(how: str, *whats: str, later: float = 0.0, signal: int | None = None) -> list[str]:
-    """Return what runs learn of another that does this, and have each replayed."""
-
-    async def play() -> list[str]:
-        async with WorkflowTest() as test:
-            one = await test.start(target, how)
-            runs = [await test.start(watcher, one.id, what, later) for what in whats]
-            if signal is not None:
-                await one.signal("news", signal)
-            return [await run.result() for run in runs]  # which also replays the history, values and all
-
-    return asyncio.run(play())
-
-
-def test_the_end_of_a_run_is_awaited_whether_it_has_come_or_comes_later() -> None:
-    assert watched("returns", "await", "await") == ["returns", "returns"]
-    assert watched("waits", "await", signal=7) == ["got 7"]
-    assert watched("continues", "await", signal=8) == ["got 8"]
-    (failed,) = watched("fails", "await")
-    assert failed.startswith("RunFailed: Run ")
-    assert failed.endswith("failed: orchestrator.errors.WorkflowFailed: no")
-    assert watched("waits", "expire")[0].startswith("TimeoutError: Run ")
-
-
-def test_a_signal_says_whether_it_arrived() -> None:
-    assert watched("waits", "signal", "await") == ["None", "got 7"]
-    assert watched("continues", "signal", "await") == ["None", "got 7"]
-    (late,) = watched("returns", "signal")
-    assert late.startswith("WrongState: Cannot signal run ")
-    assert late.endswith("it is in state 'success'.")
-
-
-def test_a_cancel_reaches_the_run_once_and_says_so() -> None:
-    cancelled, awaited, again = watched("waits", "cancel", "await", "cancel")
-    assert (cancelled, again) == ("None", "None")  # it has been cancelled, and stays so
-    assert awaited.startswith("RunFailed: ")
-    assert awaited.endswith("was cancelled.")
-    assert watched("returns", "cancel")[0].endswith("it is in state 'success'.")
-
-
-@pytest.mark.parametrize("what", ["signal", "cancel", "await"])
-def test_a_run_that_is_not_there_is_not_found(what: str) -> None:
-    async def play() -> str:
-        async with WorkflowTest() as test:
-            return await test.run(watcher, NOBODY, what)
-
-    assert asyncio.run(play()).startswith(f"NotFound: No run has the id {NOBODY}")
 
 
 def recorded(*args: Any) -> Recording:
@@ -162,52 +111,6 @@ def test_a_run_that_is_not_awaited_any_more_goes_on() -> None:
             return [await one.result()]
 
     assert asyncio.run(play()) == ["got 1"]
-
-
-@app.workflow(name="mother")
-async def mother(ctx: WorkflowContext, what: str) -> str:
-    child = target.schedule("waits")
-    run = child.handle.id
-    match what:
-        case "signal":
-            child.handle.signal("news", 1)  # with the command that starts it
-        case "asignal":
-            await child.handle.asignal("news", 2)
-        case "cancel":
-            await child.handle.acancel()
-    try:
-        first = await child
-    except RunFailed as error:
-        first = str(error)
-    assert (child.handle.id, app.workflow_run(run)) == (run, child.handle)
-    try:
-        return f"{first}, {await child.handle.aresult()}"
-    except RunFailed:
-        return first
-
-
-@pytest.mark.parametrize(
-    ("what", "result"),
-    [
-        ("signal", "got 1, got 1"),
-        ("asignal", "got 2, got 2"),
-        ("cancel", "Workflow 'target' was cancelled."),
-    ],
-)
-def test_a_child_has_a_handle_at_once(what: str, result: str) -> None:
-    async def play() -> None:
-        async with WorkflowTest() as test:
-            run = await test.start(mother, what)
-            assert await run.result() == result
-            (started,) = (event.what for event in run.history.events if isinstance(event.what, history.ChildStarted))
-            assert started.id == history_id(run.id)
-
-    asyncio.run(play())
-
-
-def history_id(run: str) -> bytes:
-    """Return the id of a run's first child, which follows from the run's own."""
-    return command_id(UUID(run).bytes, "child", 1)
 
 
 def test_a_signal_that_a_class_does_not_take_is_refused() -> None:

@@ -1,16 +1,13 @@
-"""What Temporal's samples show, as workflows of this project: messages, updates, and the small programs.
+"""What Temporal's samples show, as workflows of this project: messages and updates.
 
-`message_passing/introduction`, `safe_message_handlers`, `waiting_for_handlers` and its compensating variant, `updates`,
-and of `hello`: activity, cancellation, child, continue as new, exception, parallel, query, signal, update. The others
-are in `test_hello_samples_of_temporal.py`, `resource_pool` and `batch_sliding_window` in
-`test_batch_samples_of_temporal.py`.
+`message_passing/introduction`, `safe_message_handlers`, and `waiting_for_handlers` with its compensating variant;
+`resource_pool` and `batch_sliding_window` are in `test_batch_samples_of_temporal.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
@@ -26,7 +23,7 @@ from orchestrator import (
 )
 from orchestrator.testing import After, TestedRun, WorkflowTest
 from orchestrator.testing.workflows import Mocks
-from tests.unit.code_workflows.playing import played, started
+from tests.unit.code_workflows.playing import started
 
 app = Orchestrator(database_url="postgresql://nobody@nowhere.invalid/none")
 
@@ -267,113 +264,3 @@ def test_a_run_that_does_not_wait_drops_its_handlers() -> None:
             update.result()
 
     started(Impatient.run, play, mocks={charge: After(60, "paid")})
-
-
-# -- hello
-
-
-@app.task(name="compose")
-def compose(greeting: str, name: str) -> str: ...
-
-
-HELLO: Mocks = {compose: lambda greeting, name: f"{greeting}, {name}!"}
-
-
-@app.workflow(name="hello-child")
-async def hello_child(ctx: WorkflowContext, name: str) -> str:
-    return await compose.schedule("Hello", name)
-
-
-@app.workflow(name="hello-all")
-async def hello_all(ctx: WorkflowContext, names: list[str]) -> list[str]:
-    return await asyncio.gather(*(hello_child.schedule(name) for name in names))
-
-
-def test_hello_child_and_parallel() -> None:
-    assert played(hello_all, ["Ann", "Bob"], mocks=HELLO) == ["Hello, Ann!", "Hello, Bob!"]
-
-
-def test_hello_continue_as_new() -> None:
-    @app.workflow(name="hello-loop")
-    async def hello_loop(ctx: WorkflowContext, iteration: int) -> int:
-        if iteration == 5:
-            return iteration
-        await ctx.sleep(1)
-        ctx.continue_as_new(iteration + 1)
-
-    assert played(hello_loop, 0) == 5
-
-
-def test_hello_exception() -> None:
-    @app.workflow(name="hello-exception")
-    async def hello_exception(ctx: WorkflowContext, name: str) -> str:
-        return await compose.schedule("Hello", name)
-
-    with pytest.raises(RunFailed, match="ValueError: Ann is not greeted") as failed:
-        played(hello_exception, "Ann", mocks={compose: ValueError("Ann is not greeted")})
-    assert failed.value.kind
-
-
-def test_hello_cancellation() -> None:
-    cleaned: list[str] = []
-
-    @app.task(name="clean-up")
-    def clean_up() -> None: ...
-
-    @app.workflow(name="hello-cancellation")
-    async def hello_cancellation(ctx: WorkflowContext) -> None:
-        try:
-            await compose.schedule("Hello", "Ann")
-        finally:
-            await clean_up.schedule()
-
-    async def play(run: TestedRun[None], test: WorkflowTest) -> None:
-        await run.cancel()
-        await run.result()
-
-    with pytest.raises(RunFailed, match="cancelled"):
-        started(
-            hello_cancellation, play, mocks={compose: After(3600, "late"), clean_up: lambda: cleaned.append("done")}
-        )
-    assert cleaned == ["done"]
-
-
-def test_hello_signal_query_and_update() -> None:
-    @app.workflow(name="hello-messages")
-    class Hello:
-        def __init__(self, ctx: WorkflowContext) -> None:
-            self.ctx = ctx
-            self.pending: list[str] = []
-            self.leaving = False
-
-        @workflow.run
-        async def run(self) -> list[str]:
-            said: list[str] = []
-            while True:
-                await self.ctx.wait_condition(lambda: self.pending or self.leaving)
-                said += [f"Hello, {name}" for name in self.pending]
-                self.pending.clear()
-                if self.leaving:
-                    return said
-
-        @workflow.signal
-        async def greet(self, name: str) -> None:
-            self.pending.append(name)
-
-        @workflow.query
-        def waiting(self) -> int:
-            return len(self.pending)
-
-        @workflow.update
-        async def leave(self) -> str:
-            self.leaving = True
-            return "bye"
-
-    async def play(run: TestedRun[Any], test: WorkflowTest) -> Any:
-        for name in ("Ann", "Bob"):
-            await run.signal(Hello.greet, name)
-        assert await run.query(Hello.waiting) == 0
-        assert await run.update(Hello.leave) == "bye"
-        return await run.result()
-
-    assert started(Hello.run, play) == ["Hello, Ann", "Hello, Bob"]
