@@ -63,16 +63,6 @@ def test_a_task_is_enqueued_and_shown_with_its_result(http: httpx.Client) -> Non
     assert (task["task"]["status"], task["result"], task["args"], task["kwargs"]) == ("success", 5, [2], {"b": 3})
 
 
-def test_a_repeated_request_enqueues_once(http: httpx.Client) -> None:
-    call = {"name": "project.add", "args": [1, 1]}
-    ids = [http.post("/api/v1/tasks", json=call, headers={"Idempotency-Key": "a"}).json()["id"] for _ in range(2)]
-    assert ids[0] == ids[1]
-    other = http.post("/api/v1/tasks", json=call | {"args": [1, 2]}, headers={"Idempotency-Key": "a"})
-    assert other.status_code == 409
-    assert other.headers["content-type"] == "application/problem+json"
-    assert other.json()["task_id"] == ids[0]
-
-
 def test_many_tasks_are_enqueued_together_and_listed_page_by_page(http: httpx.Client) -> None:
     calls = [{"name": "project.add", "args": [number, 1], "queue": "paged"} for number in range(25)]
     ids = http.post("/api/v1/tasks/bulk", json={"tasks": calls}).json()["ids"]
@@ -113,24 +103,6 @@ def test_a_workflow_is_applied_started_and_followed_at_the_root(http: httpx.Clie
     assert http.post(f"/runs/{run}/retry").status_code == 409
     assert http.delete("/workflows/api_nightly").json() == {"done": "deleted"}
     assert http.get("/workflows/api_nightly").status_code == 404
-
-
-def test_the_log_of_one_attempt_of_one_task(http: httpx.Client) -> None:
-    workflow = {
-        "name": "api_talks",
-        "tasks": {"talk": {"task": "project.says", "foreach": "${['one', 'two']}", "input": {"text": "${item}"}}},
-    }
-    http.post("/workflows", json=workflow).raise_for_status()
-    run = http.post("/workflows/api_talks/runs", json={}).json()["id"]
-    assert ended(http, f"/runs/{run}", "run")["run"]["status"] == "success"
-
-    def said(**query: int) -> list[str]:
-        lines = http.get(f"/runs/{run}/tasks/talk/logs", params=query).raise_for_status().json()["lines"]
-        return [line["text"] for line in lines]
-
-    assert eventually(lambda: said(index=1), "the line is there") == ["two"]
-    assert said(index=0, attempt=1) == ["one"]
-    assert said(index=0, attempt=2) == []
 
 
 def test_queues_are_paused_limited_and_purged(http: httpx.Client) -> None:
@@ -182,32 +154,6 @@ def test_what_does_not_fit_is_named(http: httpx.Client) -> None:
     problem("GET", "/nowhere", 404)
 
 
-def test_a_definition_is_read_once_and_replaced_only_as_it_was_read(http: httpx.Client) -> None:
-    document = {"name": "api_tagged", "tasks": {"one": {"task": "project.noop"}}}
-    http.post("/api/v1/workflows", json={"definition": document}).raise_for_status()
-    tag = http.get("/api/v1/workflows/api_tagged").headers["ETag"]
-    again = http.get("/api/v1/workflows/api_tagged", headers={"If-None-Match": f'"0", {tag}'})
-    assert (again.status_code, again.content, again.headers["ETag"]) == (304, b"", tag)
-    assert http.get("/api/v1/workflows/api_tagged", headers={"If-None-Match": '"0"'}).status_code == 200
-
-    other = {"definition": document | {"description": "by me"}}
-    assert http.post("/api/v1/workflows", json=other, headers={"If-Match": tag}).json()["version"] == 2
-    late = http.post(
-        "/api/v1/workflows", json={"definition": document | {"description": "by you"}}, headers={"If-Match": tag}
-    )
-    assert late.status_code == 412
-    assert "version 2" in late.json()["detail"]
-    assert http.post("/api/v1/workflows", json=other, headers={"If-Match": "7"}).status_code == 400
-    assert http.get("/api/v1/workflows/api_tagged").json()["definition"]["description"] == "by me"
-
-    page = http.get("/api/v1/workflows/api_tagged/versions", params={"limit": 1}).json()
-    rest = http.get("/api/v1/workflows/api_tagged/versions", params={"cursor": page["next"]}).json()
-    assert [one["version"] for one in [*page["items"], *rest["items"]]] == [2, 1]
-    assert f'"{rest["items"][0]["hash"]}"' == tag
-    assert rest["next"] is None
-    assert http.get("/api/v1/workflows/api_taged/versions").status_code == 404
-
-
 def test_one_question_finds_by_id_name_tag_and_error(http: httpx.Client) -> None:
     task = http.post("/api/v1/tasks", json={"name": "project.broken", "args": ["rare words"]}).json()["id"]
     ended(http, f"/api/v1/tasks/{task}", "task")
@@ -239,27 +185,6 @@ def test_what_was_set_aside_is_shown_and_cleared(http: httpx.Client, served: tup
     assert http.get("/api/v1/quarantine/1-0%0A").status_code == 404
     assert http.delete("/api/v1/quarantine").json() == {"messages": len(listed)}
     assert http.get("/api/v1/quarantine").json() == {"messages": []}
-
-
-def test_a_page_of_somebody_else_is_refused(http: httpx.Client) -> None:
-    assert http.post("/api/v1/queues/a/purge", headers={"Origin": "https://evil.example"}).status_code == 403
-    assert http.get("/api/v1/tasks", headers={"Host": "evil.example"}).status_code == 421
-    assert http.get("/api/v1/tasks", headers={"Origin": str(http.base_url).rstrip("/")}).status_code == 200
-
-
-def test_a_run_of_code_is_told_and_asked(http: httpx.Client, served: tuple[Stack, str]) -> None:
-    import project
-
-    handle = project.approval.start(60.0)
-    eventually(lambda: http.get(f"/api/v1/runs/{handle.id}").json()["code"]["waits_for"], "it waits")
-    kept = http.post(f"/api/v1/runs/{handle.id}/promises/aproval/resolve", json={"value": "yes"})
-    assert (kept.status_code, kept.json()["settled"], kept.json()["waits"]) == (202, False, ["approval"])
-    assert "does not wait for 'aproval'; it waits for 'approval'" in kept.json()["note"]
-    told = http.post(f"/api/v1/runs/{handle.id}/promises/approval/resolve", json={"value": "yes"})
-    assert (told.status_code, told.json()["settled"], told.json()["waits"]) == (200, True, [])
-    assert handle.result(60) == "yes"
-    history = http.get(f"/api/v1/runs/{handle.id}/history").json()
-    assert history["events"][0]["type"] == "run_started"
 
 
 def test_the_document_describes_every_route(http: httpx.Client) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import project
 import pytest
 
-from orchestrator import Duplicate, OrchestratorError, RunFailed, UnknownHandler, WrongState
+from orchestrator import OrchestratorError, RunFailed, WrongState
 from orchestrator.sdk.code.engine import replay
 from orchestrator.sdk.code.handle import WorkflowHandle
 from orchestrator.sdk.code.recording import Recording
@@ -86,28 +86,6 @@ def test_a_promise_is_kept_once(running: Stack) -> None:
         handle.resolve("approval", "no")
 
 
-def test_the_first_word_on_a_promise_counts_also_if_it_is_early(running: Stack) -> None:
-    for handle in [project.approval.start(600.0) for _ in range(20)]:
-        handle.resolve("approval", "yes")
-        assert handle.result(60) == "yes"
-    handle = project.basket.start()
-    handle.resolve("approval", "yes")
-    with pytest.raises(WrongState, match="No promise 'approval' is open"):
-        handle.resolve("approval", "no")
-    handle.terminate()
-
-
-def test_a_rejected_promise_raises_in_the_code(running: Stack) -> None:
-    handle = project.approval.start(600.0)
-    eventually(lambda: _promises(running, handle), "the promise is open")
-    handle.reject("approval", "too expensive")
-    assert "too expensive" in handle.result(60)
-
-
-def test_a_timer_fires(running: Stack) -> None:
-    assert project.approval.start(0.2).result(60) == "too late"
-
-
 def test_signals_queries_and_updates(running: Stack) -> None:
     handle = project.basket.start()
     handle.signal("add", "a pear")
@@ -127,28 +105,6 @@ def test_signals_queries_and_updates(running: Stack) -> None:
         handle.signal("add", "a plum")
 
 
-def test_a_signal_that_no_worker_knows_is_refused_also_for_those_that_have_no_code(running: Stack) -> None:
-    run = project.app.workflow_run(project.Till.run.start().id)
-    announced = "SELECT count(*) FROM orchestrator.workers WHERE '@signals:pay project.Till' = ANY(names)"
-    eventually(lambda: running.scalar(announced), "it is announced")
-    with pytest.raises(UnknownHandler, match="'project.Till' takes no signal 'pya'. Did you mean 'pay'"):
-        run.signal("pya", 5)
-    run.signal("pay", 5)
-    assert run.result(60) == 5
-
-
-def test_a_run_goes_on_in_new_ones_with_the_signals_it_has_not_taken(running: Stack) -> None:
-    handle = project.rounds.start(3)
-    for number in (1, 2, 3):
-        handle.signal("number", number)
-    assert handle.result(60) == 6
-    assert handle.status() == "success"
-
-
-def test_children_give_their_results_to_their_parent(running: Stack) -> None:
-    assert project.family.start(5).result(60) == [1, 2, 3, 4, 5]
-
-
 def test_a_cancelled_run_tidies_up_and_takes_what_is_open_with_it(running: Stack, tmp_path: Path) -> None:
     path = tmp_path / "log"
     handle = project.tidy.start(str(path))
@@ -164,42 +120,7 @@ def test_a_cancelled_run_tidies_up_and_takes_what_is_open_with_it(running: Stack
     assert counters == (3, 0)
 
 
-def test_a_terminated_run_is_not_asked(running: Stack, tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    handle = project.tidy.start(str(path))
-    eventually(lambda: _open_tasks(running, handle) == 2, "it waits")
-    handle.terminate()
-    with pytest.raises(RunFailed, match="was terminated"):
-        handle.result(60)
-    assert not path.exists()
-    eventually(lambda: not _open_tasks(running, handle), "nothing is open")
-
-
-@pytest.mark.long_for("http")
-def test_code_that_raises_fails_its_run(running: Stack) -> None:
-    with pytest.raises(RunFailed, match="LookupError: nothing there"):
-        project.failing.options().start().result(60)
-    with pytest.raises(RunFailed, match="cannot be serialised"):
-        project.unstorable.start().result(60)
-
-
 # -- ids of one's own
-
-
-def test_one_run_is_open_under_an_id(running: Stack) -> None:
-    first = project.basket.starting(id="b-1").start()
-    with pytest.raises(Duplicate, match=first.id):
-        project.basket.starting(id="b-1").start()
-    assert project.basket.starting(id="b-1", on_conflict="return").start() == first
-    with pytest.raises(Duplicate):
-        project.basket.starting(id="b-1", on_conflict="anew").start()
-    project.basket.starting(id="b-1", signal=("add", "a nut")).start()
-    first.signal("add", "pay")
-    assert first.result(60) == ["a nut"]
-    again = project.basket.starting(id="b-1", signal=("add", "a pea")).start()
-    assert again != first
-    again.signal("add", "pay")
-    assert again.result(60) == ["a pea"]
 
 
 # -- from the command line

@@ -42,13 +42,6 @@ def start(text: str, **params: Any) -> RunHandle[Any]:
     return project.app.workflows[definition.name].start(**params)
 
 
-def states(stack: Stack, run: RunHandle[Any]) -> dict[str, str]:
-    rows = stack.sql(
-        "SELECT step, max(status) FROM orchestrator.ended_tasks WHERE run_id = :id GROUP BY step", id=run.id
-    )
-    return {str(step): str(status) for step, status in rows}
-
-
 NIGHTLY = """
 name: nightly
 params: {day: {type: date, default: today}, count: {type: integer, default: 3}}
@@ -80,27 +73,6 @@ def test_the_shape_of_the_issue(running: Stack) -> None:
     assert (counters.total, counters.success, counters.skipped, counters.failed) == (12, 11, 1, 0)
 
 
-def test_an_empty_list_is_a_success_and_its_fan_in_gets_an_empty_list(running: Stack) -> None:
-    run = start(NIGHTLY.replace("${process[0]}", "none"), count=0)
-    assert run.wait_ended(60) == "success"
-    assert run.outputs()["report"]["process"] == []
-
-
-def test_registered_tasks_and_merged_input(running: Stack) -> None:
-    run = start(
-        """
-        name: sums
-        tasks:
-          a: {task: project.add, input: {a: 1, b: 2}}
-          b: {task: project.add, depends_on: [a], input: {a: "${a}", b: 10}}
-          c: {task: "steps.py:echo", depends_on: [a, b], input: {a: mine}}
-        """
-    )
-    assert run.wait_ended(60) == "success"
-    assert run.outputs()["b"] == 13
-    assert run.outputs()["c"] == {"a": "mine", "b": 13}, "a task's own keys win"
-
-
 def test_failures_skip_what_is_below_transitively_and_carry_the_reason(running: Stack, tmp_path: Path) -> None:
     run = start(
         f"""
@@ -127,36 +99,6 @@ def test_failures_skip_what_is_below_transitively_and_carry_the_reason(running: 
         "SELECT count(*) FROM orchestrator.ended_tasks WHERE run_id = :id AND step = 'other'", id=run.id
     )
     assert attempts == [(1,)], "what had succeeded was not run again"
-
-
-def test_what_cannot_be_evaluated_fails_and_says_why(running: Stack) -> None:
-    run = start(
-        """
-        name: wrong
-        tasks:
-          a: {task: "steps.py:discover"}
-          b: {task: "steps.py:nothing", depends_on: [a], foreach: a.day}
-          c: {task: "steps.py:nothing", depends_on: [a], input: {x: "${a.missing.field}"}}
-          d: {task: "steps.py:nothing", depends_on: [b, c], trigger: all_ended}
-        """
-    )
-    assert run.wait_ended(60) == "failed"
-    counters = run.progress().counters
-    assert (counters.success, counters.failed) == (2, 2)
-
-
-def test_one_failed_item_fails_the_fan_out_but_not_its_neighbours(running: Stack) -> None:
-    run = start(
-        """
-        name: items
-        tasks:
-          make: {task: "steps.py:echo", input: {list: [0, 1, 2, 3]}}
-          each: {task: "steps.py:raise_at", depends_on: [make], foreach: make.list, input: {at: 2}}
-          all:  {task: "steps.py:echo", depends_on: [each], trigger: all_ended}
-        """
-    )
-    assert run.wait_ended(60) == "failed"
-    assert run.outputs()["all"] == {"each": [0, 1, None, 3]}
 
 
 def test_child_workflows_give_their_outputs_and_are_cancelled_with_their_parent(running: Stack, tmp_path: Path) -> None:
@@ -236,55 +178,6 @@ def test_rerun_from_a_task_keeps_what_is_above_it(running: Stack, tmp_path: Path
     with pytest.raises(InvalidWorkflow, match="has no task 'z'"):
         run.rerun(from_step="z")
     assert run.rerun().wait_ended(60) == "success"
-
-
-def test_an_idempotency_key_starts_one_run(running: Stack) -> None:
-    project.app.workflows.apply(loads("name: once\ntags: [nightly]\ntasks:\n  a: {task: 'steps.py:nothing'}"))
-    workflow = project.app.workflows["once"].options(key="2026-05-01", tags=["manual"])
-    first = workflow.start()
-    assert workflow.start().id == first.id
-    assert first.wait_ended(60) == "success"
-    tagged = running.sql("SELECT tags FROM orchestrator.runs WHERE workflow = 'once'")
-    assert tagged == [(["nightly", "manual"],)]
-
-
-def test_concurrency_of_runs_per_key(running: Stack, tmp_path: Path) -> None:
-    text = f"""
-        name: lanes
-        params: {{customer: {{type: string}}}}
-        concurrency: {{limit: 1, key: "${{params.customer}}"}}
-        tasks:
-          a: {{task: "steps.py:wait_for", input: {{path: "{tmp_path}/${{params.customer}}"}}}}
-        """
-    ada = [start(text, customer="ada") for _ in range(3)]
-    bob = start(text, customer="bob")
-    (tmp_path / "bob").touch()
-    assert bob.wait_ended(60) == "success", "another key is not held up"
-    running_now = "SELECT count(*) FROM orchestrator.runs WHERE lane = 'lanes/ada' AND status = 'running'"
-    assert running.scalar(running_now) == 1
-    (tmp_path / "ada").touch()
-    assert [run.wait_ended(60) for run in ada] == ["success"] * 3
-    overlaps = """
-        SELECT count(*) FROM orchestrator.runs a JOIN orchestrator.runs b ON a.lane = b.lane AND a.id < b.id
-         WHERE a.lane = 'lanes/ada' AND a.ended_at > b.started_at AND b.ended_at > a.started_at
-    """
-    assert running.scalar(overlaps) == 0
-
-
-def test_a_run_that_takes_too_long_fails(running: Stack, tmp_path: Path) -> None:
-    run = start(
-        f"""
-        name: late
-        timeout: 500ms
-        tasks:
-          a: {{task: "steps.py:wait_for", input: {{path: "{tmp_path}/never"}}}}
-          b: {{task: "steps.py:nothing", depends_on: [a]}}
-        """
-    )
-    assert run.wait_ended(60) == "failed"
-    assert running.sql("SELECT reason, open, cancelled FROM orchestrator.runs WHERE id = :id", id=run.id) == [
-        ("timed out", 0, 2)
-    ]
 
 
 class TestEvents:

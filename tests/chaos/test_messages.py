@@ -8,7 +8,7 @@ from tests.chaos import breakable
 from tests.chaos.messages.__main__ import run
 
 
-@pytest.mark.slow
+@pytest.mark.long  # tests/chaos/test_real.py tells journeys in each build
 def test_kills_lose_double_and_reorder_no_message() -> None:
     with breakable.folder() as folder:
         verdict = run(5, 1, folder, runs=2, pace=(0.5, 1.5))

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
-from click.testing import CliRunner
 
 from orchestrator import InvalidWorkflow, NotFound, WorkflowContext
-from orchestrator.cli import main
 from orchestrator.sdk.dag import definitions
 from orchestrator.sdk.flow.builder import FlowGraph
-from orchestrator.sdk.flow.flows import FlowHandle
-from tests.integration.api_client import ApiClient
 from tests.integration.stage import System
 
 DAY = 86_400.0
@@ -70,54 +64,6 @@ def test_each_fire_starts_a_run_of_the_version_that_is_published_then(system: Sy
     stored = system.app.schedules["ask/default"].status()
     assert (stored.fired, stored.error, stored.flow, stored.flow_version) == (2, None, True, None)
     assert system.app.schedules["ask/fixed"].status().flow_version == 1
-
-
-def test_overlap_holds_for_flows(system: System) -> None:
-    for overlap in ("skip", "queue", "cancel_previous"):
-        system.app.schedules.set("ask", overlap, every="24h", overlap=overlap)
-    pass_days(system, 1)
-    pass_days(system, 2)
-    states = {
-        name: [run["status"] for run in runs(system) if run["schedule"] == f"ask/{name}"]
-        for name in ("skip", "queue", "cancel_previous")
-    }
-    assert states == {
-        "skip": ["running"],
-        "queue": ["running", "pending"],
-        "cancel_previous": ["cancelled", "running"],
-    }
-    approve_all(system)
-    system.tick_until(lambda: [one["status"] for one in runs(system) if one["schedule"] == "ask/queue"][1] == "running")
-
-
-def test_a_backfill_starts_flows_a_few_at_a_time(system: System) -> None:
-    system.app.schedules.set("ask", every="24h", params={"due": "${run.fire_time}"}, version=1)
-    publish_again(system)
-    backfill = system.app.schedules["ask"].backfill("2026-01-01", "2026-01-04", concurrency=2)
-    system.pass_seconds(2)
-    assert [run["status"] for run in runs(system)] == ["running", "running", "pending"]
-    for _ in range(2):
-        approve_all(system)
-    system.tick_until(lambda: backfill.progress().is_over)
-    view = backfill.progress()
-    assert (view.started, view.failed) == (3, 0)
-    assert [(run["version"], run["params"]["due"][:10]) for run in runs(system)] == [
-        (1, "2026-01-01"),
-        (1, "2026-01-02"),
-        (1, "2026-01-03"),
-    ]
-
-
-def test_a_run_can_be_started_at_once(system: System) -> None:
-    system.app.schedules.set("ask", every="24h", version=1)
-    publish_again(system)
-    run = system.app.schedules["ask"].trigger()
-    assert isinstance(run, FlowHandle)
-    system.pass_seconds(2)
-    run.approve()
-    system.pass_seconds(2)
-    assert run.result(0) == {"ask": "approved"}
-    assert [one["version"] for one in runs(system)] == [1]
 
 
 def test_what_cannot_be_scheduled_is_refused(system: System) -> None:
@@ -197,31 +143,3 @@ def test_only_a_flow_of_its_own_has_a_schedule(system: System) -> None:
 
 
 # -- the other doors
-
-
-def test_from_the_command_line(system: System, in_empty_folder: Path) -> None:
-    def run(*words: str, exit_code: int = 0) -> str:
-        result = CliRunner().invoke(main, words)
-        assert result.exit_code == exit_code, result.output
-        return result.output
-
-    assert "ask/default: next fire" in run("schedules", "set", "ask", "--every", "24h", "--version", "1")
-    assert "flow ask, version 1" in run("schedules", "show", "ask")
-    shown = json.loads(run("schedules", "show", "ask", "--json"))
-    assert (shown["flow"], shown["flow_version"]) == (True, 1)
-    run("schedules", "set", "ask", "--every", "24h")
-    assert "flow ask, its newest published version" in run("schedules", "show", "ask")
-    assert "has no version 9" in run("schedules", "set", "ask", "--every", "24h", "--version", "9", exit_code=1)
-    started = UUID(run("schedules", "trigger", "ask").strip())
-    assert [one["id"] for one in runs(system)] == [started]
-
-
-def test_over_http(system: System) -> None:
-    server = ApiClient(system.settings)
-    answer = server.send("PUT", "/api/v1/schedules/ask", json={"schedule": {"every": "24h"}, "version": 1})
-    assert (answer.status_code, answer.json()["flow"], answer.json()["version"]) == (200, True, 1)
-    answer = server.send("PUT", "/api/v1/schedules/ask", json={"schedule": {"every": "24h"}, "version": 9})
-    assert answer.status_code == 404
-    assert server.send("POST", "/api/v1/schedules/ask/default/trigger").status_code == 201
-    page = server.send("GET", "/ui/schedules")
-    assert 'href="/ui/flows/ask"' in page.text

@@ -10,7 +10,6 @@ import pytest
 
 from orchestrator import DeterminismViolation, Orchestrator, OrchestratorError, RunFailed, WorkflowContext, WrongState
 from orchestrator.domain.code import history
-from orchestrator.domain.code.commands import CancelRun
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.sdk.code.recording import Recording
@@ -471,91 +470,6 @@ def test_who_waits_for_an_update_learns_that_the_run_ends(how: str) -> None:
     started(updated, ask)
 
 
-# -- what a test does as the leader does
-
-
-@app.workflow(timeout=100)
-async def limited(ctx: WorkflowContext, how: str, rounds: int = 0) -> str:
-    try:
-        await ctx.sleep(90)
-        if how == "continues":
-            ctx.continue_as_new(how, rounds + 1)
-        await ctx.signals("never").get()
-    except asyncio.CancelledError:
-        if how != "deaf":
-            raise
-        await ctx.signals("never").get()
-    return "in time"
-
-
-@pytest.mark.parametrize(("how", "at"), [("polite", 100), ("continues", 100), ("deaf", 400)])
-def test_a_test_keeps_the_time_of_a_run(how: str, at: int) -> None:
-    async def play() -> float:
-        async with WorkflowTest() as test:
-            begun = test.now
-            with pytest.raises(RunFailed, match="RunTimedOut: The run took longer than it may"):
-                await test.run(limited, how)
-            return (test.now - begun).total_seconds()
-
-    assert asyncio.run(play()) == at
-
-
-def test_a_test_tells_a_run_that_was_terminated_from_one_that_was_cancelled() -> None:
-    async def terminate(run: TestedRun[int], _: WorkflowTest) -> None:
-        await run.terminate()
-        with pytest.raises(RunFailed, match="was terminated") as failed:
-            await run.result()
-        assert failed.value.kind == "RunTerminated"
-
-    started(updated, terminate)
-
-
-@app.workflow
-async def parent_of_limited(ctx: WorkflowContext, how: str) -> str:
-    try:
-        return await limited.schedule(how)
-    except RunFailed as error:
-        return str(error)
-
-
-@pytest.mark.parametrize("how", ["polite", "continues", "deaf"])
-def test_a_parent_learns_that_the_time_of_its_child_was_up(how: str) -> None:
-    assert "RunTimedOut" in played(parent_of_limited, how)
-
-
-@app.workflow
-async def loops(ctx: WorkflowContext, rounds: int = 0) -> int:
-    @ctx.update
-    async def poke() -> int:
-        return rounds
-
-    child = parent_of_limited.options(on_cancel="wait").schedule("polite")
-    await ctx.signals("go").get()
-    if rounds == 0:
-        ctx.continue_as_new(1)
-    child.cancel()
-    return rounds
-
-
-def test_what_is_said_in_the_turn_that_continues_reaches_the_successor() -> None:
-    async def tell(run: TestedRun[int], test: WorkflowTest) -> Any:
-        first = run._run
-        for fact in (
-            history.SignalReceived("go", b"\xc0"),
-            history.UpdateRequested(bytes(16), "poke", b"\x92\x90\x80"),
-            history.RunCancelRequested("now"),
-        ):
-            test.leader.append(first, fact)
-        await test.settle()
-        assert first.next is not None
-        with pytest.raises(RunFailed, match="was cancelled"):
-            await run.result()
-        children = [one.end for one in test.leader.runs.values() if one.parent is first]
-        return first.next.answers[bytes(16)].result, children
-
-    assert started(loops, tell) == (b"\x01", [CancelRun()])
-
-
 @app.workflow
 async def large(ctx: WorkflowContext, where: str) -> Any:
     return too_large() if where == "workflow" else await work.schedule()
@@ -565,41 +479,3 @@ async def large(ctx: WorkflowContext, where: str) -> Any:
 def test_a_result_that_is_too_large_is_its_own_error(where: str) -> None:
     with pytest.raises(RunFailed, match="PayloadError"):
         played(large, where, mocks={work: lambda *_: too_large()})
-
-
-@app.workflow
-async def approved(ctx: WorkflowContext, rounds: int = 0) -> Any:
-    if await ctx.signals("go", type=str).get() == "continue":
-        ctx.continue_as_new(rounds + 1)
-    return await ctx.promise("approval")
-
-
-@pytest.mark.parametrize("way", [["on"], ["continue", "on"]])
-def test_a_promise_may_be_resolved_early(way: list[str]) -> None:
-    async def resolve(run: TestedRun[Any], _: WorkflowTest) -> Any:
-        await run.resolve("approval", 7)
-        with pytest.raises(WrongState, match="No promise 'approval' is open"):
-            await run.resolve("approval", 8)
-        for word in way:
-            await run.signal("go", word)
-        return await run.result()
-
-    assert started(approved, resolve) == 7
-
-
-@app.workflow
-async def reminded(ctx: WorkflowContext, another: bool) -> Any:
-    first = ctx.promise("approval")
-    other = ctx.promise("approval") if another else None
-    await ctx.signals("go").get()
-    first.cancel()
-    return [await (other or ctx.promise("approval"))]
-
-
-@pytest.mark.parametrize("another", [False, True])
-def test_what_is_said_of_a_promise_that_the_code_gives_up_reaches_the_next_of_its_name(another: bool) -> None:
-    async def resolve(run: TestedRun[Any], _: WorkflowTest) -> Any:
-        await asyncio.gather(run.signal("go"), run.resolve("approval", 7))
-        return await run.result()
-
-    assert started(reminded, resolve, another) == [7]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from itertools import count
 from typing import Any
 
@@ -14,8 +13,7 @@ from orchestrator.domain.code import history, resets
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.resets import Fate, preview
 from orchestrator.domain.tasks.task import TaskError
-from orchestrator.sdk.values.payload import encode_value
-from orchestrator.testing import After, TestedRun, WorkflowTest
+from orchestrator.testing import TestedRun, WorkflowTest
 from tests.unit.code_workflows.playing import started
 
 app = Orchestrator()
@@ -78,57 +76,6 @@ def number_of(run: TestedRun[Any], kind: type, last: bool = False) -> int:
     return found[-1 if last else 0]
 
 
-def test_what_had_ended_is_kept_and_all_else_is_done_again(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    shop = Shop()
-
-    async def then(old: TestedRun[list[Any]], test: WorkflowTest) -> None:
-        result = await to_the_end(old)
-        before = old.history.events
-        new = await old.reset(number_of(old, history.PromiseCreated))
-        assert old.history.events == before
-        assert kinds(new)[: len(kinds(old))][:7] == kinds(old)[:7]
-        await new.resolve("receipt", "here again")
-        assert await new.result() == [*result[:4], "parcel 2", "here again"]
-        assert new.state == {"remark": "quick!"}
-        again = await new.reset(number_of(new, history.PromiseCreated))
-        await again.resolve("receipt", "at last")
-        assert await again.result() == [*result[:4], "parcel 3", "at last"]
-
-    started(order, then, mocks=shop.mocks)
-    assert len(shop.paid) == 1
-    assert len(shop.shipped) == 3
-    assert len(set(shop.shipped)) == 1  # the same random number, and the same UUID
-    assert [record.message for record in caplog.records] == [f"paid at {shop.paid[0]}"]  # silent the second time
-
-
-def test_a_reset_to_the_first_event_is_a_new_beginning() -> None:
-    shop = Shop()
-
-    async def then(old: TestedRun[list[Any]], test: WorkflowTest) -> None:
-        first, *_ = await to_the_end(old)
-        new = await old.reset(1)
-        assert kinds(new)[:4] == ["RunStarted", "RunReset", "SignalReceived", "ActivationApplied"]
-        await new.resolve("approval", "no")
-        await new.resolve("receipt", "none")
-        assert await new.result() == [first + 1, "payment 2", "quick!", "no", "parcel 2", "none"]
-
-    started(order, then, mocks=shop.mocks)
-
-
-def test_a_task_that_was_open_is_commanded_again_and_the_open_run_ends() -> None:
-    shop = Shop()
-
-    async def then(old: TestedRun[list[Any]], test: WorkflowTest) -> None:
-        new = await old.reset(4)
-        assert kinds(new)[3:5] == ["Reopened", "RunReset"]
-        assert new.history.events[3].what == history.Reopened("task 1 pay")
-        await test.skip(60)
-        assert await to_the_end(old) == await new.result()  # whoever holds the old run is led to the new one
-
-    started(order, then, mocks=shop.mocks | {pay: After(60, "payment")})
-
-
 def test_what_ran_before_the_event_takes_the_old_branch_again() -> None:
     changed = False
     choices: list[bool] = []
@@ -149,68 +96,10 @@ def test_what_ran_before_the_event_takes_the_old_branch_again() -> None:
     started(patching, then)
 
 
-def test_a_timer_counts_from_when_it_was_asked_for() -> None:
-    @app.workflow(name="sleeping")
-    async def sleeping(ctx: WorkflowContext) -> str:
-        await ctx.sleep(hours=1)
-        return ctx.now().isoformat()
-
-    async def then(old: TestedRun[str], test: WorkflowTest) -> None:
-        await test.skip(minutes=50)
-        new = await old.reset(3)
-        assert await new.result() == "2026-01-01T01:00:00+00:00"
-        again = await old.reset(3)
-        assert await again.result() == "2026-01-01T01:00:00+00:00"
-
-    started(sleeping, then)
-
-
-def test_a_timer_that_was_asked_for_late_is_due_when_it_was_due() -> None:
-    @app.workflow(name="late")
-    async def sleeping(ctx: WorkflowContext) -> str:
-        await ctx.signals("go").get()
-        await ctx.sleep(hours=1)
-        return ctx.now().isoformat()
-
-    async def then(old: TestedRun[str], test: WorkflowTest) -> None:
-        (run,) = test.leader.runs.values()
-        test.leader.append(run, history.SignalReceived("go", encode_value(None, "signal", 100)))
-        test.leader.now += 600  # no worker was up
-        await test.settle()
-        assert isinstance(run.history[4].what, history.TimerStarted)
-        assert list(run.timers.values()) == [test.leader.now + 3600]
-        await test.skip(minutes=20)
-        new = await old.reset(5)
-        await test.skip(minutes=20)
-        new = await new.reset(8)  # it has asked for the timer again by then
-        assert isinstance(new.history.events[7].what, history.Reopened)
-        assert await new.result() == "2026-01-01T01:10:00+00:00"
-        anew = await old.reset(2)  # its code has not asked for anything yet
-        assert await anew.result() == "2026-01-01T02:10:00+00:00"
-
-    started(sleeping, then)
-
-
 @app.workflow(name="child")
 async def child(ctx: WorkflowContext, seconds: float) -> str:
     await ctx.sleep(seconds)
     return f"slept {seconds:g} s"
-
-
-def test_a_detached_child_is_taken_over_and_any_other_started_again() -> None:
-    @app.workflow(name="parent")
-    async def parent(ctx: WorkflowContext) -> list[str]:
-        return list(await asyncio.gather(child.options(detached=True).schedule(60), child.schedule(30)))
-
-    async def then(old: TestedRun[list[str]], test: WorkflowTest) -> None:
-        new = await old.reset(4)
-        assert [type(event.what).__name__ for event in new.history.events[2:4]] == ["ChildStarted", "Reopened"]
-        assert await new.result() == ["slept 60 s", "slept 30 s"]
-        assert len(test.leader.runs) == 5  # two parents, three children
-        late = await old.reset(4)
-        assert await late.result() == ["slept 60 s", "slept 30 s"]
-
-    started(parent, then)
 
 
 def test_a_child_whose_end_the_code_waits_for_after_cancelling_it_is_not_started_again() -> None:
