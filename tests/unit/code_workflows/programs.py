@@ -308,8 +308,8 @@ class World:
         shown = list(run.history)
         self.leader.activate(run)
         assert run.stuck is None, run.stuck
-        if run is self.run:
-            batch = run.history[len(shown) + 1 :]  # after the mark
+        mark, *batch = run.history[len(shown) :]
+        if run is self.run and not refused_at(mark):  # a refused end leaves nothing but the mark
             self.turns.append(Turn(shown, [event.what for event in batch if not _is_leaders(event)]))
 
     def _end_task(self, run: Run, task: bytes) -> None:
@@ -323,6 +323,11 @@ class World:
     def _tell(self, fact: history.Fact) -> None:
         if self.run.end is None:
             self.leader.append(self.run, fact)
+
+
+def refused_at(mark: Event) -> int:
+    """Return the number of the fact at which the code ended, if a mark refuses that: more facts were there already."""
+    return mark.what.ended if isinstance(mark.what, history.ActivationApplied) else 0
 
 
 def _is_leaders(event: Event) -> bool:
