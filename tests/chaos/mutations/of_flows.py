@@ -64,7 +64,7 @@ FLOWS = (
         "orchestrator/domain/flow/plan.py",
         "        if state.has_ended and not (isinstance(event, commands.Retried) and state.error is not None):\n",
         "        if False:\n",
-        (seeds("26", "not at rest"),),
+        (tests("tests/unit/flows/test_planner.py::test_what_comes_late_or_twice_changes_nothing", "it ends once"),),
     ),
     Mutation(
         "timer-of-before",
