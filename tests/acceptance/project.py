@@ -22,7 +22,6 @@ from orchestrator import (
     chord,
     group,
     unguarded,
-    workflow,
 )
 from orchestrator.executors import Process
 
@@ -266,11 +265,6 @@ async def parent_async(path: str, count: int) -> list[str]:
     return [(await logged.aenqueue(path, number)).id for number in range(count)]
 
 
-@app.task
-async def parent_by_context(ctx: TaskContext) -> str:
-    return (await ctx.aenqueue(add, 1, 2)).id
-
-
 @app.task(isolation="process")
 def parent_isolated(path: str, count: int) -> list[str]:
     return [logged.enqueue(path, number).id for number in range(count)]
@@ -406,31 +400,6 @@ async def basket(ctx: WorkflowContext) -> list[str]:
 
 
 @app.workflow
-class Till:
-    """Wait until somebody pays."""
-
-    def __init__(self, ctx: WorkflowContext) -> None:
-        self.ctx, self.paid = ctx, 0
-
-    @workflow.run
-    async def run(self) -> int:
-        await self.ctx.wait_condition(lambda: self.paid)
-        return self.paid
-
-    @workflow.signal
-    def pay(self, amount: int) -> None:
-        self.paid = amount
-
-
-@app.workflow
-async def rounds(ctx: WorkflowContext, left: int, total: int = 0) -> int:
-    total += await ctx.signals("number", type=int).get()
-    if left > 1:
-        ctx.continue_as_new(left - 1, total)
-    return total
-
-
-@app.workflow
 async def restless(ctx: WorkflowContext, number: int = 0) -> None:
     """Continue as new all the time, and never end by itself."""
 
@@ -450,11 +419,6 @@ async def leaves(ctx: WorkflowContext, seconds: float) -> None:
 
 
 @app.workflow
-async def family(ctx: WorkflowContext, children: int) -> list[int]:
-    return list(await asyncio.gather(*(steps.schedule(number) for number in range(1, children + 1))))
-
-
-@app.workflow
 async def tidy(ctx: WorkflowContext, path: str) -> None:
     """Wait for ever; asked to stop, tidy up."""
     child = approval.schedule(3600.0)
@@ -462,16 +426,6 @@ async def tidy(ctx: WorkflowContext, path: str) -> None:
         await asyncio.gather(child, logged_when.options(queue="nobody").schedule(path, path, 1))
     finally:
         await logged.schedule(path, 7)
-
-
-@app.workflow
-async def unstorable(ctx: WorkflowContext) -> object:
-    return object()
-
-
-@app.workflow
-async def failing(ctx: WorkflowContext) -> None:
-    await broken.schedule("nothing there")
 
 
 @app.task

@@ -47,11 +47,5 @@ def wait_for(path: str, started: str | None = None, **_: Any) -> str:
     return "went"
 
 
-def raise_at(item: int, at: int) -> int:
-    if item == at:
-        raise ValueError(f"item {item}")
-    return item
-
-
 def nothing() -> None:
     pass

@@ -58,12 +58,6 @@ async def swallows_async(started: str, go: str) -> None:
 
 
 @app.task
-async def blocks_the_loop(started: str, go: str) -> None:
-    log(started, str(os.getpid()))
-    wait_for(go)
-
-
-@app.task
 def keeps_the_interpreter(started: str) -> None:
     """C code that never lets go: nothing else runs in this process."""
     log(started, str(os.getpid()))
@@ -110,12 +104,6 @@ def hopeless() -> None:
 def leaks(size: int) -> int:
     leak.append(b"x" * size)
     return os.getpid()
-
-
-@app.workflow
-async def spins(ctx: WorkflowContext) -> None:
-    while True:
-        pass
 
 
 @app.workflow

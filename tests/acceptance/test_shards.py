@@ -8,7 +8,10 @@ import os
 import re
 import signal
 import threading
+import uuid
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,8 +34,8 @@ from orchestrator.transport.keys import Keys
 from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.parent.beating import Beating
 from orchestrator.workers.spec import WorkerSpec
-from tests.acceptance.conftest import SHARDS
-from tests.acceptance.stack import Stack
+from tests.acceptance.conftest import SHARDS, sharded_stack
+from tests.acceptance.stack import Stack, using
 from tests.acceptance.ways import take
 from tests.waiting import eventually
 
@@ -59,6 +62,30 @@ def start(stack: Stack, *options: str) -> None:
     eventually(lambda: len(leaders(stack)) == SHARDS, "each shard has a leader")
 
 
+@pytest.fixture(scope="module")
+def started(database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    folder, namespace = tmp_path_factory.mktemp("shards"), f"shards_{uuid.uuid4().hex[:8]}"
+    with sharded_stack(database_url, redis_url, folder, namespace, SHARDS) as stack:
+        start(stack, "--database")
+        stack.worker(*SHARING, processes=SHARDS)
+        yield stack
+
+
+@pytest.fixture
+def running(started: Stack) -> Iterator[Stack]:
+    """Two shards with a scheduler, and a worker of each application, for all tests that disturb nothing."""
+    with using(project.app, started), using(sharing.app, started):
+        yield started
+
+
+@contextmanager
+def growing(stack: Stack, table: str, least: int = 1) -> Iterator[None]:
+    """Expect at least so many more rows in each shard at the end."""
+    before = per_shard(stack, table)
+    yield
+    assert min(after - then for then, after in zip(before, per_shard(stack, table), strict=True)) >= least
+
+
 def test_tasks_of_all_shards_are_run_and_seen_as_one(sharded: Stack) -> None:
     start(sharded)
     handles = [project.add.enqueue(number, 1) for number in range(40)]
@@ -75,12 +102,11 @@ def test_tasks_of_all_shards_are_run_and_seen_as_one(sharded: Stack) -> None:
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_tasks_complete_in_transactions_of_their_shard(sharded: Stack, isolation: Any) -> None:
+def test_tasks_complete_in_transactions_of_their_shard(running: Stack, isolation: Any) -> None:
     """Also in a process of their own, which each has after a loss, too."""
-    start(sharded, "--database")
     task = project.in_one_transaction.options(isolation=isolation)
-    results = [task.enqueue(number, 1).result(timeout=60) for number in range(8)]
-    assert min(per_shard(sharded, "ended_tasks")) > 0
+    with growing(running, "ended_tasks"):
+        results = [task.enqueue(number, 1).result(timeout=60) for number in range(8)]
     children = [project.app.handle(result.split()[1]).result(timeout=60) for result in results]
     assert children == list(range(1, 9))
 
@@ -97,25 +123,24 @@ def test_programs_reach_all_shards_over_http(sharded: Stack) -> None:
     eventually(lambda: {handle.status() for handle in later} == {"cancelled"}, "all are cancelled")
 
 
-def test_requests_find_the_shard_of_a_task(sharded: Stack) -> None:
-    start(sharded)
-    later = [project.add.options(delay=3600.0).enqueue(number, 1) for number in range(10)]
-    assert min(per_shard(sharded, "tasks")) > 0
+def test_requests_find_the_shard_of_a_task(running: Stack) -> None:
+    with growing(running, "tasks"):
+        later = [project.add.options(delay=3600.0).enqueue(number, 1) for number in range(10)]
     for handle in later:
         handle.cancel()
     eventually(lambda: {handle.status() for handle in later} == {"cancelled"}, "all are cancelled")
-    sharded.told("queues", "pause", "default")
+    running.told("queues", "pause", "default")
     waiting = [project.add.enqueue(number, 1) for number in range(10)]
-    sharded.told("queues", "resume", "default")
+    running.told("queues", "resume", "default")
     assert [handle.result(timeout=60) for handle in waiting] == list(range(1, 11))
 
 
-def test_a_key_is_unique_in_all_shards(sharded: Stack) -> None:
-    start(sharded)
-    sharded.told("queues", "pause", "default")
-    ids = {project.add.options(unique_key=f"key {number % 5}").enqueue(number, 1).id for number in range(40)}
-    assert len(ids) == 5
-    sharded.told("queues", "resume", "default")
+def test_a_key_is_unique_in_all_shards(running: Stack) -> None:
+    running.told("queues", "pause", "default")
+    same = {project.add.options(unique_key=f"key {number % 5}").enqueue(number, 1) for number in range(40)}
+    assert len(same) == 5
+    running.told("queues", "resume", "default")
+    assert sorted(handle.result(timeout=60) for handle in same) == [1, 2, 3, 4, 5]
 
 
 def test_a_dead_leader_is_replaced_and_nothing_is_lost_or_doubled(sharded: Stack) -> None:
@@ -247,12 +272,11 @@ def test_people_and_metrics_see_what_is_wrong_in_any_shard(sharded: Stack) -> No
     assert [one["address"] for one in status["standbys"]] == ["host:2"]
 
 
-def test_workflows_run_in_all_shards(sharded: Stack) -> None:
-    start(sharded, *SHARING)
-    path = sharded.folder / "counted"
-    runs = [sharing.twice.start(str(path), str(number)) for number in range(10)]
-    assert [run.result(timeout=60) for run in runs] == [[f"{n}.0", f"{n}.1"] for n in range(10)]
-    assert min(per_shard(sharded, "runs")) > 0
+def test_workflows_run_in_all_shards(running: Stack) -> None:
+    path = running.folder / "counted"
+    with growing(running, "runs"):
+        runs = [sharing.twice.start(str(path), str(number)) for number in range(10)]
+        assert [run.result(timeout=60) for run in runs] == [[f"{n}.0", f"{n}.1"] for n in range(10)]
     assert Counter(path.read_text().split()) == Counter(f"{n}.{m}" for n in range(10) for m in range(2))
     listening = [sharing.listens.starting(id=f"mine {number}").start() for number in range(6)]
     with pytest.raises(Duplicate):
@@ -338,35 +362,32 @@ def ended(stack: Stack, name: str) -> int:
     return found
 
 
-def test_a_limit_holds_for_all_shards_together(sharded: Stack) -> None:
-    start(sharded, *SHARING)
-    path = sharded.folder / "narrow"
-    for _ in range(12):
-        sharing.spread.enqueue("narrow", str(path), 5)
-    eventually(lambda: ended(sharded, "sharing.narrow") == 60, "all have run", timeout=120)
-    assert min(per_shard(sharded, "ended_tasks")) > 10
+def test_a_limit_holds_for_all_shards_together(running: Stack) -> None:
+    path = running.folder / "narrow"
+    with growing(running, "ended_tasks", 11):
+        for _ in range(12):
+            sharing.spread.enqueue("narrow", str(path), 5)
+        eventually(lambda: ended(running, "sharing.narrow") == 60, "all have run", timeout=120)
     assert most_at_once(path) == 2
 
 
-def test_a_limit_of_a_queue_holds_for_all_shards_together(sharded: Stack) -> None:
-    start(sharded, *SHARING)
-    sharded.told("queues", "limit", "limited", "--concurrency", "3")
-    path = sharded.folder / "queued"
+def test_a_limit_of_a_queue_holds_for_all_shards_together(running: Stack) -> None:
+    running.told("queues", "limit", "limited", "--concurrency", "3")
+    path = running.folder / "queued"
     handles = [sharing.queued.enqueue(str(path)) for _ in range(60)]
     for handle in handles:
         handle.result(timeout=120)
     assert most_at_once(path) == 3
 
 
-def test_a_rate_holds_for_all_shards_together(sharded: Stack) -> None:
+def test_a_rate_holds_for_all_shards_together(running: Stack) -> None:
     """Each shard has half of the tasks, so that two rates instead of one would take half as long."""
-    start(sharded, *SHARING)
-    path, each = sharded.folder / "slow", 12
+    path, each = running.folder / "slow", 12
     keys = {crc32(f"|{key}".encode()) % SHARDS: key for key in "abcdef"}
-    for key in keys.values():
-        sharing.spread.options(concurrency_key=key).enqueue("slow", str(path), each)
-    eventually(lambda: ended(sharded, "sharing.slow") == SHARDS * each, "all have run", timeout=120)
-    assert per_shard(sharded, "ended_tasks") == [1 + each] * SHARDS
+    with growing(running, "ended_tasks", 1 + each):
+        for key in keys.values():
+            sharing.spread.options(concurrency_key=key).enqueue("slow", str(path), each)
+        eventually(lambda: ended(running, "sharing.slow") == SHARDS * each, "all have run", timeout=120)
     begun = sorted(float(line.split()[1]) for line in path.read_text().splitlines())
     assert begun[-1] - begun[0] > 0.9 * (SHARDS * each - 1) / 5
 
@@ -379,12 +400,11 @@ tasks:
 """
 
 
-def test_the_concurrency_of_a_workflow_holds_for_all_shards_together(sharded: Stack) -> None:
-    start(sharded, *SHARING)
-    path = sharded.folder / "scarce"
+def test_the_concurrency_of_a_workflow_holds_for_all_shards_together(running: Stack) -> None:
+    path = running.folder / "scarce"
     sharing.app.workflows.apply(loads(SCARCE.format(path=path)))
-    runs = [sharing.app.workflows["scarce"].start() for _ in range(16)]
-    for run in runs:
-        assert run.wait_ended(120) == "success"
-    assert min(per_shard(sharded, "runs")) > 2
+    with growing(running, "runs", 3):
+        runs = [sharing.app.workflows["scarce"].start() for _ in range(16)]
+        for run in runs:
+            assert run.wait_ended(120) == "success"
     assert most_at_once(path) == 2

@@ -155,20 +155,6 @@ def test_a_slot_is_free_again_when_the_code_ends_after_all(
     neighbour.result(60)
 
 
-def test_a_blocked_event_loop(life: Stack, tmp_path: Path) -> None:
-    life.worker(*APP)
-    victim = stubborn.held_async.enqueue(str(tmp_path / "victim"), str(tmp_path / "go"))
-    old = pids(tmp_path / "victim")[0]
-    handle = stubborn.blocks_the_loop.options(timeout=0.3).enqueue(str(tmp_path / "started"), str(tmp_path / "never"))
-    with pytest.raises(TaskFailed, match="ran longer than its timeout"):
-        handle.result(60)
-    assert pids(tmp_path / "victim", 2)[1] != old, "what shared the loop is handed back after the drain timeout"
-    (tmp_path / "go").touch()
-    victim.result(60)
-    eventually(lambda: not is_alive(old), "its process has ended")
-    assert (charges(life, handle), charges(life, victim)) == ((1, 0), (0, 0))
-
-
 def test_code_that_keeps_the_interpreter_to_itself(life: Stack, tmp_path: Path) -> None:
     worker = life.worker(*APP)
     neighbour = stubborn.held.enqueue(str(tmp_path / "neighbour"), str(tmp_path / "go"))
@@ -228,18 +214,6 @@ def test_a_process_that_is_killed_for_a_timeout_obeys_the_policy(
 
 
 # -- cancel
-
-
-def test_cancelled_code_that_does_not_end_is_left_behind(life: Stack, tmp_path: Path) -> None:
-    life.worker(*APP)
-    handle = stubborn.swallows.enqueue(str(tmp_path / "started"), str(tmp_path / "never"))
-    old = pids(tmp_path / "started")[0]
-    handle.cancel()
-    with pytest.raises(TaskCancelled):
-        handle.result(60)
-    eventually(lambda: not is_alive(old), "its process is replaced")
-    assert stubborn.pid.enqueue().result(60) != old
-    assert handle.status() == "cancelled"
 
 
 def test_cancel_while_no_worker_can_hear_it(life: Stack, tmp_path: Path) -> None:
@@ -361,17 +335,6 @@ def test_autoscale_follows_the_work(life: Stack, tmp_path: Path) -> None:
     assert stubborn.pid.enqueue().result(60) > 0
 
 
-def test_threads_loops_and_processes_side_by_side(life: Stack, tmp_path: Path) -> None:
-    life.worker(*APP, processes=2)
-    path, go = str(tmp_path / "started"), str(tmp_path / "go")
-    tasks = [stubborn.held, stubborn.held_async, stubborn.held.options(isolation="process")]
-    handles = [task.enqueue(path, go) for task in tasks for _ in range(2)]
-    pids(tmp_path / "started", 6)  # all at once, none waits for another
-    Path(go).touch()
-    isolated = {handle.result(60) for handle in handles[4:]}
-    assert not isolated & {handle.result(60) for handle in handles[:4]}
-
-
 # -- new code
 
 
@@ -445,20 +408,6 @@ def test_reload(life: Stack, tmp_path: Path) -> None:
         assert worker.stop() == 0
     finally:
         del stubborn.app.tasks["shop.answer"], stubborn.app.tasks["shop.added"]
-
-
-def test_a_workflow_that_never_comes_back_is_stuck_and_frees_its_slot(life: Stack) -> None:
-    worker = life.worker(*APP, "--concurrency", "1")
-    old = stubborn.pid.enqueue().result(60)
-    handle = stubborn.spins.start()
-    eventually(lambda: handle.status() == "stuck", "the run is stuck")
-    assert stubborn.pid.enqueue().result(60) == old
-    words = f"run.turn_blocked workflow=stubborn.spins run={handle.id} where=stubborn.py, line"
-    eventually(lambda: worker.logged(words), "it is told")
-    statement = "SELECT stuck FROM orchestrator.runs WHERE id = CAST(:id AS uuid)"
-    assert life.sql(statement, id=handle.id)[0][0]["kind"] == "TurnTooLong"
-    handle.terminate()
-    eventually(lambda: handle.status() == "terminated", "it has ended")
 
 
 def test_a_workflow_that_keeps_the_interpreter_to_itself_leaves_others_alone(life: Stack, tmp_path: Path) -> None:

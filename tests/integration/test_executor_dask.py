@@ -48,22 +48,6 @@ def execution(cluster: Cluster | None, function: str, *arguments: Any, **options
     return executing.execution(Dask(**{"function": f"dask_jobs:{function}", "address": address, **options}), *arguments)
 
 
-def test_a_function_runs_on_the_cluster_and_is_forgotten_there(cluster: Cluster) -> None:
-    asked = execution(cluster, "double", 4)
-
-    async def steps(executor: DaskExecutor) -> Outcome:
-        names = await asyncio.gather(*(executor.submit(asked) for _ in range(3)))
-        assert set(names) == {asked.name}
-        outcome = await executor.watch(asked, asked.name, Heard())
-        await executor.release(asked, asked.name)
-        with pytest.raises(Gone):
-            await executor.watch(asked, asked.name, Heard())
-        return outcome
-
-    assert drive(steps) == Finished({"doubled": 8})
-    assert run(execution(cluster, "double_later", 3)) == Finished(6)
-
-
 def test_the_example_of_the_guide_runs(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", cluster.address)
     options, input = example("dask")
@@ -81,58 +65,6 @@ def test_failures_have_the_type_text_and_traceback_of_the_other_side(cluster: Cl
     missing = run(execution(cluster, "nothing"))
     assert isinstance(missing, Broken)
     assert missing.kind == "AttributeError"
-
-
-def test_each_is_told_what_it_has_printed(cluster: Cluster) -> None:
-    names = ["first", "second", "third", "fourth", "bad"]
-
-    async def steps(executor: DaskExecutor) -> list[tuple[Outcome, list[str]]]:
-        async def one(name: str) -> tuple[Outcome, list[str]]:
-            asked, heard = execution(cluster, "talk", name, 20), Heard()
-            return await executor.watch(asked, await executor.submit(asked), heard), heard.lines
-
-        return list(await asyncio.gather(*map(one, names)))
-
-    for name, (outcome, lines) in zip(names, drive(steps), strict=True):
-        assert isinstance(outcome, Broken) == (name == "bad")
-        assert lines == [f"info: {name} {line}" for line in range(20)]
-    heard = Heard()
-    asked = execution(cluster, "talk", "much", 1_100)
-    assert run(asked, heard) == Finished(1_100)
-    assert (len(heard.lines), heard.lines[-1]) == (1_000, "info: much 1099")
-
-
-def test_another_watcher_finds_it_when_the_first_is_gone(cluster: Cluster, tmp_path: Path) -> None:
-    asked = execution(cluster, "hold", str(tmp_path))
-
-    async def first(executor: DaskExecutor) -> None:
-        await executor.submit(asked)
-        await until(lambda: ran(tmp_path))
-
-    async def second(executor: DaskExecutor) -> Outcome:
-        name = await executor.submit(asked)
-        (tmp_path / "go").touch()
-        return await executor.watch(asked, name, Heard())
-
-    drive(first)
-    assert drive(second) == Finished("held")
-    assert len(ran(tmp_path)) == 1
-
-
-def test_a_function_that_runs_is_stopped(cluster: Cluster, tmp_path: Path) -> None:
-    asked = execution(cluster, "hold", str(tmp_path))
-
-    async def steps(executor: DaskExecutor) -> None:
-        name = await executor.submit(asked)
-        await until(lambda: ran(tmp_path))
-        await executor.cancel(asked, "")
-        assert (tmp_path / "stopped").exists()
-        await executor.cancel(asked, name)
-        with pytest.raises(Gone):
-            await executor.watch(asked, name, Heard())
-
-    drive(steps)
-    assert len(ran(tmp_path)) == 1
 
 
 def test_what_waits_for_a_worker_is_cancelled(cluster: Cluster, tmp_path: Path) -> None:
