@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import holding
-from project import log, wait_for
+from project import log
 
 from orchestrator import Orchestrator, Retry, SoftTimeout, TaskTimeout, WorkflowContext
 

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import project
 import pytest
-from redis import Redis
 
 from orchestrator import TaskFailed
-from orchestrator.sdk.dag.definitions import loads
 from orchestrator.transport.announcements import list_standbys
 from orchestrator.transport.keys import Keys
 from tests.acceptance.stack import Stack
@@ -105,15 +103,6 @@ def test_a_task_that_must_not_start_twice_fails_with_its_worker(stack: Stack, tm
     assert handle.result(60) != process
 
 
-def test_a_task_that_kills_its_process_is_started_only_so_often(stack: Stack, tmp_path: Path) -> None:
-    stack.scheduler()
-    stack.worker()
-    culprit = project.kills_its_process.options(max_starts=2).enqueue(str(tmp_path / "kills"))
-    with pytest.raises(TaskFailed, match=r"at most 2 times \(max_starts\); this was time 2"):
-        culprit.result(60)
-    assert len(lines(tmp_path / "kills")) == 2
-
-
 def test_an_isolated_task_dies_with_its_worker(stack: Stack, tmp_path: Path) -> None:
     stack.scheduler()
     stack.worker()
@@ -169,34 +158,6 @@ def test_a_killed_leader_loses_and_repeats_nothing(stack: Stack, tmp_path: Path)
     all_succeed_once(stack, 4_000)
     assert sorted(set(map(int, lines(path)))) == list(range(4_000))
     assert stack.scalar("SELECT term >= 4 FROM orchestrator.leases") is True
-
-
-def test_a_leader_killed_in_the_middle_of_a_fan_out(stack: Stack) -> None:
-    stack.scheduler()
-    stack.worker("--allow", "steps.py", processes=2)
-    stack.scheduler()
-    project.app.workflows.apply(
-        loads(
-            """
-            name: wide
-            tasks:
-              make: {task: "steps.py:discover", input: {count: 5000}}
-              each: {task: project.noop, depends_on: [make], foreach: make.files}
-              last: {task: "steps.py:echo", depends_on: [each], input: {each: null, number: "${len(each)}"}}
-            """
-        )
-    )
-    run = project.app.workflows["wide"].start()
-    for threshold in (300, 2_000):
-        eventually(partial(lambda limit: run.progress().counters.success > limit, threshold), f"{threshold} items")
-        stack.leader().kill()
-        stack.scheduler()
-    assert run.wait_ended(60) == "success"
-    assert run.outputs()["last"]["number"] == 5_000
-    recorded = (
-        "SELECT count(*), count(DISTINCT position) FROM orchestrator.ended_tasks WHERE run_id = :id AND step = 'each'"
-    )
-    assert stack.sql(recorded, id=run.id) == [(5_000, 5_000)]
 
 
 def standing_by(stack: Stack) -> list[int]:
@@ -271,27 +232,6 @@ def test_flushall_during_a_run(stack: Stack, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     holding.result(60)
     assert len(lines(tmp_path / "started")) == 1, "a living worker had it"
-    all_succeed_once(stack, 1_001)
-
-
-@pytest.mark.parametrize("settings", [{"worker_ttl": 4.0, "heartbeat": 0.5}])
-def test_redis_restarts_without_its_data(stack: Stack, tmp_path: Path, services: object) -> None:
-    redis = services.redis  # type: ignore[attr-defined]
-    stack.scheduler()
-    stack.worker(processes=2)
-    holding = project.held.enqueue(str(tmp_path / "started"), str(tmp_path / "go"))
-    started_by(tmp_path / "started")
-    run = project.app.start_many(project.logged, [(str(tmp_path / "log"), number) for number in range(1_000)])
-    eventually(lambda: run.progress().counters.success >= 100, "some tasks")
-    stack.redis.config_set("save", "")
-    stack.redis.config_set("appendonly", "no")
-    redis.kill()
-    (tmp_path / "go").touch()  # it ends while Redis is away; its worker keeps the report
-    redis.start()
-    Redis.from_url(redis.url).flushall()
-    holding.result(60)
-    assert run.wait_ended(60) == "success"
-    assert len(lines(tmp_path / "started")) == 1
     all_succeed_once(stack, 1_001)
 
 
@@ -392,35 +332,3 @@ def test_burst_works_until_empty_and_exits(stack: Stack) -> None:
     worker = stack.worker("--burst", wait=False)
     assert worker.wait(40) == 0
     assert [handle.result(60) for handle in handles] == list(range(500))
-
-
-def test_burst_ends_although_its_processes_have_run_all_they_may(stack: Stack) -> None:
-    stack.scheduler()
-    handles = project.app.enqueue_many(project.add, [(number, 0) for number in range(40)])
-    worker = stack.worker("--burst", "--max-tasks-per-process", "20", wait=False)
-    assert worker.wait(60) == 0
-    assert [handle.result(60) for handle in handles] == list(range(40))
-
-
-class TestUnknownTasks:
-    """A task that no live worker knows."""
-
-    @pytest.fixture
-    def settings(self) -> dict[str, float]:
-        return {"worker_ttl": 2.0, "heartbeat": 0.5, "unknown_task_timeout": 3.0}
-
-    def test_it_waits_and_then_fails_with_what_is_known(self, stack: Stack) -> None:
-        stack.scheduler()
-        stack.worker()
-
-        @project.app.task(name="nobody.knows")
-        def stranger() -> None: ...
-
-        try:
-            handle = stranger.enqueue()
-            with pytest.raises(TaskFailed, match=r"knows the task 'nobody.knows'. They know: .*project.add"):
-                handle.result(60)
-            waited = "SELECT ended_at - created_at > interval '2.9 s' FROM orchestrator.ended_tasks WHERE id = :id"
-            assert stack.scalar(waited, id=handle.id) is True, "it was held back until then"
-        finally:
-            del project.app.tasks["nobody.knows"]
