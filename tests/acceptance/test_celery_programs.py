@@ -13,40 +13,6 @@ from tests.waiting import eventually
 PROGRAMS = HERE / "celery_programs"
 
 EXPECTED = {
-    "nesting": """\
-chain: 2
-group: [2, 2]
-chord: 5
-chord in a group: [3, 3]
-group in a chain: 3
-replaced: 6
-map: [3, 3]
-starmap: [2, 0]
-chunks: [[1, 2], [0]]
-partial: 3
-immutable: 3
-linked: 3 ['3']
-failed: ('c.org/missing', 404) FAILURE ['nesting.fetch NoSuchPage c.org/missing']
-broken chain: NoSuchPage('c.org/missing', 404) ['nesting.fetch NoSuchPage c.org/missing']
-broken group: ['text of a.org', "('missing', 404)"] 1
-""",
-    "retries": """\
-order 1 charged after 2
-['after SUCCESS', "retry ConnectionError('bank away, 0')", "retry ConnectionError('bank away, 1')", \
-"success 'order 1 charged after 2'"]
-failed: bank away, 3 FAILURE True True
-once after 1
-always ConnectionError('always')
-refused ConnectionRefusedError('never')
-gave up after 1
-stopped in time
-{'current': 1, 'total': 4}
-{'current': 4, 'total': 4} SUCCESS
-Declined
-declined: ('no money', 51) True
-2 for order 1
-here: order 3 charged after 1 SUCCESS
-""",
     "signalled": """\
 ['acme', 'signalled.whose']
 welcome, ann, by mail ["prerun signalled.mail_welcome ['ann']", 'success welcome, ann, by mail', 'postrun SUCCESS']

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance import flow_words
 from tests.acceptance.conftest import fresh_stack
 from tests.integration.serving import serving
 from tests.waiting import eventually
@@ -175,22 +174,6 @@ def test_branches_services_that_fail_or_are_not_there_and_cancelling(base: str) 
     assert found is not None
     assert found["status"] == "canceled"
     assert [task["id"] for task in ask(base, "/tasks?status=canceled")] == [waiting]
-
-
-def test_words_that_stand_together_come_to_what_each_of_them_says(base: str) -> None:
-    tasks = {name: start(base, name, case.definition, **flow_words.PARAMS) for name, case in flow_words.CASES.items()}
-    for name, case in flow_words.CASES.items():
-        for key, value in case.signals.items():
-            assert ask(base, "/tasks/signal", {"task_id": tasks[name], "key": key, "value": value}) == {"ok": "1"}
-    for name, case in flow_words.CASES.items():
-        found = eventually(lambda task=tasks[name]: ended(base, task), f"{name} has ended", 60)  # type: ignore[misc]
-        shared = {key: value for key, value in found["shared"].items() if key != "_error"}
-        assert (found["status"], shared, found["current_node_key"]) == (case.status, case.shared, case.node), name
-        runs = ask(base, f"/tasks/runs?task_id={tasks[name]}")
-        if case.runs:
-            assert [(run["node_key"], run["status"], run["action"]) for run in runs] == case.runs
-    branches = [run for run in runs if "branch" in json.loads(run["prep_json"])]
-    assert [run["status"] for run in branches] == ["ok", "error"], "after the one that fails, none begins"
 
 
 def script(**more: Any) -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 import project
@@ -16,11 +14,6 @@ from tests.acceptance.stack import Stack
 from tests.waiting import eventually
 
 
-@pytest.fixture
-def settings() -> dict[str, float]:
-    return {"lease": 1.5}
-
-
 def apply(text: str) -> None:
     project.app.workflows.apply(loads(text), elsewhere=["nobody.knows"])
 
@@ -29,28 +22,6 @@ def orchestrator(stack: Stack, *words: str, folder: Path) -> str:
     done = forking.run(*words, environment=stack.environment, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-def test_every_second_fires_once_though_leaders_are_killed(stack: Stack) -> None:
-    leader = stack.scheduler()
-    stack.worker("--allow", "steps.py")
-    apply(
-        'name: seconds\nschedule: {cron: "* * * * * *", overlap: allow, catch_up: all}\n'
-        'tasks: {tell: {task: "steps.py:echo", input: {due: "${run.fire_time}"}}}'
-    )
-    for _ in range(2):
-        fired = number(stack)
-        eventually(partial(lambda before: number(stack) >= before + 2, fired), "fires go on")
-        leader.kill()
-        leader = stack.scheduler()
-    fired = number(stack)
-    eventually(lambda: number(stack) >= fired + 3, "the new leader fires")
-    project.app.schedules["seconds"].pause()
-    eventually(lambda: not stack.sql("SELECT FROM orchestrator.runs WHERE ended_at IS NULL"), "every run has ended", 60)
-    times = [row[0] for row in stack.sql("SELECT fire_time FROM orchestrator.runs ORDER BY fire_time")]
-    steps = {later - earlier for earlier, later in itertools.pairwise(times)}
-    assert steps == {timedelta(seconds=1)}
-    assert stack.sql("SELECT DISTINCT status FROM orchestrator.runs") == [("success",)]
 
 
 def number(stack: Stack) -> int:
