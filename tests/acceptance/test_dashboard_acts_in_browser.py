@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.acceptance.browser import Watched
 from tests.acceptance.listening import enqueue
@@ -20,33 +19,15 @@ from tests.acceptance.test_dashboard_in_browser import (  # noqa: F401  # and fi
 )
 from tests.waiting import eventually
 
-BY = pytest.mark.parametrize("by", ["mouse", pytest.param("keyboard", marks=pytest.mark.long)])
-LABEL = "document.activeElement.getAttribute('aria-label') || ''"
 
-
-def press(window: Watched, by: str, label: str, within: str = "") -> None:
+def press(window: Watched, label: str, within: str = "main") -> None:
     """Press a button or follow a link."""
-    if by == "keyboard" and within:
-        window.page.locator(within).locator("a, button").filter(has_text=label).first.focus()
-        window.page.keyboard.press("Enter")
-    elif by == "keyboard":
-        tab_to(window, label)
-        window.page.keyboard.press("Enter")
-    else:
-        window.page.locator(within or "main").locator("button, a, summary").filter(has_text=label).first.click()
+    window.page.locator(within).locator("button, a, summary").filter(has_text=label).first.click()
 
 
-def tick(window: Watched, by: str, label: str) -> None:
-    """Mark a row; with the keyboard, go on to the next box of this label."""
-    if by == "mouse":
-        window.page.locator(f"input[aria-label^='{label}']:not(:checked)").first.check()
-        return
-    for _ in range(120):
-        window.page.keyboard.press("Tab")
-        if window.page.evaluate(LABEL).startswith(label):
-            window.page.keyboard.press("Space")
-            return
-    raise AssertionError(f"{label!r} is not reached by the tab key")
+def tick(window: Watched, label: str) -> None:
+    """Mark a row."""
+    window.page.locator(f"input[aria-label^='{label}']:not(:checked)").first.check()
 
 
 def start_runs(base: str, name: str, count: int, task: str = "add") -> list[str]:
@@ -65,23 +46,20 @@ def start_runs(base: str, name: str, count: int, task: str = "add") -> list[str]
     return runs
 
 
-@BY
-def test_marked_runs_are_retried_and_all_that_fit_are_cancelled(
-    base: str, window: Watched, by: str, tmp_path: Path
-) -> None:
-    start_runs(base, f"broken-{by}", 2, "broken")
-    window.go(f"/ui/runs?workflow=broken-{by}")
+def test_marked_runs_are_retried_and_all_that_fit_are_cancelled(base: str, window: Watched, tmp_path: Path) -> None:
+    start_runs(base, "broken-here", 2, "broken")
+    window.go("/ui/runs?workflow=broken-here")
     for _ in range(2):
-        tick(window, by, f"Mark broken-{by}")
+        tick(window, "Mark broken-here")
     window.sees("button", "Retry 2 marked")
-    press_back(window, by, "Retry 2 marked")
+    press(window, "Retry 2 marked")
     window.sees(".said", "2 of 2 runs are being retried")
     for _ in range(2):
-        start_dag(base, f"open-{by}", tmp_path / "never")
-    window.go(f"/ui/runs?workflow=open-{by}")
-    press(window, by, "Cancel all open…")
+        start_dag(base, "open-here", tmp_path / "never")
+    window.go("/ui/runs?workflow=open-here")
+    press(window, "Cancel all open…")
     window.sees("h1", "Cancel open runs")
-    press(window, by, "Cancel 2 runs")
+    press(window, "Cancel 2 runs")
     window.sees(".said", "2 of 2 runs are being cancelled")
     window.page.locator("tbody .s-cancelled").nth(1).wait_for()
 
@@ -149,19 +127,6 @@ def test_marked_rows_offer_what_can_be_done_to_them(base: str, window: Watched, 
     assert window.page.locator(".said").inner_text() == "2 of 2 tasks are retried."
 
 
-def press_back(window: Watched, by: str, label: str) -> None:
-    """Press a button that stands before what has the focus."""
-    if by == "mouse":
-        press(window, by, label)
-        return
-    for _ in range(40):
-        window.page.keyboard.press("Shift+Tab")
-        if window.page.evaluate("document.activeElement.textContent.trim()") == label:
-            window.page.keyboard.press("Enter")
-            return
-    raise AssertionError(f"{label!r} is not reached by the tab key")
-
-
 def test_a_log_that_is_too_long_says_what_was_dropped_while_one_looks(
     base: str, window: Watched, tmp_path: Path
 ) -> None:
@@ -196,74 +161,53 @@ def test_lists_show_how_far_running_tasks_have_come(base: str, window: Watched, 
     eventually(lambda: window.page.locator(".so-far").count() == 0, "both have ended")
 
 
-@BY
-def test_a_large_value_is_folded_and_opened(base: str, window: Watched, by: str) -> None:
+def test_a_large_value_is_folded_and_opened(base: str, window: Watched) -> None:
     task = enqueue(f"{base}/api/v1", "broken", [f"line {number}" for number in range(1_000)])
     window.go(f"/ui/tasks/{task}")
     value = window.page.locator(".value", has_text="line 0").first
     folded = value.locator("pre")
     window.sees(".value summary", "lines")
     assert not folded.is_visible()
-    if by == "mouse":
-        value.locator("summary").click()
-    else:
-        tab_to(window, value.locator("summary").inner_text()[:6])
-        window.page.keyboard.press("Enter")
+    value.locator("summary").click()
     folded.wait_for(state="visible")
     assert "line 999" in folded.inner_text()
 
 
-@BY
-def test_signals_queries_and_updates_are_offered_with_their_arguments(base: str, window: Watched, by: str) -> None:
+def test_signals_queries_and_updates_are_offered_with_their_arguments(base: str, window: Watched) -> None:
     api = f"{base}/api/v1"
     run = str(httpx.post(f"{api}/workflows/project.basket/runs", json={}).raise_for_status().json()["id"])
     eventually(lambda: "Send rename" in httpx.get(f"{base}/ui/runs/{run}").text, "its handlers are known")
     window.go(f"/ui/runs/{run}")
-    press(window, by, "Talk to it")
-    if by == "mouse":
-        window.page.get_by_label("value", exact=True).fill("tea")
-    else:
-        tab_to(window, "value")
-        window.page.keyboard.type("tea")
-    press(window, by, "Send add")
+    press(window, "Talk to it")
+    window.page.get_by_label("value", exact=True).fill("tea")
+    press(window, "Send add")
     window.sees(".said", "The signal is sent")
     window.sees(".story", "tea")
-    press(window, by, "Talk to it")
-    if by == "mouse":
-        window.page.get_by_label("number", exact=True).fill("0")
-        window.page.get_by_label("name", exact=True).fill("coffee")
-    else:
-        for label, text in (("number", "0"), ("name", "coffee")):
-            tab_to(window, label)
-            window.page.keyboard.type(text)
-    press(window, by, "Send rename")
+    press(window, "Talk to it")
+    window.page.get_by_label("number", exact=True).fill("0")
+    window.page.get_by_label("name", exact=True).fill("coffee")
+    press(window, "Send rename")
     window.sees(".said", "tea")
-    press(window, by, "Talk to it")
-    press(window, by, "Ask items")
+    press(window, "Talk to it")
+    press(window, "Ask items")
     window.sees(".said", "coffee")
 
 
-@BY
-def test_a_task_like_another_is_enqueued(base: str, window: Watched, by: str) -> None:
+def test_a_task_like_another_is_enqueued(base: str, window: Watched) -> None:
     task = enqueue(f"{base}/api/v1", "add", 3, 4)
     window.go(f"/ui/tasks/{task}")
     window.sees("h1 .s-success")
     window.sees(".value pre", '"a": 3')
     window.sees(".attempts a", "2026.1")
-    press(window, by, "Enqueue one like this…")
+    press(window, "Enqueue one like this…")
     window.sees("h1", "Enqueue project.add")
     assert window.page.locator("textarea").count() == 0, "the parameters are announced, and are integers"
     fields = {name: window.page.get_by_label(f"{name} int, required") for name in ("a", "b")}
 
     def send(**values: str) -> None:
         for name, value in values.items():
-            if by == "mouse":
-                fields[name].fill(value)
-            else:
-                tab_to(window, f"{name} int")
-                window.page.keyboard.press("Control+A")
-                window.page.keyboard.type(value or "\b")
-        press(window, by, "Enqueue", "form.stacked")
+            fields[name].fill(value)
+        press(window, "Enqueue", "form.stacked")
 
     assert [fields[name].input_value() for name in fields] == ["3", "4"]
     send(b="")
