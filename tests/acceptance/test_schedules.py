@@ -14,6 +14,11 @@ from tests.acceptance.stack import Stack
 from tests.waiting import eventually
 
 
+@pytest.fixture
+def settings() -> dict[str, float]:
+    return {"lease": 1.5}
+
+
 def apply(text: str) -> None:
     project.app.workflows.apply(loads(text), elsewhere=["nobody.knows"])
 
