@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from project import log, wait_for
@@ -71,55 +68,3 @@ def slow_transfer(ctx: TaskContext, folder: str, number: int) -> str:
         log(f"{folder}/over", type(error).__name__)
         raise
     return f"attempt {ctx.attempt}"
-
-
-@app.task
-def raises_after(ctx: TaskContext) -> str:
-    with ctx.transaction():
-        ctx.complete("done")
-    raise RuntimeError("too late to fail")
-
-
-@app.task(timeout=0.3, retries=0)
-def late_transfer(ctx: TaskContext, folder: str, number: int, swallowed: str) -> str:
-    """Swallow the timeout before the block or inside it, and go on."""
-    if swallowed == "before the block":
-        _swallow_timeout()
-    try:
-        _transfer_late(ctx, number, _swallow_timeout if swallowed == "inside the block" else None)
-    except Exception as error:
-        log(f"{folder}/refused", type(error).__name__)
-        raise
-    return "paid"
-
-
-@app.task(timeout=0.3, retries=0)
-async def late_transfer_in_thread(ctx: TaskContext, folder: str, number: int, swallowed: str) -> str:
-    """Leave a thread behind that goes on when the task is cancelled."""
-
-    def go_on() -> None:
-        while not ctx.cancelled:
-            time.sleep(0.01)
-        try:
-            _transfer_late(ctx, number, None)
-        except Exception as error:  # noqa: BLE001
-            log(f"{folder}/refused", type(error).__name__)
-
-    await asyncio.to_thread(go_on)
-    return swallowed
-
-
-def _transfer_late(ctx: TaskContext, number: int, inside: Callable[[], None] | None) -> None:
-    with ctx.transaction() as connection:
-        connection.execute(_ENTER, {"transfer": number, "attempt": ctx.attempt})
-        if inside is not None:
-            inside()
-        ctx.complete("paid")
-
-
-def _swallow_timeout() -> None:
-    try:
-        while True:
-            time.sleep(0.01)
-    except OSError:
-        pass

@@ -443,14 +443,3 @@ async def collect(ctx: WorkflowContext, count: int, path: str) -> int:
             os.kill(os.getpid(), 9)
     await ctx.promise("enough")
     return sum(map(len, parts))
-
-
-@app.workflow
-async def deadly(ctx: WorkflowContext, path: str) -> int:
-    """Take down the process that runs it, twice."""
-    with unguarded():
-        log(path, "try")
-        tries = len(Path(path).read_text().splitlines())
-        if tries < 3:
-            os.kill(os.getpid(), 9)
-    return tries

@@ -41,18 +41,6 @@ def test_the_scheduler_and_a_worker_die_in_a_parallel_section(stack: Stack, tmp_
     assert kinds[-1] == "run_completed"
 
 
-def test_a_worker_dies_between_two_turns(stack: Stack) -> None:
-    """What it had in memory is replayed elsewhere."""
-    stack.scheduler()
-    victim = stack.worker()
-    handle = project.approval.start(600.0)
-    eventually(lambda: stack.scalar("SELECT count(*) FROM orchestrator.promises"), "the promise is open")
-    victim.kill()
-    stack.worker()
-    handle.resolve("approval", "yes")
-    assert handle.result(60) == "yes"
-
-
 @pytest.mark.long
 def test_fifty_megabytes_are_replayed_by_a_process_of_their_own_and_by_another_worker(
     stack: Stack, tmp_path: Path
@@ -93,9 +81,3 @@ def test_runs_are_reset_exactly_once_although_schedulers_and_workers_die(stack: 
 
 def runs(stack: Stack) -> int:
     return int(str(stack.scalar("SELECT count(*) FROM orchestrator.runs")))
-
-
-def test_code_that_kills_its_process_is_tried_again_alone(stack: Stack, tmp_path: Path) -> None:
-    stack.scheduler()
-    stack.worker()
-    assert project.deadly.start(str(tmp_path / "log")).result(60) == 3

@@ -20,6 +20,8 @@ from tests.acceptance.stack import HERE, Stack
 from tests.acceptance.ways import both_ways  # noqa: F401
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.long_for("http")  # of which test_enqueue_to_result.py asks in each build
+
 
 def test_from_start_to_result(running: Stack) -> None:
     handle = project.both.start(1, 2)
@@ -27,7 +29,6 @@ def test_from_start_to_result(running: Stack) -> None:
     assert handle.status() == "success"
 
 
-@pytest.mark.long_for("http")
 def test_a_hundred_steps_in_sequence(running: Stack) -> None:
     assert project.steps.start(3).result(60) == 3
     assert project.steps.start(100).result(60) == 100, "at less than 0.6 s a step, which it takes nowhere"
@@ -46,7 +47,6 @@ def test_a_thousand_workflows_of_ten_steps(running: Stack) -> None:
 # -- what a run can be told
 
 
-@pytest.mark.long_for("http")
 def test_nothing_is_lost_that_is_said_to_runs_that_continue_all_the_time(running: Stack) -> None:
     """Whoever cancels, asks or leaves such a run alone does so at any moment of a turn."""
     cancelled = [project.restless.start() for _ in range(10)]
@@ -126,7 +126,6 @@ def test_a_cancelled_run_tidies_up_and_takes_what_is_open_with_it(running: Stack
 # -- from the command line
 
 
-@pytest.mark.long_for("http")
 def test_from_the_command_line(running: Stack) -> None:
     run = _with_app(running, "runs", "start", "project.basket").strip()
     running.told("runs", "signal", run, "add", "a pear")
@@ -144,7 +143,6 @@ def test_from_the_command_line(running: Stack) -> None:
     eventually(lambda: _state(running, run) == "cancelled", "it has ended")
 
 
-@pytest.mark.long_for("http")
 def test_a_run_is_reset_from_the_command_line(running: Stack) -> None:
     old = project.steps.start(3)
     assert old.result(60) == 3

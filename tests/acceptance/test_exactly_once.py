@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import ResultTimeout, Task, TaskFailed
 from tests.acceptance.stack import Process, Stack, using
 from tests.waiting import eventually
 
@@ -88,44 +87,3 @@ def test_a_worker_that_stood_still_cannot_complete_what_another_has(bank_stack: 
     eventually(over.exists, "the first attempt learns that it is over")
     assert bank_stack.sql("SELECT transfer, attempt FROM ledger") == [(1, attempt)]
     assert handle.status() == "success"
-
-
-def test_what_a_task_raises_after_its_commit_is_only_logged(bank_stack: Stack) -> None:
-    process = bank_stack.worker("--app", "bank:app", "--database")
-    assert bank.raises_after.enqueue().result(60) == "done"
-    eventually(lambda: process.logged("too late to fail"), "the error in the worker's log")
-
-
-def test_a_worker_without_the_database_hands_transfers_on_to_one_that_has_it(bank_stack: Stack, tmp_path: Path) -> None:
-    plain = bank_stack.worker("--app", "bank:app")
-    handles = bank.app.enqueue_many(bank.transfer, [(str(tmp_path), number, "never") for number in range(5)])
-    eventually(lambda: plain.logged("task.returned"), "what to do in the worker's log")
-    held = "SELECT count(*) FROM orchestrator.tasks WHERE hold = 'unknown' AND failures = 0"
-    eventually(lambda: bank_stack.scalar(held) == len(handles), "tasks that wait for the database")
-    with pytest.raises(ResultTimeout, match="which ctx.transaction.. needs .* --queues default --database"):
-        handles[0].result(4)
-    worker(bank_stack)
-    assert [handle.result(60) for handle in handles] == list(range(5))
-    assert bank_stack.scalar("SELECT count(*) FROM ledger") == 5
-
-
-@pytest.mark.parametrize(
-    ("task", "swallowed"),
-    [
-        (bank.late_transfer, "before the block"),
-        (bank.late_transfer, "inside the block"),
-        (bank.late_transfer_in_thread, "by a thread"),
-    ],
-)
-def test_code_that_goes_on_after_its_timeout_commits_nothing(
-    bank_stack: Stack, tmp_path: Path, task: Task[..., str], swallowed: str
-) -> None:
-    worker(bank_stack)
-    bank.transfer.enqueue(str(tmp_path), 0, "never").result(60)  # loads and connects, which may take as long as 0.3 s
-    handle = task.enqueue(str(tmp_path), 1, swallowed)
-    with pytest.raises(TaskFailed, match="ran longer than its timeout of 0.3 s"):
-        handle.result(60)
-    eventually((tmp_path / "refused").exists, "the block is refused")
-    assert (tmp_path / "refused").read_text().split() == ["TaskTimeout"]
-    assert bank_stack.sql("SELECT FROM ledger WHERE transfer = 1") == []
-    assert handle.status() == "failed"

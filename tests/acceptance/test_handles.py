@@ -28,6 +28,8 @@ from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack
 from tests.acceptance.ways import Way, both_ways, in_database, take  # noqa: F401
 
+pytestmark = pytest.mark.long_for("http")  # of which test_enqueue_to_result.py asks in each build
+
 
 @pytest.fixture(scope="module")
 def running(way: Way, database_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:

@@ -67,22 +67,6 @@ def test_listeners_go_on_without_a_gap_when_the_api_is_killed(stack: Stack, tmp_
         assert len(listener.of("snapshot")) == 1
 
 
-def test_listeners_end_in_the_true_state_when_leaders_are_killed(stack: Stack, tmp_path: Path) -> None:
-    for _ in range(2):
-        stack.scheduler(wait=False)
-    stack.leader()
-    stack.worker("--concurrency", "20")
-    api, go = f"{stack.api()}/api/v1", tmp_path / "go"
-    tasks = [enqueue(api, "narrates", str(go)) for _ in range(10)]
-    listeners = [Listener(f"{api}/tasks/{task}/events").begun() for task in tasks]
-    for round_ in range(2):
-        stack.leader().kill()
-        if round_ == 0:
-            stack.scheduler(wait=False)
-    go.touch()
-    assert {listener.join()[-1].data["status"] for listener in listeners} == {"success"}
-
-
 def test_listeners_end_in_the_true_state_when_redis_loses_everything(stack: Stack, tmp_path: Path) -> None:
     stack.scheduler()
     stack.worker()

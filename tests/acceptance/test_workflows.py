@@ -22,6 +22,8 @@ from tests.acceptance.stack import Stack
 from tests.acceptance.ways import Way, both_ways, take  # noqa: F401
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.long_for("http")  # of which test_enqueue_to_result.py asks in each build
+
 WORKER = ("--allow", "steps.py")
 
 
@@ -244,7 +246,6 @@ class TestEvents:
         eventually(lambda: running.scalar(hooks) == 1, "the hook task ran")
 
 
-@pytest.mark.long_for("http")
 def test_a_foreach_of_ten_thousand_items(running: Stack) -> None:
     run = start(
         """
@@ -272,7 +273,6 @@ def layers(name: str, depth: int, width: int, above: int) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.long_for("http")
 def test_a_thousand_tasks_in_ten_fully_connected_layers_cost_the_leader_less_than_a_second(running: Stack) -> None:
     """On an idle machine, they end within one; of a busy one, only the time that the leader has used says anything."""
     project.app.workflows.apply(loads(layers("dense", 10, 100, 100)))
