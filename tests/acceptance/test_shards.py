@@ -96,9 +96,12 @@ def test_tasks_of_all_shards_are_run_and_seen_as_one(sharded: Stack) -> None:
     assert len(json.loads(sharded.told("tasks", "list", "--limit", "100", "--json"))["tasks"]) == 50
     for handle in handles[:5]:
         assert json.loads(sharded.told("tasks", "show", handle.id, "--json"))["id"] == handle.id
-    status = json.loads(sharded.told("status", "--json"))
-    assert status["workers"] == SHARDS
-    assert status["ended_last_hour"]["success"] == 50
+
+    def status() -> Any:
+        return json.loads(sharded.told("status", "--json"))
+
+    eventually(lambda: status()["ended_last_hour"]["success"] == 50, "the leaders have written down what ended")
+    assert status()["workers"] == SHARDS
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
