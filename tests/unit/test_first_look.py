@@ -44,7 +44,7 @@ def test_a_waiter_looks_at_once_unless_the_task_is_new(
     assert bool(looked) is looks
     if timeout is None:
         assert pause is not None
-        assert pause.seconds == (5.0 if looks else 0.005)
+        assert pause.seconds == (5.0 if looks else 0.025)
         ended[0] = Ended(task, "success", b"\x01")
         with pytest.raises(StopIteration) as caught:
             next(steps)

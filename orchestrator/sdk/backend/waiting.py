@@ -38,9 +38,9 @@ _LOOK_AGAIN = 5.0
 _NEW = 2
 """Milliseconds after which something may have ended before its waiter has subscribed."""
 
-_FIRST_LOOK = 0.005
-"""Seconds after which a waiter looks for something that is new; most of it is announced by then. A look at once would
-take processor time from the claim."""
+_FIRST_LOOK = 0.025
+"""Seconds after which a waiter looks for something that is new; most of it is announced by then. An earlier look would
+take processor time from the claim, and most where much is late already."""
 
 _LOOK_AT_ONCE = 5_000
 """Ids that one look asks for."""
