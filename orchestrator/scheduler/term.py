@@ -272,10 +272,12 @@ class Term:
         elif are_plain and self._are_single and self._was_drained:
             self._is_short = True
             tx.succeed_and_commit = partial(self._leadership.succeed_and_commit, tx.connection, tx.now, cursor)
-        elif tx.may_gather and not (is_nudged or tx.is_watched):
-            tx.foreseen = self._foreseen.ends(report for _, _, report in decoded.reports)
+        elif tx.may_gather and not (tx.is_watched or (is_nudged and (decoded.turns or not self._are_single))):
+            reports = (report for _, _, report in decoded.reports)
+            tx.foreseen = self._foreseen.ends(reports, single=is_nudged)
             if tx.foreseen is not None:
                 self._is_short = True
+                tx.may_end_with_claim = is_nudged
                 tx.commit_with_next = partial(self._leadership.commit_with_next, tx.connection, cursor)
 
     def _look_again(self) -> None:

@@ -59,13 +59,14 @@ class Transaction:
     spans: LeaderSpans | None = None
     """Makes spans of runs, if they are exported."""
     may_end_with_claim: bool = False
-    """Nothing but a claim is to be committed: it commits by itself, and what follows is another transaction."""
+    """Nothing but a claim, and what waits for it, is to be committed: it commits that, and what follows is another
+    transaction."""
     succeed_and_commit: Callable[[Sequence[Success]], list[Moved]] | None = None
     """Ends tasks and the transaction in one round trip, or does nothing; None if more is to be committed."""
     foreseen: Mapping[bytes, Moved] | None = None
     """Tasks that have succeeded as they have ended then; None if Postgres is to be asked."""
     commit_with_next: Callable[[], None] | None = None
-    """Has the statement commit that creates tasks as claimed; None if it does not."""
+    """Has the statement commit with which others wait, and the cursor; None if nothing waits so."""
     shard: int | None = None
     """With several shards, that of the leader."""
     created: Creation | None = None

@@ -52,6 +52,67 @@ def test_a_claim_and_an_end_are_one_round_trip_each(system: System, worker: Work
     assert (min(claims), min(ends)) == (1, 1)
 
 
+def dispatched(system: System, worker: Worker, task: Any) -> tuple[Any, Any]:
+    """Enqueue a task and have it dispatched; return its handle and its message."""
+    handle = task.enqueue()
+    system.tick()
+    (message,) = worker.take()
+    return handle, message
+
+
+def test_an_end_and_a_claim_together_are_one_round_trip(system: System, worker: Worker) -> None:
+    both = []
+    for _ in range(3):
+        first, message = dispatched(system, worker, system.job)
+        worker.succeed(message)
+        second = system.job.enqueue()
+        both.append(sent(system.tick))
+        assert system.states(first, second) == ["success", "dispatched"]
+        assert saved(system) == system.scheduler.term.generations.cursor
+        worker.succeed(*worker.take())
+        system.tick()
+    assert min(both) == 1
+
+
+def test_an_end_that_does_not_count_any_more_changes_nothing_beside_a_claim(system: System, worker: Worker) -> None:
+    handle, message = dispatched(system, worker, system.job)
+    system.sql(
+        "UPDATE orchestrator.tasks SET status = 'pending' WHERE id = CAST(:id AS uuid) RETURNING 1", id=message.id.hex()
+    )
+    worker.succeed(message)
+    other = system.job.enqueue()
+    failed = system.scheduler.meter.failed_ticks
+    system.tick()
+    assert system.states(handle, other) == ["dispatched", "dispatched"]
+    assert system.scheduler.meter.failed_ticks == failed
+    assert saved(system) == system.scheduler.term.generations.cursor
+    assert {(task.id, task.attempt) for task in worker.take()} >= {(message.id, message.attempt + 1)}
+
+
+@pytest.mark.parametrize("option", ["unique_key", "on_success", "concurrency_key"])
+def test_what_belongs_to_an_end_is_committed_with_it_beside_a_claim(
+    system: System, worker: Worker, option: str
+) -> None:
+    after = system.app.task(name="after")(lambda: None)
+    options: dict[str, dict[str, Any]] = {
+        "unique_key": {"unique_key": "a"},
+        "on_success": {"on_success": after},
+        "concurrency_key": {"concurrency": 1, "concurrency_key": "a"},
+    }
+    task = system.job.options(**options[option])
+    handle, message = dispatched(system, worker, task)
+    worker.succeed(message)
+    system.job.enqueue()
+    system.tick()
+    assert system.states(handle) == ["success"]
+    assert saved(system) == system.scheduler.term.generations.cursor
+    other = task.enqueue()
+    assert other.id != handle.id
+    system.tick(2)
+    names = sorted(message.name for message in worker.take())
+    assert names == (["after", "job", "job"] if option == "on_success" else ["job", "job"])
+
+
 @pytest.mark.parametrize("option", ["unique_key", "on_success", "concurrency_key"])
 def test_what_belongs_to_an_end_is_committed_with_it(system: System, worker: Worker, option: str) -> None:
     after = system.app.task(name="after")(lambda: None)

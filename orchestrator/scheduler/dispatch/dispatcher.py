@@ -64,11 +64,15 @@ class Claims(CommitHooks):
         self._positions: dict[str, ClaimPosition] = {}
 
     def claim(
-        self, connection: Connection, rooms: dict[str, int], now: datetime, *, commits: bool = False
+        self,
+        connection: Connection,
+        rooms: dict[str, int],
+        now: datetime,
+        commit: Callable[[], object] | None = None,
     ) -> list[Claimed]:
         """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first.
 
-        A claim that `commits` is a transaction by itself, unless one has begun: one round trip.
+        `commit` is called before, to have the claim commit: one round trip, unless a transaction has begun.
         """
         began = self._monotonic()
         if self.is_slow and began < self._front_at and rooms.keys() <= self._positions.keys():
@@ -78,8 +82,8 @@ class Claims(CommitHooks):
                 self._move_position(queue, room, by_queue.get(queue, ()))
             return found
         newest = claims.newest(connection) if self.is_slow else None
-        if commits:
-            channel(connection).commit_with_next()
+        if commit is not None:
+            commit()
         found = claims.claim(connection, rooms, now)
         took = self._monotonic() - began
         self.is_slow = took >= _SLOW + _SLOW_QUEUE * len(rooms)
@@ -241,7 +245,8 @@ class Dispatcher(CommitHooks):
         """Claim tasks. Those that this tick creates last are created as claimed, if none goes ahead of others so."""
         created = tx.created
         if created is None or not self.last.has_drained or created.queues - Counter(rooms):
-            return self._claims.claim(tx.connection, rooms, tx.now, commits=commits)
+            commit = tx.commit_with_next or channel(tx.connection).commit_with_next
+            return self._claims.claim(tx.connection, rooms, tx.now, commit if commits else None)
         found, is_all = claims.create_claimed(tx.connection, created, rooms, tx.now, tx.commit_with_next)
         tx.result.tasks.foreseen += claims.successes_of(created, found)
         left = Counter(rooms) - Counter(map(_queue, found))

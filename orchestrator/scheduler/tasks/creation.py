@@ -19,6 +19,7 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import CALL
 from orchestrator.store import payloads
 from orchestrator.store.tasks import details, enqueue, results, transitions, unique
+from orchestrator.store.tasks.claims import is_single, success_of
 from orchestrator.store.tasks.transitions import AttemptEnd, Moved
 from orchestrator.telemetry import get_logger
 
@@ -120,11 +121,16 @@ def log_failed(tx: Transaction, errors: Mapping[bytes, TaskError]) -> None:
         return
 
 
-# -- ends that the leader knows before Postgres says so: of tasks of runs that it has created as claimed.
+# -- ends that the leader knows before Postgres says so: of tasks of runs that it has created as claimed, and of the few
+# single ones that it has claimed lately.
 #
 # If such an attempt succeeds, what follows can be worked out in memory, and the whole tick is one message to
 # Postgres. Each of its statements that ends tasks fails unless it ends those that were foreseen; then nothing has
 # happened, and the tick is done again without foresight.
+
+
+_FEW = 20
+"""Tasks that were claimed at once, at most, to be foreseen: more of them are reported together, too."""
 
 
 class Foreseen(CommitHooks):
@@ -133,14 +139,15 @@ class Foreseen(CommitHooks):
     def __init__(self) -> None:
         self._ends: dict[bytes, Moved] = {}
 
-    def ends(self, reports: Iterable[Report]) -> Mapping[bytes, Moved] | None:
-        """Return how the tasks of these reports have ended, if all of them are successes of foreseen attempts."""
+    def ends(self, reports: Iterable[Report], *, single: bool) -> Mapping[bytes, Moved] | None:
+        """Return how the tasks of these reports have ended, if all of them are successes of foreseen attempts: of
+        `single` tasks, or of steps."""
         found: dict[bytes, Moved] = {}
         for report in reports if self._ends else ():
             if not isinstance(report, Succeeded) or report.children:
                 return None
             end = self._ends.get(report.id)
-            if end is None or end.attempt != report.attempt:
+            if end is None or end.attempt != report.attempt or end.is_single is not single:
                 return None
             found[end.id] = end
         return found or None
@@ -151,6 +158,8 @@ class Foreseen(CommitHooks):
             for ended in tick.outgoing.ended:
                 self._ends.pop(ended.id, None)
         self._ends.update({end.id: end for end in tick.tasks.foreseen})
+        if len(claimed := tick.outgoing.claimed) <= _FEW:
+            self._ends.update({task.id: success_of(task) for task in claimed if is_single(task)})
 
     def rolled_back(self) -> None:
         """Foresee nothing of what is in flight."""

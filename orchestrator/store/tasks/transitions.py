@@ -275,6 +275,10 @@ _SUCCEED_LATER = Prepared[None](f"""
 WITH /* tasks.succeed_later */ {succeeding()}
 {all_of("gone")}
 """)
+_SUCCEED_SINGLE_LATER = Prepared[None](f"""
+WITH /* tasks.succeed_single_later */ {succeeding(f"AND NOT EXISTS ({FOLLOWED})")}
+{all_of("gone")}
+""")
 
 
 def succeed(
@@ -283,8 +287,10 @@ def succeed(
     """End tasks whose current attempt returned; with the next statement, if their ends are foreseen."""
     if foreseen is None:
         return _SUCCEED(connection, SUCCESSES(rows), now=now)
-    _SUCCEED_LATER.later(connection, SUCCESSES(rows), now=now, number=len(rows))
-    return [foreseen[row.id] for row in rows]
+    moved = [foreseen[row.id] for row in rows]
+    statement = _SUCCEED_SINGLE_LATER if moved[0].is_single else _SUCCEED_LATER
+    statement.later(connection, SUCCESSES(rows), now=now, number=len(rows))
+    return moved
 
 
 class AttemptEnd(NamedTuple):
