@@ -9,7 +9,7 @@ from alembic import context
 from alembic.runtime.migration import MigrationContext, MigrationInfo
 
 from orchestrator.store.compatibility import FIRST, mark
-from orchestrator.store.tables import metadata
+from orchestrator.store.tables.all_tables import metadata
 
 connection = context.config.attributes["connection"]
 

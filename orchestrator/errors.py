@@ -44,7 +44,6 @@ A message names the thing, what was expected, what was found, and what to do.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
@@ -350,5 +349,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
             break
         if len(other) <= _LONGEST_COMPARED:
             some.append(other)
-    nearest = difflib.get_close_matches(name, some, n=1)
+    from difflib import get_close_matches  # which a process without mistakes does without
+
+    nearest = get_close_matches(name, some, n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from datetime import datetime, timedelta
 from typing import Any
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
@@ -81,8 +80,12 @@ def from_text(text: str) -> datetime:
     if len(text) > _LONGEST or not (match := _TEXT.fullmatch(text)):
         raise ValueError("a time, perhaps with its zone, was expected")
     time = datetime.fromisoformat(match[1])
+    if not match[2]:
+        return time
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # which most programs do without
+
     try:
-        return time.astimezone(ZoneInfo(match[2])) if match[2] else time
+        return time.astimezone(ZoneInfo(match[2]))
     except ZoneInfoNotFoundError:
         return time
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ipaddress
 import json
 import logging
+import selectors
 import socket
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing.connection import wait
 from typing import Protocol
 
 from orchestrator.errors import ConfigurationError
@@ -115,7 +115,7 @@ class Listener:
         while not over.is_set():
             waits_for = self.waits_for()
             if waits_for:
-                self.serve(wait(waits_for, _TURN))
+                self.serve(_ready(waits_for))
             else:
                 over.wait(_TURN)
 
@@ -206,6 +206,14 @@ class Listener:
             status = {"status": "not ready" if obstacles else "ready"}
             return _response(503 if obstacles else 200, status | ({"obstacles": obstacles} if obstacles else {}))
         return _response(404, {"error": "served are /metrics, /healthz and /readyz"})
+
+
+def _ready(waits_for: Iterable[socket.socket]) -> list[object]:
+    """Wait a while for any of these; return which are ready."""
+    with selectors.DefaultSelector() as selector:
+        for one in waits_for:
+            selector.register(one, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(_TURN)]
 
 
 def _is_near(connection: socket.socket) -> bool:

@@ -6,7 +6,6 @@ middleware that was added first stands outermost. Without any, `client.middlewar
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -264,9 +263,11 @@ def each_of(option: str, values: Iterable[Any]) -> Iterable[Any]:
 def _check(member: object) -> None:
     if not isinstance(member, Middleware):
         raise ConfigurationError(f"Middleware: expected an object of a class below Middleware, found {shown(member)}.")
+    from difflib import get_close_matches  # which a process without middleware does without
+
     whose = type(member).__name__
     for name, _ in inspect.getmembers(type(member), inspect.isroutine):
-        nearest = [] if name.startswith("_") else difflib.get_close_matches(name, _HOOKS, n=1, cutoff=0.82)
+        nearest = [] if name.startswith("_") else get_close_matches(name, _HOOKS, n=1, cutoff=0.82)
         if nearest and name not in _HOOKS:
             raise ConfigurationError(
                 f"Middleware {whose}.{name} is never called. Did you mean {nearest[0]!r}? "

@@ -25,7 +25,7 @@ from orchestrator.store.compatibility import oldest_supported, refuse_early, ref
 from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
 from orchestrator.store.dialing import code_of, hide_rows, several_hosts, use_dialing
 from orchestrator.store.namespaces import NOT_SHARED, namespace_of, use_namespace
-from orchestrator.store.tables import SCHEMA, metadata
+from orchestrator.store.tables.columns import SCHEMA
 from orchestrator.terminal_safe import sentence, without_password, without_password_of
 
 if TYPE_CHECKING:
@@ -329,10 +329,11 @@ def current_revision(connection: Connection) -> str | None:
 def upgrade(url: str, *, namespace: str = DEFAULT_NAMESPACE) -> str | None:
     """Bring a namespace to the newest revision, alone: a second upgrade waits for the first.
 
-    An empty one is created at that revision, in one transaction. A newer schema stays as it is. If it supports this
-    release, a message says so, which is returned.
+    An empty one is created at that revision, in one transaction. Of a newer one, return that it supports this release.
     """
     from alembic import command
+
+    from orchestrator.store.tables.all_tables import metadata
 
     with _migrating(url, namespace) as (connection, config):
         connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{namespace}"'))

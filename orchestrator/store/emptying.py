@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.states import IN_FLIGHT_STATES
 from orchestrator.store.sql import Statement
-from orchestrator.store.tables import metadata
+from orchestrator.store.tables.all_tables import metadata
 from orchestrator.store.tasks.transitions import among
 
 TABLES = [table.name for table in metadata.sorted_tables]

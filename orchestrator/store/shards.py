@@ -18,7 +18,7 @@ from functools import cache
 from uuid import UUID
 from zlib import crc32
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, Table, text
 
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import Settings
@@ -26,17 +26,21 @@ from orchestrator.store import database
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.namespaces import ALL, SHARED, namespace_of, root_of
 from orchestrator.store.sql import Statement
-from orchestrator.store.tables import metadata
 
-_OWN = [table for table in metadata.sorted_tables if table.name not in SHARED]
-"""The tables that each shard has."""
 _OF_LEADERS = frozenset(("leases", "cursors", "workers", "drains"))
-"""Those of them that are about nothing but the shard."""
+"""Tables of a shard that are about nothing but the shard."""
 _BATCH = 1_000
 """Runs, or rows, that are moved in one transaction."""
 _NUMBERS = Statement[str]("""
 SELECT /* shards.numbers */ nspname::text FROM pg_namespace WHERE starts_with(nspname, %(prefix)s)
 """)
+
+
+def _own() -> dict[str, Table]:
+    """Return the tables that each shard has, by name."""
+    from orchestrator.store.tables.all_tables import metadata  # which only `upgrade` needs
+
+    return {table.name: table for table in metadata.sorted_tables if table.name not in SHARED}
 
 
 def ours(schema: str) -> str:
@@ -114,7 +118,7 @@ def _make_views(connection: Connection, root: str, numbers: Iterable[int], wante
     """Make the views of all shards; from the `wanted` number on, they are closing."""
     schemas = {number: _schema(root, number) for number in (0, *sorted(numbers))}
     connection.execute(text(_LANE_USE.format(root)))
-    views = {table.name: [column.name for column in table.columns] for table in _OWN}
+    views = {table.name: [column.name for column in table.columns] for table in _own().values()}
     selects = {
         name: [f"SELECT {', '.join(columns)} FROM {schema}.{name}" for schema in schemas.values()]
         for name, columns in views.items()
@@ -183,7 +187,7 @@ def _move_some(engine: Engine, root: str, number: int) -> bool:
 
     Runs that came of one another have ids that begin alike (`domain/ids.py`), and move together.
     """
-    schema, first = _schema(root, number), _schema(root, 0)
+    schema, first, own = _schema(root, number), _schema(root, 0), _own()
     with engine.begin() as connection:
         if _leader(connection, schema) or connection.execute(text(f"SELECT {_HAS_OPEN.format(schema)}")).scalar():
             return False
@@ -193,7 +197,7 @@ def _move_some(engine: Engine, root: str, number: int) -> bool:
             return connection.execute(text(f"SELECT id FROM ({ids}) AS next ORDER BY id DESC LIMIT 1")).scalar()
 
         def move(name: str, which: str, upto: UUID | None = None) -> int:
-            table = metadata.tables[f"{metadata.schema}.{name}"]
+            table = own[name]
             values = {column.name: column.name for column in table.columns if column.identity is None}
             if name == "throughput":  # terms of two shards are alike, and their counts are added
                 values["term"] = f"-(64 * term + {number})"
@@ -216,7 +220,7 @@ def _move_some(engine: Engine, root: str, number: int) -> bool:
             for name in _BY_TASK:
                 move(name, "task_id <= :upto", task)
             return move("ended_tasks", "id <= :upto", task) > 0
-        others = [table.name for table in _OWN if table.name not in (*_OF_LEADERS, "tasks")]
+        others = [name for name in own if name not in (*_OF_LEADERS, "tasks")]
         some = "ctid = ANY (ARRAY(SELECT ctid FROM {}.{} LIMIT {}))"
         return any(move(name, some.format(schema, name, _BATCH)) for name in others)
 

@@ -28,7 +28,7 @@ NOT_LOADED = {
     "orchestrator.api",
 }
 """What a worker process does without, unless the application loads it."""
-MOST = {"scheduler": 70.0, "parent": 26.0, "process": 32.0}
+MOST = {"scheduler": 62.0, "parent": 24.0, "process": 32.0}
 """Megabytes, each process with its share of what it shares (PSS): a fifth more than docs/performance.md has."""
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="only Linux says what is shared")

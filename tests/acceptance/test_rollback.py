@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.store import database
-from orchestrator.store.tables import SCHEMA
+from orchestrator.store.tables.columns import SCHEMA
 from tests import forking
 from tests.acceptance.stack import Stack
 

@@ -18,7 +18,7 @@ from orchestrator.scheduler.leadership import Leadership
 from orchestrator.store import database
 from orchestrator.store.driver import Channel, StatementResult
 from orchestrator.store.sql import Statement
-from orchestrator.store.tables import metadata
+from orchestrator.store.tables.all_tables import metadata
 from tests.databases import new_database
 
 BATCH = 500

@@ -20,7 +20,8 @@ from orchestrator.embedded import EmbeddedServices
 from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.scheduler.process import run_scheduler
 from orchestrator.store import compatibility, database
-from orchestrator.store.tables import SCHEMA, metadata
+from orchestrator.store.tables.all_tables import metadata
+from orchestrator.store.tables.columns import SCHEMA
 from tests.databases import new_database
 
 

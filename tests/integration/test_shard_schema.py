@@ -14,7 +14,7 @@ from orchestrator.errors import SchemaError
 from orchestrator.settings import Settings
 from orchestrator.store import database, insights, shards
 from orchestrator.store.insights import server
-from orchestrator.store.tables import metadata
+from orchestrator.store.tables.all_tables import metadata
 from tests.integration.test_schema import empty_url
 from tests.waiting import eventually
 

@@ -17,10 +17,11 @@ import sys
 from orchestrator import Orchestrator
 app = Orchestrator(database_url="postgresql://nobody@localhost:1/none", redis_url="redis://localhost:1/0")
 app._client.backend.tasks
-heavy = {"sqlalchemy.orm", "yaml", "croniter", "orchestrator.store.insights", "orchestrator.domain.dag.plan"}
+heavy = {"sqlalchemy.orm", "yaml", "orchestrator.store.insights", "orchestrator.domain.dag.plan"}
+heavy |= {"orchestrator.domain.schedules.cron"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 app._client.backend.schedules
-assert "croniter" in sys.modules
+assert "orchestrator.domain.schedules.cron" in sys.modules
 """
 
 

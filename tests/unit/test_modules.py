@@ -201,7 +201,9 @@ def test_a_program_that_declares_tasks_loads_no_library_of_the_servers(write: Wr
     program = """
         import sys
         import bakery.app
-        heavy = {"redis", "sqlalchemy", "psycopg2", "opentelemetry", "importlib.metadata"} & set(sys.modules)
+        heavy = {"redis", "sqlalchemy", "psycopg2", "opentelemetry", "importlib.metadata"}
+        heavy |= {"difflib", "tomllib", "zoneinfo"}
+        heavy &= set(sys.modules)
         assert not heavy, heavy
     """
     done = subprocess.run(
@@ -210,4 +212,21 @@ def test_a_program_that_declares_tasks_loads_no_library_of_the_servers(write: Wr
         text=True,
         check=False,
     )
+    assert done.returncode == 0, done.stderr
+
+
+_A_SCHEDULER = """
+import sys
+import orchestrator.scheduler.process
+heavy = {"alembic", "croniter", "dateutil", "difflib", "multiprocessing", "sqlalchemy.orm", "tomllib", "yaml"}
+heavy |= {f"orchestrator.{part}" for part in ("api", "cli", "sdk.app", "store.insights", "store.tables.runs")}
+heavy &= set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.slow
+def test_a_scheduler_loads_nothing_that_a_namespace_without_work_does_not_use() -> None:
+    """Each tenant may have one, with a namespace of its own."""
+    done = subprocess.run([sys.executable, "-c", _A_SCHEDULER], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

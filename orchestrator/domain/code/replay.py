@@ -12,7 +12,6 @@ updates name the update.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import NoReturn, get_args
@@ -320,7 +319,9 @@ class Ledger:
     def violate(self, number: int, kind: str, message: str, difference: str = "") -> NoReturn:
         """Remember that the code no longer fits its history, and stop it."""
         if self.violation is None:
-            lines = difflib.unified_diff(self._expected, self._commanded, "history", "code", lineterm="")
+            from difflib import unified_diff  # which code that fits its history does without
+
+            lines = unified_diff(self._expected, self._commanded, "history", "code", lineterm="")
             difference = difference or "\n".join(islice(lines, _LONGEST_DIFFERENCE))
             self.violation = Violation(number, kind, message, difference)
         raise DeterminismViolation(self.violation.message, self.violation.event, self.violation.difference)

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime
 from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple
-from zoneinfo import ZoneInfo
 
 import msgspec
 from msgspec import UNSET
@@ -286,6 +285,8 @@ def _read_time(kind: type[date], value: Any) -> date | None:
 
 def _plain(kind: ParamType, value: Any, now: datetime, timezone: str | None) -> Any:
     if kind == "date":
+        from zoneinfo import ZoneInfo  # which most programs do without
+
         today = now.astimezone(ZoneInfo(timezone)) if timezone else now
         return (today.date() if value == "today" else _read_time(date, value) or value).isoformat()
     if kind == "datetime":

@@ -12,9 +12,11 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from croniter import CroniterBadDateError, CroniterError, croniter
+if TYPE_CHECKING:
+    from croniter import croniter
 
 _DAY = timedelta(days=1)
 _SECOND = timedelta(seconds=1)
@@ -135,7 +137,7 @@ def cron_problem(expression: str) -> str | None:
     try:
         if next_local(expression, _SOME_DAY) is None:
             return f"{expression!r} never comes: there is no such date."
-    except (CroniterError, ValueError, KeyError, IndexError) as error:
+    except (ValueError, KeyError, IndexError) as error:
         return f"{expression!r}: {error}."
     return None
 
@@ -143,7 +145,7 @@ def cron_problem(expression: str) -> str | None:
 def _is_understood(expression: str) -> bool:
     try:
         _parsed(expression)
-    except (CroniterError, ValueError, KeyError, IndexError):
+    except (ValueError, KeyError, IndexError):
         return False
     return True
 
@@ -156,6 +158,8 @@ def _parsed(expression: str) -> croniter:
         plain = " ".join(
             _without_idle_steps(part, last) for part, last in zip(parts, _LAST[-len(parts) :], strict=True)
         )
+    from croniter import croniter  # which a namespace without schedules does without
+
     return croniter(plain, _SOME_DAY, ret_type=datetime, second_at_beginning=True)
 
 
@@ -167,6 +171,8 @@ def _without_idle_steps(part: str, last: tuple[int, ...]) -> str:
 
 def next_local(expression: str, after: datetime) -> datetime | None:
     """Return the first time of a wall clock, later than `after`, that an expression names; None if none ever comes."""
+    from croniter import CroniterBadDateError
+
     times = copy.copy(_parsed(expression))
     times.set_current(after, force=True)
     try:

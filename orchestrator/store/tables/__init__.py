@@ -1,6 +1,1 @@
-"""The tables. `orchestrator db upgrade` creates them, or `migrations/` changes older ones; a test compares the two."""
-
-from orchestrator.store.tables import runs, system, tasks
-from orchestrator.store.tables.columns import KEPT, SCHEMA, metadata
-
-__all__ = ["KEPT", "SCHEMA", "definitions", "metadata", "runs", "system", "tasks"]
+"""The schema. `all_tables.py` has all of it; a process that only reads and writes rows loads what it uses."""

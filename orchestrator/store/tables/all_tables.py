@@ -1,0 +1,6 @@
+"""The tables. `orchestrator db upgrade` creates them, or `migrations/` changes older ones; a test compares the two."""
+
+from orchestrator.store.tables import runs, system, tasks
+from orchestrator.store.tables.columns import metadata
+
+__all__ = ["metadata", "runs", "system", "tasks"]
