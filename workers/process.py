@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from orchestrator.domain import redaction
 from orchestrator.domain.fleet.announced import redacting, taking
 from orchestrator.environment import forbid_inspection
 from orchestrator.errors import OrchestratorError
+from orchestrator.memory import settle
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.modules import ImportFailed
 from orchestrator.sdk.tasks.parameters import announced_parameters
@@ -103,8 +103,7 @@ def main(
         return Farewell.BROKEN
     end_fork()
     first_to_report.close()
-    gc.collect()
-    gc.freeze()  # the application lives as long as this process
+    settle()  # the application lives as long as this process
     process = WorkerProcess(app, spec, settings, worker, held, pipe)
     # In a thread: a handler interrupts the main thread anywhere, also while it holds the lock that draining needs.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=process.drain, daemon=True).start())

@@ -19,6 +19,7 @@ from redis import Redis
 from sqlalchemy import Engine, exc
 
 from orchestrator.domain.fleet.announced import Standby
+from orchestrator.memory import settle
 from orchestrator.monitoring.exposition import Family, gauge, own_metrics
 from orchestrator.monitoring.listener import serve_metrics
 from orchestrator.monitoring.system import SystemGauges
@@ -258,8 +259,7 @@ def _leader_spans() -> LeaderSpans | None:
 
 def _spare_the_collector() -> None:
     """Look for cycles seldom: a tick makes thousands of tuples and no cycle, and modules live as long as this does."""
-    gc.collect()
-    gc.freeze()
+    settle()
     gc.set_threshold(20_000, 20, 20)
 
 

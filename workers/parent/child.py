@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import secrets
 import signal
@@ -21,6 +20,7 @@ from orchestrator.domain.tasks.outcomes import Report
 from orchestrator.domain.tasks.task import Failed, Lost, Returned, TaskError
 from orchestrator.entry_points import EXECUTORS, own_plugins
 from orchestrator.errors import TaskTimeout
+from orchestrator.memory import settle
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.settings import Settings
@@ -280,8 +280,7 @@ def prepare_forks(spec: WorkerSpec) -> None:
     if spec.executions:
         for name in own_plugins(EXECUTORS):
             plugin_of(name)
-    gc.collect()
-    gc.freeze()
+    settle()
 
 
 def start_child(

@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.cli.dev import FOLLOW
 from orchestrator.environment import hide_environment
+from orchestrator.memory import limit_arenas
 from orchestrator.settings import Settings, load_settings
 from orchestrator.telemetry import configure_logging
 from orchestrator.workers.parent.processes import die_with
@@ -21,4 +22,5 @@ def begin_process(**given: Any) -> Settings:
     settings = load_settings(**given)
     configure_logging(settings.log_level, settings.log_format)
     hide_environment()
+    limit_arenas()
     return settings

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from orchestrator.memory import settle
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.parent.processes import die_with, ending
@@ -40,8 +40,7 @@ class _Shards:
     def run(self) -> int:
         """Start them, replace those that are killed, and pass signals on."""
         before = {number: signal.signal(number, self._stop) for number in _STOPS}
-        gc.collect()
-        gc.freeze()  # no collection writes to what the processes share
+        settle()
         waiting, code = list(range(self._settings.shards)), 0
         while waiting or self._children:
             while waiting and not self._is_stopping:
