@@ -33,9 +33,7 @@ from orchestrator.transport.worker import WorkerStreams
 from orchestrator.workers.executors.driving import Driver
 from orchestrator.workers.executors.protocol import Setup
 from orchestrator.workers.executors.registry import announcements
-from orchestrator.workers.functions.allowed import Allowed
-from orchestrator.workers.functions.loading import load_app
-from orchestrator.workers.functions.webhook import install
+from orchestrator.workers.functions import Allowed, install, load_app
 from orchestrator.workers.parent.held import Farewell, HeldAttempts
 from orchestrator.workers.parent.messages import Command, FirstToReport, Hello, Leaving
 from orchestrator.workers.receiving import Age, Receiver

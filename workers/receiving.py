@@ -16,9 +16,8 @@ from orchestrator.transport.worker import Received, StreamsGone, WorkerStreams
 from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.parent.messages import Leaving
 from orchestrator.workers.reporting.reporter import Reporter
-from orchestrator.workers.running.job import Bundle, Job
+from orchestrator.workers.running.job import Bundle, Job, ReceivedJobs
 from orchestrator.workers.running.pool import Pool
-from orchestrator.workers.running.received_jobs import ReceivedJobs
 
 log = get_logger("worker")
 

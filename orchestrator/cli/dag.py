@@ -33,7 +33,7 @@ from orchestrator.sdk.schedules import pages
 from orchestrator.settings import load_settings
 from orchestrator.store.dag.workflows import Stored
 from orchestrator.store.insights import CodeWorkflowView
-from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.functions import load_app
 
 files_argument = click.argument(
     "files", metavar="FILE…", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False)

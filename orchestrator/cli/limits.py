@@ -24,7 +24,7 @@ from orchestrator.sdk.checks import check_name
 from orchestrator.sdk.queue import Queue, refuse_unnamed
 from orchestrator.settings import load_settings
 from orchestrator.store.insights import QueueCounts
-from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.functions import load_app
 
 _HEADERS = (
     *("queue…", "ready>", "in flight>", "workers>", "set…?"),

@@ -31,7 +31,6 @@ class Scope(StrEnum):
     """Make and revoke keys."""
 
     def includes(self, other: Scope) -> bool:
-        """Say whether this scope includes the other."""
         order = list(Scope)
         return order.index(self) >= order.index(other)
 
@@ -74,7 +73,6 @@ class KeyScope(NamedTuple):
         return any(name.startswith(prefix) for prefix in self.tasks if prefix.startswith(BUILT_IN))
 
     def has_queue(self, name: str) -> bool:
-        """Say whether a queue is in it."""
         return name.startswith(self.queues)
 
     def has_workflow(self, name: str | None) -> bool:
@@ -104,12 +102,10 @@ class Ticket(NamedTuple):
 
     @property
     def hash(self) -> bytes:
-        """The stored hash."""
         return hashlib.sha256(self.text.encode()).digest()
 
     @property
     def id(self) -> str:
-        """Its id."""
         return self.hash.hex()
 
     @property
@@ -119,7 +115,6 @@ class Ticket(NamedTuple):
 
 
 def parse_ticket(text: str) -> Ticket | None:
-    """Return a ticket from its text, or None if it is none."""
     return Ticket(text) if _TICKET.fullmatch(text) else None
 
 
@@ -135,8 +130,6 @@ def masked(text: str) -> str:
 
 
 class Key(NamedTuple):
-    """A key as it is kept."""
-
     id: str
     name: str
     hash: bytes

@@ -97,7 +97,6 @@ class Leadership:
         return True
 
     def lease_view(self) -> LeaseView:
-        """Return how the lease stands."""
         self._opened_at = None  # a standby has no transaction
         return leases.lease_view(self._connect(), self._shard, self._owner)
 

@@ -95,7 +95,6 @@ class Meter(CommitHooks):
     # -- metrics
 
     def metrics(self) -> Iterator[Family]:
-        """Yield what was counted."""
         ended = [({"queue": queue, "state": state}, number) for (queue, state), number in sorted(self.ended.items())]
         yield counter("orchestrator_tasks_ended_total", "Tasks that ended, by state.", *ended)
         for name, help, counts in (

@@ -26,10 +26,7 @@ from orchestrator.monitoring.system import SystemGauges
 from orchestrator.prerequisites import Prerequisites
 from orchestrator.scheduler.loop import Scheduler
 from orchestrator.scheduler.spans import LeaderSpans
-from orchestrator.scheduler.upkeep.collecting import PayloadCollection
-from orchestrator.scheduler.upkeep.janitor import Janitor
-from orchestrator.scheduler.upkeep.log_keeping import LogKeeping
-from orchestrator.scheduler.upkeep.pruning import Pruner
+from orchestrator.scheduler.upkeep import Janitor, LogKeeping, PayloadCollection, Pruner
 from orchestrator.settings import Settings
 from orchestrator.store import database, shards
 from orchestrator.store.database import engine_for
@@ -154,7 +151,6 @@ class ObservedScheduler:
         """None while its process waits for Postgres and Redis to be there."""
 
     def metrics(self) -> Iterator[Family]:
-        """Yield all metrics."""
         scheduler = self.scheduler
         if scheduler is None:
             yield from own_metrics("scheduler")

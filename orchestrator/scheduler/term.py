@@ -22,7 +22,7 @@ from functools import partial
 
 from sqlalchemy import exc
 
-from orchestrator.domain.runs.verdict import Nesting
+from orchestrator.domain.runs import Nesting
 from orchestrator.scheduler.budget import Pace
 from orchestrator.scheduler.code.runs import CodeRuns
 from orchestrator.scheduler.dag.plans import Dags

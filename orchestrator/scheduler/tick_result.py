@@ -18,7 +18,7 @@ from orchestrator.domain.code.commands import ContinueRun
 from orchestrator.domain.code.ends import task_outcome
 from orchestrator.domain.code.history import Fact, Outcome
 from orchestrator.domain.flow.definition import is_node
-from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd
+from orchestrator.domain.runs import RunChanges, TurnTaskEnd
 from orchestrator.domain.states import ENDED_TASK_STATES, IN_FLIGHT_STATES, TaskState
 from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
 from orchestrator.domain.tasks.task import KeyHolder, NewTask, Succeeded, TaskError

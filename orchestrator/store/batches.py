@@ -23,7 +23,6 @@ class Rows(dict[str, Any]):
 
     @property
     def is_one(self) -> bool:
-        """Say whether there is one row."""
         return len(self[self.first]) == 1
 
 

@@ -36,8 +36,6 @@ def statements_sent() -> int:
 
 
 class StatementResult(NamedTuple):
-    """The result of a statement."""
-
     rows: Sequence[Any] = ()
     columns: Sequence[Any] = ()
     """The driver's description of each column, its name first."""

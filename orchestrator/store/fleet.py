@@ -38,8 +38,6 @@ SELECT b.id, b.host, b.pid, ARRAY(SELECT jsonb_array_elements_text(b.queues)),
 
 
 class WorkerRow(NamedTuple):
-    """One worker process."""
-
     id: str
     host: str
     pid: int

@@ -13,8 +13,6 @@ from orchestrator.store.sql import Prepared, Statement
 
 
 class RequestKind(StrEnum):
-    """The kind of a request."""
-
     CANCEL_TASK = "cancel task"
     WITHDRAW_TASK = "withdraw task"
     """Cancel it if no worker was given it yet."""
@@ -58,8 +56,6 @@ class RequestKind(StrEnum):
 
 
 class Request(NamedTuple):
-    """One request."""
-
     id: int
     kind: str
     target: bytes

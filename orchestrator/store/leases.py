@@ -84,7 +84,6 @@ SELECT /* leases.lease_view */ extract(epoch FROM expires_at - clock_timestamp()
 
 
 def lease_view(connection: Connection, shard: int, owner: str) -> LeaseView:
-    """Return how the lease stands."""
     return _OUTLOOK.first(connection, shard=shard, owner=owner) or LeaseView()
 
 

@@ -327,7 +327,6 @@ SELECT /* shards.list */ shard, is_open, leader, is_closing,
 
 
 def list_shards(connection: Connection) -> list[ShardView]:
-    """Return all shards of the database."""
     return _LIST(connection)
 
 

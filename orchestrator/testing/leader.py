@@ -13,13 +13,21 @@ import msgspec
 from orchestrator.domain.code import commands, history, resets
 from orchestrator.domain.code.activation import Activation, Query, QueryResult
 from orchestrator.domain.code.attributes import attributes_of
-from orchestrator.domain.code.ends import ASKED, NOTHING, PARENT_ASKS, PARENT_ENDED, CommandsByKind, ends_too_early
+from orchestrator.domain.code.ends import (
+    ASKED,
+    NOTHING,
+    PARENT_ASKS,
+    PARENT_ENDED,
+    CommandsByKind,
+    carried_over,
+    ends_too_early,
+    ignores_cancel,
+)
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.other_runs import CANCEL, QUERY, Target, has_ended, is_wait, not_found, settled, unknown
 from orchestrator.domain.code.promises import Resolution, resolutions
-from orchestrator.domain.code.succession import carried_over, ignores_cancel
 from orchestrator.domain.ids import derived_id, successor_id
-from orchestrator.domain.runs.verdict import TIMED_OUT, Nesting
+from orchestrator.domain.runs import TIMED_OUT, Nesting
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import NotFound, UnknownHandler

@@ -14,7 +14,7 @@ from orchestrator.domain.dag.composed import ARGS
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.dag.state import StepState
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.runs.verdict import RunCounters
+from orchestrator.domain.runs import RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, TaskState
 from orchestrator.domain.tasks.headers import of_start
 from orchestrator.domain.tasks.task import NewTask

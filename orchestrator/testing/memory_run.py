@@ -10,7 +10,7 @@ from orchestrator.domain.code.ends import NOTHING, child_outcome, end_of, run_er
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.other_runs import failure, settled
 from orchestrator.domain.code.promises import Resolution
-from orchestrator.domain.runs.verdict import WAS_TERMINATED
+from orchestrator.domain.runs import WAS_TERMINATED
 from orchestrator.domain.tasks.task import NewTask
 
 _FACTS = get_args(history.Fact)

@@ -22,7 +22,7 @@ from orchestrator.domain.dag.definition import Definition
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.limits.buckets import Buckets
 from orchestrator.domain.limits.lane_limits import scoped
-from orchestrator.domain.runs.verdict import RunCounters, verdict
+from orchestrator.domain.runs import RunCounters, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, RunState, TaskState
 from orchestrator.domain.tasks.callbacks import Callbacks, after_end, after_success
 from orchestrator.domain.tasks.headers import headers_of

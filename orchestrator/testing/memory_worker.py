@@ -16,7 +16,7 @@ from orchestrator.domain.tasks.task import Dispatch, KeyHolder, NewTask
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.testing.records import TestedTask
 from orchestrator.transport.codec import LogLine, ProgressMark
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
 

@@ -13,7 +13,7 @@ from orchestrator.domain.code.attributes import attributes_of
 from orchestrator.domain.code.history import Fact, HistoryItem
 from orchestrator.domain.code.promises import Resolution, misfit
 from orchestrator.domain.ids import derived_id, to_text
-from orchestrator.domain.runs.verdict import RAN_TOO_LONG, WAS_TERMINATED
+from orchestrator.domain.runs import RAN_TOO_LONG, WAS_TERMINATED
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import (
     DeterminismViolation,

@@ -18,7 +18,7 @@ from orchestrator.settings import load_settings
 from orchestrator.store.database import engine_for, upgrade
 from orchestrator.store.emptying import empty_beside_leader
 from orchestrator.testing.executor_stage import LocalProgram, LocalServices
-from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.functions import load_app
 
 _SETTINGS: dict[str, Any] = {"heartbeat": 0.5, "lease": 2.0, "worker_ttl": 2.0}
 """What makes losses known soon."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from orchestrator.domain.code import commands, history
 from orchestrator.domain.ids import derived_id
-from orchestrator.domain.runs.verdict import Nesting
+from orchestrator.domain.runs import Nesting
 from orchestrator.domain.tasks.task import NewTask, TaskError
 from orchestrator.errors import InvalidTask
 from orchestrator.sdk.code.engine import Engine

@@ -151,7 +151,6 @@ class Nudges:
                 raise ResponseError("Redis refuses nudges.")
 
     def close(self) -> None:
-        """Close the connection."""
         with self._lock:
             if self._connection is not None:
                 self._connection.disconnect()

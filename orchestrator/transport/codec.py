@@ -55,8 +55,6 @@ class Malformed(ValueError):
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
-    """One attempt of one task."""
-
     id: Id
     attempt: AttemptNumber
 
@@ -290,7 +288,6 @@ def pack_attempt(identifier: bytes, attempt: int) -> bytes:
 
 
 def unpack_attempts(data: bytes) -> list[tuple[bytes, int]]:
-    """Return the attempts of a heartbeat."""
     return [
         (data[start : start + 16], int.from_bytes(data[start + 16 : start + 20], "big"))
         for start in range(0, len(data) - ATTEMPT_SIZE + 1, ATTEMPT_SIZE)

@@ -294,7 +294,6 @@ class RawConnection:
             return self.call("EVAL", script.text, len(keys), *keys, *arguments)
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.disconnect()
 
 

@@ -107,7 +107,6 @@ class Keys:
 
     @classmethod
     def of(cls, settings: Settings) -> Keys:
-        """Return what the settings say."""
         return cls(settings.namespace, 0, signing_of(settings), vault_of(settings), settings.shards)
 
     @cached_property

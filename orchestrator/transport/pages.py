@@ -22,8 +22,6 @@ _TTL = 3_600
 
 
 class Pages:
-    """The pages of all attempts."""
-
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys

@@ -184,8 +184,6 @@ return 1
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Offered work."""
-
     name: str
     """Of the execution."""
     service: str

@@ -67,7 +67,6 @@ def newest(redis: Redis, keys: Keys, limit: int) -> list[SetAside]:
 
 
 def find(redis: Redis, keys: Keys, entry: str) -> SetAside | None:
-    """Return one message."""
     found = cast("list[_Entry]", redis.xrange(keys.quarantine, entry, entry))
     return _view(*found[0]) if found else None
 

@@ -95,7 +95,6 @@ class Signatures(Signing):
         self._say_at = 0.0
 
     def sign(self, place: str, body: bytes, stamp: int = 0) -> bytes:
-        """Return a signed message."""
         number = stamp.to_bytes(_STAMP, "big")
         return b"".join((_MARK, self._first, _mac(self._keys[self._first], place, number, body), number, body))
 

@@ -13,7 +13,7 @@ import storing
 
 from orchestrator.payloads import keeping
 from orchestrator.payloads.stores import MARK
-from orchestrator.scheduler.upkeep.collecting import PayloadCollection
+from orchestrator.scheduler.upkeep import PayloadCollection
 from tests.acceptance.conftest import fresh_stack
 from tests.acceptance.stack import Stack, using
 

@@ -11,7 +11,7 @@ import pytest
 import storing
 
 from orchestrator import Unavailable
-from orchestrator.scheduler.upkeep.collecting import PayloadCollection
+from orchestrator.scheduler.upkeep import PayloadCollection
 from tests.acceptance.stack import Stack
 from tests.acceptance.storehouse import DATA_KEY, LARGE, WORKER, objects, start, storing_stack
 from tests.waiting import eventually

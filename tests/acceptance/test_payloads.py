@@ -19,7 +19,7 @@ from orchestrator.executors import Process
 from orchestrator.payloads import keeping
 from orchestrator.sdk.code.engine import replay
 from orchestrator.sdk.dag.definitions import loads
-from orchestrator.workers.container.running import folder_of
+from orchestrator.workers.container import folder_of
 from tests import forking
 from tests.acceptance.stack import Stack
 from tests.acceptance.storehouse import LARGE, WORKER, collect, largest_rows, objects, storing_stack

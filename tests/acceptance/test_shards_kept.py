@@ -21,7 +21,7 @@ import storing
 
 from orchestrator.payloads import keeping
 from orchestrator.scheduler.process import _of_all
-from orchestrator.scheduler.upkeep.collecting import PayloadCollection
+from orchestrator.scheduler.upkeep import PayloadCollection
 from orchestrator.sdk.dag.definitions import loads
 from orchestrator.store import shards
 from tests.acceptance.stack import Stack, using

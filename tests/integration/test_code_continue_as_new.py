@@ -12,7 +12,7 @@ import pytest
 from orchestrator import RunFailed, WorkflowContext, WorkflowHandle
 from orchestrator.domain.code import history
 from orchestrator.domain.ids import successor_id
-from orchestrator.domain.runs.verdict import CONTINUED
+from orchestrator.domain.runs import CONTINUED
 from orchestrator.domain.states import RunState
 from orchestrator.sdk.code.engine import Engine
 from orchestrator.sdk.code.workflow import CodeWorkflow

@@ -19,7 +19,7 @@ from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.store.code import turns
 from orchestrator.transport.pages import Pages
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
 from tests.integration.code_stage import activation, run_row

@@ -16,7 +16,7 @@ from orchestrator.domain.code.activation import Activation
 from orchestrator.domain.code.ends import ASKED, end_of, run_state
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.ids import derived_id, to_text
-from orchestrator.domain.runs.verdict import Nesting
+from orchestrator.domain.runs import Nesting
 from orchestrator.domain.tasks.outcomes import Report
 from orchestrator.domain.tasks.task import Dispatch, Failed, Returned, Succeeded, TaskError
 from orchestrator.sdk.backend.code_requests import add_request

@@ -20,7 +20,7 @@ from orchestrator.plugins.executors.cloud_run import CloudRun
 from orchestrator.plugins.executors.cloud_run import driver as cloud_run
 from orchestrator.plugins.executors.cloud_run.driver import CloudRunExecutor
 from orchestrator.settings import Settings
-from orchestrator.workers.container.running import Board, Specification, folder_of
+from orchestrator.workers.container import Board, Specification, folder_of
 from orchestrator.workers.executors.protocol import Gone, Setup, Unequipped, Unreachable
 from tests.integration import executing
 from tests.integration.executing import Driver, Heard

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import Engine
 
 from orchestrator.domain.code.history import SignalReceived
-from orchestrator.domain.runs.changes import RunChanges
+from orchestrator.domain.runs import RunChanges
 from orchestrator.errors import ExpressionError, WrongState
 from orchestrator.sdk import acting
 from orchestrator.sdk.flow.flows import FlowHandle

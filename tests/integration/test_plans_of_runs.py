@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 from sqlalchemy import Connection, text
 
-from orchestrator.domain.runs.changes import RunChanges
+from orchestrator.domain.runs import RunChanges
 from orchestrator.domain.states import RunState
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store.dag import plans as dags

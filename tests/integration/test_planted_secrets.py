@@ -38,7 +38,7 @@ from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.store import keys
 from orchestrator.store.code.keys import Sent
 from orchestrator.transport.keys import Keys
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.reporting.journal import Journal
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner

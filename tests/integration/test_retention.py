@@ -16,7 +16,7 @@ from sqlalchemy import Engine, event, text
 
 from orchestrator import InvalidTask, NotFound, WrongState
 from orchestrator.cli import main
-from orchestrator.scheduler.upkeep.pruning import Pruner
+from orchestrator.scheduler.upkeep import Pruner
 from orchestrator.store import retention
 from orchestrator.store.insights import RunFilter, list_runs
 from tests.integration.stage import System
@@ -374,7 +374,7 @@ def test_rates_that_have_long_been_full_are_forgotten(system: System) -> None:
 
 
 def test_only_while_leading_and_at_rest_for_most_of_the_time(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.upkeep.pruning._EVERY", 0.01)
+    monkeypatch.setattr("orchestrator.scheduler.upkeep._EVERY", 0.01)
     finished(system, 30)
     leading = threading.Event()
     by = Pruner(autocommit(system), system.settings, leading, size=10)

@@ -14,7 +14,7 @@ from typing import Any
 import fsspec
 import pytest
 
-from orchestrator.workers.container.running import Board, LocalFolder, Specification, folder_of, run, split
+from orchestrator.workers.container import Board, LocalFolder, Specification, folder_of, run, split
 from tests import forking
 from tests.waiting import eventually
 

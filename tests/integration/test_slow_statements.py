@@ -11,10 +11,7 @@ from sqlalchemy import Engine
 from orchestrator import Handle, Settings
 from orchestrator.scheduler import process
 from orchestrator.scheduler.loop import Scheduler
-from orchestrator.scheduler.upkeep.collecting import PayloadCollection
-from orchestrator.scheduler.upkeep.janitor import Janitor
-from orchestrator.scheduler.upkeep.log_keeping import LogKeeping
-from orchestrator.scheduler.upkeep.pruning import Pruner
+from orchestrator.scheduler.upkeep import Janitor, LogKeeping, PayloadCollection, Pruner
 from orchestrator.store import throughput
 from orchestrator.store.limits import lanes
 from orchestrator.store.sql import Prepared, Row

@@ -16,8 +16,7 @@ from orchestrator.api.dashboard.pages import logs as log_pages
 from orchestrator.cli import main
 from orchestrator.cli.terminal import logs as terminal
 from orchestrator.domain.tasks.task import Dispatch, Lost
-from orchestrator.scheduler.upkeep.log_keeping import LogKeeping
-from orchestrator.scheduler.upkeep.pruning import Pruner
+from orchestrator.scheduler.upkeep import LogKeeping, Pruner
 from orchestrator.sdk.backend import logs as backend
 from orchestrator.store import logs
 from orchestrator.store.logs import NewChunk

@@ -34,7 +34,7 @@ from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_call, decode_value
 from orchestrator.testing import TaskTest
 from orchestrator.transport.codec import LogLine, ProgressMark
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
 from tests.fuzzing import in_batches

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sqlalchemy import Connection, text
 
 from orchestrator.domain.ids import time_ordered_id
-from orchestrator.domain.runs.verdict import RunCounters, verdict
+from orchestrator.domain.runs import RunCounters, verdict
 from orchestrator.domain.states import (
     ENDED_RUN_STATES,
     ENDED_TASK_STATES,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import Orchestrator
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 
 REPORTS = """
 import functools

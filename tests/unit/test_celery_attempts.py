@@ -18,7 +18,7 @@ from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.middleware import AttemptEnd
 from orchestrator.sdk.tasks.context import TaskContext
 from orchestrator.sdk.values.payload import decode_value
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
 from tests.outbox import KeptOutbox

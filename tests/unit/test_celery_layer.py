@@ -24,7 +24,7 @@ from orchestrator.compat.celery.schedules import crontab, schedule, solar
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import Dispatch, Succeeded
 from orchestrator.sdk.modules import ImportFailed
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
 from tests.outbox import ClosedOutbox

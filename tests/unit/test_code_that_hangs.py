@@ -21,7 +21,7 @@ from orchestrator.domain.tasks.task import Dispatch, Started, Succeeded
 from orchestrator.sdk.code.engine import Running
 from orchestrator.sdk.values.payload import encode_call, encode_value
 from orchestrator.transport.codec import encode
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.running import turns
 from orchestrator.workers.running.isolated import Isolation

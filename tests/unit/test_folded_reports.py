@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.domain.runs.verdict import RunCounters, verdict
+from orchestrator.domain.runs import RunCounters, verdict
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.outcomes import AttemptReport, fold
 from orchestrator.domain.tasks.task import (

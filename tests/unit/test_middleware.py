@@ -48,7 +48,7 @@ from orchestrator.errors import RetryLater, TaskAborted
 from orchestrator.sdk.tasks.context import enter_task
 from orchestrator.sdk.values.payload import encode_call
 from orchestrator.transport.codec import encode
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.running.hooks import attempt_end
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner

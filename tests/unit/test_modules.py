@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator import ConfigurationError, Orchestrator, Settings, UnknownTask
 from orchestrator.sdk.modules import ImportFailed
-from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.functions import load_app
 
 Write = Callable[..., None]
 TASK = "from bakery.app import app\n\n\n@app.task\ndef bake(loaves: int) -> int:\n    return loaves\n"

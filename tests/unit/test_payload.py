@@ -45,7 +45,7 @@ from orchestrator.sdk.tasks.signature import Signature
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values import payload
 from orchestrator.sdk.values.payload import convert, decode_value, encode_call, encode_value
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.running import task_runtime as runtime
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.domain.code.history import TaskCompleted
 from orchestrator.domain.flow.commands import CallEnded
-from orchestrator.domain.runs.changes import RunChanges
+from orchestrator.domain.runs import RunChanges
 from orchestrator.errors import ConfigurationError, PayloadError, Unavailable
 from orchestrator.payloads.collector import Collector, collect_leftovers
 from orchestrator.payloads.keeping import PayloadStore
@@ -35,7 +35,7 @@ from orchestrator.references import (
 from orchestrator.scheduler.flow.plans import _events
 from orchestrator.sealing import Vault
 from orchestrator.testing.payload_stores import PayloadStoreConformance
-from orchestrator.workers.container.running import folder_of
+from orchestrator.workers.container import folder_of
 
 TASK = bytes(range(16))
 RUN = bytes(range(16, 32))

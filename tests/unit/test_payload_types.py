@@ -27,7 +27,7 @@ from orchestrator.domain.tasks.task import Dispatch, Failed, Succeeded
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.conversion import convert, same_types
 from orchestrator.sdk.values.payload import decode_unread, decode_value, encode_call, encode_value
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
 

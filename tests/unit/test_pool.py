@@ -13,13 +13,12 @@ import pytest
 from orchestrator import Orchestrator, TaskContext
 from orchestrator.domain.tasks.task import Dispatch, Failed, Returned, Started, Succeeded
 from orchestrator.sdk.values.payload import encode_call, encode_value
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.running import pool as pool_module
 from orchestrator.workers.running import standstill, threads
-from orchestrator.workers.running.job import Bundle, Job, Stage
+from orchestrator.workers.running.job import Bundle, Job, ReceivedJobs, Stage
 from orchestrator.workers.running.pool import Pool
-from orchestrator.workers.running.received_jobs import ReceivedJobs
 from orchestrator.workers.running.runner import Runner
 from tests.waiting import eventually
 

@@ -17,7 +17,7 @@ from orchestrator.domain.tasks.task import Dispatch, Failed, parse_options
 from orchestrator.errors import InvalidTask
 from orchestrator.settings import load_settings
 from orchestrator.store.insights.redact import Family, Relative
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.running.job import Bundle, Job
 from orchestrator.workers.running.runner import Runner
 from tests.calls import calls_of

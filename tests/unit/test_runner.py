@@ -23,7 +23,7 @@ from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, Dispatch, Failed, Re
 from orchestrator.executors import Process
 from orchestrator.payloads.stores import MARK
 from orchestrator.references import whole_reference
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.running import large_results
 from orchestrator.workers.running.delivery import uninterrupted
 from orchestrator.workers.running.job import Bundle, Job

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.workers.parent.scaling import Autoscaler, Bounds, ChildState, most_processes, plan, scaled
-from orchestrator.workers.running.received_jobs import LOOK, Pace
+from orchestrator.workers.running.job import LOOK, Pace
 
 LOADING, WORKING, WORN, DRAINING = ChildState.LOADING, ChildState.WORKING, ChildState.WORN, ChildState.DRAINING
 

@@ -20,7 +20,7 @@ from orchestrator.domain.tasks.task import Dispatch, Failed, Noted, Returned, Su
 from orchestrator.sdk.values.payload import decode_value
 from orchestrator.transport.codec import ProgressMark, decode, encode
 from orchestrator.transport.worker import Receipt
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.parent.held import HeldAttempts
 from orchestrator.workers.reporting.reporter import Reporter
 from orchestrator.workers.running.job import Bundle, Job

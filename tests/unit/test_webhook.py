@@ -14,7 +14,7 @@ import pytest
 from orchestrator import GiveUp, Orchestrator
 from orchestrator.domain.tasks.destinations import Destinations, is_public, parse_address, parse_destinations
 from orchestrator.errors import ConfigurationError
-from orchestrator.workers.functions.webhook import WebhookFailed, install, post
+from orchestrator.workers.functions import WebhookFailed, install, post
 
 PUBLIC = parse_destinations("public", "")
 HERE = parse_destinations("public", "127.0.0.0/8")

@@ -77,8 +77,6 @@ class Place(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request."""
-
     method: str
     path: str
     """Behind that of the place, as it is sent, with a query if there is one."""
@@ -90,8 +88,6 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer."""
-
     status: int
     headers: Mapping[str, str]
     body: bytes = b""

@@ -118,7 +118,6 @@ class Driver:
         return self.limit - len(self._jobs)
 
     def wait_for_room(self, timeout: float) -> int:
-        """Return the room, waiting for some if there is none."""
         if self.room <= 0:
             self._freed.clear()
             if self.room <= 0:

@@ -86,7 +86,6 @@ class ServiceBook:
             del self._busy[worker]
 
     def close(self) -> None:
-        """Close the connection."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._redis.close()
 

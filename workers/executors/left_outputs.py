@@ -18,7 +18,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.payloads.collector import FOLDER
 from orchestrator.payloads.keeping import NoStore
 from orchestrator.settings import Settings
-from orchestrator.workers.container.running import Folder, folder_of
+from orchestrator.workers.container import Folder, folder_of
 from orchestrator.workers.executors.protocol import Unreachable, finished
 from orchestrator.workers.running.large_results import in_thread
 
@@ -50,7 +50,6 @@ class LeftOutputs:
         self._settings = settings
 
     def address(self, execution: Execution) -> str:
-        """Return where an execution's folder is."""
         store = self._settings.payload_store
         if not store:
             raise NoStore(
@@ -69,7 +68,6 @@ class LeftOutputs:
         return left if isinstance(left, Broken) and seen.retryable else seen
 
     async def delete(self, execution: Execution) -> None:
-        """Delete an execution's folder."""
         await self._asked(execution, lambda place: place.delete())
 
     async def _asked(self, execution: Execution, call: Callable[[Folder], T]) -> T:

@@ -153,7 +153,6 @@ class Api:
         body: Any = None,
         content_type: str = "application/json",
     ) -> Request:
-        """Return what a request says."""
         target = quote(path, safe="/:") + (f"?{urlencode(query)}" if query else "")
         data = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
         headers = [*self.headers.items()]

@@ -39,7 +39,6 @@ class Keeper(NamedTuple):
     """When it started, in the words of the kernel; so that another process with its number is not taken for it."""
 
     def is_alive(self) -> bool:
-        """Say whether it is there still."""
         line = _stat(self.pid)
         return line is not None and _parse(line) == self and _state(line) not in "ZX"
 
@@ -65,8 +64,6 @@ class Keeper(NamedTuple):
 
 
 class Spool:
-    """One folder."""
-
     def __init__(self, root: Path, name: str) -> None:
         self.folder = root / name
         self.stderr = self.folder / "stderr"
@@ -223,7 +220,6 @@ class Spool:
             return file.read(limit)
 
     def stderr_tail(self, size: int = 4_000) -> str:
-        """Return the end of stderr."""
         with contextlib.suppress(FileNotFoundError), self.stderr.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - size))
             return file.read().decode(errors="replace").strip()

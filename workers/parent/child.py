@@ -97,7 +97,6 @@ class Child:
 
     @property
     def state(self) -> ChildState:
-        """Its state for its parent."""
         if self.draining or self.spent or self.dismissed:
             return ChildState.DRAINING
         if self.names is None:
@@ -106,7 +105,6 @@ class Child:
 
     @property
     def is_still(self) -> bool:
-        """Say whether it stands still."""
         return self._still > 0.0
 
     def hear(self) -> list[Hello | Leaving]:
@@ -127,7 +125,6 @@ class Child:
             log.debug("process.gone pid=%d", self.pid)
 
     def stop(self, attempts: list[Attempt], now: float, moved: list[Attempt] | None = None) -> None:
-        """Have it stop attempts, of which some have moved to others."""
         for attempt in attempts:
             self._stopping.setdefault((attempt.id, attempt.attempt), now)
         self.send(Command("stop", attempts, moved or []))

@@ -39,7 +39,6 @@ class ObservedWorker:
         return nullcontext() if self._listener is None else self._listener.in_thread()
 
     def waits_for(self) -> list[socket.socket]:
-        """Return what to wait for."""
         return [] if self._listener is None else self._listener.waits_for()
 
     def serve(self, ready: Iterable[object]) -> None:
@@ -55,7 +54,6 @@ class ObservedWorker:
     # -- metrics
 
     def metrics(self) -> Iterator[Family]:
-        """Yield all metrics."""
         yield from own_metrics("worker", redis=self._redis)
         children = list(self.children or ())
         ready = [child for child in children if child.names is not None]

@@ -115,7 +115,6 @@ class KeptReports:
         self._dropped_at = 0.0
 
     def add(self, applied: Iterable[PendingReport]) -> None:
-        """Keep reports that were applied."""
         now = self._clock()
         kept: list[object] = []
         known: list[tuple[bytes, str, str]] = []

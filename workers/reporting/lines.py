@@ -53,7 +53,6 @@ class _Said(NamedTuple):
     many: bool = False
 
     def part(self, data: bytes) -> _Said:
-        """Return some of its lines."""
         line = msgspec.structs.replace(self.line, text=data.decode())
         return _Said(line, len(data) + 1, data.count(b"\n") + 1, many=True)
 
@@ -86,7 +85,6 @@ class _Said(NamedTuple):
         return None if cut < 0 else self.part(data[cut + 1 :])
 
     def lines(self) -> list[LogLine]:
-        """Return each of its lines."""
         at, attempt, level, text, source = msgspec.structs.astuple(self.line)
         texts = text.split("\n") if self.many else [text]
         if level != BY_LINE or "error" not in text.lower():
@@ -96,8 +94,6 @@ class _Said(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Attempt:
-    """The lines of one attempt."""
-
     job: Job
     part: int = 0
     lines: list[_Said] = field(default_factory=list)

@@ -237,7 +237,6 @@ class Reporter:
                 pause = min(pause * 2, 1.0)
 
     def _gather(self) -> list[PendingReport]:
-        """Take what is there to report."""
         found: list[PendingReport] = []
         if self._kept.has_questions:
             with self._lock:

@@ -73,14 +73,12 @@ class TaskLog:
         """Also of what goes well."""
 
     def received(self, jobs: Iterable[Job]) -> None:
-        """Log that these have arrived."""
         if self._logs_all:
             for job in jobs:
                 if self._has_room(job.dispatch.name, _RECEIVED) and not job.is_turn:
                     _log(job, logging.INFO, "task.received attempt=%d", job.dispatch.attempt)
 
     def ended(self, job: Job, report: AttemptReport) -> None:
-        """Log how an attempt has ended."""
         if isinstance(report, Succeeded):
             if self._logs_all and self._has_room(job.dispatch.name, _SUCCEEDED):
                 self._succeeded(job, _long(report.duration))
@@ -198,7 +196,6 @@ def _is_revoked(job: Job) -> bool:
 
 
 def _said(error: TaskError) -> str:
-    """Return an error in one line."""
     return f"{error.kind.removeprefix('orchestrator.errors.')}: {error.message}".split("\n", 1)[0]
 
 

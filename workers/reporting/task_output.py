@@ -187,7 +187,6 @@ class KeptRecords(logging.Handler):
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record."""
         job = current_job()
         if job is None or record.name.partition(".")[0] == LOGGER_NAME:
             return

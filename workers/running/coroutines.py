@@ -72,7 +72,6 @@ class Coroutines:
         """Seconds for which the loop has not answered."""
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Run these jobs."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._loop.set_default_executor(TaskThreads())

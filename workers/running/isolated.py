@@ -222,8 +222,6 @@ class Isolation:
 
 
 class _Child:
-    """One child process."""
-
     def __init__(self, spec: WorkerSpec, shard: str | None) -> None:
         ours, theirs = Pipe()
         self._pipe = ours

@@ -19,9 +19,7 @@ from orchestrator.settings import load_settings
 from orchestrator.telemetry import close_output, configure_logging
 from orchestrator.tracing.entry import begin_tracing, enter, leave
 from orchestrator.transport.codec import LogLine, ProgressMark, decode, encode
-from orchestrator.workers.functions.allowed import Allowed
-from orchestrator.workers.functions.loading import load_app
-from orchestrator.workers.functions.webhook import install
+from orchestrator.workers.functions import Allowed, install, load_app
 from orchestrator.workers.parent.processes import die_with
 from orchestrator.workers.reporting.task_output import capture_output, share_log
 from orchestrator.workers.running.forks import is_fork, on_fork, refuse_in_fork, watch_forks

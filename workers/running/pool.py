@@ -24,9 +24,8 @@ from orchestrator.workers.running.delivery import DELIVERY, stack_of
 from orchestrator.workers.running.failures import retries_timeouts
 from orchestrator.workers.running.hooks import AttemptSpans
 from orchestrator.workers.running.isolated import Isolation
-from orchestrator.workers.running.job import Job, Stage
+from orchestrator.workers.running.job import LOOK, Job, ReceivedJobs, Stage
 from orchestrator.workers.running.large_results import in_thread
-from orchestrator.workers.running.received_jobs import LOOK, ReceivedJobs
 from orchestrator.workers.running.runner import Runner
 from orchestrator.workers.running.standstill import BLOCKED_FOR, Standstill
 from orchestrator.workers.running.task_runtime import interruption
@@ -100,7 +99,6 @@ class Pool:
     # -- taking in
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Run these jobs."""
         self.received.jobs.update(zip(map(id, jobs), jobs, strict=True))
         self.task_log.received(jobs)
         if not self._busy.is_set():

@@ -33,7 +33,7 @@ from orchestrator.sdk.tasks.task import Task
 from orchestrator.sdk.values.payload import decode_call, decode_unread, encode_value
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Malformed, decode
-from orchestrator.workers.functions.allowed import Allowed
+from orchestrator.workers.functions import Allowed
 from orchestrator.workers.reporting.task_output import end_lines
 from orchestrator.workers.running.delivery import DELIVERY, Interruptible, interrupt_thread, uninterrupted
 from orchestrator.workers.running.failures import (

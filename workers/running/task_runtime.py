@@ -89,8 +89,6 @@ class Outbox(Protocol):
 
 
 class ProcessOutbox:
-    """The outbox of a worker process."""
-
     def __init__(self, reporter: Reporter, journal: Journal, pages: Pages, *, keeps_lines: bool = True) -> None:
         self._pages = pages
         self.hand_over = reporter.hand_over

@@ -20,8 +20,6 @@ from orchestrator.telemetry import get_logger
 
 
 class ServiceRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request."""
-
     input: Any = None
     params: dict[str, Any] = {}
     request_id: str = ""

@@ -152,8 +152,6 @@ _LAST_REQUESTS = 30
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """Where and how to serve."""
-
     host: str
     port: int
     registry: str
@@ -281,7 +279,6 @@ class Registration:
         self._thread = threading.Thread(target=self._run, name="registering", daemon=True)
 
     def begin(self) -> None:
-        """Begin to register."""
         self._thread.start()
 
     def end(self) -> None:

@@ -27,7 +27,7 @@ from orchestrator.sdk.code.recording import Recording
 from orchestrator.sdk.code.workflow import CodeWorkflows
 from orchestrator.settings import load_settings
 from orchestrator.store.insights import CodeRun
-from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.functions import load_app
 
 _since_option = click.option(
     "--since", type=moment, metavar="TIME", help="Only runs created since then: 7d (ago), or 2024-01-31."

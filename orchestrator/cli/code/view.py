@@ -26,7 +26,7 @@ from orchestrator.cli.terminal.output import (
     stored_value,
 )
 from orchestrator.domain.ids import successor_id
-from orchestrator.domain.runs.verdict import GOES_ON
+from orchestrator.domain.runs import GOES_ON
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.monitoring.times import when

@@ -18,7 +18,7 @@ from orchestrator.sdk.modules import ImportFailed
 from orchestrator.settings import Settings
 from orchestrator.store import insights
 from orchestrator.store.limits import queues
-from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.functions import load_app
 
 
 def what_is_wrong(where: str, *, mendable: bool) -> str | None:

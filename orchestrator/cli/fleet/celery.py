@@ -22,7 +22,7 @@ from orchestrator.compat.celery.exceptions import NotCovered
 from orchestrator.domain.durations import parse_duration
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import load_settings
-from orchestrator.workers.functions.loading import broken, load_app
+from orchestrator.workers.functions import broken, load_app
 
 F = TypeVar("F", bound=Callable[..., Any])
 _POOLS = {"prefork": True, "processes": True, "threads": False, "solo": False}

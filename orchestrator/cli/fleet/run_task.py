@@ -19,7 +19,7 @@ from orchestrator.errors import ConfigurationError, OrchestratorError
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import configure_logging
 from orchestrator.terminal_safe import without_password
-from orchestrator.workers.container.running import (
+from orchestrator.workers.container import (
     TEMPORARY,
     UNUSABLE,
     Board,
@@ -29,7 +29,7 @@ from orchestrator.workers.container.running import (
     run,
     split,
 )
-from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.functions import load_app
 
 
 @click.command("run-task", context_settings={"show_default": True})

@@ -10,7 +10,7 @@ from orchestrator.cli.dev.parent import begin_process
 from orchestrator.cli.terminal.options import app_option, log_options, require_app
 from orchestrator.domain.executors.services import address_problem
 from orchestrator.errors import ConfigurationError
-from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.functions import load_app
 
 PORT = 8080
 

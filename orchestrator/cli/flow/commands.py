@@ -40,7 +40,7 @@ from orchestrator.sdk.flow import reading
 from orchestrator.settings import load_settings
 from orchestrator.store.flow.reads import FlowRunView, NodeRunView, waiting_for
 from orchestrator.terminal_safe import indented, one_line
-from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.functions import load_app
 
 _LOOK_AGAIN = 5.0
 """Seconds after which a run that is watched is looked at although nothing was heard of it."""

@@ -46,7 +46,7 @@ from orchestrator.cli.terminal.output import (
 )
 from orchestrator.cli.terminal.reading import ask_each, looking, sending, wait_with_notices
 from orchestrator.domain.ids import successor_id
-from orchestrator.domain.runs.verdict import RESET
+from orchestrator.domain.runs import RESET
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState, ShownRunState
 from orchestrator.errors import NotFound, did_you_mean
 from orchestrator.monitoring.times import present
@@ -56,7 +56,7 @@ from orchestrator.sdk.dag.workflows import StoredWorkflow
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.settings import load_settings
 from orchestrator.store.insights import RunFilter, StepView
-from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.functions import load_app
 
 _NO_APPLICATION = "If it is a workflow as code, say where: --app module:app, or the setting `app`."
 _PARAM = re.compile(r"([^=]+)=(.*)", re.DOTALL)

@@ -16,7 +16,7 @@ from orchestrator.cli.terminal.ids import Shown, existing
 from orchestrator.cli.terminal.output import echo, hidden, print_fields, print_json, print_table, short_text, state
 from orchestrator.cli.terminal.reading import looking
 from orchestrator.domain.ids import successor_id, to_text
-from orchestrator.domain.runs.verdict import GOES_ON
+from orchestrator.domain.runs import GOES_ON
 from orchestrator.domain.states import RunState
 from orchestrator.monitoring.times import ago, between, when
 from orchestrator.sdk.app import Orchestrator

@@ -36,7 +36,7 @@ from orchestrator.sdk.dag.schedule_fields import checked_schedule
 from orchestrator.sdk.schedules import pages
 from orchestrator.settings import load_settings
 from orchestrator.store.schedules.definitions import StoredSchedule
-from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.functions import load_app
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PAGE = 1_000

@@ -24,7 +24,7 @@ from orchestrator.sdk.ids import new_ids
 from orchestrator.settings import load_settings
 from orchestrator.telemetry import configure_logging, get_logger
 from orchestrator.terminal_safe import sentence
-from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.functions import load_app
 
 if TYPE_CHECKING:
     from orchestrator.compat.bridge.celery import CeleryQueues

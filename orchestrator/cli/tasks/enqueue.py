@@ -22,7 +22,7 @@ from orchestrator.sdk.tasks.by_name import call_by_name
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.tasks.task import Task
 from orchestrator.settings import load_settings
-from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.functions import load_app
 
 _KEYWORD = re.compile(r"([^\W\d]\w*)=(.*)", re.DOTALL)
 Call = tuple[list[Any], dict[str, Any]]

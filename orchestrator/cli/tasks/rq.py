@@ -21,7 +21,7 @@ from orchestrator.errors import ConfigurationError, OrchestratorError
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.settings import load_settings
 from orchestrator.terminal_safe import sentence, without_password
-from orchestrator.workers.functions.loading import load_app
+from orchestrator.workers.functions import load_app
 
 if TYPE_CHECKING:
     from orchestrator.plugins.executors.rq.waiting_jobs import WaitingJob, WaitingJobs

@@ -105,8 +105,6 @@ class WaitingPlaces(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
-    """The report of one activation."""
-
     id: bytes
     attempt: int
     duration: float

@@ -77,12 +77,10 @@ class ScheduleTask(Message, frozen=True):
 
     @property
     def id(self) -> bytes:
-        """The id of the task."""
         return self.task.id
 
     @property
     def name(self) -> str:
-        """The name of the task."""
         return self.task.name
 
 

@@ -37,7 +37,6 @@ class Graph:
         return order
 
     def below(self, places: Iterable[int]) -> set[int]:
-        """Return all steps below some."""
         found: set[int] = set()
         unvisited = list(places)
         while unvisited:

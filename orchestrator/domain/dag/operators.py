@@ -65,7 +65,6 @@ class Missing(Fault):
 
 
 def look_up(name: str, names: Scope) -> Any:
-    """Return the value of a name."""
     try:
         return names[name]
     except KeyError:

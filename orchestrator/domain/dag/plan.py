@@ -42,7 +42,6 @@ class Plan:
         """Fan-outs of which more tasks may be created now."""
 
     def state(self) -> DagState:
-        """Return what is to be remembered."""
         return DagState(bytes(self._steps), self._fans, self._reasons, self._stopping, self.retried, self.retried_at)
 
     def step_state(self, place: int) -> StepState:

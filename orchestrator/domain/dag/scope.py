@@ -114,7 +114,6 @@ class Work:
         return budget.spent <= ENOUGH_WORK and self._spent <= _MOST_AT_ONCE
 
     def count(self, cost: int) -> None:
-        """Count what it has cost."""
         self._spent += cost
 
 

@@ -61,7 +61,6 @@ class Http(ExecutorOptions, frozen=True, kw_only=True):
 
 
 def service_of(execution: Execution, options: Http) -> str:
-    """Return which service is asked for."""
     return options.service or execution.task
 
 

@@ -77,8 +77,6 @@ class StartTimer(NamedTuple):
 
 
 class CancelTimer(NamedTuple):
-    """Forget a timer."""
-
     id: bytes
 
 
@@ -103,8 +101,6 @@ class NodeRun(NamedTuple):
 
 
 class End(NamedTuple):
-    """End the run."""
-
     error: str | None
     """Why it failed; None if it succeeded."""
 

@@ -81,7 +81,6 @@ def look_up(value: Any, parts: tuple[str | int, ...]) -> Any:
 
 
 def resolve(path: Path, names: Names) -> Any:
-    """Return what a path leads to."""
     return look_up(getattr(names, path.root), path.parts)
 
 

@@ -136,7 +136,6 @@ class FlowState:
         return self.is_over and not self.closing
 
     def to_plain(self) -> list[Any]:
-        """Return it as plain data."""
         work: list[Any] | None = None
         if isinstance(self.work, Calls):
             calls = self.work

@@ -171,8 +171,6 @@ to do, and a rate should be reached where they are busy."""
 
 
 class Handed(NamedTuple):
-    """An attempt that was handed out."""
-
     at: float
     lane: str | None
     buckets: tuple[tuple[str, Rate], ...]

@@ -64,7 +64,6 @@ def read_headers(text: str | bytes) -> dict[str, str]:
 
 
 def headers_of(options: str | None) -> dict[str, str]:
-    """Return the headers in stored options."""
     return {} if options is None else parse_options(options).headers
 
 

@@ -77,8 +77,6 @@ class RetryTask(msgspec.Struct, frozen=True):
 
 
 class FailTask(msgspec.Struct, frozen=True):
-    """The task ends as failed."""
-
     reason: str
     failures: int = 0
     losses: int = 0

@@ -19,8 +19,6 @@ _POSITIONAL = (_P.POSITIONAL_ONLY, _P.POSITIONAL_OR_KEYWORD)
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One parameter of a function."""
-
     name: _Name
     kind: Annotated[str, Meta(max_length=30)] = _P.POSITIONAL_OR_KEYWORD.description
     """As Python calls it: `keyword-only`, `variadic positional`."""

@@ -170,7 +170,6 @@ class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def unique_key(self) -> str | None:
-        """The key that no other task may have."""
         return None if self.unique is None else self.unique.key
 
     @property

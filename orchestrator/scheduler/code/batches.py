@@ -15,10 +15,17 @@ from orchestrator.domain.code import commands, history
 from orchestrator.domain.code.activation import Activated, Violation, json_text
 from orchestrator.domain.code.attributes import Scalar
 from orchestrator.domain.code.commands import Command
-from orchestrator.domain.code.ends import MAY_BE_EARLY, NOTHING, PARENT_ASKS, CommandsByKind, end_of, ends_too_early
+from orchestrator.domain.code.ends import (
+    MAY_BE_EARLY,
+    NOTHING,
+    PARENT_ASKS,
+    CommandsByKind,
+    end_of,
+    ends_too_early,
+    with_seen,
+)
 from orchestrator.domain.code.history import HistoryItem
-from orchestrator.domain.code.succession import with_seen
-from orchestrator.domain.runs.verdict import Nesting
+from orchestrator.domain.runs import Nesting
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import Succeeded, TaskError
 from orchestrator.scheduler.code import other_runs

@@ -7,12 +7,10 @@ from typing import NamedTuple
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.commands import ContinueRun
-from orchestrator.domain.code.ends import PARENT_ENDED
+from orchestrator.domain.code.ends import PARENT_ENDED, carried_over, ignores_cancel
 from orchestrator.domain.code.promises import Resolution, resolutions
-from orchestrator.domain.code.succession import carried_over, ignores_cancel
 from orchestrator.domain.ids import successor_id
-from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd
-from orchestrator.domain.runs.verdict import CONTINUED, RESET
+from orchestrator.domain.runs import CONTINUED, RESET, RunChanges, TurnTaskEnd
 from orchestrator.domain.states import RunState
 from orchestrator.scheduler.code.requests import begin_with
 from orchestrator.scheduler.code.runs import ask_to_cancel

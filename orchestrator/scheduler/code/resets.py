@@ -22,8 +22,7 @@ from orchestrator.domain.code.history import Event, Outcome
 from orchestrator.domain.code.promises import Resolution
 from orchestrator.domain.code.resets import ResetBeginning, reset
 from orchestrator.domain.ids import about_run, derived_id, successor_id, to_text
-from orchestrator.domain.runs.changes import TurnTaskEnd
-from orchestrator.domain.runs.verdict import TIMED_OUT
+from orchestrator.domain.runs import TIMED_OUT, TurnTaskEnd
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import WrongState
 from orchestrator.scheduler.code import other_runs

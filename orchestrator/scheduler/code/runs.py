@@ -22,8 +22,7 @@ from orchestrator.domain.code.activation import (
 )
 from orchestrator.domain.code.history import Event, Fact, RunCancelRequested, RunStarted, TimerFired, shown_events
 from orchestrator.domain.ids import about_run, successor_id, to_text
-from orchestrator.domain.runs.changes import RunChanges
-from orchestrator.domain.runs.verdict import CONTINUED, TIMED_OUT, Nesting
+from orchestrator.domain.runs import CONTINUED, TIMED_OUT, Nesting, RunChanges
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import Lost, TaskError
 from orchestrator.scheduler.code.paging import Paging

@@ -17,7 +17,7 @@ from orchestrator.domain.dag.scope import EvaluationBudget, Scope
 from orchestrator.domain.dag.state import to_retry
 from orchestrator.domain.ids import derived_id
 from orchestrator.domain.plain import REFUSALS
-from orchestrator.domain.runs.verdict import Nesting
+from orchestrator.domain.runs import Nesting
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.errors import InvalidWorkflow
 from orchestrator.references import as_reference
@@ -96,8 +96,6 @@ class _Created:
 
 
 class StepCreation:
-    """Creates what steps consist of."""
-
     def __init__(self, outputs: Outputs, max_payload: int, slice_size: int, nesting: Nesting) -> None:
         self._outputs = outputs
         self._max_payload = max_payload

@@ -44,7 +44,6 @@ class KeptOutputs(LruCache[Key, Any]):
             self.drop((run, step))
 
     def drop_run(self, run: bytes) -> None:
-        """Forget all outputs of a run."""
         for step in list(self._passing.get(run, ())):
             self.drop((run, step))
 

@@ -58,8 +58,6 @@ class Compiled:
 
 @dataclass
 class DagRun:
-    """One run in flight."""
-
     id: bytes
     compiled: Compiled
     params: dict[str, Any]

@@ -20,8 +20,7 @@ from orchestrator.domain.dag.definition import hooks_of
 from orchestrator.domain.dag.plan import Plan
 from orchestrator.domain.dag.state import STATE_OF_TASK, DagState, Delta
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.runs.changes import RunChanges
-from orchestrator.domain.runs.verdict import Nesting
+from orchestrator.domain.runs import Nesting, RunChanges
 from orchestrator.scheduler.dag.creation import StepCreation, reason_of, retry_plan
 from orchestrator.scheduler.dag.outputs import Outputs, RunStep
 from orchestrator.scheduler.dag.planned import Compiled, DagRun, Evaluating
@@ -229,7 +228,6 @@ class Dags(PlannedRuns[DagRun]):
 
 
 def _apply_to_plan(run: DagRun, changes: RunChanges) -> None:
-    """Notify a plan of changes."""
     plan, index = run.plan, run.compiled.graph.index
     if changes.begun:
         plan.begin()

@@ -216,7 +216,6 @@ class Capabilities:
         return [worker for worker in workers if worker not in missing]
 
     def watching(self, queue: str) -> list[str]:
-        """Return the workers of a queue."""
         return self._of(queue, frozenset(self._kinds.get(queue, ())))
 
     def places(self, queue: str, kinds: Kinds) -> int:

@@ -63,7 +63,6 @@ class Executions:
         return sum(max(0, self._free(worker)) for worker in workers)
 
     def begin(self) -> None:
-        """Begin to place executions."""
         self._placing.clear()
         self._lines = {}
 

@@ -84,7 +84,6 @@ class FleetWatch(CommitHooks):
         """Parameters that the last look has found and that are not stored, by digest."""
 
     def read_heartbeats(self) -> None:
-        """Read all heartbeats."""
         monotonic = self._monotonic()
         self._fleet.observe(self._streams.fleet.heartbeats(), monotonic, self._streams.fleet.names)
         self._fleet.forget_dead()

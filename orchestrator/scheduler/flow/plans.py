@@ -25,7 +25,7 @@ from orchestrator.domain.flow.plan import Planner
 from orchestrator.domain.flow.state import Calls, FlowState
 from orchestrator.domain.ids import derived_id
 from orchestrator.domain.plain import REFUSALS
-from orchestrator.domain.runs.changes import RunChanges
+from orchestrator.domain.runs import RunChanges
 from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import NewTask, error_text

@@ -15,8 +15,7 @@ from orchestrator.domain.code.ends import child_outcome, run_error
 from orchestrator.domain.code.history import Fact, Outcome
 from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.ids import is_derived, to_text
-from orchestrator.domain.runs.changes import RunChanges, TurnTaskEnd, total
-from orchestrator.domain.runs.verdict import TIMED_OUT, verdict
+from orchestrator.domain.runs import TIMED_OUT, RunChanges, TurnTaskEnd, total, verdict
 from orchestrator.domain.states import RunState, run_sources_of
 from orchestrator.scheduler.budget import TooSlow
 from orchestrator.scheduler.code import other_runs

@@ -15,7 +15,7 @@ import msgspec
 
 import orchestrator
 from orchestrator.domain.ids import about_run, to_text
-from orchestrator.domain.runs.changes import RunChanges
+from orchestrator.domain.runs import RunChanges
 from orchestrator.scheduler.budget import COST
 from orchestrator.scheduler.tick_result import CommitHooks
 from orchestrator.scheduler.transaction import Transaction

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from itertools import zip_longest
 
-from orchestrator.domain.runs.changes import RunChanges, total
-from orchestrator.domain.runs.verdict import TIMED_OUT
+from orchestrator.domain.runs import TIMED_OUT, RunChanges, total
 from orchestrator.domain.states import RunState
 from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.runs.backlog import Backlog

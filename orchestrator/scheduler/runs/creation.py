@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from orchestrator.domain.runs.verdict import Nesting
+from orchestrator.domain.runs import Nesting
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import VALUE
 from orchestrator.store.dag import plans as dags

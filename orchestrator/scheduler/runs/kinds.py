@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Generic, NamedTuple, TypeVar
 
 from orchestrator.domain.dag.state import Delta
-from orchestrator.domain.runs.changes import RunChanges
+from orchestrator.domain.runs import RunChanges
 from orchestrator.domain.states import RunState
 from orchestrator.scheduler.tick_result import CommitHooks
 from orchestrator.scheduler.transaction import Transaction
@@ -130,6 +130,5 @@ class PlannedRuns(RunKind, Generic[R]):
         self._runs.clear()
 
     def drop(self, ids: Sequence[bytes]) -> None:
-        """Forget runs."""
         for run in ids:
             self._runs.drop(run)

@@ -15,7 +15,7 @@ from orchestrator.domain.dag.placement import Origin, of_hook
 from orchestrator.domain.dag.scope import ENOUGH_WORK, Scope
 from orchestrator.domain.ids import derived_id, to_text
 from orchestrator.domain.plain import REFUSALS, read_json, stored_json
-from orchestrator.domain.runs.verdict import Nesting
+from orchestrator.domain.runs import Nesting
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.headers import inheriting
 from orchestrator.domain.tasks.task import NewTask, with_inherited

@@ -11,7 +11,7 @@ from orchestrator.domain.code import history
 from orchestrator.domain.code.activation import NO_HANDLER
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.limits.lane_limits import scoped
-from orchestrator.domain.runs.verdict import GOES_ON, TERMINATED
+from orchestrator.domain.runs import GOES_ON, TERMINATED
 from orchestrator.domain.sealed import reveal_error, reveal_event
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState
 from orchestrator.domain.tasks.task import TaskError

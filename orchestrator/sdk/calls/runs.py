@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Protocol
 
 from orchestrator.domain.access import Scope
-from orchestrator.domain.runs.verdict import RunCounters
+from orchestrator.domain.runs import RunCounters
 from orchestrator.domain.tasks.task import Id, NewTask
 from orchestrator.sdk.calls.checked import Distinct, RunName
 from orchestrator.sdk.calls.declaring import SYSTEM, Body, Kind, Rest, call

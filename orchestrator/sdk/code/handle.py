@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 
 from orchestrator.domain.code.other_runs import Target
 from orchestrator.domain.ids import is_derived, to_text
-from orchestrator.domain.runs.verdict import WAS_TERMINATED
+from orchestrator.domain.runs import WAS_TERMINATED
 from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import error_text

@@ -9,7 +9,7 @@ from typing import IO, Any, Generic, Self, TypeVar, overload
 from uuid import UUID
 
 from orchestrator.domain.ids import to_text
-from orchestrator.domain.runs.verdict import RunCounters
+from orchestrator.domain.runs import RunCounters
 from orchestrator.domain.sealed import open_error
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import error_text

@@ -109,7 +109,6 @@ SELECT * FROM {_PROMISES}
 
 
 def create_promises(connection: Connection, promises: Sequence[NewPromise]) -> None:
-    """Create promises."""
     _CREATE_PROMISES(connection, _PROMISES(promises))
 
 
@@ -160,8 +159,6 @@ def open_promises(connection: Connection, runs: Sequence[bytes]) -> list[tuple[b
 
 
 class Answered(NamedTuple):
-    """The answer to a request."""
-
     id: bytes
     result: bytes | None = None
     error: TaskError | None = None
@@ -198,7 +195,6 @@ _FIND_ANSWER = Statement[Row](
 
 
 def find_answer(connection: Connection, request: bytes) -> Answered | None:
-    """Return the answer to a request, if there is one yet."""
     row = _FIND_ANSWER.first(connection, id=request)
     if row is None:
         return None

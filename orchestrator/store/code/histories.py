@@ -125,7 +125,6 @@ def event(row: Row) -> Event:
 
 
 def by_run(rows: Iterable[Row]) -> dict[bytes, list[Event]]:
-    """Return the events of runs."""
     found: dict[bytes, list[Event]] = {}
     for row in rows:
         found.setdefault(row.run_id, []).append(event(row))
@@ -153,7 +152,6 @@ def event_of(data: bytes) -> HistoryItem:
 
 
 def beginnings(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, history.RunStarted]:
-    """Return how runs began."""
     return {run: first_event(data) for run, data in _BEGINNINGS(connection, ids=runs)}
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from orchestrator.domain.code import history
-from orchestrator.domain.runs.verdict import RAN_TOO_LONG, TERMINATED, TIMED_OUT, WAS_TERMINATED
+from orchestrator.domain.runs import RAN_TOO_LONG, TERMINATED, TIMED_OUT, WAS_TERMINATED
 from orchestrator.domain.states import RunState, TaskState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.store.code import runs as code_runs
@@ -105,7 +105,6 @@ _ATTRIBUTES = Statement[dict[str, Any] | None](
 
 
 def attributes(connection: Connection, run: bytes) -> dict[str, Any]:
-    """Return the attributes of a run."""
     return _ATTRIBUTES.first(connection, id=run) or {}
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.runs.verdict import GOES_ON, TIMED_OUT
+from orchestrator.domain.runs import GOES_ON, TIMED_OUT
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.store.batches import Batch
 from orchestrator.store.code.runs import INHERITED, CodeRun

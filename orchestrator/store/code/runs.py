@@ -20,7 +20,7 @@ from orchestrator.domain.code.attributes import Scalar, attributes_of
 from orchestrator.domain.code.history import HistoryItem
 from orchestrator.domain.ids import is_derived, successor_id
 from orchestrator.domain.plain import stored_json
-from orchestrator.domain.runs.verdict import GOES_ON, RESET
+from orchestrator.domain.runs import GOES_ON, RESET
 from orchestrator.store.batches import Batch
 from orchestrator.store.code.histories import event_of, event_rows, first_event
 from orchestrator.store.inbox import RequestKind

@@ -29,8 +29,6 @@ from orchestrator.store.tasks.row import insert_ended
 
 
 class WorkflowRun(NamedTuple):
-    """A run of a definition."""
-
     id: bytes
     workflow: str
     version: int

@@ -316,7 +316,6 @@ def _error(error: Any) -> str | None:
 
 
 def waiting_for(view: FlowRunView) -> str:
-    """Say what a run waits for."""
     if view.waits == "tasks":
         return f"{view.open_calls} open task{'s' if view.open_calls != 1 else ''}"
     if view.waits == "signal":

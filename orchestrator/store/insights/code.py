@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code import history
 from orchestrator.domain.code.other_runs import WAIT
-from orchestrator.domain.runs.verdict import GOES_ON
+from orchestrator.domain.runs import GOES_ON
 from orchestrator.sealing import CALL, reveal
 from orchestrator.store.code import histories, reads
 from orchestrator.store.code.histories import first_event

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code import attributes
 from orchestrator.domain.plain import stored_json
-from orchestrator.domain.runs.verdict import TERMINATED
+from orchestrator.domain.runs import TERMINATED
 from orchestrator.domain.states import ShownRunState
 from orchestrator.store.insights.arguments import IN_RUN, NONE, Needles
 from orchestrator.store.insights.runs import COLUMNS, RunView, columns

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.dag.composed import PREFIX, is_composed
 from orchestrator.domain.limits.lane_limits import scoped
-from orchestrator.domain.runs.verdict import TERMINATED
+from orchestrator.domain.runs import TERMINATED
 from orchestrator.domain.states import RunState
 from orchestrator.sealing import open_json, open_text, reveal_text
 from orchestrator.store.code import keys as run_keys

@@ -60,8 +60,6 @@ def _stock_of(row: Row, most: int) -> Stock | None:
 
 
 class ReadyLane(NamedTuple):
-    """A lane that has something ready."""
-
     queue: str
     lane: str
     options: str | None

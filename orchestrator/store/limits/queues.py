@@ -25,8 +25,6 @@ _NOBODY = bytes(16)
 
 
 class QueueRow(NamedTuple):
-    """The settings of one queue."""
-
     name: str
     paused: bool = False
     concurrency: int | None = None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.runs.verdict import TERMINATED, TIMED_OUT
+from orchestrator.domain.runs import TERMINATED, TIMED_OUT
 from orchestrator.domain.states import RunState
 from orchestrator.store.runs.transitions import COUNTERS, RunRow, sources
 from orchestrator.store.sql import Prepared, Statement

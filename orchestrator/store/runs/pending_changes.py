@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.code.history import Fact
 from orchestrator.domain.ids import tree_of
-from orchestrator.domain.runs.changes import RunChanges
+from orchestrator.domain.runs import RunChanges
 from orchestrator.store.batches import Batch
 from orchestrator.store.sql import Prepared, Row
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-from orchestrator.domain.runs.verdict import GOES_ON, TERMINATED, TIMED_OUT, RunCounters
+from orchestrator.domain.runs import GOES_ON, TERMINATED, TIMED_OUT, RunCounters
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState, run_sources_of
 from orchestrator.store.batches import Batch
 from orchestrator.store.runs.pending_changes import RoundRobin

@@ -125,8 +125,6 @@ def had_runs(connection: Connection, new: NewBackfill, due: Sequence[datetime]) 
 
 
 class FireRun(NamedTuple):
-    """The run of one fire."""
-
     key: str
     id: UUID
     status: str

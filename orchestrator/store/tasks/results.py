@@ -8,7 +8,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 
-from orchestrator.domain.runs.verdict import RunCounters
+from orchestrator.domain.runs import RunCounters
 from orchestrator.domain.states import TaskState
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.store.sql import Row, Statement

@@ -86,8 +86,6 @@ class Moved(NamedTuple):
 
 
 class AttemptStart(NamedTuple):
-    """An attempt that has begun."""
-
     id: bytes
     attempt: int
     age: float

@@ -221,7 +221,6 @@ SELECT /* keys.holders */ held.key, held.task_id, coalesce(
 
 
 def holders(connection: Connection, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
-    """Return, for tasks whose keys others have, which tasks those are."""
     wanted = [(task, task.unique) for task in tasks if task.unique is not None]
     rows = _HOLDERS(connection, keys=[unique.key for _, unique in wanted])
     found = {row.key: row for row in rows}

@@ -164,8 +164,6 @@ def crowded(connection: Connection) -> list[tuple[str, str, str]]:
 
 
 class PendingWorkProbe(NamedTuple):
-    """Pending work of the leader."""
-
     inbox: bool
     pending_runs: bool
     cancelling_runs: bool

@@ -137,7 +137,6 @@ class LeaderStreams:
 
     @property
     def signing(self) -> Signing:
-        """How messages are signed."""
         return self._keys.signing
 
     # -- events
@@ -214,7 +213,6 @@ class LeaderStreams:
             self._redis.set(self._keys.complaint, reason[:1_000], ex=_COMPLAINT_TTL + int(pause))
 
     def withdraw_complaint(self) -> None:
-        """Withdraw the reason."""
         with suppress(*UNAVAILABLE):
             self._redis.delete(self._keys.complaint)
 

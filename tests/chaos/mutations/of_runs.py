@@ -135,7 +135,7 @@ CODE = (
     Mutation(
         "continue-forgets",
         "a run that continues as new forgets that it was cancelled, and what it was told",
-        "orchestrator/domain/code/succession.py",
+        "orchestrator/domain/code/ends.py",
         "    return CarriedOver(facts, settled)\n",
         "    return CarriedOver([], [])\n",
         (

@@ -13,7 +13,7 @@ from orchestrator.domain.dag.graph import Graph
 from orchestrator.domain.dag.state import DagState, StepState
 from orchestrator.domain.flow.definition import is_node
 from orchestrator.domain.flow.state import FlowState
-from orchestrator.domain.runs.verdict import RunCounters, verdict
+from orchestrator.domain.runs import RunCounters, verdict
 from orchestrator.domain.states import ENDED_TASK_STATES, TASK_TRANSITIONS
 from tests.chaos.simulator.clients import DAG, SCARCE, WIDE
 from tests.chaos.simulator.flows import check_flows

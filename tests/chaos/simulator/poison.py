@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 from sqlalchemy import exc
 
-from orchestrator.domain.runs.changes import RunChanges
+from orchestrator.domain.runs import RunChanges
 from orchestrator.scheduler import requests
 from orchestrator.scheduler.dag import plans as dags
 from orchestrator.scheduler.dag.creation import StepCreation

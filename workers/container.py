@@ -59,7 +59,6 @@ class LocalFolder:
         self.name = str(path)
 
     def read(self, file: str) -> bytes:
-        """Return what a file holds."""
         return (self._path / file).read_bytes()
 
     def size(self, file: str) -> int:
@@ -198,7 +197,6 @@ class Board:
             self._put("status.json", self._status("success"))
 
     def fail(self, error: dict[str, Any]) -> None:
-        """Say what it failed of."""
         self._over.set()
         with self._turn:
             self._put("status.json", self._status("failed", error=error))

@@ -1,1 +1,0 @@
-"""Runs of any kind: what happens to them, and when they end."""

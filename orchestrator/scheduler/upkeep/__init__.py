@@ -1,1 +1,0 @@
-"""Keep the tables small and clean."""

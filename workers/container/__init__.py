@@ -1,1 +1,0 @@
-"""One task in a process of its own, as the command of a container: `orchestrator run-task`."""

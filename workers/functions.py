@@ -1,0 +1,338 @@
+"""Find the application that `module:app` names."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import json
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
+
+from orchestrator.domain.tasks.destinations import Destinations, parse_destinations
+from orchestrator.errors import ConfigurationError, GiveUp, InvalidTask, did_you_mean
+from orchestrator.sdk.app import Orchestrator
+from orchestrator.sdk.modules import ImportFailed, what_failed
+from orchestrator.sdk.tasks.options import CallOptions
+from orchestrator.sdk.tasks.signature import Signature
+from orchestrator.sdk.tasks.task import Task
+
+if TYPE_CHECKING:
+    from orchestrator.workers.executors.asking import Place, Request
+
+
+def load_app(where: str) -> Orchestrator:
+    """Import the application's module, and those that it includes, and return it; the current folder is importable."""
+    found = _find_app(where)
+    found.load_modules()
+    return found
+
+
+def _find_app(where: str) -> Orchestrator:
+    module_name, _, attribute = where.partition(":")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if module_name.endswith(".py") or "/" in module_name:
+        raise ConfigurationError(
+            f"An application is given as module:app, not as a file; found {where!r}.{_meant(module_name, attribute)}"
+        )
+    if not module_name or module_name.startswith("."):  # relative to nothing
+        raise ConfigurationError(f"An application is given as module:app, e.g. tasks:app; found {where!r}.")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise ConfigurationError(
+                f"There is no module {module_name!r} to find the application in.{_nearest(module_name)} "
+                f"Looked in {folder} and the installed packages."
+            ) from error
+        raise broken(where, error) from error
+    except (Exception, SystemExit) as error:
+        raise broken(where, error) from error
+    apps = _applications(module)
+    if attribute:
+        found = _as_app(getattr(module, attribute, None))
+        if found is not None:
+            return found
+        inner = _meant(f"{module_name}.celery", attribute) if hasattr(module, "__path__") else ""
+        hint = inner or did_you_mean(attribute, apps) or (f" It has: {', '.join(apps)}." if apps else _NONE)
+        raise ConfigurationError(f"{attribute!r} in module {module_name!r} is not an Orchestrator.{hint}")
+    if len({id(app) for app in apps.values()}) != 1:
+        several = f" Say which: {', '.join(f'{module_name}:{name}' for name in apps)}." if apps else _NONE
+        raise ConfigurationError(f"Module {module_name!r} holds {len(apps)} applications.{several}")
+    return next(iter(apps.values()))
+
+
+_NONE = " It has none: app = Orchestrator() makes one."
+
+
+def _applications(module: ModuleType) -> dict[str, Orchestrator]:
+    found = ((name, _as_app(value)) for name, value in vars(module).items())
+    return {name: app for name, app in found if app is not None}
+
+
+def _as_app(value: object) -> Orchestrator | None:
+    """Return an application, or the one below an object of another API, such as `orchestrator.compat.celery`."""
+    if isinstance(value, Orchestrator) or not hasattr(type(value), "__orchestrator__"):
+        return value if isinstance(value, Orchestrator) else None
+    below: Orchestrator = value.__orchestrator__  # type: ignore[attr-defined]
+    return below
+
+
+def _meant(file: str, attribute: str) -> str:
+    """Return ` Did you mean 'x:app'?` for a file, if there is such an application."""
+    name = file.removesuffix(".py").removeprefix("./").replace("/", ".")
+    try:
+        apps = _applications(importlib.import_module(name))
+    except (Exception, SystemExit):  # noqa: BLE001  # it is not what was asked for, and a hint more or less
+        return ""
+    found = attribute if attribute in apps else next(iter(apps), None)
+    return f" Did you mean '{name}:{found}'?" if found else ""
+
+
+def _nearest(module: str) -> str:
+    """Return ` Did you mean 'x'?` for a module that is not there, if one like it is."""
+    package, _, _ = module.rpartition(".")
+    front = f"{package}." if package else ""
+    with suppress(OSError, ValueError):  # what cannot be the name of a file
+        beside = (Path.cwd() / package.replace(".", "/")).glob("*.py")
+        return did_you_mean(module, [f"{front}{path.stem}" for path in beside if path.stem != "__init__"])
+    return ""
+
+
+def broken(where: str, error: BaseException) -> ImportFailed:
+    """Return the error of an application whose module raised another when it was imported."""
+    return ImportFailed(f"The application {where} cannot be loaded. {what_failed(error)}")
+
+
+# -- plain functions, named `module:function` or `file.py:function`, that the worker's operator has allowed.
+#
+# A name comes over the network, so nothing is imported that `--allow` does not cover: a module and what is below it,
+# one file, or every file in a folder but those of virtual environments and installed packages. The real path decides
+# where a file lies. Only public functions that are defined there may be named: a module that has imported
+# `subprocess.check_output` does not offer it.
+
+ANYTHING = "*:*"
+"""Announced by a worker with an allowed folder: the functions there must be tried."""
+_INSTALLED = ("site-packages", "dist-packages", "node_modules")
+_MARKS_OF_AN_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
+_OF_PYTHON = frozenset(
+    Path(path).resolve()
+    for name, path in sysconfig.get_paths().items()
+    if name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+
+
+class Allowed:
+    """The functions that one worker may import by name."""
+
+    def __init__(self, app: Orchestrator, allow: Sequence[str]) -> None:
+        self._app = app
+        self._folders = [Path(entry).resolve() for entry in allow if Path(entry).is_dir()]
+        self._files = [Path(entry).resolve() for entry in allow if entry.endswith(".py")]
+        self._modules = [entry for entry in allow if not entry.endswith(".py") and not Path(entry).is_dir()]
+        self._found: dict[str, Task[..., Any]] = {}
+
+    @property
+    def patterns(self) -> list[str]:
+        """Names to announce beside the registered ones."""
+        return [ANYTHING] if self._folders or self._files or self._modules else []
+
+    def find(self, name: str) -> Task[..., Any] | None:
+        """Return the function of that name as a task, or None if it is not allowed or not there."""
+        if ":" not in name:
+            return None
+        if name not in self._found:
+            try:
+                task = self._load(name)
+            except Exception as error:  # noqa: BLE001  # whatever the import raises is the failure of the task
+                return _as_task(self._app, name, _raising(error))
+            if task is None:
+                return None
+            self._found[name] = task
+        return self._found[name]
+
+    def _load(self, name: str) -> Task[..., Any] | None:
+        found = self._function(name)
+        if found is None or isinstance(found, Task):
+            return found
+        return _as_task(self._app, name, self._app._adapted(found, self._function))
+
+    def _function(self, name: str) -> Any:
+        """Return the function or task of that name, if it is allowed and there."""
+        place, _, attribute = name.partition(":")
+        if not attribute.isidentifier() or attribute.startswith("_"):
+            return None
+        module = self._load_file(place) if place.endswith(".py") else self._load_module(place)
+        found = None if module is None else vars(module).get(attribute)
+        function = found.function if isinstance(found, Task) else found
+        if module is None or not inspect.isfunction(function) or function.__module__ != module.__name__:
+            return None
+        return found
+
+    def _load_file(self, place: str) -> ModuleType | None:
+        candidates = [folder / place for folder in self._folders]
+        candidates += [file for file in self._files if file.name == place or file == Path(place).resolve()]
+        for candidate in candidates:
+            path = candidate.resolve()
+            if path.is_file() and (path in self._files or self._covers(path)):
+                return _execute(path)
+        return None
+
+    def _load_module(self, place: str) -> ModuleType | None:
+        if not all(part.isidentifier() for part in place.split(".")):
+            return None
+        if any(place == module or place.startswith(f"{module}.") for module in self._modules):
+            module = importlib.import_module(place)
+            return module if module.__name__ == place else None
+        origin = _origin(place)
+        if origin is None or not self._covers(origin):
+            return None
+        module = importlib.import_module(place)
+        file = getattr(module, "__file__", None)
+        return module if module.__name__ == place and file is not None and Path(file).resolve() == origin else None
+
+    def _covers(self, path: Path) -> bool:
+        """Say whether a real path lies in an allowed folder, and in nothing that was installed below it."""
+        return any(path.is_relative_to(folder) and _is_own(path, folder) for folder in self._folders)
+
+
+def _is_own(path: Path, folder: Path) -> bool:
+    """Say whether a file below a folder is of the project: in no hidden folder, environment or installed package."""
+    inner: Iterable[Path] = (parent for parent in path.parents if parent != folder and parent.is_relative_to(folder))
+    return not any(
+        parent.name.startswith(".")
+        or parent.name in _INSTALLED
+        or parent in _OF_PYTHON
+        or any((parent / mark).exists() for mark in _MARKS_OF_AN_ENVIRONMENT)
+        for parent in inner
+    )
+
+
+def _origin(place: str) -> Path | None:
+    """Return the real path of the file that a module would be imported from; nothing is imported to find it."""
+    top, *inner = place.split(".")
+    loaded = sys.modules.get(top)
+    spec = importlib.util.find_spec(top) if loaded is None else getattr(loaded, "__spec__", None)
+    if spec is None:
+        return None
+    file = spec.origin if spec.has_location else None
+    folders = list(spec.submodule_search_locations or ())
+    for part in inner:
+        found = [Path(folder, part) for folder in folders]
+        files = [
+            file for path in found for file in (path / "__init__.py", path.with_name(f"{part}.py")) if file.is_file()
+        ]
+        file = str(files[0]) if files else None
+        if file is None:
+            folders = [str(path) for path in found if path.is_dir()]  # a package without a file of its own
+        else:
+            folders = [str(files[0].parent)] if files[0].name == "__init__.py" else []
+    return None if file is None else Path(file).resolve()
+
+
+def _execute(path: Path) -> ModuleType:
+    """Import a file that need not be on Python's path."""
+    specification = importlib.util.spec_from_file_location(f"orchestrator_file_{path.stem}", path)
+    if specification is None or specification.loader is None:
+        raise InvalidTask(f"{path} cannot be imported.")
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module
+    specification.loader.exec_module(module)
+    return module
+
+
+def _raising(error: Exception) -> Callable[..., Any]:
+    def fail(**_: Any) -> None:
+        raise error
+
+    return fail
+
+
+def _as_task(app: Orchestrator, name: str, function: Callable[..., Any]) -> Task[..., Any]:
+    return Task(app._client, name, function, CallOptions(), Signature(name, function))
+
+
+# -- post JSON to an address that a workflow gives, and nowhere else.
+#
+# The request goes out as those of executors do (`workers/executors/asking.py`): the name is resolved once, each of its
+# addresses is judged, and the connection is made to one that was found good. Redirects are not followed, and proxies of
+# the environment, which would resolve the name for themselves, are not used.
+
+_TIMEOUT = 30.0
+_PORTS = {"http": 80, "https": 443}
+_AS_IT_IS = "!#$%&'()*+,/:;=?@[]~"
+"""Characters of a path and query; the rest is quoted."""
+
+
+class WebhookFailed(Exception):
+    """The other side did not take a webhook."""
+
+
+def install(app: Orchestrator) -> None:
+    """Add the task that posts webhooks to an application: every worker knows it."""
+    destinations = parse_destinations(app.settings.webhooks, app.settings.webhook_allow)
+
+    @app.task(name="orchestrator.webhook")
+    def webhook(url: str, body: Any) -> int:
+        return post(url, body, destinations)
+
+
+def post(url: str, body: Any, destinations: Destinations) -> int:
+    """Post JSON; return the answer's status. An answer other than 2xx is a failure, and is tried again."""
+    from orchestrator.workers.executors import asking  # with the first of them: a process starts sooner without h11
+
+    if destinations.mode == "off":
+        raise GiveUp("Webhooks are turned off for this worker (setting webhooks).")
+    host, port, is_secure, path = _parse(url)
+    try:
+        data = json.dumps(body, default=str, allow_nan=False).encode()
+    except ValueError as error:
+        raise GiveUp(f"The body of the webhook goes out as JSON, which has no NaN and no infinity: {error}.") from None
+    try:
+        place, request = asking.Place(host, port, is_secure, ""), asking.Request("POST", path, data)
+        status = asyncio.run(_status(place, request, destinations))
+    except asking.Barred as error:
+        raise GiveUp(f"The webhook is not sent: {error}. The worker's operator can allow it.") from None
+    except asking.Unanswered as error:
+        if isinstance(error.__cause__, UnicodeError):
+            raise GiveUp("The host of the webhook is no name that can be resolved.") from None
+        raise WebhookFailed(f"{error}.") from error
+    except asking.Unreadable as error:
+        raise WebhookFailed(f"{error}.") from error
+    except TimeoutError as error:
+        raise WebhookFailed(f"{host} did not answer within {_TIMEOUT:g} s.") from error
+    if not 200 <= status < 300:
+        remark = " Redirects are not followed: give the address that they lead to." if 300 <= status < 400 else ""
+        raise WebhookFailed(f"{host} answered with status {status}, where 2xx was expected.{remark}")
+    return status
+
+
+async def _status(place: Place, request: Request, destinations: Destinations) -> int:
+    from orchestrator.workers.executors import asking
+
+    async with asyncio.timeout(_TIMEOUT), asking.opened(place, request, allowed=destinations) as incoming:
+        return incoming.head.status
+
+
+def _parse(url: str) -> tuple[str, int, bool, str]:
+    """Take an address apart; what is wrong with it is said without it, for it may hold a secret."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise GiveUp("The address of the webhook cannot be read.") from None
+    if parts.scheme not in _PORTS or not parts.hostname:
+        raise GiveUp(f"A webhook has an http or https address; found one with {parts.scheme[:20] or 'no scheme'!r}.")
+    if parts.username is not None or parts.password is not None:
+        raise GiveUp("The address of a webhook cannot hold a user or password: put a token into its path or its body.")
+    path = quote(parts.path or "/", safe=_AS_IT_IS) + (f"?{quote(parts.query, safe=_AS_IT_IS)}" if parts.query else "")
+    return parts.hostname, port or _PORTS[parts.scheme], parts.scheme == "https", path

@@ -1,1 +1,0 @@
-"""Which functions a worker can run."""
