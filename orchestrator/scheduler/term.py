@@ -193,8 +193,9 @@ class Term:
         """Apply what came in, decide what follows, and hand out what is ready."""
         suspicion = self._check_fleet()
         inbound = self._read(suspicion)
+        decoded = self._reports.decode(inbound)
         try:
-            tx = self._commit(inbound, suspicion)
+            tx = self._commit(inbound, decoded, suspicion)
         except Exception as error:
             is_known = self._late_part is not None
             if self._is_bisecting or (is_about_all(error) and not is_known):
@@ -219,18 +220,17 @@ class Term:
             self._committed(tx.result)
         self._meter.ticked(self._monotonic() - self._due_since)
 
-    def _commit(self, inbound: Inbound, suspicion: Suspicion | None) -> Transaction:
+    def _commit(self, inbound: Inbound, decoded: Decoded, suspicion: Suspicion | None) -> Transaction:
         """Do everything that a tick does to Postgres; without foresight, if that was wrong."""
         try:
-            return self._try(inbound, suspicion)
+            return self._try(inbound, decoded, suspicion)
         except exc.DataError as error:
             if not is_unforeseen(error):
                 raise
-        return self._try(inbound, suspicion)
+        return self._try(inbound, decoded, suspicion)
 
-    def _try(self, inbound: Inbound, suspicion: Suspicion | None) -> Transaction:
+    def _try(self, inbound: Inbound, decoded: Decoded, suspicion: Suspicion | None) -> Transaction:
         cursor, thorough = self._behind(inbound), inbound.wants_look or suspicion is not None
-        decoded = self._reports.decode(inbound)
         are_plain = decoded.are_plain_successes() and not inbound.nudged
         self._is_short = False
         with self._transaction(cursor, with_pending_work=thorough) as (tx, pending_work):
@@ -319,7 +319,6 @@ class Term:
         return self.link.read(until if suspicion is None else None)
 
     def _behind(self, inbound: Inbound) -> Cursor:
-        """Return the cursor behind these events."""
         cursor = self.generations.cursor
         return cursor._replace(position=inbound.entries[-1][0]) if inbound.entries else cursor
 

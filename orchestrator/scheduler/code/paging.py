@@ -12,7 +12,7 @@ and dispatches it again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -71,12 +71,12 @@ class Paging(CommitHooks):
         return bool(self._unsent or self._over)
 
     def has(self, run: bytes, attempt: int) -> bool:
-        """Say whether an attempt has pages."""
         return (run, attempt) in self._sizes
 
-    def holds(self, run: bytes, attempt: int) -> bool:
-        """Say whether an attempt has not left this leader yet, although Postgres says that it was dispatched."""
-        return (run, attempt) in self._unsent
+    @property
+    def held(self) -> Collection[tuple[bytes, int]]:
+        """Attempts that have not left this leader yet, although Postgres says that they were dispatched."""
+        return self._unsent.keys()
 
     def committed(self, tick: TickResult) -> None:
         """Send what was claimed, and forget what has landed."""

@@ -249,7 +249,8 @@ class FleetCheck:
         self._count_at = began + pause_after(self.monotonic() - began)
         self.dispatcher.recount(in_flight)
         self.watch.ask_back(in_flight)
-        away = [task for task in in_flight if not self.paging.holds(task.id, task.attempt)]
+        held = self.paging.held
+        away = [task for task in in_flight if (task.id, task.attempt) not in held]
         return self.reconciler.suspects(self.streams.queues, self.generations.cursor.generation, away, sweep)
 
     def _sweep(self) -> list[str]:

@@ -49,7 +49,6 @@ from orchestrator.scheduler.code.batches import apply_activations
 from orchestrator.scheduler.code.next_turns import apply_last_turns, apply_steps, steps_of
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
 from orchestrator.scheduler.tasks.creation import create_enqueued, error_json, log_failed
-from orchestrator.scheduler.tick_result import TickResult
 from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.store.database import said
 from orchestrator.store.tasks import details, transitions, unique, waiting
@@ -177,7 +176,12 @@ class Reports:
         if notes:  # before their attempts end, and with them the right to leave anything
             details.save(tx.connection, fold_notes(notes).values())
         if succeeded:
-            _succeed(tx, succeeded, self.inline_result)
+            rows = [Success(r.id, r.attempt, r.result, r.duration, worker) for worker, r in succeeded]
+            moved = [] if tx.succeed_and_commit is None else tx.succeed_and_commit(rows)
+            moved = moved or transitions.succeed(tx.connection, rows, tx.now, tx.foreseen)
+            wanted = tx.result.note_successes(moved, [report for _, report in succeeded], self.inline_result)
+            if wanted:
+                create_enqueued(tx, wanted)
         if started:
             tx.result.capacity.begun += [(start.id, start.attempt) for start in started]
             tx.result.outgoing.moved += transitions.start(tx.connection, started, tx.now, told=tx.is_watched)
@@ -195,7 +199,9 @@ class Reports:
             repeated = transitions.requeue(tx.connection, again, tx.now)
             tx.result.note(repeated, lingering=lingering)
             tx.result.counts.time(repeated, again)
-            _count_repeated(tx.result, again, repeated)
+            outcomes = {row.id: row.outcome for row in again}  # what was handed back has none
+            tx.result.counts.retried += [task.queue for task in repeated if outcomes[task.id] not in (None, "lost")]
+            tx.result.counts.lost += [task.queue for task in repeated if outcomes[task.id] == "lost"]
             _log_lost(unhappy, repeated)
         if endings:
             errors = {ending.id: error for ending, error in endings}
@@ -233,22 +239,6 @@ class Reports:
                 self.code.queries.not_shown(tx.result, [(report.id, report.attempt)])
                 if report.unknown:
                     tx.result.capacity.denied.append((worker, report.unknown))
-
-
-def _succeed(tx: Transaction, succeeded: Sequence[tuple[str, Succeeded]], inline_result: int) -> None:
-    rows = [Success(r.id, r.attempt, r.result, r.duration, worker) for worker, r in succeeded]
-    moved = [] if tx.succeed_and_commit is None else tx.succeed_and_commit(rows)
-    moved = moved or transitions.succeed(tx.connection, rows, tx.now, tx.foreseen)
-    if children := tx.result.note_successes(moved, [report for _, report in succeeded], inline_result):
-        create_enqueued(tx, children)
-
-
-def _count_repeated(tick: TickResult, again: Sequence[Requeue], repeated: Sequence[Moved]) -> None:
-    """Count attempts that failed or were lost, and are tried again; what was handed back is neither."""
-    outcomes = {row.id: row.outcome for row in again if row.outcome is not None}
-    for task in repeated if outcomes else ():
-        if outcome := outcomes.get(task.id):
-            (tick.counts.lost if outcome == "lost" else tick.counts.retried).append(task.queue)
 
 
 def _decide(
