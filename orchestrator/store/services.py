@@ -29,7 +29,6 @@ ON CONFLICT (id) DO UPDATE SET url = excluded.url, services = excluded.services,
 WHERE (s.url, s.services) IS DISTINCT FROM (excluded.url, excluded.services)
 RETURNING true
 """)
-_TOUCH = Statement[None]("UPDATE /* services.touch */ orchestrator.services SET seen_at = now() WHERE id = %(id)s")
 _FORGET = Statement[None]("""
 DELETE /* services.forget */ FROM orchestrator.services WHERE id IN (
     SELECT id FROM orchestrator.services WHERE seen_at < now() - interval '7 days'
@@ -50,9 +49,9 @@ def find(connection: Connection, worker: str) -> Registered | None:
     """Return what a service worker said of itself."""
 
 
+@Statement.function("UPDATE /* services.touch */ orchestrator.services SET seen_at = now() WHERE id = %(worker)s")
 def touch(connection: Connection, worker: str) -> None:
     """Note that a service worker lives."""
-    _TOUCH.count(connection, id=worker)
 
 
 def forget(connection: Connection) -> None:

@@ -240,12 +240,10 @@ def _dissolve(connection: Connection, root: str, number: int) -> str:
 
 # -- where things are
 
-_ARE_THERE = Statement[bool]("SELECT /* shards.are_there */ to_regclass('orchestrator.shards') IS NOT NULL")
 
-
+@Statement.function("SELECT /* shards.are_there */ to_regclass('orchestrator.shards') IS NOT NULL")
 def are_there(connection: Connection) -> bool:
     """Say whether a database has shards, or had some until the last upgrade."""
-    return _ARE_THERE.one(connection)
 
 
 _LOCATE = Statement[tuple[bytes, int, bool]]("""

@@ -75,7 +75,7 @@ def forget_promises(connection: Connection, promises: Sequence[tuple[bytes, byte
     return _FORGET_PROMISES(connection, _GONE(promises))
 
 
-_FIRE = Prepared[tuple[bytes, bytes]]("""
+@Prepared.function("""
 WITH /* expectations.fire_timers */ fired AS (
     DELETE FROM orchestrator.timers
      WHERE ctid = ANY (ARRAY(
@@ -84,11 +84,8 @@ WITH /* expectations.fire_timers */ fired AS (
 )
 SELECT run_id, id FROM fired ORDER BY due, id
 """)
-
-
 def fire_timers(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, bytes]]:
     """Remove due timers, and return their runs and ids in the order in which they were due."""
-    return _FIRE(connection, now=now, limit=limit)
 
 
 class NewPromise(NamedTuple):
@@ -112,15 +109,6 @@ def create_promises(connection: Connection, promises: Sequence[NewPromise]) -> N
     _CREATE_PROMISES(connection, _PROMISES(promises))
 
 
-_WAITS_AFTER = Prepared[NewPromise](f"""
-SELECT /* expectations.waits_after */ run_id AS run, id, name, ordinal FROM orchestrator.promises
- WHERE name LIKE '{WAIT}%%' AND (name, id) > (%(name)s::text, %(id)s::uuid) ORDER BY name, id LIMIT %(limit)s::int
-""")
-_WAITS = Prepared[NewPromise](f"""
-SELECT /* expectations.waits */ p.run_id AS run, p.id, p.name, p.ordinal FROM unnest(%(names)s::text[]) AS wanted(name)
- CROSS JOIN LATERAL (
-       SELECT * FROM orchestrator.promises WHERE name = wanted.name AND name LIKE '{WAIT}%%' OFFSET 0) AS p
-""")
 _RENAMED = Batch("n", NewPromise)
 _RENAME_WAITS = Prepared[None](f"""
 UPDATE /* expectations.rename_waits */ orchestrator.promises p SET name = n.name
@@ -131,14 +119,21 @@ UPDATE /* expectations.rename_waits */ orchestrator.promises p SET name = n.name
 """)
 
 
+@Prepared.function(f"""
+SELECT /* expectations.waits_after */ run_id AS run, id, name, ordinal FROM orchestrator.promises
+ WHERE name LIKE '{WAIT}%%' AND (name, id) > (%(name)s::text, %(id)s::uuid) ORDER BY name, id LIMIT %(limit)s::int
+""")
 def waits_after(connection: Connection, name: str, id: bytes, limit: int) -> list[NewPromise]:
     """Return the next waits for the ends of runs, by name and id."""
-    return _WAITS_AFTER(connection, name=name, id=id, limit=limit)
 
 
+@Prepared.function(f"""
+SELECT /* expectations.waits */ p.run_id AS run, p.id, p.name, p.ordinal FROM unnest(%(names)s::text[]) AS wanted(name)
+ CROSS JOIN LATERAL (
+       SELECT * FROM orchestrator.promises WHERE name = wanted.name AND name LIKE '{WAIT}%%' OFFSET 0) AS p
+""")
 def waits(connection: Connection, names: Sequence[str]) -> list[NewPromise]:
     """Return the waits of these names for the ends of runs."""
-    return _WAITS(connection, names=names)
 
 
 def rename_waits(connection: Connection, renamed: Sequence[NewPromise]) -> None:
@@ -146,16 +141,13 @@ def rename_waits(connection: Connection, renamed: Sequence[NewPromise]) -> None:
     _RENAME_WAITS(connection, _RENAMED(renamed))
 
 
-_OPEN_PROMISES = Prepared[tuple[bytes, bytes, str]]("""
+@Prepared.function("""
 SELECT /* expectations.open_promises */ p.run_id, p.id, p.name FROM unnest(%(runs)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.promises WHERE run_id = wanted.id OFFSET 0) AS p
  ORDER BY p.run_id, p.ordinal
 """)
-
-
 def open_promises(connection: Connection, runs: Sequence[bytes]) -> list[tuple[bytes, bytes, str]]:
     """Return run, id and name of the open promises of runs, oldest first."""
-    return _OPEN_PROMISES(connection, runs=runs)
 
 
 class Answered(NamedTuple):
@@ -179,14 +171,11 @@ def answer(connection: Connection, answers: Iterable[Answered], now: datetime) -
     _ANSWER(connection, rows, now=now)
 
 
-_FORGET_ANSWERS = Prepared[None](
-    "DELETE /* expectations.forget_answers */ FROM orchestrator.answers WHERE id = ANY(%(ids)s::uuid[])"
+@Prepared.function(
+    "DELETE /* expectations.forget_answers */ FROM orchestrator.answers WHERE id = ANY(%(requests)s::uuid[])"
 )
-
-
 def forget_answers(connection: Connection, requests: Iterable[bytes]) -> None:
     """Forget answers to requests, which are done again."""
-    _FORGET_ANSWERS(connection, ids=requests)
 
 
 _FIND_ANSWER = Statement[Row](

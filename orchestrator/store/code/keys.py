@@ -53,14 +53,11 @@ def take(
     return None
 
 
-_HOLDERS = Prepared[tuple[str, bytes]](
+@Prepared.function(
     "SELECT /* run_keys.holders */ key, run_id FROM orchestrator.run_keys WHERE key = ANY(%(keys)s::text[])"
 )
-
-
 def holders(connection: Connection, keys: Sequence[str]) -> dict[str, bytes]:
     """Return the runs that have chosen ids."""
-    return dict(_HOLDERS(connection, keys=keys))
 
 
 class KeyedRun(NamedTuple):

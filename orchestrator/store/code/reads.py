@@ -83,20 +83,17 @@ class Answering(NamedTuple):
     workers: int
 
 
-_ANSWERING = Statement[Answering](f"""
+@Statement.function(f"""
 SELECT /* code_reads.answering */ r.workflow, t.queue,
        (SELECT count(*) FROM orchestrator.workers
          WHERE state = 'live' AND {IS_FRESH} AND t.queue = ANY(queues) AND r.workflow = ANY(names)) AS workers
   FROM orchestrator.runs r
  CROSS JOIN LATERAL (SELECT queue FROM orchestrator.tasks WHERE id = r.id
                       UNION ALL SELECT queue FROM orchestrator.ended_tasks WHERE id = r.id LIMIT 1) AS t
- WHERE r.id = %(id)s::uuid
+ WHERE r.id = %(run)s::uuid
 """)
-
-
 def answering(connection: Connection, run: bytes) -> Answering | None:
     """Return how many live workers have the code of a run."""
-    return _ANSWERING.first(connection, id=run)
 
 
 _ATTRIBUTES = Statement[dict[str, Any] | None](

@@ -74,7 +74,7 @@ def set_attributes(connection: Connection, changed: Mapping[bytes, Mapping[str, 
     _SET_ATTRIBUTES(connection, _CHANGED((run, stored_json(some)) for run, some in changed.items()))
 
 
-_FORGET = Prepared[None]("""
+@Prepared.function("""
 WITH /* code_runs.forget */ timers AS (
     DELETE FROM orchestrator.timers WHERE run_id = ANY(%(ids)s::uuid[])
 ), promises AS (
@@ -82,11 +82,8 @@ WITH /* code_runs.forget */ timers AS (
 )
 DELETE FROM orchestrator.resolutions WHERE run_id = ANY(%(ids)s::uuid[])
 """)
-
-
 def forget(connection: Connection, ids: Sequence[bytes]) -> None:
     """Forget what runs waited for that have ended."""
-    _FORGET(connection, ids=ids)
 
 
 class OpenChild(NamedTuple):
@@ -97,35 +94,26 @@ class OpenChild(NamedTuple):
     """Without its code."""
 
 
-_CHILDREN = Prepared[OpenChild]("""
-SELECT /* code_runs.children */ c.id, c.terminates FROM unnest(%(ids)s::uuid[]) AS parent(id)
+@Prepared.function("""
+SELECT /* code_runs.children */ c.id, c.terminates FROM unnest(%(parents)s::uuid[]) AS parent(id)
  CROSS JOIN LATERAL (
        SELECT id, terminates FROM orchestrator.runs
         WHERE parent_run = parent.id AND code AND ended_at IS NULL AND NOT detached OFFSET 0) AS c
 """)
-
-
 def children(connection: Connection, parents: Sequence[bytes]) -> list[OpenChild]:
     """Return the open child runs that do not outlive these runs."""
-    return _CHILDREN(connection, ids=parents)
 
 
-_CLOSING = Prepared[bytes](
-    "SELECT /* code_runs.closing */ id FROM orchestrator.runs WHERE closing ORDER BY id LIMIT %(limit)s"
-)
-_CLOSED = Prepared[None](
-    "UPDATE /* code_runs.closed */ orchestrator.runs SET closing = false WHERE id = ANY(%(ids)s::uuid[])"
-)
-
-
+@Prepared.function("SELECT /* code_runs.closing */ id FROM orchestrator.runs WHERE closing ORDER BY id LIMIT %(limit)s")
 def closing(connection: Connection, limit: int) -> list[bytes]:
     """Return runs that have ended and may have open tasks."""
-    return _CLOSING(connection, limit=limit)
 
 
+@Prepared.function(
+    "UPDATE /* code_runs.closed */ orchestrator.runs SET closing = false WHERE id = ANY(%(runs)s::uuid[])"
+)
 def closed(connection: Connection, runs: Sequence[bytes]) -> None:
     """Note that nothing is open any more in runs that have ended."""
-    _CLOSED(connection, ids=runs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,31 +170,25 @@ class Predecessor(CodeRun):
     attributes: str | None
 
 
-_CONTINUED = Prepared[Predecessor](f"""
+@Prepared.function(f"""
 SELECT /* code_runs.continued */ {INHERITED},
        extract(epoch FROM r.deadline - %(now)s::timestamptz)::double precision AS timeout, r.workflow, t.queue,
        r.reason, r.cancelling, extract(epoch FROM r.created_at)::double precision AS began_at,
        r.attributes::text AS attributes
-  FROM unnest(%(ids)s::uuid[]) AS wanted(id)
+  FROM unnest(%(runs)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
  CROSS JOIN LATERAL (SELECT queue, name FROM orchestrator.ended_tasks WHERE id = wanted.id LIMIT 1) AS t
 """)
-
-
 def predecessors(connection: Connection, runs: Sequence[bytes], now: datetime) -> list[Predecessor]:
     """Return what the successors of runs take over that are about to end: their turn tasks have."""
-    return _CONTINUED(connection, ids=runs, now=now)
 
 
-_OF_CODE = Prepared[bytes]("""
+@Prepared.function("""
 SELECT /* code_runs.of_code */ wanted.id FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT FROM orchestrator.runs WHERE id = wanted.id AND code LIMIT 1) AS r
 """)
-
-
 def of_code(connection: Connection, ids: Sequence[bytes]) -> set[bytes]:
     """Return those of these ids of tasks that are runs of code: the turn task of a run has its id."""
-    return set(_OF_CODE(connection, ids=ids))
 
 
 _FURTHEST = 256

@@ -39,7 +39,12 @@ class EndedInSecond:
     """How many."""
 
 
-_ENDED = Statement[EndedInSecond](f"""
+@Statement.function("SELECT /* insights.activity.now */ extract(epoch FROM clock_timestamp())::double precision")
+def time_of(connection: Connection) -> float:
+    """Return the time of Postgres's clock, as Unix time."""
+
+
+@Statement.function(f"""
 SELECT /* insights.activity.ended */ queue, status, floor(extract(epoch FROM ended_at))::bigint AS second,
        count(*)::int AS tasks
   FROM (SELECT queue, status, ended_at FROM orchestrator.ended_tasks
@@ -47,16 +52,8 @@ SELECT /* insights.activity.ended */ queue, status, floor(extract(epoch FROM end
          ORDER BY ended_at DESC LIMIT {MOST_ENDED}) AS latest
  GROUP BY 1, 2, 3
 """)
-
-
-@Statement.function("SELECT /* insights.activity.now */ extract(epoch FROM clock_timestamp())::double precision")
-def time_of(connection: Connection) -> float:
-    """Return the time of Postgres's clock, as Unix time."""
-
-
 def ended_lately(connection: Connection, seconds: float) -> list[EndedInSecond]:
     """Return how many tasks ended in each of the last seconds; of very many, the latest."""
-    return _ENDED(connection, seconds=seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

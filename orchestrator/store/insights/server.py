@@ -59,12 +59,9 @@ def server(connection: Connection) -> Server:
     return _SERVER.one(connection)
 
 
-_CLOCK = Statement[float]("SELECT /* insights.clock */ extract(epoch FROM clock_timestamp())::double precision")
-
-
+@Statement.function("SELECT /* insights.clock */ extract(epoch FROM clock_timestamp())::double precision")
 def clock(connection: Connection) -> float:
     """Return the time of the server, in seconds since 1970."""
-    return _CLOCK.one(connection)
 
 
 # A message in the write-ahead log: durable like a row, and in no table.
@@ -76,12 +73,9 @@ def commit(connection: Connection) -> None:
     _COMMIT.one(connection)
 
 
-_POSITION = Statement[int]("SELECT /* insights.position */ (pg_current_wal_flush_lsn() - '0/0')::bigint")
-
-
+@Statement.function("SELECT /* insights.position */ (pg_current_wal_flush_lsn() - '0/0')::bigint")
 def position(connection: Connection) -> int:
     """Return how far a primary has flushed its log: a standby that has replayed this has all commits."""
-    return _POSITION.one(connection)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,17 +88,14 @@ class Replayed:
     """Seconds since the last commit that it has replayed."""
 
 
-_REPLAYED = Statement[Replayed]("""
+@Statement.function("""
 SELECT /* insights.replayed */
        CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() - '0/0' END::bigint AS position,
        greatest(0, extract(epoch FROM clock_timestamp()
            - coalesce(pg_last_xact_replay_timestamp(), pg_postmaster_start_time())))::double precision AS age
 """)
-
-
 def replayed(connection: Connection) -> Replayed:
     """Return how far a standby has replayed the log of its primary."""
-    return _REPLAYED.one(connection)
 
 
 _DEFAULT_SCHEMA = Statement[tuple[str, str | None]](
@@ -142,17 +133,14 @@ class Connections:
     """How many an ordinary role may open."""
 
 
-_CONNECTIONS = Statement[Connections]("""
+@Statement.function("""
 SELECT /* insights.connections */
        (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')::int AS used,
        (SELECT sum(CASE name WHEN 'max_connections' THEN setting::int ELSE -setting::int END) FROM pg_settings
          WHERE name IN ('max_connections', 'superuser_reserved_connections', 'reserved_connections'))::int AS limit
 """)
-
-
 def connections(connection: Connection) -> Connections:
     """Return how many connections are open, and how many there can be."""
-    return _CONNECTIONS.one(connection)
 
 
 @dataclass(frozen=True, kw_only=True)

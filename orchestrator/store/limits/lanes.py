@@ -230,14 +230,11 @@ SELECT use.name, %(shard)s::int, use.held FROM {_HELD_BY_ALL}
 _FORGET = Prepared[None](
     "DELETE /* shared.forget */ FROM orchestrator.lane_use WHERE shard = %(shard)s AND name = ANY(%(names)s::text[])"
 )
-_MINE = Prepared[tuple[str, int]](
-    "SELECT /* shared.mine */ name, held FROM orchestrator.lane_use WHERE shard = %(shard)s"
-)
 
 
+@Prepared.function("SELECT /* shared.mine */ name, held FROM orchestrator.lane_use WHERE shard = %(shard)s")
 def mine(connection: Connection, shard: int) -> dict[str, int]:
     """Return what this shard has said that it holds."""
-    return dict(_MINE(connection, shard=shard))
 
 
 def save(connection: Connection, shard: int, held: Mapping[str, int]) -> None:

@@ -179,11 +179,8 @@ def count_all_open(connection: Connection, most: int) -> int:
     """Return how many tasks have not ended, up to so many."""
 
 
-_DELAYED = Statement[tuple[int, datetime | None]](
-    f"SELECT /* queues.delayed */ count(*), min(wake_at) FROM orchestrator.tasks WHERE queue = %(queue)s AND {DELAYED}"
+@Statement.function(
+    f"SELECT /* queues.delayed */ count(*), min(wake_at) FROM orchestrator.tasks WHERE queue = %(name)s AND {DELAYED}"
 )
-
-
 def delayed(connection: Connection, name: str) -> tuple[int, datetime | None]:
     """Return how many tasks of a queue wait for their time, and when it comes for the first of them."""
-    return _DELAYED.one(connection, queue=name)

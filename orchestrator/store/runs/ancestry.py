@@ -147,12 +147,9 @@ def unpark(connection: Connection, lanes: Iterable[str]) -> tuple[set[str], bool
     return {*found}, any(found.values())
 
 
-_LANES = Statement[tuple[str, int]]("""
+@Statement.function("""
 SELECT /* run_lanes.parked */ lane, max(lane_limit) FROM orchestrator.runs
  WHERE lane IS NOT NULL AND ended_at IS NULL AND status = 'pending' AND parked GROUP BY lane
 """)
-
-
 def parked_lanes(connection: Connection) -> dict[str, int]:
     """Return the lanes in which runs of this shard are parked, and their limits."""
-    return dict(_LANES(connection))

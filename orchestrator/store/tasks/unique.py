@@ -252,16 +252,13 @@ def deferred(body: Any) -> NewTask:
     return msgspec.msgpack.decode(base64.b85decode(body["task"]), type=NewTask)
 
 
-_KNOWN = Prepared[bytes]("""
+@Prepared.function("""
 SELECT /* keys.known */ asked.id FROM unnest(%(ids)s::uuid[]) AS asked(id)
  WHERE (SELECT true FROM orchestrator.tasks WHERE id = asked.id LIMIT 1)
     OR (SELECT true FROM orchestrator.ended_tasks WHERE id = asked.id LIMIT 1)
 """)
-
-
 def known(connection: Connection, ids: Sequence[bytes]) -> set[bytes]:
     """Return those of these ids that tasks already have, open or ended."""
-    return set(_KNOWN(connection, ids=ids))
 
 
 _FREED = Batch("freed", "key text, task_id uuid")
