@@ -6,7 +6,7 @@ A batch is counted at once. Of a large one, every n-th task is sampled for the t
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from datetime import datetime
 from operator import attrgetter
@@ -40,8 +40,8 @@ class Meter(CommitHooks):
         self.dispatched: Counter[str] = Counter()
         self.retried: Counter[str] = Counter()
         self.lost: Counter[str] = Counter()
-        self.waits: dict[str, Histogram] = {}
-        self.runs: dict[str, Histogram] = {}
+        self.waits: defaultdict[str, Histogram] = defaultdict(Histogram)
+        self.runs: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.ticks = self.failed_ticks = self.reports = self.set_aside = self.terms = 0
         self.tick_times = Histogram()
         self.batches = Histogram(SIZES)
@@ -61,7 +61,7 @@ class Meter(CommitHooks):
         for queue in counts.lost:
             self.lost[self.label(queue)] += 1
         for queue, seconds, times in counts.ran:
-            _histogram(self.runs, self.label(queue)).add(seconds, times)
+            self.runs[self.label(queue)].add(seconds, times)
         self.set_aside += len(tick.outgoing.set_aside)
         if counts.reports:
             self.reports += counts.reports
@@ -76,7 +76,7 @@ class Meter(CommitHooks):
                 task = sent[place]  # its id holds the time of the enqueue
                 if task.attempt == 1 and task.id[6] >> 4 == _TIMED and not task.is_turn_task:
                     seconds = now - int.from_bytes(task.id[:6], "big") / 1_000
-                    _histogram(self.waits, self.label(task.queue)).add(max(0.0, seconds), times)
+                    self.waits[self.label(task.queue)].add(max(0.0, seconds), times)
 
     def ticked(self, seconds: float) -> None:
         """A tick has come to its end, so long after it began to work."""
@@ -119,10 +119,6 @@ class Meter(CommitHooks):
         yield counter("orchestrator_tick_statements_total", "Statements sent to Postgres as leader.", ({}, sent))
         yield counter("orchestrator_messages_set_aside_total", "Events that were set aside.", ({}, self.set_aside))
         yield counter("orchestrator_terms_total", "Terms that this scheduler began.", ({}, self.terms))
-
-
-def _histogram(found: dict[str, Histogram], queue: str) -> Histogram:
-    return found.get(queue) or found.setdefault(queue, Histogram())
 
 
 # -- write down what the leader has counted, every ten seconds: the last hour is seen at once, and after a restart too.

@@ -21,7 +21,7 @@ from orchestrator.scheduler.runs.advance import Runs
 from orchestrator.scheduler.runs.backlog import LOOKS_EVERY, Backlog
 from orchestrator.scheduler.runs.cancels import Cancels
 from orchestrator.scheduler.schedules import FirePace, extend_backfills, fire_schedules
-from orchestrator.scheduler.tasks.creation import error_json, log_failed
+from orchestrator.scheduler.tasks.creation import log_failed
 from orchestrator.scheduler.tick_result import CommitHooks
 from orchestrator.scheduler.transaction import Transaction, attempt
 from orchestrator.sealing import key_name
@@ -35,11 +35,6 @@ _MOST_NAMED = 100
 """Names that an error lists."""
 
 
-def fire_due(tx: Transaction, limit: int) -> None:
-    """Make a bounded slice of due tasks ready."""
-    waiting.promote_due(tx.connection, tx.now, limit)
-
-
 def expire(tx: Transaction, limit: int) -> None:
     """End a slice of the tasks that should have started by now."""
     errors = {
@@ -47,7 +42,7 @@ def expire(tx: Transaction, limit: int) -> None:
         for task, waited in waiting.expired(tx.connection, tx.now, limit)
     }
     if errors:
-        endings = [AttemptEnd(task, None, "expired", error_json(error)) for task, error in errors.items()]
+        endings = [AttemptEnd(task, None, "expired", error.to_json()) for task, error in errors.items()]
         tx.result.note(transitions.end(tx.connection, TaskState.FAILED, endings, tx.now), errors=errors)
         log_failed(tx, errors)
 
@@ -79,7 +74,7 @@ def fail_unknown(tx: Transaction, fleet: Fleet, limit: int) -> None:
         for run in stuck.mark_unknown(tx.connection, [(task, _stuck(error)) for task, error in errors.items()]):
             del errors[run]
         endings = [
-            AttemptEnd(task, None, "no data key" if task in unopened else "unknown task", error_json(error))
+            AttemptEnd(task, None, "no data key" if task in unopened else "unknown task", error.to_json())
             for task, error in errors.items()
         ]
         tx.result.note(transitions.end(tx.connection, TaskState.FAILED, endings, tx.now), errors=errors)
@@ -216,7 +211,7 @@ class PendingWork(CommitHooks):
             if self.code.looked_to is not None:
                 do("look after waits for runs", lambda tx, _: look_after(tx, self.code))
         if _is_due(pending_work.next_due, tx.now):
-            do("make due tasks ready", fire_due)
+            do("make due tasks ready", lambda tx, limit: waiting.promote_due(tx.connection, tx.now, limit))
             do("fire timers", self._fire_timers)
             do("expire tasks", expire)
             if fleet.is_in_view:  # otherwise the known names are incomplete

@@ -153,11 +153,6 @@ DELIVERY = Delivery()
 # -- interrupt code that runs: a thread from another thread, and a coroutine at its next await
 
 
-def interrupt_thread(thread: int, reason: type[BaseException]) -> None:
-    """Raise `reason` in a thread. It arrives at that thread's next bytecode, not inside a blocking call."""
-    DELIVERY.send(thread, reason)
-
-
 def stack_of(thread: int) -> TracebackType | None:
     """Return where a thread that runs a task is now, as the traceback of an error there: from its runner's frame on."""
     frame, found = sys._current_frames().get(thread), None

@@ -35,7 +35,7 @@ from orchestrator.telemetry import get_logger
 from orchestrator.transport.codec import Malformed, decode
 from orchestrator.workers.functions import Allowed
 from orchestrator.workers.reporting.task_output import end_lines
-from orchestrator.workers.running.delivery import DELIVERY, Interruptible, interrupt_thread, uninterrupted
+from orchestrator.workers.running.delivery import DELIVERY, Interruptible, uninterrupted
 from orchestrator.workers.running.failures import (
     Failures,
     completed,
@@ -55,7 +55,7 @@ class _Here(threading.local):
     """What interrupts the current thread, made once for all tasks that it runs."""
 
     def __init__(self) -> None:
-        self.interrupt = partial(interrupt_thread, threading.get_ident())
+        self.interrupt = partial(DELIVERY.send, threading.get_ident())
 
 
 _HERE = _Here()

@@ -32,7 +32,7 @@ from orchestrator.scheduler.code import other_runs
 from orchestrator.scheduler.code.requests import give_up_promises, meet_promises
 from orchestrator.scheduler.code.runs import CodeRuns, ask_to_cancel, mark_stuck, reply
 from orchestrator.scheduler.runs.creation import create_runs, full_trees
-from orchestrator.scheduler.tasks.creation import cancel_tasks, create_enqueued, error_json
+from orchestrator.scheduler.tasks.creation import cancel_tasks, create_enqueued
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.store.code import expectations
 from orchestrator.store.code import runs as code_runs
@@ -212,7 +212,7 @@ def _end_turn_tasks(
         if turn_task.error is not None:
             errors[turn_task.id] = turn_task.error
             reason = turn_task.error.kind if turn_task.state == TaskState.FAILED else "cancelled"
-            ending = AttemptEnd(turn_task.id, report.attempt, reason, error_json(turn_task.error), worker=worker)
+            ending = AttemptEnd(turn_task.id, report.attempt, reason, turn_task.error.to_json(), worker=worker)
             endings[TaskState(turn_task.state)].append(ending._replace(duration=report.duration))
         else:
             successes.append(

@@ -15,7 +15,6 @@ import msgspec
 
 from orchestrator.domain import timezones
 from orchestrator.domain.code import history
-from orchestrator.domain.code.history import Fact
 from orchestrator.domain.dag.state import Delta
 from orchestrator.domain.flow import commands
 from orchestrator.domain.flow.commands import Command, Event
@@ -78,11 +77,6 @@ class _Effects(msgspec.Struct):
             getattr(self, name).extend(getattr(other, name))
 
 
-def call_id(run: bytes, number: int) -> bytes:
-    """Return the id of a task or timer of a run."""
-    return derived_id(run, "flow", number)
-
-
 class Flows(PlannedRuns[FlowRun]):
     """Plans the runs of flows; those that wait for tasks are kept."""
 
@@ -121,7 +115,11 @@ class Flows(PlannedRuns[FlowRun]):
         """Return those of these runs that go on, and others that were sent signals before they ended."""
         found = {run: self._runs.get(run) for run in changes}
         missing = [run for run, kept in found.items() if kept is None]
-        late = [run for run in missing if any(_is_signal(fact) for one in changes[run] for fact in one.facts)]
+        late = [
+            run
+            for run in missing
+            if any(isinstance(fact, history.SignalReceived) for one in changes[run] for fact in one.facts)
+        ]
         if missing:
             found.update((run.id, run) for run in store.load(tx.connection, missing, late))
         return [run for run in found.values() if run is not None]
@@ -284,13 +282,9 @@ class Flows(PlannedRuns[FlowRun]):
         return refused
 
 
-def _is_signal(fact: Fact) -> bool:
-    return isinstance(fact, history.SignalReceived)
-
-
 def _planner(tx: Transaction, known: Known, run: FlowRun, state: FlowState) -> Planner:
     params = run.params if isinstance(run.params, dict) else {}
-    return Planner(known.graph, params, state, tx.now.timestamp(), partial(call_id, run.id))
+    return Planner(known.graph, params, state, tx.now.timestamp(), partial(derived_id, run.id, "flow"))
 
 
 def _read(run: FlowRun) -> FlowState:

@@ -249,7 +249,11 @@ class Runs:
         facts: Facts = {
             run: found for run, changes in some if (found := [f for h in changes for f in h.facts_for_code])
         }
-        of_code = {run: learned for run, learned in facts.items() if run not in saved and _is_for_code(learned[0])}
+        of_code = {
+            run: learned
+            for run, learned in facts.items()
+            if run not in saved and isinstance(learned[0], Outcome) and is_derived(learned[0].id)
+        }
         heard = append_facts(tx, of_code, deltas) if of_code else set()
         rest = {run: delta for run, delta in deltas.items() if run not in heard}
         if rest:
@@ -376,10 +380,6 @@ def _announced(run: RunRow, turn_task: TurnTaskEnd | None) -> Ended:
     return Ended(
         run.id, run.status, turn_task and turn_task.inline, turn_task and run_error(turn_task, run.status, run.reason)
     )
-
-
-def _is_for_code(fact: Fact) -> bool:
-    return isinstance(fact, Outcome) and is_derived(fact.id)
 
 
 def _is_due(number: int, slice_: Sequence[object]) -> bool:

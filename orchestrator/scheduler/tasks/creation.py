@@ -73,7 +73,7 @@ def create_tasks(
 def cancel_tasks(tx: Transaction, ids: list[bytes], error: TaskError = _CANCELLED) -> None:
     """End tasks wherever they stand; running attempts are revoked after the commit."""
     create_tasks(tx, _endings_of(details.executions(tx.connection, list(dict.fromkeys(ids)))))
-    endings = [AttemptEnd(task, None, "cancelled", error_json(error)) for task in dict.fromkeys(ids)]
+    endings = [AttemptEnd(task, None, "cancelled", error.to_json()) for task in dict.fromkeys(ids)]
     moved = transitions.end(tx.connection, TaskState.CANCELLED, endings, tx.now)
     revoked = [task for task in moved if task.before in IN_FLIGHT_STATES]
     tx.result.note(moved, errors={task.id: error for task in moved}, lingering={task.id for task in revoked})
@@ -105,11 +105,6 @@ def _endings_of(executions: Sequence[details.Execution]) -> list[NewTask]:
             )
         )
     return created
-
-
-def error_json(error: TaskError) -> str:
-    """Return an error as it is stored."""
-    return error.to_json()
 
 
 def log_failed(tx: Transaction, errors: Mapping[bytes, TaskError]) -> None:

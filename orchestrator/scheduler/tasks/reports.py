@@ -48,7 +48,7 @@ from orchestrator.domain.tasks.task import (
 from orchestrator.scheduler.code.batches import apply_activations
 from orchestrator.scheduler.code.next_turns import apply_last_turns, apply_steps, steps_of
 from orchestrator.scheduler.code.runs import CodeRuns, mark_stuck
-from orchestrator.scheduler.tasks.creation import create_enqueued, error_json, log_failed
+from orchestrator.scheduler.tasks.creation import create_enqueued, log_failed
 from orchestrator.scheduler.transaction import Transaction, isolate
 from orchestrator.store.database import said
 from orchestrator.store.tasks import details, transitions, unique, waiting
@@ -280,7 +280,7 @@ def _decide(
             after = after_loss_of_turn if policy.is_turn_task else after_loss
             decision = after(report.alone, policy.losses, before.deaths, loss_limit)
             decision = within_starts(decision, options, before.starts, lost=True)
-        text = error_json(error)
+        text = error.to_json()
         if isinstance(decision, RetryTask):
             again.append(
                 Requeue(

@@ -168,7 +168,7 @@ def take_turn(connection: Connection, run: bytes, keys: Sequence[str]) -> Standi
     late = {
         fact.name
         for body in row.pending_changes
-        for fact in pending_changes.facts_of(bytes(body))
+        for fact in pending_changes.decode_changes(bytes(body)).facts
         if isinstance(fact, SignalReceived)
     }
     return Standing(

@@ -141,7 +141,11 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
                 state.pop(key, None)
             case history.TimerStarted():
                 timers[what.id] = what.name
-    shown = [view for kind in ("promise", "run", "timer", "task", "child") for view in _of_kind(open_, kind)[:_MOST]]
+    shown = [
+        view
+        for kind in ("promise", "run", "timer", "task", "child")
+        for view in [one for one in open_ if one.kind == kind][:_MOST]
+    ]
     waiting = row.waiting or {}
     return CodeView(
         payload=payload,
@@ -159,10 +163,6 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
         handlers=tuple((kind, name, tuple(names)) for kind, name, names in waiting.get("handlers", ())),
         unseen=row.unseen,
     )
-
-
-def _of_kind(views: list[OpenView], kind: str) -> list[OpenView]:
-    return [view for view in views if view.kind == kind]
 
 
 def _named(view: OpenView, timers: Mapping[bytes, str]) -> OpenView:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import msgspec
 from sqlalchemy import Connection
 
-from orchestrator.domain.code.history import Fact
 from orchestrator.domain.ids import tree_of
 from orchestrator.domain.runs import RunChanges
 from orchestrator.store.batches import Batch
@@ -56,7 +55,7 @@ SELECT tree.first AS tree, part.* FROM tree CROSS JOIN share
 
 
 _encode = msgspec.msgpack.encode
-_decode = msgspec.msgpack.Decoder(RunChanges).decode
+decode_changes = msgspec.msgpack.Decoder(RunChanges).decode
 
 _WAITING = Prepared[bytes]("""
 SELECT /* untold.waiting */ id FROM (
@@ -113,11 +112,6 @@ def release(connection: Connection, runs: Sequence[bytes]) -> None:
     """Release the changes of runs that have begun again."""
 
 
-def facts_of(body: bytes) -> list[Fact]:
-    """Return the facts in the pending changes of a run."""
-    return _decode(body).facts
-
-
 class WaitingChange(NamedTuple):
     """A change that waits in the line."""
 
@@ -158,7 +152,7 @@ def read(connection: Connection, ids: Sequence[int]) -> list[Waited]:
     for row in _READ(connection, ids=ids):
         waited = found.setdefault(row.run_id, Waited(row.run_id, [], []))
         waited.ids.append(row.id)
-        waited.changes.append(_decode(row.body))
+        waited.changes.append(decode_changes(row.body))
     return list(found.values())
 
 
@@ -187,5 +181,5 @@ def take_of(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, list[R
     """Take all pending changes of these runs; none of them is stuck any more."""
     found: dict[bytes, list[RunChanges]] = {}
     for run, body in _TAKE_OF(connection, runs=runs):
-        found.setdefault(run, []).append(_decode(body))
+        found.setdefault(run, []).append(decode_changes(body))
     return found
