@@ -25,7 +25,7 @@ def test_from_the_call_to_the_row(system: System) -> None:
     system.job.enqueue(0)
     with following("needle") as walk:
         system.job.enqueue("needle")
-    short(walk, files=10, stays=11)
+    short(walk, files=9, stays=10)
 
 
 def test_from_the_report_to_the_row_and_to_the_client(system: System) -> None:
@@ -35,7 +35,7 @@ def test_from_the_report_to_the_row_and_to_the_client(system: System) -> None:
     worker.succeed(task)
     with following(*marks_of(task.id)) as walk:
         system.tick()
-    short(walk, files=15, stays=26)
+    short(walk, files=15, stays=24)
 
 
 def test_from_a_lost_worker_to_the_row(system: System) -> None:
@@ -51,7 +51,7 @@ def test_from_a_lost_worker_to_the_row(system: System) -> None:
         with following(*marks_of(raw(handle))) as walk:
             system.scheduler.tick()
         walks.append(walk)
-    short(walks[-1], files=22, stays=40)
+    short(walks[-1], files=21, stays=39)
 
 
 def test_from_a_run_of_many_to_its_tasks_and_to_its_end(system: System) -> None:
@@ -63,7 +63,7 @@ def test_from_a_run_of_many_to_its_tasks_and_to_its_end(system: System) -> None:
     worker.succeed(*worker.take())
     with following(*marks_of(raw(run))) as walk:
         system.tick()
-    short(walk, files=16, stays=27)
+    short(walk, files=16, stays=26)
 
 
 def test_from_a_turn_of_code_to_what_it_commands(system: System, engine_: Engine) -> None:
@@ -79,7 +79,7 @@ def test_from_a_turn_of_code_to_what_it_commands(system: System, engine_: Engine
     worker.report(act(engine_, *worker.take()))
     with following(*marks_of(raw(handle))) as walk:
         system.tick()
-    short(walk, files=25, stays=44)
+    short(walk, files=25, stays=43)
 
 
 def test_from_a_page_of_the_dashboard_to_its_rows(system: System, request: pytest.FixtureRequest) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -227,11 +227,13 @@ def settle(
     return _SETTLE(connection, _DELTAS(_rows(deltas, plans)))
 
 
-def _rows(deltas: Mapping[bytes, Delta], plans: Plans) -> Iterator[tuple[object, ...]]:
+def _rows(deltas: Mapping[bytes, Delta], plans: Plans) -> list[tuple[object, ...]]:
+    rows: list[tuple[object, ...]] = []
     for run, delta in deltas.items():
         get = delta.get
         counted = get("total", 0), get("opened", 0), get("success", 0), get("failed", 0), get("cancelled", 0)
-        yield run, *counted, get("skipped", 0), *plans.get(run, (None, None))
+        rows.append((run, *counted, get("skipped", 0), *plans.get(run, (None, None))))
+    return rows
 
 
 def sources(state: RunState) -> str:
