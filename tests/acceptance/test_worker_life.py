@@ -196,7 +196,7 @@ def test_a_worker_ends_although_a_task_keeps_the_interpreter_to_itself(life: Sta
 @pytest.mark.parametrize(
     ("policy", "tries"),
     [
-        (Retry(max=1, base=0.01, give_up_on=(TimeoutError,)), 1),
+        pytest.param(Retry(max=1, base=0.01, give_up_on=(TimeoutError,)), 1, marks=pytest.mark.long),
         (Retry(max=1, base=0.01, on=(ConnectionError,)), 1),
         (Retry(max=1, base=0.01, on=(TaskTimeout,)), 2),
     ],
