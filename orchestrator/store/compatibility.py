@@ -12,10 +12,12 @@ Migrations after `FIRST` can be undone, too, while nothing uses what they have b
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, exc, text
 
 from orchestrator.errors import SchemaError
+from orchestrator.settings import DEFAULT_NAMESPACE
 from orchestrator.store.tables.columns import SCHEMA
 
 OLDEST_POSTGRES = 13
@@ -39,6 +41,37 @@ def refuse_early(revision: str) -> None:
             f"The database is at revision {revision}, which no release had, and cannot be upgraded: expected {FIRST} "
             f"or later. Upgrade it with the commit that added revision {FIRST} first, or create a new database."
         )
+
+
+def lacks_tables(error: exc.ProgrammingError, namespace: str) -> bool:
+    """Say whether a statement was refused because a namespace, or a table of it, is missing."""
+    said, root = str(error.orig), namespace.partition("/")[0]
+    return f"{root}." in said or f'schema "{root}' in said or f'"{root}/' in said
+
+
+def no_tables(namespace: str) -> str:
+    """Say that a database has no tables for us, and what to do."""
+    if namespace == DEFAULT_NAMESPACE:
+        return "The database has no orchestrator tables yet. Run `orchestrator db upgrade`."
+    root, _, shard = namespace.partition("/")
+    if shard:
+        return f"The database has no shard {shard} of {root!r} yet. Run `orchestrator db upgrade` with setting shards."
+    return (
+        f"The database has no orchestrator tables in the namespace {namespace!r} yet. Run "
+        f"`ORCHESTRATOR_NAMESPACE={namespace} orchestrator db upgrade`."
+    )
+
+
+def has_views(connection: Connection) -> bool:
+    """Say whether there are the views of all shards, which a connection of all of them reads."""
+    return connection.execute(text(f"SELECT to_regclass('{SCHEMA}.tasks')")).scalar() is not None
+
+
+def is_pooled(connection: Connection) -> bool:
+    """Say whether a pooler is between: it gives its clients another number of the server's process."""
+    driver: Any = connection.connection.driver_connection
+    pid: int = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+    return driver.info.backend_pid != pid
 
 
 def oldest_supported(connection: Connection) -> str | None:

@@ -21,10 +21,16 @@ from orchestrator import time_limits
 from orchestrator.errors import ConfigurationError, SchemaError
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import DEFAULT_NAMESPACE, Settings
-from orchestrator.store.compatibility import oldest_supported, refuse_early, refuse_old_server
+from orchestrator.store.compatibility import (
+    has_views,
+    no_tables,
+    oldest_supported,
+    refuse_early,
+    refuse_old_server,
+)
 from orchestrator.store.deadlines import Deadlines, missed, use_deadlines
 from orchestrator.store.dialing import code_of, hide_rows, several_hosts, use_dialing
-from orchestrator.store.namespaces import NOT_SHARED, namespace_of, use_namespace
+from orchestrator.store.namespaces import ALL, NOT_SHARED, namespace_of, use_namespace
 from orchestrator.store.tables.columns import SCHEMA
 from orchestrator.terminal_safe import sentence, without_password, without_password_of
 
@@ -39,9 +45,9 @@ UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
 
 _FORBIDDEN = "42501"
 _READ_ONLY = "25006"
-_REFUSED_TO_ALL = frozenset({_READ_ONLY, "25P03", "25P04", _FORBIDDEN})
+_REFUSED_TO_ALL = frozenset({_READ_ONLY, "25P03", "25P04", "26000", "42P05", _FORBIDDEN})
 """SQLSTATEs of an outage that the driver gives another class: Postgres is read-only, it has ended a transaction that
-took too long, or the role lacks a privilege. They are no fault of the statement."""
+took too long, a pooler mixes up prepared statements, or the role lacks a privilege. They are no fault of the statement."""
 _MISSING = frozenset({"42P01", "3F000", "42P10"})
 """SQLSTATEs of a table, a schema or a unique index that does not exist: a dump brings the rows before the indexes."""
 _LIMIT_EXCEEDED = "54"
@@ -68,6 +74,7 @@ _ADVICE = (
     ("too many clients|remaining connection slots", "Close some of them, or raise max_connections."),
     ("too many connections for", "Close some of them, or raise the limit of the role or the database."),
     ("QueuePool limit", "This process uses all the connections that it may open: make fewer calls at the same time."),
+    ("prepared statement", "A pooler in transaction mode is between: connect schedulers to Postgres directly."),
     ("read-only", "Postgres is read-only: a standby, or an administrator's setting. Check the setting database_url."),
     ("no answer within", "It hangs, is overloaded, or something holds a lock: `orchestrator status` says who."),
     ("(lock|statement) timeout", "The database is busy, or something holds a lock: `orchestrator status` says who."),
@@ -282,6 +289,11 @@ def check_schema(connection: Connection) -> str | None:
     found = current_revision(connection)
     if found is None:
         raise SchemaError(no_tables(namespace_of(connection)))
+    if namespace_of(connection).endswith(ALL) and not has_views(connection):
+        raise SchemaError(
+            "The database has one shard, and setting shards is larger. Set ORCHESTRATOR_SHARDS=1 for every process. "
+            "Only to make more shards, run `orchestrator db upgrade`."
+        )
     if found < REVISION:
         raise SchemaError(
             f"The database is at revision {found}; this release needs {REVISION}. Run `orchestrator db upgrade`."
@@ -296,25 +308,6 @@ def check_schema(connection: Connection) -> str | None:
             f"backup from before the upgrade."
         )
     return f"{newer} It supports this release too."
-
-
-def lacks_tables(error: exc.ProgrammingError, namespace: str) -> bool:
-    """Say whether a statement was refused because a namespace, or a table of it, is missing."""
-    said, root = str(error.orig), namespace.partition("/")[0]
-    return f"{root}." in said or f'schema "{root}' in said or f'"{root}/' in said
-
-
-def no_tables(namespace: str) -> str:
-    """Say that a database has no tables for us, and what to do."""
-    if namespace == DEFAULT_NAMESPACE:
-        return "The database has no orchestrator tables yet. Run `orchestrator db upgrade`."
-    root, _, shard = namespace.partition("/")
-    if shard:
-        return f"The database has no shard {shard} of {root!r} yet. Run `orchestrator db upgrade` with setting shards."
-    return (
-        f"The database has no orchestrator tables in the namespace {namespace!r} yet. Run "
-        f"`ORCHESTRATOR_NAMESPACE={namespace} orchestrator db upgrade`."
-    )
 
 
 def current_revision(connection: Connection) -> str | None:
@@ -354,7 +347,9 @@ def downgrade(url: str, revision: str | None, *, namespace: str = DEFAULT_NAMESP
     from alembic.script import ScriptDirectory
 
     with _migrating(url, namespace) as (connection, config):
-        if check_schema(connection):
+        if (found := current_revision(connection)) is None:
+            raise SchemaError(no_tables(namespace))
+        if found > REVISION:
             raise SchemaError("Only the release that has upgraded the database can undo that: run it there.")
         if connection.execute(text(f"SELECT to_regnamespace('\"{namespace}/all\"')")).scalar():
             raise SchemaError("Going back needs one shard for now: set shards to 1, and run `orchestrator db upgrade`.")
@@ -362,7 +357,9 @@ def downgrade(url: str, revision: str | None, *, namespace: str = DEFAULT_NAMESP
         if leader:
             raise SchemaError(f"The scheduler {leader} leads. Stop all processes of this release, then try again.")
         known = (script.revision for script in ScriptDirectory.from_config(config).walk_revisions())
-        earlier = sorted(one for one in known if one < REVISION)
+        earlier = sorted(one for one in known if one < found)
+        if not earlier:
+            raise SchemaError(f"The database is at revision {found}, the oldest to which it can go back.")
         revision = revision or earlier[-1]
         if revision not in earlier:
             raise SchemaError(f"Expected a revision from {earlier[0]} to {earlier[-1]}, found {revision!r:.100}.")

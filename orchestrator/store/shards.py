@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Engine, Table, text
 
 from orchestrator.prerequisites import Prerequisite
 from orchestrator.settings import Settings
-from orchestrator.store import database
+from orchestrator.store import compatibility, database
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.namespaces import ALL, SHARED, namespace_of, root_of
 from orchestrator.store.sql import Statement
@@ -342,13 +342,18 @@ def mismatch(found: Sequence[ShardView], shards: int) -> str | None:
 
 
 def awaited(engine: Engine, settings: Settings) -> Prerequisite:
-    """Return the database as something that a scheduler waits for; the first shard's warns of another number."""
+    """Return the database as something that a scheduler waits for; the first shard's warns of a pooler, or another number."""
     needed = database.awaited(engine)
 
     def check() -> str | None:
         if (warning := needed.check()) or settings.shard:
             return warning
         with engine.connect() as connection:
+            if compatibility.is_pooled(connection):
+                return (
+                    "A pooler is between this scheduler and Postgres. In transaction mode its ticks fail: connect "
+                    "schedulers to Postgres directly."
+                )
             return mismatch(list_shards(connection) if are_there(connection) else (), settings.shards)
 
     return needed._replace(check=check)

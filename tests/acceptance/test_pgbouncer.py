@@ -120,3 +120,16 @@ def test_programs_workers_commands_and_the_api_share_few_sessions(pooled: Stack)
         got = list(callers.map(lambda _: httpx.get(f"{address}/api/v1/tasks", headers=headers), range(CALLERS * 3)))
     assert {answer.status_code for answer in got} == {200}
     assert len({answer.text for answer in got}) == 1, "each session shows the same"
+
+
+def test_a_scheduler_behind_the_pooler_says_what_is_wrong(pooled_url: str, redis_url: str, tmp_path: Path) -> None:
+    with closing(Stack(pooled_url, redis_url, tmp_path)) as stack, using(project.app, stack):
+        scheduler = stack.scheduler(wait=False)
+        eventually(
+            lambda: scheduler.logged("service.misconfigured: A pooler is between"), f"it says so: {scheduler.log}"
+        )
+        while not scheduler.logged("A pooler in transaction mode is between"):
+            project.add.enqueue(1, 2)
+        assert not scheduler.logged("Traceback")
+        checks = json.loads(stack.command("doctor", "--json").output)["checks"]
+        assert {check["check"]: check["level"] for check in checks}["pooler"] == "warn"

@@ -16,7 +16,7 @@ from sqlalchemy.engine import make_url
 
 from orchestrator.cli import main
 from orchestrator.cli.system import doctor
-from orchestrator.store import database
+from orchestrator.store import compatibility, database
 from orchestrator.store.insights import server
 
 pytestmark = pytest.mark.own_connections  # roles come and go
@@ -154,6 +154,20 @@ def test_a_database_without_tables_fails(
     assert "orchestrator db upgrade" in checks["schema"]["found"]
 
 
+def test_a_database_with_fewer_shards_fails(
+    examine: Callable[..., tuple[int, Checks]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_SHARDS", "4")
+    code, checks = examine()
+    assert code == 1
+    assert "has one shard, and setting shards is larger" in checks["schema"]["found"]
+    assert checks["system"]["level"] == "fail"
+    for command in (["status"], ["tasks", "list"], ["db", "check"]):
+        shown = CliRunner().invoke(main, command)
+        assert shown.exit_code == 1
+        assert shown.stderr.startswith("Error: ") and "SHARDS=1" in shown.stderr, shown.stderr
+
+
 def test_a_role_without_rights_fails(examine: Callable[..., tuple[int, Checks]], role: str) -> None:
     code, checks = examine(DATABASE=role)
     assert code == 1
@@ -209,6 +223,6 @@ def test_clocks_and_latencies_are_graded(
 
 
 def test_a_pooler_is_noticed(examine: Callable[..., tuple[int, Checks]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It tells its clients another number of the server process than the server does."""
-    monkeypatch.setattr(server._SERVER, "sql", server._SERVER.sql.replace("pg_backend_pid()", "1"))
+    """A real one stands in tests/acceptance/test_pgbouncer.py."""
+    monkeypatch.setattr(compatibility, "is_pooled", lambda _: True)
     assert examine()[1]["pooler"]["level"] == "warn"

@@ -78,7 +78,11 @@ def check(as_json: bool) -> None:
         with engine.connect() as connection:
             found = database.current_revision(connection)
             try:
-                newer = database.check_schema(connection)
+                warning = database.check_schema(connection)
+                found_shards = shards.list_shards(connection) if shards.are_there(connection) else ()
+                warning = warning or shards.mismatch(found_shards, settings.shards)
+                if settings.shards > max(1, len(found_shards)):
+                    raise SchemaError(warning)
             except SchemaError:
                 if not as_json:
                     raise
@@ -89,4 +93,4 @@ def check(as_json: bool) -> None:
     if as_json:
         print_json({"revision": found, "needed": database.REVISION, "ok": True})
     else:
-        echo(newer or f"The database is at revision {found}, as this release needs it.")
+        echo(warning or f"The database is at revision {found}, as this release needs it.")

@@ -25,7 +25,7 @@ from orchestrator.errors import ConfigurationError, OrchestratorError, SchemaErr
 from orchestrator.monitoring import trouble
 from orchestrator.monitoring.times import counted, duration
 from orchestrator.settings import Settings, load_settings, misspelt
-from orchestrator.store import database
+from orchestrator.store import compatibility, database
 from orchestrator.store.compatibility import OLDEST_POSTGRES
 from orchestrator.store.insights import RunFilter, server
 from orchestrator.store.insights.server import connections
@@ -193,7 +193,7 @@ def _postgres(settings: Settings) -> Iterator[Finding]:
                 return
             yield _schema(connection)
             yield from _rights(found, settings)
-            yield _pooler(connection, found)
+            yield _pooler(connection)
             used = connections(connection)
             yield _ok(
                 "connections", f"{used.used} of {used.limit} open"
@@ -231,7 +231,7 @@ def _postgres_server(found: server.Server) -> Iterator[Finding]:
         yield _ok("postgres", f"Postgres {found.version}")
     if found.unsafe:
         lost = "A crash of its machine may lose tasks that were enqueued: turn them on."
-        yield _warn("durability", f"{', '.join(found.unsafe)} are off.", lost)
+        yield _warn("durability", f"Off: {', '.join(found.unsafe)}.", lost)
     else:
         yield _ok("durability", "commits are flushed to disk")
 
@@ -261,10 +261,8 @@ def _rights(found: server.Server, settings: Settings) -> Iterator[Finding]:
         yield _warn("search path", misplaced)
 
 
-def _pooler(connection: Connection, found: server.Server) -> Finding:
-    """Compare what this connection and the server call its process: a pooler has numbers of its own."""
-    driver = connection.connection.driver_connection
-    if driver is None or driver.info.backend_pid == found.pid:
+def _pooler(connection: Connection) -> Finding:
+    if not compatibility.is_pooled(connection):
         return _ok("pooler", "none: this is a direct connection")
     direct = "Programs and the API may use it; give schedulers a direct connection."
     return _warn("pooler", "a pooler stands between this machine and Postgres.", direct)

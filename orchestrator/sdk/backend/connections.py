@@ -23,7 +23,7 @@ from orchestrator.sdk.values.display import as_json, stored_value
 from orchestrator.sdk.values.sealing import store_of
 from orchestrator.sdk.waiting.per_process import PerProcess
 from orchestrator.settings import Settings
-from orchestrator.store import audit, database, deadlines, shards
+from orchestrator.store import audit, compatibility, database, deadlines, shards
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.other_drivers import other_driver
 from orchestrator.store.tasks import enqueue, results, shared
@@ -213,8 +213,8 @@ class Connections:
 
     def known(self, error: Exception, written: str) -> OrchestratorError | None:
         """Return an error as what a caller can act on, where it is that; `written` is what may have been done."""
-        if isinstance(error, exc.ProgrammingError) and database.lacks_tables(error, self.namespace):
-            return _caused(SchemaError(database.no_tables(self.namespace)), error)
+        if isinstance(error, exc.ProgrammingError) and compatibility.lacks_tables(error, self.namespace):
+            return _caused(SchemaError(compatibility.no_tables(self.namespace)), error)
         if not database.is_outage(error):
             return None
         reason = database.explain(error, self.namespace)

@@ -21,8 +21,6 @@ class Server:
     """As people write it, e.g. 17.2."""
     number: int
     """The same for comparisons, e.g. 170002."""
-    pid: int
-    """The server process of this connection. A pooler tells its clients another one."""
     read_only: bool
     """It is a standby, or takes no writes for another reason."""
     unsafe: Sequence[str]
@@ -42,7 +40,7 @@ WITH /* insights.server */ ours AS (
            (SELECT relnamespace FROM pg_class WHERE oid = to_regclass('orchestrator.alembic_version'))
 )
 SELECT current_setting('server_version') AS version, current_setting('server_version_num')::int AS number,
-       pg_backend_pid() AS pid, current_user::text AS role,
+       current_user::text AS role,
        pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool AS read_only,
        ARRAY(SELECT name FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit')
                 AND setting = 'off' ORDER BY name)::text[] AS unsafe,
