@@ -43,6 +43,8 @@ from orchestrator.transport.leader.streams import LeaderStreams
 
 _PATIENCE = 1.0
 """Seconds that a scheduler that ends waits for this."""
+_SELDOM = 31
+"""Heartbeats between two offers of a lease, at most."""
 
 
 class StandbyNotice:
@@ -84,11 +86,17 @@ class StandbyNotice:
             self._tell()
 
     def _run(self) -> None:
+        waits, seldom = 0, 0
         while not self._is_over.is_set():
             (self._is_over if self._leading.is_set() else self._leading).wait(self._every)
             self._tell()
-            if self._offer is not None and self._leading.is_set() and not self._is_mine():
+            if self._offer is None or not self._leading.is_set() or self._is_mine():
+                waits, seldom = 0, 0
+            elif waits:
+                waits -= 1
+            else:  # a standby that has failed itself does not take it, and each offer ends the lease for a moment
                 self._offer()
+                waits = seldom = min(2 * seldom + 1, _SELDOM)
 
     def _tell(self) -> None:
         with self._lock:

@@ -47,7 +47,7 @@ _FORBIDDEN = "42501"
 _READ_ONLY = "25006"
 _REFUSED_TO_ALL = frozenset({_READ_ONLY, "25P03", "25P04", "26000", "42P05", _FORBIDDEN})
 """SQLSTATEs of an outage that the driver gives another class: Postgres is read-only, it has ended a transaction that
-took too long, a pooler mixes up prepared statements, or the role lacks a privilege. They are no fault of the statement."""
+took too long, a pooler has mixed up prepared statements, or the role lacks a privilege. The statement has no fault."""
 _MISSING = frozenset({"42P01", "3F000", "42P10"})
 """SQLSTATEs of a table, a schema or a unique index that does not exist: a dump brings the rows before the indexes."""
 _LIMIT_EXCEEDED = "54"
@@ -289,14 +289,14 @@ def check_schema(connection: Connection) -> str | None:
     found = current_revision(connection)
     if found is None:
         raise SchemaError(no_tables(namespace_of(connection)))
+    if found < REVISION:
+        raise SchemaError(
+            f"The database is at revision {found}; this release needs {REVISION}. Run `orchestrator db upgrade`."
+        )
     if namespace_of(connection).endswith(ALL) and not has_views(connection):
         raise SchemaError(
             "The database has one shard, and setting shards is larger. Set ORCHESTRATOR_SHARDS=1 for every process. "
             "Only to make more shards, run `orchestrator db upgrade`."
-        )
-    if found < REVISION:
-        raise SchemaError(
-            f"The database is at revision {found}; this release needs {REVISION}. Run `orchestrator db upgrade`."
         )
     if found == REVISION:
         return None

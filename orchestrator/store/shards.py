@@ -342,7 +342,7 @@ def mismatch(found: Sequence[ShardView], shards: int) -> str | None:
 
 
 def awaited(engine: Engine, settings: Settings) -> Prerequisite:
-    """Return the database as something that a scheduler waits for; the first shard's warns of a pooler, or another number."""
+    """Return the database as something that a scheduler waits for; the first shard's warns of what is odd."""
     needed = database.awaited(engine)
 
     def check() -> str | None:

@@ -128,8 +128,5 @@ def test_a_scheduler_behind_the_pooler_says_what_is_wrong(pooled_url: str, redis
         eventually(
             lambda: scheduler.logged("service.misconfigured: A pooler is between"), f"it says so: {scheduler.log}"
         )
-        while not scheduler.logged("A pooler in transaction mode is between"):
-            project.add.enqueue(1, 2)
-        assert not scheduler.logged("Traceback")
         checks = json.loads(stack.command("doctor", "--json").output)["checks"]
         assert {check["check"]: check["level"] for check in checks}["pooler"] == "warn"

@@ -50,6 +50,25 @@ def test_a_scheduler_says_that_it_stands_by_until_it_leads_or_ends(system: Syste
     redis.close()
 
 
+def test_a_lease_that_no_standby_takes_is_offered_ever_less_often(system: System) -> None:
+    """Each offer ends the lease for a moment, and a standby that has just failed takes none."""
+    leading, redis = threading.Event(), connect(system.settings.redis_url)
+    looks: list[bool] = []
+    offers: list[int] = []
+
+    class Watched(StandbyNotice):
+        def _is_mine(self) -> bool:
+            looks.append(len(looks) > 130)
+            self._is_over.set() if len(looks) > 140 else None
+            return looks[-1]
+
+    notice = Watched(redis, KEYS, leading, every=0.0, ttl=600.0, offer=lambda: offers.append(len(looks)))
+    leading.set()
+    notice._run()
+    assert offers == [1, 3, 7, 15, 31, 63, 95, 127]
+    redis.close()
+
+
 def test_one_that_does_not_say_so_any_more_is_forgotten(system: System) -> None:
     announce(system, "dies", ttl=30.0)
     announce(system, "lives")
