@@ -275,10 +275,12 @@ def _system(settings: Settings) -> Iterator[Finding]:
         unreplayed = []
         if settings.database_url:  # the API may be of a release that does not know the filter
             unreplayed = calls.insights.page_of_runs(RunFilter(unreplayed=True), limit=_MOST_COUNTED, before=None).runs
-    leader, standbys = seen.overview.leader, seen.overview.standbys or ()
+    leader, standbys = seen.overview.leader, seen.overview.standbys
     if leader is not None:
         found = f"{leader.address} leads"
-        if standbys:
+        if standbys is None:
+            yield _ok("scheduler", f"{found}; without Redis it is not known how many stand by")
+        elif standbys:
             yield _ok("scheduler", f"{found}, {len(standbys)} standing by")
         else:
             yield _warn("scheduler", f"{found}, none stands by.", "Start a second one, elsewhere.")
