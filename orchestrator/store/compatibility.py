@@ -71,7 +71,7 @@ def is_pooled(connection: Connection) -> bool:
     """Say whether a pooler is between: it gives its clients another number of the server's process."""
     driver: Any = connection.connection.driver_connection
     pid: int = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
-    return driver.info.backend_pid != pid
+    return bool(driver.info.backend_pid != pid)
 
 
 def oldest_supported(connection: Connection) -> str | None:
