@@ -49,10 +49,7 @@ class Outages:
     """Looks at the leader, the workers' heartbeats and Redis."""
 
     def __init__(
-        self,
-        settings: Settings,
-        insights: InsightCalls,
-        reading: Callable[[], AbstractContextManager[Connection]],
+        self, settings: Settings, insights: InsightCalls, reading: Callable[[], AbstractContextManager[Connection]]
     ) -> None:
         self._settings = settings
         self._insights = insights

@@ -19,11 +19,7 @@ from orchestrator.cli.terminal.options import app_option, json_option, yes_optio
 from orchestrator.cli.terminal.output import confirm, counted, echo, print_json, print_table
 from orchestrator.cli.terminal.reading import looking, sending
 from orchestrator.domain.dag.definition import Definition
-from orchestrator.errors import (
-    InvalidWorkflow,
-    NotFound,
-    OrchestratorError,
-)
+from orchestrator.errors import InvalidWorkflow, NotFound, OrchestratorError
 from orchestrator.monitoring.times import ago, present
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.sdk.calls.interface import Calls

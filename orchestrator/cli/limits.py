@@ -8,15 +8,7 @@ from typing import Any
 import click
 
 from orchestrator.cli.terminal.options import json_option, yes_option
-from orchestrator.cli.terminal.output import (
-    confirm,
-    counted,
-    counting_bar,
-    echo,
-    on_terminal,
-    print_json,
-    print_table,
-)
+from orchestrator.cli.terminal.output import confirm, counted, counting_bar, echo, on_terminal, print_json, print_table
 from orchestrator.cli.terminal.reading import looking, sending
 from orchestrator.domain.durations import parse_duration
 from orchestrator.monitoring.times import duration

@@ -255,10 +255,7 @@ RQ = Library(
     },
     calls={
         **dict.fromkeys(_RQ_CALLS, _RQ_OPTIONS),
-        "Queue": {
-            **_RQ_OPTIONS,
-            **_changes(is_async="False runs the job at once, without a trace of it in Postgres"),
-        },
+        "Queue": {**_RQ_OPTIONS, **_changes(is_async="False runs the job at once, without a trace of it in Postgres")},
         "Scheduler": _RQ_OPTIONS,
         "cron": {
             **_changes(meta="has no effect"),
@@ -272,7 +269,7 @@ RQ = Library(
             set_status="use cancel() and requeue()",
             get_position="see `orchestrator queues`",
             perform="call the function",
-        ),
+        )
     },
     anywhere=frozenset(["enqueue", "enqueue_at", "enqueue_call", "enqueue_in"]),
 )

@@ -18,16 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.compat.celery.conf import WITHOUT_EFFECT
-from orchestrator.compat.coverage import (
-    LIBRARIES,
-    MOVES,
-    NO_EFFECT,
-    PER_PROJECT,
-    Library,
-    Rule,
-    Verdict,
-    rule_of_name,
-)
+from orchestrator.compat.coverage import LIBRARIES, MOVES, NO_EFFECT, PER_PROJECT, Library, Rule, Verdict, rule_of_name
 
 _LARGEST = 2_000_000
 """Bytes of a file that is read; programs that people write are smaller."""

@@ -21,13 +21,7 @@ from orchestrator.embedded.postgres import EmbeddedPostgres
 from orchestrator.embedded.redis import EmbeddedRedis
 from orchestrator.environment import SERVICES_FILE
 
-__all__ = [
-    "EmbeddedPostgres",
-    "EmbeddedRedis",
-    "EmbeddedServices",
-    "remove_services_file",
-    "write_services_file",
-]
+__all__ = ["EmbeddedPostgres", "EmbeddedRedis", "EmbeddedServices", "remove_services_file", "write_services_file"]
 
 DEFAULT_FOLDER = SERVICES_FILE.parent
 DATABASE = "orchestrator"

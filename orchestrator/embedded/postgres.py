@@ -141,13 +141,7 @@ class EmbeddedPostgres(EmbeddedServer):
             shutil.rmtree(abandoned, ignore_errors=True)
         draft = Path(tempfile.mkdtemp(prefix="draft-", dir=self.folder))
         os.chown(draft, user.uid, -1)
-        command = [
-            str(binaries / "initdb"),
-            "--auth=trust",
-            "--username=postgres",
-            "--locale=C",
-            "--encoding=UTF8",
-        ]
+        command = [str(binaries / "initdb"), "--auth=trust", "--username=postgres", "--locale=C", "--encoding=UTF8"]
         made = subprocess.run([*command, "-D", str(draft)], capture_output=True, text=True, check=False, **user.options)
         if made.returncode != 0:
             raise ConfigurationError(f"Embedded Postgres cannot make its data in {self.folder}:\n{made.stderr.strip()}")

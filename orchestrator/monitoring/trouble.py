@@ -193,10 +193,7 @@ def of_redis(health: RedisHealth) -> Iterator[Trouble]:
             f"({health.error}). {meanwhile} lets them in: correct the setting, or the user in Redis.",
         )
     elif not health.reachable:
-        yield Trouble(
-            kind="redis away",
-            message=f"Redis cannot be reached ({error}). {meanwhile} is back: start it.",
-        )
+        yield Trouble(kind="redis away", message=f"Redis cannot be reached ({error}). {meanwhile} is back: start it.")
     elif health.error is not None and health.fullness >= 1:
         yield Trouble(
             kind="redis full",

@@ -259,11 +259,7 @@ def _wrapped(
 
 
 def _scale(
-    rows: Sequence[range],
-    widths: Sequence[float],
-    heights: Sequence[float],
-    between: int,
-    room: tuple[float, float],
+    rows: Sequence[range], widths: Sequence[float], heights: Sequence[float], between: int, room: tuple[float, float]
 ) -> float:
     """Return the part of their size in which all rows are seen in the room."""
     around = _MARGIN if len(rows) == 1 else _AROUND

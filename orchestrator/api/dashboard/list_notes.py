@@ -46,12 +46,7 @@ _LONGEST_CALL = 2_000
 """Bytes of arguments that a list shows."""
 _PATIENCE = 0.5
 """Seconds for which a page waits for Redis: it has the rest without."""
-SPANS = {
-    "15m": timedelta(minutes=15),
-    "1h": timedelta(hours=1),
-    "24h": timedelta(days=1),
-    "7d": timedelta(days=7),
-}
+SPANS = {"15m": timedelta(minutes=15), "1h": timedelta(hours=1), "24h": timedelta(days=1), "7d": timedelta(days=7)}
 Span = Literal["", "15m", "1h", "24h", "7d"]
 """How far back a list goes; nothing: to where `since` and `until` say."""
 Q = TypeVar("Q", bound=msgspec.Struct)

@@ -188,9 +188,7 @@ def start(
     if code is not None:
         return _start_code(api, name, given, code, key_scope, key, tags)
     if is_data and (given.args or given.kwargs or given.queue or given.timeout or given.pinned):
-        raise unfit(
-            f"Workflow {name!r} is a definition: its runs take `params`, `key` and `tags`, and nothing else.",
-        )
+        raise unfit(f"Workflow {name!r} is a definition: its runs take `params`, `key` and `tags`, and nothing else.")
     run = api.backend.workflows.start(name, given.params, new_id(), key=key, tags=tags, fire_time=fire_time)
     return UUID(bytes=run)
 

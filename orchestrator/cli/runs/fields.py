@@ -168,13 +168,7 @@ def follow_run(app: Orchestrator, run: UUID, *, as_json: bool) -> int:
             elif definition is None or as_json:
                 ended = watch_run(lambda: find_run(calls, run), quiet=as_json)
             else:
-                ended = watch_workflow(
-                    app.run(run),
-                    lambda: (
-                        find_run(calls, run),
-                        calls.insights.list_steps(run),
-                    ),
-                )
+                ended = watch_workflow(app.run(run), lambda: (find_run(calls, run), calls.insights.list_steps(run)))
         except KeyboardInterrupt:
             echo(f"\nThe run goes on. To cancel it: orchestrator runs cancel {run}", err=True)
             return 130

@@ -41,17 +41,7 @@ def rate(value: float) -> str:
     return "" if not value else f"{value:,.1f}" if value < 10 else f"{value:,.0f}"
 
 
-_HEADERS = (
-    "queue*",
-    "ready>",
-    "oldest>",
-    "delayed>",
-    "in flight>",
-    "slots>",
-    "ended/s>",
-    "failed/s>",
-    "last minute",
-)
+_HEADERS = ("queue*", "ready>", "oldest>", "delayed>", "in flight>", "slots>", "ended/s>", "failed/s>", "last minute")
 _STYLES = {"live": "green", "still": "bold red", "unheard": "yellow", "draining": "yellow"}
 Row = tuple[str, list[Text]]
 Rows = tuple[list[str], list[Row]]
@@ -151,9 +141,4 @@ def _run_rows(found: Snapshot, view: View, width: int) -> Rows:
     return ["time>", "run*", "state", "", "tasks>", "failed>", "id"], rows
 
 
-ROWS = {
-    Panel.RUNNING: _running_rows,
-    Panel.WORKERS: _worker_rows,
-    Panel.FAILURES: _failure_rows,
-    Panel.RUNS: _run_rows,
-}
+ROWS = {Panel.RUNNING: _running_rows, Panel.WORKERS: _worker_rows, Panel.FAILURES: _failure_rows, Panel.RUNS: _run_rows}

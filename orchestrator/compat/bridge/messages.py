@@ -18,7 +18,7 @@ from orchestrator.compat.bridge.calls import Unreadable
 
 _ACCEPTED = {"application/json", "application/x-msgpack"}
 _OWN_HEADERS = {"lang", "task", "id", "shadow", "eta", "expires", "group", "root_id", "parent_id", "argsrepr"} | {
-    *("kwargsrepr", "origin", "compression"),
+    *("kwargsrepr", "origin", "compression")
 }
 """Texts among the headers that Celery itself has put there."""
 

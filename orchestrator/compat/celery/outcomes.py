@@ -20,11 +20,7 @@ from orchestrator.sdk.names import module_name
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
 from orchestrator.sdk.values.payload import decode_call, decode_value
 
-_RUNS = {
-    RunState.SUCCESS: states.SUCCESS,
-    RunState.FAILED: states.FAILURE,
-    RunState.CANCELLED: states.REVOKED,
-}
+_RUNS = {RunState.SUCCESS: states.SUCCESS, RunState.FAILED: states.FAILURE, RunState.CANCELLED: states.REVOKED}
 _EXPIRED = "TaskExpired"
 
 

@@ -96,11 +96,7 @@ class Queue:
         return self._enqueue(*_parse(f, args, kwargs))
 
     def enqueue_call(
-        self,
-        func: Function,
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Any,
+        self, func: Function, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> Job:
         """Do the same with the arguments apart from the options."""
         return self._enqueue(func, args or (), kwargs or {}, options)

@@ -275,13 +275,7 @@ class CodeBackend(CodeRequests):
         return self._request(run, RequestKind.QUERY, "query", timeout, name=name, value=self._sealed(CALL, payload))
 
     def update(
-        self,
-        run: bytes,
-        name: str,
-        payload: bytes,
-        timeout: float,
-        request: bytes | None = None,
-        answered: bool = True,
+        self, run: bytes, name: str, payload: bytes, timeout: float, request: bytes | None = None, answered: bool = True
     ) -> Steps[bytes]:
         """Ask the code to do something; its arguments and the answer are encoded."""
         value = self._sealed(CALL, payload)

@@ -14,13 +14,7 @@ from orchestrator.domain.ids import is_derived, to_text
 from orchestrator.domain.sealed import reveal_error
 from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.obstacles import is_without_leader
-from orchestrator.errors import (
-    Duplicate,
-    NotFound,
-    ResultTimeout,
-    Unavailable,
-    WrongState,
-)
+from orchestrator.errors import Duplicate, NotFound, ResultTimeout, Unavailable, WrongState
 from orchestrator.sdk.backend.code_reading import CodeReading
 from orchestrator.sdk.backend.part import obstacles
 from orchestrator.sdk.code.messages import next_try, raised, request_id

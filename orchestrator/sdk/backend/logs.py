@@ -141,11 +141,7 @@ def read_many(connections: Connections, after: Mapping[bytes, str]) -> dict[byte
 
 
 def _read(
-    connections: Connections,
-    target: bytes,
-    after: str,
-    wait: float,
-    read: Callable[[Connection, int], list[Chunk]],
+    connections: Connections, target: bytes, after: str, wait: float, read: Callable[[Connection, int], list[Chunk]]
 ) -> LogPage:
     position = LogPosition.of(after)
     give_up_at = time.monotonic() + wait

@@ -81,13 +81,7 @@ class CodeCalls(Protocol):
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
     def update(
-        self,
-        run: Id,
-        name: str,
-        payload: Question,
-        timeout: Timeout,
-        request: Id | None = None,
-        answered: bool = True,
+        self, run: Id, name: str, payload: Question, timeout: Timeout, request: Id | None = None, answered: bool = True
     ) -> Steps[bytes]:
         """Ask the code to do something; with an id of the request, only once. Wait for the answer, if it is wanted."""
 

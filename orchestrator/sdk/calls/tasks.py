@@ -54,10 +54,7 @@ class TaskCalls(Protocol):
         """Create many tasks, all or none; return their ids, or those of the tasks which have their keys."""
 
     @call(
-        Scope.OPERATE,
-        about={Kind.TASK: "task"},
-        repeatable=True,
-        rest=Rest("POST /tasks/{id}/cancel", "cancel", 202),
+        Scope.OPERATE, about={Kind.TASK: "task"}, repeatable=True, rest=Rest("POST /tasks/{id}/cancel", "cancel", 202)
     )
     def cancel(self, task: Id) -> None:
         """Cancel a task, wherever it stands; one that runs is interrupted.

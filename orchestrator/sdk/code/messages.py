@@ -124,9 +124,7 @@ def update(function: Callable[..., Any], /) -> UpdateMethod[Any, ..., Any, Any]:
 
 
 def name_of(
-    kind: type[MessageMethod[Any, ..., Any]],
-    message: str | MessageMethod[Any, ..., Any],
-    to: WorkflowSignature | None,
+    kind: type[MessageMethod[Any, ..., Any]], message: str | MessageMethod[Any, ..., Any], to: WorkflowSignature | None
 ) -> str:
     """Return the name of a message, which may be given by its method.
 

@@ -51,12 +51,7 @@ def commanded_by(inside: Callable[..., Any], outside: F) -> F:
 
 
 def signal_inside(
-    handle: _Handle,
-    signal: str | SignalMethod[Any, ..., Any],
-    /,
-    *args: Any,
-    is_awaited: bool = False,
-    **kwargs: Any,
+    handle: _Handle, signal: str | SignalMethod[Any, ..., Any], /, *args: Any, is_awaited: bool = False, **kwargs: Any
 ) -> asyncio.Future[None]:
     commander = _commander()
     name, value = signal_value(signal, args, kwargs, commander.largest)

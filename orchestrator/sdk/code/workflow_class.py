@@ -25,15 +25,7 @@ from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.code.context import WorkflowContext
 from orchestrator.sdk.code.handlers import ONE_VALUE, check_query, check_validator, signal_signature
 from orchestrator.sdk.code.known_handlers import SIGNAL_METHODS, WORKFLOW_CLASS
-from orchestrator.sdk.code.messages import (
-    MessageMethod,
-    QueryMethod,
-    SignalMethod,
-    UpdateMethod,
-    query,
-    signal,
-    update,
-)
+from orchestrator.sdk.code.messages import MessageMethod, QueryMethod, SignalMethod, UpdateMethod, query, signal, update
 from orchestrator.sdk.code.workflow import CodeWorkflow
 
 __all__ = ["query", "run", "signal", "update"]

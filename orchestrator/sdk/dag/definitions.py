@@ -177,11 +177,7 @@ def _defaults(reader: Fields, node: Node, path: KeyPath) -> dict[str, Any]:
 
 _PARAM = table_of(Param)
 _CONCURRENCY = table_of(Concurrency)
-_STEP = table_of(
-    Step,
-    executor=Field(_executor, {"type": "string"}),
-    with_=Field(plain_object, {"type": "object"}),
-)
+_STEP = table_of(Step, executor=Field(_executor, {"type": "string"}), with_=Field(plain_object, {"type": "object"}))
 _DEFAULTS = {key: _STEP[key] for key in ("retries", "timeout", "queue", "priority", "trigger")}
 _on_failure = choice(("run", "skip"))
 _STEP["on_failure"] = Field(
@@ -214,8 +210,7 @@ _WORKFLOW = table_of(
     ),
     schedule=SCHEDULE,
     concurrency=Field(
-        _concurrency,
-        {"oneOf": [{"type": "integer", "minimum": 1}, mapping_schema(_CONCURRENCY, required=["limit"])]},
+        _concurrency, {"oneOf": [{"type": "integer", "minimum": 1}, mapping_schema(_CONCURRENCY, required=["limit"])]}
     ),
     on=_each(
         EventTrigger,

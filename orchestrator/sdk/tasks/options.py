@@ -253,9 +253,7 @@ class CallOptions:
     def fixed(self, arguments: Mapping[str, Any]) -> CallOptions:
         """Return these options with those that the arguments of a call decide: its concurrency key and its weight."""
         return dataclasses.replace(
-            self,
-            concurrency_key=_compute(self.concurrency_key, arguments),
-            weight=_compute(self.weight, arguments),
+            self, concurrency_key=_compute(self.concurrency_key, arguments), weight=_compute(self.weight, arguments)
         )
 
     def travelling(self, weight: float) -> TaskOptions:

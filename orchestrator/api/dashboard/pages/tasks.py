@@ -219,10 +219,7 @@ def show_task(api: Api, id: UUID, query: logs.LogQuery) -> Response:
         log=logs.last_lines(api, id, query),
         obstacles=_obstacles(api, found.task, is_retried or is_cancelled),
         timeline=timeline(found.task, found.attempts),
-        attempts=sorted(
-            [*((one.attempt, one) for one in found.attempts), *missing.items()],
-            key=lambda one: one[0],
-        ),
+        attempts=sorted([*((one.attempt, one) for one in found.attempts), *missing.items()], key=lambda one: one[0]),
         handed_back=sum(why.startswith("was") for why in missing.values()),
         lineage=lineage_within(visitor().key_scope, api.backend.insights.lineage(id)),
         most_shown=_MOST_CHILDREN,

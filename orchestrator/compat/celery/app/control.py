@@ -47,13 +47,7 @@ class Control:
         self.app._configure()
         return self.app.orchestrator._client.backend
 
-    def revoke(
-        self,
-        task_id: str | Iterable[str],
-        destination: Any = None,
-        terminate: bool = False,
-        **_: Any,
-    ) -> None:
+    def revoke(self, task_id: str | Iterable[str], destination: Any = None, terminate: bool = False, **_: Any) -> None:
         """Cancel tasks that have not begun; with `terminate`, also those that run."""
         for one in [task_id] if isinstance(task_id, str) else task_id:
             _revoke(self.app, one, terminate=terminate)

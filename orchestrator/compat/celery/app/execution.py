@@ -14,15 +14,7 @@ from orchestrator.compat.celery import outcomes, signals, states
 from orchestrator.compat.celery import request as requests
 from orchestrator.compat.celery.app.calls import announce, moment
 from orchestrator.compat.celery.app.replacing import awaited
-from orchestrator.compat.celery.exceptions import (
-    Again,
-    ChordError,
-    EncodeError,
-    Ignore,
-    Reject,
-    Replaced,
-    Retry,
-)
+from orchestrator.compat.celery.exceptions import Again, ChordError, EncodeError, Ignore, Reject, Replaced, Retry
 from orchestrator.compat.celery.request import ARGS, MARK, MESSAGE, Attempt, Context, hostname
 from orchestrator.compat.celery.results.single import EagerResult
 from orchestrator.compat.celery.tags import tagged

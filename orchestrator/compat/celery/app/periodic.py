@@ -46,11 +46,7 @@ def add(
     merged = sig.clone(args, kwargs)
     name = name or repr(sig)
     app._entries[name] = Entry(
-        task=sig["task"],
-        schedule=schedule,
-        args=merged.args,
-        kwargs=merged.kwargs,
-        options={**sig.options, **options},
+        task=sig["task"], schedule=schedule, args=merged.args, kwargs=merged.kwargs, options={**sig.options, **options}
     )
     if app._is_finalized:
         declare(app)

@@ -324,12 +324,7 @@ class EagerResult(AsyncResult):
     """How a call ended that ran right here."""
 
     def __init__(
-        self,
-        id: str,
-        ret_value: Any,
-        state: str,
-        traceback: str | None = None,
-        name: str | None = None,
+        self, id: str, ret_value: Any, state: str, traceback: str | None = None, name: str | None = None
     ) -> None:
         self.app = app_or_default()
         self.id = id

@@ -87,7 +87,5 @@ def _equipment(environ: Mapping[str, str], model: Path = _MODEL) -> list[str]:
 
 
 PLUGIN = ExecutorPlugin(
-    options=CloudRun,
-    driver="orchestrator.plugins.executors.cloud_run.driver:CloudRunExecutor",
-    equipment=_equipment,
+    options=CloudRun, driver="orchestrator.plugins.executors.cloud_run.driver:CloudRunExecutor", equipment=_equipment
 )

@@ -184,11 +184,7 @@ def _program() -> str:
 
 def _submission(execution: Execution, options: Ray, program: str) -> dict[str, Any]:
     """Return what Ray is asked to run; the program, which has nothing of ours, calls the function."""
-    own = {
-        SPECIFICATION: execution.specification.decode(),
-        EXECUTION: execution.name,
-        PROGRAM: program,
-    }
+    own = {SPECIFICATION: execution.specification.decode(), EXECUTION: execution.name, PROGRAM: program}
     said: dict[str, Any] = {
         "submission_id": execution.name,
         "entrypoint": shlex.join([options.python, "-c", _START, options.function]),
