@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
 
 from orchestrator.domain.dag.expression import parse_template
 from orchestrator.domain.plain import stored_json, unstorable
@@ -22,6 +22,7 @@ from orchestrator.sdk.tasks.task import Task
 if TYPE_CHECKING:
     from orchestrator.domain.dag.definition import Definition
 
+S = TypeVar("S")
 T = TypeVar("T", bound="Task[..., Any] | CodeWorkflow[..., Any] | type[Any]")
 
 DEFAULT_NAME = "default"
@@ -51,27 +52,20 @@ class Times(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Declaration:
+class _Declaration(Generic[S]):
     name: str
+    target: S
     times: Times
     params: Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TaskDeclaration(_Declaration):
+class TaskDeclaration(_Declaration[Task[..., Any]]):
     """A task that is to run by itself."""
-
-    task: Task[..., Any]
 
     @property
     def key(self) -> str:
         """Its key in the database."""
         return f"{self.name}/{DEFAULT_NAME}"
-
-    @property
-    def target_name(self) -> str:
-        """Its target."""
-        return self.task.name
 
     def definition(self) -> Definition:
         """Return it as a workflow of one step, or say what is wrong with it."""
@@ -79,38 +73,30 @@ class TaskDeclaration(_Declaration):
             definitions,  # loads YAML and cron, which a worker without schedules does without
         )
 
-        source = f"schedule of task {self.task.name!r}"
-        further = partial(take_over, tasks={self.task.name: self.task})
+        source = f"schedule of task {self.target.name!r}"
+        further = partial(take_over, tasks={self.target.name: self.target})
         # By the fire, so that a run has them among its parameters.
         computed = {name: value for name, value in self.params.items() if _is_expression(value)}
 
         def complete_with(parts: Mapping[str, Any]) -> Definition:
-            about = {"name": self.name, "description": f"Task {self.task.name}, scheduled in the code."}
+            about = {"name": self.name, "description": f"Task {self.target.name}, scheduled in the code."}
             schedule = plain_times(self.times) | ({"params": computed} if computed and "params" in parts else {})
-            data = {**about, "queue": self.task.queue, "schedule": schedule, **parts}
+            data = {**about, "queue": self.target.queue, "schedule": schedule, **parts}
             return definitions.completed(definitions.from_data(data, source), source, further)
 
         try:
-            return complete_with(_parameters(self.task, self.params))
+            return complete_with(_parameters(self.target, self.params))
         except InvalidWorkflow:  # a key that a function computes wants constants
-            return complete_with({"tasks": {STEP: {"task": self.task.name, "input": dict(self.params)}}})
+            return complete_with({"tasks": {STEP: {"task": self.target.name, "input": dict(self.params)}}})
 
 
-@dataclass(frozen=True, kw_only=True)
-class CodeDeclaration(_Declaration):
+class CodeDeclaration(_Declaration[CodeWorkflow[..., Any]]):
     """A workflow as code that is to start by itself."""
-
-    workflow: CodeWorkflow[..., Any]
 
     @property
     def key(self) -> str:
         """Its key in the database."""
-        return f"{self.workflow.name}/{self.name}"
-
-    @property
-    def target_name(self) -> str:
-        """Its target."""
-        return self.workflow.name
+        return f"{self.target.name}/{self.name}"
 
     @property
     def data(self) -> dict[str, Any]:
@@ -120,7 +106,7 @@ class CodeDeclaration(_Declaration):
     @property
     def code(self) -> CodeTarget:
         """How it starts runs."""
-        return code_target(self.workflow)
+        return code_target(self.target)
 
     def check(self) -> None:
         """Say what is wrong with it."""
@@ -128,9 +114,9 @@ class CodeDeclaration(_Declaration):
 
         try:
             schedule_of_code(self.data)
-            check_params(self.workflow, self.params)
+            check_params(self.target, self.params)
         except InvalidWorkflow as error:
-            raise InvalidWorkflow(f"schedule of workflow {self.workflow.name!r}: {error}") from None
+            raise InvalidWorkflow(f"schedule of workflow {self.target.name!r}: {error}") from None
 
 
 def declaration(
@@ -140,14 +126,14 @@ def declaration(
     target = workflow_of(target)
     if isinstance(target, CodeWorkflow):
         chosen = check_name("schedule", name or DEFAULT_NAME)
-        of_code = CodeDeclaration(name=chosen, workflow=target, times=times, params=params)
+        of_code = CodeDeclaration(name=chosen, target=target, times=times, params=params)
         of_code.check()
         return of_code
     if isinstance(target, Task):
         chosen = check_name("schedule", name or target.name)
         check_fit(target)
         target._signature.check((), params)
-        of_task = TaskDeclaration(name=chosen, task=target, times=times, params=params)
+        of_task = TaskDeclaration(name=chosen, target=target, times=times, params=params)
         of_task.definition()
         return of_task
     raise InvalidTask(

@@ -88,11 +88,10 @@ class Schedules(Mapping[str, "Scheduled"]):
 
         def note(target: T) -> T:
             new = declaration(target, name, params, times)
-            scheduled = new.task if isinstance(new, TaskDeclaration) else new.workflow
-            self._client.refuse_other("@app.schedule", scheduled)
+            self._client.refuse_other("@app.schedule", new.target)
             called = new.key.removesuffix(f"/{DEFAULT_NAME}")
             other = self._declared.get(called)
-            if other is not None and (other.target_name, other.times) != (new.target_name, new.times):
+            if other is not None and (other.target.name, other.times) != (new.target.name, new.times):
                 raise InvalidTask(f"Two schedules want to be called {called!r}. Give one of them another name=.")
             self._declared[called] = new
             return target
@@ -104,7 +103,7 @@ class Schedules(Mapping[str, "Scheduled"]):
         self._registry.modules.load()
         declared = self._declared.values()
         tasks = [one.definition() for one in declared if isinstance(one, TaskDeclaration)]
-        of_code = [(one.workflow.name, one.data, one.code) for one in declared if isinstance(one, CodeDeclaration)]
+        of_code = [(one.target.name, one.data, one.code) for one in declared if isinstance(one, CodeDeclaration)]
         self._client.backend.schedules.apply(tasks, STEP, of_code)
         return list(self._declared)
 

@@ -218,10 +218,9 @@ class MemorySchedules:
             return None
         self._open[position] = still_open
         waiting = self._queued.setdefault(position, deque())
-        target = declared.task if isinstance(declared, TaskDeclaration) else declared.workflow
-        about = {"workflow": declared.target_name, "fire_time": fire_text(datetime.fromtimestamp(due, UTC))}
+        about = {"workflow": declared.target.name, "fire_time": fire_text(datetime.fromtimestamp(due, UTC))}
         params = parse_template(dict(declared.params)).render({"run": about})
-        fire = Fire(target, params, overlap == "cancel_previous", still_open)
+        fire = Fire(declared.target, params, overlap == "cancel_previous", still_open)
         if overlap != "queue" or not (still_open or waiting):
             return fire
         waiting.append(fire)

@@ -16,18 +16,8 @@ from orchestrator.cli.terminal.reading import looking, sending
 from orchestrator.store.schedules.backfills import BackfillView, NewBackfill
 
 _HEADERS = (
-    "id>",
-    "schedule…",
-    "done>",
-    "running>",
-    "waiting>",
-    "total>",
-    "started>",
-    "failed>",
-    "note…?",
-    "from?",
-    "to?",
-    "at once>?",
+    *("id>", "schedule…", "done>", "running>", "waiting>", "total>", "started>", "failed>"),
+    *("note…?", "from?", "to?", "at once>?"),
 )
 _MOST_SHOWN = 50
 """Of the fires that a backfill would look at."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import secrets
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -95,27 +95,18 @@ def _pass(vault: Vault, settings: Settings) -> tuple[int, int, str]:
     return changed, skipped, problem
 
 
-def _progress(total: int) -> AbstractContextManager[Callable[[str, int], None]]:
-    """Return a bar on a terminal, and nothing elsewhere."""
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
+    """Yield what moves a bar on a terminal, and does nothing elsewhere."""
     if not sys.stderr.isatty():
-        return nullcontext(lambda _table, _rows: None)
-    return _Bar(total)
+        yield lambda _table, _rows: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
 
-
-class _Bar:
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        self._progress = Progress(console=Console(stderr=True), transient=True)
-        self._task = self._progress.add_task("looking", total=max(1, total))
-
-    def __enter__(self) -> Callable[[str, int], None]:
-        self._progress.start()
-        return lambda table, rows: self._progress.update(self._task, description=table, advance=rows)
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("looking", total=max(1, total))
+        yield lambda table, rows: bar.update(task, description=table, advance=rows)
 
 
 _SHOWN = ("id", "name", "created_at", "expires_at", "revoked_at", "queues", "workflows", "tasks")

@@ -277,7 +277,7 @@ def test_a_class_is_replayed_and_scheduled_by_its_name(tmp_path: Path) -> None:
 
     app.schedule(every="1h", params={"owner": "Ann"})(Order)
     (declared,) = app.schedules._declared.values()
-    assert declared.target_name == "order"
+    assert declared.target.name == "order"
 
 
 @app.workflow

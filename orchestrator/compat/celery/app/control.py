@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from orchestrator.compat.celery.exceptions import AttributeNotCovered
@@ -87,17 +88,12 @@ def _revoke(app: Any, task_id: str, *, terminate: bool) -> None:
     try:
         state = handle.status()
     except NotFound:
-        run = client.run_handle(to_id(task_id).bytes)
-        try:
-            run.cancel()
-        except (NotFound, WrongState):
-            return
+        with suppress(NotFound, WrongState):
+            client.run_handle(to_id(task_id).bytes).cancel()
         return
-    try:
+    with suppress(WrongState):  # it has ended
         if terminate or state != TaskState.RUNNING:
             handle.cancel()
-    except WrongState:  # it has ended
-        return
 
 
 class Inspect:
@@ -126,39 +122,34 @@ class Inspect:
         return {name: {"ok": "pong"} for name in self.names()} or None
 
     def active(self, **_: Any) -> dict[str, Any] | None:
-        return self._tasks((TaskState.RUNNING,))
+        return self._tasks(TaskState.RUNNING)
 
     def reserved(self, **_: Any) -> dict[str, Any] | None:
         """Return the tasks that were sent to workers and have not begun."""
-        return self._tasks((TaskState.DISPATCHED,))
+        return self._tasks(TaskState.DISPATCHED)
 
     def scheduled(self, **_: Any) -> dict[str, Any] | None:
         """Return the tasks that wait for their time; they wait in Postgres, and are listed with the first worker."""
-        from orchestrator.sdk.calls.insights import list_tasks
-        from orchestrator.store.insights import TaskFilter
-
         found = self._by_worker(list)
         if found is not None:
-            wanted = TaskFilter(statuses=(TaskState.PENDING,))
-            waiting = [one for one in list_tasks(self._insights, wanted, limit=_MOST).tasks if one.wake_at is not None]
             found[next(iter(found))] = [
-                {
-                    "eta": str(one.wake_at and one.wake_at.isoformat()),
-                    "priority": one.priority,
-                    "request": self._request(one),
-                }
-                for one in waiting
+                {"eta": one.wake_at.isoformat(), "priority": one.priority, "request": self._request(one)}
+                for one in self._listed(TaskState.PENDING)
+                if one.wake_at is not None
             ]
         return found
 
-    def _tasks(self, statuses: Sequence[TaskState]) -> dict[str, Any] | None:
+    def _listed(self, status: TaskState) -> list[Any]:
         from orchestrator.sdk.calls.insights import list_tasks
         from orchestrator.store.insights import TaskFilter
 
+        return list_tasks(self._insights, TaskFilter(statuses=(status,)), limit=_MOST).tasks
+
+    def _tasks(self, status: TaskState) -> dict[str, Any] | None:
         found = self._by_worker(list)
         names = {worker.id: _name(worker) for worker in self._workers()}
         if found is not None:
-            for one in list_tasks(self._insights, TaskFilter(statuses=tuple(statuses)), limit=_MOST).tasks:
+            for one in self._listed(status):
                 name = names.get(one.worker or "") or (next(iter(found)) if self._wanted is None else None)
                 if name is not None:
                     found[name].append(self._request(one))
@@ -227,17 +218,12 @@ class Inspect:
         return {name: {"ok": f"{name}: {one['pool']}"} for name, one in (self.stats() or {}).items()} or None
 
     def revoked(self) -> dict[str, Any] | None:
-        from orchestrator.sdk.calls.insights import list_tasks
-        from orchestrator.store.insights import TaskFilter
-
-        ended = list_tasks(self._insights, TaskFilter(statuses=(TaskState.CANCELLED,)), limit=_MOST).tasks
-        return {name: [str(one.id) for one in ended] for name in self.names()} or None
+        ended = [str(one.id) for one in self._listed(TaskState.CANCELLED)]
+        return dict.fromkeys(self.names(), ended) or None
 
     def query_task(self, *ids: str) -> dict[str, Any] | None:
-        from uuid import UUID
-
         given = [one for item in ids for one in ([item] if isinstance(item, str) else item)]
-        details = {one: self._insights.show_task(UUID(str(to_id(one)))) for one in given}
+        details = {one: self._insights.show_task(to_id(one)) for one in given}
         shown = {
             one: [_QUERIED[detail.status], self._request(detail)]
             for one, detail in details.items()
