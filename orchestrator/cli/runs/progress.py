@@ -33,11 +33,13 @@ T = TypeVar("T")
 
 def watch_run(read: Callable[[], RunView], *, quiet: bool = False) -> RunView:
     """Show a run until it ends: a bar on a terminal, else a line for every change; return how it ended."""
-    if quiet:
-        return _follow(read, lambda _: None)
-    if on_terminal():
-        return _with_bar(read)
-    return _follow(read, lambda run: echo(_line(run)))
+    if quiet or not on_terminal():
+        return _follow(read, lambda run: None if quiet else echo(_line(run)), _has_ended)
+
+    def bar_of(run: RunView) -> dict[str, Any]:
+        return {"description": run.name, "total": run.total, "completed": run.total - run.open, "remark": _remark(run)}
+
+    return _with_bar(read, bar_of, _has_ended)
 
 
 def watch_workflow(handle: RunHandle[Any], read: Callable[[], tuple[RunView, Sequence[StepView]]]) -> RunView:
@@ -67,30 +69,13 @@ def watch_drawn(
 def watch_backfill(read: Callable[[], BackfillView]) -> BackfillView:
     """Show a backfill until its last run has ended: a bar on a terminal, else a line for every change."""
 
-    def follow(show: Callable[[BackfillView], None]) -> BackfillView:
-        shown: BackfillView | None = None
-        while True:
-            view = read()
-            if view != shown:
-                show(view)
-                shown = view
-            if view.is_over:
-                return view
-            time.sleep(_INTERVAL)
+    def bar_of(view: BackfillView) -> dict[str, Any]:
+        name = f"{view.workflow}/{view.name}"
+        return {"description": name, "total": view.total, "completed": view.done, "remark": _troubles(view)}
 
     if not on_terminal():
-        return follow(lambda view: echo(backfill_line(view)))
-    with counting_bar(text_column("{task.fields[remark]}")) as progress:
-        bar = progress.add_task("", remark="")
-        return follow(
-            lambda view: progress.update(
-                bar,
-                description=f"{view.workflow}/{view.name}",
-                total=view.total,
-                completed=view.done,
-                remark=_troubles(view),
-            )
-        )
+        return _follow(read, lambda view: echo(backfill_line(view)), lambda view: view.is_over)
+    return _with_bar(read, bar_of, lambda view: view.is_over)
 
 
 def backfill_line(view: BackfillView) -> str:
@@ -135,27 +120,26 @@ def _follow_closely(
         notices.goes_on()
 
 
-def _with_bar(read: Callable[[], RunView]) -> RunView:
+def _has_ended(run: RunView) -> bool:
+    return run.status in ENDED_RUN_STATES
+
+
+def _with_bar(read: Callable[[], T], bar_of: Callable[[T], dict[str, Any]], is_over: Callable[[T], bool]) -> T:
     with counting_bar(text_column("{task.fields[remark]}")) as progress:
         bar = progress.add_task("", remark="")
-
-        def show(run: RunView) -> None:
-            progress.update(
-                bar, description=run.name, total=run.total, completed=run.total - run.open, remark=_remark(run)
-            )
-
-        return _follow(read, show)
+        return _follow(read, lambda found: progress.update(bar, **bar_of(found)), is_over)
 
 
-def _follow(read: Callable[[], RunView], show: Callable[[RunView], None]) -> RunView:
-    shown: RunView | None = None
+def _follow(read: Callable[[], T], show: Callable[[T], None], is_over: Callable[[T], bool]) -> T:
+    """Show each change until it is over; return how it ended."""
+    shown: T | None = None
     while True:
-        run = read()
-        if run != shown:
-            show(run)
-            shown = run
-        if run.status in ENDED_RUN_STATES:
-            return run
+        found = read()
+        if found != shown:
+            show(found)
+            shown = found
+        if is_over(found):
+            return found
         time.sleep(_INTERVAL)
 
 
