@@ -23,8 +23,7 @@ from urllib.parse import quote
 import psycopg2
 from psycopg2 import sql
 
-from orchestrator.embedded.programs import CHOICE, HOW_TO_INSTALL, embedded_module, find_postgres
-from orchestrator.embedded.server import EmbeddedServer
+from orchestrator.embedded.server import CHOICE, HOW_TO_INSTALL, EmbeddedServer, embedded_module, find_postgres
 from orchestrator.environment import bare_environment
 from orchestrator.errors import ConfigurationError
 

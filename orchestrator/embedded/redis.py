@@ -15,8 +15,15 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from orchestrator.embedded.programs import CHOICE, OLDEST_REDIS, Program, allows, embedded_module, find_redis
-from orchestrator.embedded.server import EmbeddedServer
+from orchestrator.embedded.server import (
+    CHOICE,
+    OLDEST_REDIS,
+    EmbeddedServer,
+    Program,
+    allows,
+    embedded_module,
+    find_redis,
+)
 from orchestrator.errors import ConfigurationError
 from orchestrator.telemetry import get_logger
 

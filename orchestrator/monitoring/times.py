@@ -54,3 +54,12 @@ def present() -> datetime:
 def counted(count: int, what: str) -> str:
     """Return a number of things: `1 task`, `2 tasks`."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def size(value: float) -> str:
+    """Return bytes in the unit that suits them."""
+    for unit in ("B", "kB", "MB"):
+        if value < 999.5:
+            return f"{value:.0f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"

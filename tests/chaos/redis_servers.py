@@ -18,7 +18,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-from orchestrator.embedded.programs import find_redis
+from orchestrator.embedded.server import find_redis
 from orchestrator.settings import DEFAULT_NAMESPACE
 from orchestrator.transport.keys import Keys
 from tests.waiting import eventually

@@ -12,7 +12,7 @@ from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
 from orchestrator.embedded import EmbeddedPostgres, EmbeddedRedis
-from orchestrator.embedded.programs import find_redis
+from orchestrator.embedded.server import find_redis
 from tests.acceptance.conftest import fresh_stack, project
 from tests.acceptance.stack import Process, Stack
 from tests.chaos import breakable

@@ -16,7 +16,7 @@ import pytest
 from orchestrator import Unavailable, Uncertain
 from orchestrator.domain.tasks.task import Dispatch
 from orchestrator.embedded import EmbeddedPostgres, EmbeddedRedis
-from orchestrator.embedded.programs import find_redis
+from orchestrator.embedded.server import find_redis
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.transport.codec import LARGEST_BUNDLE, encode
 from orchestrator.transport.connection import connect

@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from orchestrator import Unavailable
 from orchestrator.embedded import EmbeddedRedis
-from orchestrator.embedded.programs import find_redis
+from orchestrator.embedded.server import find_redis
 from orchestrator.sdk.app import Orchestrator
 from orchestrator.store.database import engine_for
 from tests.acceptance.conftest import fresh_stack, project

@@ -24,11 +24,11 @@ from orchestrator.embedded import (
     EmbeddedRedis,
     EmbeddedServices,
     postgres,
-    programs,
     redis,
     remove_services_file,
     write_services_file,
 )
+from orchestrator.embedded import server as programs
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import load_settings
 from tests import forking

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from orchestrator import Orchestrator
 from orchestrator.embedded.postgres import EmbeddedPostgres
-from orchestrator.embedded.programs import find_redis
+from orchestrator.embedded.server import find_redis
 from orchestrator.errors import ConfigurationError
 from orchestrator.store import database, dialing
 from orchestrator.transport.connection import awaited, connect

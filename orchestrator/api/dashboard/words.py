@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from orchestrator.domain.dag.composed import is_composed
 from orchestrator.domain.fleet.announced import count_known
 from orchestrator.domain.states import TaskState
-from orchestrator.monitoring.times import ago, counted, duration, present
+from orchestrator.monitoring.times import ago, counted, duration, present, size
 from orchestrator.monitoring.trouble import STOPPING
 from orchestrator.sdk.values.display import as_shown
 from orchestrator.store.insights import Overview, QueueCounts, RunView, TaskView
@@ -143,15 +143,6 @@ def trend(counts: Sequence[int]) -> str:
 def rate(value: float) -> str:
     """Return how much there is of something in a second."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 0.05 or not value else f"{value:.2f}"
-
-
-def size(value: float) -> str:
-    """Return bytes in the unit that suits them."""
-    for unit in ("B", "kB", "MB"):
-        if value < 999.5:
-            return f"{value:.0f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"
 
 
 def data(value: Any) -> str:

@@ -17,7 +17,7 @@ from orchestrator.cli.terminal.reading import looking
 from orchestrator.domain.fleet.announced import Standby
 from orchestrator.errors import Unavailable
 from orchestrator.monitoring import trouble
-from orchestrator.monitoring.times import ago, duration, present
+from orchestrator.monitoring.times import ago, duration, present, size
 from orchestrator.monitoring.trouble import Trouble
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.settings import Settings, load_settings
@@ -167,23 +167,14 @@ def _redis(health: RedisHealth) -> str:
 
 
 def _storage(storage: Storage) -> str:
-    largest = [f"{name} {_size(size)}" for name, size in list(storage.tables.items())[:3]]
-    total = f"{_size(sum(storage.tables.values()))} ({', '.join(largest)})"
+    largest = [f"{name} {size(bytes)}" for name, bytes in list(storage.tables.items())[:3]]
+    total = f"{size(sum(storage.tables.values()))} ({', '.join(largest)})"
     if storage.oldest is None:
         return f"{total}, no ended tasks"
     about = "about " if storage.is_rough else ""
     return (
         f"{total}, {about}{counted(storage.ended_tasks, 'ended task')}, the oldest of {ago(storage.oldest, present())}"
     )
-
-
-def _size(size: float) -> str:
-    """Return bytes in the unit that suits them."""
-    for unit in ("B", "kB", "MB"):
-        if size < 999.5:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def _open(overview: Overview) -> str:

@@ -52,21 +52,21 @@ class RemoteBackend:
     def __init__(self, settings: Settings) -> None:
         vault_of(settings)  # what comes sealed, because the server has no key, is opened here
         self._http = Http(settings)
-        asking = Asking(self._http)
-        self._asking = asking
-        self.waiting = Waits(asking, lambda target: self.tasks.obstacles(target))
+        self._asking = Asking(self._http)
+        self.waiting = Waits(self._asking, lambda target: self.tasks.obstacles(target))
+        shared = self._asking, self.waiting
         # The declared methods are made when the classes are: no type checker sees them.
-        self.tasks = cast(TaskWork, RemoteTasks(asking, self.waiting))
-        self.runs = cast(RunWork, RemoteRuns(asking, self.waiting))
-        self.code = cast(CodeWork, RemoteCode(asking, self.waiting))
-        self.workflows = cast(WorkflowCalls, remote_part("workflows", WorkflowCalls)(asking))
-        self.flows = cast(FlowCalls, remote_part("flows", FlowCalls)(asking))
-        self.schedules = cast(ScheduleCalls, remote_part("schedules", ScheduleCalls)(asking))
-        self.queues = cast(QueueCalls, remote_part("queues", QueueCalls)(asking))
-        self.fleet = cast(FleetCalls, remote_part("fleet", FleetCalls)(asking))
-        self.quarantine = cast(QuarantineCalls, remote_part("quarantine", QuarantineCalls)(asking))
+        self.tasks = cast(TaskWork, RemoteTasks(*shared))
+        self.runs = cast(RunWork, RemoteRuns(*shared))
+        self.code = cast(CodeWork, RemoteCode(*shared))
+        self.workflows = cast(WorkflowCalls, remote_part("workflows", WorkflowCalls)(*shared))
+        self.flows = cast(FlowCalls, remote_part("flows", FlowCalls)(*shared))
+        self.schedules = cast(ScheduleCalls, remote_part("schedules", ScheduleCalls)(*shared))
+        self.queues = cast(QueueCalls, remote_part("queues", QueueCalls)(*shared))
+        self.fleet = cast(FleetCalls, remote_part("fleet", FleetCalls)(*shared))
+        self.quarantine = cast(QuarantineCalls, remote_part("quarantine", QuarantineCalls)(*shared))
+        self.insights = cast(InsightCalls, remote_part("insights", InsightCalls)(*shared))
         register(self._http.url, RemotePayloads(self.tasks))
-        self.insights = cast(InsightCalls, remote_part("insights", InsightCalls)(asking))
 
     def close(self) -> None:
         forget(self._http.url)
@@ -80,10 +80,11 @@ _LOOK_AGAIN = 0.2
 
 
 class _Part:
-    """Sends requests."""
+    """Sends requests, and waits."""
 
-    def __init__(self, asking: Asking) -> None:
+    def __init__(self, asking: Asking, waiting: Waits) -> None:
         self._asking = asking
+        self._waiting = waiting
 
 
 @cache
@@ -91,14 +92,6 @@ def remote_part(name: str, protocol: type) -> type[_Part]:
     """Return a class that has the declared calls of a protocol."""
     methods = {call.name: bound(call) for call in declared(name, protocol).values()}
     return type(f"Remote{name.title()}", (_Part,), methods)
-
-
-class _WaitingPart(_Part):
-    """Sends requests, and waits."""
-
-    def __init__(self, asking: Asking, waiting: Waits) -> None:
-        super().__init__(asking)
-        self._waiting = waiting
 
 
 _Tasks: Any = remote_part("tasks", TaskCalls)
@@ -113,7 +106,7 @@ def _or_away(ask: Callable[..., str], *args: Any) -> str:
         return "The API cannot be asked how it is"
 
 
-class RemoteTasks(_WaitingPart, _Tasks):  # type: ignore[misc]
+class RemoteTasks(_Tasks, _Part):  # type: ignore[misc]
     """Tasks, over HTTP."""
 
     retries = 0
@@ -124,17 +117,14 @@ class RemoteTasks(_WaitingPart, _Tasks):  # type: ignore[misc]
         self.retries += 1
 
     def retry_failed(self, wanted: Any) -> int:
-        """Open failed tasks again."""
         count: int = super().retry_failed(wanted)
         self.retries += 1
         return count
 
     def overdue(self, task: bytes) -> str:
-        """Say how a task is whose end did not come in time."""
         return _or_away(super().overdue, task)
 
     async def aenqueue(self, task: NewTask) -> bytes:
-        """Create one task while the event loop goes on."""
         created: bytes = await self._asking.run(partial(self.enqueue, task))
         return created
 
@@ -145,23 +135,19 @@ class RemoteTasks(_WaitingPart, _Tasks):  # type: ignore[misc]
         )
 
     def wait(self, task: bytes, limit: TimeLimit) -> Steps[Ended | None]:
-        """Wait until a task ends; None if it has not by then."""
         return self._waiting.wait("tasks", task, limit)
 
     def wait_each(self, tasks: Sequence[bytes], limit: TimeLimit) -> Stream[Ended]:
-        """Yield tasks as they end; stop when the time is up."""
         return self._waiting.each("tasks", tasks, limit)
 
 
-class RemoteRuns(_WaitingPart, _Runs):  # type: ignore[misc]
+class RemoteRuns(_Runs, _Part):  # type: ignore[misc]
     """Runs, over HTTP."""
 
     def ends(self, run: bytes) -> Iterator[Ended]:
-        """Yield how each task of a run has ended, in order."""
         return walk_ends(self.ends_after, run)
 
     def outputs(self, run: bytes, steps: Sequence[str] | None = None) -> dict[str, Any]:
-        """Return the output of every step, or of some, of a workflow's run that was not skipped."""
         outputs: dict[str, Any] = decode_value(self.encoded_outputs(run, steps))
         return outputs
 
@@ -169,18 +155,16 @@ class RemoteRuns(_WaitingPart, _Runs):  # type: ignore[misc]
         return RemoteRunListener(self._asking.http, run)
 
     def wait(self, run: bytes, limit: TimeLimit) -> Steps[Ended | None]:
-        """Wait until a run ends; None if it has not by then."""
         ended = yield from self._waiting.wait("runs", run, limit)
         if ended is not None and ended.state == MISSING:
             raise NotFound.by_id("run", to_text(run))
         return ended
 
 
-class RemoteCode(_WaitingPart, _Code):  # type: ignore[misc]
+class RemoteCode(_Code, _Part):  # type: ignore[misc]
     """Runs of code, over HTTP."""
 
     def wait(self, run: bytes, limit: TimeLimit, sent: Sent | None = None) -> Steps[Ended | None]:
-        """Wait until a run, or the last of those in which it goes on, has ended; None if it has not by then."""
         while True:
             ended = yield from self._waiting.wait("code", run, limit)
             if ended is None:
@@ -223,7 +207,6 @@ class RemoteCode(_WaitingPart, _Code):  # type: ignore[misc]
         return found
 
     def history(self, run: bytes) -> Recording:
-        """Return the whole history of a run, opened where this program can."""
         found: Recording = super().history(run)
         return Recording(found.run_id, [reveal_event(event) for event in found.events])
 
@@ -236,7 +219,6 @@ class RemoteCode(_WaitingPart, _Code):  # type: ignore[misc]
         return request
 
     def overdue(self, run: bytes, update: str | None = None) -> str:
-        """Say how a run is whose end or answer did not come in time."""
         return _or_away(super().overdue, run, update)
 
     def _try_reached(self, sent: Sent) -> bytes | None:
