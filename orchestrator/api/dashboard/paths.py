@@ -9,9 +9,7 @@ import dataclasses
 
 from orchestrator.api.dashboard.pages import (
     again,
-    again_run,
     approvals,
-    bulk_runs,
     compare,
     entry,
     failures,
@@ -68,9 +66,7 @@ _PAGES = (
     tasks,
     again,
     logs,
-    bulk_runs,
     runs,
-    again_run,
     compare,
     workflows,
     flows,
@@ -83,14 +79,12 @@ _PAGES = (
 PAGES: tuple[Endpoint, ...] = (
     *(route for subject in _PAGES for route in subject.routes),
     *fleet.queue_routes,
+    *again.run_routes,
+    *again.run_actions,
     *_LIVE,
     *entry.routes,
     *ACTIONS,
-    *(
-        action
-        for subject in (failures, tasks, seen, again, again_run, bulk_runs, approvals, records)
-        for action in subject.actions
-    ),
+    *(action for subject in (failures, tasks, seen, again, runs, approvals, records) for action in subject.actions),
 )
 NOWHERE = "/ui/{anything}"
 """The page for unknown paths."""
