@@ -13,7 +13,6 @@ from orchestrator.api.context import Api
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
 from orchestrator.api.key_scope import RUN, WITHIN
 from orchestrator.api.problems import refused
-from orchestrator.api.routes import code as approval_routes
 from orchestrator.api.routes import code as code_routes
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
@@ -113,5 +112,5 @@ def _check_promise(api: Api, run: UUID, name: str, promise: UUID | None) -> None
 @routes.get("", about=WITHIN)
 def list_approvals(api: Api, query: ApprovalsQuery, key_scope: KeyScope) -> Response:
     """Show what waits for a person."""
-    wanted = approval_routes.ApprovalsQuery(cursor=query.cursor)
-    return page("approvals.html", query=query, found=approval_routes.list_approvals(api, wanted, key_scope))
+    wanted = code_routes.ApprovalsQuery(cursor=query.cursor)
+    return page("approvals.html", query=query, found=code_routes.list_approvals(api, wanted, key_scope))
