@@ -19,7 +19,6 @@ from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sealing import CALL
 from orchestrator.store import payloads
 from orchestrator.store.tasks import details, enqueue, results, transitions, unique
-from orchestrator.store.tasks.claims import is_single, success_of
 from orchestrator.store.tasks.transitions import AttemptEnd, Moved
 from orchestrator.telemetry import get_logger
 
@@ -154,7 +153,13 @@ class Foreseen(CommitHooks):
                 self._ends.pop(ended.id, None)
         self._ends.update({end.id: end for end in tick.tasks.foreseen})
         if len(claimed := tick.outgoing.claimed) <= _FEW:
-            self._ends.update({task.id: success_of(task) for task in claimed if is_single(task)})
+            self._ends.update(
+                {  # a claim does not say whether a task has callbacks
+                    task.id: Moved(task.id, "success", task.queue, None, task.attempt, "dispatched", task.name)
+                    for task in claimed
+                    if task.run_id is None and task.lane is None and task.unique_key is None
+                }
+            )
 
     def rolled_back(self) -> None:
         """Foresee nothing of what is in flight."""

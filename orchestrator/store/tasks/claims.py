@@ -155,16 +155,6 @@ def successes_of(creation: Creation, claimed: Iterable[Claimed]) -> list[Moved]:
     ]
 
 
-def is_single(task: Claimed) -> bool:
-    """Say whether its end seems to concern only its waiting clients: a claim does not say whether it has callbacks."""
-    return task.run_id is None and task.lane is None and task.unique_key is None
-
-
-def success_of(task: Claimed) -> Moved:
-    """Return a single task as it is once it has succeeded."""
-    return Moved(task.id, "success", task.queue, None, task.attempt, "dispatched", task.name)
-
-
 def most_urgent_first(claimed: Iterable[Claimed]) -> list[Claimed]:
     """Return what was claimed in the order in which it is handed out."""
     return sorted(claimed, key=lambda task: (-task.priority, task.seq))
