@@ -145,7 +145,11 @@ class LaneService(CommitHooks):
     def arrive(self, tx: Transaction, tasks: Sequence[tuple[bytes, bool]]) -> None:
         """Take note of tasks that are ready; each is marked if it is the first of several."""
         for task in store.arrived(tx.connection, tasks):
-            self._lanes.arrive(task.queue, task.lane, task.priority, parse_options(task.options), task.is_first)
+            options = parse_options(task.options)
+            if task.is_ready:
+                self._lanes.arrive(task.queue, task.lane, task.priority, options, task.is_first)
+            else:
+                self._lanes.was_overtaken(task.queue, task.lane, task.priority, options)
 
     def refresh(self, tx: Transaction) -> None:
         """Before claiming: read what is not known, and count what has landed."""

@@ -66,6 +66,28 @@ def test_the_limit_of_a_key_holds_whoever_leads(system: System) -> None:
     assert customers(take(system, worker)).total() == 1
 
 
+def test_a_retried_task_that_goes_first_leaves_no_other_behind(system: System) -> None:
+    """It is older than those that were counted, and claimed in the tick that makes it ready again."""
+    mail = by_customer(system, concurrency=1)
+    worker = system.worker(knows=["mail"], slots=10)
+    failed = mail.enqueue("a", 0)
+    worker.report(*(Failed(task.id, task.attempt, 0.1, ERROR, False) for task in take(system, worker)))
+    system.tick(2)
+    waiting = system.app.enqueue_many(mail, [("a", number) for number in range(1, 4)])
+    system.lead()
+    system.settle()
+    for _ in range(4):
+        held = take(system, worker)
+        if failed is not None:
+            failed.retry()
+            failed = None
+        worker.succeed(*held)
+        system.tick()
+    worker.succeed(*take(system, worker))
+    system.tick(2)
+    assert [one.status() for one in waiting] == ["success"] * 3
+
+
 def test_the_limit_of_a_task_holds_for_all_its_keys_and_queues(system: System) -> None:
     mail = by_customer(system, total_concurrency=4)
     one = system.worker("one", knows=["mail"], slots=50)

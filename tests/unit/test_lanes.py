@@ -342,6 +342,17 @@ def test_a_lane_of_which_a_task_was_put_back_is_asked_for() -> None:
     assert not lanes.has("q")
 
 
+def test_a_lane_in_which_an_uncounted_task_took_a_turn_is_asked_for() -> None:
+    lanes = Lanes(Buckets())
+    lanes.learn("q", "mail|", Stock(0, 1, Rest.NOTHING), TaskOptions(concurrency=1))
+    assert [share.turns for share in lanes.allot("q", 1, None, NOW)] == [1]
+    lanes.was_overtaken("q", "mail|", 0, TaskOptions(concurrency=1))
+    assert lanes.in_doubt("q", 10) == ["mail|"]
+    lanes.learn("q", "mail|", None)
+    lanes.was_overtaken("q", "mail|", 0, TaskOptions(concurrency=1))
+    assert lanes.has_next("q", NOW), "the lane was forgotten already"
+
+
 def test_a_lane_that_had_less_than_was_known_is_asked_for() -> None:
     lanes = Lanes(Buckets())
     lanes.learn("q", "|a", Stock(0, 5, Rest.NOTHING), TaskOptions(concurrency=5))

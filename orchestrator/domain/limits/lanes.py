@@ -145,11 +145,9 @@ class Lanes:
 
     def arrive(self, queue: str, name: str, priority: int, options: TaskOptions, is_first: bool = False) -> None:
         """Take note that a task is ready in a lane, or that it is the first of several."""
-        lane = self._open(queue, name, priority, options)
-        if lane is None:
+        if (lane := self._open(queue, name, priority, options)) is None:
             return
-        if lane.rest is Rest.NOTHING:
-            lane.rest = Rest.PERHAPS
+        lane.rest = max(lane.rest, Rest.PERHAPS)
         if lane.known == 0 or priority > lane.top:
             if lane.known:
                 lane.rest = Rest.SOMETHING
@@ -160,6 +158,14 @@ class Lanes:
         else:
             lane.rest = Rest.SOMETHING
         if is_first:
+            self._doubt(lane, Rest.SOMETHING)
+
+    def was_overtaken(self, queue: str, name: str, priority: int, options: TaskOptions) -> None:
+        """Note that a task was claimed before it was counted: it took the turn of another, which may be left."""
+        lane = self._lanes.get((queue, name))
+        if lane is not None:
+            lane.rest = max(lane.rest, Rest.PERHAPS)
+        elif (lane := self._open(queue, name, priority, options)) is not None:
             self._doubt(lane, Rest.SOMETHING)
 
     def learn(self, queue: str, name: str, stock: Stock | None, options: TaskOptions | None = None) -> None:
@@ -353,22 +359,17 @@ class Lanes:
     def refuse(self, queue: str, name: str) -> None:
         """Note that a task which was given a turn was put back at once.
 
-        It may be ready again before a message says so, and take the turn of another that was counted: so the stored
-        counts of the lane are no longer valid.
+        It may be ready again before a message says so, and take the turn of another that was counted.
         """
         self.landed(name)
-        lane = self._lanes.get((queue, name))
-        if lane is not None and lane.rest is Rest.NOTHING:
-            lane.rest = Rest.PERHAPS
+        if (lane := self._lanes.get((queue, name))) is not None:
+            lane.rest = max(lane.rest, Rest.PERHAPS)
 
     def next_due(self, now: float) -> float | None:
         """Return when a rate will next allow something that waits for it."""
         times = [time for time, _, _ in self._asleep[:1]]
-        for place in self._queues.values():
-            for gate, line in place.lines.items():
-                opens_at = self._limits.opens_at(gate, self._gates[gate], now) if line else None
-                if opens_at is not None:
-                    times.append(opens_at)
+        lines = (line for place in self._queues.values() for line in place.lines.items())
+        times += filter(None, (self._limits.opens_at(gate, self._gates[gate], now) for gate, line in lines if line))
         return min(times, default=None)
 
     def _line_up(self, lane: _Lane) -> None:

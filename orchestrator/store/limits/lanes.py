@@ -24,22 +24,29 @@ class Arrival(NamedTuple):
     options: str | None
     is_first: bool
     """Other tasks stand behind it, without requests of their own."""
+    is_ready: bool
+    """It still waits; else it has been claimed already."""
 
 
 # Readiness is no condition of the probe: it would let the planner walk the index of all that is ready, for each id.
 _TOLD = Batch("arrived", "id uuid, is_first boolean")
 _ARRIVED = Prepared[Arrival](f"""
-SELECT /* lanes.arrived */ t.queue, t.lane, t.priority, t.options::text AS options, arrived.is_first
+SELECT /* lanes.arrived */ coalesce(open.queue, ended.queue) AS queue, coalesce(open.lane, ended.lane) AS lane,
+       coalesce(open.priority, ended.priority) AS priority, coalesce(open.options, ended.options)::text AS options,
+       arrived.is_first, coalesce(open.is_ready, false) AS is_ready
   FROM {_TOLD}
- CROSS JOIN LATERAL (
+  LEFT JOIN LATERAL (
        SELECT queue, lane, priority, options, {READY_IN_LANE} AS is_ready FROM orchestrator.tasks
-        WHERE id = arrived.id LIMIT 1) AS t
- WHERE t.is_ready
+        WHERE id = arrived.id LIMIT 1) AS open ON true
+  LEFT JOIN LATERAL (
+       SELECT queue, lane, priority, options FROM orchestrator.ended_tasks
+        WHERE open.queue IS NULL AND id = arrived.id LIMIT 1) AS ended ON true
+ WHERE coalesce(open.lane, ended.lane) IS NOT NULL
 """)
 
 
 def arrived(connection: Connection, tasks: Sequence[tuple[bytes, bool]]) -> list[Arrival]:
-    """Return the lanes of ready tasks that the inbox names; each is marked if it is the first of several."""
+    """Return the lanes of tasks that the inbox names; each is marked if it is the first of several."""
     return _ARRIVED(connection, _TOLD(tasks))
 
 
