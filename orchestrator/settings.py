@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -315,8 +316,6 @@ def _from_pyproject(folder: Path) -> dict[str, Any]:
     path = nearest_file(folder, "pyproject.toml")
     if path is None:
         return {}
-    import tomllib  # which a process without this file does without
-
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

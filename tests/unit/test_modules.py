@@ -202,7 +202,7 @@ def test_a_program_that_declares_tasks_loads_no_library_of_the_servers(write: Wr
         import sys
         import bakery.app
         heavy = {"redis", "sqlalchemy", "psycopg2", "opentelemetry", "importlib.metadata"}
-        heavy |= {"difflib", "tomllib", "zoneinfo"}
+        heavy |= {"difflib", "zoneinfo"}
         heavy &= set(sys.modules)
         assert not heavy, heavy
     """
@@ -218,7 +218,7 @@ def test_a_program_that_declares_tasks_loads_no_library_of_the_servers(write: Wr
 _A_SCHEDULER = """
 import sys
 import orchestrator.scheduler.process
-heavy = {"alembic", "croniter", "dateutil", "difflib", "multiprocessing", "sqlalchemy.orm", "tomllib", "yaml"}
+heavy = {"alembic", "croniter", "dateutil", "difflib", "multiprocessing", "sqlalchemy.orm", "yaml"}
 heavy |= {f"orchestrator.{part}" for part in ("api", "cli", "sdk.app", "store.insights", "store.tables.runs")}
 heavy &= set(sys.modules)
 assert not heavy, heavy
