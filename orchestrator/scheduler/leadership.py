@@ -225,7 +225,7 @@ class Leadership:
                 f"SET idle_in_transaction_session_timeout = {limit}; SET jit = off; "
                 "SET plan_cache_mode = force_generic_plan; "
                 "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_hashjoin = off; "
-                "SET enable_mergejoin = off"
+                "SET enable_mergejoin = off; SET enable_memoize = off"
             )
             connection.commit()
             keep_prepared(connection)

@@ -27,15 +27,18 @@ class Rows(dict[str, Any]):
 
 
 class Batch:
-    """Rows for a statement, in which they are a table: `unnest(…) AS alias(column, …)`."""
+    """Rows for a statement, in which they are a table: `(SELECT unnest(…), …) AS alias(column, …)`.
+
+    Behind FROM, `unnest` of several arrays would write each column to a store of its own, and read it again.
+    """
 
     def __init__(self, alias: str, columns: str | type[tuple[Any, ...]], *, but: str = "") -> None:
         """The columns are those of a named tuple, all `but` one, or written as in SQL: `id uuid, attempt int`."""
         types = _types_of(columns, but) if isinstance(columns, type) else _written(columns)
         self._stored = {column: f"{alias}.{column}" for column in types}
         self._names = [f"{alias}_{column}" for column in types]
-        arrays = [f"%({alias}_{column})s::{kind}[]" for column, kind in types.items()]
-        self._table = f"unnest({', '.join(arrays)}) AS {alias}({', '.join(types)})"
+        arrays = [f"unnest(%({alias}_{column})s::{kind}[])" for column, kind in types.items()]
+        self._table = f"(SELECT {', '.join(arrays)}) AS {alias}({', '.join(types)})"
 
     def __str__(self) -> str:
         return self._table

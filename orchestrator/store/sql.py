@@ -115,7 +115,8 @@ def tables_of(name: str) -> set[str]:
     return set(_TABLE.findall(_known.get(name, "")))
 
 
-BATCH = re.compile(r"unnest\((%\((\w+)\)s::[\w ]+\[\](?:, %\(\w+\)s::[\w ]+\[\])*)\) AS")
+_COLUMN = r"unnest\((%\((\w+)\)s::[\w ]+)\[\]\)"
+BATCH = re.compile(rf"\(SELECT {_COLUMN}(?:, unnest\(%\(\w+\)s::[\w ]+\[\]\))*\) AS")
 """A batch in the text of a statement."""
 _OTHER_WAY = {"<": ">", ">=": "<="}
 
@@ -321,7 +322,8 @@ class Prepared(Statement[R]):
         """Return the statement for batches of one row each: those with these first columns."""
 
         def row(found: re.Match[str]) -> str:
-            return f"(VALUES ({found[1].replace('[]', '')})) AS" if found[2] in ones else found[0]
+            values = re.sub(_COLUMN, r"\1", found[0].removeprefix("(SELECT ").removesuffix(") AS"))
+            return f"(VALUES ({values})) AS" if found[2] in ones else found[0]
 
         sql = BATCH.sub(row, self.sql.replace(f"/* {self.name} */", f"/* {self.name} {' '.join(ones)} */", 1))
         self._of_one_row[ones] = self.__orig_class__(sql)  # type: ignore[attr-defined]

@@ -24,7 +24,7 @@ from sqlalchemy import Connection, exc
 from orchestrator.domain.states import IN_FLIGHT_STATES, TaskState, sources_of
 from orchestrator.store.batches import Batch, Blob, Json, Seconds
 from orchestrator.store.sql import Prepared, columns_of
-from orchestrator.store.tasks.row import ATTEMPT, insert_ended
+from orchestrator.store.tasks.row import ATTEMPT, CARRIED, insert_ended
 
 
 def among(states: Iterable[TaskState]) -> str:
@@ -32,13 +32,10 @@ def among(states: Iterable[TaskState]) -> str:
     return "({})".format(", ".join(f"'{state}'" for state in states))
 
 
-def current_attempt(states: Iterable[TaskState] = IN_FLIGHT_STATES) -> str:
-    """Return a join that finds the row of each reported attempt `r` which still counts, as `found.place`.
-
-    Beside it stand the start and the worker of the attempt, as far as they are known.
-    """
+def current_attempt(states: Iterable[TaskState] = IN_FLIGHT_STATES, columns: str = "ctid AS place") -> str:
+    """Return a join that finds the row of each reported attempt `r` which still counts, as `found.place`."""
     return f"""CROSS JOIN LATERAL (
-           SELECT ctid AS place, started_at AS began, worker AS runner FROM orchestrator.tasks
+           SELECT {columns} FROM orchestrator.tasks
             WHERE id = r.id AND attempt = r.attempt AND status IN {among(states)} LIMIT 1) AS found"""
 
 
@@ -152,7 +149,7 @@ WITH /* tasks.requeue */ back AS (
            ready_at = CASE WHEN t.trace IS NOT NULL THEN %(now)s::timestamptz END,
            expires_at = CASE WHEN r.outcome IS NULL THEN t.expires_at END
       FROM {_ATTEMPTS}
-     {current_attempt(sources_of(TaskState.PENDING)[:2])}
+     {current_attempt(sources_of(TaskState.PENDING)[:2], "ctid AS place, started_at AS began, worker AS runner")}
      WHERE t.ctid = found.place AND t.completion IS NULL
     RETURNING t.id, t.queue, t.run_id, t.attempt, t.name, t.step, t.lane, t.wake_at, r.outcome, r.error, r.duration,
               found.began, coalesce(r.worker, found.runner) AS worker
@@ -225,12 +222,13 @@ _ENDED = insert_ended(
     "gone",
     status="'success'",
     reason="NULL",
-    result="coalesce(completion, result)",
     error="NULL",
-    worker="finisher",
     started_at="%(now)s::timestamptz - duration * interval '1 second'",
     ended_at="%(now)s::timestamptz",
 )
+
+
+_KEPT = ", ".join(f"t.{column}" for column in [*CARRIED.split(", "), "status", "failures", "losses"])
 
 
 def succeeding(condition: str = "") -> str:
@@ -240,7 +238,7 @@ def succeeding(condition: str = "") -> str:
      USING {SUCCESSES}
      {current_attempt(sources_of(TaskState.SUCCESS))}
      WHERE t.ctid = found.place {condition}
-    RETURNING t.*, r.result, r.duration, r.worker AS finisher
+    RETURNING {_KEPT}, coalesce(t.completion, r.result) AS result, r.duration, r.worker
 ), ended AS (
     INSERT {_ENDED}
 )"""
