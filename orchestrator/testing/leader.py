@@ -51,9 +51,9 @@ class MemoryLeader:
         self.nesting = Nesting()
         self.runs: dict[bytes, Run] = {}
         self._due: list[tuple[float, bool, int, bytes, Run, history.Fact | None]] = []
+        """What happens when, what must still be open by then, in which run, and the fact; none for its own time."""
         self._asked: list[tuple[Run, commands.SignalRun]] = []
         """Queries of runs that others have not answered."""
-        """What happens when, what must still be open by then, in which run, and the fact; none for its own time."""
         self._serial = itertools.count()
 
     def start(
@@ -112,8 +112,7 @@ class MemoryLeader:
             run.applied = 0
             self.append(run, history.ActivationApplied(0, ended=report.through))
         elif report.stuck is None:
-            run.applied = run.attempt if activation.events else run.applied
-            run.shown = report.through
+            run.applied, run.shown = run.attempt if activation.events else run.applied, report.through
             if has_unseen_facts:
                 self.append(run, history.ActivationApplied(report.through, report.accepted))
             for command in report.commands:

@@ -64,11 +64,7 @@ class Claims(CommitHooks):
         self._positions: dict[str, ClaimPosition] = {}
 
     def claim(
-        self,
-        connection: Connection,
-        rooms: dict[str, int],
-        now: datetime,
-        commit: Callable[[], object] | None = None,
+        self, connection: Connection, rooms: dict[str, int], now: datetime, commit: Callable[[], object] | None = None
     ) -> list[Claimed]:
         """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first.
 
