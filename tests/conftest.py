@@ -18,6 +18,7 @@ from redis import Redis
 
 from orchestrator.embedded import EmbeddedServices
 from orchestrator.store import database
+from tests import exits
 from tests.connections import KEPT, find_the_version_of_redis_once
 from tests.databases import administering, new_database
 
@@ -61,6 +62,12 @@ def pytest_collection_finish() -> None:
     """Look for garbage from now on, and not among what stays."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Iterator[None]:
+    yield
+    exits.check()
 
 
 @pytest.fixture(scope="session")
