@@ -45,7 +45,9 @@ UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
 
 _FORBIDDEN = "42501"
 _READ_ONLY = "25006"
-_REFUSED_TO_ALL = frozenset({_READ_ONLY, "25P03", "25P04", "26000", "42P05", _FORBIDDEN})
+_UNUSABLE = frozenset({_READ_ONLY, "26000", "42P05"})
+"""Those after which a connection is not used again: it is read-only, or its prepared statements are not its own."""
+_REFUSED_TO_ALL = _UNUSABLE | {"25P03", "25P04", _FORBIDDEN}
 """SQLSTATEs of an outage that the driver gives another class: Postgres is read-only, it has ended a transaction that
 took too long, a pooler has mixed up prepared statements, or the role lacks a privilege. The statement has no fault."""
 _MISSING = frozenset({"42P01", "3F000", "42P10"})
@@ -205,7 +207,7 @@ def as_outage(error: exc.DBAPIError, *, is_broken: bool) -> exc.OperationalError
     """
     if isinstance(error, UNAVAILABLE) or not (is_broken or code_of(error) in _REFUSED_TO_ALL):
         return None
-    is_broken = is_broken or code_of(error) == _READ_ONLY
+    is_broken = is_broken or code_of(error) in _UNUSABLE
     return exc.OperationalError(
         error.statement, error.params, error.orig or error, hide_parameters=True, connection_invalidated=is_broken
     )

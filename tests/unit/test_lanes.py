@@ -350,7 +350,8 @@ def test_a_lane_in_which_an_uncounted_task_took_a_turn_is_asked_for() -> None:
     assert lanes.in_doubt("q", 10) == ["mail|"]
     lanes.learn("q", "mail|", None)
     lanes.was_overtaken("q", "mail|", 0, TaskOptions(concurrency=1))
-    assert lanes.has_next("q", NOW), "the lane was forgotten already"
+    assert lanes.in_doubt("q", 10) == ["mail|"], "it was forgotten already"
+    assert not lanes.has_next("q", NOW), "nobody has to hurry, or to wait for it"
 
 
 def test_a_lane_that_had_less_than_was_known_is_asked_for() -> None:

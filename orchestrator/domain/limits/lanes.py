@@ -166,7 +166,7 @@ class Lanes:
         if lane is not None:
             lane.rest = max(lane.rest, Rest.PERHAPS)
         elif (lane := self._open(queue, name, priority, options)) is not None:
-            self._doubt(lane, Rest.SOMETHING)
+            self._doubt(lane, Rest.PERHAPS)
 
     def learn(self, queue: str, name: str, stock: Stock | None, options: TaskOptions | None = None) -> None:
         """Take note of what Postgres says is ready in a lane: None if nothing is."""
