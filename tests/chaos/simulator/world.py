@@ -278,9 +278,12 @@ class World:
         )
         if not row["quiet"]:
             return False
-        unended = self.database.sql("SELECT id, lane, stuck FROM orchestrator.runs WHERE ended_at IS NULL")
-        held = {row["lane"] for row in unended if row["stuck"] is not None} - {None}
-        return all(row["stuck"] is not None or row["lane"] in held for row in unended)
+        unended = self.database.sql("SELECT id, lane, lane_limit, stuck FROM orchestrator.runs WHERE ended_at IS NULL")
+        held = Counter(row["lane"] for row in unended if row["stuck"] is not None)
+        return all(
+            row["stuck"] is not None or (row["lane"] is not None and held[row["lane"]] >= row["lane_limit"])
+            for row in unended
+        )
 
     def _lift(self) -> None:
         """Lift the poison, and have people retry the runs that are stuck."""
