@@ -185,7 +185,7 @@ def test_a_server_that_is_away() -> None:
 
 
 class Losing:
-    """Lets requests through to the server, and loses the answer to the first of some."""
+    """Lets requests through to the server, and loses the answer to the first of some, or also the request."""
 
     def __init__(
         self,
@@ -194,6 +194,8 @@ class Losing:
         then: Callable[[], None] = lambda: None,
         said: remote_http.Reply | None = None,
         later: Exception | None = None,
+        *,
+        request_too: bool = False,
     ) -> None:
         self.asked: list[dict[str, Any]] = []
         post = remote_http.Http.post
@@ -201,6 +203,9 @@ class Losing:
         def lose(http: remote_http.Http, path_: str, body: bytes, *others: Any) -> remote_http.Reply:
             if later is not None and self.asked:
                 raise later
+            if path_ == path and request_too and not self.asked:
+                self.asked.append(json.loads(body))
+                raise remote_http.Broken("cut")
             reply = post(http, path_, body, *others)
             if path_ == path:
                 self.asked.append(json.loads(body))
@@ -243,6 +248,18 @@ def test_tasks_and_runs_whose_answer_was_lost_are_there_once(
         Losing(monkeypatch, "/api/v1/client/runs/start")
         assert app.start_many(double, [1, 2]).progress().counters.total == 2
         assert count(engine) == 4
+
+
+def test_all_of_what_was_lost_on_the_way_is_sent_again(
+    engine: Engine, api: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client(api) as (app, double):
+        Losing(monkeypatch, "/api/v1/client/tasks/enqueue_many", request_too=True)
+        assert len(app.enqueue_many(double, ((number,) for number in range(1_000)))) == 1_000
+        assert count(engine) == 1_000
+        Losing(monkeypatch, "/api/v1/client/runs/start", request_too=True)
+        assert app.start_many(double, range(1_000)).progress().counters.total == 1_000
+        assert count(engine) == 2_000
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])

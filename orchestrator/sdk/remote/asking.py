@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -76,6 +76,8 @@ class Asking:
 
     def call(self, call: Declared, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make a call, and return what it returns or raise what it raises."""
+        args = tuple(_repeatable(arg) for arg in args)
+        kwargs = {name: _repeatable(arg) for name, arg in kwargs.items()}
         try:
             body = call.encode(args, kwargs)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -197,6 +199,11 @@ class Asking:
             f"Setting api_url: {self.http.url} is no API of an orchestrator: it answered with status {reply.status} "
             f"and {reply.content_type}. Expected the address that `orchestrator api` says it serves."
         )
+
+
+def _repeatable(arg: Any) -> Any:
+    """Return an argument that can be encoded again if the request is lost: a generator would be empty then."""
+    return [*arg] if isinstance(arg, Iterator) else arg
 
 
 def _in_doubt(doubt: Uncertain | None, problem: OrchestratorError) -> OrchestratorError:
