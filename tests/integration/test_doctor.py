@@ -113,6 +113,7 @@ def test_a_worker_has_redis_alone(examine: Callable[..., tuple[int, Checks]]) ->
         ({"REDIS": "http://nowhere"}, "settings", "expected a URL that starts with redis://"),
         ({"REDIS": "redis://127.0.0.1:1/0"}, "redis away", "Connection refused"),
         ({"REDIS": "redis://127.0.0.1:1/0"}, "redis", "Connection refused"),
+        ({"REDIS": "redis://127.0.0.1:1/0"}, "redis", "A URL with rediss:// is of a server with TLS"),
         ({"DATABASE": "", "REDIS": "redis://127.0.0.1:1/0"}, "redis away", "Connection refused"),
         ({"DATABASE": "postgresql://nobody@127.0.0.1:1/nothing"}, "postgres", "Connection refused"),
         ({"API": "http://127.0.0.1:1", "DATABASE": "", "REDIS": ""}, "system", "127.0.0.1:1"),

@@ -61,6 +61,9 @@ class Finding:
     """What to do, unless `found` says it."""
 
 
+_REDIS_ADDRESS = "Check host and port. A URL with rediss:// is of a server with TLS, redis:// of one without."
+
+
 def _ok(check: str, found: str) -> Finding:
     return Finding(check=check, level="ok", found=found)
 
@@ -160,7 +163,7 @@ def _redis(settings: Settings) -> Iterator[Finding]:
         if not (settings.database_url or settings.api_url):
             yield from map(_problem, trouble.of_redis(health))
         if not health.reachable:
-            yield _fail("redis", f"{health.error}.")
+            yield _fail("redis", f"{health.error}.", _REDIS_ADDRESS)
             return
         for server in dict.fromkeys(one for one, _ in shards):
             check_server(server)
