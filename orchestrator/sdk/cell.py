@@ -6,7 +6,7 @@ the cell that the settings of its process name; `app.at(…)` makes others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Self, TypeVar, overload
@@ -33,6 +33,9 @@ from orchestrator.trace_context import current_trace
 from orchestrator.tracing.entry import sending
 
 R = TypeVar("R")
+
+_FEW = 1_000
+"""Calls that are checked before anything is sent; more are checked while Postgres stores those before."""
 
 
 class Cell(Deployment):
@@ -76,13 +79,14 @@ class Cell(Deployment):
                 return self.enqueue_many(task._for_many(afterwards), calls)
         with sending("enqueue", task.name, task.queue):
             trace = current_trace()
-            tasks = list(new_tasks(task, calls, trace))
             hand_over = task._enqueue_path()
-            ids = [new.id for new in tasks]
+            tasks = new_tasks(task, calls, trace)
             if hand_over is not None:
-                holders = hand_over(tasks)
-                ids = [holders.get(identifier, identifier) for identifier in ids]
-            elif tasks:
+                holders = hand_over(made := [*tasks])
+                ids = [holders.get(new.id, new.id) for new in made]
+            elif task._is_hooked or not isinstance(calls, Sequence) or len(calls) < _FEW:
+                ids = self._client.backend.tasks.enqueue_many(made) if (made := [*tasks]) else []
+            else:
                 ids = self._client.backend.tasks.enqueue_many(tasks)
         return [Handle(self._client, identifier, task._signature) for identifier in ids]
 

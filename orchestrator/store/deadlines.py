@@ -16,8 +16,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Self
 
 from sqlalchemy import Connection, Engine, event, exc
 
@@ -173,27 +173,37 @@ def missed(connection: Connection | None, sql: str) -> exc.OperationalError | No
     return None if token is None or deadlines.end(token) else deadlines.missed(sql)
 
 
-def limited(connection: Connection, sql: str) -> AbstractContextManager[None]:
-    """Limit what is done on a connection without SQLAlchemy's cursors."""
-    deadlines = deadlines_of(connection)
-    return _UNLIMITED if deadlines is None else _limited(connection, sql, deadlines)
+class limited:  # noqa: N801  # used as a function is
+    """Limits what is done on a connection without SQLAlchemy's cursors."""
 
+    def __init__(self, connection: Connection, sql: str) -> None:
+        self._connection = connection
+        self._sql = sql
+        self._deadlines = deadlines_of(connection)
+        self._token = 0
+        self._is_in_time = True
 
-_UNLIMITED = nullcontext()
+    def __enter__(self) -> Self:
+        if self._deadlines is not None:
+            self._token = self._deadlines.begin(self._connection.connection.dbapi_connection)
+        return self
 
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self._deadlines is None:
+            return
+        self._is_in_time &= self._deadlines.end(self._token)
+        if isinstance(error, Exception) and not self._is_in_time:
+            self._connection.invalidate(error)
+            raise self._deadlines.missed(self._sql) from error
 
-@contextmanager
-def _limited(connection: Connection, sql: str, deadlines: Deadlines) -> Iterator[None]:
-    token = deadlines.begin(connection.connection.dbapi_connection)
-    try:
-        yield
-    except Exception as error:
-        if not deadlines.end(token):
-            connection.invalidate(error)
-            raise deadlines.missed(sql) from error
-        raise
-    finally:
-        deadlines.end(token)
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Do not count the time in which Postgres waits for us."""
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
 
 
 def _before(connection: Connection, *_: object) -> None:

@@ -18,13 +18,11 @@ from psycopg2.errors import DuplicatePreparedStatement, InvalidSqlStatementName
 from sqlalchemy import Connection, Dialect, Engine, exc
 
 from orchestrator.store.database import as_outage
-from orchestrator.store.deadlines import deadlines_of, limited
+from orchestrator.store.deadlines import deadlines_of
 from orchestrator.store.dialing import hide_rows
 from orchestrator.store.namespaces import in_namespace, namespace_of
 
 _CHANNEL = "orchestrator_channel"
-_BLOCK = 65_536
-"""Characters that are sent at once."""
 _FEW_ROWS = 100
 """Rows that a cursor may go on holding until its next statement."""
 _statements = 0
@@ -178,7 +176,7 @@ class Channel:
             return StatementResult(cursor.fetchall() if columns else (), columns, cursor.rowcount)
         except connection.dialect.loaded_dbapi.Error as error:
             missed = deadlines.missed(sql) if deadlines is not None and not deadlines.end(watched) else None
-            raise _known(error, connection, connection.dialect, self._connection, sql, missed=missed) from error
+            raise as_known(error, connection, connection.dialect, self._connection, sql, missed=missed) from error
         finally:
             if deadlines is not None:
                 deadlines.end(watched)
@@ -192,7 +190,7 @@ def channel(connection: Connection) -> Channel:
         try:
             found = kept[_CHANNEL] = Channel(connection)
         except connection.dialect.loaded_dbapi.Error as error:  # it was closed meanwhile
-            raise _known(error, connection, connection.dialect, connection.connection.dbapi_connection, "") from error
+            raise as_known(error, connection, connection.dialect, connection.connection.dbapi_connection, "") from error
     return found
 
 
@@ -323,7 +321,7 @@ def execute(
     try:
         line = _line(engine, kept)
     except engine.dialect.loaded_dbapi.Error as error:
-        raise _known(error, None, engine.dialect, None, sql, parameters) from error
+        raise as_known(error, None, engine.dialect, None, sql, parameters) from error
     connection, cursor, deadlines = line.connection, line.cursor, line.deadlines
     watched = 0 if deadlines is None else deadlines.begin(connection.dbapi_connection)
     try:
@@ -341,7 +339,9 @@ def execute(
         return StatementResult(rows, columns)
     except engine.dialect.loaded_dbapi.Error as error:
         missed = deadlines.missed(sql) if deadlines is not None and not deadlines.end(watched) else None
-        raise _known(error, connection, engine.dialect, connection.dbapi_connection, sql, parameters, missed) from error
+        raise as_known(
+            error, connection, engine.dialect, connection.dbapi_connection, sql, parameters, missed
+        ) from error
     except BaseException as error:
         connection.invalidate(error)  # interrupted, in an unknown state
         raise
@@ -354,26 +354,7 @@ def execute(
             connection.close()
 
 
-def copy(connection: Connection, sql: str, lines: Any) -> None:
-    """Write a file of rows in the transaction that is open (needs psycopg2)."""
-    flush(connection)
-    lent = connection.connection
-    cursor: Any = lent.cursor()
-    try:
-        with limited(connection, sql):
-            cursor.copy_expert(in_namespace(sql, namespace_of(connection)), lines, _BLOCK)
-    except connection.dialect.loaded_dbapi.Error as error:
-        raise _known(error, connection, connection.dialect, lent.dbapi_connection, sql) from error
-
-
-def copied(value: object) -> str:
-    """Return a value as it stands in a file of rows."""
-    if value is None:
-        return "\\N"
-    return str(value).replace("\\", "\\\\").replace("\t", "\\t").replace("\n", "\\n").replace("\r", "\\r")
-
-
-def _known(
+def as_known(
     error: Any, lent: Any, dialect: Dialect, driver: Any, sql: str, parameters: Any = None, missed: Any = None
 ) -> exc.DBAPIError:
     """Return an error of the driver as one of SQLAlchemy; an outage is one, whatever the driver calls it.

@@ -94,8 +94,8 @@ class _Tasks(_Part):
         refuse_replacing(task)
         return self.enqueue(task)
 
-    def enqueue_many(self, tasks: Sequence[NewTask]) -> list[bytes]:
-        created = self._leader.create_all(tasks)
+    def enqueue_many(self, tasks: Iterable[NewTask]) -> list[bytes]:
+        created = self._leader.create_all([*tasks])
         self._leader.settle()
         return created
 

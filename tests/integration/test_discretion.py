@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, exc, text
 
-from orchestrator.store.driver import copy, execute, keep_prepared
+from orchestrator.store.copying import copy
+from orchestrator.store.driver import execute, keep_prepared
 from orchestrator.store.sql import Prepared, Statement
 
 SECRET = "hunter2"
@@ -44,7 +44,7 @@ def shown(error: BaseException) -> str:
         lambda connection: PLAIN(connection, word=SECRET),
         lambda connection: PREPARED(connection, word=SECRET),
         lambda connection: connection.execute(text("INSERT INTO secrets VALUES (:word)"), {"word": SECRET}),
-        lambda connection: copy(connection, "COPY secrets FROM STDIN", io.StringIO(f"{SECRET}\n")),
+        lambda connection: copy(connection, "COPY secrets FROM STDIN", [f"{SECRET}\n"]),
     ],
     ids=["sqlalchemy", "driver", "text", "copy"],
 )

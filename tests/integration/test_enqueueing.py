@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, event, text
 
-from orchestrator import Orchestrator, SchemaError, Unavailable
+from orchestrator import InvalidTask, Orchestrator, SchemaError, Unavailable
 from orchestrator.sdk.tasks.task import Task
-from orchestrator.store import database, driver
+from orchestrator.store import copying, database
 from tests.emptying import empty
 
 Enqueue = Callable[[Task[..., Any], Any], str]
@@ -111,16 +111,17 @@ def test_many_limited_tasks_take_hardly_more_statements_than_many_plain_ones(
         "few-keys": {"concurrency": 1, "concurrency_key": lambda value: f"k{value % 50}"},
         "many-keys": {"concurrency": 1, "rate": "5/s", "concurrency_key": lambda value: f"k{value}"},
     }
-    copy = driver.copy
+    copy = copying.copy
 
-    def note_copy(connection: Connection, sql: str, lines: io.StringIO) -> None:
-        copied.append(lines.getvalue().count("\n"))
-        copy(connection, sql, lines)
+    def note_copy(connection: Connection, sql: str, texts: Iterable[str]) -> None:
+        made = [*texts]
+        copied.append(sum(text.count("\n") for text in made))
+        copy(connection, sql, made)
 
     def note(_: object, __: object, statement: str, *___: object) -> None:
         sent.append(statement)
 
-    monkeypatch.setattr(driver, "copy", note_copy)
+    monkeypatch.setattr(copying, "copy", note_copy)
     event.listen(Engine, "before_cursor_execute", note)
     found = {}
     try:
@@ -164,3 +165,66 @@ def test_another_number_of_shards_is_named_as_such(app: Orchestrator) -> None:
     with pytest.raises(SchemaError, match="no orchestrator tables in the namespace 'nowhere'"):
         task.via(empty_database).enqueue("x")
     empty_database.close()
+
+
+@pytest.mark.parametrize("lasts", [copying._LASTS, 0.0], ids=["one", "many"])
+def test_tasks_of_all_kinds_are_stored_in_order_by_few_or_many_copies(
+    app: Orchestrator, engine: Engine, monkeypatch: pytest.MonkeyPatch, lasts: float
+) -> None:
+    monkeypatch.setattr(copying, "_LASTS", lasts)
+    task = app.task(name="job")(lambda value: value)
+    kinds: list[dict[str, Any]] = [{}, {"delay": 60}, {"expires": 60}, {"unique_key": "a"}, {"concurrency_key": "acme"}]
+    made = [task.options(**kinds[number // 200])._new((number,), {}, None, None, None) for number in range(1_000)]
+    created = app._client.backend.tasks.enqueue_many(iter(made))
+    with engine.connect() as connection:
+        rows = connection.execute(
+            text("SELECT id, wake_at, expires_at, unique_key, lane, created_at FROM orchestrator.tasks")
+        )
+        found = {row.id.bytes: row for row in rows}
+    assert created == [task.id if number // 200 != 3 else made[600].id for number, task in enumerate(made)]
+    assert {*created} == found.keys()
+    for number, id_ in enumerate(created):
+        row, kind = found[id_], kinds[number // 200]
+        assert (row.unique_key is not None, row.lane is not None) == ("unique_key" in kind, "concurrency_key" in kind)
+        assert (row.wake_at and (row.wake_at - row.created_at).total_seconds()) == kind.get("delay")
+        assert (row.expires_at and (row.expires_at - row.created_at).total_seconds()) == kind.get("expires")
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
+@pytest.mark.parametrize("after", [0, 100, 2_000])
+def test_what_is_raised_while_tasks_are_made_is_raised_as_it_is(
+    app: Orchestrator, engine: Engine, error: type[BaseException], after: int
+) -> None:
+    task = app.task(name="job")(lambda value: value)
+
+    def items() -> Iterator[int]:
+        yield from range(after)
+        raise error("stop")
+
+    with pytest.raises(error, match="stop"):
+        app.start_many(task, items())
+    assert app.start_many(task, [1]).progress().counters.total == 1
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM orchestrator.tasks")).scalar_one() == 1
+
+
+def test_a_call_that_is_refused_among_many_keeps_all_from_being_stored(app: Orchestrator, engine: Engine) -> None:
+    task = app.task(name="job")(lambda value: value)
+    with pytest.raises(InvalidTask, match="Task 'job': too many positional arguments"):
+        app.enqueue_many(task, [*((number,) for number in range(2_000)), (1, 2)])
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM orchestrator.tasks")).scalar_one() == 0
+
+
+def test_the_time_that_making_tasks_takes_is_not_that_of_postgres(database_url: str, redis_url: str) -> None:
+    app = Orchestrator(database_url=database_url, redis_url=redis_url, database_timeout=1)
+    task = app.task(name="job")(lambda value: value)
+
+    def items() -> Iterator[int]:
+        for number in range(1_000):
+            if number in (300, 600):
+                time.sleep(1.5)  # longer than a statement may take
+            yield number
+
+    assert app.start_many(task, items()).progress().counters.total == 1_000
+    app.close()

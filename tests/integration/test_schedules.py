@@ -6,7 +6,7 @@ import base64
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -29,7 +29,7 @@ from orchestrator.scheduler.spans import LeaderSpans
 from orchestrator.scheduler.tasks.creation import create_tasks
 from orchestrator.scheduler.transaction import Transaction
 from orchestrator.sdk.dag import definitions
-from orchestrator.store import driver, insights
+from orchestrator.store import copying, insights
 from orchestrator.store.runs.creation import NewRun
 from orchestrator.store.schedules import backfills
 from orchestrator.store.schedules import definitions as schedules
@@ -512,19 +512,19 @@ def test_a_run_of_one_task_begins_when_it_is_fired(system: System) -> None:
 def statements() -> Iterator[list[str]]:
     """Note the names of the statements that the leader sends."""
     names: list[str] = []
-    text_of, copy = Prepared._text, driver.copy
+    text_of, copy = Prepared._text, copying.copy
 
     def noting(statement: Prepared[Any], *given: Any) -> str:
         names.append(statement.name)
         return text_of(statement, *given)
 
-    def noting_copies(connection: Connection, sql: str, lines: Any) -> None:
+    def noting_copies(connection: Connection, sql: str, texts: Iterable[str]) -> None:
         names.append(sql.split()[2])
-        copy(connection, sql, lines)
+        copy(connection, sql, texts)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Prepared, "_text", noting)
-        patch.setattr(driver, "copy", noting_copies)
+        patch.setattr(copying, "copy", noting_copies)
         yield names
 
 

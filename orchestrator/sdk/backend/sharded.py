@@ -199,9 +199,10 @@ def _new_task(at: int, backend: ShardedBackend, of: Callable[[int], Method], *ar
 
 
 def _new_tasks(
-    backend: ShardedBackend, of: Callable[[int], Method], tasks: Sequence[NewTask], *args: Any, **kwargs: Any
+    backend: ShardedBackend, of: Callable[[int], Method], tasks: Iterable[NewTask], *args: Any, **kwargs: Any
 ) -> Any:
     """Create all of them in one shard, for it is all of them or none."""
+    tasks = [*tasks]
     return of(_place_of(backend, tasks[0]) if tasks else 0)(tasks, *args, **kwargs)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
 
@@ -132,19 +132,20 @@ class TaskBackend(Part, TaskWork):
         enqueue.notify_on_commit(connection, namespace)
         return created
 
-    def enqueue_many(self, tasks: Sequence[NewTask], within: str = "", *, repeated: bool = False) -> list[bytes]:
+    def enqueue_many(self, tasks: Iterable[NewTask], within: str = "", *, repeated: bool = False) -> list[bytes]:
         """Create many tasks, all or none; return their ids, or those of the tasks which have their keys.
 
         If this is `repeated`, all of them or none may have been created before.
         """
-        if repeated and self._were_sent(tasks):
-            return [task.id for task in tasks]
         if self._payloads is not None or self._vault is not None:
             tasks = [self._outgoing(task) for task in tasks]
-        try:
+        if not repeated:
             return self._create(tasks, within, repeated)
+        tasks = [*tasks]
+        try:
+            return [task.id for task in tasks] if self._were_sent(tasks) else self._create(tasks, within, repeated)
         except (IntegrityError, _SentBefore):
-            if not repeated or not self._were_sent(tasks):
+            if not self._were_sent(tasks):
                 raise
             return [task.id for task in tasks]  # the first time has come to its end meanwhile
 
@@ -187,16 +188,15 @@ class TaskBackend(Part, TaskWork):
                 raise InvalidTask(f"The id {to_text(task.id)} is that of another task: make a new one for each task.")
         return bool(there)
 
-    def _create(self, tasks: Sequence[NewTask], within: str, repeated: bool) -> list[bytes]:
-        created = {}
+    def _create(self, tasks: Iterable[NewTask], within: str, repeated: bool) -> list[bytes]:
+        ids: list[bytes] = []
+        keyed: list[NewTask] = []
         with self._connections.changing("the tasks were stored, all of them or none") as connection:
-            if any(task.unique is not None for task in tasks):
-                created = _insert_all(connection, tasks, within)
-            else:
-                enqueue.copy_tasks(connection, tasks)
-            if repeated and results.has_ended(connection, [task.id for task in tasks]):
+            enqueue.copy_tasks(connection, _plain(tasks, ids, keyed))
+            created = _insert_all(connection, keyed, within)
+            if repeated and results.has_ended(connection, ids):
                 raise _SentBefore  # and ended since then; an open one has refused these already, by its id
-        return [created.get(task.id, task.id) for task in tasks]
+        return [created.get(task, task) for task in ids]
 
     # -- asking
 
@@ -341,6 +341,16 @@ def _said(wanted: FailedFilter) -> dict[str, str]:
     given = {name: getattr(wanted, name) for name in wanted.__struct_fields__}
     given["type"] = given.pop("kind")  # a line of the audit log has a kind of its own
     return {name: str(value) for name, value in given.items() if value is not None}
+
+
+def _plain(tasks: Iterable[NewTask], ids: list[bytes], keyed: list[NewTask]) -> Iterator[NewTask]:
+    """Yield the tasks that have no unique key; note the ids of all, and the others."""
+    for task in tasks:
+        ids.append(task.id)
+        if task.unique is None:
+            yield task
+        else:
+            keyed.append(task)
 
 
 def _insert_all(connection: Connection, tasks: Sequence[NewTask], within: str) -> dict[bytes, bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Protocol
 
 import msgspec
@@ -50,7 +50,7 @@ class TaskCalls(Protocol):
         expensive=True,
         body=Body.VALUES,
     )
-    def enqueue_many(self, tasks: Annotated[Sequence[NewTask], Distinct], *, repeated: bool = False) -> list[Id]:
+    def enqueue_many(self, tasks: Annotated[Iterable[NewTask], Distinct], *, repeated: bool = False) -> list[Id]:
         """Create many tasks, all or none; return their ids, or those of the tasks which have their keys."""
 
     @call(

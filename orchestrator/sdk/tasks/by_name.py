@@ -107,6 +107,12 @@ def new_tasks(
         raise InvalidTask(
             f"Task {task.name!r}: expected a list of calls, or anything else to go through; found {shown(calls)}."
         )
+    return _checked(task, calls, trace, run_id)
+
+
+def _checked(
+    task: Task[..., Any], calls: Iterable[Arguments], trace: str | None, run_id: bytes | None
+) -> Iterator[NewTask]:
     rest = enumerate(calls)
     for position, call in rest:
         args, kwargs = arguments_of(task.name, position, call)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from itertools import zip_longest
@@ -15,8 +14,9 @@ from sqlalchemy import Connection
 
 from orchestrator.domain.states import RunState
 from orchestrator.references import MARK
-from orchestrator.store import driver, payloads
+from orchestrator.store import copying, payloads
 from orchestrator.store.batches import Batch, Blob, Json
+from orchestrator.store.copying import copied
 from orchestrator.store.sql import Prepared, Statement, array_of
 from orchestrator.store.tasks.row import SPAN_OF_RUN, join_run
 
@@ -198,10 +198,10 @@ def copy_begun(connection: Connection, runs: Iterable[tuple[NewRun, bytes]], now
             deadline = None if run.timeout is None else now + timedelta(seconds=run.timeout)
             tags = array_of(msgspec.json.decode(run.tags, type=list[str]))
             of_all = (1, 1, f"\\x{state.hex()}", tags, deadline, now, now, RunState.RUNNING)
-            written[kind] = "\t".join(map(driver.copied, (*kind[:-2], *of_all)))
-        params, key, schedule, trace = map(driver.copied, (run.params, run.key, run.schedule, run.trace))
+            written[kind] = "\t".join(map(copied, (*kind[:-2], *of_all)))
+        params, key, schedule, trace = map(copied, (run.params, run.key, run.schedule, run.trace))
         lines.append(f"{run.id.hex()}\t{params}\t{key}\t{schedule}\t{trace}\t{written[kind]}\n")
-    driver.copy(connection, _COPY.sql, io.StringIO("".join(lines)))
+    copying.copy(connection, _COPY.sql, ["".join(lines)])
 
 
 def create_defined(connection: Connection, run: NewRun) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -15,8 +14,9 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, TwoPhaseTransaction
 
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.store import driver
+from orchestrator.store import copying, driver
 from orchestrator.store.batches import Batch
+from orchestrator.store.copying import copied
 from orchestrator.store.other_drivers import DriverConnection
 from orchestrator.store.sql import Prepared, Statement
 from orchestrator.store.tasks.row import NEW, SPAN_OF_RUN, join_run, parameters, value_of, with_headers_of_run
@@ -109,7 +109,8 @@ _alike = attrgetter(*_ALIKE)
 _COPY = Statement[None](f"""
 COPY /* enqueue.copy */ orchestrator.tasks ({", ".join(NEW[name].column for name in (*_APART, *_ALIKE))}) FROM STDIN
 """)
-_COPY_CHUNK = 5_000
+_COPY_CHUNK = 250
+"""Tasks that are made while Postgres stores those before."""
 _ARRIVALS = Statement[None]("""
 INSERT /* enqueue.arrivals */ INTO orchestrator.inbox (kind, target, body)
 SELECT 'arrival', id, 'true' FROM unnest(%(ids)s::uuid[]) AS first(id)
@@ -125,21 +126,13 @@ def copy_tasks(connection: Connection, tasks: Iterable[NewTask], now: datetime |
 
     None of them has a parent: what a task enqueues goes another way. `now` is the leader's time.
     """
-    count = 0
-    first_in_lane: dict[tuple[str, str, int], bytes] = {}
-    clock = partial(_clock, connection) if now is None else lambda: now
-    rows = iter(tasks)
-    while chunk := list(islice(rows, _COPY_CHUNK)):
-        driver.copy(connection, _COPY.sql, io.StringIO("".join(_copy_lines(chunk, clock))))
-        count += len(chunk)
-        for task in chunk:
-            if task.lane is not None and task.delay <= 0 and len(first_in_lane) <= _FEW_LANES:
-                first_in_lane.setdefault((task.queue, task.lane, task.priority), task.id)
-    if len(first_in_lane) > _FEW_LANES:
+    texts = _Texts(connection, tasks, now)
+    copying.copy(connection, _COPY.sql, texts)
+    if len(texts.first_in_lane) > _FEW_LANES:
         _LANES(connection, id=bytes(16))
-    elif first_in_lane:
-        _ARRIVALS(connection, ids=first_in_lane.values())
-    return count
+    elif texts.first_in_lane:
+        _ARRIVALS(connection, ids=texts.first_in_lane.values())
+    return texts.count
 
 
 @Statement.function("SELECT /* enqueue.now */ now()")
@@ -147,24 +140,46 @@ def _clock(connection: Connection) -> datetime:
     """Return the time of the transaction."""
 
 
-def _copy_lines(tasks: Iterable[NewTask], clock: Callable[[], datetime]) -> Iterator[str]:
-    """Yield tasks as lines of a COPY. What tasks have in common is written out once; the clock is asked if need be."""
-    written: dict[tuple[Any, ...], str] = {}
-    now: datetime | None = None
-    last: tuple[Any, ...] | None = None
-    common = ""
-    for task in tasks:
-        kind = _alike(task)
-        if kind != last:
-            last, common = kind, written.get(kind) or written.setdefault(kind, "\t".join(map(driver.copied, kind)))
-        if task.delay > 0 or task.expires is not None:
-            now = now or clock()
-            times = f"{_time_after(now, task.delay if task.delay > 0 else None)}\t{_time_after(now, task.expires)}"
-        else:
-            times = "\\N\t\\N"
-        run_id = "\\N" if task.run_id is None else task.run_id.hex()
-        position = "\\N" if task.position is None else task.position
-        yield f"{task.id.hex()}\t\\\\x{task.payload.hex()}\t{times}\t{run_id}\t{position}\t{common}\n"
+class _Texts:
+    """Tasks as texts of a COPY. What tasks have in common is written out once; the clock is asked if need be."""
+
+    def __init__(self, connection: Connection, tasks: Iterable[NewTask], now: datetime | None) -> None:
+        self.count = 0
+        self.first_in_lane: dict[tuple[str, str, int], bytes] = {}
+        """A ready task of each lane, of which the leader is notified; of a few more than it is notified of one by
+        one."""
+        self._connection = connection
+        self._tasks = tasks
+        self._now = now
+        self._written: dict[tuple[Any, ...], str] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        rows = iter(self._tasks)
+        while chunk := [*islice(rows, _COPY_CHUNK)]:
+            if self._now is None and any(task.delay > 0 or task.expires is not None for task in chunk):
+                yield ""  # no COPY is open then
+                self._now = _clock(self._connection)
+            yield "".join(self._lines(chunk))
+            self.count += len(chunk)
+            for task in chunk:
+                if task.lane is not None and task.delay <= 0 and len(self.first_in_lane) <= _FEW_LANES:
+                    self.first_in_lane.setdefault((task.queue, task.lane, task.priority), task.id)
+
+    def _lines(self, tasks: Iterable[NewTask]) -> Iterator[str]:
+        written, now = self._written, self._now
+        last: tuple[Any, ...] | None = None
+        common = ""
+        for task in tasks:
+            kind = _alike(task)
+            if kind != last:
+                last, common = kind, written.get(kind) or written.setdefault(kind, "\t".join(map(copied, kind)))
+            if now is not None and (task.delay > 0 or task.expires is not None):
+                times = f"{_time_after(now, task.delay if task.delay > 0 else None)}\t{_time_after(now, task.expires)}"
+            else:
+                times = "\\N\t\\N"
+            run_id = "\\N" if task.run_id is None else task.run_id.hex()
+            position = "\\N" if task.position is None else task.position
+            yield f"{task.id.hex()}\t\\\\x{task.payload.hex()}\t{times}\t{run_id}\t{position}\t{common}\n"
 
 
 def _time_after(now: datetime, seconds: float | None) -> str:
