@@ -127,6 +127,7 @@ def test_what_has_been_found_once_is_looked_for_in_every_build(simulated: Simula
         23556,  # a poisoned flow has ended, and its signal is kept for a retry
     ],
 )
+@pytest.mark.long_for("10267", "23556")
 def test_what_has_been_found_once_in_several_shards(simulated: SimulatedDatabase, seed: int) -> None:
     assert explain(simulated, seed, sharded_plan_for, " -k shards") is None
 
