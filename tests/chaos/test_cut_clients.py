@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import ResultTimeout, Uncertain
+from orchestrator import ResultTimeout, Unavailable, Uncertain
 from tests.acceptance.conftest import fresh_stack, project
 from tests.chaos import breakable
 from tests.chaos.cutting import Cutting
@@ -30,14 +30,23 @@ def test_who_waits_for_a_workflow_as_code_goes_on_waiting(cutting: Cutting, redi
 
 
 @pytest.mark.parametrize("start", [project.app.enqueue_many, project.app.start_many])
-def test_who_enqueues_many_is_told_that_nobody_knows(
-    start: Callable[..., object], cutting: Cutting, redis_url: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("at", "error", "there"), [(b"COPY /* enqueue.copy */", Unavailable, 10), (b"COMMIT\0", Uncertain, 20)]
+)
+def test_who_enqueues_many_is_told_whether_somebody_knows(
+    at: bytes,
+    error: type[Exception],
+    there: int,
+    start: Callable[..., object],
+    cutting: Cutting,
+    redis_url: str,
+    tmp_path: Path,
 ) -> None:
     with fresh_stack(cutting.url, redis_url, tmp_path) as stack:
         start(project.add, [(1, 1)] * 10)
-        cutting.arm(b"COPY /* enqueue.copy */")
-        with pytest.raises(Uncertain, match="it is not known whether"):
+        cutting.arm(at)
+        with pytest.raises(error, match="it is not known whether" if error is Uncertain else "Postgres cannot be used"):
             start(project.add, [(1, 1)] * 10)
-        assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 10
+        assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == there
         start(project.add, [(1, 1)] * 10)
-        assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == 20
+        assert stack.scalar("SELECT count(*) FROM orchestrator.tasks") == there + 10

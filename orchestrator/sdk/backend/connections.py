@@ -83,8 +83,12 @@ class Connections:
             if not transaction:
                 yield connection
                 return
-            connection.begin()
-            yield connection
+            try:
+                connection.begin()
+                yield connection
+            except exc.SQLAlchemyError as error:
+                self._raise_known(error, written="")  # nothing is: it is not committed
+                raise
             with deadlines.limited(connection, "COMMIT"):
                 connection.commit()
 
