@@ -138,7 +138,11 @@ class Requests:
         return [item.id for item in others if not retry_plain(tx, self.runs, item, 10 * limit)]
 
     def _purge(self, tx: Transaction, items: list[Request], limit: int) -> list[int]:
-        return [item.id for item in items if not purge(tx, self.runs, self.workers, item, 5 * limit)]
+        """Cancel what waits in queues. None of it starts meanwhile."""
+        unfinished = [item.id for item in items if not purge(tx, self.runs, self.workers, item, 5 * limit)]
+        if len(unfinished) < len(items) or any("after" not in item.body for item in items):
+            tx.result.wake.queues_changed = True
+        return unfinished
 
     def _redrive(self, tx: Transaction, items: list[Request], limit: int) -> list[int]:
         return [item.id for item in items if not redrive_tasks(tx, self.runs, item, 5 * limit)]
@@ -167,6 +171,7 @@ def _refuse(tx: Transaction, item: Request, error: Exception) -> None:
     if item.kind == RequestKind.ENQUEUE:
         reason = TaskError("CannotBeApplied", f"The scheduler could not do it: {type(error).__name__}: {said(error)}")
         tx.result.outgoing.key_holders[item.target] = KeyHolder(item.target, error=reason)
+    tx.result.wake.queues_changed |= item.kind == RequestKind.PURGE
     inbox.remove(tx.connection, [item.id])
 
 

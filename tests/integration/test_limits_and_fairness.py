@@ -509,6 +509,38 @@ def test_a_purge_walks_along_all_that_is_open_once(system: System) -> None:
     assert system.count("inbox") == 0
 
 
+def test_nothing_starts_that_is_being_purged(system: System) -> None:
+    """It took seconds to walk along what waits elsewhere, and a queue that was resumed at once ran all of it."""
+    worker = system.worker(slots=50)
+    system.app.queue("default").pause()
+    system.tick()
+    object.__setattr__(system.settings, "batch", 1)
+    system.app.enqueue_many(system.job.options(queue="other", delay=3600), [()] * 20)
+    waiting = system.app.enqueue_many(system.job, [()] * 20)
+    system.app.queue("default").purge()
+    system.app.queue("default").resume()
+    late = system.job.enqueue()
+    system.tick(2)
+    assert system.count("inbox")
+    assert not worker.take()
+    system.lead()  # the next leader does not start it either
+    system.tick_until(lambda: not system.count("inbox"))
+    assert system.states(*waiting) == ["cancelled"] * 20
+    system.tick_until(lambda: late.status() == "dispatched")
+
+
+def test_a_purge_that_cannot_be_done_holds_its_queue_no_longer(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(requests, "purge", fail)
+    worker = system.worker()
+    system.app.queue("default").purge()
+    task = system.job.enqueue()
+    system.tick_until(lambda: task.status() == "dispatched")
+    assert worker.take()
+
+
 def test_a_purge_leaves_alone_what_came_after_it_whatever_clock_the_leader_has(system: System) -> None:
     """Between two answers of Postgres the leader counts the time itself, and may be ahead by a little."""
     system.app.queue("default").pause()

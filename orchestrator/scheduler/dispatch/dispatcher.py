@@ -355,6 +355,7 @@ class Dispatcher(CommitHooks):
         self.last = self.last._replace(has_drained=False)
         self._claims.rolled_back()
         self._lanes.rolled_back()
+        self.windows.rolled_back()
 
     def committed(self, tick: TickResult) -> None:
         """Move the counts, and remember where tasks were placed."""

@@ -71,6 +71,10 @@ class Windows:
         self.outstanding = Counter(in_flight)
         self._leaving = Counter(leaving)
 
+    def rolled_back(self) -> None:
+        """What people allow may have been read as this tick would have left it."""
+        self._limits = None
+
     def refresh(self, tx: Transaction) -> None:
         """Read what people allow, if that is not known."""
         if self._limits is None or tx.result.wake.queues_changed:

@@ -31,13 +31,17 @@ class QueueRow(NamedTuple):
     rate: Rate | None = None
 
 
-_READ = Statement[Row](
-    "SELECT /* queues.read */ name, paused, concurrency, rate, burst FROM orchestrator.queues ORDER BY name"
-)
+_READ = Statement[Row](f"""
+SELECT /* queues.read */ name, coalesce(paused, false) OR purged.name IS NOT NULL AS paused, concurrency, rate, burst
+  FROM orchestrator.queues
+  FULL JOIN (SELECT DISTINCT body->>'queue' AS name FROM orchestrator.inbox
+              WHERE kind = '{RequestKind.PURGE}') AS purged USING (name)
+ ORDER BY name
+""")
 
 
 def read(connection: Connection) -> list[QueueRow]:
-    """Return every queue for which something is set."""
+    """Return every queue for which something is set. One that is being purged counts as paused."""
     return [
         QueueRow(row.name, row.paused, row.concurrency, Rate(row.rate, 1.0, row.burst) if row.rate else None)
         for row in _READ(connection)
