@@ -22,7 +22,7 @@ from orchestrator.sdk.flow.flows import Flows
 from orchestrator.sdk.ids import new_id, parse_id
 from orchestrator.sdk.middleware import HookStack
 from orchestrator.sdk.queue import Queue
-from orchestrator.sdk.tasks.by_name import new_tasks, start_many
+from orchestrator.sdk.tasks.by_name import check_iterable, new_tasks, start_many
 from orchestrator.sdk.tasks.composition_handle import CompositionHandle
 from orchestrator.sdk.tasks.compositions import Arguments
 from orchestrator.sdk.tasks.handle import Handle, RunHandle
@@ -96,8 +96,9 @@ class Cell(Deployment):
         `app.start_many(resize, ["a.png", "b.png"]).results()` waits for all of them. Inside a task, the scheduler
         starts it, and all of it travels in one message.
         """
-        calls = (item if isinstance(item, (tuple, list, Mapping)) else (item,) for item in items)
         task = self._own(task)
+        check_iterable(task, items)
+        calls = (item if isinstance(item, (tuple, list, Mapping)) else (item,) for item in items)
         run_id = start_many(task, calls, name)
         return RunHandle(self._client, run_id, task._signature)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 from sqlalchemy import Connection
@@ -56,6 +56,10 @@ class _File:
         self._ends_at = 0.0
         self._error: BaseException | None = None
         """What was raised by the making of a text. The driver would replace it by an error of its own."""
+        reading = self._reading()
+        next(reading)
+        self.read: Callable[[int], str] = reading.send
+        """Return the next text, or an empty one to end the COPY."""
 
     def has_more(self) -> bool:
         """Say whether another COPY is to begin, while none is open."""
@@ -65,16 +69,26 @@ class _File:
         self._ends_at = time.monotonic() + _LASTS
         return bool(self._first)
 
-    def read(self, _: int) -> str:
-        """Return the next text, or an empty one to end the COPY."""
-        try:
-            if self._first:
-                text, self._first = self._first, ""
-                return text
-            if time.monotonic() > self._ends_at:
-                return ""
-            with self.limit.pause():  # Postgres waits for us
-                return next(self._texts, "")
-        except BaseException as error:  # noqa: BLE001  # raised when no COPY is open
-            self._error = error
+    def _reading(self) -> Generator[str, int, None]:
+        """Yield the answers to `read`. An interrupt comes as soon as Python goes on, and that is at the `yield`."""
+        text: str | None = ""
+        while True:
+            try:
+                yield text or ""
+                text = None
+                text = self._next()
+            except BaseException as error:  # noqa: BLE001  # raised when no COPY is open
+                if text is not None and isinstance(error, GeneratorExit):
+                    return  # nobody reads any more
+                self._error, text = error, ""
+
+    def _next(self) -> str:
+        if self._error is not None:
             return ""
+        if self._first:
+            text, self._first = self._first, ""
+            return text
+        if time.monotonic() > self._ends_at:
+            return ""
+        with self.limit.pause():  # Postgres waits for us
+            return next(self._texts, "")

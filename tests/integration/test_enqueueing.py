@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
@@ -208,9 +209,34 @@ def test_what_is_raised_while_tasks_are_made_is_raised_as_it_is(
         assert connection.execute(text("SELECT count(*) FROM orchestrator.tasks")).scalar_one() == 1
 
 
+def test_an_interrupt_while_many_tasks_are_stored_is_one(app: Orchestrator, engine: Engine) -> None:
+    """Python runs what a signal asks for as soon as the driver comes back from Postgres: where it reads on."""
+    task = app.task(name="job")(lambda value: value)
+    for seconds in (0.01, 0.02, 0.03, 0.05, 0.08, 0.13):
+        handler = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            with pytest.raises(KeyboardInterrupt):
+                app.enqueue_many(task, [("x" * 1_000,)] * 200_000)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler)
+    app.enqueue_many(task, [(1,)])
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM orchestrator.tasks")).scalar_one() == 1
+
+
+@pytest.mark.parametrize("calls", [None, 5])
+def test_what_is_no_number_of_calls_is_refused(app: Orchestrator, calls: Any) -> None:
+    task = app.task(name="job")(lambda value: value)
+    for enqueue in (app.enqueue_many, app.start_many):
+        with pytest.raises(InvalidTask, match="expected a list of calls"):
+            enqueue(task, calls)
+
+
 def test_a_call_that_is_refused_among_many_keeps_all_from_being_stored(app: Orchestrator, engine: Engine) -> None:
     task = app.task(name="job")(lambda value: value)
-    with pytest.raises(InvalidTask, match="Task 'job': too many positional arguments"):
+    with pytest.raises(InvalidTask, match=r"calls\[2000\]: Task 'job': too many positional"):
         app.enqueue_many(task, [*((number,) for number in range(2_000)), (1, 2)])
     with engine.connect() as connection:
         assert connection.execute(text("SELECT count(*) FROM orchestrator.tasks")).scalar_one() == 0

@@ -408,6 +408,52 @@ def test_many_at_once_share_what_exists(system: System) -> None:
     assert len(set(handles)) == 3
 
 
+def test_more_keys_than_postgres_has_locks(system: System) -> None:
+    task = system.app.task(name="each", unique_key=lambda number: str(number))(lambda number: number)
+    first = system.app.enqueue_many(task, [(number,) for number in range(15_000)])
+    again = system.app.enqueue_many(task, ((number,) for number in reversed(range(14_990, 15_010))))
+    assert [handle in first for handle in again] == [False] * 10 + [True] * 10
+    assert len({*first, *again}) == system.count("tasks") == len(keys(system)) == 15_010
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_who_takes_many_keys_at_once_keeps_the_leader_waiting_no_longer_than_others(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, many: bool
+) -> None:
+    monkeypatch.setattr(store, "_MANY", 2 if many else 100)
+    tasks = [wanting(f"{many}-{number}") for number in range(5)]
+    late, other = wanting(f"{many}-3"), wanting(f"{many}-other")
+    with engine.connect() as client, engine.connect() as leader:
+        leader.exec_driver_sql("SET lock_timeout = '300ms'")
+        leader.commit()
+        assert store.insert_many_unique(client, tasks) == {task.id: task.id for task in tasks}
+        assert store.take(leader, [late]) == (set(), {late.id}), "it asks again"
+        assert store.take(leader, [other]) == ((set(), {other.id}) if many else ({other.id}, set()))
+        leader.rollback()
+        client.commit()
+        assert store.take(leader, [late, other]) == ({other.id}, set())
+        leader.rollback()
+
+
+def test_two_that_take_many_of_the_same_keys_at_once_agree(system: System) -> None:
+    task = system.app.task(name="each", unique_key=lambda number: str(number))(lambda number: number)
+    handles: list[list[Handle[Any]]] = []
+    barrier = threading.Barrier(4)
+
+    def enqueue(number: int) -> None:
+        barrier.wait()
+        calls = [(key,) for key in range(150 if number % 2 else 90)]  # by one lock, and by one of each key
+        handles.append(system.app.enqueue_many(task, calls if number < 2 else calls[::-1])[:: 1 if number < 2 else -1])
+
+    threads = [threading.Thread(target=enqueue, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [set(some) == {*max(handles, key=len)[: len(some)]} for some in handles] == [True] * 4
+    assert system.count("tasks") == 150
+
+
 def test_racing_clients_make_one_task(system: System) -> None:
     handles: list[Handle[Any]] = []
     barrier = threading.Barrier(8)

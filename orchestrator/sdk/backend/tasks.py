@@ -177,7 +177,7 @@ class TaskBackend(Part, TaskWork):
         with self._connections.changing("the tasks were stored, all of them or none") as connection:
             created = _insert_all(connection, tasks, within)
             unique.check_batch(connection, sharing, created, beyond)
-        return [created[task.id] for task in tasks]
+        return [*created.values()]
 
     def _were_sent(self, tasks: Sequence[NewTask]) -> bool:
         """Say whether tasks with these ids are there already; refuse ids that others have."""
@@ -189,14 +189,11 @@ class TaskBackend(Part, TaskWork):
         return bool(there)
 
     def _create(self, tasks: Iterable[NewTask], within: str, repeated: bool) -> list[bytes]:
-        ids: list[bytes] = []
-        keyed: list[NewTask] = []
         with self._connections.changing("the tasks were stored, all of them or none") as connection:
-            enqueue.copy_tasks(connection, _plain(tasks, ids, keyed))
-            created = _insert_all(connection, keyed, within)
-            if repeated and results.has_ended(connection, ids):
+            created = _insert_all(connection, tasks, within)
+            if repeated and results.has_ended(connection, [*created]):
                 raise _SentBefore  # and ended since then; an open one has refused these already, by its id
-        return [created.get(task, task) for task in ids]
+        return [*created.values()]
 
     # -- asking
 
@@ -343,23 +340,21 @@ def _said(wanted: FailedFilter) -> dict[str, str]:
     return {name: str(value) for name, value in given.items() if value is not None}
 
 
-def _plain(tasks: Iterable[NewTask], ids: list[bytes], keyed: list[NewTask]) -> Iterator[NewTask]:
-    """Yield the tasks that have no unique key; note the ids of all, and the others."""
-    for task in tasks:
-        ids.append(task.id)
-        if task.unique is None:
-            yield task
-        else:
-            keyed.append(task)
+def _insert_all(connection: Connection, tasks: Iterable[NewTask], within: str) -> dict[bytes, bytes]:
+    """Create tasks; return for each, in order, the task that has its key, or itself."""
+    holders: dict[bytes, bytes] = {}
+    keyed: list[NewTask] = []
 
+    def plain() -> Iterator[NewTask]:
+        for task in tasks:
+            holders[task.id] = task.id
+            if task.unique is None:
+                yield task
+            else:
+                keyed.append(task)
 
-def _insert_all(connection: Connection, tasks: Sequence[NewTask], within: str) -> dict[bytes, bytes]:
-    """Create tasks; return the holder of each key.
-
-    It goes in the order of their keys: two such calls that share some cannot then wait for each other.
-    """
-    in_order = sorted(tasks, key=lambda task: task.unique.key if task.unique else "")
-    return {task.id: _insert_in(connection, task, within) for task in in_order}
+    enqueue.copy_tasks(connection, plain())
+    return holders | unique.insert_many_unique(connection, keyed, within)
 
 
 def _insert_in(connection: Connection, task: NewTask, within: str = "") -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
+from itertools import count
 from typing import Any
 
 from orchestrator.domain.tasks.starts import StartMany, as_task
@@ -103,25 +104,37 @@ def new_tasks(
 
     Nothing is written but arguments that are kept outside.
     """
+    check_iterable(task, calls)
+    return _checked(task, calls, trace, run_id)
+
+
+def check_iterable(task: Task[..., Any], calls: object) -> None:
+    """Refuse what is no number of calls."""
     if not isinstance(calls, Iterable):
         raise InvalidTask(
             f"Task {task.name!r}: expected a list of calls, or anything else to go through; found {shown(calls)}."
         )
-    return _checked(task, calls, trace, run_id)
 
 
 def _checked(
     task: Task[..., Any], calls: Iterable[Arguments], trace: str | None, run_id: bytes | None
 ) -> Iterator[NewTask]:
-    rest = enumerate(calls)
-    for position, call in rest:
-        args, kwargs = arguments_of(task.name, position, call)
-        one = task if task._afterwards is None else _hooked(task, task._afterwards, args, kwargs)
-        first = one._new(args, kwargs, run_id, None if run_id is None else position, trace)
-        first = outgoing_task(first, task._client.settings)
-        yield first
-        if _is_pattern(task, first):
-            yield from _alike(task, first, rest)
+    positions = count()
+    rest = zip(positions, calls, strict=False)
+    try:
+        for position, call in rest:
+            args, kwargs = arguments_of(task.name, position, call)
+            one = task if task._afterwards is None else _hooked(task, task._afterwards, args, kwargs)
+            first = one._new(args, kwargs, run_id, None if run_id is None else position, trace)
+            first = outgoing_task(first, task._client.settings)
+            yield first
+            if _is_pattern(task, first):
+                yield from _alike(task, first, rest)
+    except InvalidTask as error:
+        place = f"calls[{next(positions) - 1}]"
+        if place in str(error):
+            raise
+        raise type(error)(f"{place}: {error}") from error
 
 
 def _hooked(

@@ -100,17 +100,19 @@ def notify_on_commit(connection: Connection, namespace: str) -> None:
         _NOTIFY(connection, channel=namespace)
 
 
-_APART = ("id", "payload", "delay", "expires", "run_id", "position")
+_APART = ("id", "payload", "delay", "expires", "run_id", "position", "unique_key")
 """The columns in which tasks of a batch differ; the others are mostly the same."""
-_UNUSED = ("unique_key", "parent")
-"""Those that no copied task has."""
-_ALIKE = tuple(name for name in NEW if name not in _APART and name not in _UNUSED)
+_UNUSED = "parent"
+"""No copied task has one."""
+_ALIKE = tuple(name for name in NEW if name not in _APART and name != _UNUSED)
 _alike = attrgetter(*_ALIKE)
 _COPY = Statement[None](f"""
 COPY /* enqueue.copy */ orchestrator.tasks ({", ".join(NEW[name].column for name in (*_APART, *_ALIKE))}) FROM STDIN
 """)
 _COPY_CHUNK = 250
 """Tasks that are made while Postgres stores those before."""
+_LARGE = 1_000_000
+"""Characters from which on a part of them is sent alone: a timeout counts from one part to the next."""
 _ARRIVALS = Statement[None]("""
 INSERT /* enqueue.arrivals */ INTO orchestrator.inbox (kind, target, body)
 SELECT 'arrival', id, 'true' FROM unnest(%(ids)s::uuid[]) AS first(id)
@@ -122,9 +124,10 @@ _FEW_LANES = 100
 
 
 def copy_tasks(connection: Connection, tasks: Iterable[NewTask], now: datetime | None = None) -> int:
-    """Create any number of tasks without unique keys in bounded memory (needs psycopg2); return how many.
+    """Create any number of tasks in bounded memory (needs psycopg2); return how many.
 
-    None of them has a parent: what a task enqueues goes another way. `now` is the leader's time.
+    Their unique keys, if any, are taken already. None of them has a parent: what a task enqueues goes another way.
+    `now` is the leader's time.
     """
     texts = _Texts(connection, tasks, now)
     copying.copy(connection, _COPY.sql, texts)
@@ -159,7 +162,16 @@ class _Texts:
             if self._now is None and any(task.delay > 0 or task.expires is not None for task in chunk):
                 yield ""  # no COPY is open then
                 self._now = _clock(self._connection)
-            yield "".join(self._lines(chunk))
+            lines: list[str] = []
+            size = 0
+            for line in self._lines(chunk):
+                lines.append(line)
+                size += len(line)
+                if size > _LARGE:
+                    yield "".join(lines)
+                    lines, size = [], 0
+            if lines:
+                yield "".join(lines)
             self.count += len(chunk)
             for task in chunk:
                 if task.lane is not None and task.delay <= 0 and len(self.first_in_lane) <= _FEW_LANES:
@@ -179,7 +191,8 @@ class _Texts:
                 times = "\\N\t\\N"
             run_id = "\\N" if task.run_id is None else task.run_id.hex()
             position = "\\N" if task.position is None else task.position
-            yield f"{task.id.hex()}\t\\\\x{task.payload.hex()}\t{times}\t{run_id}\t{position}\t{common}\n"
+            key = "\\N" if task.unique is None else copied(task.unique.key)
+            yield f"{task.id.hex()}\t\\\\x{task.payload.hex()}\t{times}\t{run_id}\t{position}\t{key}\t{common}\n"
 
 
 def _time_after(now: datetime, seconds: float | None) -> str:

@@ -16,7 +16,7 @@ from orchestrator.domain.states import ENDED_TASK_STATES, TaskState, sources_of
 from orchestrator.store.sql import Prepared, Statement, columns_of
 from orchestrator.store.tasks.row import CARRIED, archive_last_attempt
 from orchestrator.store.tasks.transitions import Moved, among, arrivals
-from orchestrator.store.tasks.unique import LOCK_OF, taking
+from orchestrator.store.tasks.unique import LOCK_OF, TRY_LOCK, taking
 
 KEEPS_KEY = "(e.options->>'unique_for')"
 """How long an ended task `e` keeps its key when it is opened again; null if it has none, or had it for a period."""
@@ -42,7 +42,7 @@ ENDED_SOURCES = [state for state in sources_of(TaskState.PENDING) if state in EN
 
 _KEYS = f"""
     SELECT DISTINCT ON (key) id AS task_id, key, scope,
-           pg_try_advisory_xact_lock({LOCK_OF.format(key="key")}) AS is_mine
+           {TRY_LOCK.format(key="key")} AS is_mine
       FROM revived WHERE scope IS NOT NULL ORDER BY key, turn"""
 _REVIVE = Prepared[Moved](f"""
 WITH /* revival.revive */ revived AS MATERIALIZED (

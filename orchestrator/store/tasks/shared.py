@@ -14,7 +14,7 @@ from orchestrator.store.batches import Batch
 from orchestrator.store.sql import Statement, Values
 from orchestrator.store.tasks.row import NEW, parameters, value_of
 from orchestrator.store.tasks.transitions import arrivals
-from orchestrator.store.tasks.unique import LOCK_OF
+from orchestrator.store.tasks.unique import TRY_LOCK
 
 _TYPES = {name: field.type for name, field in NEW.items()} | {"scope": "text", "period": "double precision"}
 """By parameter, its type."""
@@ -86,7 +86,7 @@ def _title(names: Sequence[str]) -> str:
 
 
 _WANTED = f"""
-    SELECT unique_key, id, scope, period, pg_try_advisory_xact_lock({LOCK_OF.format(key="unique_key")}) AS is_mine
+    SELECT unique_key, id, scope, period, {TRY_LOCK.format(key="unique_key")} AS is_mine
       FROM n WHERE unique_key IS NOT NULL
 """
 _HOLD = """

@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -25,7 +26,7 @@ from orchestrator.errors import Duplicate, OrchestratorError
 from orchestrator.sealing import CALL, Sealed, open_data
 from orchestrator.store.batches import Batch
 from orchestrator.store.sql import Prepared, Row, Statement
-from orchestrator.store.tasks.enqueue import insert_task
+from orchestrator.store.tasks.enqueue import copy_tasks, insert_task
 from orchestrator.store.tasks.transitions import Moved, among, arrivals
 
 _ROUNDS = 100
@@ -33,6 +34,16 @@ _ROUNDS = 100
 
 LOCK_OF = "hashtextextended('orchestrator.' || {key}, 0)"
 """The lock of a key. It names the schema, so that the same key in another namespace is another lock."""
+
+_LOCK_OF_MANY = "hashtextextended('orchestrator.', 1)"
+"""The lock of a transaction that takes very many keys, in the place of theirs: Postgres has room for few thousands."""
+
+TRY_LOCK = f"(pg_try_advisory_xact_lock_shared({_LOCK_OF_MANY}) AND pg_try_advisory_xact_lock({LOCK_OF}))"
+"""Whether nobody else is about to take a key. Who asks ends soon: a transaction that takes many keys waits for it."""
+
+_MANY = 100
+_CHUNK = 1_000
+"""Tasks whose keys are taken by one statement."""
 
 _HOLDER = Statement[tuple[str, str, bool]]("""
 SELECT /* keys.holder */ task_id::text, scope, coalesce(until <= now(), false)
@@ -53,6 +64,11 @@ SELECT id FROM changed
 _WAIT_FOR_KEY = Statement[None](
     f"SELECT /* keys.wait_for_key */ pg_advisory_xact_lock({LOCK_OF.format(key='%(key)s::text')})"
 )
+_WAIT_FOR_KEYS = Statement[None](f"""
+SELECT /* keys.wait_for_keys */ pg_advisory_xact_lock({LOCK_OF.format(key="key")})
+  FROM unnest(%(keys)s::text[]) AS wanted(key)
+""")
+_WAIT_FOR_MANY = Statement[None](f"SELECT /* keys.wait_for_many */ pg_advisory_xact_lock({_LOCK_OF_MANY})")
 _TRY_KEY = Statement[bool](
     f"SELECT /* keys.try_key */ pg_try_advisory_xact_lock({LOCK_OF.format(key='%(key)s::text')})"
 )
@@ -154,6 +170,36 @@ def same_payload(one: bytes, other: bytes) -> bool:
     return one == other or is_same(msgspec.msgpack.decode(one), msgspec.msgpack.decode(other))
 
 
+_WANTED = Batch("w", "key text, task_id uuid, scope text, period double precision")
+_TAKE_FREE = Statement[UUID](f"""
+INSERT /* keys.take_free */ INTO orchestrator.unique_keys (key, task_id, scope, until)
+SELECT key, task_id, scope, now() + period * interval '1 second' FROM {_WANTED}
+    ON CONFLICT (key) DO NOTHING
+RETURNING task_id
+""")
+
+
+def insert_many_unique(connection: Connection, tasks: Sequence[NewTask], within: str = "") -> dict[bytes, bytes]:
+    """Create tasks with keys in a transaction that may last; return which task has the key of each.
+
+    It goes in the order of their keys: two such calls that share some cannot then wait for each other.
+    """
+    found: dict[bytes, bytes] = {}
+    wanted = sorted(((task.unique.key, task, task.unique) for task in tasks if task.unique), key=itemgetter(0))
+    if len(wanted) > _MANY:
+        _WAIT_FOR_MANY(connection)
+    elif wanted:
+        _WAIT_FOR_KEYS(connection, keys=[key for key, _, _ in wanted])
+    for start in range(0, len(wanted), _CHUNK):
+        chunk = wanted[start : start + _CHUNK]
+        rows = _WANTED((key, task.id, unique.scope, unique.period) for key, task, unique in chunk)
+        taken = {row.bytes for row in _TAKE_FREE(connection, rows)}
+        copy_tasks(connection, [task for _, task, _ in chunk if task.id in taken])
+        for _, task, unique in chunk:
+            found[task.id] = task.id if task.id in taken else insert_unique(connection, task, unique, within)
+    return found
+
+
 def try_key(connection: Connection, unique: UniqueKey) -> bool:
     """Do the same as `wait_for_key` without waiting; say whether no other transaction is about to take it."""
     return _TRY_KEY.one(connection, key=unique.key)
@@ -192,9 +238,8 @@ wanted AS MATERIALIZED (
 )"""
 
 
-_WANTED = Batch("w", "key text, task_id uuid, scope text, period double precision")
 _ASKED = f"""
-    SELECT key, task_id, scope, period, pg_try_advisory_xact_lock({LOCK_OF.format(key="key")}) AS is_mine
+    SELECT key, task_id, scope, period, {TRY_LOCK.format(key="key")} AS is_mine
       FROM {_WANTED}"""
 _TAKE = Prepared[Row](f"""
 WITH /* keys.take */ {taking(_ASKED, "now() + wanted.period * interval '1 second'")}
