@@ -114,3 +114,16 @@ def test_workers_are_unknown_while_the_leader_cannot_read_redis(system: System, 
     with system.engine.begin() as connection:
         fleet.mirror(connection, [worker(["other"])], datetime.now(UTC))
     assert json.loads(CliRunner().invoke(main, ["status", "--json"]).output)["unserved_queues"] == ["mail"]
+
+
+def test_a_purge_finds_what_is_not_counted_where_very_many_wait_elsewhere(
+    system: System, run: Callable[..., Result]
+) -> None:
+    system.sql(
+        "INSERT INTO orchestrator.tasks (id, name, queue, payload, wake_at) "
+        "SELECT gen_random_uuid(), 'job', CASE WHEN n > 25000 THEN 'late' ELSE 'default' END, '', now() + '1 day' "
+        "FROM generate_series(1, 25010) AS n"
+    )
+    system.sql("ANALYZE orchestrator.tasks")
+    assert run("purge", "late", "--yes").output == "The scheduler cancels 10 tasks.\n"
+    assert run("purge", "empty", "--yes").exit_code == 1
