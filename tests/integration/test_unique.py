@@ -354,7 +354,7 @@ def test_an_idempotency_key_belongs_to_one_call(system: System, engine: Engine) 
         assert caught.value.task_id == first.id
     with engine.begin() as connection, pytest.raises(Duplicate, match="other arguments"):
         task.enqueue_in(connection, 1)
-    with pytest.raises(Duplicate, match="other arguments"):
+    with pytest.raises(Duplicate, match="Two of these tasks have the key 'new'"):
         system.app.enqueue_many(task.options(idempotency_key="new"), [(1,), (2,)])
     assert system.count("tasks") == 1
 
@@ -406,6 +406,14 @@ def test_many_at_once_share_what_exists(system: System) -> None:
     assert handles[1] == existing
     assert handles[0] == handles[3]
     assert len(set(handles)) == 3
+
+
+@pytest.mark.parametrize("options", [{"unique_key": "k", "on_duplicate": "raise"}, {"idempotency_key": "k"}])
+def test_two_of_one_call_with_one_key_are_refused_without_a_name(system: System, options: dict[str, Any]) -> None:
+    """It named a task that was taken back with the call."""
+    with pytest.raises(Duplicate, match="Two of these tasks have the key 'k'; none of them was enqueued") as raised:
+        system.app.enqueue_many(system.job.options(**options), [(1,), (2,)])
+    assert (raised.value.task_id, system.count("tasks")) == ("", 0)
 
 
 def test_more_keys_than_postgres_has_locks(system: System) -> None:

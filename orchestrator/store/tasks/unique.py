@@ -196,7 +196,13 @@ def insert_many_unique(connection: Connection, tasks: Sequence[NewTask], within:
         taken = {row.bytes for row in _TAKE_FREE(connection, rows)}
         copy_tasks(connection, [task for _, task, _ in chunk if task.id in taken])
         for _, task, unique in chunk:
-            found[task.id] = task.id if task.id in taken else insert_unique(connection, task, unique, within)
+            try:
+                found[task.id] = task.id if task.id in taken else insert_unique(connection, task, unique, within)
+            except Duplicate as error:
+                if error.task_id and UUID(error.task_id).bytes in found:
+                    key = given_key(task.name, unique.key)
+                    raise Duplicate(f"Two of these tasks have the key {key!r}; none of them was enqueued.") from error
+                raise
     return found
 
 
