@@ -71,7 +71,7 @@ def _show(as_json: bool) -> None:
 def _count(queue: QueueCounts, *kinds: str) -> int | str:
     """Return how many there are; with `+` where there are more than were counted."""
     number: int = sum(getattr(queue, kind) for kind in kinds)
-    return f"{number:,}+" if number and any(kind in queue.least for kind in kinds) else number
+    return f"{number:,}+" if any(kind in queue.least for kind in kinds) else number
 
 
 def _settings(queue: QueueCounts) -> str:
@@ -220,12 +220,12 @@ def purge(name: str, yes: bool) -> None:
     with looking() as calls:
         found = next((queue for queue in calls.insights.list_queues() if queue.queue == name), empty_queue(name))
         waiting = found.ready + found.delayed + found.unknown + found.blocked
+        more = "at least " if found.least and waiting else ""
         if not waiting:  # or they were not counted, where very many are open elsewhere
             waiting = max(0, calls.queues.open_tasks(name) - found.dispatched - found.running)
     if not waiting:
         echo(f"Nothing waits in queue {name}.")
         return
-    more = "at least " if found.least else ""
     confirm(f"Cancel {more}{counted(waiting, 'task')} waiting in queue {name}?", yes=yes)
     with sending() as app:
         app.queue(name).purge()

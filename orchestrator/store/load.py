@@ -123,20 +123,24 @@ COUNTS = f"""
 ), moving AS (
     SELECT queue, count(*) FILTER (WHERE status = 'dispatched')::int AS dispatched,
            count(*) FILTER (WHERE status = 'running')::int AS running FROM flying GROUP BY queue
-), waiting AS (
-    SELECT queue, coalesce(ready, 0) + coalesce(crowded, 0) AS ready, delayed, unknown, blocked, dispatched, running,
-           extract(epoch FROM now() - oldest)::double precision AS oldest_ready,
-           array_remove(ARRAY[
-               CASE WHEN is_least THEN 'ready' END,
+), capped AS (
+    SELECT array_remove(ARRAY[
                CASE WHEN (SELECT count(*) FROM woken) >= {_MOST_OTHERS} THEN 'delayed' END,
                CASE WHEN (SELECT count(*) FROM held) >= {_MOST_OTHERS} THEN 'unknown' END,
                CASE WHEN (SELECT count(*) FROM of_runs) >= {_MOST_OTHERS} THEN 'blocked' END,
                CASE WHEN (SELECT count(*) FROM flying) >= {_MOST_OTHERS} THEN 'dispatched' END,
                CASE WHEN (SELECT count(*) FROM flying) >= {_MOST_OTHERS} THEN 'running' END], NULL) AS least
+), waiting AS (
+    SELECT queue, coalesce(ready, 0) + coalesce(crowded, 0) AS ready, delayed, unknown, blocked, dispatched, running,
+           extract(epoch FROM now() - oldest)::double precision AS oldest_ready,
+           CASE WHEN is_least THEN '{{ready}}'::text[] ELSE '{{}}' END || (SELECT least FROM capped) AS least
       FROM free FULL JOIN later USING (queue) FULL JOIN kept_back USING (queue) FULL JOIN others USING (queue)
       FULL JOIN moving USING (queue)
 )"""
-"""What stands for one pass over the open tasks: a list of WITH that is RECURSIVE, and ends with `waiting`."""
+"""What stands for one pass over the open tasks: a list of WITH that is RECURSIVE, and ends with `waiting`.
+
+`capped` names the numbers that are at least so many, of each queue.
+"""
 
 
 MOST_COUNTED = 10_000

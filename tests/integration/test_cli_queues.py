@@ -125,5 +125,8 @@ def test_a_purge_finds_what_is_not_counted_where_very_many_wait_elsewhere(
         "FROM generate_series(1, 25010) AS n"
     )
     system.sql("ANALYZE orchestrator.tasks")
+    assert run("pause", "late").exit_code == 0
+    said = {queue["queue"]: queue for queue in json.loads(run("--json").output)["queues"]}
+    assert (said["late"]["delayed"], said["late"]["least"]) == (0, ["delayed"])
     assert run("purge", "late", "--yes").output == "The scheduler cancels 10 tasks.\n"
     assert run("purge", "empty", "--yes").exit_code == 1

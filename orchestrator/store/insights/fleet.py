@@ -87,8 +87,8 @@ def empty_queue(name: str) -> QueueCounts:
 _LATER = "status = 'pending' AND blockers = 0 AND wake_at IS NOT NULL"
 
 _ALL = f"""
-waiting AS (
-    SELECT queue, '{{}}'::text[] AS least,
+capped AS (SELECT '{{}}'::text[] AS least), waiting AS (
+    SELECT queue, (SELECT least FROM capped) AS least,
            count(*) FILTER (WHERE {READY} OR NOT {NOBODY}) AS ready,
            count(*) FILTER (WHERE {DELAYED}) AS delayed,
            count(*) FILTER (WHERE {_LATER} AND {NOBODY}) AS unknown,
@@ -106,7 +106,8 @@ _SHOWN = f"""
 )
 SELECT queue, coalesce(ready, 0) AS ready, coalesce(delayed, 0) AS delayed, coalesce(unknown, 0) AS unknown,
        coalesce(blocked, 0) AS blocked, coalesce(dispatched, 0) AS dispatched, coalesce(running, 0) AS running,
-       oldest_ready, coalesce(least, '{{}}') AS least, coalesce(workers, 0) AS workers, coalesce(slots, 0) AS slots,
+       oldest_ready, coalesce(least, (SELECT least FROM capped)) AS least,
+       coalesce(workers, 0) AS workers, coalesce(slots, 0) AS slots,
        coalesce(paused, false) AS paused, concurrency, rate, retention_success, retention_failed,
        {ARE_HEARD} AS is_led
   FROM waiting FULL JOIN serving USING (queue)
