@@ -56,7 +56,9 @@ class Windows:
         lanes.held = fleet.held
         self._batch = batch
         self._monotonic = monotonic
-        self._limits: dict[str, QueueRow] | None = None
+        self._limits: dict[str, QueueRow] = {}
+        self._is_stale = True
+        """They are to be read before the next claim."""
         self.outstanding: Counter[str] = Counter()
         self._leaving: Counter[str] = Counter()
         """Of these, what ran in workers that drain when it was last counted: their slots are not to be had any more."""
@@ -73,11 +75,12 @@ class Windows:
 
     def rolled_back(self) -> None:
         """What people allow may have been read as this tick would have left it."""
-        self._limits = None
+        self._is_stale = True
 
     def refresh(self, tx: Transaction) -> None:
         """Read what people allow, if that is not known."""
-        if self._limits is None or tx.result.wake.queues_changed:
+        if self._is_stale or tx.result.wake.queues_changed:
+            self._is_stale = False
             self._limits = {row.name: row for row in queues.read(tx.connection)}
             self._lanes.queue_rates = {row.name: row.rate for row in self._limits.values() if row.rate is not None}
 
@@ -105,7 +108,7 @@ class Windows:
             free = rooms.slots[queue] = room(self._fleet.slots(queue), in_slots, self.rates.get(queue, 0.0))
             if queue in executing:
                 free = max(free, executions.room(capabilities.watching(queue)))
-            limits = self._limits.get(queue) if self._limits else None
+            limits = self._limits.get(queue)
             if limits is not None:
                 if self._lanes.elsewhere:
                     outstanding += self._lanes.elsewhere.get(queue_bucket(queue), 0)
@@ -121,7 +124,7 @@ class Windows:
         sent = Counter(task.queue for task in tx.result.outgoing.claimed)
         return {
             queue_bucket(name): max(0, self.outstanding[name] - landed_by_queue.get(name, 0) + sent[name])
-            for name, limits in (self._limits or {}).items()
+            for name, limits in self._limits.items()
             if limits.concurrency is not None or limits.rate is not None
         }
 
@@ -156,7 +159,7 @@ class Windows:
         moment = now.timestamp()
         seconds = self._lanes.due_in(moment)
         times = [] if seconds is None else [seconds]
-        for limits in (self._limits or {}).values():
+        for limits in self._limits.values():
             if limits.rate is None or limits.paused:
                 continue
             bucket, buckets = queue_bucket(limits.name), self._lanes.buckets

@@ -354,7 +354,8 @@ def _insert_all(connection: Connection, tasks: Iterable[NewTask], within: str) -
                 keyed.append(task)
 
     enqueue.copy_tasks(connection, plain())
-    return holders | unique.insert_many_unique(connection, keyed, within)
+    holders.update(unique.insert_many_unique(connection, keyed, within))
+    return holders
 
 
 def _insert_in(connection: Connection, task: NewTask, within: str = "") -> bytes:
