@@ -25,8 +25,9 @@ from orchestrator.monitoring.listener import serve_metrics
 from orchestrator.monitoring.system import SystemGauges
 from orchestrator.prerequisites import Prerequisites
 from orchestrator.scheduler.loop import Scheduler
+from orchestrator.scheduler.pruning import Pruner
 from orchestrator.scheduler.spans import LeaderSpans
-from orchestrator.scheduler.upkeep import Janitor, LogKeeping, PayloadCollection, Pruner
+from orchestrator.scheduler.upkeep import Janitor, LogKeeping, PayloadCollection
 from orchestrator.settings import Settings
 from orchestrator.store import database, shards
 from orchestrator.store.database import engine_for

@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from functools import partial
 
 from redis import Redis
@@ -18,9 +17,8 @@ from orchestrator.errors import Unavailable
 from orchestrator.payloads.collector import Collector, collect_leftovers
 from orchestrator.sdk.values.sealing import store_of
 from orchestrator.settings import Settings
-from orchestrator.store import audit, logs, payloads, retention, shards, throughput
+from orchestrator.store import logs, payloads, shards, throughput
 from orchestrator.store.logs import NewChunk
-from orchestrator.store.retention import BEGINNING, Kind, Walk
 from orchestrator.store.sql import tables_of
 from orchestrator.telemetry import first_line, get_logger
 from orchestrator.transport import journal
@@ -29,7 +27,12 @@ from orchestrator.transport.keys import Keys
 
 log = get_logger("scheduler")
 
-_SHORTEST_REST = 0.01
+REST = 9.0
+"""How often as long as a step took there is rest after it."""
+SHORTEST_REST = 0.01
+"""In seconds."""
+SLICE = 1_000
+"""Rows that a step forgets."""
 
 
 class Rounds:
@@ -74,97 +77,11 @@ class Rounds:
     def _make_round(self, connection: Connection, pause: threading.Event) -> None:
         began = time.monotonic()
         for rest in self._steps(connection):
-            pause.wait(rest or max(_SHORTEST_REST, 9 * (time.monotonic() - began)))
+            pause.wait(rest or max(SHORTEST_REST, REST * (time.monotonic() - began)))
             if not self._leading.is_set():
                 self._start_over()
                 return
             began = time.monotonic()
-
-
-# -- forget what ended long ago, as the settings and the queues say, and runs that somebody has deleted.
-#
-# The leader does this in rounds beside its ticks, a thousand rows at a time. It only ever deletes what has ended, and
-# each statement stands for itself, so that nothing happens if a deposed leader forgets another slice.
-
-_SLICE = 1_000
-_EVERY = 10.0
-"""Seconds from the end of one round to the next."""
-
-
-class Pruner:
-    """Walks along what has ended, and remembers how far it came."""
-
-    def __init__(self, engine: Engine, settings: Settings, leading: threading.Event, *, size: int = _SLICE) -> None:
-        self._engine = engine  # in autocommit mode
-        self._settings = settings
-        self._leading = leading
-        self._size = size
-        self._tasks: dict[Walk, datetime] = {}
-        self._runs: dict[Kind, datetime] = {}
-
-    def start(self) -> None:
-        """Begin to wait for leadership."""
-        Rounds("pruning", self._engine, self._leading, self._steps, every=_EVERY, start_over=self._start_over).start()
-
-    def _steps(self, connection: Connection) -> Iterator[float]:
-        return (0.0 for _ in self.slices(connection))
-
-    def _start_over(self) -> None:
-        """Walk from the beginning next time: something may have been left half done."""
-        self._tasks.clear()
-        self._runs.clear()
-
-    def slices(self, connection: Connection) -> Iterator[int]:
-        """Forget all that is old enough; yields after every slice how many rows it had."""
-        retention.prepare(connection)
-        for table in retention.EXPIRING:
-            while (forgotten := retention.forget_expired(connection, table, self._size)) > 0:
-                yield forgotten
-        yield from retention.forget_deleted(connection, self._size)
-        settings = self._settings
-        if settings.retention_audit > 0:
-            while (forgotten := audit.prune(connection, settings.retention_audit, self._size)) > 0:
-                yield forgotten
-        if settings.retention_logs > 0:
-            while (forgotten := logs.prune(connection, settings.retention_logs, self._size)) > 0:
-                yield forgotten
-        kinds: tuple[tuple[Kind, float], ...] = (
-            ("success", settings.retention_success),
-            ("failed", settings.retention_failed),
-        )
-        for kind, seconds in kinds:
-            if seconds > 0:
-                yield from self._forget_runs(connection, kind, seconds)
-        walks = retention.walks(connection, settings.retention_success, settings.retention_failed)
-        self._tasks = {walk: self._tasks.get(walk, BEGINNING) for walk in walks}
-        for walk in walks:
-            yield from self._forget_tasks(connection, walk)
-
-    def _forget_runs(self, connection: Connection, kind: Kind, seconds: float) -> Iterator[int]:
-        more = True
-        while more:
-            after = self._runs.get(kind, BEGINNING)
-            found = retention.next_runs(connection, seconds, after, self._size)
-            if found is None:
-                return
-            gone = retention.forget_runs(connection, kind, after, found.upto)
-            yield len(gone)
-            yield from retention.forget_rest(connection, gone, self._size)
-            self._runs[kind] = found.upto
-            more = found.full
-
-    def _forget_tasks(self, connection: Connection, walk: Walk) -> Iterator[int]:
-        more = True
-        while more:
-            after = self._tasks[walk]
-            found = retention.next_tasks(connection, walk, after, self._size)
-            if found is None:
-                return
-            left = retention.left_runs(connection, walk, after, found.upto)
-            yield from retention.forget_rest(connection, left, self._size)
-            yield retention.forget_tasks(connection, walk, after, found.upto)
-            self._tasks[walk] = found.upto
-            more = found.full
 
 
 # -- collect stored payloads that no row names, where the leader has a payload store.
@@ -200,7 +117,7 @@ class PayloadCollection:
         if self._settings.shards == 1 and shards.are_there(connection) and len(shards.list_shards(connection)) > 1:
             log.warning("payload.not_collected: the database has several shards, and setting shards is 1")
             return
-        while payloads.prune(connection, _SLICE) > 0:
+        while payloads.prune(connection, SLICE) > 0:
             yield 0.0
         grace = self._settings.payload_grace
         left = 0

@@ -103,16 +103,19 @@ class Slice(NamedTuple):
     """When the last of them ended."""
     full: bool
     """There may be more behind it."""
+    late: float
+    """Seconds since the last of them was due to be forgotten."""
 
 
 # A tick ends many tasks at the same moment, and those are never divided: a slice may hold a few more than its limit.
 _NEXT = """
-SELECT /* retention.next_{name} */ max(ended_at), count(*) FROM (
+SELECT /* retention.next_{name} */ max(ended_at), count(*),
+       extract(epoch FROM now() - max(ended_at))::double precision - %(seconds)s::double precision FROM (
        SELECT ended_at FROM orchestrator.{table}
         WHERE ended_at > %(after)s AND ended_at < now() - %(seconds)s::double precision * interval '1 second'{states}
         ORDER BY ended_at LIMIT %(limit)s) AS next
 """
-_Next = Statement[tuple[datetime | None, int]]
+_Next = Statement[tuple[datetime | None, int, float]]
 _NEXT_TASKS: dict[Kind, _Next] = {  # what did not succeed has an index of its own, past which success would be walked
     "success": _Next(_NEXT.format(name="success", table="ended_tasks", states="")),
     "failed": _Next(_NEXT.format(name="failed", table="ended_tasks", states=f" AND {_STATES['failed']}")),
@@ -131,8 +134,8 @@ def next_runs(connection: Connection, seconds: float, after: datetime, limit: in
 
 
 def _next(connection: Connection, statement: _Next, seconds: float, after: datetime, limit: int) -> Slice | None:
-    upto, count = statement.one(connection, after=after, seconds=seconds, limit=limit)
-    return None if upto is None else Slice(upto, count >= limit)
+    upto, count, late = statement.one(connection, after=after, seconds=seconds, limit=limit)
+    return None if upto is None else Slice(upto, count >= limit, late)
 
 
 # The rows are chosen and locked first, without waiting: the leader may be opening some of them again.

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, event, text
 
 from orchestrator import InvalidTask, NotFound, WrongState
 from orchestrator.cli import main
-from orchestrator.scheduler.upkeep import Pruner
+from orchestrator.scheduler.pruning import Pruner, rest_after
 from orchestrator.store import retention
 from orchestrator.store.insights import RunFilter, list_runs
 from tests.integration.stage import System
@@ -56,8 +56,9 @@ def autocommit(system: System) -> Engine:
     return system.engine.execution_options(isolation_level="AUTOCOMMIT")
 
 
-def pruner(system: System, size: int = 1_000, **settings: Any) -> Pruner:
-    return Pruner(autocommit(system), replace(system.settings, **settings), threading.Event(), size=size)
+def pruner(system: System, size: int = 1_000, slices: int = 100, **settings: Any) -> Pruner:
+    given = replace(system.settings, **settings)
+    return Pruner(autocommit(system), given, threading.Event(), size=size, slices=slices)
 
 
 def prune(system: System, by: Pruner | None = None, **settings: Any) -> list[int]:
@@ -156,6 +157,27 @@ def test_what_is_kept_longer_is_walked_past_once(system: System) -> None:
     by = pruner(system, size=100)
     assert prune(system, by) == [0, 0, 10]
     assert prune(system, by) == []
+
+
+def test_each_kind_has_its_turn_however_much_there_is_of_another(system: System) -> None:
+    finished(system, 70)
+    finished(system, 20, days=95, status="failed")
+    by = pruner(system, size=10, slices=3)
+    left: list[tuple[int, int]] = []
+    with autocommit(system).connect() as connection:
+        for _ in by.slices(connection):
+            rest = kept(system)
+            left.append((rest.get(("default", "success"), 0), rest.get(("default", "failed"), 0)))
+    assert left[3:5] == [(60, 10), (60, 0)]  # its third slice, and the first of the others
+    assert left[-1] == (0, 0)
+
+
+def test_rests_get_shorter_while_rows_become_too_old_faster_than_they_are_forgotten() -> None:
+    assert rest_after(9.0, 10.0, 50.0) == 9.0  # not yet late
+    assert rest_after(9.0, 61.0, 70.0) == 4.5
+    assert rest_after(1.5, 61.0, 70.0) == 1.0
+    assert rest_after(1.0, 3_600.0, 3_500.0) == 2.0  # a shorter retention: it catches up, so there is no hurry
+    assert rest_after(9.0, 61.0, 60.5) == 9.0
 
 
 def test_it_waits_for_no_lock(system: System) -> None:
@@ -374,7 +396,7 @@ def test_rates_that_have_long_been_full_are_forgotten(system: System) -> None:
 
 
 def test_only_while_leading_and_at_rest_for_most_of_the_time(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.scheduler.upkeep._EVERY", 0.01)
+    monkeypatch.setattr("orchestrator.scheduler.pruning._EVERY", 0.01)
     finished(system, 30)
     leading = threading.Event()
     by = Pruner(autocommit(system), system.settings, leading, size=10)

@@ -11,7 +11,8 @@ from sqlalchemy import Engine
 from orchestrator import Handle, Settings
 from orchestrator.scheduler import process
 from orchestrator.scheduler.loop import Scheduler
-from orchestrator.scheduler.upkeep import Janitor, LogKeeping, PayloadCollection, Pruner
+from orchestrator.scheduler.pruning import Pruner
+from orchestrator.scheduler.upkeep import Janitor, LogKeeping, PayloadCollection
 from orchestrator.store import throughput
 from orchestrator.store.limits import lanes
 from orchestrator.store.sql import Prepared, Row

@@ -16,7 +16,8 @@ from orchestrator.api.dashboard.pages import logs as log_pages
 from orchestrator.cli import main
 from orchestrator.cli.terminal import logs as terminal
 from orchestrator.domain.tasks.task import Dispatch, Lost
-from orchestrator.scheduler.upkeep import LogKeeping, Pruner
+from orchestrator.scheduler.pruning import Pruner
+from orchestrator.scheduler.upkeep import LogKeeping
 from orchestrator.sdk.backend import logs as backend
 from orchestrator.store import logs
 from orchestrator.store.logs import NewChunk

@@ -18,7 +18,7 @@ from orchestrator.store import database
 from tests.chaos.soak import project, report
 from tests.chaos.soak.faults import Misfortune, World
 from tests.chaos.soak.lines import LINES
-from tests.chaos.soak.load import Load
+from tests.chaos.soak.load import MIX, Load
 from tests.chaos.soak.machines import Machines
 from tests.chaos.soak.report import SoakOutcome
 from tests.chaos.soak.samples import Sampler
@@ -35,6 +35,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--minutes", type=float, default=30.0, help="how long the load lasts (30)")
     parser.add_argument("--rate", type=float, default=100.0, help="tasks a second (100)")
+    parser.add_argument("--kinds", default=",".join(MIX), help=f"which of {', '.join(MIX)} (all)")
     parser.add_argument("--faults", action="store_true", help="let something go wrong every few seconds")
     parser.add_argument("--seed", type=int, default=1, help="of the load and the faults (1)")
     parser.add_argument("--schedulers", type=int, default=2, help="how many of them; the first is never ended (2)")
@@ -46,6 +47,9 @@ def parse() -> argparse.Namespace:
     for name in ("minutes", "rate", "schedulers", "workers"):
         if getattr(options, name) <= 0:
             parser.error(f"--{name}: expected more than zero, found {getattr(options, name)}")
+    options.kinds = options.kinds.split(",")
+    if unknown := set(options.kinds) - set(MIX):
+        parser.error(f"--kinds: expected some of {', '.join(MIX)}, found {', '.join(sorted(unknown))}")
     if options.output is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("--output: matplotlib is not installed. Run: pip install '.[soak]'")
     return options
@@ -71,9 +75,9 @@ def soak(options: argparse.Namespace) -> SoakOutcome:
         os.environ["ORCHESTRATOR_DATABASE_URL"] = services.database_url
         os.environ["ORCHESTRATOR_REDIS_URL"] = services.redis_url
         machines = Machines(logs, options.schedulers, options.workers, f"{project.__name__}:app")
-        load = Load(options.rate, options.seed)
+        load = Load(options.rate, options.seed, options.kinds)
         misfortune = Misfortune(World(services, machines), options.seed)
-        sampler = Sampler(services.database_url, services.redis_url, machines)
+        sampler = Sampler(services.database_url, services.redis_url, machines, [load.tasks, load.runs])
         with machines.running():
             began = time.monotonic()
             load.start()
@@ -86,7 +90,7 @@ def soak(options: argparse.Namespace) -> SoakOutcome:
                     misfortune.stop()
                 load.stop()
             come_to_rest(sampler)
-            unfinished = sampler.unfinished(load.tasks, load.runs)
+            unfinished = sampler.unfinished()
             sampler.close()
     verdicts = [judge(line, sampler.times, sampler.samples[line.key]) for line in LINES]
     return SoakOutcome(
@@ -97,7 +101,7 @@ def soak(options: argparse.Namespace) -> SoakOutcome:
         samples=sampler.samples,
         struck=misfortune.struck,
         verdicts=[verdict for verdict in verdicts if verdict is not None],
-        enqueued=len(load.tasks) + len(load.runs) * project.TASKS_OF_A_RUN,
+        enqueued=load.enqueued,
         refused=load.refused,
         unfinished=unfinished,
         fell=machines.fell,
@@ -113,7 +117,7 @@ def watch(sampler: Sampler, load: Load, misfortune: Misfortune, began: float, se
             raise RuntimeError("a fault could not be healed; the reason is above")
         p99, open_tasks = sampler.latest("p99"), sampler.latest("open_tasks")
         line = (
-            f"{at / 60:5.1f} of {seconds / 60:g} min   enqueued {len(load.tasks) + len(load.runs):,}   "
+            f"{at / 60:5.1f} of {seconds / 60:g} min   enqueued {load.enqueued:,}   "
             f"open {open_tasks or 0:,.0f}   p99 {p99 or 0:,.0f} ms   faults {len(misfortune.struck)}"
         )
         report.show_progress(second, line + (f"   last: {misfortune.struck[-1].name}" if misfortune.struck else ""))

@@ -1,38 +1,54 @@
-"""A steady load. What was committed is written down, and must have succeeded in the end."""
+"""A steady load. What was committed is written down, and must succeed."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
+from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from orchestrator import Handle, OrchestratorError
+from orchestrator import OrchestratorError, Task
 from orchestrator.sdk.dag.definitions import loads
 from tests.chaos.soak import project
+from tests.chaos.soak.ledger import Ledger
 
-_MIX = {"plain": 70, "slow": 10, "flaky": 10, "later": 8, "run": 2}
+MIX = {"plain": 70, "slow": 10, "flaky": 10, "later": 8, "run": 2}
 """Of a hundred enqueues."""
-_TASKS_PER_ENQUEUE = sum(
-    share * (project.TASKS_OF_A_RUN if kind == "run" else 1) for kind, share in _MIX.items()
-) / sum(_MIX.values())
+_ONE_BY_ONE = 1_000
+"""Tasks a second up to which each is a call of its own; more go in calls of many, `_CALLS` of them a second."""
+_CALLS = 20
+_SLOW = 0.5
+"""Seconds that the slowest task takes, unless slow ones would keep more than `_SLOTS` slots busy."""
+_SLOTS = 8
 
 
 class Load:
-    """Enqueues about `rate` tasks a second, one after another, in a thread of its own."""
+    """Enqueues about `rate` tasks a second, in a thread of its own."""
 
-    def __init__(self, rate: float, seed: int) -> None:
-        self._pause = _TASKS_PER_ENQUEUE / rate
+    def __init__(self, rate: float, seed: int, kinds: Collection[str] = tuple(MIX)) -> None:
+        self._mix = {kind: share for kind, share in MIX.items() if kind in kinds}
+        shares = sum(self._mix.values())
+        tasks_each = 1 + (project.TASKS_OF_A_RUN - 1) * self._mix.get("run", 0) / shares
+        self._at_once = 1 if rate <= _ONE_BY_ONE else round(rate / tasks_each / _CALLS)
+        self._pause = self._at_once * tasks_each / rate
+        self._slow = min(_SLOW, 2 * _SLOTS / (rate * MIX["slow"] / shares))
         self._random = random.Random(seed)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="load")
-        self.tasks: list[str] = []
-        """Ids of standalone tasks whose enqueue returned."""
-        self.runs: list[str] = []
+        self.tasks = Ledger(ended="ended_tasks", open="tasks")
+        """Standalone tasks whose enqueue returned."""
+        self.runs = Ledger(ended="runs", open="runs")
         self.refused = 0
-        """Enqueues that raised; whether they were committed is then unknown."""
+        """Calls that raised; whether they were committed is then unknown."""
+
+    @property
+    def enqueued(self) -> int:
+        """Tasks, those of runs included."""
+        return self.tasks.count + self.runs.count * project.TASKS_OF_A_RUN
 
     def start(self) -> None:
         project.app.workflows.apply(loads(project.DAG))
@@ -46,28 +62,30 @@ class Load:
     def _run(self) -> None:
         due = time.monotonic()
         while not self._stopping.wait(max(0.0, due - time.monotonic())):
-            try:
-                self._enqueue()
-            except (OrchestratorError, SQLAlchemyError):
-                self.refused += 1
-                self._stopping.wait(0.1)
+            drawn = self._random.choices(list(self._mix), list(self._mix.values()), k=self._at_once)
+            for kind, count in Counter(drawn).items():
+                try:
+                    self._enqueue(kind, count)
+                except (OrchestratorError, SQLAlchemyError):
+                    self.refused += 1
+                    self._stopping.wait(0.1)
             # What could not be sent during an outage is not sent in a burst afterwards: the rate is what stays.
             due = max(due + self._pause, time.monotonic() - 1.0)
 
-    def _enqueue(self) -> None:
-        roll = self._random
-        number = len(self.tasks)
-        kind = roll.choices(list(_MIX), list(_MIX.values()))[0]
+    def _enqueue(self, kind: str, count: int) -> None:
         if kind == "run":
-            self.runs.append(project.app.workflows["soak"].start().id)
+            for _ in range(count):
+                self.runs.add([project.app.workflows["soak"].start().id])
             return
-        handle: Handle[Any]
+        first = self.tasks.count
+        numbers = range(first, first + count)
+        task: Task[..., Any]
+        calls: list[tuple[Any, ...]]
         if kind == "slow":
-            handle = project.slow.enqueue(roll.uniform(0.01, 0.5))
-        elif kind == "flaky":
-            handle = project.flaky.enqueue(number)
+            task, calls = project.slow, [(self._random.uniform(0.01, self._slow),) for _ in numbers]
         elif kind == "later":
-            handle = project.later.options(delay=roll.uniform(0.5, 5.0)).enqueue(number)
+            task, calls = project.later.options(delay=self._random.uniform(0.5, 5.0)), [(number,) for number in numbers]
         else:
-            handle = project.plain.enqueue(number)
-        self.tasks.append(handle.id)
+            task, calls = getattr(project, kind), [(number,) for number in numbers]
+        handles = [task.enqueue(*calls[0])] if count == 1 else project.app.enqueue_many(task, calls)
+        self.tasks.add([handle.id for handle in handles])

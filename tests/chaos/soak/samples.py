@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,13 @@ from redis.exceptions import RedisError
 
 from orchestrator.transport.keys import GROUP, Keys
 from tests.chaos.soak import project
+from tests.chaos.soak.ledger import Ledger
 from tests.chaos.soak.lines import LATENCY_WINDOW, LINES, Samples
 from tests.chaos.soak.machines import Machine, Machines
 
 _MEGABYTE = 1_000_000
+_SETTLED = 30.0
+"""Seconds after which an enqueued task is looked for the first time."""
 
 _CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'orchestrator%'"
 _OPEN = "SELECT count(*), count(*) FILTER (WHERE status <> 'pending') FROM orchestrator.tasks"
@@ -29,6 +32,7 @@ SELECT sum(size) FILTER (WHERE relname = 'tasks'), sum(size) FILTER (WHERE relna
                relname IN ('ended_tasks', 'attempts', 'runs') AS history
           FROM pg_stat_user_tables WHERE schemaname = 'orchestrator') AS tables
 """
+_AGE = "SELECT extract(epoch FROM now() - min(ended_at)) FROM orchestrator.ended_tasks"
 _LATENCY = f"""
 SELECT percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY extract(epoch FROM ended_at - created_at))
   FROM orchestrator.ended_tasks
@@ -39,12 +43,13 @@ SELECT percentile_cont(ARRAY[0.5, 0.99]) WITHIN GROUP (ORDER BY extract(epoch FR
 class Sampler:
     """Looks from outside: at /proc, and through connections of its own."""
 
-    def __init__(self, database_url: str, redis_url: str, machines: Machines) -> None:
+    def __init__(self, database_url: str, redis_url: str, machines: Machines, ledgers: Sequence[Ledger]) -> None:
         self._database_url = database_url
         self._connection: psycopg2.extensions.connection | None = None
         self._redis = Redis.from_url(redis_url)
         self._keys = Keys()
         self._machines = machines
+        self._ledgers = ledgers
         self._latency_at = LATENCY_WINDOW
         self.times: list[float] = []
         """Seconds since the soak began."""
@@ -109,25 +114,19 @@ class Sampler:
             tasks, small, history, dead = _row(cursor, _SIZES)
             values["tasks_size"], values["small_size"] = tasks / _MEGABYTE, small / _MEGABYTE
             values["history_size"], values["dead_tuples"] = history / _MEGABYTE, dead
+            values["history_age"] = _row(cursor, _AGE)[0] or 0.0
             if at >= self._latency_at:
                 self._latency_at = at + LATENCY_WINDOW
                 (percentiles,) = _row(cursor, _LATENCY, [project.plain.name])
                 if percentiles:
                     values["p50"], values["p99"] = (1000 * float(value) for value in percentiles)
+                for ledger in self._ledgers:
+                    ledger.check(cursor, age=_SETTLED)
 
-    def unfinished(self, tasks: Iterable[str], runs: Iterable[str]) -> Counter[str]:
-        """Return, by state, how many of these did not succeed; what is nowhere is in state `missing`."""
-        statement = """
-            SELECT coalesce(e.status, o.status, 'missing'), count(*)
-              FROM unnest(%s::uuid[]) AS wanted(id)
-              LEFT JOIN orchestrator.{ended} e USING (id) LEFT JOIN orchestrator.{open} o USING (id)
-             WHERE coalesce(e.status, '') <> 'success' GROUP BY 1
-        """
-        found: Counter[str] = Counter()
+    def unfinished(self) -> Counter[str]:
+        """Return, by state, how many of what was enqueued did not succeed."""
         with psycopg2.connect(self._database_url) as connection, connection.cursor() as cursor:
-            for ids, ended, open in ((tasks, "ended_tasks", "tasks"), (runs, "runs", "runs")):
-                cursor.execute(statement.format(ended=ended, open=open), [list(ids)])
-                found.update(dict(cursor.fetchall()))
+            found = sum((ledger.unfinished(cursor) for ledger in self._ledgers), Counter[str]())
         connection.close()
         return found
 

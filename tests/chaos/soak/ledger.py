@@ -1,0 +1,67 @@
+"""What was enqueued, until it is seen to have succeeded. What is checked is forgotten, however long the soak."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import psycopg2.extensions
+
+_SLICE = 50_000
+"""Ids that one statement looks for."""
+
+_SUCCEEDED = """
+SELECT id FROM orchestrator.{ended} WHERE id = ANY (%s::uuid[]) AND status = 'success'
+"""
+_STATES = """
+SELECT coalesce(e.status, o.status, 'missing'), count(*)
+  FROM unnest(%s::uuid[]) AS wanted(id)
+  LEFT JOIN orchestrator.{ended} e USING (id) LEFT JOIN orchestrator.{open} o USING (id)
+ WHERE coalesce(e.status, '') <> 'success' GROUP BY 1
+"""
+
+
+class Entry(NamedTuple):
+    """One task or run whose enqueue returned."""
+
+    at: float
+    id: str
+
+
+class Ledger:
+    """The load appends in its thread; the sampler checks in another."""
+
+    def __init__(self, *, ended: str, open: str) -> None:
+        self._tables = {"ended": ended, "open": open}
+        self._waiting: deque[Entry] = deque()
+        self._late: list[str] = []
+        """Ids that had not succeeded when they were looked for."""
+        self.count = 0
+
+    def add(self, ids: Sequence[str]) -> None:
+        now = time.monotonic()
+        self._waiting.extend(Entry(now, identifier) for identifier in ids)
+        self.count += len(ids)
+
+    def check(self, cursor: psycopg2.extensions.cursor, *, age: float) -> None:
+        """Look for what is older than this; it stays in the ledger if it has not succeeded."""
+        until = time.monotonic() - age
+        due, self._late = self._late, []
+        while self._waiting and self._waiting[0].at <= until:
+            due.append(self._waiting.popleft().id)
+        rest = iter(due)
+        while ids := list(islice(rest, _SLICE)):
+            self._late += ids  # first: an error of Postgres loses none
+            cursor.execute(_SUCCEEDED.format(**self._tables), [ids])
+            succeeded = {identifier for (identifier,) in cursor.fetchall()}
+            del self._late[-len(ids) :]
+            self._late += [identifier for identifier in ids if identifier not in succeeded]
+
+    def unfinished(self, cursor: psycopg2.extensions.cursor) -> Counter[str]:
+        """Return, by state, how many did not succeed; what is nowhere is in state `missing`."""
+        self.check(cursor, age=0.0)
+        cursor.execute(_STATES.format(**self._tables), [self._late])
+        return Counter(dict(cursor.fetchall()))
