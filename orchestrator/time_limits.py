@@ -7,6 +7,7 @@ the call sets its deadline, in its thread, and each request there gives up by th
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -39,7 +40,7 @@ class TimeLimit:
         self.on_end: Callable[[], object] | None = None
         """Called when `is_ended` becomes true, by the watchdog of the request."""
         self._before: TimeLimit | None = None
-        if timeout is not None:
+        if timeout is not None and timeout != math.inf:
             if since is None:
                 since = time.monotonic()
             self.deadline = since + timeout

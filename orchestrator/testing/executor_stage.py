@@ -205,7 +205,8 @@ class LocalProgram:
         return self._process.wait(60)
 
     def kill(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
+        if self.is_alive:
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(60)
 
 

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import threading
 import uuid
-from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -123,9 +122,12 @@ class FakeCloudRun(http.server.ThreadingHTTPServer):
 
     def kill(self, name: str) -> None:
         """End the process of an execution at once."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._processes[name].pid, signal.SIGKILL)
+        self._signal(name, signal.SIGKILL)
         self._processes[name].wait()
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        if self._processes[name].poll() is None:  # else its number may be another's by now
+            os.killpg(self._processes[name].pid, number)
 
     def lose(self, name: str) -> None:
         """Forget an execution, and end its process."""
@@ -137,8 +139,7 @@ class FakeCloudRun(http.server.ThreadingHTTPServer):
         """Have an execution end: a process is told to."""
         if name in self._processes:
             self._cancelled.add(name)
-            with suppress(ProcessLookupError):
-                os.killpg(self._processes[name].pid, signal.SIGTERM)
+            self._signal(name, signal.SIGTERM)
         else:
             self.end(name, succeeded=False, cancelled=True)
 

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import tempfile
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ class _Job:
         return {**said, "type": "SUBMISSION", "status": status, "message": message, **error}
 
     def end(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):
+        if self.process.poll() is None:  # else its number may be another's by now
             os.killpg(self.process.pid, number)
 
 

@@ -24,6 +24,7 @@ from orchestrator import (
     gather,
 )
 from orchestrator.testing import WorkflowTest
+from orchestrator.time_limits import TimeLimit
 
 SOMETHING = UUID(int=7)
 
@@ -208,7 +209,7 @@ def test_a_method_of_celery_says_what_to_write(app: Orchestrator) -> None:
 # -- waiting
 
 
-@pytest.mark.parametrize("timeout", ["5", True, timedelta(seconds=5)])
+@pytest.mark.parametrize("timeout", ["5", True, timedelta(seconds=5), float("nan")])
 def test_whoever_waits_gives_a_number_of_seconds(app: Orchestrator, timeout: Any) -> None:
     task, run, workflow = app.handle(SOMETHING), app.run(SOMETHING), app.workflow_run(SOMETHING)
     calls: list[Callable[[], Any]] = [
@@ -227,6 +228,10 @@ def test_whoever_waits_gives_a_number_of_seconds(app: Orchestrator, timeout: Any
     for call in calls:
         with pytest.raises(TypeError, match="timeout: expected a number of seconds, or None to wait for ever, found "):
             call()
+
+
+def test_an_infinite_time_is_no_limit() -> None:
+    assert TimeLimit(float("inf")).give_up_at is None
 
 
 # -- time zones

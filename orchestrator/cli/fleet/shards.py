@@ -53,9 +53,11 @@ class _Shards:
                 log.info("shard.started shard=%d pid=%d", shard, pid)
             if not self._children:
                 break
-            pid, status = os.wait()
-            shard = self._children.pop(pid)
-            ended = os.waitstatus_to_exitcode(status)
+            ended_child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            assert ended_child is not None
+            pid = ended_child.si_pid
+            shard = self._children.pop(pid)  # before its number is free: a signal may come at any time
+            ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
             if ended > 0:  # what it cannot do, no other one can
                 code = ended
                 self._stop(signal.SIGTERM)

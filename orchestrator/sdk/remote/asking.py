@@ -113,7 +113,7 @@ class Asking:
         timeout = call.signature.bind(None, *args, **kwargs).arguments.get("timeout")
         # The server gives up in its own time, and its answer has a way to go.
         with TimeLimit(None if timeout is None else timeout + GRACE, writes=True):
-            return self._try(call, body, args, kwargs, (timeout or _UNLIMITED) + self.http.timeout)
+            return self._try(call, body, args, kwargs, min(timeout or _UNLIMITED, _UNLIMITED) + self.http.timeout)
 
     def _try(self, call: Declared, body: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any], most: float) -> Reply:
         """Ask until there is an answer, or the time of the call is over; each time takes so many seconds at most."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import math
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -70,7 +71,9 @@ Stream = Generator[Pause | R, None, None]
 
 def check_timeout(timeout: object) -> None:
     """Refuse what is no number of seconds, before any request."""
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout):
         raise TypeError(f"timeout: expected a number of seconds, or None to wait for ever, found {timeout!r:.100}.")
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 from redis import Redis
 from rq.job import Job
@@ -128,11 +129,13 @@ class RqHarness(Marking):
 
     def close(self) -> None:
         for worker in self._workers:
-            with suppress(ProcessLookupError):
+            if worker.poll() is None:
                 os.killpg(worker.pid, signal.SIGKILL)
             worker.wait()
-        for id in [path.name.removeprefix("begun-") for path in self.folder.glob("begun-*")]:
-            for pid in self.marks.pids(id):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        for mark in self.folder.glob("begun-*"):
+            for pid in self.marks.pids(mark.name.removeprefix("begun-")):
+                with suppress(psutil.NoSuchProcess):
+                    process = psutil.Process(pid)
+                    if process.create_time() <= mark.stat().st_mtime:  # else the number is another's by now
+                        process.kill()
         self.door.shut()
