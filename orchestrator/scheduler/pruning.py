@@ -55,7 +55,7 @@ class Pruner:
         self._runs: dict[Kind, datetime] = {}
         self._more = False
         """A turn has ended before its rows did."""
-        self._rest = REST
+        self.rest = REST
         """How often as long as a slice took there is rest after it."""
 
     def start(self) -> None:
@@ -65,7 +65,7 @@ class Pruner:
     def _steps(self, connection: Connection) -> Iterator[float]:
         began = time.monotonic()
         for _ in self.slices(connection):
-            yield max(SHORTEST_REST, self._rest * (time.monotonic() - began))
+            yield max(SHORTEST_REST, self.rest * (time.monotonic() - began))
             began = time.monotonic()
 
     def _start_over(self) -> None:
@@ -80,7 +80,7 @@ class Pruner:
         while self._more:
             self._more = False
             yield from self._turns(connection)
-        self._rest = min(REST, self._rest + 1)
+        self.rest = min(REST, self.rest + 1)
 
     def _turns(self, connection: Connection) -> Iterator[int]:
         settings = self._settings
@@ -111,6 +111,7 @@ class Pruner:
                 return
             yield forgotten
         self._more = True
+        self.rest = max(_LEAST_REST, self.rest / 2)  # such rows are all too old already
 
     def _walk(
         self,
@@ -131,7 +132,7 @@ class Pruner:
                 return
             late.append(found.late)
         self._more = True
-        self._rest = rest_after(self._rest, late[0], late[-1])
+        self.rest = rest_after(self.rest, late[0], late[-1])
 
     def _forget_runs(self, connection: Connection, kind: Kind, after: datetime, upto: datetime) -> Iterator[int]:
         gone = retention.forget_runs(connection, kind, after, upto)

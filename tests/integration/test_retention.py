@@ -379,8 +379,19 @@ def test_keys_whose_period_is_over_are_forgotten(system: System) -> None:
     for key in range(5):
         system.job.options(idempotency_key=str(key)).enqueue(key)
     system.sql("UPDATE orchestrator.unique_keys SET until = now() - interval '2 minutes' WHERE key NOT LIKE '%4'")
-    assert prune(system, pruner(system, size=3)) == [3, 1]
+    by = pruner(system, size=3)
+    assert prune(system, by) == [3, 1]
+    assert by.rest == 9.0
     assert system.count("unique_keys") == 1
+
+
+def test_rests_get_shorter_where_more_expires_than_a_turn_forgets(system: System) -> None:
+    for key in range(5):
+        system.job.options(idempotency_key=str(key)).enqueue(key)
+    system.sql("UPDATE orchestrator.unique_keys SET until = now() - interval '2 minutes'")
+    by = pruner(system, size=1, slices=2)
+    assert prune(system, by) == [1] * 5
+    assert by.rest < 9.0
 
 
 def test_rates_that_have_long_been_full_are_forgotten(system: System) -> None:

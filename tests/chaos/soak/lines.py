@@ -47,7 +47,7 @@ LINES = (
     Line(key="tasks_size", panel="Hot tables with indexes", label="tasks", unit="MB", may_grow=1.0, may_grow_share=0.2),
     Line(key="small_size", panel="Hot tables with indexes", label="small ones", unit="MB", may_grow=0.5),
     Line(key="dead_tuples", panel="Dead rows, hot tables", label="as Postgres counts", unit="rows"),
-    Line(key="history_size", panel="History (grows by nature)", label="ended tasks and runs", unit="MB"),
+    Line(key="history_size", panel="History (grows up to its retention)", label="ended tasks and runs", unit="MB"),
     Line(key="history_age", panel="Age of the oldest that is kept", label="ended tasks", unit="s"),
     Line(key="p50", panel="Latency of a short task", label="p50", unit="ms", may_grow=20, may_grow_share=0.5),
     Line(key="p99", panel="Latency of a short task", label="p99", unit="ms", may_grow=500, may_grow_share=0.5),

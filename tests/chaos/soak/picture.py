@@ -44,14 +44,16 @@ def draw(outcome: SoakOutcome, path: Path) -> None:
     panels = list(dict.fromkeys(line.panel for line in LINES))
     rows = -(-len(panels) // _COLUMNS)
     with matplotlib.rc_context(_STYLE):
-        figure = pyplot.figure(figsize=(12, 1.7 * rows + 2.2), layout="constrained")
-        grid = figure.add_gridspec(rows + 1, _COLUMNS, height_ratios=[1.0] * rows + [1.25])
+        below = [1.25] if outcome.struck else []
+        figure = pyplot.figure(figsize=(12, 1.7 * rows + 1.75 * sum(below)), layout="constrained")
+        grid = figure.add_gridspec(rows + len(below), _COLUMNS, height_ratios=[1.0] * rows + below)
         shared: Axes | None = None
         for place, panel in enumerate(panels):
             axes = figure.add_subplot(grid[place // _COLUMNS, place % _COLUMNS], sharex=shared)
             shared = shared or axes
             _panel(axes, panel, [line for line in LINES if line.panel == panel], outcome)
-        _faults(figure.add_subplot(grid[rows, :], sharex=shared), outcome)
+        if below:
+            _faults(figure.add_subplot(grid[rows, :], sharex=shared), outcome)
         _title(figure, outcome)
         drawn = io.BytesIO()
         figure.savefig(drawn, format="png", dpi=100)
@@ -77,6 +79,7 @@ def _panel(axes: Axes, title: str, lines: list[Line], outcome: SoakOutcome) -> N
         )
     axes.set_title(title)
     axes.set_ylabel(lines[0].unit)
+    axes.set_xlim(0, max(outcome.times[-1] / 60, 0.1))
     if title in LOGARITHMIC:
         axes.set_yscale("log")
     else:
@@ -101,14 +104,14 @@ def _faults(axes: Axes, outcome: SoakOutcome) -> None:
     axes.invert_yaxis()
     axes.set_title("Faults")
     axes.set_xlabel("minutes")
-    axes.set_xlim(0, max(outcome.times[-1] / 60, 0.1))
     axes.grid(axis="y", visible=False)
 
 
 def _title(figure: Figure, outcome: SoakOutcome) -> None:
     figure.suptitle(
         f"{outcome.minutes:g} minutes, {outcome.enqueued:,} tasks "
-        f"({outcome.achieved:.0f}/s of {outcome.rate:g}/s asked), {len(outcome.struck)} faults (seed {outcome.seed}): "
+        f"({outcome.achieved:,.0f}/s of {outcome.rate:,g}/s asked), "
+        f"{len(outcome.struck)} faults (seed {outcome.seed}): "
         f"{'all' if not outcome.unfinished else 'NOT all'} succeeded",
         x=0.01,
         ha="left",
