@@ -269,7 +269,7 @@ class Janitor:
             try:
                 with self._engine.connect() as connection:
                     for table in sorted(suspect.union(throughput.misleading(connection))):
-                        log.info("upkeep.analyzing table=%s", table)
+                        log.debug("upkeep.analyzing table=%s", table)
                         connection.exec_driver_sql(f"{SAMPLE}; ANALYZE orchestrator.{table}")  # one transaction
                     if is_due:
                         connection.exec_driver_sql(VACUUM)

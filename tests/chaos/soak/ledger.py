@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import psycopg2.extensions
@@ -37,7 +36,7 @@ class Ledger:
     def __init__(self, *, ended: str, open: str) -> None:
         self._tables = {"ended": ended, "open": open}
         self._waiting: deque[Entry] = deque()
-        self._late: list[str] = []
+        self._late: deque[str] = deque()
         """Ids that had not succeeded when they were looked for."""
         self.count = 0
 
@@ -47,21 +46,27 @@ class Ledger:
         self.count += len(ids)
 
     def check(self, cursor: psycopg2.extensions.cursor, *, age: float) -> None:
-        """Look for what is older than this; it stays in the ledger if it has not succeeded."""
+        """Look for what is older than this, and for some of what had not succeeded: the soak must not slow itself."""
         until = time.monotonic() - age
-        due, self._late = self._late, []
+        due = [self._late.popleft() for _ in range(min(len(self._late), _SLICE))]
         while self._waiting and self._waiting[0].at <= until:
             due.append(self._waiting.popleft().id)
-        rest = iter(due)
-        while ids := list(islice(rest, _SLICE)):
-            self._late += ids  # first: an error of Postgres loses none
-            cursor.execute(_SUCCEEDED.format(**self._tables), [ids])
-            succeeded = {identifier for (identifier,) in cursor.fetchall()}
-            del self._late[-len(ids) :]
-            self._late += [identifier for identifier in ids if identifier not in succeeded]
+        self._look(cursor, due)
 
     def unfinished(self, cursor: psycopg2.extensions.cursor) -> Counter[str]:
         """Return, by state, how many did not succeed; what is nowhere is in state `missing`."""
-        self.check(cursor, age=0.0)
-        cursor.execute(_STATES.format(**self._tables), [self._late])
+        due = [*self._late, *(entry.id for entry in self._waiting)]
+        self._late.clear()
+        self._waiting.clear()
+        self._look(cursor, due)
+        cursor.execute(_STATES.format(**self._tables), [list(self._late)])
         return Counter(dict(cursor.fetchall()))
+
+    def _look(self, cursor: psycopg2.extensions.cursor, due: Sequence[str]) -> None:
+        found: set[str] = set()
+        try:
+            for start in range(0, len(due), _SLICE):
+                cursor.execute(_SUCCEEDED.format(**self._tables), [due[start : start + _SLICE]])
+                found.update(identifier for (identifier,) in cursor.fetchall())
+        finally:  # an error of Postgres loses none
+            self._late.extend(identifier for identifier in due if identifier not in found)
