@@ -24,8 +24,8 @@ async def later(number: int) -> int:
 
 def hold(folder: str) -> str:
     """Say that it has begun, and go on when it is let; clean up whatever happens."""
-    Path(folder, "begun").touch()
     try:
+        Path(folder, "begun").touch()
         while not Path(folder, "go").exists():
             time.sleep(0.01)
     finally:

@@ -41,9 +41,15 @@ class Proxies:
     ) -> None:
         for proxy in self._open:
             proxy.close()
+        asyncio.run_coroutine_threadsafe(self._settle(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _settle(self) -> None:
+        """Wait for connections that were accepted a moment ago: each is then closed."""
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
 
     def to(self, server: Path, address: str = "127.0.0.1") -> Proxy:
         """Return a new proxy before the server that listens on a unix socket."""
