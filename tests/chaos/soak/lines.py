@@ -49,6 +49,8 @@ LINES = (
     Line(key="dead_tuples", panel="Dead rows, hot tables", label="as Postgres counts", unit="rows"),
     Line(key="history_size", panel="History (grows up to its retention)", label="ended tasks and runs", unit="MB"),
     Line(key="history_age", panel="Age of the oldest that is kept", label="ended tasks", unit="s"),
+    Line(key="idle", panel="Processors", label="idle", unit="%"),
+    Line(key="stolen", panel="Processors", label="taken by the host", unit="%"),
     Line(key="p50", panel="Latency of a short task", label="p50", unit="ms", may_grow=20, may_grow_share=0.5),
     Line(key="p99", panel="Latency of a short task", label="p99", unit="ms", may_grow=500, may_grow_share=0.5),
 )

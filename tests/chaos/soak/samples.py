@@ -86,6 +86,9 @@ class Sampler:
             if alive:
                 values[f"{kind}_others"] = sum(alive) / len(alive)
 
+        used = psutil.cpu_times_percent()  # since the last sample
+        values["idle"], values["stolen"] = used.idle, getattr(used, "steal", 0.0)  # which only Linux knows
+
     def _look_at_redis(self, values: dict[str, float]) -> None:
         redis, keys = self._redis, self._keys
         names = [name.decode() for name in redis.scan_iter(count=1000)]
