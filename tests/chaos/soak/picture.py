@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -22,7 +23,7 @@ _COLOURS = ("#1f5fa8", "#d9822b", "#3a8f5c", "#8a5aa8")
 _FAULT = "#b03a3a"
 _PALETTE = 48
 """Colours that are kept: enough for thin lines, and a third of the size."""
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 9,
     "axes.titlelocation": "left",
@@ -41,7 +42,8 @@ _STYLE = {
 
 def draw(outcome: SoakOutcome, path: Path) -> None:
     """Write the picture as PNG."""
-    panels = list(dict.fromkeys(line.panel for line in LINES))
+    drawn_lines = [line for line in LINES if any(value is not None for value in outcome.samples[line.key])]
+    panels = list(dict.fromkeys(line.panel for line in drawn_lines))
     rows = -(-len(panels) // _COLUMNS)
     with matplotlib.rc_context(_STYLE):
         below = [1.25] if outcome.struck else []
