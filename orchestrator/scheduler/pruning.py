@@ -10,7 +10,6 @@ shorter.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
@@ -18,10 +17,10 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, Engine
 
-from orchestrator.scheduler.upkeep import REST, SHORTEST_REST, SLICE, Rounds
+from orchestrator.scheduler.upkeep import REST, SLICE, Rounds
 from orchestrator.settings import Settings
 from orchestrator.store import audit, logs, retention
-from orchestrator.store.retention import BEGINNING, Kind, Slice, Walk
+from orchestrator.store.retention import BEGINNING, FIRST, Kind, Slice, Walk
 
 _SLICES = 100
 """Slices of one kind of row in a turn."""
@@ -53,6 +52,7 @@ class Pruner:
         self._slices = slices
         self._tasks: dict[Walk, datetime] = {}
         self._runs: dict[Kind, datetime] = {}
+        self._deleted = FIRST
         self._more = False
         """A turn has ended before its rows did."""
         self.rest = REST
@@ -60,18 +60,21 @@ class Pruner:
 
     def start(self) -> None:
         """Begin to wait for leadership."""
-        Rounds("pruning", self._engine, self._leading, self._steps, every=_EVERY, start_over=self._start_over).start()
-
-    def _steps(self, connection: Connection) -> Iterator[float]:
-        began = time.monotonic()
-        for _ in self.slices(connection):
-            yield max(SHORTEST_REST, self.rest * (time.monotonic() - began))
-            began = time.monotonic()
+        Rounds(
+            "pruning",
+            self._engine,
+            self._leading,
+            lambda connection: (0.0 for _ in self.slices(connection)),
+            every=_EVERY,
+            rest=lambda: self.rest,
+            start_over=self._start_over,
+        ).start()
 
     def _start_over(self) -> None:
         """Walk from the beginning next time: something may have been left half done."""
         self._tasks.clear()
         self._runs.clear()
+        self._deleted = FIRST
 
     def slices(self, connection: Connection) -> Iterator[int]:
         """Forget all that is old enough; yields after every slice how many rows it had."""
@@ -86,7 +89,7 @@ class Pruner:
         settings = self._settings
         for table in retention.EXPIRING:
             yield from self._turn(partial(retention.forget_expired, connection, table, self._size))
-        yield from retention.forget_deleted(connection, self._size)
+        yield from self._forget_deleted(connection)
         if settings.retention_audit > 0:
             yield from self._turn(partial(audit.prune, connection, settings.retention_audit, self._size))
         if settings.retention_logs > 0:
@@ -110,8 +113,21 @@ class Pruner:
             if (forgotten := forget()) == 0:
                 return
             yield forgotten
+        self._hurry()  # such rows are all too old already
+
+    def _forget_deleted(self, connection: Connection) -> Iterator[int]:
+        for _ in range(self._slices):
+            runs = retention.next_deleted(connection, self._deleted, self._size)
+            if not runs:
+                self._deleted = FIRST  # some of them may not have ended yet
+                return
+            yield from retention.forget_deleted(connection, runs, self._size)
+            self._deleted = runs[-1]
+        self._hurry()
+
+    def _hurry(self) -> None:
         self._more = True
-        self.rest = max(_LEAST_REST, self.rest / 2)  # such rows are all too old already
+        self.rest = max(_LEAST_REST, self.rest / 2)
 
     def _walk(
         self,

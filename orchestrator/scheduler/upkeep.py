@@ -29,7 +29,7 @@ log = get_logger("scheduler")
 
 REST = 9.0
 """How often as long as a step took there is rest after it."""
-SHORTEST_REST = 0.01
+_SHORTEST_REST = 0.01
 """In seconds."""
 SLICE = 1_000
 """Rows that a step forgets."""
@@ -49,13 +49,16 @@ class Rounds:
         steps: Callable[[Connection], Iterator[float]],
         *,
         every: float,
+        rest: Callable[[], float] = lambda: REST,
         start_over: Callable[[], None] = lambda: None,
     ) -> None:
+        """`rest` says how often as long as a step took there is rest after it."""
         self._what = what
         self._engine = engine  # in autocommit mode
         self._leading = leading
         self._steps = steps
         self._every = every
+        self._rest = rest
         self._start_over = start_over
 
     def start(self) -> None:
@@ -76,8 +79,8 @@ class Rounds:
 
     def _make_round(self, connection: Connection, pause: threading.Event) -> None:
         began = time.monotonic()
-        for rest in self._steps(connection):
-            pause.wait(rest or max(SHORTEST_REST, REST * (time.monotonic() - began)))
+        for seconds in self._steps(connection):
+            pause.wait(seconds or max(_SHORTEST_REST, self._rest() * (time.monotonic() - began)))
             if not self._leading.is_set():
                 self._start_over()
                 return

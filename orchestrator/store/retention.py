@@ -22,6 +22,8 @@ from orchestrator.store import throughput
 from orchestrator.store.sql import Row, Statement
 
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+FIRST = bytes(16)
+"""The id before all others."""
 
 Kind = Literal["success", "failed"]
 
@@ -283,17 +285,19 @@ DELETE /* retention.settle */ FROM orchestrator.deletions d WHERE run_id = ANY (
 """)
 
 
-def forget_deleted(connection: Connection, limit: int) -> Iterator[int]:
-    """Forget the runs that somebody has deleted; yields after every statement.
+def next_deleted(connection: Connection, after: bytes, limit: int) -> list[bytes]:
+    """Return the runs behind `after` that somebody has deleted."""
+    return [run.bytes for run in _DELETED(connection, after=after, limit=limit)]
+
+
+def forget_deleted(connection: Connection, runs: Sequence[bytes], limit: int) -> Iterator[int]:
+    """Forget runs that somebody has deleted; yields after every statement.
 
     A run is named in `deletions` until all that is its own is gone, and its children are named there before it goes:
     whatever interrupts this, the next round goes on. One that was opened again since stays.
     """
-    after = bytes(16)
-    while runs := [run.bytes for run in _DELETED(connection, after=after, limit=limit)]:
-        _DELETE_CHILDREN(connection, runs=runs)
-        yield len(_FORGET_DELETED(connection, runs=runs))
-        kept = {run.bytes for run in _KEPT(connection, runs=runs)}
-        yield from _forget_own(connection, [run for run in runs if run not in kept], limit)
-        _SETTLE(connection, runs=runs)
-        after = runs[-1]
+    _DELETE_CHILDREN(connection, runs=runs)
+    yield len(_FORGET_DELETED(connection, runs=runs))
+    kept = {run.bytes for run in _KEPT(connection, runs=runs)}
+    yield from _forget_own(connection, [run for run in runs if run not in kept], limit)
+    _SETTLE(connection, runs=runs)

@@ -172,6 +172,24 @@ def test_each_kind_has_its_turn_however_much_there_is_of_another(system: System)
     assert left[-1] == (0, 0)
 
 
+def test_a_deletion_of_many_runs_keeps_nothing_else_waiting(system: System) -> None:
+    finished(system, 10)
+    closing = ended_run(system, days=1)
+    system.sql("UPDATE orchestrator.runs SET closing = true")
+    for _ in range(60):
+        ended_run(system, days=1)
+    system.sql("INSERT INTO orchestrator.deletions (run_id) SELECT id FROM orchestrator.runs")
+    by = pruner(system, size=10, slices=2)
+    left: list[tuple[int, int]] = []
+    with autocommit(system).connect() as connection:
+        for _ in by.slices(connection):
+            runs = system.sql("SELECT count(*) AS count FROM orchestrator.runs WHERE NOT closing")
+            left.append((runs[0]["count"], sum(kept(system).values())))
+    assert any(tasks == 0 and runs >= 40 for runs, tasks in left)
+    assert left[-1] == (0, 0)
+    assert [row["run_id"] for row in system.sql("SELECT run_id FROM orchestrator.deletions")] == [closing]
+
+
 def test_rests_get_shorter_while_rows_become_too_old_faster_than_they_are_forgotten() -> None:
     assert rest_after(9.0, 10.0, 50.0) == 9.0  # not yet late
     assert rest_after(9.0, 61.0, 70.0) == 4.5
