@@ -527,6 +527,13 @@ def test_a_fork_has_connections_of_its_own() -> None:
             OrchestratorError,
             "unknown field",
         ),
+        (
+            413,
+            "application/problem+json",
+            b'{"title": "The body is too large", "status": 413, "detail": "At most 9 bytes are read here."}',
+            PayloadError,
+            "too large.*At most 9 bytes",
+        ),
     ],
 )
 def test_an_answer_of_somebody_else_is_told(

@@ -13,7 +13,15 @@ import msgspec
 from orchestrator import time_limits
 from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import NewTask
-from orchestrator.errors import ConfigurationError, Forbidden, OrchestratorError, Unavailable, Uncertain, from_problem
+from orchestrator.errors import (
+    ConfigurationError,
+    Forbidden,
+    OrchestratorError,
+    PayloadError,
+    Unavailable,
+    Uncertain,
+    from_problem,
+)
 from orchestrator.sdk.calls.declaring import REPEATED, Declared
 from orchestrator.sdk.remote.http import Broken, Http, Reply, Unreached
 from orchestrator.sdk.waiting.per_process import PerProcess
@@ -174,7 +182,8 @@ class Asking:
             )
         if reply.status in (429, 503):
             return Unavailable(f"The API at {self.http.url} cannot be used now: {text}")
-        return OrchestratorError(f"The API at {self.http.url} refuses this ({problem.title}): {text}")
+        kind = PayloadError if reply.status == 413 else OrchestratorError
+        return kind(f"The API at {self.http.url} refuses this ({problem.title}): {text}")
 
     def away(self, error: Exception) -> Unavailable:
         """Return what to say of a server that cannot be reached."""
