@@ -264,7 +264,8 @@ def test_a_process_whose_event_loop_is_blocked_or_closed_is_replaced(life: Stack
     assert charges(life, blocker, *victims) == (0, 0)
     with pytest.raises(TaskFailed) as caught:
         closer.result(60)
-    assert caught.value.kind == "RuntimeError", "where it is alone with the loop, that is its own failure"
+    kinds = ("RuntimeError", "AttributeError")  # the latter from Python 3.13 on
+    assert caught.value.kind in kinds, "where it is alone with the loop, that is its own failure"
 
 
 # -- output that nobody reads

@@ -142,10 +142,11 @@ def test_workers_are_told_in_the_name_of_the_generation_and_of_those_after_it(
     system.settle()
     assert rewind_of(system.generation) == ""
     for number in range(2):
-        system.dispatch(1)
+        (handle,) = system.dispatch(1)
         restore = backup()
         worker.succeed(*worker.take())
         system.tick()
+        assert system.row(handle)["status"] == "success", number
         known = system.generation
         restore()
         system.pass_seconds(2)

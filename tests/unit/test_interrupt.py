@@ -29,7 +29,8 @@ def interrupted(function: Callable[[], Awaitable[Any]], cancellations: int = 1) 
         await asyncio.sleep(0)
         for _ in range(cancellations):
             task.cancel()
-            await asyncio.sleep(0.01)
+            for _ in range(10):  # turns of the event loop that its answer may take
+                await asyncio.sleep(0)
         return await task
 
     return asyncio.run(run())
