@@ -1,10 +1,13 @@
 # Sourced by the scripts beside it: goes to the repository and keeps one virtual environment there, `.venv`.
 # `prepare EXTRA` installs the package with that extra if pyproject.toml changed since the last time; `dev` has all that
-# `embedded` has.
+# `embedded` has. With ORCHESTRATOR_VERSIONS=lowest there is another, `.venv-lowest`, with the oldest releases that
+# pyproject.toml allows, and with what a part of the tests needs.
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 repository=$PWD
-python=$repository/.venv/bin/python
+venv=.venv
+[ "${ORCHESTRATOR_VERSIONS-}" != lowest ] || venv=.venv-lowest
+python=$repository/$venv/bin/python
 unset PYTHONDONTWRITEBYTECODE # or each of the thousand processes that a test run starts would compile everything anew
 
 fail() {
@@ -39,7 +42,7 @@ stamp() { # what an installation depends on: the place, because it is editable, 
 }
 
 is_installed() {
-    [ -f ".venv/.installed-$1" ] && [ "$(stamp)" = "$(cat ".venv/.installed-$1")" ]
+    [ -f "$venv/.installed-$1" ] && [ "$(stamp)" = "$(cat "$venv/.installed-$1")" ]
 }
 
 show_progress() { # pip's many lines as one that changes, or as nothing where there is no terminal
@@ -59,7 +62,7 @@ uv_install() { # takes seconds where pip takes minutes, but does not know of an 
 }
 
 pip_install() { # with pip where uv does not get at the packages; its warnings are shown only if it fails
-    local complaints=.venv/pip-complaints.log
+    local complaints=$venv/pip-complaints.log
     ! uv_install "$@" || return 0
     "$python" -m pip install --disable-pip-version-check --progress-bar off "$@" 2>"$complaints" | show_progress || {
         cat "$complaints" >&2
@@ -67,18 +70,33 @@ pip_install() { # with pip where uv does not get at the packages; its warnings a
     }
 }
 
+lowest_versions() { # the oldest releases that the project file allows, as pip reads constraints
+    "$python" -c '
+import re, tomllib
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+extras = project["optional-dependencies"]
+for wanted in (*project["dependencies"], *extras["api"], *extras["embedded"], *extras["rq"]):
+    if not wanted.startswith("durable-orchestrator"):
+        print(re.sub(r"(\[.*?\])?>=([\w.]+)[^;]*", r"==\2", wanted))'
+}
+
 prepare() {
-    local extra=$1 found
+    local extra=$1 found wanted
     if is_suitable "$python" && { is_installed "$extra" || { [ "$extra" = embedded ] && is_installed dev; }; }; then
         return
     fi
     if ! is_suitable "$python"; then
         found=$(find_python)
-        echo "Making a virtual environment in .venv ($("$found" --version)) …"
-        "$found" -m venv --clear .venv
+        echo "Making a virtual environment in $venv ($("$found" --version)) …"
+        "$found" -m venv --clear "$venv"
     fi
     "$python" -m pip --version >/dev/null 2>&1 || "$python" -m ensurepip >/dev/null
-    echo "Installing the package and what it needs into .venv …"
-    pip_install --editable ".[$extra]" || fail "the installation failed; the reason is above."
-    stamp >".venv/.installed-$extra"
+    echo "Installing the package and what it needs into $venv …"
+    wanted=(--editable ".[$extra]")
+    if [ $venv = .venv-lowest ]; then
+        lowest_versions >$venv/lowest.txt
+        wanted=(--editable '.[embedded,rq]' --constraint $venv/lowest.txt httpx hypothesis pytest pytest-timeout pytest-xdist)
+    fi
+    pip_install "${wanted[@]}" || fail "the installation failed; the reason is above."
+    stamp >"$venv/.installed-$extra"
 }

@@ -164,7 +164,7 @@ def limit(name: str, concurrency: int | None, rate: str | None, lift: bool, new:
     echo(f"Queue {name} has no limits." if lift else f"Queue {name} is limited.")
 
 
-class _Retention(click.ParamType["float"]):
+class _Retention(click.ParamType):  # type: ignore[type-arg]  # see `IdOf`
     """How long: `1h`, `30d`, `forever`."""
 
     name = "duration"

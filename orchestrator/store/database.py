@@ -127,9 +127,9 @@ def engine_for(
             pool_reset_on_return=None if autocommit else "rollback",
             isolation_level="AUTOCOMMIT" if autocommit else "READ COMMITTED",
             connect_args={"application_name": name, "connect_timeout": math.ceil(timeout), **_NOTICE_SILENCE, **hosts},
-            skip_autocommit_rollback=autocommit,
             hide_parameters=True,
         )
+        engine.dialect.skip_autocommit_rollback = autocommit  # releases before 2.0.43 do not know it as an argument
         if engine.dialect.is_async:
             raise ValueError(f"{engine.driver} is an asynchronous driver; leave it out, or name psycopg2 or psycopg")
         if engine.driver == "psycopg2":  # which says only when it connects that it does not know an option

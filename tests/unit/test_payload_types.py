@@ -302,6 +302,27 @@ def test_others_too(app: Orchestrator, kind: Any, value: Any) -> None:
         assert type(arrived) is type(value)
 
 
+def test_a_release_of_pydantic_that_finds_fields_by_their_alias_alone_is_named(
+    app: Orchestrator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pydantic, "VERSION", "2.10.6")
+
+    class Day(pydantic.BaseModel):
+        number: Annotated[int, pydantic.Field(alias="Number")] = 1
+
+    class Known(pydantic.BaseModel):
+        model_config = pydantic.ConfigDict(populate_by_name=True)
+        number: Annotated[int, pydantic.Field(alias="Number")] = 1
+
+    class Week(Known):
+        days: list[Day] = []
+
+    for kind in (Day, Optional[Day], list[Week]):
+        with pytest.raises(InvalidTask, match=r"fields with an alias. These need pydantic 2.11 or newer, found 2.10.6"):
+            echo(app, kind)
+    echo(app, Known)
+
+
 def test_what_is_like_a_list_may_be_given_for_one(app: Orchestrator) -> None:
     for given in (range(3), deque([0, 1, 2]), (0, 1, 2), {0: 1, 1: 1, 2: 1}.keys()):
         assert round_trip(app, Iterable[int], given) == [[0, 1, 2]] * 2

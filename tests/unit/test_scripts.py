@@ -50,6 +50,7 @@ def checkout(tmp_path: Path) -> Path:
     for extra in ("dev", "soak"):
         installed = f"{tmp_path}\n{(REPOSITORY / 'pyproject.toml').read_text(encoding='utf-8')}"
         (tmp_path / ".venv" / f".installed-{extra}").write_text(installed, encoding="utf-8")
+    (tmp_path / ".venv-lowest").symlink_to(".venv")
     return tmp_path
 
 
@@ -107,6 +108,7 @@ def test_a_check_runs_each_tool_once_and_the_suite_once(checkout: Path, command:
     assert len(suites) == (command[-1] != "--static")
     if command == [".ci/run"]:
         assert "servers=packages" in suites[0]
+        assert [one for one in calls if "servers=system" in one and "ignore::ResourceWarning" in one]
 
 
 @pytest.mark.parametrize("command", ["scripts/check", ".ci/run"])

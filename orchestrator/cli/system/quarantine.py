@@ -21,7 +21,7 @@ _EXCERPT = 200
 """Characters of a message that a list shows."""
 
 
-class EntryId(click.ParamType[str]):
+class EntryId(click.ParamType):  # type: ignore[type-arg]  # see `IdOf`
     """The id of an entry of a stream."""
 
     name = "id"

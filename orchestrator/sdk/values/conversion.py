@@ -268,8 +268,27 @@ def _validator(kind: Any) -> Callable[[Any], Any] | None:
         adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(kind)
     except (pydantic.errors.PydanticUserError, TypeError, NameError):
         return None
-    by_name: dict[str, Any] = {"by_alias": True, "by_name": True} if _version(pydantic.VERSION) >= (2, 11) else {}
-    return lambda value: adapter.validate_python(value, strict=False, **by_name)
+    if _version(pydantic.VERSION) >= (2, 11):
+        return lambda value: adapter.validate_python(value, strict=False, by_alias=True, by_name=True)
+    if _wants_alias(adapter.core_schema):  # its fields travel by their names, and would get their defaults
+        raise InvalidTask(
+            f"{getattr(kind, '__qualname__', kind)} has fields with an alias. These need pydantic 2.11 or newer, found "
+            f"{pydantic.VERSION}: update pydantic, or set populate_by_name=True in the config of the model."
+        )
+    return lambda value: adapter.validate_python(value, strict=False)
+
+
+def _wants_alias(schema: Any, by_name: bool = False) -> bool:
+    """Say whether a model in pydantic's schema of a type finds a field by its alias and not by its name."""
+    if isinstance(schema, (list, tuple)):
+        return any(_wants_alias(part, by_name) for part in schema)
+    if not isinstance(schema, dict):
+        return False
+    if isinstance(config := schema.get("config"), dict):
+        by_name = bool(config.get("populate_by_name") or config.get("validate_by_name"))
+    if "validation_alias" in schema and not by_name:
+        return True
+    return any(_wants_alias(part, by_name) for name, part in schema.items() if name != "metadata")
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Boolean, Column, DateTime, Index, Integer, MetaData, Table, text
+from sqlalchemy import DDL, Boolean, Column, DateTime, Index, Integer, MetaData, Table, event, text
 
 from orchestrator.settings import DEFAULT_NAMESPACE
 
@@ -20,8 +20,12 @@ KEPT = {"kept": True}
 
 
 def table(name: str, *parts: Any, comment: str | None = None, storage: dict[str, float] | None = None) -> Table:
-    """Return a table of the schema, with storage parameters."""
-    return Table(name, metadata, *parts, comment=comment, postgresql_with=storage or {})
+    """Return a table of the schema, with storage parameters, which SQLAlchemy 2.0 does not know."""
+    made = Table(name, metadata, *parts, comment=comment)
+    if storage:
+        settings = ", ".join(f"{key} = {value}" for key, value in storage.items())
+        event.listen(made, "after_create", DDL(f"ALTER TABLE {SCHEMA}.{name} SET ({settings})"))
+    return made
 
 
 def count(
