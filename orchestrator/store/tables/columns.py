@@ -24,7 +24,7 @@ def table(name: str, *parts: Any, comment: str | None = None, storage: dict[str,
     made = Table(name, metadata, *parts, comment=comment)
     if storage:
         settings = ", ".join(f"{key} = {value}" for key, value in storage.items())
-        event.listen(made, "after_create", DDL(f"ALTER TABLE {SCHEMA}.{name} SET ({settings})"))
+        event.listen(made, "after_create", DDL(f"ALTER TABLE {SCHEMA}.{name} SET ({settings})"))  # type: ignore[no-untyped-call]
     return made
 
 
