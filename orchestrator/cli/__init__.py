@@ -1,6 +1,6 @@
-"""The command line. Each command stands in a room of this package, and is loaded when it is called.
+"""The command line. Each command lives in its own module, which is imported when the command is called.
 
-So a worker never pays for SQLAlchemy and a database driver, which it does not need.
+So a worker never imports SQLAlchemy or a database driver.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def main(api_url: str | None) -> None:
     """
     if api_url is not None:
         os.environ["ORCHESTRATOR_API_URL"] = api_url
-    if FOLLOW not in os.environ:  # else the parent has said it
+    if FOLLOW not in os.environ:  # the parent process has already printed the warnings
         for remark in misspelt(os.environ):
-            from orchestrator.cli.terminal.output import echo  # it is seldom needed, and takes long to load
+            from orchestrator.cli.terminal.output import echo  # rarely needed, and slow to import
 
             echo(f"Warning: {remark}", err=True)

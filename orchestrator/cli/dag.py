@@ -17,7 +17,7 @@ import click
 from orchestrator.cli.code.replay_check import export, replay_check
 from orchestrator.cli.terminal.options import app_option, json_option, yes_option
 from orchestrator.cli.terminal.output import confirm, counted, echo, print_json, print_table
-from orchestrator.cli.terminal.reading import looking, sending
+from orchestrator.cli.terminal.reading import open_app, open_calls
 from orchestrator.domain.dag.definition import Definition
 from orchestrator.errors import InvalidWorkflow, NotFound, OrchestratorError
 from orchestrator.monitoring.times import ago, present
@@ -37,8 +37,8 @@ files_argument = click.argument(
 elsewhere_option = click.option(
     "--elsewhere", multiple=True, metavar="TASK", help="A task that another application has. May be repeated."
 )
-_MOST_TIMES = 3
-"""Schedules of one workflow that a list shows."""
+_MAX_SCHEDULES = 3
+"""Schedules of one workflow that the list prints, at most."""
 
 
 @click.group("workflows")
@@ -62,9 +62,9 @@ command.add_command(replay_check)
 @elsewhere_option
 @json_option
 def validate(files: tuple[str, ...], app: str | None, elsewhere: tuple[str, ...], as_json: bool) -> None:
-    """Check files, and say everything that is wrong with them; exit with 1 if anything is. Needs no services.
+    """Check workflow files and print every problem; exit with 1 if a file is invalid. Needs no services.
 
-    With an application, also whether it has the tasks, and parameters for what they are given.
+    With --app, also check that the application has the tasks, and that the tasks have parameters for their inputs.
 
     \b
     Example:
@@ -89,12 +89,12 @@ def validate(files: tuple[str, ...], app: str | None, elsewhere: tuple[str, ...]
 @elsewhere_option
 @json_option
 def apply(files: tuple[str, ...], app: str | None, elsewhere: tuple[str, ...], as_json: bool) -> None:
-    """Store definitions, so that they can be started. If a file is not valid, none is stored.
+    """Store definitions so that they can be started. If one file is invalid, none is stored.
 
-    A body that has changed becomes a new version; runs that are under way stay on theirs. The same body again
-    changes nothing. With an application, steps take over what its tasks say of themselves: limits, retries,
-    timeouts, queues; so a change of these is a change of the body. A task that it does not have is refused, and so is
-    input that a task has no parameter for.
+    A changed body becomes a new version; open runs keep their version. Applying the same body again changes nothing.
+    With an application, steps inherit the options of its tasks (limits, retries, timeouts, queues), so a change of
+    these options also changes the body. A task that the application lacks is refused, and so is input for a parameter
+    that the task lacks.
 
     \b
     Example:
@@ -122,21 +122,21 @@ def apply(files: tuple[str, ...], app: str | None, elsewhere: tuple[str, ...], a
 @command.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List the newest version of each workflow, and workflows as code that live workers have or that have open runs.
+    """List the newest version of each workflow, and the workflows as code that have live workers or open runs.
 
     \b
     Example:
       orchestrator workflows list
       orchestrator workflows list --json | jq -r '.workflows[].name'
     """
-    with looking() as calls:
+    with open_calls() as calls:
         found = calls.workflows.list_latest()
         code = calls.insights.list_code_workflows()
         times: dict[str, list[str]] = {}
-        for one in chain.from_iterable(pages(calls.schedules)):
-            words = times.setdefault(one.workflow, [])
-            if len(words) <= _MOST_TIMES:
-                words.append(one.schedule.words() if len(words) < _MOST_TIMES else "…")
+        for schedule in chain.from_iterable(pages(calls.schedules)):
+            texts = times.setdefault(schedule.workflow, [])
+            if len(texts) <= _MAX_SCHEDULES:
+                texts.append(schedule.schedule.words() if len(texts) < _MAX_SCHEDULES else "…")
     if as_json:
         print_json({"workflows": [_summary(stored) for stored in found], "code": code})
         return
@@ -183,7 +183,7 @@ def show(name: str, version: int | None, as_json: bool) -> None:
     Example:
       orchestrator workflows show nightly --version 3 > nightly.yaml
     """
-    with looking() as calls:
+    with open_calls() as calls:
         stored = _stored(calls, name, version)
     if as_json:
         print_json(_summary(stored) | {"hash": stored.hash, "definition": stored.definition})
@@ -197,10 +197,10 @@ def show(name: str, version: int | None, as_json: bool) -> None:
 @elsewhere_option
 @json_option
 def diff(file: str, app: str | None, elsewhere: tuple[str, ...], as_json: bool) -> None:
-    """Show what applying a file would change; exit with 0 if nothing, 1 if something, 2 if that cannot be told.
+    """Show what applying a file would change. Exit with 0 if nothing, 1 if something, 2 if the comparison fails.
 
-    Both sides are printed in the same form, so comments, order and spelling make no difference. What steps take over
-    from the application's tasks stands under `registered`.
+    Both sides are printed in the same form: comments, order and spelling make no difference. Options that steps inherit
+    from the application's tasks appear under `registered`.
 
     \b
     Example:
@@ -209,10 +209,10 @@ def diff(file: str, app: str | None, elsewhere: tuple[str, ...], as_json: bool) 
     try:
         with closing(_application(app)) as application:
             definition = _loaded(file, application, elsewhere)
-        with looking() as calls:
+        with open_calls() as calls:
             stored = _latest(calls, definition.name)
     except OrchestratorError as error:
-        raise _Trouble(str(error)) from error
+        raise _ComparisonFailed(str(error)) from error
     lines = list(_diff(stored, definition, file))
     if as_json:
         print_json({"name": definition.name, "different": bool(lines), "diff": "".join(lines)})
@@ -226,14 +226,14 @@ def diff(file: str, app: str | None, elsewhere: tuple[str, ...], as_json: bool) 
 @click.argument("name")
 @yes_option
 def delete(name: str, yes: bool) -> None:
-    """Delete a workflow and its schedules: it can no longer be started. Its runs and their history stay, and runs
-    under way go on.
+    """Delete a workflow and its schedules: it can no longer be started. Its runs and their history stay; open runs
+    continue.
 
     \b
     Example:
       orchestrator workflows delete nightly --yes
     """
-    with looking() as calls:
+    with open_calls() as calls:
         stored = _stored(calls, name)
         confirm(f"Delete workflow {name!r}, version {stored.version} and all before it?", yes=yes)
         calls.workflows.delete(name)
@@ -259,13 +259,13 @@ _WITHOUT_APPLICATION = (
 
 
 def _names_a_task(definition: Definition | InvalidWorkflow) -> bool:
-    """Say whether a step runs what may be a registered task, and not a function by its place."""
+    """Return whether a step names a task that an application may register, rather than a function by its path."""
     steps = definition.steps if isinstance(definition, Definition) else ()
     return any(step.task is not None and ":" not in step.task for step in steps)
 
 
 def _application(app: str | None) -> Orchestrator:
-    """Return the application, or where none is given one without tasks."""
+    """Return the application, or an empty one if the settings name none."""
     settings = load_settings(app=app) if app else load_settings()
     return load_app(settings.app) if settings.app else Orchestrator(settings)
 
@@ -324,12 +324,12 @@ def _about_code(view: CodeWorkflowView, now: datetime) -> str:
 
 
 def _events(definition: Definition) -> list[str]:
-    """Return what starts a workflow by itself, beside the clock."""
+    """Return the events and other workflows that start a workflow, in addition to its schedules."""
     return [f"event {on.event}" if on.event else f"{on.workflow} {on.state}" for on in definition.on]
 
 
-class _Trouble(click.ClickException):
-    """What keeps two things from being compared."""
+class _ComparisonFailed(click.ClickException):
+    """The two sides could not be compared."""
 
     exit_code = 2
 
@@ -367,7 +367,7 @@ def post(name: str, payload: str | None) -> None:
       orchestrator events post deployed
     """
     document = None if payload is None else _parse(payload)
-    with sending() as app:
+    with open_app() as app:
         app.post_event(name, document)
         listeners = app._client.backend.workflows.listeners(name)
     if listeners:

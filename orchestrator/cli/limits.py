@@ -9,7 +9,7 @@ import click
 
 from orchestrator.cli.terminal.options import json_option, yes_option
 from orchestrator.cli.terminal.output import confirm, counted, counting_bar, echo, on_terminal, print_json, print_table
-from orchestrator.cli.terminal.reading import looking, sending
+from orchestrator.cli.terminal.reading import open_app, open_calls
 from orchestrator.domain.durations import parse_duration
 from orchestrator.monitoring.times import duration
 from orchestrator.sdk.checks import check_name
@@ -29,7 +29,7 @@ _HEADERS = (
 @json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """Show what stands in each queue and who serves it; pause, limit and empty queues, and say how long they keep.
+    """Show the contents and the workers of each queue; pause, limit and empty queues, and set their retention.
 
     \b
     Example:
@@ -42,7 +42,7 @@ def command(context: click.Context, as_json: bool) -> None:
 
 
 def _show(as_json: bool) -> None:
-    with looking() as calls:
+    with open_calls() as calls:
         found = calls.insights.list_queues()
     if as_json:
         print_json({"queues": found})
@@ -69,58 +69,58 @@ def _show(as_json: bool) -> None:
 
 
 def _count(queue: QueueCounts, *kinds: str) -> int | str:
-    """Return how many there are; with `+` where there are more than were counted."""
+    """Return the number of tasks of these kinds; with `+` if the count stopped at its limit."""
     number: int = sum(getattr(queue, kind) for kind in kinds)
     return f"{number:,}+" if any(kind in queue.least for kind in kinds) else number
 
 
 def _settings(queue: QueueCounts) -> str:
-    """Return what people have set for a queue, in a few words."""
-    said = ["paused"] if queue.paused else []
+    """Return a short summary of what people have set for a queue."""
+    parts = ["paused"] if queue.paused else []
     if queue.concurrency is not None:
-        said.append(f"{queue.concurrency} at once")
+        parts.append(f"{queue.concurrency} at once")
     if queue.rate is not None:
-        said.append(f"{queue.rate:g}/s")
-    for kind, kept in (("success", queue.retention_success), ("failed", queue.retention_failed)):
-        if kept is not None:
-            said.append(f"{kind} {duration(kept) if kept else 'kept for ever'}")
-    return ", ".join(said)
+        parts.append(f"{queue.rate:g}/s")
+    for kind, seconds in (("success", queue.retention_success), ("failed", queue.retention_failed)):
+        if seconds is not None:
+            parts.append(f"{kind} {duration(seconds) if seconds else 'kept for ever'}")
+    return ", ".join(parts)
 
 
 new_option = click.option("--new", is_flag=True, help="Accept a queue that nobody has named yet.")
 
 
 def check_named(name: str, new: bool | None = None) -> None:
-    """Refuse a queue that nothing has ever named, neither what is stored nor the application, unless that is meant.
+    """Refuse a queue that neither the database nor the application knows, unless `new` is set.
 
-    A command that has no use for one to come does not say whether it is `new`.
+    `new` is None for commands that have no `--new` option.
     """
     if new:
         return
     check_name("queue", name)
-    with looking() as calls:
-        known = {*calls.queues.named()}
-    if name in known:
+    with open_calls() as calls:
+        existing = {*calls.queues.named()}
+    if name in existing:
         return
-    where = load_settings().app
-    if where:
-        with closing(load_app(where)) as application:
-            known |= {*application.queues()}
-    refuse_unnamed(name, known, nor=where or "", if_new="" if new is None else "--new")
+    app_path = load_settings().app
+    if app_path:
+        with closing(load_app(app_path)) as application:
+            existing |= {*application.queues()}
+    refuse_unnamed(name, existing, nor=app_path or "", if_new="" if new is None else "--new")
 
 
 @command.command("pause")
 @click.argument("name")
 @new_option
 def pause(name: str, new: bool) -> None:
-    """Hand out nothing more of a queue. What is with the workers goes on.
+    """Pause a queue: dispatch no more of its tasks. Tasks that workers already hold continue.
 
     \b
     Example:
       orchestrator queues pause mail
     """
     check_named(name, new)
-    with sending() as app:
+    with open_app() as app:
         app.queue(name).pause()
     echo(f"Queue {name} is paused.")
 
@@ -128,14 +128,14 @@ def pause(name: str, new: bool) -> None:
 @command.command("resume")
 @click.argument("name")
 def resume(name: str) -> None:
-    """Hand the tasks of a paused queue out again.
+    """Dispatch the tasks of a paused queue again.
 
     \b
     Example:
       orchestrator queues resume mail
     """
     check_named(name)
-    with sending() as app:
+    with open_app() as app:
         app.queue(name).resume()
     echo(f"Queue {name} is resumed.")
 
@@ -149,7 +149,7 @@ def resume(name: str) -> None:
 @click.option("--none", "lift", is_flag=True, help="Lift both limits.")
 @new_option
 def limit(name: str, concurrency: int | None, rate: str | None, lift: bool, new: bool) -> None:
-    """Limit a queue. What is not given is not limited.
+    """Limit a queue. A limit that is not given is removed.
 
     \b
     Example:
@@ -159,13 +159,13 @@ def limit(name: str, concurrency: int | None, rate: str | None, lift: bool, new:
     if lift == (concurrency is not None or rate is not None):
         raise click.UsageError("Give --concurrency, --rate or both; or --none.")
     check_named(name, new)
-    with sending() as app:
+    with open_app() as app:
         app.queue(name).limit(concurrency=concurrency, rate=rate)
     echo(f"Queue {name} has no limits." if lift else f"Queue {name} is limited.")
 
 
 class _Retention(click.ParamType):  # type: ignore[type-arg]  # see `IdOf`
-    """How long: `1h`, `30d`, `forever`."""
+    """A length of time (`1h`, `30d`) or `forever`, in seconds; 0 is forever."""
 
     name = "duration"
 
@@ -183,7 +183,7 @@ class _Retention(click.ParamType):  # type: ignore[type-arg]  # see `IdOf`
 @click.option("--none", "lift", is_flag=True, help="Leave both to the settings again.")
 @new_option
 def retain(name: str, success: float | None, failed: float | None, lift: bool, new: bool) -> None:
-    """Set how long a queue's tasks are kept after they have ended. What is not given is left to the settings.
+    """Set how long a queue's ended tasks are kept. An option that is not given falls back to the settings.
 
     Tasks that belong to a run are kept as long as their run.
 
@@ -196,38 +196,38 @@ def retain(name: str, success: float | None, failed: float | None, lift: bool, n
     if lift == (success is not None or failed is not None):
         raise click.UsageError("Give --success, --failed or both; or --none.")
     check_named(name, new)
-    with sending() as app:
+    with open_app() as app:
         app.queue(name).retain(success=success, failed=failed)
-    said = [
-        f"{kind} {duration(kept) if kept else 'for ever'}"
-        for kind, kept in (("success", success), ("failed", failed))
-        if kept is not None
+    kept = [
+        f"{kind} {duration(seconds) if seconds else 'for ever'}"
+        for kind, seconds in (("success", success), ("failed", failed))
+        if seconds is not None
     ]
-    echo(f"Queue {name} keeps {', '.join(said)}." if said else f"Queue {name} keeps tasks as long as the settings say.")
+    echo(f"Queue {name} keeps {', '.join(kept)}." if kept else f"Queue {name} keeps tasks as long as the settings say.")
 
 
 @command.command("purge")
 @click.argument("name")
 @yes_option
 def purge(name: str, yes: bool) -> None:
-    """Cancel everything that waits in a queue.
+    """Cancel all waiting tasks of a queue.
 
     \b
     Example:
       orchestrator queues purge mail --yes
     """
     check_named(name)
-    with looking() as calls:
-        found = next((queue for queue in calls.insights.list_queues() if queue.queue == name), empty_queue(name))
-        waiting = found.ready + found.delayed + found.unknown + found.blocked
-        more = "at least " if found.least and waiting else ""
-        if not waiting:  # or they were not counted, where very many are open elsewhere
-            waiting = max(0, calls.queues.open_tasks(name) - found.dispatched - found.running)
+    with open_calls() as calls:
+        counts = next((queue for queue in calls.insights.list_queues() if queue.queue == name), empty_queue(name))
+        waiting = counts.ready + counts.delayed + counts.unknown + counts.blocked
+        more = "at least " if counts.least and waiting else ""
+        if not waiting:  # or the counts are incomplete, because very many tasks are open elsewhere
+            waiting = max(0, calls.queues.open_tasks(name) - counts.dispatched - counts.running)
     if not waiting:
         echo(f"Nothing waits in queue {name}.")
         return
     confirm(f"Cancel {more}{counted(waiting, 'task')} waiting in queue {name}?", yes=yes)
-    with sending() as app:
+    with open_app() as app:
         app.queue(name).purge()
     echo(f"The scheduler cancels {more}{counted(waiting, 'task')}.")
 
@@ -244,7 +244,7 @@ def drain(name: str, timeout: float | None, new: bool) -> None:
       orchestrator queues drain mail --timeout 600
     """
     check_named(name, new)
-    with sending() as app:
+    with open_app() as app:
         queue = app.queue(name)
         if on_terminal():
             _drain_with_bar(queue, timeout)
@@ -256,11 +256,11 @@ def drain(name: str, timeout: float | None, new: bool) -> None:
 def _drain_with_bar(queue: Queue, timeout: float | None) -> None:
     with counting_bar() as progress:
         bar = progress.add_task(queue.name, total=None)
-        most = 0
+        largest = 0
 
-        def show(left: int) -> None:
-            nonlocal most
-            most = max(most, left)  # more may be enqueued meanwhile
-            progress.update(bar, total=most, completed=most - left)
+        def show(remaining: int) -> None:
+            nonlocal largest
+            largest = max(largest, remaining)  # the queue grows when tasks are enqueued meanwhile
+            progress.update(bar, total=largest, completed=largest - remaining)
 
         queue.drain(timeout, show=show)

@@ -105,7 +105,7 @@ def test_who_watches_a_flow_hears_of_each_node_and_of_its_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     del in_empty_folder  # in which the command finds the servers of the tests
-    monkeypatch.setattr(commands, "_LOOK_AGAIN", 90.0)  # it is told in time, or the test fails
+    monkeypatch.setattr(commands, "_POLL_INTERVAL", 90.0)  # it is told in time, or the test fails
     nodes = {"ask": {"kind": "approval"}, "then": {"kind": "approval"}}
     edges = [{"from": "ask", "action": "approved", "to": "then"}]
     system.app.flows.publish("two", {"start": "ask", "nodes": nodes, "edges": edges})

@@ -32,13 +32,13 @@ def test_one_that_ends_is_started_again_after_growing_pauses(
     postgres, redis = Server(tmp_path, "Postgres"), Server(tmp_path, "Redis")
     servers, now = Servers([postgres, redis]), 1_000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    assert servers.look_after()
+    assert servers.restart_ended()
     for pause in (0, 1, 2, 4, 8):
         redis.running = False
-        assert servers.look_after()
+        assert servers.restart_ended()
         assert redis.running == (pause == 0)
         now += pause
-        assert servers.look_after()
+        assert servers.restart_ended()
         assert redis.running
     assert (postgres.starts, redis.starts) == (0, 5)
     assert "Redis has ended: starting it again" in caplog.text
@@ -47,7 +47,7 @@ def test_one_that_ends_is_started_again_after_growing_pauses(
 
 def test_what_others_run_is_none_of_its_business(tmp_path: Path) -> None:
     elsewhere = Server(tmp_path, "Redis", running=False)
-    assert Servers([elsewhere]).look_after()
+    assert Servers([elsewhere]).restart_ended()
     assert elsewhere.starts == 0
 
 
@@ -55,7 +55,7 @@ def test_one_that_cannot_be_started_again_ends_everything(tmp_path: Path, caplog
     broken, gone = Server(tmp_path, "Postgres", broken=True), Server(tmp_path / "none", "Redis")
     servers = Servers([broken]), Servers([gone])
     broken.running = gone.running = False
-    assert [one.look_after() for one in servers] == [False, False]
+    assert [one.restart_ended() for one in servers] == [False, False]
     assert gone.starts == 0, "it would begin with new data"
     assert "Postgres cannot be started again: no space left on the device" in caplog.text
     assert "is gone: giving up" in caplog.text

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.cli.top import live
-from orchestrator.cli.top.frame import Size, draw, wrongs
+from orchestrator.cli.top.frame import Size, draw, problems
 from orchestrator.cli.top.lists import bar, sparkline
 from orchestrator.cli.top.live import Keyboard, keys_in
 from orchestrator.cli.top.sampling import QueueNow, Snapshot
-from orchestrator.cli.top.view import LOWER, SORTS, Deed, Panel, View, press
+from orchestrator.cli.top.view import LOWER, SORTS, Action, Panel, View, press
 from orchestrator.store.insights import Leader, RunView
 from orchestrator.store.insights.activity import FailureGroup, TaskInFlight, WorkerNow
 from orchestrator.store.load import SystemLoad
@@ -99,8 +99,8 @@ def screen(view: View | None = None, width: int = 80, height: int = 24, found: S
     return "\n".join(line.plain for line in draw(found, view or View(), Size(width, height)))
 
 
-def pressed(view: View, *keys: str) -> list[Deed]:
-    return [deed for key in keys if (deed := press(view, key, FOUND)) is not None]
+def pressed(view: View, *keys: str) -> list[Action]:
+    return [action for key in keys if (action := press(view, key, FOUND)) is not None]
 
 
 @given(st.integers(1, 250), st.integers(1, 80), st.sampled_from(LOWER), st.sampled_from([FOUND, None]), st.booleans())
@@ -167,7 +167,7 @@ def test_queues_are_sorted_and_filtered() -> None:
     assert "\n alone " not in screen(view)
     assert pressed(view, "escape") == []
     assert view.matching == ""
-    assert pressed(view, "q") == [Deed("quit")]
+    assert pressed(view, "q") == [Action("quit")]
 
 
 def test_nothing_is_done_without_an_answer() -> None:
@@ -176,11 +176,11 @@ def test_nothing_is_done_without_an_answer() -> None:
     assert "Pause queue images?" in screen(view).splitlines()[-1]
     assert pressed(view, "n") == []
     assert "left as it is" in screen(view)
-    assert pressed(view, "down", "p", "y") == [Deed("pause", "mail")]
+    assert pressed(view, "down", "p", "y") == [Action("pause", "mail")]
     assert pressed(view, "tab", "down", "down", "c") == []
     assert f"Cancel task shop.task2 {ID.format(2)}?" in screen(view, 120)
-    assert pressed(view, "y") == [Deed("cancel", ID.format(2))]
-    assert pressed(view, "4", "c", "y") == [Deed("cancel run", ID.format(1))]
+    assert pressed(view, "y") == [Action("cancel", ID.format(2))]
+    assert pressed(view, "4", "c", "y") == [Action("cancel run", ID.format(1))]
     assert pressed(view, "3", "c") == []
     assert view.question is None
 
@@ -191,13 +191,13 @@ def test_what_is_selected_stays_selected_where_the_list_moves() -> None:
     assert view.selected[Panel.RUNNING] == ID.format(12)
     assert "shop.task12" in screen(view)
     fewer = replace(FOUND, running=FOUND.running[10:])
-    assert press(view, "enter", fewer) == Deed("open", ID.format(12))
-    assert press(view, "enter", replace(FOUND, running=FOUND.running[20:])) == Deed("open", ID.format(20))
+    assert press(view, "enter", fewer) == Action("open", ID.format(12))
+    assert press(view, "enter", replace(FOUND, running=FOUND.running[20:])) == Action("open", ID.format(20))
     assert press(view, "enter", replace(FOUND, running=[])) is None
 
 
 def test_what_is_wrong_is_said() -> None:
-    assert [*wrongs(replace(FOUND, queues=[]))] == []
+    assert [*problems(replace(FOUND, queues=[]))] == []
     bad = replace(
         FOUND,
         leader=None,
@@ -206,7 +206,7 @@ def test_what_is_wrong_is_said() -> None:
         load=replace(LOAD, stuck_runs=1, late_schedules=3, lateness=90.0),
         workers=[replace(FOUND.workers[0], state="still")],
     )
-    said = "\n".join(wrongs(bad))
+    said = "\n".join(problems(bad))
     for words in (
         "No scheduler leads",
         "Redis cannot be used: away",

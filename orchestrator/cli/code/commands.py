@@ -1,4 +1,4 @@
-"""`orchestrator runs` for workflows as code: tell them, ask them, look at their histories."""
+"""`orchestrator runs` for workflows as code: signals, promises, queries, updates, resets and histories."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from orchestrator.cli.terminal.output import (
     print_table,
     stored_value,
 )
-from orchestrator.cli.terminal.reading import ask_each, sending
+from orchestrator.cli.terminal.reading import ask_each, open_app
 from orchestrator.domain.code.history import Event
 from orchestrator.domain.code.resets import preview
 from orchestrator.domain.ids import to_text
@@ -35,9 +35,9 @@ from orchestrator.sdk.code.recording import ID_FIELDS
 from orchestrator.sdk.values.payload import decode_value, encode_value
 from orchestrator.sdk.waiting.steps import complete
 
-_LONGEST = 120
+_MAX_VALUE_LENGTH = 120
 _TRACEBACK = "\n\n"
-"""Stands between an error and its traceback."""
+"""Separates an error from its traceback."""
 _why_option = click.option("--why", default="", help="Why, for people: it stands in the audit log.")
 _text_option = click.option("--text", is_flag=True, help="The value is a string, also where it reads as JSON.")
 
@@ -48,14 +48,14 @@ _text_option = click.option("--text", is_flag=True, help="The value is a string,
 @click.argument("value", required=False)
 @_text_option
 def signal(run: UUID, name: str, value: str | None, text: bool) -> None:
-    """Send a signal to a workflow; it waits until the code takes it. The value is JSON if it reads as JSON, else a
-    string; whether it fits is seen when the code takes it, which raises PayloadError there if not.
+    """Send a signal to a workflow; it is kept until the code receives it. The value is JSON if it parses as JSON, else
+    a string. If it has the wrong type, the code gets PayloadError when it receives it.
 
     \b
     Example:
       orchestrator runs signal 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 add '{"item": "pear"}'
     """
-    with sending() as app:
+    with open_app() as app:
         app.workflow_run(run).signal(name, value if text else _value(value))
         echo(f"Sent {name!r} to run {run}.")
 
@@ -67,19 +67,19 @@ def signal(run: UUID, name: str, value: str | None, text: bool) -> None:
 @_text_option
 @_why_option
 def resolve(run: UUID, promise: str, value: str | None, text: bool, why: str) -> None:
-    """Resolve the oldest open promise of a name, or the first that there will be.
+    """Resolve the oldest open promise with a name, or the first one that the code will make.
 
-    The value is JSON if it reads as JSON, else a string. Whether it fits is seen when the code takes it, which raises
-    PayloadError there if not.
+    The value is JSON if it parses as JSON, else a string. If it has the wrong type, the code gets PayloadError when it
+    receives it.
 
     \b
     Example:
       orchestrator runs resolve 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 approval '{"by": "Ada"}' --why "a good customer"
     """
-    with sending() as app:
+    with open_app() as app:
         data = encode_value(value if text else _value(value), f"Promise {promise!r}", app.settings.max_payload)
-        others = decode_value(complete(app._client.backend.code.resolve(run.bytes, promise, data, why)))
-    echo(f"Resolved {promise!r} of run {run}." if others is None else _kept(run, promise, others))
+        promises = decode_value(complete(app._client.backend.code.resolve(run.bytes, promise, data, why)))
+    echo(f"Resolved {promise!r} of run {run}." if promises is None else _kept_message(run, promise, promises))
 
 
 @click.command()
@@ -88,22 +88,22 @@ def resolve(run: UUID, promise: str, value: str | None, text: bool, why: str) ->
 @click.argument("reason")
 @_why_option
 def reject(run: UUID, promise: str, reason: str, why: str) -> None:
-    """Reject the oldest open promise of a name, or the first that there will be; its code is told the reason.
+    """Reject the oldest open promise with a name, or the first one that the code will make, with a reason for the code.
 
     \b
     Example:
       orchestrator runs reject 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 approval "over budget"
     """
-    with sending() as app:
-        others = decode_value(complete(app._client.backend.code.reject(run.bytes, promise, reason, why)))
-    echo(f"Rejected {promise!r} of run {run}." if others is None else _kept(run, promise, others))
+    with open_app() as app:
+        promises = decode_value(complete(app._client.backend.code.reject(run.bytes, promise, reason, why)))
+    echo(f"Rejected {promise!r} of run {run}." if promises is None else _kept_message(run, promise, promises))
 
 
-def _kept(run: UUID, promise: str, others: Sequence[str]) -> str:
-    """Say that nobody waits for what somebody has settled, and what is waited for."""
-    instead = f"it waits for {', '.join(map(repr, others))}" if others else "it waits for none"
+def _kept_message(run: UUID, promise: str, promises: Sequence[str]) -> str:
+    """Return the message for a resolution of a promise that the run does not have yet, with its open promises."""
+    instead = f"it waits for {', '.join(map(repr, promises))}" if promises else "it waits for none"
     return (
-        f"Kept for later: run {run} waits for no promise {promise!r} now; {instead}.{did_you_mean(promise, others)} "
+        f"Kept for later: run {run} waits for no promise {promise!r} now; {instead}.{did_you_mean(promise, promises)} "
         f"The first promise of that name that its code makes will have it."
     )
 
@@ -113,13 +113,13 @@ def _kept(run: UUID, promise: str, others: Sequence[str]) -> str:
 @click.argument("name")
 @click.argument("arguments", nargs=-1)
 def query(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
-    """Ask a workflow's code something, and print the answer as JSON.
+    """Send a query to a workflow's code, and print the answer as JSON.
 
     \b
     Example:
       orchestrator runs query 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 items
     """
-    with sending() as app:
+    with open_app() as app:
         echo_json(data_text(app.workflow_run(run).query(name, *map(parse_value, arguments))))
 
 
@@ -128,13 +128,13 @@ def query(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
 @click.argument("name")
 @click.argument("arguments", nargs=-1)
 def update(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
-    """Ask a workflow's code to do something, and print the answer as JSON.
+    """Send an update to a workflow's code, and print the answer as JSON.
 
     \b
     Example:
       orchestrator runs update 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 set_limit 500
     """
-    with sending() as app:
+    with open_app() as app:
         echo_json(data_text(app.workflow_run(run).update(name, *map(parse_value, arguments))))
 
 
@@ -142,7 +142,7 @@ def update(run: UUID, name: str, arguments: tuple[str, ...]) -> None:
 @runs_argument
 @certain_option
 def terminate(runs: tuple[UUID, ...], yes: bool) -> None:
-    """End runs of workflows as code at once, without asking the code. To let it tidy up: runs cancel.
+    """End runs of workflows as code at once, without cleanup by the code. With cleanup: runs cancel.
 
     \b
     Example:
@@ -160,16 +160,16 @@ def terminate(runs: tuple[UUID, ...], yes: bool) -> None:
 @yes_option
 @json_option
 def reset(run: UUID, to: int, reason: str, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Start a run that repeats a run of a workflow as code up to an event, and print its id.
+    """Start a new run that repeats a run of a workflow as code up to an event, and print its id.
 
-    What had ended by then is kept, and all else is done again. If the run is open, it ends, and goes on as the new one.
+    Results up to that event are kept; everything later is done again. An open run ends and continues as the new one.
 
     \b
     Example:
       orchestrator runs history 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
       orchestrator runs reset 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --to 12 --reason "the rate was wrong"
     """
-    with sending() as app:
+    with open_app() as app:
         handle = app.workflow_run(run)
         lines = preview(run.bytes, handle.history().events, to)
         if not as_json and (dry_run or not yes):
@@ -187,27 +187,27 @@ def reset(run: UUID, to: int, reason: str, dry_run: bool, yes: bool, as_json: bo
 @click.option("--full", is_flag=True, help="Values and tracebacks as they are, a few lines for each event.")
 @json_option
 def history(run: UUID, full: bool, as_json: bool) -> None:
-    """Show everything that happened in a run of a workflow as code. With --json, as a test can replay it.
+    """Show every event of a run of a workflow as code. With --json, a test can replay the output.
 
-    Long values are cut, unless they say why something failed; --full cuts nothing.
+    Long values are shortened, except errors; --full shows everything.
 
     \b
     Example:
       orchestrator runs history 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --json > history.json
     """
-    with sending() as app:
+    with open_app() as app:
         recording = app.workflow_run(run).history()
     if as_json:
         echo_json(recording.to_json(hidden()))
         return
-    begun = recording.events[0].at if recording.events else 0.0
+    started_at = recording.events[0].at if recording.events else 0.0
     if full:
         for event in recording.events:
-            echo(f"{event.number}  {event.at - begun:.3f}  {_kind(event)}")
+            echo(f"{event.number}  {event.at - started_at:.3f}  {_kind(event)}")
             for field, text in _fields(event):
                 echo(indent(f"{field} = {text}", "    "))
         return
-    rows = [(event.number, f"{event.at - begun:.3f}", _kind(event), _about(event)) for event in recording.events]
+    rows = [(event.number, f"{event.at - started_at:.3f}", _kind(event), _about(event)) for event in recording.events]
     print_table(("number>", "seconds>", "event", "about…"), rows, empty="Nothing has happened yet.")
 
 
@@ -223,32 +223,32 @@ def _kind(event: Event) -> str:
 
 
 def _about(event: Event) -> str:
-    """Return what an event is about, in a line; values are cut."""
+    """Return an event's fields in one line; long values are cut."""
     return " ".join(
-        f"{field}={text.partition(_TRACEBACK)[0]}" if field == "error" else f"{field}={text}"[:_LONGEST]
+        f"{field}={text.partition(_TRACEBACK)[0]}" if field == "error" else f"{field}={text}"[:_MAX_VALUE_LENGTH]
         for field, text in _fields(event)
     )
 
 
 def _fields(event: Event) -> Iterator[tuple[str, str]]:
-    """Yield what an event says, in the words of people."""
+    """Yield an event's fields as readable text."""
     for field in event.what.__struct_fields__:
-        found = getattr(event.what, field)
+        value = getattr(event.what, field)
         if (
-            found in (None, "", {}) or found is False or field in ("digest", "otherwise", "attribute")
+            value in (None, "", {}) or value is False or field in ("digest", "otherwise", "attribute")
         ):  # which mean nothing to people
             continue
         if field == "attributes":
-            found = data_text(hidden().shown(msgspec.json.decode(found)))
-        elif isinstance(found, bytes):
-            found = to_text(found) if field in ID_FIELDS else _shown(found)
-        elif hasattr(found, "kind"):
-            found = error_text(found.kind, found.message) + (
-                _TRACEBACK + found.traceback.rstrip() if found.traceback else ""
+            value = data_text(hidden().shown(msgspec.json.decode(value)))
+        elif isinstance(value, bytes):
+            value = to_text(value) if field in ID_FIELDS else _value_text(value)
+        elif hasattr(value, "kind"):
+            value = error_text(value.kind, value.message) + (
+                _TRACEBACK + value.traceback.rstrip() if value.traceback else ""
             )
-        yield field, str(found)
+        yield field, str(value)
 
 
-def _shown(data: bytes) -> str:
-    found = stored_value(data)
-    return f"{len(data):,} bytes" if found is data else data_text(found)
+def _value_text(data: bytes) -> str:
+    value = stored_value(data)
+    return f"{len(data):,} bytes" if value is data else data_text(value)

@@ -17,7 +17,7 @@ import msgspec
 
 from orchestrator.cli.terminal.options import app_option, json_option, moment, require_app
 from orchestrator.cli.terminal.output import counted, echo, hidden, print_json
-from orchestrator.cli.terminal.reading import looking
+from orchestrator.cli.terminal.reading import open_calls
 from orchestrator.domain.code.history import RunStarted
 from orchestrator.domain.ids import to_text
 from orchestrator.errors import DeterminismViolation, InvalidWorkflow, NotDeterministic, did_you_mean
@@ -40,11 +40,11 @@ _since_option = click.option(
 @_since_option
 @click.option("--limit", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many of each kind.")
 def export(folder: Path, workflows: tuple[str, ...], since: datetime | None, limit: int) -> None:
-    """Write histories of workflows as code into a folder, one file for each run, for `replay-check --histories`.
+    """Write histories of workflows as code into a folder, one file per run, for `replay-check --histories`.
 
-    Of each workflow and version: the newest open runs, the newest ended runs, and the runs with the longest histories.
-    The files hold arguments, results and signals, so keep them as safe as the database. What the setting `redact`
-    names is hidden in them; code that depends on a hidden value may not fit.
+    For each workflow and version: the newest open runs, the newest ended runs, and the runs with the longest histories.
+    The files contain arguments, results and signals: protect them like the database. Values that the setting `redact`
+    names are hidden; code that depends on a hidden value may fail the check.
 
     \b
     Example:
@@ -52,7 +52,7 @@ def export(folder: Path, workflows: tuple[str, ...], since: datetime | None, lim
     """
     folder.mkdir(parents=True, exist_ok=True)
     written: Counter[str] = Counter()
-    with looking() as calls:
+    with open_calls() as calls:
         for run in calls.insights.sample_runs(workflows, since, limit):
             events = [read_event(event, everything=True) for event in calls.code.history(run.id).events]
             text = Recording(run.id, events).to_json(hidden(), version=run.version, pinned=run.pinned)
@@ -64,7 +64,7 @@ def export(folder: Path, workflows: tuple[str, ...], since: datetime | None, lim
 
 
 class _Exported(msgspec.Struct):
-    """What a file says beside the events."""
+    """The fields of an exported file besides its events."""
 
     version: int = 0
     pinned: bool = False
@@ -101,10 +101,10 @@ def replay_check(
     as_json: bool,
     once: bool,
 ) -> None:
-    """Run the code of workflows against the histories of open runs, before a deploy; exit with 1 if it does not fit.
+    """Replay the histories of open runs against the code before a deploy; exit with 1 if one does not fit.
 
-    Open runs of workflows that the application does not have would be stuck, and count as such. Where all fits, the
-    code runs once more in a process with another hash seed: it must not depend on the order of a set.
+    Open runs of workflows that the application lacks would be stuck, and count as misfits. If all runs fit, the code
+    runs once more in a process with another hash seed: it must not depend on the order of a set.
 
     \b
     Example:
@@ -120,15 +120,15 @@ def replay_check(
         if not (check.checked or check.waiting):
             raise click.UsageError(f"{histories} has no histories: write some with `orchestrator workflows export`.")
     else:
-        with looking() as calls:
+        with open_calls() as calls:
             check.open_runs(calls, since)
-    misfits = len(check.problems) + check.more
+    misfits = len(check.problems) + check.extra_misfits
     if check.checked and not misfits and not once:
-        words = ["--app", app] if app else []
-        words += ["--since", since.isoformat()] if since is not None else []
-        words += ["--histories", str(histories)] if histories is not None else []
-        words += [word for name in elsewhere for word in ("--elsewhere", name)]
-        _check_again([*words, *["--in-order"] * in_order, *["--json"] * as_json])
+        arguments = ["--app", app] if app else []
+        arguments += ["--since", since.isoformat()] if since is not None else []
+        arguments += ["--histories", str(histories)] if histories is not None else []
+        arguments += [argument for name in elsewhere for argument in ("--elsewhere", name)]
+        _check_with_other_seed([*arguments, *["--in-order"] * in_order, *["--json"] * as_json])
     if as_json:
         counts = {"checked": check.checked, "misfits": misfits, "not_checked": check.waiting}
         print_json({**counts, "problems": check.problems})
@@ -152,84 +152,84 @@ def replay_check(
 
 @dataclass
 class _Check:
-    """Replays runs, counts them, and says which do not fit."""
+    """Replays runs, counts them, and collects those that do not fit."""
 
-    known: CodeWorkflows
+    workflows: CodeWorkflows
     elsewhere: Sequence[str]
     in_order: bool
     checked: int = 0
     waiting: int = 0
-    """Pinned runs of versions that the application does not have."""
+    """Pinned runs whose version the application does not have."""
     problems: list[dict[str, str | None]] = field(default_factory=list)
-    more: int = 0
-    """Runs that do not fit beside one for each problem: a problem may be that of a whole workflow."""
+    extra_misfits: int = 0
+    """Misfits beyond one per problem: one problem may cover all runs of a workflow."""
 
     def open_runs(self, calls: Calls, since: datetime | None) -> None:
-        for run in calls.insights.open_runs(sorted(self.known), since):
+        for run in calls.insights.open_runs(sorted(self.workflows), since):
             self._run(run, calls.code.history)
-        for name, count in calls.insights.count_open_others(sorted({*self.known, *self.elsewhere}), since).items():
-            self._gone(name, count)
+        for name, count in calls.insights.count_open_others(sorted({*self.workflows, *self.elsewhere}), since).items():
+            self._unknown_workflow(name, count)
 
     def files(self, files: Iterable[Path]) -> None:
-        """Check histories that were exported."""
-        gone: Counter[str] = Counter()
+        """Check exported histories."""
+        unknown: Counter[str] = Counter()
         for file in files:
             try:
                 recording = Recording.from_json(file)
-                about = msgspec.json.decode(file.read_bytes(), type=_Exported)
+                exported = msgspec.json.decode(file.read_bytes(), type=_Exported)
                 (started,) = (event.what for event in recording.events[:1] if isinstance(event.what, RunStarted))
             except (InvalidWorkflow, msgspec.DecodeError, ValueError) as error:
                 self.checked += 1
                 self._problem(file.name, None, f"{file.name}: {error}")
                 continue
-            if started.workflow in self.known:
-                version = about.version or started.version
+            if started.workflow in self.workflows:
+                version = exported.version or started.version
                 read = {recording.run_id: recording}.__getitem__
-                self._run(CodeRun(recording.run_id, started.workflow, version, about.pinned), read)
+                self._run(CodeRun(recording.run_id, started.workflow, version, exported.pinned), read)
             elif started.workflow not in self.elsewhere:
-                gone[started.workflow] += 1
-        for name, count in gone.items():
-            self._gone(name, count)
+                unknown[started.workflow] += 1
+        for name, count in unknown.items():
+            self._unknown_workflow(name, count)
 
     def _run(self, run: CodeRun, read: Callable[[bytes], Recording]) -> None:
-        if run.pinned and f"{run.workflow}@{run.version}" not in self.known._announced:
+        if run.pinned and f"{run.workflow}@{run.version}" not in self.workflows._announced:
             self.waiting += 1
             return
         self.checked += 1
         recording = read(run.id)
         try:
-            upgraded = self.known[run.workflow]._upgrades and not run.pinned
-            workflow = self.known.find(run.workflow, None if upgraded else run.version)
+            upgraded = self.workflows[run.workflow]._upgrades and not run.pinned
+            workflow = self.workflows.find(run.workflow, None if upgraded else run.version)
             replay(workflow, recording, strict=True, in_order=self.in_order)
         except (Exception, SystemExit, CancelledError) as error:  # noqa: BLE001  # code may raise anything
-            fits_not = isinstance(error, (DeterminismViolation, NotDeterministic))
-            problem = str(error) if fits_not else f"{type(error).__name__}: {error}"
+            is_misfit = isinstance(error, (DeterminismViolation, NotDeterministic))
+            problem = str(error) if is_misfit else f"{type(error).__name__}: {error}"
             self._problem(run.workflow, to_text(run.id), problem, f"{run.workflow}, run {to_text(run.id)}: {problem}")
 
-    def _gone(self, name: str, count: int) -> None:
-        self.checked, self.more = self.checked + count, self.more + count - 1
-        what = f"{name}: {counted(count, 'open run')}, but the application has no workflow of this name."
-        advice = f"{did_you_mean(name, self.known)} If another application has it, add --elsewhere {name}"
-        self._problem(name, None, "The application has no workflow of this name.", what + advice)
+    def _unknown_workflow(self, name: str, count: int) -> None:
+        self.checked, self.extra_misfits = self.checked + count, self.extra_misfits + count - 1
+        summary = f"{name}: {counted(count, 'open run')}, but the application has no workflow of this name."
+        advice = f"{did_you_mean(name, self.workflows)} If another application has it, add --elsewhere {name}"
+        self._problem(name, None, "The application has no workflow of this name.", summary + advice)
 
-    def _problem(self, workflow: str, run: str | None, problem: str, said: str = "") -> None:
+    def _problem(self, workflow: str, run: str | None, problem: str, message: str = "") -> None:
         self.problems.append({"workflow": workflow, "run": run, "problem": problem})
-        echo(said or problem, colour="red", err=True)
+        echo(message or problem, colour="red", err=True)
 
 
-def _check_again(words: Sequence[str]) -> None:
-    """Do the same in a process with another hash seed; where something does not fit there, say what, and exit."""
+def _check_with_other_seed(arguments: Sequence[str]) -> None:
+    """Repeat the check in a process with another hash seed. If a run does not fit there, print the output and exit."""
     seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
-    command = [sys.executable, "-m", "orchestrator", "workflows", "replay-check", "--once", *words]
-    again = subprocess.run(
+    command = [sys.executable, "-m", "orchestrator", "workflows", "replay-check", "--once", *arguments]
+    result = subprocess.run(
         command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=False
     )
-    if again.returncode:
+    if result.returncode:
         echo(
             f"The code fits here, but not in a process with PYTHONHASHSEED={seed}: it depends on the order of a set. "
             f"Sort the set.",
             err=True,
         )
-        echo(again.stderr.rstrip(), err=True)
-        echo(again.stdout.rstrip())
-        sys.exit(again.returncode)
+        echo(result.stderr.rstrip(), err=True)
+        echo(result.stdout.rstrip())
+        sys.exit(result.returncode)

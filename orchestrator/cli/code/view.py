@@ -1,4 +1,4 @@
-"""A run of a workflow as code as people see it: what it was given, what it waits for and where, what came of it."""
+"""Views of a run of a workflow as code: its call, its result, and what it waits for."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from orchestrator.sdk.app import Orchestrator
 from orchestrator.store.insights import CodeView, OpenView, ResetView, RunView
 from orchestrator.terminal_safe import one_line
 
-_TURNS = {
+_TURN_TEXTS = {
     "ready": "a worker: there is news for its code",
     "unknown": "a worker that knows it: no live one does",
     "running": "the end of its turn: its code runs now",
@@ -42,7 +42,7 @@ _TURNS = {
 
 
 def code_fields(run: RunView, code: CodeView, now: datetime) -> dict[str, str | None]:
-    """Return what there is to say of a run of code, by the name of the field."""
+    """Return the fields to print for a run of code, by title."""
     return {
         "call": call_text(run.workflow or run.name, code.payload),
         "reset of": None if code.reset is None else f"run {code.reset.run}, {repeated(code.reset)}",
@@ -55,18 +55,18 @@ def code_fields(run: RunView, code: CodeView, now: datetime) -> dict[str, str | 
 
 
 def _state(code: CodeView) -> dict[str, Any]:
-    """Return what the code has set for people to see, without what nobody is shown."""
-    found: dict[str, Any] = hidden().shown({key: stored_value(value) for key, value in code.state.items()})
-    return found
+    """Return the state that the code has published, redacted."""
+    state: dict[str, Any] = hidden().shown({key: stored_value(value) for key, value in code.state.items()})
+    return state
 
 
 def repeated(reset: ResetView) -> str:
-    """Say what a run repeats of another, and why."""
+    """Return which events a reset run repeats, and why."""
     return f"repeated up to its event {reset.to}{f': {reset.reason}' if reset.reason else ''}"
 
 
 def code_document(code: CodeView) -> dict[str, Any]:
-    """Return it for programs; `args` and `kwargs` take the payload's place."""
+    """Return the run as JSON data, with the decoded `args` and `kwargs` in place of the payload."""
     document = {field.name: getattr(code, field.name) for field in dataclasses.fields(code)}
     arguments, keywords = call_of(document.pop("payload"))
     return document | {
@@ -78,7 +78,7 @@ def code_document(code: CodeView) -> dict[str, Any]:
 
 
 def print_error(run: RunView, code: CodeView) -> None:
-    """Say how a run failed, with the traceback of its code."""
+    """Print a failed run's error, with the traceback of its code."""
     error = code.error
     if error is None or run.status == RunState.CANCELLED:
         return
@@ -90,19 +90,19 @@ def print_error(run: RunView, code: CodeView) -> None:
 
 
 def waits(code: CodeView, now: datetime) -> list[str]:
-    """Return what a run waits for, a line for each; nothing if it has ended."""
+    """Return what a run waits for, one line per item; nothing if it has ended."""
     if code.turn is None:
         return []
     return [
-        *([_TURNS[code.turn]] if code.turn in _TURNS else []),
-        *(_open(view, now) for view in code.waits_for),
+        *([_TURN_TEXTS[code.turn]] if code.turn in _TURN_TEXTS else []),
+        *(_open_text(view, now) for view in code.waits_for),
         *(["and more of these"] if code.more else []),
         *(f"signal {name}" for name in code.signals),
         *(f"the end of update {name}" for name in code.updates),
     ]
 
 
-def _open(view: OpenView, now: datetime) -> str:
+def _open_text(view: OpenView, now: datetime) -> str:
     if view.kind == "timer":
         return f"timer {view.name} due {when(view.due, now)}".replace("  ", " ")
     if view.kind == "promise":
@@ -114,17 +114,17 @@ def _open(view: OpenView, now: datetime) -> str:
 
 
 def draw_code(run: RunView, code: CodeView, now: datetime, _height: int | None = None, _width: int = 0) -> Group:
-    """Return the picture of a run: how it is doing, what it waits for, and where."""
+    """Return the picture of a run for `runs watch`: its headline, what it waits for, and its code's position."""
     lines = [f"  waits for {one_line(line)}" for line in waits(code, now)]
-    lines += [f"  at {one_line(place)}" for place in code.places]
+    lines += [f"  at {one_line(position)}" for position in code.places]
     lines += [f"  {one_line(key)} = {data_text(value)}" for key, value in _state(code).items()]
     return Group(headline(run, now), *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
 
 
 def watch_code(app: Orchestrator, run: UUID, read: Callable[[UUID], tuple[RunView, CodeView]]) -> RunView:
-    """Follow a run, and those in which it goes on, and say what came of it."""
+    """Follow a run and its successors (continued as new) until the end, and print the result or the error."""
     while True:
-        ended = watch_drawn(app.run(run), partial(read, run), draw_code, _Teller())
+        ended = watch_drawn(app.run(run), partial(read, run), draw_code, _ChangePrinter())
         if ended.reason not in GOES_ON:
             break
         run = UUID(bytes=successor_id(run.bytes))
@@ -136,20 +136,20 @@ def watch_code(app: Orchestrator, run: UUID, read: Callable[[UUID], tuple[RunVie
     return ended
 
 
-class _Teller:
-    """Says in words what has changed since it was last called."""
+class _ChangePrinter:
+    """Prints a line when the run has changed since the last call."""
 
     def __init__(self) -> None:
-        self._told = ""
+        self._printed = ""
 
     def __call__(self, run: RunView, code: CodeView, _now: datetime) -> None:
         open_ = [
             *(f"{view.kind} {view.name}".rstrip() for view in code.waits_for),
             *(f"signal {n}" for n in code.signals),
         ]
-        words = f"{run.name} {run.total - run.open}/{run.total} {'stuck' if run.stuck else run.status}"
+        line = f"{run.name} {run.total - run.open}/{run.total} {'stuck' if run.stuck else run.status}"
         if run.status not in ENDED_RUN_STATES and open_:
-            words += f", waits for {', '.join(open_)}" + (f" at {code.places[0]}" if code.places else "")
-        if words != self._told:
-            echo(one_line(words))
-            self._told = words
+            line += f", waits for {', '.join(open_)}" + (f" at {code.places[0]}" if code.places else "")
+        if line != self._printed:
+            echo(one_line(line))
+            self._printed = line

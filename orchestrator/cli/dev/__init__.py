@@ -1,4 +1,4 @@
 """`orchestrator dev`."""
 
 FOLLOW = "ORCHESTRATOR_FOLLOW"
-"""The variable in which a parent leaves its process id for processes that end with it."""
+"""Environment variable with the process id of the parent, with which a child process ends."""

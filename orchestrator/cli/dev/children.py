@@ -1,4 +1,4 @@
-"""Commands of ours as child processes, their output line by line with the role in front."""
+"""Child processes that run orchestrator commands; each line of output is prefixed with the child's role."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from orchestrator.terminal_safe import with_styles
 _COLOURS = {"dev": "green", "scheduler": "magenta", "worker": "cyan", "schedules": "magenta"}
 _WIDTH = max(map(len, _COLOURS))
 _READY = re.compile(r"\b(api|scheduler|process)\.ready\b")
-"""What a child logs once it has started: the API accepts requests, a scheduler or a process of a worker works."""
-_HURRY = 3.0
-"""Seconds that a child has left when its end is urgent."""
+"""Log line of a child that has started: the API accepts requests, or a scheduler or worker process is ready."""
+_URGENT_TIMEOUT = 3.0
+"""Seconds that a child gets to end after an urgent stop."""
 
 
 def say(role: str, text: str, level: int = logging.INFO) -> None:
@@ -35,14 +35,14 @@ def say(role: str, text: str, level: int = logging.INFO) -> None:
 
 
 class Console(logging.Handler):
-    """Where all parts speak: line by line, with the role in front; JSON, which names its logger, as it is.
+    """Prints the lines of all parts, prefixed with the role; with JSON logs, unchanged.
 
-    If the terminal is gone, the work goes on without it.
+    A closed terminal is ignored: the work continues without output.
     """
 
-    def __init__(self, form: str) -> None:
+    def __init__(self, log_format: str) -> None:
         super().__init__()
-        self._is_json = form == "json"
+        self._is_json = log_format == "json"
         self._colours = has_colours(sys.stdout)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -50,31 +50,31 @@ class Console(logging.Handler):
             self._show(record.name.rpartition(".")[2], line)
 
     def pass_on(self, role: str, line: str) -> None:
-        """Show a line of a child; what is no JSON among JSON becomes it."""
+        """Print a line of a child. If logs are JSON, other lines are logged as JSON."""
         if self._is_json and not line.startswith("{"):
             say(role, line, logging.ERROR if line.startswith("Error: ") else logging.INFO)
         else:
             self._show(role, line)
 
     def _show(self, role: str, line: str) -> None:
-        front = "" if self._is_json else f"{click.style(role.ljust(_WIDTH), fg=_COLOURS.get(role))} │ "
+        prefix = "" if self._is_json else f"{click.style(role.ljust(_WIDTH), fg=_COLOURS.get(role))} │ "
         with suppress(OSError):
-            click.echo(front + with_styles(line), color=self._colours)
+            click.echo(prefix + with_styles(line), color=self._colours)
 
 
 class Child:
-    """One command, in a session of its own: the terminal's Ctrl-C reaches only its parent, which stops it in order."""
+    """One child process in its own session: the terminal's Ctrl-C reaches only the parent, which stops it in order."""
 
     def __init__(
         self, role: str, arguments: Sequence[str], environment: Mapping[str, str], pass_on: Callable[[str, str], None]
     ) -> None:
         self.role = role
         self.is_ready = threading.Event()
-        """Set when it has said that it has started."""
+        """Set when the child has logged that it is ready."""
         self.started_at = time.monotonic()
         self._pass_on = pass_on
         watched = {"FORCE_COLOR": "1"} if is_watched(sys.stdout) else {}
-        # -P: a file of the user's folder that is called like a module of the standard library must not replace it
+        # -P: a file in the user's folder must not shadow a module of the standard library
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "orchestrator", *arguments],
             env={**os.environ, **watched, **environment, "PYTHONUNBUFFERED": "1", FOLLOW: str(os.getpid())},
@@ -91,23 +91,23 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended; None while it runs."""
+        """The exit code; None while the child runs."""
         return self._process.poll()
 
     def stop(self, timeout: float, urgent: threading.Event) -> None:
-        """Ask it to drain and wait for its end. When that is urgent, ask again; if it takes too long, kill it."""
+        """Ask the child to drain, and wait for its end. If that gets urgent, ask again; after the timeout, kill it."""
         self._process.terminate()
         deadline = time.monotonic() + timeout
-        asked_again = False
+        is_urgent_sent = False
         while self.exit_code is None:
-            if urgent.is_set() and not asked_again:
-                asked_again = True
+            if urgent.is_set() and not is_urgent_sent:
+                is_urgent_sent = True
                 self._process.terminate()
-                deadline = time.monotonic() + _HURRY
+                deadline = time.monotonic() + _URGENT_TIMEOUT
             if time.monotonic() > deadline:
                 say("dev", f"killing the {self.role}")
                 with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)  # with the processes that it has forked
+                    os.killpg(self._process.pid, signal.SIGKILL)  # including the processes that it has forked
                 self._process.wait()
             time.sleep(0.02)
         self._relay.join(2.0)
@@ -121,27 +121,27 @@ class Child:
                 self._pass_on(self.role, line.rstrip("\n"))
 
 
-LATELY = 30.0
-"""Seconds for which it counts that one has ended, and after which one that runs has started well."""
-_LONGEST_PAUSE = 10.0
+RESTART_WINDOW = 30.0
+"""Seconds during which an earlier end delays a restart, and after which a running child counts as started."""
+_MAX_PAUSE = 10.0
 
 
 class Restarts:
-    """When one that has ended is started again: at once, and after longer and longer pauses if it ends soon again."""
+    """Plans restarts: at once, or after a growing pause if the process ended recently."""
 
     def __init__(self) -> None:
         self._ended: dict[str, list[float]] = {}
-        """When each has ended, lately."""
+        """Monotonic times of the recent ends, by name."""
         self._due: dict[str, float] = {}
-        """When those that have ended are started again."""
+        """Monotonic times of the planned restarts, by name."""
 
     def plan(self, name: str, how: str) -> None:
-        """Plan to start one again, and say so."""
+        """Plan a restart and log it. `how` says how the process ended."""
         now = time.monotonic()
-        ended = self._ended[name] = [*(at for at in self._ended.get(name, ()) if at > now - LATELY), now]
-        pause = min(2.0 ** (len(ended) - 2), _LONGEST_PAUSE) if len(ended) > 1 else 0.0
-        again = f", {len(ended)} times within {LATELY:g} s: starting it again in {pause:g} s"
-        say("dev", f"{how}{again if pause else ': starting it again'}", logging.WARNING)
+        ended = self._ended[name] = [*(at for at in self._ended.get(name, ()) if at > now - RESTART_WINDOW), now]
+        pause = min(2.0 ** (len(ended) - 2), _MAX_PAUSE) if len(ended) > 1 else 0.0
+        when = f", {len(ended)} times within {RESTART_WINDOW:g} s: starting it again in {pause:g} s"
+        say("dev", f"{how}{when if pause else ': starting it again'}", logging.WARNING)
         self._due[name] = now + pause
 
     def __contains__(self, name: str) -> bool:
@@ -155,7 +155,7 @@ class Restarts:
 
 
 class Server(Protocol):
-    """A server that was started here."""
+    """An embedded server that this process has started."""
 
     title: str
     folder: Path
@@ -163,21 +163,21 @@ class Server(Protocol):
 
     @property
     def running(self) -> bool:
-        """Say whether it is alive."""
+        """Return whether the server's process is alive."""
 
     def start(self) -> None:
-        """Start it, under the same URL as before."""
+        """Start the server again under the same URL."""
 
 
 class Servers:
-    """Restarts servers that have ended. Their clients wait for them to come back."""
+    """Restarts embedded servers that have ended. Clients wait for them to come back."""
 
     def __init__(self, servers: Iterable[Server]) -> None:
         self._servers = [server for server in servers if server.running]
         self._restarts = Restarts()
 
-    def look_after(self) -> bool:
-        """Start again what has ended; False if that cannot be done."""
+    def restart_ended(self) -> bool:
+        """Restart the servers that have ended. Return False if one cannot be restarted."""
         for server in self._servers:
             if not server.running and server.title not in self._restarts:
                 self._restarts.plan(server.title, f"{server.title} has ended")

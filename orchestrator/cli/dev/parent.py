@@ -1,4 +1,4 @@
-"""Begin a process that serves. What `orchestrator dev` started must not outlive it, even if it is killed."""
+"""Start of the long-running commands. A child of `orchestrator dev` must not outlive it, even if that is killed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from orchestrator.telemetry import configure_logging
 from orchestrator.workers.parent.processes import die_with
 
 
-def begin_process(**given: Any) -> Settings:
-    """Load settings, log as they say, and keep the environment from tasks; stop with the parent, if it wants that."""
+def begin_process(**values: Any) -> Settings:
+    """Load the settings, configure logging, hide the environment from tasks, and end with the parent if it asks so."""
     parent = os.environ.pop(FOLLOW, None)
     if parent is not None:
         die_with(int(parent), signal.SIGTERM)
-    settings = load_settings(**given)
+    settings = load_settings(**values)
     configure_logging(settings.log_level, settings.log_format)
     hide_environment()
     limit_arenas()

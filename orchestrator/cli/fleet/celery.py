@@ -1,4 +1,4 @@
-"""`orchestrator celery`: the commands that programs of Celery are run with."""
+"""`orchestrator celery`: Celery's command line for programs that use orchestrator.compat.celery."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from orchestrator.workers.functions import broken, load_app
 
 F = TypeVar("F", bound=Callable[..., Any])
 _POOLS = {"prefork": True, "processes": True, "threads": False, "solo": False}
-"""Whether a pool runs each task in a process of its own."""
+"""Whether a pool runs each task in its own process."""
 _INSPECTED = (
     *("active", "active_queues", "clock", "conf", "ping", "query_task", "registered", "report", "reserved", "revoked"),
     *("scheduled", "stats"),
 )
-_REFUSED = {
+_ALTERNATIVES = {
     "events": "Use `orchestrator top`, or the dashboard.",
     "flower": "Use `orchestrator dev --port 8080` or `orchestrator api`: the dashboard.",
     "graph": "`orchestrator runs show ID` draws the graph of a run.",
@@ -45,17 +45,17 @@ _REFUSED = {
 
 
 def _ignored(*names: str, **options: Any) -> Callable[[F], F]:
-    """Take an option of Celery that has no effect."""
+    """Accept an option of Celery and ignore it."""
     return click.option(*names, hidden=True, expose_value=False, help="It has no effect here.", **options)
 
 
 class _Commands(click.Group):
-    """The commands of Celery; those that are not here say what to use instead."""
+    """Celery's commands; an unsupported command's error names an alternative."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, or one that refuses."""
-        if instead := _REFUSED.get(cmd_name):
-            return _refusing(cmd_name, instead)
+        """Return a command; for an unsupported one, a command that raises NotCovered."""
+        if instead := _ALTERNATIVES.get(cmd_name):
+            return _refusing_command(cmd_name, instead)
         return super().get_command(ctx, cmd_name)
 
 
@@ -64,7 +64,7 @@ class _Commands(click.Group):
 @_ignored("-b", "--broker")
 @click.option("--workdir", metavar="FOLDER", help="Change to this folder first.")
 @click.pass_context
-def command(context: click.Context, where: str | None, workdir: str | None) -> None:
+def command(context: click.Context, path: str | None, workdir: str | None) -> None:
     """Run the commands of Celery, for a program that uses orchestrator.compat.celery.
 
     \b
@@ -75,47 +75,45 @@ def command(context: click.Context, where: str | None, workdir: str | None) -> N
     """
     if workdir is not None:
         os.chdir(workdir)
-    context.obj = where
+    context.obj = path
 
 
-def _found(context: click.Context) -> tuple[str, Celery]:
-    """Return where the application is, and itself; what its settings say of Redis and Postgres counts from now on."""
+def _load_program(context: click.Context) -> tuple[str, Celery]:
+    """Return the application with its path. Its Redis and Postgres URLs become settings that are not set."""
     if context.obj is None:
         raise click.UsageError("Name the program: orchestrator celery -A proj …")
-    where = _place(context.obj)
-    load_app(where)
-    module, _, name = where.partition(":")
+    path = _resolve(context.obj)
+    load_app(path)
+    module, _, name = path.partition(":")
     app: Celery = getattr(sys.modules[module], name)
-    known = load_settings()
+    settings = load_settings()
     for setting, url in stores(app.conf).items():
-        if not getattr(known, setting):
+        if not getattr(settings, setting):
             os.environ[f"ORCHESTRATOR_{setting.upper()}"] = url
-    return where, app
+    return path, app
 
 
-def _place(where: str) -> str:
-    """Return `module:app` for what Celery takes: a module, a package with a module `celery`, or an attribute."""
+def _resolve(path: str) -> str:
+    """Resolve Celery's --app (a module, a package with a module `celery`, or an attribute) to `module:app`."""
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    if ":" in where:
-        return where
-    package, _, attribute = where.rpartition(".")
-    places = [(where, None), (f"{where}.celery", None), (f"{where}.app", None), (package, attribute)]
-    for module, wanted in places:
+    if ":" in path:
+        return path
+    package, _, attribute = path.rpartition(".")
+    candidates = [(path, None), (f"{path}.celery", None), (f"{path}.app", None), (package, attribute)]
+    for module, attribute_ in candidates:
         try:
             if not module or not _exists(module):
                 continue
             names = vars(importlib.import_module(module))
         except (Exception, SystemExit) as error:
             raise broken(module, error) from error
-        found = {name: one for name, one in names.items() if type(one) is Celery}
-        for name in (wanted, "app", "celery", *found):
-            if name in found:
+        apps = {name: value for name, value in names.items() if type(value) is Celery}
+        for name in (attribute_, "app", "celery", *apps):
+            if name in apps:
                 return f"{module}:{name}"
-    raise ConfigurationError(
-        f"There is no application of orchestrator.compat.celery in {where!r}, nor in its `celery`."
-    )
+    raise ConfigurationError(f"There is no application of orchestrator.compat.celery in {path!r}, nor in its `celery`.")
 
 
 def _exists(module: str) -> bool:
@@ -123,7 +121,7 @@ def _exists(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError as error:
         if not f"{module}.".startswith(f"{error.name}."):
-            raise  # of what a package imports
+            raise  # an import inside the package failed
         return False
 
 
@@ -158,23 +156,23 @@ def run_worker(
     Example:
       orchestrator celery -A proj worker -Q default,mail -c 8 -l info
     """
-    where, app = _found(context)
+    path, app = _load_program(context)
     conf = app.conf
     pool = pool or conf.worker_pool
     if pool not in _POOLS:
         raise NotCovered(f"the pool {pool!r}", "Use -P threads.")
     count = 1 if pool == "solo" else concurrency or conf.worker_concurrency or os.cpu_count() or 1
     processes, slots = (count, 1) if _POOLS[pool] else (1, count)
-    words = ["--app", where, "--concurrency", str(slots), "--log-level", loglevel.lower().replace("critical", "error")]
+    words = ["--app", path, "--concurrency", str(slots), "--log-level", loglevel.lower().replace("critical", "error")]
     if autoscale is not None:
-        most, _, least = autoscale.partition(",")
-        words += ["--autoscale", f"{least or 1},{most}"]
+        maximum, _, minimum = autoscale.partition(",")
+        words += ["--autoscale", f"{minimum or 1},{maximum}"]
     else:
         words += ["--processes", str(processes)]
-    named = queues.split(",") if queues else [getattr(one, "name", one) for one in conf.task_queues or ()]
-    named = named or ([conf.task_default_queue] if conf.is_given("task_default_queue") else [])
-    if named:
-        words += ["--queues", ",".join(dict.fromkeys(app._queue(name) for name in named))]
+    queue_names = queues.split(",") if queues else [getattr(queue, "name", queue) for queue in conf.task_queues or ()]
+    queue_names = queue_names or ([conf.task_default_queue] if conf.is_given("task_default_queue") else [])
+    if queue_names:
+        words += ["--queues", ",".join(dict.fromkeys(app._queue(name) for name in queue_names))]
     if per_child := max_tasks_per_child or conf.worker_max_tasks_per_child:
         words += ["--max-tasks-per-process", str(per_child)]
     if memory := max_memory_per_child or conf.worker_max_memory_per_child:
@@ -182,7 +180,7 @@ def run_worker(
     if purges:
         app.control.purge()
     if beat:
-        _store_schedules(where)
+        _store_schedules(path)
     echo(f"orchestrator worker {' '.join(words)}", err=True)
     worker.command.main(words, prog_name="orchestrator worker")
 
@@ -193,22 +191,22 @@ def run_worker(
 @_ignored("-s", "--schedule", "--pidfile", "-f", "--logfile", "--max-interval")
 @click.pass_context
 def beat(context: click.Context, loglevel: str, kind: str | None) -> None:
-    """Store the schedules, and run a scheduler, which fires them. Any scheduler does: several may run.
+    """Store the schedules, and run a scheduler, which fires them. Several schedulers may run.
 
     \b
     Example:
       orchestrator celery -A proj beat
     """
-    where, app = _found(context)
+    path, app = _load_program(context)
     if kind is not None and "database" in kind.lower():
         raise NotCovered(f"beat with the scheduler {kind!r}", "app.orchestrator.schedules.set(…) changes schedules.")
     signals.beat_init.send(app)
-    _store_schedules(where)
+    _store_schedules(path)
     scheduler.command.main(["--log-level", loglevel.lower()], prog_name="orchestrator scheduler")
 
 
-def _store_schedules(where: str) -> None:
-    schedules.command.main(["apply", "--app", where, "--prune"], standalone_mode=False)
+def _store_schedules(path: str) -> None:
+    schedules.command.main(["apply", "--app", path, "--prune"], standalone_mode=False)
 
 
 @command.command("inspect")
@@ -219,13 +217,13 @@ def _store_schedules(where: str) -> None:
 @_ignored("-j", "--json", is_flag=True)
 @click.pass_context
 def inspect(context: click.Context, method: str, arguments: tuple[str, ...], destination: str | None) -> None:
-    """Show what workers do, as JSON.
+    """Show the state of workers, as JSON.
 
     \b
     Example:
       orchestrator celery -A proj inspect active
     """
-    _, app = _found(context)
+    _, app = _load_program(context)
     _print(getattr(app.control.inspect(destination.split(",") if destination else None), method)(*arguments))
 
 
@@ -238,15 +236,15 @@ def status(context: click.Context) -> None:
     Example:
       orchestrator celery -A proj status
     """
-    _, app = _found(context)
+    _, app = _load_program(context)
     names = app.control.inspect().names()
     for name in names:
         echo(f"->  {name}: OK")
     echo(f"\n{len(names)} node{'s' * (len(names) != 1)} online.")
 
 
-def _read(read: Callable[[str], Any], kind: type) -> Callable[..., Any]:
-    """Return a callback that reads an option, and refuses it in words if it is something else."""
+def _parser(read: Callable[[str], Any], kind: type) -> Callable[..., Any]:
+    """Return a click callback that parses an option, and raises BadParameter if it is malformed or not a `kind`."""
 
     def callback(_context: click.Context, _parameter: click.Parameter, text: str | None) -> Any:
         try:
@@ -264,8 +262,8 @@ def _expiry(text: str) -> Any:
     return parse_duration(f"{text}s" if text.isdecimal() else text) or moment(text)
 
 
-_ARRAY, _OBJECT = _read(json.loads, list), _read(json.loads, dict)
-_TIME, _EXPIRY = _read(moment, object), _read(_expiry, object)
+_ARRAY, _OBJECT = _parser(json.loads, list), _parser(json.loads, dict)
+_TIME, _EXPIRY = _parser(moment, object), _parser(_expiry, object)
 
 
 @command.command("call")
@@ -276,7 +274,7 @@ _TIME, _EXPIRY = _read(moment, object), _read(_expiry, object)
     "given",
     default="[]",
     metavar="JSON",
-    callback=_read(json.loads, list),
+    callback=_parser(json.loads, list),
     help="Positional arguments.",
 )
 @click.option("-k", "--kwargs", "named", default="{}", metavar="JSON", callback=_OBJECT, help="Arguments by name.")
@@ -284,7 +282,7 @@ _TIME, _EXPIRY = _read(moment, object), _read(_expiry, object)
 @click.option("--countdown", type=float, help="Not before so many seconds.")
 @click.option(
     "--expires",
-    callback=_read(_expiry, object),
+    callback=_parser(_expiry, object),
     help="Fail if it has not begun by this time, or after so many seconds.",
 )
 @click.option("--queue", help="The queue.")
@@ -296,9 +294,9 @@ def call(context: click.Context, /, name: str, given: list[Any], named: dict[str
     Example:
       orchestrator celery -A proj call shop.tasks.charge -a '[17]' --countdown 10
     """
-    _, app = _found(context)
-    chosen = {option: value for option, value in options.items() if value is not None}
-    echo(app.send_task(name, given, named, **chosen).id)
+    _, app = _load_program(context)
+    given_options = {option: value for option, value in options.items() if value is not None}
+    echo(app.send_task(name, given, named, **given_options).id)
 
 
 @command.command("result")
@@ -312,22 +310,22 @@ def result(context: click.Context, task_id: str, traceback: bool) -> None:
     Example:
       orchestrator celery -A proj result 0199cf5e-8f10-7c3e-9d3a-2f1b6f0f6a11
     """
-    _, app = _found(context)
-    found = app.AsyncResult(task_id)
-    echo(str(found.traceback if traceback else found.get()))
+    _, app = _load_program(context)
+    task_result = app.AsyncResult(task_id)
+    echo(str(task_result.traceback if traceback else task_result.get()))
 
 
 @command.command("purge")
 @click.option("-f", "--force", is_flag=True, help="Do not ask.")
 @click.pass_context
 def purge(context: click.Context, force: bool) -> None:
-    """Cancel what waits in the queues of the program.
+    """Cancel the waiting tasks in the program's queues.
 
     \b
     Example:
       orchestrator celery -A proj purge -f
     """
-    _, app = _found(context)
+    _, app = _load_program(context)
     if not force:
         click.confirm("This cancels everything that waits. Go on?", abort=True)
     echo(f"Purged {app.control.purge()} messages from known task queues.")
@@ -344,7 +342,7 @@ def control(context: click.Context, method: str, arguments: tuple[str, ...]) -> 
     Example:
       orchestrator celery -A proj control revoke 0199cf5e-8f10-7c3e-9d3a-2f1b6f0f6a11
     """
-    _, app = _found(context)
+    _, app = _load_program(context)
     if method == "shutdown":
         app.control.shutdown()
     else:
@@ -357,7 +355,7 @@ def _print(value: Any) -> None:
     echo(json.dumps(value, indent=2, default=str))
 
 
-def _refusing(name: str, instead: str) -> click.Command:
+def _refusing_command(name: str, instead: str) -> click.Command:
     def refuse() -> None:
         raise NotCovered(f"celery {name}", instead)
 

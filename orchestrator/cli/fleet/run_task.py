@@ -37,16 +37,16 @@ from orchestrator.workers.functions import load_app
 @app_option
 @log_options
 def command(function: str | None, app: str | None, log_level: str | None, log_format: str | None) -> None:
-    """Run one task, and end: the command of a container that an executor starts.
+    """Run one task and exit: the command of a container that an executor starts.
 
-    What to do stands in the file or at the address that TASK_SPEC_PATH names, or in the variable TASK_SPEC. The
-    function is the one that is named, or the task of the application. Its result is the last line that is printed.
+    The specification is the file or URL in TASK_SPEC_PATH, or the text in TASK_SPEC. The function is the argument, or
+    the specification's task in the application. Its result is the last line of the output.
 
-    Where TASK_OUTPUT_PATH names a folder or an address, status.json stands there from the start, with a heartbeat every
-    ten seconds, and output.json at the end; without it, beside a specification that is an address.
+    If TASK_OUTPUT_PATH names a folder or URL, status.json is written there with a heartbeat every ten seconds, and
+    output.json at the end. Otherwise they are written beside a specification that is a URL.
 
-    Exit codes: 0, it is done; 1, it failed; 75, the specification or the place for the output cannot be reached; 78,
-    the specification or the function cannot be used; 143, it was told to end (SIGTERM).
+    Exit codes: 0, success; 1, the task failed; 75, the specification or the output folder cannot be reached; 78, the
+    specification or the function cannot be used; 143, terminated by SIGTERM.
 
     \b
     Example:
@@ -57,25 +57,25 @@ def command(function: str | None, app: str | None, log_level: str | None, log_fo
         configure_logging(settings.log_level, settings.log_format)
         hide_environment()
         specification = _specification()
-        place = _place()
+        output_folder = _output_folder()
         call = _function(function, specification) if function else _task(require_app(settings), specification)
-    except _Away as error:
-        raise _Unreached(str(error)) from error
+    except _CannotReach as error:
+        raise _Unreachable(str(error)) from error
     except OrchestratorError as error:
         raise _Unusable(str(error)) from error
     try:
-        code = run(call, Board(place, specification))
+        code = run(call, Board(output_folder, specification))
     except Exception as error:
-        where = "" if place is None else place.name
-        raise _Unreached(f"The place for the output, {where}, cannot be used: {error}") from error
+        folder_name = "" if output_folder is None else output_folder.name
+        raise _Unreachable(f"The place for the output, {folder_name}, cannot be used: {error}") from error
     sys.exit(code)
 
 
-class _Away(Exception):
-    """Something cannot be reached now."""
+class _CannotReach(Exception):
+    """The specification cannot be read at the moment."""
 
 
-class _Unreached(click.ClickException):
+class _Unreachable(click.ClickException):
     exit_code = TEMPORARY
 
 
@@ -101,7 +101,7 @@ def _specification() -> Specification:
     except OrchestratorError:
         raise
     except Exception as error:
-        raise _Away(f"The specification at {without_password(path)} cannot be read: {error}") from error
+        raise _CannotReach(f"The specification at {without_password(path)} cannot be read: {error}") from error
     try:
         return msgspec.json.decode(data, type=Specification)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -109,7 +109,7 @@ def _specification() -> Specification:
         raise ConfigurationError(f"The specification {where} is not what an executor writes: {error}.") from None
 
 
-def _place() -> Folder | None:
+def _output_folder() -> Folder | None:
     path = os.environ.get("TASK_OUTPUT_PATH", "")
     if path:
         return folder_of(path.rstrip("/") or "/")
@@ -122,12 +122,12 @@ def _function(path: str, specification: Specification) -> Callable[[], Any]:
     if (folder := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, folder)
     try:
-        found: Any = importlib.import_module(module)
+        function: Any = importlib.import_module(module)
         for part in name.split("."):
-            found = getattr(found, part)
+            function = getattr(function, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"There is no function {path!r} (module:function): {error}.") from None
-    return partial(found, *specification.arguments, **specification.input)
+    return partial(function, *specification.arguments, **specification.input)
 
 
 def _task(app: str, specification: Specification) -> Callable[[], Any]:

@@ -18,8 +18,8 @@ from orchestrator.scheduler.process import run_scheduler
 def command(**settings: str | None) -> None:
     """Run a scheduler.
 
-    One scheduler leads. Start another, on another machine if you like, and it stands by to take over within
-    seconds. SIGTERM and Ctrl-C finish the tick that is under way and hand the lead over.
+    One scheduler leads. Another one, preferably on another machine, stands by and takes over within seconds. SIGTERM
+    and Ctrl-C finish the current tick and hand the lead over.
 
     \b
     Example:

@@ -27,9 +27,9 @@ PORT = 8080
 def command(registry: str | None, advertise: str, **options: Any) -> None:
     """Serve an application's tasks over HTTP: POST /exec/NAME with {"input": …, "params": {…}}.
 
-    Tasks with the executor http, also those of other applications, are sent here: the process registers, says that it
-    lives and how busy it is, and leaves when it is stopped. Where there are service_keys, it asks everybody for one of
-    them; without, it serves this machine only.
+    Tasks with the executor http, also those of other applications, are sent here: the process registers, sends
+    heartbeats with its load, and unregisters when it stops. If service_keys are set, every request needs one of them;
+    otherwise, only this machine is served.
 
     \b
     Example:
@@ -47,7 +47,7 @@ def command(registry: str | None, advertise: str, **options: Any) -> None:
             f"Serving tasks needs a package that is not installed, {error.name}. Install it with the extra `api`: "
             f"pip install 'durable-orchestrator[api]'"
         ) from error
-    found = load_app(require_app(settings))
-    found._resources.start()
-    where = settings.api_url if registry is None else registry
-    serve(found, Serving(registry=where, advertise=advertise.rstrip("/"), **options))
+    application = load_app(require_app(settings))
+    application._resources.start()
+    registry_url = settings.api_url if registry is None else registry
+    serve(application, Serving(registry=registry_url, advertise=advertise.rstrip("/"), **options))

@@ -19,8 +19,8 @@ from orchestrator.workers.parent.processes import parse_memory
 from orchestrator.workers.parent.supervisor import run_worker
 from orchestrator.workers.spec import EVERY_QUEUE, WorkerSpec
 
-_LEAST_MEMORY = 32 * 2**20
-"""A process that has just started uses more."""
+_MIN_MEMORY = 32 * 2**20
+"""The least --max-memory: a process that has just started uses almost as much."""
 
 
 @click.command("worker", context_settings={"show_default": True})
@@ -30,7 +30,7 @@ _LEAST_MEMORY = 32 * 2**20
     hidden=True,
     help="Options of Celery, which are named otherwise here.",
     expose_value=False,
-    callback=lambda _context, _option, value: value and _of_celery(),
+    callback=lambda _context, _option, value: value and _refuse_celery_options(),
 )
 @click.option(
     "--queues",
@@ -88,8 +88,8 @@ _LEAST_MEMORY = 32 * 2**20
 def command(queues: str | None, processes: int | None, autoscale: tuple[int, int] | None, **options: Any) -> None:
     """Run tasks.
 
-    A worker needs Redis and the application, and no database unless its tasks complete in transactions. SIGTERM and
-    Ctrl-C drain it: what runs is finished, and what has not started is handed back.
+    A worker needs Redis and the application, but no database unless its tasks use ctx.transaction(). SIGTERM and Ctrl-C
+    drain it: running tasks finish, and tasks that have not started are returned.
 
     \b
     Example:
@@ -117,14 +117,14 @@ def command(queues: str | None, processes: int | None, autoscale: tuple[int, int
 
 
 def _of_shard(spec: WorkerSpec, shards: int) -> WorkerSpec:
-    """Return the part of a worker that serves one shard: its share of the processes."""
+    """Return the spec for one shard, with its share of the processes."""
     if spec.burst:
         raise click.UsageError("--burst needs one shard for now: a task may enqueue another in a shard that is done.")
     bounds = spec.autoscale and (-(-spec.autoscale[0] // shards), -(-spec.autoscale[1] // shards))
     return replace(spec, processes=-(-spec.processes // shards), autoscale=bounds)
 
 
-def _of_celery() -> NoReturn:
+def _refuse_celery_options() -> NoReturn:
     raise click.UsageError(
         "-A, -Q, -c and -P are options of Celery: use --app, --queues, --processes and --concurrency, or "
         "`orchestrator celery -A proj worker -Q … -c …`."
@@ -136,10 +136,10 @@ def _queue(name: str) -> str:
 
 
 def _bounds(value: str) -> tuple[int, int]:
-    """Return the fewest and the most processes."""
-    fewest, comma, most = value.partition(",")
+    """Parse the minimum and maximum number of processes."""
+    minimum, comma, maximum = value.partition(",")
     try:
-        bounds = int(fewest), int(most)
+        bounds = int(minimum), int(maximum)
     except ValueError:
         bounds = 0, 0
     if not comma or not 1 <= bounds[0] <= bounds[1]:
@@ -149,6 +149,6 @@ def _bounds(value: str) -> tuple[int, int]:
 
 def _memory(value: str) -> int:
     size = parse_memory(value)
-    if size is None or size < _LEAST_MEMORY:
+    if size is None or size < _MIN_MEMORY:
         raise click.BadParameter(f"{value!r} is not an amount of memory of 32MB or more, such as 512MB or 2GB.")
     return size

@@ -6,7 +6,7 @@ import click
 
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import echo, print_json, print_table, state
-from orchestrator.cli.terminal.reading import looking
+from orchestrator.cli.terminal.reading import open_calls
 from orchestrator.domain.fleet.announced import count_known
 from orchestrator.monitoring.times import ago, duration, present
 from orchestrator.monitoring.trouble import stands_still
@@ -17,9 +17,9 @@ from orchestrator.workers.parent.processes import format_memory
 @json_option
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """Show the fleet, as the leading scheduler sees it: each process of a worker; and tell workers to drain.
+    """Show the worker processes as the leading scheduler sees them, and drain workers.
 
-    `memory` is what a process has in RAM, and `knows` how many tasks and workflows it has.
+    `memory` is the RAM of a process; `knows` is the number of its tasks and workflows.
 
     \b
     Example:
@@ -32,7 +32,7 @@ def command(context: click.Context, as_json: bool) -> None:
 
 
 def _show(as_json: bool) -> None:
-    with looking() as calls:
+    with open_calls() as calls:
         workers = calls.insights.list_workers()
     if as_json:
         print_json({"workers": workers})
@@ -78,16 +78,16 @@ def _show(as_json: bool) -> None:
 @command.command("drain")
 @click.argument("worker")
 def drain(worker: str) -> None:
-    """Have a worker take nothing more, finish what it runs, and end, with all of its processes, as SIGTERM does.
+    """Drain a worker: all of its processes take no more tasks, finish the running ones, and end, as with SIGTERM.
 
-    WORKER is the id of one of its processes, its name (the host and the number of its parent process), or its host if
-    no other worker is there. A service manager may start another one in its place.
+    WORKER is the id of one of its processes, its name (host and pid of its parent process), or its host if only one
+    worker runs there. A service manager may start a replacement.
 
     \b
     Example:
       orchestrator workers drain web1-812
     """
-    with looking() as calls:
+    with open_calls() as calls:
         drained = calls.fleet.drain(worker)
     number = len(drained.processes)
     processes = "1 process" if number == 1 else f"{number} processes"

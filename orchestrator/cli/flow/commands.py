@@ -26,7 +26,7 @@ from orchestrator.cli.terminal.output import (
     print_table,
     state,
 )
-from orchestrator.cli.terminal.reading import looking, sending
+from orchestrator.cli.terminal.reading import open_app, open_calls
 from orchestrator.domain.flow.checks import Known
 from orchestrator.domain.flow.decisions import APPROVED, REJECTED
 from orchestrator.domain.flow.definition import Flow
@@ -42,10 +42,10 @@ from orchestrator.store.flow.reads import FlowRunView, NodeRunView, waiting_for
 from orchestrator.terminal_safe import indented, one_line
 from orchestrator.workers.functions import load_app
 
-_LOOK_AGAIN = 5.0
-"""Seconds after which a run that is watched is looked at although nothing was heard of it."""
-_PAUSE = 0.05
-"""Seconds between two looks at a run of which something is heard all the time."""
+_POLL_INTERVAL = 5.0
+"""Seconds after which a watched run is read again, if no notification of a change arrives."""
+_MIN_POLL_INTERVAL = 0.05
+"""Seconds between two reads of a watched run, at least, however often it changes."""
 
 file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False))
 why_option = click.option("--why", default="", help="Why; it stands in the audit log and with the node.")
@@ -69,10 +69,10 @@ def command() -> None:
 @click.option("--service", "services", metavar="NAME", multiple=True, help="Check also whether the services are these.")
 @json_option
 def validate(files: tuple[str, ...], app: str | None, services: tuple[str, ...], as_json: bool) -> None:
-    """Check files, and say everything that is wrong with them; exit with 1 if anything is. Needs no services.
+    """Check flow files and print every problem; exit with 1 if a file is invalid. Needs no services.
 
-    Flows that others name are not looked for here: `publish` does. Warnings name what other flow schedulers would do
-    differently; they are no reason to exit with 1.
+    References to other flows are not checked here, but by `publish`. Warnings name features that other flow schedulers
+    handle differently; they do not change the exit code.
 
     \b
     Example:
@@ -91,7 +91,7 @@ def validate(files: tuple[str, ...], app: str | None, services: tuple[str, ...],
             {
                 "file": file,
                 "valid": isinstance(result, Flow),
-                "problems": [] if isinstance(result, Flow) else _told(result),
+                "problems": [] if isinstance(result, Flow) else _problems(result),
                 "warnings": differences(result) if isinstance(result, Flow) else [],
             }
             for file, result in found.items()
@@ -108,7 +108,7 @@ def validate(files: tuple[str, ...], app: str | None, services: tuple[str, ...],
     sys.exit(0 if all(isinstance(result, Flow) for result in found.values()) else 1)
 
 
-def _told(error: InvalidWorkflow) -> list[str]:
+def _problems(error: InvalidWorkflow) -> list[str]:
     return str(error).splitlines()
 
 
@@ -118,23 +118,23 @@ def _told(error: InvalidWorkflow) -> list[str]:
 @app_option
 @json_option
 def publish(file: str, name: str | None, app: str | None, as_json: bool) -> None:
-    """Store a flow under a new version, unless it is the same as the newest; runs keep the version they began with.
+    """Store a flow as a new version, unless it equals the newest; runs keep the version they began with.
 
-    Flows that it names are taken over in the version that they have now.
+    Flows that it references are embedded in their current version.
 
     \b
     Example:
       orchestrator flows publish order.yaml --app shop.tasks:app
     """
-    named = app or load_settings().app
-    with closing(load_app(named) if named else Orchestrator(load_settings())) as application:
+    app_path = app or load_settings().app
+    with closing(load_app(app_path) if app_path else Orchestrator(load_settings())) as application:
         flow = application.flows.read(Path(file))
-        called = name or Path(file).stem
-        done = application._client.backend.flows.publish(called, flow)
+        flow_name = name or Path(file).stem
+        done = application._client.backend.flows.publish(flow_name, flow)
     if as_json:
-        print_json({"name": called, "version": done.version, "new": done.created})
+        print_json({"name": flow_name, "version": done.version, "new": done.created})
     else:
-        echo(f"{called}: version {done.version} ({'new' if done.created else 'unchanged'})")
+        echo(f"{flow_name}: version {done.version} ({'new' if done.created else 'unchanged'})")
 
 
 @command.command("list")
@@ -146,13 +146,13 @@ def list_command(as_json: bool) -> None:
     Example:
       orchestrator flows list
     """
-    with looking() as calls:
+    with open_calls() as calls:
         found = calls.flows.names()
     if as_json:
-        print_json({"flows": [one._asdict() for one in found]})
+        print_json({"flows": [flow._asdict() for flow in found]})
     else:
         now = present()
-        rows = [(one.name, str(one.version) if one.version else "none", ago(one.created_at, now)) for one in found]
+        rows = [(flow.name, str(flow.version) if flow.version else "none", ago(flow.created_at, now)) for flow in found]
         print_table(("NAME", "VERSION", "SINCE"), rows, empty="No flow has been published.")
 
 
@@ -170,16 +170,16 @@ def list_command(as_json: bool) -> None:
 def start(
     flow: str, params: tuple[str, ...], shared: tuple[str, ...], is_watched: bool, as_json: bool, **options: Any
 ) -> None:
-    """Start a run of a flow, and print its id. A value is JSON, or else a text.
+    """Start a run of a flow, and print its id. A value is JSON, or else text.
 
     \b
     Example:
       orchestrator flows start order items='[1, 2]' customer=ann --watch
     """
-    given, initial = _values(params), _values(shared)
-    with sending() as app:
+    arguments, initial = _values(params), _values(shared)
+    with open_app() as app:
         try:
-            run = app.flows[flow].options(**options, shared=initial).start(**given)
+            run = app.flows[flow].options(**options, shared=initial).start(**arguments)
         except NotFound as error:
             raise NotFound(f"{error}{did_you_mean(flow, app.flows.names())}") from None
     if as_json:
@@ -191,28 +191,28 @@ def start(
 
 
 def _values(words: tuple[str, ...]) -> dict[str, Any]:
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for word in words:
         name, sign, value = word.partition("=")
         if not sign or not name:
             raise click.UsageError(f"Expected KEY=VALUE, found {word!r}.")
-        given[name] = parse_value(value)
-    return given
+        values[name] = parse_value(value)
+    return values
 
 
 @command.command()
 @click.argument("what", metavar="FLOW|ID")
 @json_option
 def show(what: str, as_json: bool) -> None:
-    """Draw a flow, or a run of one with the cursor on it.
+    """Draw a flow, or a run of a flow with its current node.
 
     \b
     Example:
       orchestrator flows show order
       orchestrator flows show 0199b2f4
     """
-    with looking() as calls:
-        names = [one.name for one in calls.flows.names()]
+    with open_calls() as calls:
+        names = [flow.name for flow in calls.flows.names()]
         if what in names:
             stored = calls.flows.latest(what)
             if as_json:
@@ -225,24 +225,24 @@ def show(what: str, as_json: bool) -> None:
             run = RUN.convert(what, None, None)
         except NotFound as error:
             raise NotFound(f"There is no flow {what!r}.{did_you_mean(what, names)} {error}") from None
-        view = _shown(calls.flows.show(run.bytes))
+        view = _redacted(calls.flows.show(run.bytes))
         if as_json:
             print_json({"run": view._asdict(), "nodes": [visit._asdict() for visit in _visits(calls, run)]})
             return
         _print_run(calls, view, calls.flows.visited(run.bytes))
 
 
-def _shown(view: FlowRunView) -> FlowRunView:
-    secret = hidden({"redact": view.redact})
-    return view._replace(params=secret.shown(view.params), shared=secret.shown(view.shared))
+def _redacted(view: FlowRunView) -> FlowRunView:
+    redaction = hidden({"redact": view.redact})
+    return view._replace(params=redaction.shown(view.params), shared=redaction.shown(view.shared))
 
 
 def _visits(calls: Calls, run: UUID, after: int = 0) -> Iterator[NodeRunView]:
-    """Yield the visits of a run to nodes behind one, page by page, without what nobody is shown."""
+    """Yield a run's node visits after a number, page by page, redacted."""
     while page := calls.flows.node_runs(run.bytes, after):
-        secret = hidden({"redact": page[0].redact})
+        redaction = hidden({"redact": page[0].redact})
         for visit in page:
-            yield visit._replace(input=secret.shown(visit.input), output=secret.shown(visit.output))
+            yield visit._replace(input=redaction.shown(visit.input), output=redaction.shown(visit.output))
         after = page[-1].number
 
 
@@ -275,7 +275,7 @@ def _print_run(calls: Calls, view: FlowRunView, visited: Collection[str]) -> Non
 @command.command()
 @run_argument
 def watch(run: UUID) -> None:
-    """Follow a run: print each node that it has visited, until its end; exit with 1 unless it succeeds.
+    """Follow a run: print each visited node until the run ends; exit with 1 unless it succeeds.
 
     \b
     Example:
@@ -285,8 +285,8 @@ def watch(run: UUID) -> None:
 
 
 def _follow(run: UUID) -> int:
-    after, told = 0, ""
-    with sending() as app, closing(app._client.backend.runs.listen(run.bytes)) as changes:
+    after, printed = 0, ""
+    with open_app() as app, closing(app._client.backend.runs.listen(run.bytes)) as changes:
         calls = app._client.backend
         while True:
             view = calls.flows.show(run.bytes)
@@ -301,11 +301,11 @@ def _follow(run: UUID) -> int:
                 echo(indented(f"{view.status}{reason}"), err=True)
                 return 0 if view.status == RunState.SUCCESS else 1
             waits = waiting_for(view) if view.waits == "signal" else ""
-            if waits and waits != told:
+            if waits and waits != printed:
                 echo(one_line(f"{view.cursor} waits for {waits}"), err=True)
-            told = waits
-            time.sleep(_PAUSE)
-            changes.wait(_LOOK_AGAIN)
+            printed = waits
+            time.sleep(_MIN_POLL_INTERVAL)
+            changes.wait(_POLL_INTERVAL)
 
 
 @command.command()
@@ -314,19 +314,19 @@ def _follow(run: UUID) -> int:
 @click.argument("value", default="true")
 @why_option
 def signal(run: UUID, key: str, value: str, why: str) -> None:
-    """Send a value to a run under a key; it is JSON, or else a text. It is there when a node waits for it.
+    """Send a value to a run under a key. The value is JSON, or else text. It is kept until a node waits for it.
 
     \b
     Example:
       orchestrator flows signal 0199b2f4 paid '{"cents": 450}'
     """
-    with sending() as app:
+    with open_app() as app:
         app.flows.run(run).signal(key, parse_value(value), why=why)
     echo(f"{run} is sent {key!r}.")
 
 
 def _decide(run: UUID, decision: str, why: str, node: str | None) -> None:
-    with sending() as app:
+    with open_app() as app:
         key = app._client.backend.flows.decide(run.bytes, decision, why, node)
     echo(f"{run}: {key!r} is {decision}.")
 
@@ -339,7 +339,7 @@ node_option = click.option("--node", help="Which approval, if the run has not co
 @why_option
 @node_option
 def approve(run: UUID, why: str, node: str | None) -> None:
-    """Approve what a run waits for. Who it was, when and why stands in the audit log and with the node.
+    """Approve what a run waits for. The audit log and the node record who approved it, when and why.
 
     \b
     Example:
@@ -353,7 +353,7 @@ def approve(run: UUID, why: str, node: str | None) -> None:
 @why_option
 @node_option
 def reject(run: UUID, why: str, node: str | None) -> None:
-    """Reject what a run waits for. Who it was, when and why stands in the audit log and with the node.
+    """Reject what a run waits for. The audit log and the node record who rejected it, when and why.
 
     \b
     Example:
@@ -368,14 +368,14 @@ def reject(run: UUID, why: str, node: str | None) -> None:
 @click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="How many to show.")
 @json_option
 def runs(flow: str | None, status: str | None, limit: int, as_json: bool) -> None:
-    """List runs of flows, newest first, and where they stand.
+    """List runs of flows, newest first, with their state and current node.
 
     \b
     Example:
       orchestrator flows runs order --status running
     """
-    with looking() as calls:
-        found = [_shown(view) for view in calls.flows.runs(flow, status, limit)]
+    with open_calls() as calls:
+        found = [_redacted(view) for view in calls.flows.runs(flow, status, limit)]
     if as_json:
         print_json({"runs": [view._asdict() for view in found]})
         return

@@ -16,7 +16,7 @@ from rich.console import Group
 from orchestrator.cli.code import commands as code_runs
 from orchestrator.cli.code.view import print_error
 from orchestrator.cli.runs.fields import (
-    MOST_CHILDREN,
+    MAX_CHILDREN,
     children_of,
     find_run,
     follow_run,
@@ -24,8 +24,8 @@ from orchestrator.cli.runs.fields import (
     print_runs,
     run_document,
 )
-from orchestrator.cli.runs.view import MOST_LINES, draw_lines, to_lines
-from orchestrator.cli.terminal.ids import RUN, Shown, run_argument, runs_argument
+from orchestrator.cli.runs.view import MAX_LINES, draw_lines, to_lines
+from orchestrator.cli.terminal.ids import RUN, IdFormat, run_argument, runs_argument
 from orchestrator.cli.terminal.logs import color_option, print_logs
 from orchestrator.cli.terminal.options import (
     app_option,
@@ -44,7 +44,7 @@ from orchestrator.cli.terminal.output import (
     parse_value,
     print_json,
 )
-from orchestrator.cli.terminal.reading import ask_each, looking, sending, wait_with_notices
+from orchestrator.cli.terminal.reading import ask_each, open_app, open_calls, wait_with_notices
 from orchestrator.domain.ids import successor_id
 from orchestrator.domain.runs import RESET
 from orchestrator.domain.states import ENDED_RUN_STATES, RunState, ShownRunState
@@ -64,7 +64,7 @@ _PARAM = re.compile(r"([^=]+)=(.*)", re.DOTALL)
 
 @click.group("runs")
 def command() -> None:
-    """Start runs, look at them, watch, cancel, retry and delete them.
+    """Start, list, show, watch, cancel, retry and delete runs.
 
     \b
     Example:
@@ -94,13 +94,13 @@ def start(
     watch: bool,
     as_json: bool,
 ) -> None:
-    """Start a run of the newest version of a workflow, and print its id; how it ended goes to stderr.
+    """Start a run of the newest version of a workflow, and print its id; its final state goes to stderr.
 
-    A workflow as code is found in the application: that of --app, of the setting `app`, or of an `orchestrator dev`
-    that runs in this folder. Its arguments are checked; --id is `starting(id=…)` in Python. Of a DAG, --id is the
+    A workflow as code must be in the application: that of --app, of the setting `app`, or of an `orchestrator dev` that
+    runs in this folder. Its arguments are checked, and --id is `starting(id=…)` in Python. For a DAG, --id is the
     idempotency key: `options(key=…)`.
 
-    Each value is JSON if it reads as JSON, else a string; write 'name="5"' for a string of one digit.
+    Each value is JSON if it parses as JSON, else a string; write 'name="5"' for the string of one digit.
 
     \b
     Example:
@@ -109,20 +109,20 @@ def start(
     """
     if wait + watch + as_json > 1 and watch:
         raise click.UsageError("--watch draws the run: leave --wait and --json out.")
-    given = _params(params)
-    where = load_settings(app=app).app
-    code = load_app(where).code_workflows.get(workflow) if where else None
-    before = _runs_under(key) if key else set()
-    with sending() as application:
+    arguments = _params(params)
+    app_path = load_settings(app=app).app
+    code = load_app(app_path).code_workflows.get(workflow) if app_path else None
+    existing_ids = _runs_under(key) if key else set()
+    with open_app() as application:
         if code is None:
-            handle = _start_steps(application, workflow, where).options(key=key, tags=tags).start(**given)
+            handle = _stored_workflow(application, workflow, app_path).options(key=key, tags=tags).start(**arguments)
         else:
-            started = code.starting(id=key, on_conflict="return", tags=tags).start(**given)
+            started = code.starting(id=key, on_conflict="return", tags=tags).start(**arguments)
             code._client.close()
             handle = application.run(started.id)
-        if not as_json and not (watch and on_terminal()):  # where it stands above the drawing
+        if not as_json and not (watch and on_terminal()):  # the drawing prints the id in its headline
             echo(handle.id)
-        if handle.id in before:
+        if handle.id in existing_ids:
             echo(f"It was started before, with this id, and is in state {handle.progress().status!r}.", err=True)
         if watch:
             sys.exit(follow_run(application, UUID(handle.id), as_json=False))
@@ -130,7 +130,7 @@ def start(
         if wait:
             status = _wait(application, handle)
         if as_json:
-            print_json({"id": handle.id, "new": handle.id not in before, "status": status})
+            print_json({"id": handle.id, "new": handle.id not in existing_ids, "status": status})
         sys.exit(0 if status in (None, RunState.SUCCESS) else 1)
 
 
@@ -158,7 +158,7 @@ def start(
 @click.option("--until", type=moment, metavar="TIME", help="Only created before then.")
 @page_options(RUN)
 @json_option
-def list_(statuses: tuple[str, ...], limit: int, before: UUID | None, as_json: bool, **wanted: Any) -> None:
+def list_(statuses: tuple[str, ...], limit: int, before: UUID | None, as_json: bool, **filters: Any) -> None:
     """List runs, newest first.
 
     \b
@@ -166,70 +166,70 @@ def list_(statuses: tuple[str, ...], limit: int, before: UUID | None, as_json: b
       orchestrator runs list --workflow nightly --status failed --since 2d
       orchestrator runs list --tag customer:42 --json
     """
-    matching = RunFilter(statuses=tuple(ShownRunState(status) for status in statuses), **wanted)
-    with looking() as calls:
-        runs, more = list_runs(calls.insights, matching, limit=limit, before=before)
-        shown = Shown(calls, "run", [run.id for run in runs])
+    run_filter = RunFilter(statuses=tuple(ShownRunState(status) for status in statuses), **filters)
+    with open_calls() as calls:
+        runs, more = list_runs(calls.insights, run_filter, limit=limit, before=before)
+        format_id = IdFormat(calls, "run", [run.id for run in runs])
     if as_json:
         print_json({"runs": runs, "next": more})
         return
-    is_filtered = before or matching != RunFilter()
-    teaching = "No run matches." if is_filtered else "There is no run yet. Start one: orchestrator runs start WORKFLOW"
-    print_runs(runs, shown, present(), teaching)
+    is_filtered = before or run_filter != RunFilter()
+    empty = "No run matches." if is_filtered else "There is no run yet. Start one: orchestrator runs start WORKFLOW"
+    print_runs(runs, format_id, present(), empty)
     if more:
-        echo(f"Older ones: add --before {shown(more)}", err=True)
+        echo(f"Older ones: add --before {format_id(more)}", err=True)
 
 
 @command.command()
 @run_argument
 @json_option
 def show(run: UUID, as_json: bool) -> None:
-    """Show one run: its state, its steps and child runs, and how many of its tasks stand where.
+    """Show one run: its state, its steps and child runs, and the number of its tasks by state.
 
-    Of a workflow as code: its arguments, its result or error, what it waits for and where in the code, and what it has
-    set for people to see.
+    For a workflow as code: its arguments, its result or error, what it waits for, its position in the code, and the
+    state that it has published.
 
     \b
     Example:
       orchestrator runs show 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
       orchestrator runs show 0199b2f4-… --json | jq '.steps[] | select(.state == "failed")'
     """
-    with looking() as calls:
+    with open_calls() as calls:
         if as_json:
             print_json(run_document(calls, find_run(calls, run)))
             return
-        found = find_run(calls, run)
+        run_view = find_run(calls, run)
         steps = calls.insights.list_steps(run)
         children = children_of(calls, run)
-        code = calls.insights.show_code(run) if found.code else None
+        code = calls.insights.show_code(run) if run_view.code else None
         successor = UUID(bytes=successor_id(run.bytes))
-        successor_view = calls.insights.show_code(successor) if found.reason == RESET else None
-        shown = Shown(calls, "run", [child.id for child in children])
+        successor_view = calls.insights.show_code(successor) if run_view.reason == RESET else None
+        format_id = IdFormat(calls, "run", [child.id for child in children])
     now = present()
-    print_run(found, code, successor_view, now)
+    print_run(run_view, code, successor_view, now)
     if steps:
         echo()
         _print_steps(steps, now)
     if children:
         echo("\nChild runs:")
-        print_runs(children, shown, now)
-        if len(children) == MOST_CHILDREN:
+        print_runs(children, format_id, now)
+        if len(children) == MAX_CHILDREN:
             echo(f"All of them: orchestrator runs list --parent {run}", err=True)
-    if found.stuck and found.stuck.get("release"):
+    if run_view.stuck and run_view.stuck.get("release"):
         echo(
             f"\nNobody waits for it. It is tried again by the next release, or: orchestrator runs retry {run}", err=True
         )
-    elif found.stuck:
-        echo(f"\n{found.stuck['difference']}" if found.stuck["difference"] else "", err=True)
+    elif run_view.stuck:
+        echo(f"\n{run_view.stuck['difference']}" if run_view.stuck["difference"] else "", err=True)
         echo(f"It goes on when workers with code that fits come, or: orchestrator runs retry {run}", err=True)
     if code is not None:
-        print_error(found, code)
-    if found.failed:
-        echo(f"\nIts failures: {' and '.join(_where_failures_are(run, steps))}", err=True)
+        print_error(run_view, code)
+    if run_view.failed:
+        echo(f"\nIts failures: {' and '.join(_failure_commands(run, steps))}", err=True)
 
 
-def _where_failures_are(run: UUID, steps: Sequence[StepView]) -> list[str]:
-    """Return commands that show why a run failed: what cannot be evaluated has neither a task nor a child run."""
+def _failure_commands(run: UUID, steps: Sequence[StepView]) -> list[str]:
+    """Return the commands that show why a run failed. A step that cannot be evaluated has no task or child run."""
     failed = [step for step in steps if step.failed or step.state == "failed"]
     commands: list[str] = []
     if not steps or any(step.error for step in failed):
@@ -245,15 +245,15 @@ def _where_failures_are(run: UUID, steps: Sequence[StepView]) -> list[str]:
 @run_argument
 @json_option
 def watch(run: UUID, as_json: bool) -> None:
-    """Show a run's progress until it ends; exit with 1 unless it succeeds. A workflow's run is drawn step by step.
+    """Show a run's progress until it ends; exit with 1 unless it succeeds. A workflow's steps are drawn.
 
-    Where the output is no terminal, every change is a line. With --json, the run is printed once, at its end.
+    Without a terminal, every change is a line. With --json, the run is printed once, when it has ended.
 
     \b
     Example:
       orchestrator runs watch 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
-    with sending() as app:
+    with open_app() as app:
         sys.exit(follow_run(app, run, as_json=as_json))
 
 
@@ -264,15 +264,15 @@ def watch(run: UUID, as_json: bool) -> None:
 @color_option
 @json_option
 def logs(run: UUID, follow: bool, last: int | None, colour: str, as_json: bool) -> None:
-    """Show what the tasks of a run have printed, logged and said with `ctx.log`: each step in its colour.
+    """Show what the tasks of a run printed, logged and wrote with `ctx.log`, with a color for each step.
 
     \b
     Example:
       orchestrator runs logs 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --follow
     """
-    with sending() as app:
+    with open_app() as app:
         runs = app._client.backend.runs
-        runs.progress(run.bytes)  # there is such a run
+        runs.progress(run.bytes)  # raises NotFound if there is no such run
         try:
             print_logs(
                 lambda after, wait: runs.log(run.bytes, after, wait),
@@ -291,7 +291,7 @@ def logs(run: UUID, follow: bool, last: int | None, colour: str, as_json: bool) 
 @runs_argument
 @certain_option
 def cancel(runs: tuple[UUID, ...], yes: bool) -> None:
-    """Cancel runs with all of their open tasks and child runs. Of several, it asks first.
+    """Cancel runs with all their open tasks and child runs. With several, it asks first.
 
     \b
     Example:
@@ -304,7 +304,7 @@ def cancel(runs: tuple[UUID, ...], yes: bool) -> None:
 @command.command()
 @runs_argument
 def retry(runs: tuple[UUID, ...]) -> None:
-    """Try failed runs again: what failed or was cancelled, then what is below it; what succeeded stays.
+    """Retry failed runs: their failed or cancelled steps, then the steps that depend on them; successes are kept.
 
     \b
     Example:
@@ -317,7 +317,7 @@ def retry(runs: tuple[UUID, ...]) -> None:
 @runs_argument
 @certain_option
 def delete(runs: tuple[UUID, ...], yes: bool) -> None:
-    """Delete ended runs with their tasks, child runs, logs and results. It asks first: this cannot be undone.
+    """Delete ended runs with their tasks, child runs, logs and results. It asks first; this cannot be undone.
 
     \b
     Example:
@@ -334,39 +334,39 @@ def delete(runs: tuple[UUID, ...], yes: bool) -> None:
 )
 @click.option("--wait", is_flag=True, help="Wait for the end; exit with 1 unless it succeeds.")
 def rerun(run: UUID, from_step: str | None, wait: bool) -> None:
-    """Start a workflow's run over, as a new run of the same version and parameters, and print its id.
+    """Start a new run of the same workflow version with the same parameters, and print its id.
 
-    Of a workflow as code all is done again; to keep what was done up to an event: runs reset.
+    For a workflow as code, everything is done again; to keep the events up to a point: runs reset.
 
     \b
     Example:
       orchestrator runs rerun 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --from report --wait
     """
-    with sending() as app:
+    with open_app() as app:
         handle = app.run(run).rerun(from_step=from_step)
         echo(handle.id)
         status = _wait(app, handle) if wait else None
     sys.exit(0 if status in (None, RunState.SUCCESS) else 1)
 
 
-for _about_code in code_runs.COMMANDS:
-    command.add_command(_about_code)
+for _code_command in code_runs.COMMANDS:
+    command.add_command(_code_command)
 
 
-def _start_steps(application: Orchestrator, name: str, where: str) -> StoredWorkflow:
-    """Return a workflow of steps; if there is none, say where workflows as code are looked for, too."""
-    found = application.workflows[name]
+def _stored_workflow(application: Orchestrator, name: str, app_path: str) -> StoredWorkflow:
+    """Return a stored workflow. If there is none, the error also says where workflows as code were looked up."""
+    workflow = application.workflows[name]
     try:
-        found.definition()
+        workflow.definition()
     except NotFound as error:
-        known = load_app(where).code_workflows if where else {}
-        looked = f"The application {where} has no workflow as code of this name either.{did_you_mean(name, known)}"
-        raise NotFound(f"{error} {looked if where else _NO_APPLICATION}") from None
-    return found
+        known = load_app(app_path).code_workflows if app_path else {}
+        remark = f"The application {app_path} has no workflow as code of this name either.{did_you_mean(name, known)}"
+        raise NotFound(f"{error} {remark if app_path else _NO_APPLICATION}") from None
+    return workflow
 
 
 def _wait(application: Orchestrator, handle: RunHandle[Any]) -> str:
-    """Wait for the end of a run, say how it ended, and meanwhile what keeps it."""
+    """Wait for the end of a run and print its state; meanwhile print what delays it."""
     obstacles = partial(application._client.backend.tasks.obstacles, UUID(handle.id).bytes)
     status = wait_with_notices(handle.wait_ended, obstacles)
     echo(status, err=True)
@@ -374,24 +374,24 @@ def _wait(application: Orchestrator, handle: RunHandle[Any]) -> str:
 
 
 def _runs_under(key: str) -> set[str]:
-    with looking() as calls:
-        return {str(found.run) for found in calls.insights.runs_under(key)}
+    with open_calls() as calls:
+        return {str(match.run) for match in calls.insights.runs_under(key)}
 
 
-def _params(words: Sequence[str]) -> dict[str, Any]:
+def _params(arguments: Sequence[str]) -> dict[str, Any]:
     params: dict[str, Any] = {}
-    for word in words:
-        named = _PARAM.fullmatch(word)
-        if named is None:
-            raise click.UsageError(f"Parameter {word!r} has no name. Write NAME={word}")
-        if named[1] in params:
-            raise click.UsageError(f"Parameter {named[1]!r} is given twice.")
-        params[named[1]] = parse_value(named[2])
+    for argument in arguments:
+        match = _PARAM.fullmatch(argument)
+        if match is None:
+            raise click.UsageError(f"Parameter {argument!r} has no name. Write NAME={argument}")
+        if match[1] in params:
+            raise click.UsageError(f"Parameter {match[1]!r} is given twice.")
+        params[match[1]] = parse_value(match[2])
     return params
 
 
 def _print_steps(steps: Sequence[StepView], now: datetime) -> None:
-    paper = console()
-    paper.print(Group(*draw_lines(to_lines(steps), now, paper.width)))  # by themselves, they would be wrapped
-    if len(steps) > MOST_LINES:
+    out = console()
+    out.print(Group(*draw_lines(to_lines(steps), now, out.width)))  # as single renderables; a list would be wrapped
+    if len(steps) > MAX_LINES:
         echo(f"\nEach of the {len(steps):,} steps: add --json", err=True)

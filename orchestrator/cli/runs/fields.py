@@ -1,4 +1,4 @@
-"""One run in fields, all that is known of it but its steps and child runs; and runs in a table."""
+"""Prints one run as fields, and lists of runs as a table."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rich.text import Text
 
 from orchestrator.cli.code.view import code_document, code_fields, repeated, watch_code
 from orchestrator.cli.runs.progress import watch_run, watch_workflow
-from orchestrator.cli.terminal.ids import Shown, existing
+from orchestrator.cli.terminal.ids import IdFormat, existing
 from orchestrator.cli.terminal.output import echo, hidden, print_fields, print_json, print_table, short_text, state
-from orchestrator.cli.terminal.reading import looking
+from orchestrator.cli.terminal.reading import open_calls
 from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.domain.runs import GOES_ON
 from orchestrator.domain.states import RunState
@@ -26,7 +26,7 @@ from orchestrator.store.insights import CodeView, RunDetail, RunFilter, RunView,
 
 
 def run_state(run: RunView) -> Text:
-    """Return the state of a run, with a remark on it."""
+    """Return the state of a run, with a remark."""
     if run.stuck is not None:
         return state(run.status, "stuck")
     if run.shown_status != run.status:
@@ -37,20 +37,20 @@ def run_state(run: RunView) -> Text:
 
 def _limit(run: RunDetail) -> str:
     more = f" and {len(run.held_by) - 3} or more others" if len(run.held_by) > 3 else ""
-    who = ", ".join(f"run {holder}" for holder in run.held_by[:3])
-    return f"its limit of {run.limit:,} at once: {who}{more}"
+    holders = ", ".join(f"run {holder}" for holder in run.held_by[:3])
+    return f"its limit of {run.limit:,} at once: {holders}{more}"
 
 
-def _goes_on(run: RunDetail, successor_view: CodeView | None) -> str | None:
-    """Say which run took the place of one that has ended, and how that came."""
+def _successor_text(run: RunDetail, successor_view: CodeView | None) -> str | None:
+    """Return the id of the run that continues this one, and whether that is because of a reset."""
     if run.reason not in GOES_ON:
         return None
-    how = (
+    remark = (
         f": it was reset, and is {repeated(successor_view.reset)}"
         if successor_view is not None and successor_view.reset is not None
         else ""
     )
-    return f"{to_text(successor_id(run.id.bytes))}{how}"
+    return f"{to_text(successor_id(run.id.bytes))}{remark}"
 
 
 def _params(params: Mapping[str, Any] | str) -> str:
@@ -60,7 +60,7 @@ def _params(params: Mapping[str, Any] | str) -> str:
 
 
 def print_run(run: RunDetail, code: CodeView | None, successor_view: CodeView | None, now: datetime) -> None:
-    """Print a run; `successor_view` is the one in whose place it goes on, if it was reset."""
+    """Print a run. `successor_view` is the run that replaced it, if it was reset."""
     counters = {
         "open": run.open,
         "success": run.success,
@@ -77,7 +77,7 @@ def print_run(run: RunDetail, code: CodeView | None, successor_view: CodeView | 
             "params": _params(run.params),
             "status": run_state(run),
             **({} if code is None else code_fields(run, code, now)),
-            "goes on as": _goes_on(run, successor_view),
+            "goes on as": _successor_text(run, successor_view),
             "stuck": f"{run.stuck['kind']}: {run.stuck['message']}" if run.stuck else None,
             **({"waits for": _limit(run)} if run.held_by else {}),
             "tasks": f"{run.total:,}: {counts}" if counts else f"{run.total:,}",
@@ -97,15 +97,14 @@ def print_run(run: RunDetail, code: CodeView | None, successor_view: CodeView | 
 
 
 def _took(run: RunView, now: datetime) -> str:
-    """Return how long a run has taken; of one that was retried, since then, and in all."""
+    """Return a run's duration; for a retried one, the duration since the retry and since the first start."""
     took = between(run.began_at, run.ended_at or now)
     if run.retried_at is None:
         return took
     return f"{took} since it was retried, {between(run.started_at, run.ended_at or now)} since it first began"
 
 
-def print_runs(runs: Sequence[RunView], shown: Shown, now: datetime, empty: str = "") -> None:
-    """Print runs, a line each."""
+def print_runs(runs: Sequence[RunView], format_id: IdFormat, now: datetime, empty: str = "") -> None:
     steps = any(run.parent_step for run in runs)
     tags = any(run.tags for run in runs)
     headers = ("id", "name…", "status…", "ended>?", "failed>", "total>", "created", "took>?")
@@ -113,7 +112,7 @@ def print_runs(runs: Sequence[RunView], shown: Shown, now: datetime, empty: str 
         (*headers, *(["of step…?"] if steps else []), *(["tags…?"] if tags else [])),
         [
             (
-                shown(run.id),
+                format_id(run.id),
                 run.name,
                 run_state(run),
                 run.total - run.open,
@@ -130,41 +129,41 @@ def print_runs(runs: Sequence[RunView], shown: Shown, now: datetime, empty: str 
     )
 
 
-MOST_CHILDREN = 100
+MAX_CHILDREN = 100
 
 
 def find_run(calls: Calls, run: UUID) -> RunDetail:
-    found = existing(calls.insights.show_run(run), "run", run)
+    run_view = existing(calls.insights.show_run(run), "run", run)
     shown = hidden().shown
     return dataclasses.replace(
-        found, params=shown(readable_params(found.params)), attributes=shown(found.attributes or {})
+        run_view, params=shown(readable_params(run_view.params)), attributes=shown(run_view.attributes or {})
     )
 
 
-def _code(calls: Calls, run: UUID) -> CodeView:
+def _find_code(calls: Calls, run: UUID) -> CodeView:
     return existing(calls.insights.show_code(run), "run", run)
 
 
 def children_of(calls: Calls, run: UUID) -> list[RunView]:
-    return list_runs(calls.insights, RunFilter(parent=run), limit=MOST_CHILDREN).runs
+    return list_runs(calls.insights, RunFilter(parent=run), limit=MAX_CHILDREN).runs
 
 
 def run_document(calls: Calls, run: RunView) -> dict[str, Any]:
-    """Return a run with its steps and its newest child runs; a plain run has none."""
+    """Return a run as JSON data, with its steps and its newest child runs."""
     document = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     steps = calls.insights.list_steps(run.id)
     code = calls.insights.show_code(run.id)
-    about_code = {} if code is None else code_document(code)
-    return document | about_code | {"steps": steps, "children": children_of(calls, run.id)}
+    code_data = {} if code is None else code_document(code)
+    return document | code_data | {"steps": steps, "children": children_of(calls, run.id)}
 
 
 def follow_run(app: Orchestrator, run: UUID, *, as_json: bool) -> int:
-    """Follow a run to its end and return the exit code."""
-    with looking() as calls:
+    """Follow a run until its end; return the exit code."""
+    with open_calls() as calls:
         definition = calls.insights.definition_of_run(run)
         try:
             if not as_json and find_run(calls, run).code:
-                ended = watch_code(app, run, lambda run: (find_run(calls, run), _code(calls, run)))
+                ended = watch_code(app, run, lambda run: (find_run(calls, run), _find_code(calls, run)))
             elif definition is None or as_json:
                 ended = watch_run(lambda: find_run(calls, run), quiet=as_json)
             else:

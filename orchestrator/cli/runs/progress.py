@@ -1,4 +1,4 @@
-"""The progress of a run or a backfill, while it lasts."""
+"""Live progress of a run or a backfill."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from orchestrator.terminal_safe import one_line
 
 _INTERVAL = 0.25
 _REFRESH = 0.5
-"""Seconds between two looks at the steps of a run; its end is announced."""
+"""Seconds between two reads of a run's steps; its end is notified."""
 
 T = TypeVar("T")
 
 
 def watch_run(read: Callable[[], RunView], *, quiet: bool = False) -> RunView:
-    """Show a run until it ends: a bar on a terminal, else a line for every change; return how it ended."""
+    """Show a run until it ends: a bar on a terminal, else a line per change. Return the ended run."""
     if quiet or not on_terminal():
         return _follow(read, lambda run: None if quiet else echo(_line(run)), _has_ended)
 
@@ -43,35 +43,35 @@ def watch_run(read: Callable[[], RunView], *, quiet: bool = False) -> RunView:
 
 
 def watch_workflow(handle: RunHandle[Any], read: Callable[[], tuple[RunView, Sequence[StepView]]]) -> RunView:
-    """Draw a workflow's run until it ends, live on a terminal, else a line for every change; return how it ended."""
-    return watch_drawn(handle, read, draw, _Teller())
+    """Draw a workflow's run until it ends: live on a terminal, else a line per change. Return the ended run."""
+    return watch_drawn(handle, read, draw, _ChangePrinter())
 
 
 def watch_drawn(
     handle: RunHandle[Any],
     read: Callable[[], tuple[RunView, T]],
     draw: Callable[[RunView, T, datetime, int | None, int], RenderableType],
-    tell: Callable[[RunView, T, datetime], None],
+    print_change: Callable[[RunView, T, datetime], None],
 ) -> RunView:
-    """Draw a run with its details until it ends or, without a terminal, print each change."""
+    """Draw a run with its details until it ends; without a terminal, call `print_change` at each change."""
     if not on_terminal():
-        return _follow_closely(handle, read, tell, None)
-    paper = console()
-    with Live(console=paper, auto_refresh=False, vertical_overflow="crop") as live:
+        return _follow_closely(handle, read, print_change, None)
+    out = console()
+    with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
 
         def show(run: RunView, details: T, now: datetime) -> None:
-            height = None if run.status in ENDED_RUN_STATES else paper.height  # what stays may scroll
-            live.update(draw(run, details, now, height, paper.width), refresh=True)
+            height = None if run.status in ENDED_RUN_STATES else out.height  # the final picture may scroll
+            live.update(draw(run, details, now, height, out.width), refresh=True)
 
-        return _follow_closely(handle, read, show, lambda text: paper.print(Text(text, style="yellow")))
+        return _follow_closely(handle, read, show, lambda text: out.print(Text(text, style="yellow")))
 
 
 def watch_backfill(read: Callable[[], BackfillView]) -> BackfillView:
-    """Show a backfill until its last run has ended: a bar on a terminal, else a line for every change."""
+    """Show a backfill until its last run has ended: a bar on a terminal, else a line per change."""
 
     def bar_of(view: BackfillView) -> dict[str, Any]:
         name = f"{view.workflow}/{view.name}"
-        return {"description": name, "total": view.total, "completed": view.done, "remark": _troubles(view)}
+        return {"description": name, "total": view.total, "completed": view.done, "remark": _problem_text(view)}
 
     if not on_terminal():
         return _follow(read, lambda view: echo(backfill_line(view)), lambda view: view.is_over)
@@ -79,25 +79,25 @@ def watch_backfill(read: Callable[[], BackfillView]) -> BackfillView:
 
 
 def backfill_line(view: BackfillView) -> str:
-    return one_line(f"{view.workflow}/{view.name} {view.done}/{view.total} {_troubles(view)}".rstrip())
+    return one_line(f"{view.workflow}/{view.name} {view.done}/{view.total} {_problem_text(view)}".rstrip())
 
 
-def _troubles(view: BackfillView) -> str:
+def _problem_text(view: BackfillView) -> str:
     counts = {"running": view.running, "stuck": view.stuck, "failed": view.failed, "had their run": view.had_run}
     parts = [f"{count} {what}" for what, count in counts.items() if count]
     return ", ".join(part for part in (*parts, view.error or "") if part)
 
 
-class _Teller:
-    """Says in words what has changed since it was last called."""
+class _ChangePrinter:
+    """Prints a line for everything that has changed since the last call."""
 
     def __init__(self) -> None:
         self._lines: list[Line] = []
 
     def __call__(self, run: RunView, steps: Sequence[StepView], now: datetime) -> None:
         lines = to_lines(steps)
-        for words in changes(self._lines, lines, now):
-            echo(words)
+        for line in changes(self._lines, lines, now):
+            echo(line)
         self._lines = lines
         if run.status in ENDED_RUN_STATES:
             echo(_line(run))
@@ -117,7 +117,7 @@ def _follow_closely(
             return run
         with suppress(ResultTimeout):
             handle.wait_ended(_REFRESH)
-        notices.goes_on()
+        notices.check()
 
 
 def _has_ended(run: RunView) -> bool:
@@ -127,19 +127,19 @@ def _has_ended(run: RunView) -> bool:
 def _with_bar(read: Callable[[], T], bar_of: Callable[[T], dict[str, Any]], is_over: Callable[[T], bool]) -> T:
     with counting_bar(text_column("{task.fields[remark]}")) as progress:
         bar = progress.add_task("", remark="")
-        return _follow(read, lambda found: progress.update(bar, **bar_of(found)), is_over)
+        return _follow(read, lambda value: progress.update(bar, **bar_of(value)), is_over)
 
 
 def _follow(read: Callable[[], T], show: Callable[[T], None], is_over: Callable[[T], bool]) -> T:
-    """Show each change until it is over; return how it ended."""
-    shown: T | None = None
+    """Call `show` at each change until the end; return the final value."""
+    previous: T | None = None
     while True:
-        found = read()
-        if found != shown:
-            show(found)
-            shown = found
-        if is_over(found):
-            return found
+        value = read()
+        if value != previous:
+            show(value)
+            previous = value
+        if is_over(value):
+            return value
         time.sleep(_INTERVAL)
 
 
@@ -148,9 +148,9 @@ def _line(run: RunView) -> str:
 
 
 def _remark(run: RunView) -> str:
-    troubles = [
+    parts = [
         f"{count} {what}"
         for what, count in (("failed", run.failed), ("cancelled", run.cancelled), ("skipped", run.skipped))
         if count
     ]
-    return ", ".join([run.shown_status, *troubles])
+    return ", ".join([run.shown_status, *parts])

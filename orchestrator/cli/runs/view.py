@@ -1,4 +1,4 @@
-"""A workflow's run as people see it: a line for each step or, where there are too many, for each layer of them."""
+"""Draws a workflow's run: a line per step or, if there are too many, per layer of steps."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from orchestrator.monitoring.times import between
 from orchestrator.store.insights import RunView, StepView
 from orchestrator.terminal_safe import one_line
 
-MOST_LINES = 40
-"""Steps up to which each has a line of its own."""
+MAX_LINES = 40
+"""Number of steps up to which each has its own line."""
 _BAR = 24
-_WIDE = 5 * _BAR
-"""Columns from which on a bar is as long as it gets."""
-_MOST_NAMES = 3
-_MOST_FAILURES = 5
-_LOOKS = {
+_WIDE_TERMINAL = 5 * _BAR
+"""Terminal width from which a bar has its full length."""
+_MAX_NAMES = 3
+_MAX_FAILURES = 5
+_SYMBOLS = {
     "waiting": ("○", "dim"),
     "pending": ("○", "yellow"),
     "open": ("●", "cyan"),
@@ -34,8 +34,8 @@ _LOOKS = {
     "skipped": ("⤼", "dim"),
     "cancelled": ("⊘", "yellow"),
 }
-_TROUBLES = ("failed", "cancelled", "skipped")
-_ENDED = ("success", *_TROUBLES)
+_BAD_ENDS = ("failed", "cancelled", "skipped")
+_ENDED = ("success", *_BAD_ENDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,41 +43,41 @@ class Line:
     """One line of the view."""
 
     name: str
-    """The step, or the layer."""
+    """The name of the step, or of the layer."""
     state: str
-    """Its state; of a layer, the most important one."""
+    """The step's state; for a layer, the most important state of its steps."""
     gutter: str = ""
-    """What is drawn in front of it, so that one sees what it follows."""
+    """The tree branches drawn before the name, which show what the step depends on."""
     bar: bool = False
-    """Whether it has a bar: a fan-out or a layer."""
+    """Whether the line has a bar: for a fan-out or a layer."""
     ended: int = 0
     """Tasks that have ended."""
     total: int | None = 1
-    """All its tasks; None where nobody knows yet."""
+    """Number of all tasks; None while a fan-out's size is unknown."""
     failed: int = 0
     """Tasks that failed."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Of a layer, its steps that failed, were skipped or cancelled, by state."""
+    """For a layer: the number of its failed, cancelled and skipped steps, by state."""
     started_at: datetime | None = None
-    """When the first of its tasks began."""
+    """The start of the first task."""
     ended_at: datetime | None = None
-    """When the last of its tasks ended."""
+    """The end of the last task."""
     trouble: str = ""
-    """Why it did not succeed."""
+    """Why the step did not succeed."""
     note: str = ""
-    """What else is worth saying."""
+    """Further remarks."""
 
 
 # -- steps to lines
 
 
-def to_lines(steps: Sequence[StepView], most: int = MOST_LINES) -> list[Line]:
-    """Return a line for each step or, of more than `most`, one for each layer."""
+def to_lines(steps: Sequence[StepView], limit: int = MAX_LINES) -> list[Line]:
+    """Return a line for each step; for more than `limit` steps, a line for each layer."""
     graph = {step.name: step.depends_on for step in steps}
     by_name = {step.name: step for step in steps}
-    if len(steps) <= most:
+    if len(steps) <= limit:
         return [_step_line(by_name[name], gutter) for gutter, name in gutters(graph)]
-    return [_layer_line(place, [by_name[name] for name in layer]) for place, layer in enumerate(layers(graph), 1)]
+    return [_layer_line(number, [by_name[name] for name in layer]) for number, layer in enumerate(layers(graph), 1)]
 
 
 def _step_line(step: StepView, gutter: str) -> Line:
@@ -101,13 +101,13 @@ def _step_line(step: StepView, gutter: str) -> Line:
     )
 
 
-def _layer_line(place: int, steps: Sequence[StepView]) -> Line:
+def _layer_line(number: int, steps: Sequence[StepView]) -> Line:
     state = _state_of_layer({step.state for step in steps})
-    counts = Counter(step.state for step in steps if step.state in _TROUBLES)
+    counts = Counter(step.state for step in steps if step.state in _BAD_ENDS)
     ends = [step.ended_at for step in steps if step.ended_at is not None]
-    what = f"{len(steps):,} steps" if len(steps) > 1 else steps[0].name
+    note = f"{len(steps):,} steps" if len(steps) > 1 else steps[0].name
     return Line(
-        name=f"layer {place}",
+        name=f"layer {number}",
         state=state,
         bar=True,
         ended=sum(step.ended if step.total is not None else step.state in _ENDED for step in steps),
@@ -117,12 +117,12 @@ def _layer_line(place: int, steps: Sequence[StepView]) -> Line:
         ended_at=max(ends, default=None) if state in _ENDED else None,
         counts=counts,
         trouble=_counted(counts),
-        note=what,
+        note=note,
     )
 
 
 def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{counts[state]:,} {state}" for state in _TROUBLES if state in counts)
+    return ", ".join(f"{counts[state]:,} {state}" for state in _BAD_ENDS if state in counts)
 
 
 def _state_of_layer(states: set[str]) -> str:
@@ -130,11 +130,11 @@ def _state_of_layer(states: set[str]) -> str:
         return "waiting"
     if states & {"open", "waiting"}:
         return "open"
-    return next((state for state in _TROUBLES if state in states), "success")
+    return next((state for state in _BAD_ENDS if state in states), "success")
 
 
 def trouble(step: StepView) -> str:
-    """Return in one line why a step did not succeed."""
+    """Return in one line why a step did not succeed; an empty string if it did."""
     if step.reason:
         return _one_line(step.reason)
     if step.error is None:
@@ -148,21 +148,21 @@ def _one_line(text: str) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    rest = len(names) - _MOST_NAMES
-    return ", ".join([*names[:_MOST_NAMES], *([f"{rest} more"] if rest > 0 else [])])
+    remaining = len(names) - _MAX_NAMES
+    return ", ".join([*names[:_MAX_NAMES], *([f"{remaining} more"] if remaining > 0 else [])])
 
 
 # -- lines to a picture
 
 
 def draw(
-    run: RunView, steps: Sequence[StepView], now: datetime, height: int | None = None, width: int = _WIDE
+    run: RunView, steps: Sequence[StepView], now: datetime, height: int | None = None, width: int = _WIDE_TERMINAL
 ) -> Group:
-    """Return the picture of a run, no higher than the terminal, and with bars that leave room in its width."""
-    room = max(4, height - 4) if height else MOST_LINES
-    lines = to_lines(steps, min(MOST_LINES, room))
-    is_layered = len(lines) > 0 and len(steps) > min(MOST_LINES, room)
-    failures = [step for step in steps if step.state == "failed"][:_MOST_FAILURES] if is_layered else []
+    """Return the picture of a run that fits into the terminal's height, with bars scaled to its width."""
+    room = max(4, height - 4) if height else MAX_LINES
+    lines = to_lines(steps, min(MAX_LINES, room))
+    is_layered = len(lines) > 0 and len(steps) > min(MAX_LINES, room)
+    failures = [step for step in steps if step.state == "failed"][:_MAX_FAILURES] if is_layered else []
     room -= len(failures)
     picture: list[Text] = [headline(run, now), Text()]
     picture += draw_lines(_fit(lines, room), now, width)
@@ -171,9 +171,9 @@ def draw(
 
 
 def headline(run: RunView, now: datetime) -> Text:
-    """Return the line about the run as a whole."""
+    """Return the headline of a run: state, tasks, duration and id."""
     state = "cancelling" if run.cancelling and run.ended_at is None else run.shown_status
-    symbol, style = _LOOKS[run.status]
+    symbol, style = _SYMBOLS[run.status]
     text = Text.assemble((f"{symbol} ", style), (run.name, "bold"))
     if run.version is not None:
         text.append(f" v{run.version}", "dim")
@@ -190,8 +190,8 @@ def headline(run: RunView, now: datetime) -> Text:
     return _crop(text)
 
 
-def draw_lines(lines: Sequence[Line], now: datetime, width: int = _WIDE) -> list[Text]:
-    """Return lines as aligned columns: graph, bar, count, time, remarks. What does not fit is cut off at the end."""
+def draw_lines(lines: Sequence[Line], now: datetime, width: int = _WIDE_TERMINAL) -> list[Text]:
+    """Return lines as aligned columns: tree, bar, count, time, remarks. The end of a long line is cut off."""
     graphs = [_graph(line) for line in lines]
     counts = [_count(line) for line in lines]
     times = [between(line.started_at, line.ended_at or now) for line in lines]
@@ -218,30 +218,30 @@ def draw_lines(lines: Sequence[Line], now: datetime, width: int = _WIDE) -> list
 
 
 def _graph(line: Line) -> Text:
-    symbol, style = _LOOKS[line.state]
+    symbol, style = _SYMBOLS[line.state]
     name_style = {"waiting": "dim", "skipped": "dim", "open": "bold"}.get(line.state, "")
     return Text.assemble((line.gutter, "dim"), (symbol, style), " ", (line.name, name_style))
 
 
 def _bar(line: Line, width: int) -> Text:
-    """Return a bar: what succeeded, what was skipped, what failed, and what is left."""
+    """Return a bar of the succeeded, skipped, failed and remaining tasks."""
     if not line.bar or (line.state == "skipped" and not line.counts):
         return Text(" " * width)
     total = line.total or 0
     if total == 0:
         return Text("━" * width, "green") if line.state == "success" else Text("─" * width, "bright_black")
-    failed = _part(line.failed, total, width)
+    failed = _bar_share(line.failed, total, width)
     done = width if line.ended >= total else min(width - 1, int(width * line.ended / total))
     done = max(done, failed)
-    skipped = min(done - failed, _part(line.counts.get("skipped", 0), total, width))
+    skipped = min(done - failed, _bar_share(line.counts.get("skipped", 0), total, width))
     colour = {"open": "cyan", "cancelled": "yellow"}.get(line.state, "green")
     parts = ((done - skipped - failed, colour), (skipped, "dim"), (failed, "red"))
     return Text.assemble(*(("━" * size, style) for size, style in parts), ("─" * (width - done), "bright_black"))
 
 
-def _part(some: int, total: int, width: int) -> int:
-    """Return how much of a bar some of its tasks have: at least a column, if there are any."""
-    return min(width, max(1, round(width * some / total))) if some else 0
+def _bar_share(count: int, total: int, width: int) -> int:
+    """Return the bar columns for `count` of `total` tasks: at least one if there are any."""
+    return min(width, max(1, round(width * count / total))) if count else 0
 
 
 def _count(line: Line) -> str:
@@ -251,10 +251,10 @@ def _count(line: Line) -> str:
 
 
 def _fit(lines: Sequence[Line], room: int) -> list[Line]:
-    """Return as many lines as there is room for: those around the first that has not ended."""
+    """Return the lines that fit: those around the first one that has not ended. The others are folded into one line."""
     if len(lines) <= room:
         return list(lines)
-    active = next((place for place, line in enumerate(lines) if line.state not in _ENDED), len(lines) - 1)
+    active = next((index for index, line in enumerate(lines) if line.state not in _ENDED), len(lines) - 1)
     first = max(0, min(active - (room - 2) // 2, len(lines) - (room - 2)))
     last = first + room - 2
     return [*_folded(lines[:first]), *lines[first:last], *_folded(lines[last:])]
@@ -289,16 +289,16 @@ def _crop(text: Text) -> Text:
 
 
 def changes(before: Sequence[Line], after: Sequence[Line], now: datetime) -> list[str]:
-    """Return a line of words for everything that has changed; what still waits is not worth one."""
-    known = {line.name: _compared(line) for line in before}
-    return [_words(line, now) for line in after if line.state != "waiting" and known.get(line.name) != _compared(line)]
+    """Return a line of text for every change. Steps that are still waiting are left out."""
+    previous = {line.name: _key(line) for line in before}
+    return [_text(line, now) for line in after if line.state != "waiting" and previous.get(line.name) != _key(line)]
 
 
-def _compared(line: Line) -> tuple[str, int, int | None, int, bool]:
+def _key(line: Line) -> tuple[str, int, int | None, int, bool]:
     return line.state, line.ended, line.total, line.failed, line.started_at is None
 
 
-def _words(line: Line, now: datetime) -> str:
+def _text(line: Line, now: datetime) -> str:
     state = "running" if line.state == "open" else line.state
     if line.state == "open" and line.started_at is None and not line.ended:
         state = "queued"
@@ -312,22 +312,22 @@ def _words(line: Line, now: datetime) -> str:
 
 
 Graph = Mapping[str, Sequence[str]]
-"""By step, the steps that it depends on."""
+"""The dependencies of each step."""
 _ROOT = ""
 
 
 def layers(graph: Graph) -> list[list[str]]:
-    """Return the steps by the length of the longest path to them."""
-    found: list[list[str]] = []
+    """Return the steps grouped by the length of the longest path to them."""
+    grouped: list[list[str]] = []
     for name, depth in _depths(graph).items():
-        while len(found) <= depth:
-            found.append([])
-        found[depth].append(name)
-    return found
+        while len(grouped) <= depth:
+            grouped.append([])
+        grouped[depth].append(name)
+    return grouped
 
 
 def gutters(graph: Graph) -> list[tuple[str, str]]:
-    """Return the steps in the order in which they are drawn, each with what is drawn in front of it."""
+    """Return the steps in drawing order, each with the tree branches drawn before it."""
     depths = _depths(graph)
     below: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name, dominator in _dominators(graph, depths).items():
@@ -338,14 +338,14 @@ def gutters(graph: Graph) -> list[tuple[str, str]]:
 def _draw(below: Mapping[str, Mapping[int, list[str]]], parent: str, margin: str) -> Iterator[tuple[str, str]]:
     last_drawn = None if parent == _ROOT else margin
     for _, group in sorted(below[parent].items()) if parent in below else ():
-        for place, name in enumerate(group):
-            is_last = place == len(group) - 1
+        for index, name in enumerate(group):
+            is_last = index == len(group) - 1
             if len(group) == 1:
                 corner = inner = ""
             elif is_last:
                 corner, inner = "╰─ ", "   "
             else:
-                corner, inner = "├─ " if place or last_drawn == margin else "╭─ ", "│  "
+                corner, inner = "├─ " if index or last_drawn == margin else "╭─ ", "│  "
             yield margin + corner, name
             last_drawn = margin + corner
             for last_drawn, deeper in _draw(below, name, margin + inner):
@@ -353,25 +353,25 @@ def _draw(below: Mapping[str, Mapping[int, list[str]]], parent: str, margin: str
 
 
 def _depths(graph: Graph) -> dict[str, int]:
-    """Return the length of the longest path to each step, in an order that respects all dependencies."""
+    """Return the length of the longest path to each step, in topological order."""
     depths: dict[str, int] = {}
-    order = {name: place for place, name in enumerate(graph)}
+    order = {name: index for index, name in enumerate(graph)}
     for name in TopologicalSorter(graph).static_order():
         depths[name] = 1 + max((depths[parent] for parent in graph[name]), default=-1)
     return dict(sorted(depths.items(), key=lambda item: (item[1], order[item[0]])))
 
 
 def _dominators(graph: Graph, depths: Mapping[str, int]) -> dict[str, str]:
-    """Return the immediate dominator of each step; the root stands above all that depend on nothing."""
+    """Return the immediate dominator of each step: the last step that all paths to it share, or the root."""
     chains: dict[str, tuple[str, ...]] = {}
-    found: dict[str, str] = {}
+    dominators: dict[str, str] = {}
     for name in depths:
         parents = [chains[parent] for parent in graph[name]] or [()]
         shared = 0
-        for same in zip(*parents, strict=False):
-            if len(set(same)) > 1:
+        for level in zip(*parents, strict=False):
+            if len(set(level)) > 1:
                 break
             shared += 1
         chains[name] = (*parents[0][:shared], name)
-        found[name] = parents[0][shared - 1] if shared else _ROOT
-    return found
+        dominators[name] = parents[0][shared - 1] if shared else _ROOT
+    return dominators

@@ -1,4 +1,4 @@
-"""`orchestrator schedules` for backfills: start them, look how far they are, cancel them."""
+"""`orchestrator schedules backfill`: start, list and cancel backfills."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import msgspec
 from orchestrator.cli.runs.progress import watch_backfill
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import counted, echo, print_json, print_table
-from orchestrator.cli.terminal.reading import looking, sending
+from orchestrator.cli.terminal.reading import open_app, open_calls
 from orchestrator.store.schedules.backfills import BackfillView, NewBackfill
 
 _HEADERS = (
     *("id>", "schedule…", "done>", "running>", "waiting>", "total>", "started>", "failed>"),
     *("note…?", "from?", "to?", "at once>?"),
 )
-_MOST_SHOWN = 50
-"""Of the fires that a backfill would look at."""
+_MAX_FIRES_SHOWN = 50
+"""Fires that the preview of a backfill prints, at most."""
 key_argument = click.argument("key", metavar="WORKFLOW[/NAME]")
 
 
@@ -35,15 +35,15 @@ key_argument = click.argument("key", metavar="WORKFLOW[/NAME]")
 def backfill(
     key: str, start: str, end: str | None, concurrency: int | None, again: bool, watch: bool, dry_run: bool
 ) -> None:
-    """Start the runs of all fires in a range of the past, a few at a time, and print the number of the backfill.
+    """Start a run for each fire in a range of the past, a few at a time, and print the number of the backfill.
 
-    A fire that has had its run gets no other, so the same command again only fills in what is missing.
+    A fire that has had its run is skipped, so repeating the command only fills the gaps.
 
     \b
     Example:
       orchestrator schedules backfill nightly --from 2026-01-01 --to 2026-02-01 --concurrency 4 --watch
     """
-    with sending() as app:
+    with open_app() as app:
         if dry_run:
             _print_preview(*app._client.backend.schedules.preview_backfill(key, start, end, concurrency, again))
             return
@@ -63,13 +63,13 @@ def backfill(
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many to show.")
 @json_option
 def backfills_(limit: int, as_json: bool) -> None:
-    """List backfills and how far they are, newest first.
+    """List backfills and their progress, newest first.
 
     \b
     Example:
       orchestrator schedules backfills
     """
-    with looking() as calls:
+    with open_calls() as calls:
         found = calls.schedules.list_backfills(limit)
     if as_json:
         print_json(
@@ -91,13 +91,13 @@ def backfills_(limit: int, as_json: bool) -> None:
 @click.command("cancel-backfill")
 @click.argument("number", type=int, metavar="ID")
 def cancel_backfill(number: int) -> None:
-    """Start no more of a backfill, and cancel its open runs.
+    """Cancel a backfill: start no more of its runs, and cancel the open ones.
 
     \b
     Example:
       orchestrator schedules cancel-backfill 7
     """
-    with sending() as app:
+    with open_app() as app:
         app._client.backend.schedules.cancel_backfill(number)
     echo(f"Asked to cancel backfill {number}.")
 
@@ -106,17 +106,17 @@ COMMANDS = (backfill, backfills_, cancel_backfill)
 
 
 def _print_preview(new: NewBackfill, fires: Sequence[tuple[datetime, bool]]) -> None:
-    """Show what a backfill would do: the first fires and the last, and how many there are."""
-    for place, (fire, is_missing) in enumerate(fires):
-        if place == _MOST_SHOWN and len(fires) > _MOST_SHOWN + 1:
-            echo(f"… and {len(fires) - _MOST_SHOWN - 1:,} more, up to:")
-        if place < _MOST_SHOWN or place == len(fires) - 1:
+    """Print the fires that a backfill would process, shortened in the middle, and their number."""
+    for index, (fire, is_missing) in enumerate(fires):
+        if index == _MAX_FIRES_SHOWN and len(fires) > _MAX_FIRES_SHOWN + 1:
+            echo(f"… and {len(fires) - _MAX_FIRES_SHOWN - 1:,} more, up to:")
+        if index < _MAX_FIRES_SHOWN or index == len(fires) - 1:
             local = f"{fire.astimezone(new.schedule.zone):%a %Y-%m-%d %H:%M:%S %Z}"
             echo(local if is_missing else f"{local}  (has had its run)")
     missing = sum(is_missing for _, is_missing in fires)
-    had = len(fires) - missing
-    kept = f", {had:,} not, because they have had theirs" if had else ""
-    echo(f"{counted(len(fires), 'fire')}: {missing:,} would get a run, {new.concurrency:,} at once{kept}.")
+    already_run = len(fires) - missing
+    skipped = f", {already_run:,} not, because they have had theirs" if already_run else ""
+    echo(f"{counted(len(fires), 'fire')}: {missing:,} would get a run, {new.concurrency:,} at once{skipped}.")
 
 
 def _row(view: BackfillView) -> tuple[str | int | None, ...]:

@@ -27,7 +27,7 @@ from orchestrator.cli.terminal.output import (
     short_text,
     state,
 )
-from orchestrator.cli.terminal.reading import ask_each, looking, sending
+from orchestrator.cli.terminal.reading import ask_each, open_app, open_calls
 from orchestrator.domain.schedules.schedule import Overlap, Schedule, from_data
 from orchestrator.monitoring.times import ago, present
 from orchestrator.sdk.app import Orchestrator
@@ -40,7 +40,7 @@ from orchestrator.workers.functions import load_app
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PAGE = 1_000
-"""Schedules that are read at once where all are shown."""
+"""Schedules per page of `list --all`."""
 
 times_options: tuple[Callable[[F], F], ...] = (
     click.option("--cron", help="Five fields, or six with seconds first: '0 3 * * *'."),
@@ -53,7 +53,7 @@ times_options: tuple[Callable[[F], F], ...] = (
 
 
 def times(command: F) -> F:
-    """Add the options that say when a schedule fires."""
+    """Add the options for when a schedule fires."""
     for option in reversed(times_options):
         command = option(command)
     return command
@@ -61,7 +61,7 @@ def times(command: F) -> F:
 
 @click.group("schedules")
 def command() -> None:
-    """Set when workflows start by themselves; pause, trigger and backfill.
+    """Set when workflows start automatically; pause, trigger and backfill.
 
     \b
     Example:
@@ -77,14 +77,14 @@ def command() -> None:
 @click.option("--all", "everything", is_flag=True, help="Show all, page by page; with --json, a document a page.")
 @json_option
 def list_(limit: int, after: str | None, everything: bool, as_json: bool) -> None:
-    """List schedules in order of their names, with their next fire in their own time zone.
+    """List schedules by name, with their next fire in their own time zone.
 
     \b
     Example:
       orchestrator schedules list
       orchestrator schedules list --all --json | jq -r '.schedules[] | select(.error) | .key'
     """
-    with looking() as calls:
+    with open_calls() as calls:
         while True:
             found, more = calls.schedules.page(limit=_PAGE if everything else limit, after=after)
             if as_json:
@@ -123,13 +123,13 @@ def _print(found: Sequence[StoredSchedule]) -> None:
 @key_argument
 @json_option
 def show(key: str, as_json: bool) -> None:
-    """Show one schedule: what it is set to, how it is doing, and its next fires.
+    """Show one schedule: its settings, its state and its next fires.
 
     \b
     Example:
       orchestrator schedules show nightly
     """
-    with sending() as app:
+    with open_app() as app:
         stored = app._client.backend.schedules.find(key)
     if as_json:
         print_json(_document(stored))
@@ -164,22 +164,22 @@ def show(key: str, as_json: bool) -> None:
 @times
 @click.option("-n", "--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many.")
 @json_option
-def next_(key: str | None, count: int, as_json: bool, **given: str | None) -> None:
-    """Preview the next fires of a schedule, or of one that is only written here, which needs no services.
+def next_(key: str | None, count: int, as_json: bool, **all_options: str | None) -> None:
+    """Preview the next fires of a stored schedule, or of the given options without any services.
 
     \b
     Example:
       orchestrator schedules next nightly -n 10
       orchestrator schedules next --cron '30 2 * * *' --timezone Europe/Berlin
     """
-    wanted = {name: value for name, value in given.items() if value is not None}
-    if (key is None) is (not wanted):
+    schedule_options = {name: value for name, value in all_options.items() if value is not None}
+    if (key is None) is (not schedule_options):
         raise click.UsageError("Give either a schedule, or --cron, --every or --at with --timezone.")
     if key is None:
-        schedule = from_data(checked_schedule(wanted))
+        schedule = from_data(checked_schedule(schedule_options))
         fires = upcoming(schedule, present(), count)
     else:
-        with sending() as app:
+        with open_app() as app:
             schedule = app.schedules[key].status().schedule
             fires = app.schedules[key].next(count)
     if as_json:
@@ -205,7 +205,7 @@ def next_(key: str | None, count: int, as_json: bool, **given: str | None) -> No
     "--version", type=click.IntRange(1), help="Of a flow.  [default: the newest that is published when it fires]"
 )
 def set_(workflow: str, params: tuple[str, ...], version: int | None, **given: Any) -> None:
-    """Set a schedule of a workflow or a flow; the same name again replaces it, and keeps a pause.
+    """Set a schedule of a workflow or a flow. The same name again replaces it, but a pause stays.
 
     \b
     Example:
@@ -214,7 +214,7 @@ def set_(workflow: str, params: tuple[str, ...], version: int | None, **given: A
       orchestrator schedules set order-flow --every 1h --version 3
     """
     data = {name: value for name, value in given.items() if value is not None} | {"params": _params(params)}
-    with sending() as app:
+    with open_app() as app:
         stored = app._client.backend.schedules.set(workflow, data, version)
     echo(f"{stored.key}: next fire {_next(stored, present())}")
 
@@ -225,10 +225,10 @@ def set_(workflow: str, params: tuple[str, ...], version: int | None, **given: A
 @click.option("--quiet", is_flag=True, help="Say only what has changed; that the application is broken, not at all.")
 @json_option
 def apply(app: str | None, prune: bool, quiet: bool, as_json: bool) -> None:
-    """Store the schedules that the application declares with @app.schedule. A part of every deploy.
+    """Store the schedules that the application declares with @app.schedule. Run it with every deploy.
 
-    What is stored already stays as it is, a pause too. One that was applied from the same application and is no longer
-    in its code is named here, in `schedules list` and in `status`, and goes on to fire until it is deleted.
+    Unchanged schedules are left alone, and pauses stay. A schedule that this application applied earlier and no longer
+    declares is named here, in `schedules list` and in `status`; it fires until it is deleted.
 
     \b
     Example:
@@ -239,7 +239,7 @@ def apply(app: str | None, prune: bool, quiet: bool, as_json: bool) -> None:
     try:
         application = load_app(where)
     except Exception:
-        if quiet:  # `dev` asks, and its worker, which loads the same application, says what is wrong with it
+        if quiet:  # `dev` runs this; its worker loads the same application and reports the error
             sys.exit(1)
         raise
     with closing(application):
@@ -256,7 +256,7 @@ def apply(app: str | None, prune: bool, quiet: bool, as_json: bool) -> None:
                 echo(f"{name}: next fire {_next(stored, present())}")
     for key in forgotten:
         if key in before and before[key].forgotten_at and not prune:
-            continue  # it has been said
+            continue  # already reported
         rest = "deleted." if prune else f"it still fires. Delete it: orchestrator schedules delete {key}, or --prune."
         echo(f"{key}: no longer in the code of {where}; {rest}")
     if not names and not quiet:
@@ -266,7 +266,7 @@ def apply(app: str | None, prune: bool, quiet: bool, as_json: bool) -> None:
 @command.command()
 @click.argument("keys", metavar="WORKFLOW[/NAME]…", nargs=-1, required=True)
 def pause(keys: tuple[str, ...]) -> None:
-    """Let schedules fire no more until they are resumed. Applying a definition again does not end the pause.
+    """Pause schedules until they are resumed. Applying a definition again does not end the pause.
 
     \b
     Example:
@@ -278,13 +278,13 @@ def pause(keys: tuple[str, ...]) -> None:
 @command.command()
 @click.argument("keys", metavar="WORKFLOW[/NAME]…", nargs=-1, required=True)
 def resume(keys: tuple[str, ...]) -> None:
-    """Let schedules fire again, from now on; what came during the pause is not made up for.
+    """Resume paused schedules; fires that were missed during the pause are not made up for.
 
     \b
     Example:
       orchestrator schedules resume nightly
     """
-    with sending() as app:
+    with open_app() as app:
         for key in keys:
             app.schedules[key].resume()
             echo(f"Resumed {key}: next fire {_next(app.schedules[key].status(), present())}")
@@ -293,13 +293,13 @@ def resume(keys: tuple[str, ...]) -> None:
 @command.command()
 @key_argument
 def trigger(key: str) -> None:
-    """Start a run of a schedule right now, and print its id; what else is open does not matter.
+    """Start a run of a schedule now, and print its id. Open runs do not prevent it.
 
     \b
     Example:
       orchestrator runs watch $(orchestrator schedules trigger nightly)
     """
-    with sending() as app:
+    with open_app() as app:
         echo(app.schedules[key].trigger().id)
 
 
@@ -307,13 +307,13 @@ def trigger(key: str) -> None:
 @key_argument
 @yes_option
 def delete(key: str, yes: bool) -> None:
-    """Delete a schedule; its runs stay. One that a definition or the code declares comes back when that is applied.
+    """Delete a schedule; its runs stay. A schedule declared by a definition or by code returns when that is applied.
 
     \b
     Example:
       orchestrator schedules delete import/half-hourly --yes
     """
-    with sending() as app:
+    with open_app() as app:
         stored = app.schedules[key].status()
         confirm(f"Delete schedule {stored.key}, {stored.schedule.words()}?", yes=yes)
         app.schedules[stored.key].delete()
@@ -325,8 +325,8 @@ for _backfill in backfilling.COMMANDS:
 
 
 def _declared_by(application: Orchestrator, origin: str) -> dict[str, StoredSchedule]:
-    stored = (one for page in pages(application._client.backend.schedules) for one in page)
-    return {one.key: one for one in stored if one.origin == origin}
+    stored = (schedule for page in pages(application._client.backend.schedules) for schedule in page)
+    return {schedule.key: schedule for schedule in stored if schedule.origin == origin}
 
 
 # -- printing
@@ -341,7 +341,7 @@ def _params(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _started(stored: StoredSchedule) -> str | None:
-    """Say what it starts, if that is a flow."""
+    """Return which flow, in which version, the schedule starts; None for a workflow."""
     if not stored.flow:
         return None
     version = "its newest published version" if stored.flow_version is None else f"version {stored.flow_version}"

@@ -19,10 +19,10 @@ PORT = 8000
 @click.option("--tls-key", metavar="FILE", help="Its key, if that is not in the same file.")
 @log_options
 def command(host: str, port: int, or_any: bool, tls_cert: str | None, tls_key: str | None, **log: str | None) -> None:
-    """Serve the HTTP API: what this command line can do, for browsers, scripts and other languages.
+    """Serve the HTTP API: the functions of this command line for browsers, scripts and other languages.
 
-    As soon as there is a key (orchestrator keys create), it asks everybody for one. Before that, it serves this machine
-    only. /docs shows every route, /openapi.json is for programs.
+    Once a key exists (orchestrator keys create), every request needs one. Before that, the API serves this machine
+    only. /docs shows every route; /openapi.json is for programs.
 
     \b
     Example:

@@ -10,15 +10,15 @@ import msgspec
 
 from orchestrator.cli.terminal.options import json_option, moment
 from orchestrator.cli.terminal.output import echo, echo_json, print_json, print_table
-from orchestrator.cli.terminal.reading import looking
+from orchestrator.cli.terminal.reading import open_calls
 from orchestrator.domain.plain import stored_json
 from orchestrator.sdk.calls.interface import Calls
 from orchestrator.store.audit import AuditEntry, AuditFilter
 from orchestrator.terminal_safe import one_line
 
-_LOOK_AGAIN = 1.0
-_LATE = 1_000
-"""A line may be committed after one whose id is larger by so much."""
+_POLL_INTERVAL = 1.0
+_LATE_WINDOW = 1_000
+"""Ids before the newest that are read again: an entry may be committed after one with a larger id."""
 
 
 @click.command("audit")
@@ -35,7 +35,7 @@ _LATE = 1_000
 def command(limit: int, before: int | None, follow: bool, as_json: bool, **matching: Any) -> None:
     """Show who did what to which task, run, queue, schedule, workflow or key, newest first.
 
-    Enqueueing tasks, starting runs and posting events is not in it.
+    Enqueueing tasks, starting runs and posting events is not recorded.
 
     \b
     Example:
@@ -43,53 +43,53 @@ def command(limit: int, before: int | None, follow: bool, as_json: bool, **match
       orchestrator audit --target mail --json | jq -r '.entries[].who'
       orchestrator audit --act refused --follow
     """
-    wanted = AuditFilter(**matching)
-    if follow and (before is not None or wanted.until is not None):
+    audit_filter = AuditFilter(**matching)
+    if follow and (before is not None or audit_filter.until is not None):
         raise click.UsageError("--follow is about what comes: leave out --before and --until.")
-    with looking() as calls:
-        found = calls.insights.audit(wanted, limit=limit, before=before)
+    with open_calls() as calls:
+        entries = calls.insights.audit(audit_filter, limit=limit, before=before)
         if follow:
-            _follow(calls, wanted, found, as_json)
+            _follow(calls, audit_filter, entries, as_json)
             return
     if as_json:
-        print_json({"entries": found})
+        print_json({"entries": entries})
         return
     print_table(
         ("line", "time (UTC)", "who…", "from…?", "act", "kind", "target…", "detail…?"),
         [
-            (one.id, f"{one.at:%Y-%m-%d %H:%M:%S}", one.who, one.origin, one.act, one.kind, one.target, _detail(one))
-            for one in found
+            (row.id, f"{row.at:%Y-%m-%d %H:%M:%S}", row.who, row.origin, row.act, row.kind, row.target, _detail(row))
+            for row in entries
         ],
         empty="Nobody has done anything that is kept in the audit log and matches.",
     )
 
 
-def _follow(calls: Calls, wanted: AuditFilter, found: list[AuditEntry], as_json: bool) -> None:
-    """Print what is there, the oldest first, and what comes."""
+def _follow(calls: Calls, audit_filter: AuditFilter, entries: list[AuditEntry], as_json: bool) -> None:
+    """Print the existing entries, the oldest first, then new ones as they come."""
     seen: dict[int, None] = {}
-    last = found[0].id if found else 0
-    lines = found[::-1]
+    last = entries[0].id if entries else 0
+    batch = entries[::-1]
     while True:
-        for one in lines:
-            if one.id not in seen:
-                seen[one.id] = None
-                _print(one, as_json)
-        last = max([last, *(one.id for one in lines)])
-        for old in [number for number in seen if number <= last - _LATE]:
-            del seen[old]
-        time.sleep(_LOOK_AGAIN)
-        first = min((one.id for one in found), default=0)
-        lines = calls.insights.audit_after(wanted, max(0, first, last - _LATE))
+        for row in batch:
+            if row.id not in seen:
+                seen[row.id] = None
+                _print(row, as_json)
+        last = max([last, *(row.id for row in batch)])
+        for expired in [number for number in seen if number <= last - _LATE_WINDOW]:
+            del seen[expired]
+        time.sleep(_POLL_INTERVAL)
+        first = min((row.id for row in entries), default=0)
+        batch = calls.insights.audit_after(audit_filter, max(0, first, last - _LATE_WINDOW))
 
 
-def _print(one: AuditEntry, as_json: bool) -> None:
+def _print(row: AuditEntry, as_json: bool) -> None:
     if as_json:
-        echo_json(msgspec.json.encode(one).decode())
+        echo_json(msgspec.json.encode(row).decode())
         return
-    told = f"{one.at:%Y-%m-%d %H:%M:%S} {one.who} ({one.origin}): {one.act} {one.kind} {one.target} {_detail(one)}"
-    echo(one_line(told.strip()))
+    text = f"{row.at:%Y-%m-%d %H:%M:%S} {row.who} ({row.origin}): {row.act} {row.kind} {row.target} {_detail(row)}"
+    echo(one_line(text.strip()))
 
 
-def _detail(one: AuditEntry) -> str:
-    given = {name: value for name, value in one.detail.items() if value is not None}
-    return stored_json(given) if given else ""
+def _detail(row: AuditEntry) -> str:
+    values = {name: value for name, value in row.detail.items() if value is not None}
+    return stored_json(values) if values else ""

@@ -26,9 +26,9 @@ def command() -> None:
 
 @command.command()
 def upgrade() -> None:
-    """Create the tables, or bring them to the revision that this release needs.
+    """Create the tables, or migrate them to the revision that this release needs.
 
-    It is safe to run at any time, and from several places at once.
+    It is safe to run at any time, also concurrently.
 
     \b
     Example:
@@ -46,10 +46,10 @@ def upgrade() -> None:
 @click.option("--to", "revision", metavar="REVISION", help="Go back to this one. By default, to the one before.")
 @yes_option
 def downgrade(revision: str | None, yes: bool) -> None:
-    """Undo the newest changes of the tables, if nothing uses them.
+    """Undo the newest migration, if nothing uses it.
 
-    A rollback does not need it: releases that the schema supports use it as it is. Run it with the release that has
-    upgraded the database, after all of its processes have stopped.
+    A rollback does not need this: earlier releases that the schema supports can use it as it is. Run it with the
+    release that upgraded the database, after all of that release's processes have stopped.
 
     \b
     Example:
@@ -57,14 +57,14 @@ def downgrade(revision: str | None, yes: bool) -> None:
     """
     settings = load_settings()
     confirm(f"Bring the database from revision {database.REVISION} back to {revision or 'the one before'}?", yes=yes)
-    found = database.downgrade(settings.require_database(), revision, namespace=settings.namespace)
-    echo(f"The database is at revision {found}.")
+    current = database.downgrade(settings.require_database(), revision, namespace=settings.namespace)
+    echo(f"The database is at revision {current}.")
 
 
 @command.command()
 @json_option
 def check(as_json: bool) -> None:
-    """Say whether this release can use the database; exit with 1 if not.
+    """Check whether this release can use the database; exit with 1 if not.
 
     \b
     Example:
@@ -76,7 +76,7 @@ def check(as_json: bool) -> None:
     )
     try:
         with engine.connect() as connection:
-            found = database.current_revision(connection)
+            current = database.current_revision(connection)
             try:
                 warning = database.check_schema(connection)
                 found_shards = shards.list_shards(connection) if shards.are_there(connection) else ()
@@ -86,11 +86,11 @@ def check(as_json: bool) -> None:
             except SchemaError:
                 if not as_json:
                     raise
-                print_json({"revision": found, "needed": database.REVISION, "ok": False})
+                print_json({"revision": current, "needed": database.REVISION, "ok": False})
                 sys.exit(1)
     finally:
         engine.dispose()
     if as_json:
-        print_json({"revision": found, "needed": database.REVISION, "ok": True})
+        print_json({"revision": current, "needed": database.REVISION, "ok": True})
     else:
-        echo(warning or f"The database is at revision {found}, as this release needs it.")
+        echo(warning or f"The database is at revision {current}, as this release needs it.")

@@ -17,10 +17,10 @@ from redis.exceptions import RedisError
 from sqlalchemy import Connection
 
 import orchestrator
-from orchestrator.cli.system.status import look
+from orchestrator.cli.system.status import read_status
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import echo, print_json
-from orchestrator.cli.terminal.reading import looking
+from orchestrator.cli.terminal.reading import open_calls
 from orchestrator.errors import ConfigurationError, OrchestratorError, SchemaError
 from orchestrator.monitoring import trouble
 from orchestrator.monitoring.times import counted, duration
@@ -35,16 +35,15 @@ from orchestrator.transport.inspection import connected_shards, inspect_all, liv
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _TIMEOUT = 5.0
-"""Seconds that a server has for each answer."""
+"""Seconds that a server may take for each answer."""
 _SAMPLES = 10
-_MOST_COUNTED = 100
+_MAX_COUNTED = 100
 _SLOW_ANSWER, _SLOW_COMMIT = 0.005, 0.020
-"""Seconds: a tick sends about ten statements and commits once, and an enqueue waits for a commit."""
+"""Thresholds in seconds: a tick sends about ten statements and one commit, and an enqueue waits for a commit."""
 _CLOCK_SKEW = 1.0
-_LITTLE_DISK, _NO_DISK = 1_000_000_000, 64_000_000
+_LOW_DISK, _FULL_DISK = 1_000_000_000, 64_000_000
 _PREVENT_WORK = ("redis away", "redis full", "redis refuses writes", "redis evicts", "foreign key")
-"""Problems of `status` that are failures here. A process that does not run yet is a warning,
-except the scheduler while tasks are open."""
+"""Problems of `status` that fail the check. Missing processes only warn, except the scheduler while tasks are open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +51,13 @@ class Finding:
     """The result of one check."""
 
     check: str
-    """Its name, which programs can rely on."""
+    """The name of the check; programs may rely on it."""
     level: str
     """`ok`, `warn` or `fail`."""
     found: str
-    """What is there, or what is wrong."""
+    """The observed state or problem."""
     change: str = ""
-    """What to do, unless `found` says it."""
+    """What to change, unless `found` says so."""
 
 
 _REDIS_ADDRESS = "Check host and port. A URL with rediss:// is of a server with TLS, redis:// of one without."
@@ -81,8 +80,8 @@ def _fail(check: str, found: str, change: str = "") -> Finding:
 def command(as_json: bool) -> None:
     """Check settings, servers and processes from this machine, and say what to change.
 
-    Each line is `ok`, `warn` (it works, but not as well or as safely as it could) or `fail` (it cannot work). A failure
-    exits with 1. Servers that the settings do not name are not checked: on a worker, that is Postgres.
+    Each line is `ok`, `warn` (it works, but not as well or as safely as it could) or `fail` (it cannot work). Any
+    failure exits with 1. Servers that the settings do not name are not checked: on a worker, that is Postgres.
 
     \b
     Example:
@@ -122,7 +121,7 @@ def _examine() -> Iterator[Finding]:
 
 
 def _guarded(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Yield findings up to an error, which is a failure."""
+    """Yield findings until an error, which becomes a failure."""
     try:
         yield from findings
     except (OrchestratorError, RedisError) as error:
@@ -134,8 +133,8 @@ def _guarded(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
 def _settings(settings: Settings) -> Iterator[Finding]:
     for remark in misspelt(os.environ):
         yield _warn("settings", remark)
-    named = {name: getattr(settings, name) for name in ("database_url", "redis_url", "api_url")}
-    found = ", ".join(f"{name} {without_password(value)}" for name, value in named.items() if value)
+    urls = {name: getattr(settings, name) for name in ("database_url", "redis_url", "api_url")}
+    found = ", ".join(f"{name} {without_password(value)}" for name, value in urls.items() if value)
     if not found:
         needed = "Set ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL; a worker needs only the latter."
         yield _fail("settings", "no server is named.", needed)
@@ -149,10 +148,10 @@ def _settings(settings: Settings) -> Iterator[Finding]:
 def _disk(settings: Settings) -> Iterator[Finding]:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
-    grade = _fail if free < _NO_DISK else _warn
+    grade = _fail if free < _FULL_DISK else _warn
     found = f"{free / 1e9:,.1f} GB free in {folder}"
-    yield _ok("disk", found) if free >= _LITTLE_DISK else grade("disk", f"{found}.", "Make room.")
-    if not (settings.database_url or settings.api_url):  # else this is found with the rest of the system
+    yield _ok("disk", found) if free >= _LOW_DISK else grade("disk", f"{found}.", "Make room.")
+    if not (settings.database_url or settings.api_url):  # otherwise `_system` checks the payload store
         yield from map(_problem, trouble.of_payload_store(settings.payload_store))
 
 
@@ -165,7 +164,7 @@ def _redis(settings: Settings) -> Iterator[Finding]:
         if not health.reachable:
             yield _fail("redis", f"{health.error}.", _REDIS_ADDRESS)
             return
-        for server in dict.fromkeys(one for one, _ in shards):
+        for server in dict.fromkeys(server for server, _ in shards):
             check_server(server)
         limit = f" of {health.max_memory / 1e6:,.1f}" if health.max_memory else ""
         memory = f"{health.used_memory / 1e6:,.1f}{limit} MB used, maxmemory-policy {health.eviction}"
@@ -178,12 +177,12 @@ def _redis(settings: Settings) -> Iterator[Finding]:
             yield _ok("redis permissions", "streams, scripts and channels can be used")
         yield _speed("redis latency", redis.ping, _SLOW_ANSWER, "Run Redis nearer to this machine.")
         yield _clock("redis clock", lambda: _seconds(*redis.time()))
-        beating = sum(live_workers(*shard) for shard in shards)
-        yield _ok("heartbeats", f"{beating} of worker processes")
+        live = sum(live_workers(*shard) for shard in shards)
+        yield _ok("heartbeats", f"{live} of worker processes")
 
 
-def _seconds(whole: int, microseconds: int) -> float:
-    return whole + microseconds / 1e6
+def _seconds(seconds: int, microseconds: int) -> float:
+    return seconds + microseconds / 1e6
 
 
 def _postgres(settings: Settings) -> Iterator[Finding]:
@@ -200,12 +199,12 @@ def _postgres(settings: Settings) -> Iterator[Finding]:
             used = connections(connection)
             yield _ok(
                 "connections", f"{used.used} of {used.limit} open"
-            )  # that they run out is a problem of the system
-            nearer = "Run Postgres nearer to this machine."
-            yield _speed("postgres latency", lambda: server.clock(connection), _SLOW_ANSWER, nearer)
+            )  # exhausted connections are reported by `_system`
+            advice = "Run Postgres nearer to this machine."
+            yield _speed("postgres latency", lambda: server.clock(connection), _SLOW_ANSWER, advice)
             if not found.read_only:
-                faster = "Give Postgres a faster disk, or a synchronous standby that is nearer."
-                yield _speed("postgres commit", lambda: server.commit(connection), _SLOW_COMMIT, faster)
+                advice = "Give Postgres a faster disk, or a synchronous standby that is nearer."
+                yield _speed("postgres commit", lambda: server.commit(connection), _SLOW_COMMIT, advice)
             yield _clock("postgres clock", lambda: server.clock(connection))
     finally:
         engine.dispose()
@@ -240,7 +239,7 @@ def _postgres_server(found: server.Server) -> Iterator[Finding]:
 
 
 def _schema(connection: Connection) -> Finding:
-    """Say what `db check` says."""
+    """Check the schema, as `db check` does."""
     try:
         newer = database.check_schema(connection)
     except SchemaError as error:
@@ -272,13 +271,13 @@ def _pooler(connection: Connection) -> Finding:
 
 
 def _system(settings: Settings) -> Iterator[Finding]:
-    """Say what `status` says."""
-    with looking() as calls:
-        seen = look(calls, settings)
+    """Report the leader, the workers and all problems that `status` finds."""
+    with open_calls() as calls:
+        status = read_status(calls, settings)
         unreplayed = []
-        if settings.database_url:  # the API may be of a release that does not know the filter
-            unreplayed = calls.insights.page_of_runs(RunFilter(unreplayed=True), limit=_MOST_COUNTED, before=None).runs
-    leader, standbys = seen.overview.leader, seen.overview.standbys
+        if settings.database_url:  # an older API does not know this filter
+            unreplayed = calls.insights.page_of_runs(RunFilter(unreplayed=True), limit=_MAX_COUNTED, before=None).runs
+    leader, standbys = status.overview.leader, status.overview.standbys
     if leader is not None:
         found = f"{leader.address} leads"
         if standbys is None:
@@ -287,16 +286,16 @@ def _system(settings: Settings) -> Iterator[Finding]:
             yield _ok("scheduler", f"{found}, {len(standbys)} standing by")
         else:
             yield _warn("scheduler", f"{found}, none stands by.", "Start a second one, elsewhere.")
-    if leader is None or not seen.overview.hears_workers:
+    if leader is None or not status.overview.hears_workers:
         yield _ok("workers", f"unknown while no scheduler {'leads' if leader is None else 'hears them'}")
-    elif seen.overview.workers:
-        yield _ok("workers", f"{seen.overview.workers} live, {seen.overview.slots} slots")
+    elif status.overview.workers:
+        yield _ok("workers", f"{status.overview.workers} live, {status.overview.slots} slots")
     else:
         yield _warn("workers", "none.", "Start: orchestrator worker")
-    has_open = any(seen.overview.open.values())
-    yield from (_problem(found, is_failure=has_open and found.kind == "no leader") for found in seen.troubles)
+    has_open = any(status.overview.open.values())
+    yield from (_problem(found, is_failure=has_open and found.kind == "no leader") for found in status.troubles)
     if unreplayed:
-        count = f"{'at least ' if len(unreplayed) == _MOST_COUNTED else ''}{counted(len(unreplayed), 'open run')}"
+        count = f"{'at least ' if len(unreplayed) == _MAX_COUNTED else ''}{counted(len(unreplayed), 'open run')}"
         have = "has" if len(unreplayed) == 1 else "have"
         change = "Find those that do not fit the code: orchestrator workflows replay-check --app module:app"
         yield _warn("code runs", f"{count} {have} not been replayed by the workers that are live now.", change)
@@ -307,23 +306,23 @@ def _problem(found: trouble.Trouble, *, is_failure: bool = False) -> Finding:
     return grade(found.kind, found.message)
 
 
-def _speed(check: str, act: Callable[[], object], slow: float, change: str) -> Finding:
-    """Do something a few times, and grade its usual time."""
-    took = []
+def _speed(check: str, operation: Callable[[], object], slow: float, change: str) -> Finding:
+    """Run an operation a few times, and grade its median duration."""
+    durations = []
     for _ in range(_SAMPLES):
-        begun = time.perf_counter()
-        act()
-        took.append(time.perf_counter() - begun)
-    usual = statistics.median(took)
-    found = f"p50 {duration(usual)}, slowest {duration(max(took))} of {_SAMPLES}"
-    return _ok(check, found) if usual < slow else _warn(check, f"{found}; under {duration(slow)} is usual.", change)
+        started = time.perf_counter()
+        operation()
+        durations.append(time.perf_counter() - started)
+    median = statistics.median(durations)
+    found = f"p50 {duration(median)}, slowest {duration(max(durations))} of {_SAMPLES}"
+    return _ok(check, found) if median < slow else _warn(check, f"{found}; under {duration(slow)} is usual.", change)
 
 
-def _clock(check: str, ask: Callable[[], float]) -> Finding:
-    """Compare a server's clock with that of this machine, in the middle of the question."""
-    begun = time.time()
-    told = ask()
-    ahead = told - (begun + time.time()) / 2
+def _clock(check: str, read_clock: Callable[[], float]) -> Finding:
+    """Compare a server's clock with the middle of the request, by this machine's clock."""
+    started = time.time()
+    server_time = read_clock()
+    ahead = server_time - (started + time.time()) / 2
     found = f"{duration(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} this machine"
     if abs(ahead) < _CLOCK_SKEW:
         return _ok(check, found)

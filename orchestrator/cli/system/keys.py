@@ -26,18 +26,18 @@ from orchestrator.sealing import Vault, check_key_id, key_name, vault_of
 from orchestrator.settings import Settings, load_settings
 from orchestrator.store import insights, keys, rotation
 
-_MOST_PASSES = 5
-_AT_WORK = ("live", "draining", "still")
-_MOST_NAMED = 5
-"""Workers that a warning names."""
+_MAX_PASSES = 5
+_WORKING_STATES = ("live", "draining", "still")
+_MAX_NAMED = 5
+"""Workers that a warning lists, at most."""
 
 
 @click.command("rotate-data")
 def rotate_data() -> None:
-    """Seal everything that is stored with the first of the data keys: what older keys have sealed, and what is plain.
+    """Encrypt all stored data with the first of the data keys: data under older keys, and plaintext.
 
-    Everything goes on meanwhile. It can be broken off at any time, and goes on when it is started again. When it has
-    ended, nothing needs the older keys but what was on its way: take them out of data_keys an hour later.
+    The system keeps running. The command can be interrupted at any time and continues when it is run again. Afterwards
+    only messages in flight may need the older keys: remove them from data_keys an hour later.
 
     \b
     Example:
@@ -51,11 +51,11 @@ def rotate_data() -> None:
         )
     _warn_of_workers(vault)
     changed = 0
-    for _ in range(_MOST_PASSES):
+    for _ in range(_MAX_PASSES):
         skipped, problem = 0, ""
         for shard in range(settings.shards):
-            done, left, said = _pass(vault, replace(settings.of_shard(shard), shards=1))
-            changed, skipped, problem = changed + done, skipped + left, said or problem
+            done, skipped_here, problem_here = _pass(vault, replace(settings.of_shard(shard), shards=1))
+            changed, skipped, problem = changed + done, skipped + skipped_here, problem_here or problem
         if not skipped:
             break
     echo(f"Sealed {counted(changed, 'value')} with key {vault.key}.")
@@ -67,17 +67,17 @@ def rotate_data() -> None:
 
 
 def _warn_of_workers(vault: Vault) -> None:
-    """Say which live workers have not got the key: what is sealed with it, they cannot run."""
+    """Warn about live workers without the new key: they cannot run tasks that are encrypted with it."""
     with reading() as connection:
         workers = insights.list_workers(connection)
     name = key_name(vault.key)
-    lacking = [worker for worker in workers if worker.state in _AT_WORK and name not in worker.names]
+    lacking = [worker for worker in workers if worker.state in _WORKING_STATES and name not in worker.names]
     if not lacking:
         return
-    named = ", ".join(f"{worker.host} pid {worker.pid}" for worker in lacking[:_MOST_NAMED])
-    others = f" and {len(lacking) - _MOST_NAMED:,} more" if len(lacking) > _MOST_NAMED else ""
+    listed = ", ".join(f"{worker.host} pid {worker.pid}" for worker in lacking[:_MAX_NAMED])
+    more = f" and {len(lacking) - _MAX_NAMED:,} more" if len(lacking) > _MAX_NAMED else ""
     echo(
-        f"Warning: {counted(len(lacking), 'live worker')} without the key {vault.key}: {named}{others}. Tasks that are "
+        f"Warning: {counted(len(lacking), 'live worker')} without the key {vault.key}: {listed}{more}. Tasks that are "
         f"sealed with it wait until a worker of their queue has it. Add the key to data_keys of every worker, in any "
         f"place, restart them, and start this again when all have it.",
         err=True,
@@ -97,7 +97,7 @@ def _pass(vault: Vault, settings: Settings) -> tuple[int, int, str]:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
-    """Yield what moves a bar on a terminal, and does nothing elsewhere."""
+    """Yield a function that advances a progress bar on a terminal; elsewhere it does nothing."""
     if not sys.stderr.isatty():
         yield lambda _table, _rows: None
         return
@@ -109,15 +109,15 @@ def _progress(total: int) -> Iterator[Callable[[str, int], None]]:
         yield lambda table, rows: bar.update(task, description=table, advance=rows)
 
 
-_SHOWN = ("id", "name", "created_at", "expires_at", "revoked_at", "queues", "workflows", "tasks")
-_LONGEST = 100 * 365 * 86_400
+_FIELDS = ("id", "name", "created_at", "expires_at", "revoked_at", "queues", "workflows", "tasks")
+_MAX_PERIOD = 100 * 365 * 86_400
 
 
 @click.group("keys")
 def command() -> None:
-    """Make, list and revoke keys of the HTTP API. As soon as there is one, the API asks everybody for one.
+    """Create, list and revoke keys of the HTTP API. Once a key exists, every request to the API needs one.
 
-    Secrets that are no keys of the API are made here too: with `generate-…`, for settings.
+    The `generate-…` commands print secrets for settings; these are not API keys.
 
     \b
     Example:
@@ -161,9 +161,9 @@ def create(
     quotas: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Make a key, and print it: it is shown this once, and only a hash of it is kept.
+    """Create a key and print it. It is shown only once; only its hash is stored.
 
-    With both --queues and --workflows it is good for these queues and for these workflows.
+    With both --queues and --workflows, the key is valid for these queues and these workflows.
 
     \b
     Example:
@@ -172,44 +172,44 @@ def create(
       orchestrator keys create notifier --tasks mail. --tasks orchestrator.webhook
       orchestrator keys create guest --quota rate=10 --quota priority=0
     """
-    for option, prefix in (("--queues", queues), ("--workflows", workflows), *(("--tasks", one) for one in tasks)):
+    for option, prefix in (("--queues", queues), ("--workflows", workflows), *(("--tasks", p) for p in tasks)):
         if prefix:
             check_name(option, prefix)
-    chosen = parse_quotas(quotas)
+    parsed_quotas = parse_quotas(quotas)
     secret = Secret(secrets.token_hex(6), secrets.token_urlsafe(32))
-    until = None if expires is None else present() + _period(expires)
+    expires_at = None if expires is None else present() + _period(expires)
     with writing() as (connection, record):
         label = check_label("name", name)
         bounds = {"queues": queues, "workflows": workflows, "tasks": ",".join(tasks) or None}
-        key = keys.add(connection, secret, label, Scope(scope), until, **bounds, quotas=chosen)
+        key = keys.add(connection, secret, label, Scope(scope), expires_at, **bounds, quotas=parsed_quotas)
         record("create", "key", key.id, name=label, scope=scope, **bounds, quotas=", ".join(quotas) or None)
     if as_json:
         print_json(_document(key, present()) | {"key": str(secret)})
         return
     echo(str(secret))
-    echo(f"Key {key.id} may {key.scope}{_bounds(key)}. It is not shown again.", err=True)
+    echo(f"Key {key.id} may {key.scope}{_bounds_text(key)}. It is not shown again.", err=True)
 
 
 @command.command("list")
 @json_option
 def list_(as_json: bool) -> None:
-    """List keys, and whether they are good.
+    """List keys and their states.
 
     \b
     Example:
       orchestrator keys list
     """
     with reading() as connection:
-        found = keys.list_all(connection)
+        all_keys = keys.list_all(connection)
     now = present()
     if as_json:
-        print_json({"keys": [_document(key, now) for key in found]})
+        print_json({"keys": [_document(key, now) for key in all_keys]})
         return
     print_table(
         ("id", "name…", "scope", "state", "created", "for…"),
         [
-            (key.id, key.name, str(key.scope), _state(key, now), ago(key.created_at, now), _bounds(key).strip())
-            for key in found
+            (key.id, key.name, str(key.scope), _state(key, now), ago(key.created_at, now), _bounds_text(key).strip())
+            for key in all_keys
         ],
         empty="There is no key, so the API serves this machine only. Make one: orchestrator keys create NAME",
     )
@@ -217,7 +217,7 @@ def list_(as_json: bool) -> None:
 
 @command.command("generate-signing")
 def generate_signing() -> None:
-    """Print a new secret for signing messages in Redis, for the setting signing_keys. It is kept nowhere.
+    """Print a new secret for signing messages in Redis, for the setting signing_keys. It is not stored.
 
     \b
     Example:
@@ -229,8 +229,8 @@ def generate_signing() -> None:
 @command.command("generate-data")
 @click.argument("id", default="")
 def generate_data(id: str) -> None:
-    """Print a new key that seals data at rest, for the setting data_keys. It is kept nowhere: lose it, and what it
-    has sealed is lost.
+    """Print a new key for encrypting data at rest, for the setting data_keys. It is not stored: if you lose it, the
+    data that it encrypted is lost.
 
     \b
     Example:
@@ -242,7 +242,7 @@ def generate_data(id: str) -> None:
 @command.command()
 @click.argument("id")
 def revoke(id: str) -> None:
-    """Let a key open nothing any more; servers know it within a second.
+    """Revoke a key; servers refuse it within a second.
 
     \b
     Example:
@@ -260,13 +260,13 @@ command.add_command(rotate_data)
 
 def _period(text: str) -> timedelta:
     seconds = parse_duration(text)
-    if not seconds or seconds > _LONGEST:
+    if not seconds or seconds > _MAX_PERIOD:
         raise click.UsageError(f"--expires: expected how long, such as 12h or 90d, up to 100 years; found {text!r}.")
     return timedelta(seconds=seconds)
 
 
-def _bounds(key: Key) -> str:
-    """Say what a key is bound to, if it is."""
+def _bounds_text(key: Key) -> str:
+    """Return the prefixes that limit a key, as text."""
     prefixes = (("queues", key.queues), ("workflows", key.workflows), ("tasks", key.tasks))
     parts = [f"{kind} {prefix.replace(',', '*, ')}*" for kind, prefix in prefixes if prefix is not None]
     return f" {' and '.join(parts)}" if parts else ""
@@ -279,6 +279,6 @@ def _state(key: Key, now: datetime) -> str:
 
 
 def _document(key: Key, now: datetime) -> dict[str, object]:
-    shown = {name: getattr(key, name) for name in _SHOWN}
+    document = {name: getattr(key, name) for name in _FIELDS}
     quotas = msgspec.structs.asdict(key.quotas)
-    return shown | {"scope": str(key.scope), "state": _state(key, now), "quotas": quotas}
+    return document | {"scope": str(key.scope), "state": _state(key, now), "quotas": quotas}

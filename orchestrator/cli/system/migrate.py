@@ -27,48 +27,48 @@ def command() -> None:
 @click.option("--diff", is_flag=True, help="Print the change of imports and settings, for `patch -p1`.")
 @json_option
 def check(path: Path, diff: bool, as_json: bool) -> None:
-    """Say line by line what of a project moves, what changes its meaning, and what does not move.
+    """Report each use of Celery, RQ or Dramatiq in a project: whether it moves, changes its meaning or does not move.
 
-    The project is read, and neither imported nor run.
+    The project's files are read; nothing is imported or run.
 
     \b
     Example:
       orchestrator migrate check .
       orchestrator migrate check . --diff | patch -p1
     """
-    found = read_project(path)
+    findings = read_project(path)
     if as_json:
-        print_json(_document(found))
+        print_json(_document(findings))
     elif diff:
-        echo("".join(found.diffs), nl=False)
+        echo("".join(findings.diffs), nl=False)
     else:
-        _tell(found)
-    for name, reason in found.unread.items():
+        _print_findings(findings)
+    for name, reason in findings.unread.items():
         echo(f"Not read: {name}: {reason}.", err=True)
-    if found.unread:
+    if findings.unread:
         raise SystemExit(1)
 
 
-def _document(found: Findings) -> dict[str, object]:
+def _document(findings: Findings) -> dict[str, object]:
     return {
-        "files": found.files,
-        "score": found.score,
-        **{verdict.value: found.count(verdict) for verdict in Verdict},
-        "uses": [use._asdict() for use in found.uses],
-        "unread": found.unread,
+        "files": findings.files,
+        "score": findings.score,
+        **{verdict.value: findings.count(verdict) for verdict in Verdict},
+        "uses": [use._asdict() for use in findings.uses],
+        "unread": findings.unread,
     }
 
 
-def _tell(found: Findings) -> None:
-    if found.score is None:
-        echo(f"{counted(found.files, 'file')} read{_unread(found)}; Celery, RQ and Dramatiq are not used.")
+def _print_findings(findings: Findings) -> None:
+    if findings.score is None:
+        echo(f"{counted(findings.files, 'file')} read{_unread(findings)}; Celery, RQ and Dramatiq are not used.")
         return
-    rows = [(f"{use.file}:{use.line}", use.verdict.value, use.what, use.note) for use in found.uses]
+    rows = [(f"{use.file}:{use.line}", use.verdict.value, use.what, use.note) for use in findings.uses]
     print_table(["where", "", "what", "what to know"], rows)
-    counts = ", ".join(f"{found.count(verdict)} {verdict.value}" for verdict in Verdict)
-    where = f"{counted(len(found.uses), 'use')} in {counted(found.files, 'file')}"
-    echo(f"\n{found.score} % of {where} move: {counts}{_unread(found)}.")
+    counts = ", ".join(f"{findings.count(verdict)} {verdict.value}" for verdict in Verdict)
+    where = f"{counted(len(findings.uses), 'use')} in {counted(findings.files, 'file')}"
+    echo(f"\n{findings.score} % of {where} move: {counts}{_unread(findings)}.")
 
 
-def _unread(found: Findings) -> str:
-    return f"; {counted(len(found.unread), 'file')} could not be read" if found.unread else ""
+def _unread(findings: Findings) -> str:
+    return f"; {counted(len(findings.unread), 'file')} could not be read" if findings.unread else ""

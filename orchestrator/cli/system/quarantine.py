@@ -11,18 +11,18 @@ import msgspec
 
 from orchestrator.cli.terminal.options import json_option, yes_option
 from orchestrator.cli.terminal.output import confirm, counted, data_text, echo, print_fields, print_json, print_table
-from orchestrator.cli.terminal.reading import sending
+from orchestrator.cli.terminal.reading import open_app
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.times import ago, present, when
 from orchestrator.transport.quarantine import SetAside
 from orchestrator.transport.signing import OFF
 
 _EXCERPT = 200
-"""Characters of a message that a list shows."""
+"""Characters of a message that a list shows, at most."""
 
 
 class EntryId(click.ParamType):  # type: ignore[type-arg]  # see `IdOf`
-    """The id of an entry of a stream."""
+    """A click parameter: the id of an entry of a Redis stream."""
 
     name = "id"
 
@@ -36,10 +36,10 @@ class EntryId(click.ParamType):  # type: ignore[type-arg]  # see `IdOf`
 
 @click.group("quarantine")
 def command() -> None:
-    """Look at messages that could not be understood or applied, and clear them away.
+    """Show and delete messages that could not be decoded or applied.
 
-    Nothing waits for them. The tasks that they were about, if any, are found by the scheduler and run again. Messages
-    from `lost commits` are different: they list tasks that Postgres has lost. The last thousand are kept.
+    Nothing waits for these messages. The scheduler finds the tasks that they were about and runs them again. Messages
+    from `lost commits` are different: they list tasks that Postgres has lost. The last thousand messages are kept.
 
     \b
     Example:
@@ -51,17 +51,17 @@ def command() -> None:
 @click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="How many to show.")
 @json_option
 def list_(limit: int, as_json: bool) -> None:
-    """List what was set aside, newest first.
+    """List quarantined messages, newest first.
 
     \b
     Example:
       orchestrator quarantine list
       orchestrator quarantine list --json | jq -r '.messages[].error'
     """
-    with sending() as app:
-        found = app._client.backend.quarantine.newest(limit)
+    with open_app() as app:
+        messages = app._client.backend.quarantine.newest(limit)
     if as_json:
-        print_json({"messages": [_document(message) for message in found]})
+        print_json({"messages": [_document(message) for message in messages]})
         return
     now = present()
     print_table(
@@ -75,7 +75,7 @@ def list_(limit: int, as_json: bool) -> None:
                 message.source,
                 message.size,
             )
-            for message in found
+            for message in messages
         ],
         empty="Nothing has been set aside.",
     )
@@ -85,29 +85,29 @@ def list_(limit: int, as_json: bool) -> None:
 @click.argument("message", type=EntryId(), metavar="ID")
 @json_option
 def show(message: str, as_json: bool) -> None:
-    """Show one message: where it stood, why it was refused, and what is in it.
+    """Show one message: its stream, why it was refused, and its content.
 
     \b
     Example:
       orchestrator quarantine show 1731600000000-0
       orchestrator quarantine show 1731600000000-0 --json | jq -r .body | base64 -d
     """
-    with sending() as app:
-        found = app._client.backend.quarantine.find(message)
-    if found is None:
+    with open_app() as app:
+        entry = app._client.backend.quarantine.find(message)
+    if entry is None:
         raise NotFound(f"Nothing was set aside under {message}. It may have been cleared, or made room for later ones.")
     if as_json:
-        print_json(_document(found))
+        print_json(_document(entry))
         return
     print_fields(
         {
-            "message": found.id,
-            "set aside": when(found.at, present()),
-            "stood in": found.source,
-            "bytes": f"{found.size:,}"
-            + (f", the first {len(found.body):,} kept" if found.size > len(found.body) else ""),
-            "error": found.error,
-            "content": _content(found.body),
+            "message": entry.id,
+            "set aside": when(entry.at, present()),
+            "stood in": entry.source,
+            "bytes": f"{entry.size:,}"
+            + (f", the first {len(entry.body):,} kept" if entry.size > len(entry.body) else ""),
+            "error": entry.error,
+            "content": _content(entry.body),
         }
     )
 
@@ -115,24 +115,24 @@ def show(message: str, as_json: bool) -> None:
 @command.command()
 @yes_option
 def clear(yes: bool) -> None:
-    """Drop everything that was set aside.
+    """Delete all quarantined messages.
 
     \b
     Example:
       orchestrator quarantine clear --yes
     """
     confirm("Drop everything that was set aside?", yes=yes)
-    with sending() as app:
+    with open_app() as app:
         echo(f"Dropped {counted(app._client.backend.quarantine.clear(), 'message')}.")
 
 
 def _document(message: SetAside) -> dict[str, Any]:
-    """Return a message with its body in base 64, which any bytes can be written in."""
+    """Return a message as JSON data, with its body in base 64."""
     return dataclasses.asdict(message) | {"body": base64.b64encode(message.body).decode()}
 
 
 def _content(body: bytes) -> str:
-    """Return a body as data if it is such, else as Python writes bytes."""
+    """Return a decoded body as text, or as Python's `repr` of the bytes if it cannot be decoded."""
     try:
         return data_text(msgspec.msgpack.decode(OFF.body("", body)))
     except (msgspec.DecodeError, ValueError, RecursionError):

@@ -13,7 +13,7 @@ import msgspec
 
 from orchestrator.cli.terminal.options import json_option
 from orchestrator.cli.terminal.output import counted, echo, print_fields, print_json, print_table, state
-from orchestrator.cli.terminal.reading import looking
+from orchestrator.cli.terminal.reading import open_calls
 from orchestrator.domain.fleet.announced import Standby
 from orchestrator.errors import Unavailable
 from orchestrator.monitoring import trouble
@@ -32,7 +32,7 @@ from orchestrator.transport.inspection import RedisHealth, RedisView
 @json_option
 @click.option("--check", is_flag=True, help="Exit with 1 if anything needs a person.")
 def command(as_json: bool, check: bool) -> None:
-    """Show how the system is doing, and what needs a person.
+    """Show the state of the system, and the problems that need a person.
 
     \b
     Example:
@@ -41,8 +41,8 @@ def command(as_json: bool, check: bool) -> None:
       orchestrator status --json | jq '.open, .trouble[].kind'
     """
     settings = load_settings()
-    with looking() as calls:
-        overview, counts, health, held, troubles = look(calls, settings)
+    with open_calls() as calls:
+        overview, counts, health, held, troubles = read_status(calls, settings)
     if as_json:
         redis = msgspec.to_builtins(held) | msgspec.to_builtins(health)
         del redis["standbys"]
@@ -56,7 +56,7 @@ def command(as_json: bool, check: bool) -> None:
                 "workers": _workers(overview),
                 "open": _open(overview),
                 "last minute": _counts(overview.ended_last_minute),
-                "last hour": _counts(overview.ended_last_hour) + _forgotten(settings, counts),
+                "last hour": _counts(overview.ended_last_hour) + _retention_remark(settings, counts),
                 "schedules": _counts(overview.schedules),
                 "inbox": f"{overview.inbox} waiting",
                 "events": _events(overview.events),
@@ -72,8 +72,8 @@ def command(as_json: bool, check: bool) -> None:
         sys.exit(1)
 
 
-class Look(NamedTuple):
-    """The state of the system, and what is wrong with it."""
+class Status(NamedTuple):
+    """Everything that `status` shows, including problems."""
 
     overview: Overview
     queues: Sequence[QueueCounts]
@@ -82,7 +82,7 @@ class Look(NamedTuple):
     troubles: list[Trouble]
 
 
-def look(calls: Calls, settings: Settings) -> Look:
+def read_status(calls: Calls, settings: Settings) -> Status:
     """Read everything that `status` shows, and find problems in it."""
     try:
         overview = calls.insights.overview()
@@ -90,9 +90,9 @@ def look(calls: Calls, settings: Settings) -> Look:
         holders = calls.insights.lock_holders()
         if not holders:
             raise
-        who = "; ".join(f"process {pid} ({name or 'unnamed'}: {query})" for pid, name, query in holders)
+        blockers = "; ".join(f"process {pid} ({name or 'unnamed'}: {query})" for pid, name, query in holders)
         raise Unavailable(
-            f"The tables cannot be read: {who} holds a lock. End it: SELECT pg_terminate_backend({holders[0][0]})"
+            f"The tables cannot be read: {blockers} holds a lock. End it: SELECT pg_terminate_backend({holders[0][0]})"
         ) from error
     queues = calls.insights.list_queues()
     transactions = calls.insights.long_transactions(settings.long_transaction)
@@ -107,14 +107,14 @@ def look(calls: Calls, settings: Settings) -> Look:
         *on_postgres,
         *trouble.of_payload_store(settings.payload_store),
     )
-    hears = overview.hears_workers and not any(one.kind in trouble.STOPPING for one in troubles)
+    hears = overview.hears_workers and not any(trouble_.kind in trouble.STOPPING for trouble_ in troubles)
     overview = replace(overview, standbys=held.standbys, hears_workers=hears)
-    return Look(overview, queues, health, held, trouble.by_gravity(troubles))
+    return Status(overview, queues, health, held, trouble.by_gravity(troubles))
 
 
 _HOUR = 3600.0
-_OPEN_WORDS = {"blocked": "waiting on dependencies", "dispatched": "in flight", "running": "in flight"}
-"""What people read for what the program calls otherwise. Workers do not report that a short task runs."""
+_STATE_WORDS = {"blocked": "waiting on dependencies", "dispatched": "in flight", "running": "in flight"}
+"""Printed names of states. Short tasks stay `dispatched`, because workers do not report their start."""
 
 
 def _leader(leader: Leader | None) -> str:
@@ -124,18 +124,18 @@ def _leader(leader: Leader | None) -> str:
 
 
 def _shards(shards: Sequence[ShardView]) -> str | None:
-    """Say who leads each shard, and where work is open."""
+    """Return the leader of each shard, and which shards have open work or are closing."""
     return (
         "; ".join(
-            f"{one.shard} led by {one.leader or 'nobody'}{', open work' * one.is_open}{', closing' * one.is_closing}"
-            for one in shards
+            f"{s.shard} led by {s.leader or 'nobody'}{', open work' * s.is_open}{', closing' * s.is_closing}"
+            for s in shards
         )
         or None
     )
 
 
 def _workers(overview: Overview) -> str:
-    """Say how many workers live; without a leader nobody hears their heartbeats."""
+    """Return the number of live workers; unknown without a leader, because only the leader reads their heartbeats."""
     if overview.leader is None:
         return "unknown: no scheduler leads, so nobody hears their heartbeats"
     if not overview.hears_workers:
@@ -144,11 +144,11 @@ def _workers(overview: Overview) -> str:
 
 
 def _standbys(standbys: Sequence[Standby] | None) -> str | None:
-    return None if standbys is None else ", ".join(one.address for one in standbys) or "none"
+    return None if standbys is None else ", ".join(standby.address for standby in standbys) or "none"
 
 
-def _forgotten(settings: Settings, queues: Sequence[QueueCounts]) -> str:
-    """Say that what ended in the last hour is not all there any more, if that is so."""
+def _retention_remark(settings: Settings, queues: Sequence[QueueCounts]) -> str:
+    """Return a remark if the shortest retention is less than an hour: then the last hour's count is incomplete."""
     kept = [settings.retention_success, settings.retention_failed]
     kept += [seconds for queue in queues for seconds in (queue.retention_success, queue.retention_failed) if seconds]
     shortest = min((seconds for seconds in kept if seconds), default=_HOUR)
@@ -178,11 +178,11 @@ def _storage(storage: Storage) -> str:
 
 
 def _open(overview: Overview) -> str:
-    """Return how many tasks are open; `+` where there are more than were counted."""
+    """Return the number of open tasks by state, with `+` if the count stopped at its limit."""
     counts: Counter[str] = Counter()
     for kind, count in overview.open.items():
-        counts[_OPEN_WORDS.get(kind, kind)] += count
-    least = {_OPEN_WORDS.get(kind, kind) for kind in overview.open_least}
+        counts[_STATE_WORDS.get(kind, kind)] += count
+    least = {_STATE_WORDS.get(kind, kind) for kind in overview.open_least}
     return ", ".join(f"{count:,}{'+' * (kind in least)} {kind}" for kind, count in counts.items() if count) or "none"
 
 
@@ -195,28 +195,28 @@ def _counts(counts: Mapping[str, int]) -> str:
 @click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="How many of each kind.")
 @json_option
 def search(text: str, limit: int, as_json: bool) -> None:
-    """Find tasks and runs by the beginning of an id, a name, a tag, or part of an error.
+    """Find tasks and runs by the prefix of an id, a name, a tag, or a part of an error.
 
     \b
     Example:
       orchestrator search 0199b2f4
       orchestrator search "connection refused" --json | jq -r '.failures[].id'
     """
-    with looking() as calls:
-        found = calls.insights.search(text, limit)
+    with open_calls() as calls:
+        results = calls.insights.search(text, limit)
     if as_json:
-        print_json(found)
+        print_json(results)
         return
     now = present()
     kinds: dict[str, tuple[IdMatch | TaskView | RunView, ...]] = {
-        "task": (*found.tasks_by_id, *found.tasks),
-        "run": (*found.runs_by_id, *found.runs),
-        "failure": tuple(found.failures),
+        "task": (*results.tasks_by_id, *results.tasks),
+        "run": (*results.runs_by_id, *results.runs),
+        "failure": tuple(results.failures),
     }
     rows = [
-        (kind, str(one.id), one.name, state(one.status), ago(one.created_at, now))
-        for kind, several in kinds.items()
-        for one in several
+        (kind, str(match.id), match.name, state(match.status), ago(match.created_at, now))
+        for kind, matches in kinds.items()
+        for match in matches
     ]
     if not rows:
         echo(f"Nothing is called, tagged or failed with {text!r}, and no id begins so.")

@@ -34,7 +34,7 @@ log = get_logger("bridge")
 
 @click.group("bridge")
 def command() -> None:
-    """Run the tasks that producers of Celery send, while they move.
+    """Run the tasks that Celery producers send, while the producers migrate.
 
     \b
     Example:
@@ -80,11 +80,11 @@ def celery(
     log_level: str | None,
     log_format: str | None,
 ) -> None:
-    """Make tasks of the messages in Celery's queues, each once, and write their results where Celery's clients look.
+    """Turn each message of Celery's queues into one task, and write the results where Celery's clients look.
 
-    Workers of Celery may run meanwhile: a message is theirs or ours. A message whose task is unknown, or that is
-    pickled, is put aside: the next bridge tries it again, and --back gives it back. Several bridges may run. After a
-    kill, the next one goes on within ten seconds.
+    Celery workers may keep running: each message goes to one side only. Messages with unknown tasks or pickled bodies
+    are set aside: the next bridge tries them again, and --back returns them. Several bridges may run. After a kill, the
+    next bridge resumes within ten seconds.
 
     \b
     Example:
@@ -95,7 +95,7 @@ def celery(
     configure_logging(settings.log_level, settings.log_format)
     broker = broker or os.environ.get("CELERY_BROKER_URL")
     application = load_app(settings.app) if settings.app else Orchestrator(settings)
-    calls = Calls(application, renamed(names), target, is_checked=bool(settings.app))
+    calls = Calls(application, task_names(names), target, is_checked=bool(settings.app))
     with (
         closing(application),
         _celery_queues(queues, calls, broker, results, config, namespace, restore_after) as source,
@@ -105,12 +105,12 @@ def celery(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: bridge.stop())
         if dry_run:
-            _tell(bridge, source, transits, as_json=as_json)
+            _print_preview(bridge, source, transits, as_json=as_json)
         elif back:
-            given = bridge.give_back()
-            echo(f"{counted(given, 'message')} given back to Celery.")
-            if left := sum(transit.counts()["open"] for transit in transits):
-                echo(f"Waiting for the end of {counted(left, 'task')} that had started.", err=True)
+            returned = bridge.give_back()
+            echo(f"{counted(returned, 'message')} given back to Celery.")
+            if remaining := sum(transit.counts()["open"] for transit in transits):
+                echo(f"Waiting for the end of {counted(remaining, 'task')} that had started.", err=True)
                 bridge.follow_to_the_end()
         else:
             log.info(
@@ -133,12 +133,12 @@ def _celery_queues(
     namespace: str | None,
     restore_after: float | None,
 ) -> Iterator[CeleryQueues]:
-    """Yield Celery's queues, or say what is missing."""
+    """Yield Celery's queues; raise ConfigurationError if Celery is not installed or its Redis is unreachable."""
     try:
         from orchestrator.compat.bridge.celery import CeleryQueues
     except ModuleNotFoundError:
         raise ConfigurationError("This needs Celery: pip install 'celery[redis]'.") from None
-    away: tuple[type[Exception], ...] = (RedisError, OSError, *CeleryQueues.unreachable)
+    unreachable: tuple[type[Exception], ...] = (RedisError, OSError, *CeleryQueues.unreachable)
     try:
         source = CeleryQueues(
             queues,
@@ -151,14 +151,14 @@ def _celery_queues(
         )
         with closing(source):
             yield source
-    except away as error:
+    except unreachable as error:
         raise ConfigurationError(
             f"The Redis of Celery: {sentence(str(error))} Nothing is lost: run this again."
         ) from error
 
 
-def renamed(names: Sequence[str]) -> dict[str, str]:
-    """Return by function of another queue which task does its work."""
+def task_names(names: Sequence[str]) -> dict[str, str]:
+    """Return task names by the function names of another queue, from `FUNCTION=TASK` arguments."""
     pairs = [name.partition("=") for name in names]
     for function, _, task in pairs:
         if not function or not task:
@@ -166,8 +166,8 @@ def renamed(names: Sequence[str]) -> dict[str, str]:
     return {function: task for function, _, task in pairs}
 
 
-def _tell(bridge: Bridge, source: CeleryQueues, transits: Sequence[Transit], *, as_json: bool) -> None:
-    """Say where messages are, and what a bridge would do with those that wait."""
+def _print_preview(bridge: Bridge, source: CeleryQueues, transits: Sequence[Transit], *, as_json: bool) -> None:
+    """Print the state of the queues, and what a bridge would do with the waiting messages."""
     document: dict[str, Any] = {"reserved_by_celery": source.reserved(), "queues": {}}
     for transit in transits:
         waiting = map(Taken, new_ids(), transit.messages())
@@ -184,13 +184,13 @@ def _tell(bridge: Bridge, source: CeleryQueues, transits: Sequence[Transit], *, 
     if as_json:
         print_json(document)
         return
-    for queue, found in document["queues"].items():
+    for queue, counts in document["queues"].items():
         echo(
-            f"Queue {queue}: {counted(found['waiting'], 'message')} waiting, {found['would_move']} would be moved; "
-            f"{found['open']} are open here, {found['aside']} aside."
+            f"Queue {queue}: {counted(counts['waiting'], 'message')} waiting, {counts['would_move']} would be moved; "
+            f"{counts['open']} are open here, {counts['aside']} aside."
         )
-        for reason, count in found["would_stay"].items():
+        for reason, count in counts["would_stay"].items():
             echo(f"  {counted(count, 'message')} would be put aside: {reason}.", err=True)
-        for reason, count in found["would_fail"].items():
+        for reason, count in counts["would_fail"].items():
             echo(f"  {counted(count, 'message')} would be answered with an error: {reason}", err=True)
     echo(f"{counted(document['reserved_by_celery'], 'message')} reserved by workers of Celery.")

@@ -11,8 +11,8 @@ from uuid import UUID
 import click
 from rich.text import Text
 
-from orchestrator.cli.tasks.progress import bar, ended_processes, watch_task
-from orchestrator.cli.terminal.ids import RUN, TASK, Shown, existing, task_argument
+from orchestrator.cli.tasks.progress import bar, read_progress, watch_task
+from orchestrator.cli.terminal.ids import RUN, TASK, IdFormat, existing, task_argument
 from orchestrator.cli.terminal.logs import color_option, print_logs
 from orchestrator.cli.terminal.options import (
     certain_option,
@@ -39,7 +39,7 @@ from orchestrator.cli.terminal.output import (
     state,
     stored_value,
 )
-from orchestrator.cli.terminal.reading import ask_each, looking, sending
+from orchestrator.cli.terminal.reading import ask_each, open_app, open_calls
 from orchestrator.domain.states import ENDED_TASK_STATES, TaskState
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import NotFound
@@ -54,7 +54,7 @@ from orchestrator.store.tasks.redrive import FailedFilter
 
 @click.group("tasks")
 def command() -> None:
-    """Look at tasks, watch, cancel and retry them.
+    """List, watch, cancel and retry tasks.
 
     \b
     Example:
@@ -78,8 +78,8 @@ def command() -> None:
 def list_(
     statuses: tuple[str, ...], limit: int, before: UUID | None, after: UUID | None, as_json: bool, **matching: Any
 ) -> None:
-    """List tasks, open and ended, newest first; with --since, --until or --error, or only states of tasks that did not
-    succeed, those that have ended, the last first; with --run, the first first.
+    """List tasks, open and ended, newest first. With --since, --until, --error, or only unsuccessful states: ended
+    tasks, the last ended first. With --run: the oldest first.
 
     \b
     Example:
@@ -89,9 +89,9 @@ def list_(
     """
     wanted = TaskFilter(statuses=tuple(TaskState(status) for status in statuses), **matching)
     _check_filter(wanted, before, after)
-    with looking() as calls:
+    with open_calls() as calls:
         tasks, more = list_tasks(calls.insights, wanted, limit=limit, before=after or before)
-        shown = Shown(calls, "task", [task.id for task in tasks])
+        short = IdFormat(calls, "task", [task.id for task in tasks])
     if as_json:
         print_json({"tasks": tasks, "next": more})
         return
@@ -100,7 +100,7 @@ def list_(
         ("id", "name…", "status…", "ended" if wanted.by_end else "created", "queue…?", "took>?", "attempt>?"),
         [
             (
-                shown(task.id),
+                short(task.id),
                 task.name,
                 _state(task, now),
                 ago(task.ended_at if wanted.by_end else task.created_at, now),
@@ -116,13 +116,13 @@ def list_(
     )
     if more:
         echo(
-            f"More of them: add --after {shown(more)}" if wanted.run else f"Older ones: add --before {shown(more)}",
+            f"More of them: add --after {short(more)}" if wanted.run else f"Older ones: add --before {short(more)}",
             err=True,
         )
 
 
 def _check_filter(wanted: TaskFilter, before: UUID | None, after: UUID | None) -> None:
-    """Refuse what does not go together."""
+    """Refuse filter options that contradict each other."""
     if wanted.by_end and wanted.statuses and not {*ENDED_TASK_STATES} & {*wanted.statuses}:
         raise click.UsageError("--since, --until and --error are about tasks that have ended: give no open --status.")
     if (before is not None and wanted.run) or (after is not None and not wanted.run):
@@ -135,41 +135,41 @@ def _check_filter(wanted: TaskFilter, before: UUID | None, after: UUID | None) -
 @task_argument
 @json_option
 def show(task: UUID, as_json: bool) -> None:
-    """Show all that is known of one task: its call, progress, result, attempts and error.
+    """Show one task: its call, progress, result, attempts and error.
 
     \b
     Example:
       orchestrator tasks show 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
-    with looking() as calls:
-        detail = _found(calls, task)
-        progress = ended_processes(calls, task.bytes)
-        kin = _lineage(calls, task)
+    with open_calls() as calls:
+        detail = _find_task(calls, task)
+        progress = read_progress(calls, task.bytes)
+        lineage = _lineage(calls, task)
     if as_json:
-        print_json(_document(detail) | {"progress": progress, "children": kin.children})
+        print_json(_document(detail) | {"progress": progress, "children": lineage.children})
     else:
-        _print(detail, progress, kin)
+        _print(detail, progress, lineage)
 
 
 @command.command()
 @task_argument
 @json_option
 def watch(task: UUID, as_json: bool) -> None:
-    """Follow a task to its end, with a bar if it says how far it has come; exit with 1 unless it succeeds.
+    """Follow a task until its end, with a bar if it reports progress; exit with 1 unless it succeeds.
 
     \b
     Example:
       orchestrator tasks watch 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
     """
-    with sending() as app, looking() as calls:
-        detail = _found(calls, task)
+    with open_app() as app, open_calls() as calls:
+        detail = _find_task(calls, task)
         try:
             ended = watch_task(app, task.bytes, detail.name, quiet=as_json)
         except KeyboardInterrupt:
             echo(f"\nThe task goes on. To cancel it: orchestrator tasks cancel {task}", err=True)
             sys.exit(130)
         if as_json:
-            print_json(_document(_found(calls, task)))
+            print_json(_document(_find_task(calls, task)))
     sys.exit(0 if ended == TaskState.SUCCESS else 1)
 
 
@@ -181,23 +181,23 @@ def watch(task: UUID, as_json: bool) -> None:
 @color_option
 @json_option
 def logs(task: UUID, follow: bool, attempt: int | None, last: int | None, colour: str, as_json: bool) -> None:
-    """Show what a task has printed, logged and said with `ctx.log`, attempt by attempt.
+    """Show what a task printed, logged and wrote with `ctx.log`, attempt by attempt.
 
     \b
     Example:
       orchestrator tasks logs 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --follow
       orchestrator tasks logs 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17 --attempt 2 --last 20
     """
-    with sending() as app, looking() as calls:
+    with open_app() as app, open_calls() as calls:
         tasks = app._client.backend.tasks
         is_open = tasks.status(task.bytes) not in ENDED_TASK_STATES
         if attempt is not None and not (follow and is_open):
-            _check_attempt(_found(calls, task), attempt)
+            _check_attempt(_find_task(calls, task), attempt)
 
         def has_ended() -> bool:
             if tasks.status(task.bytes) in ENDED_TASK_STATES:
                 return True
-            return attempt is not None and _is_past(_found(calls, task), attempt)
+            return attempt is not None and _is_past(_find_task(calls, task), attempt)
 
         try:
             print_logs(
@@ -214,14 +214,14 @@ def logs(task: UUID, follow: bool, attempt: int | None, last: int | None, colour
 
 
 def _check_attempt(task: TaskView, attempt: int) -> None:
-    """Refuse to show what an attempt said that there was not."""
+    """Refuse an attempt number that the task has not reached."""
     if attempt > task.attempt:
-        had = counted(task.attempt, "attempt") if task.attempt else "no attempt"
-        raise NotFound(f"Task {task.id} has had {had}: there is no attempt {attempt}.")
+        attempts = counted(task.attempt, "attempt") if task.attempt else "no attempt"
+        raise NotFound(f"Task {task.id} has had {attempts}: there is no attempt {attempt}.")
 
 
 def _is_past(task: TaskView, attempt: int) -> bool:
-    """Say whether an attempt of a task that is open has ended: another was begun, or is waited for."""
+    """Return whether an attempt of an open task has ended: a later one has begun or is pending."""
     return task.attempt > attempt or (task.attempt == attempt and task.status == TaskState.PENDING)
 
 
@@ -229,9 +229,9 @@ def _is_past(task: TaskView, attempt: int) -> bool:
 @click.argument("tasks", type=TASK, metavar="ID…", nargs=-1, required=True)
 @certain_option
 def cancel(tasks: tuple[UUID, ...], yes: bool) -> None:
-    """Cancel tasks, wherever they stand. Of several, it asks first.
+    """Cancel tasks in any state. With several, it asks first.
 
-    The leading scheduler does it at once or, where none runs, when one starts. A task that runs is interrupted.
+    The leading scheduler cancels them at once; without one, the next scheduler does. A running task is interrupted.
 
     \b
     Example:
@@ -250,15 +250,15 @@ def cancel(tasks: tuple[UUID, ...], yes: bool) -> None:
 @click.option("--until", type=moment, metavar="TIME", help="That failed until then.")
 @click.option("--dry-run", is_flag=True, help="Only show which.")
 @yes_option
-def retry(tasks: tuple[UUID, ...], dry_run: bool, yes: bool, **wanted: Any) -> None:
-    """Open failed or skipped tasks again, with all their tries: by id, or all failed ones that match.
+def retry(tasks: tuple[UUID, ...], dry_run: bool, yes: bool, **filters: Any) -> None:
+    """Reopen failed or skipped tasks with a fresh retry budget: by id, or all failed ones that match.
 
     \b
     Example:
       orchestrator tasks retry 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17
       orchestrator tasks retry --queue mail --error ConnectionError --since 2h
     """
-    matching = FailedFilter(**wanted)
+    matching = FailedFilter(**filters)
     if bool(tasks) == (matching != FailedFilter()):
         raise click.UsageError("Give the ids of tasks, or which failed ones are meant: --queue, --name, --error, …")
     if tasks:
@@ -268,14 +268,14 @@ def retry(tasks: tuple[UUID, ...], dry_run: bool, yes: bool, **wanted: Any) -> N
     if dry_run or not count:
         return
     confirm(f"Open {counted(count, 'task')} again?", yes=yes)
-    with sending() as app:
-        echo(f"Asked to retry {counted(app.retry_failed(**wanted), 'task')}.")
+    with open_app() as app:
+        echo(f"Asked to retry {counted(app.retry_failed(**filters), 'task')}.")
 
 
-def _preview(wanted: FailedFilter) -> int:
-    """Show what would be tried again; return how many tasks that is."""
-    with looking() as calls:
-        groups = calls.tasks.preview_retry(wanted)
+def _preview(filters: FailedFilter) -> int:
+    """Print the failed tasks that match, by error; return their number."""
+    with open_calls() as calls:
+        groups = calls.tasks.preview_retry(filters)
     print_table(
         ("tasks>", "name…", "queue…", "error…"),
         [
@@ -287,12 +287,12 @@ def _preview(wanted: FailedFilter) -> int:
     return sum(group.tasks for group in groups)
 
 
-def _found(calls: Calls, task: UUID) -> TaskDetail:
+def _find_task(calls: Calls, task: UUID) -> TaskDetail:
     return existing(calls.insights.show_task(task), "task", task)
 
 
 def _lineage(calls: Calls, task: UUID) -> Lineage:
-    """Return what enqueued a task, and what it enqueued; an API of an earlier release knows neither."""
+    """Return the parent and the children of a task; none if the API's release is too old to know them."""
     try:
         return calls.insights.lineage(task)
     except NotFound:
@@ -306,26 +306,26 @@ def _state(task: TaskView, now: datetime) -> Text:
         return state(task.status, f"waits for {task.blockers}")
     if task.hold:
         return state(task.status, task.hold)
-    again = f"try {task.failures + 1}" if task.failures else ""
+    next_try = f"try {task.failures + 1}" if task.failures else ""
     return state(
-        task.status, f"{again} {ago(task.wake_at, now) if task.wake_at and task.wake_at > now else ''}".strip()
+        task.status, f"{next_try} {ago(task.wake_at, now) if task.wake_at and task.wake_at > now else ''}".strip()
     )
 
 
 def _reason(reason: str | None) -> str:
-    """Return why a task did not succeed; of the type of an exception, its last name."""
+    """Return why a task did not succeed; the type of an exception without its module."""
     return (reason or "") if " " in (reason or "") else (reason or "").rpartition(".")[2]
 
 
 def _document(detail: TaskDetail) -> dict[str, Any]:
-    """Return the task with its payload and result as data; `args` and `kwargs` take the payload's place."""
+    """Return the task as JSON data, with the decoded `args` and `kwargs` in place of the payload."""
     document = {field.name: getattr(detail, field.name) for field in dataclasses.fields(detail)}
     arguments, keywords = call_of(document.pop("payload"), detail.options)
     result = None if detail.result is None else data_json(stored_value(detail.result, detail.options))
     return document | {"args": data_json(arguments), "kwargs": data_json(keywords), "result": result}
 
 
-def _print(detail: TaskDetail, progress: TaskProgress | None, kin: Lineage) -> None:
+def _print(detail: TaskDetail, progress: TaskProgress | None, lineage: Lineage) -> None:
     now = present()
     print_fields(
         {
@@ -338,7 +338,7 @@ def _print(detail: TaskDetail, progress: TaskProgress | None, kin: Lineage) -> N
             "queue": detail.queue + (f", priority {detail.priority}" if detail.priority else ""),
             "options": data_text(detail.options) if detail.options else None,
             "run": f"{detail.run_id}, position {detail.position}" if detail.run_id else None,
-            "enqueued by": None if detail.parent_id is None else _parent(detail.parent_id, kin),
+            "enqueued by": None if detail.parent_id is None else _parent(detail.parent_id, lineage),
             "worker": detail.worker,
             "created": when(detail.created_at, now),
             "started": when(detail.started_at, now),
@@ -365,13 +365,13 @@ def _print(detail: TaskDetail, progress: TaskProgress | None, kin: Lineage) -> N
         )
     for number, why in unbegun(detail.attempts, detail.attempt).items():
         echo(f"Attempt {number} {why}." if why.startswith("was") else f"Attempts {why}.")
-    if kin.children:
-        echo(f"\nWhat it enqueued{', or the first of it' if kin.is_part else ''}:")
+    if lineage.children:
+        echo(f"\nWhat it enqueued{', or the first of it' if lineage.is_part else ''}:")
         print_table(
             ("id", "kind", "name…", "status", "queue…?", "created?"),
             [
-                (str(one.id), one.kind, one.name, state(one.status), one.queue, ago(one.created_at, now))
-                for one in kin.children
+                (str(child.id), child.kind, child.name, state(child.status), child.queue, ago(child.created_at, now))
+                for child in lineage.children
             ],
         )
     failed = next((attempt.error for attempt in reversed(detail.attempts) if attempt.error), detail.error)
@@ -383,8 +383,8 @@ def _print(detail: TaskDetail, progress: TaskProgress | None, kin: Lineage) -> N
             echo(f"\nRemote traceback:\n{failed.traceback.rstrip()}")
 
 
-def _parent(task: UUID, kin: Lineage) -> str:
-    return f"{task}, {kin.parent.name}" if kin.parent is not None else f"{task}, which is no longer kept"
+def _parent(task: UUID, lineage: Lineage) -> str:
+    return f"{task}, {lineage.parent.name}" if lineage.parent is not None else f"{task}, which is no longer kept"
 
 
 def _error(attempt: AttemptView) -> str:

@@ -45,30 +45,30 @@ Call = tuple[list[Any], dict[str, Any]]
 def command(name: str, arguments: tuple[str, ...], app: str | None, wait: bool, as_json: bool, **options: Any) -> None:
     """Enqueue a task and print its id.
 
-    Each argument is JSON if it reads as JSON, else a string; KEY=VALUE is a named one. Write '"5"' for a string of
-    one digit, '"a=b"' for one with an equals sign, and put -- before a negative number.
+    Each argument is JSON if it parses as JSON, else a string; KEY=VALUE is a keyword argument. Write '"5"' for the
+    string of one digit, '"a=b"' for a string with an equals sign, and put -- before a negative number.
 
-    With an application, the last part of the task's name will do if it is unique, and the call is checked. Without
-    one, the full name is needed, and nothing can be checked.
+    With an application, the last part of the task's name is enough if it is unique, and the call is checked. Without
+    one, the full name is needed, and nothing is checked.
 
     \b
     Example:
       orchestrator enqueue resize a.png width=200 --wait
       orchestrator enqueue shop.tasks.charge '{"amount": 12.5}' --queue payments --delay 60
     """
-    given = {option: value for option, value in options.items() if value is not None}
+    values = {option: value for option, value in options.items() if value is not None}
     settings = load_settings(app=app)
     application = load_app(settings.app) if settings.app else Orchestrator(settings)
     call = _parse(arguments)
     with closing(application):
         warning = None
         if settings.app:
-            handle = _enqueue_registered(_find(application, name), call, given)
+            handle = _enqueue_registered(_find(application, name), call, values)
         else:
-            handle, warning = _enqueue_by_name(application, name, call, given)
+            handle, warning = _enqueue_by_name(application, name, call, values)
         if not as_json:
             echo(handle.id, err=wait)
-        if warning and not wait:  # which says what it waits for
+        if warning and not wait:  # waiting prints the obstacles itself
             echo(f"Warning: {warning}", err=True)
         document = {"id": handle.id}
         if wait:
@@ -97,7 +97,7 @@ def _parse(words: Sequence[str]) -> Call:
 
 
 def _find(app: Orchestrator, name: str) -> Task[..., Any]:
-    """Return the task of that name, or the only one whose name ends in it."""
+    """Return the task with this name, or the only one whose name ends with it."""
     if name in app.tasks:
         return app.tasks[name]
     matching = sorted(full for full in app.tasks if full.endswith(f".{name}"))
@@ -105,9 +105,9 @@ def _find(app: Orchestrator, name: str) -> Task[..., Any]:
         return app.tasks[matching[0]]
     if matching:
         raise UnknownTask(f"Several tasks are called {name!r}: {', '.join(matching)}. Give the full name.")
-    known = [*app.tasks, *(full.rpartition(".")[2] for full in app.tasks)]
+    names = [*app.tasks, *(full.rpartition(".")[2] for full in app.tasks)]
     raise UnknownTask(
-        f"No task is called {name!r}.{did_you_mean(name, known)} Known: {', '.join(sorted(app.tasks)) or 'none'}."
+        f"No task is called {name!r}.{did_you_mean(name, names)} Known: {', '.join(sorted(app.tasks)) or 'none'}."
     )
 
 
@@ -119,17 +119,17 @@ def _enqueue_registered(task: Task[..., Any], call: Call, options: dict[str, Any
 def _enqueue_by_name(
     app: Orchestrator, name: str, call: Call, options: dict[str, Any]
 ) -> tuple[Handle[Any], str | None]:
-    """Enqueue a call of a task that only the workers know; return what to say of a name that none has registered."""
+    """Enqueue a task that only the workers know. Return also a warning if no live worker has registered its name."""
     task = call_by_name(app.settings, name, *call, options=options, queue=app._client.route(name))
     warning = _checked_name(app._client.backend, name)
     return app.handle(UUID(bytes=app._client.backend.tasks.enqueue(task))), warning
 
 
 def _checked_name(calls: Any, name: str) -> str | None:
-    """Refuse the name of a workflow; return what to say of one that no live worker has registered."""
+    """Refuse the name of a workflow. Return a warning for a name that no live worker has registered."""
     try:
         kind = _kind_of(calls, name)
-    except (Forbidden, NotFound):  # by a key that is for some queues only: the API has the last word
+    except (Forbidden, NotFound):  # the key is limited to some queues: the API decides
         return None
     if problem := wrong_door(name, kind):
         raise InvalidTask(problem)
@@ -137,7 +137,7 @@ def _checked_name(calls: Any, name: str) -> str | None:
 
 
 def _kind_of(calls: Any, name: str) -> str | None:
-    if any(found.name == name for found in calls.insights.list_code_workflows()):
+    if any(view.name == name for view in calls.insights.list_code_workflows()):
         return "code"
     if any(name in worker.names for worker in calls.insights.list_workers()):
         return "task"

@@ -10,7 +10,7 @@ import click
 
 from orchestrator.cli.terminal.options import json_option, moment
 from orchestrator.cli.terminal.output import echo, print_json, print_table
-from orchestrator.cli.terminal.reading import looking
+from orchestrator.cli.terminal.reading import open_calls
 from orchestrator.domain.durations import parse_duration
 from orchestrator.domain.tasks.task import error_text
 from orchestrator.errors import NotFound, did_you_mean
@@ -32,7 +32,7 @@ since_option = click.option(
 def command(context: click.Context, since: datetime, as_json: bool) -> None:
     """Show failed tasks by task and error, the largest groups first; acknowledge and snooze groups.
 
-    `first` and `last` are of the time that is looked at, `release` is the one in which a group was first seen.
+    `first` and `last` cover the given period only; `release` is the one in which a group was first seen.
 
     \b
     Example:
@@ -58,11 +58,11 @@ def list_(since: datetime, as_json: bool) -> None:
 
 
 def _show(since: datetime, as_json: bool) -> None:
-    with looking() as calls:
-        found = calls.insights.failures(since)
+    with open_calls() as calls:
+        failures = calls.insights.failures(since)
     if as_json:
-        groups = [group._asdict() | {"handled": group.handled and group.handled._asdict()} for group in found.groups]
-        print_json({"groups": groups, "looked_at": found.looked_at})
+        groups = [group._asdict() | {"handled": group.handled and group.handled._asdict()} for group in failures.groups]
+        print_json({"groups": groups, "looked_at": failures.looked_at})
         return
     now = present()
     print_table(
@@ -78,16 +78,16 @@ def _show(since: datetime, as_json: bool) -> None:
                 _state(group, now),
                 group.first_release,
             )
-            for group in found.groups
+            for group in failures.groups
         ],
         empty="Nothing has failed in this time.",
     )
-    if found.looked_at:
-        echo(f"Counted among the {found.looked_at:,} that failed last.", err=True)
+    if failures.looked_at:
+        echo(f"Counted among the {failures.looked_at:,} that failed last.", err=True)
 
 
 def _state(group: FailureGroup, now: datetime) -> str:
-    """Return what was decided about a group, and by whom."""
+    """Return the decision about a group and its author."""
     state = group.handled.state(now, group.last_at) if group.handled is not None else ""
     return f"{state} by {group.handled.who}" if group.handled is not None and state else ""
 
@@ -100,7 +100,7 @@ def _period(value: str) -> timedelta:
 
 
 def group_options(command: F) -> F:
-    """Add what names groups: the task, the type of the error or the id of one group, and the queue, if not all."""
+    """Add the arguments that select failure groups: task, error (its type or a group's id), queue and period."""
     command = click.option("--queue", help="Only in this queue.")(since_option(command))
     return click.argument("name", metavar="TASK")(click.argument("error")(command))
 
@@ -108,7 +108,7 @@ def group_options(command: F) -> F:
 @command.command("ack")
 @group_options
 def acknowledge(**group: Any) -> None:
-    """Say that somebody knows of failures: by the name of the task and the type of its error.
+    """Acknowledge failures, by the name of the task and the type of its error.
 
     \b
     Example:
@@ -121,7 +121,7 @@ def acknowledge(**group: Any) -> None:
 @group_options
 @click.option("--for", "period", type=_period, default="1d", show_default=True, help="How long: 8h, 3d.")
 def snooze(period: timedelta, **group: Any) -> None:
-    """Leave failures out of the overview for some time.
+    """Hide failures from the overview for some time.
 
     \b
     Example:
@@ -134,7 +134,7 @@ def snooze(period: timedelta, **group: Any) -> None:
 @command.command()
 @group_options
 def reopen(**group: Any) -> None:
-    """Show failures as if nobody had acknowledged or snoozed them.
+    """Show acknowledged or snoozed failures again.
 
     \b
     Example:
@@ -145,7 +145,7 @@ def reopen(**group: Any) -> None:
 
 def _decide(
     act: HandlingAct,
-    said: str,
+    outcome: str,
     until: datetime | None = None,
     *,
     name: str,
@@ -153,15 +153,15 @@ def _decide(
     queue: str | None,
     since: datetime,
 ) -> None:
-    """Decide about the failures of a task with a type of error, in each queue in which there are any."""
-    with looking() as calls:
+    """Apply a decision to the failures of a task with a type of error, in every queue that has them."""
+    with open_calls() as calls:
         groups = calls.insights.failures(since).groups
         of_task = [group for group in groups if group.name == name and queue in (None, group.queue)]
-        meant = [group for group in of_task if error in (group.id, group.kind, group.kind.rpartition(".")[2])]
-        if not meant:
-            known = [group.kind for group in of_task] if of_task else [group.name for group in groups]
-            nearest = did_you_mean(error if of_task else name, known)
-            raise NotFound(f"No task {name!r} has failed with {error!r} since {since:%Y-%m-%d %H:%M} UTC.{nearest}")
-        for group in meant:
+        matching = [group for group in of_task if error in (group.id, group.kind, group.kind.rpartition(".")[2])]
+        if not matching:
+            candidates = [group.kind for group in of_task] if of_task else [group.name for group in groups]
+            suggestion = did_you_mean(error if of_task else name, candidates)
+            raise NotFound(f"No task {name!r} has failed with {error!r} since {since:%Y-%m-%d %H:%M} UTC.{suggestion}")
+        for group in matching:
             calls.insights.handle_failures(group.name, group.queue, group.id, act, until)
-            echo(f"Failures of {group.name} with {group.id} in queue {group.queue}: {said}.")
+            echo(f"Failures of {group.name} with {group.id} in queue {group.queue}: {outcome}.")

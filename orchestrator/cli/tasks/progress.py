@@ -1,4 +1,4 @@
-"""What a task says of itself: how far it has come."""
+"""Progress that a task reports, and `tasks watch`."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from orchestrator.time_limits import TimeLimit
 
 _WIDTH = 20
 _REFRESH = 0.25
-"""Seconds between two looks at a task; its end is announced."""
+"""Seconds between two reads of a watched task; its end is notified."""
 
 
-def ended_processes(calls: Calls, task: bytes) -> TaskProgress | None:
-    """Return a task's progress, or None if Redis is away."""
+def read_progress(calls: Calls, task: bytes) -> TaskProgress | None:
+    """Return a task's progress, or None if it cannot be read."""
     with suppress(OrchestratorError):
         return calls.tasks.progress(task)
     return None
 
 
 def bar(progress: TaskProgress) -> str:
-    """Return progress as a bar in letters, and how old it is."""
+    """Return progress as a bar of characters, with its age."""
     full = round(_WIDTH * progress.fraction)
-    return f"{'█' * full}{'░' * (_WIDTH - full)} {_words(progress)} ({duration(progress.age)} ago)"
+    return f"{'█' * full}{'░' * (_WIDTH - full)} {_percent_text(progress)} ({duration(progress.age)} ago)"
 
 
-def _words(progress: TaskProgress) -> str:
+def _percent_text(progress: TaskProgress) -> str:
     return f"{progress.fraction * 100:.0f} % {one_line(progress.text)}".rstrip()
 
 
@@ -45,8 +45,8 @@ def _words(progress: TaskProgress) -> str:
 
 
 @dataclass(frozen=True)
-class _Sight:
-    """A task as it is watched."""
+class _Sample:
+    """The state of a watched task at one time."""
 
     status: str
     progress: TaskProgress | None
@@ -54,15 +54,15 @@ class _Sight:
     def __str__(self) -> str:
         if self.progress is None or self.status in ENDED_TASK_STATES:
             return self.status
-        return f"{self.status} {_words(self.progress)}"
+        return f"{self.status} {_percent_text(self.progress)}"
 
 
 def watch_task(app: Orchestrator, task: bytes, name: str, *, quiet: bool) -> str:
-    """Show a task until it ends: a bar on a terminal, else a line for every change; return how it ended."""
+    """Follow a task until it ends: with a bar on a terminal, else a line per change. Return its final state."""
     if quiet:
         return _follow(app, task, lambda _: None)
     if not on_terminal():
-        return _follow(app, task, lambda sight: echo(str(sight)))
+        return _follow(app, task, lambda sample: echo(str(sample)))
     columns = (
         text_column("{task.description}"),
         BarColumn(),
@@ -73,22 +73,22 @@ def watch_task(app: Orchestrator, task: bytes, name: str, *, quiet: bool) -> str
     with Progress(*columns, console=console()) as progress:
         line = progress.add_task(name, total=1.0, remark="")
 
-        def show(sight: _Sight) -> None:
-            said = sight.progress
-            done = 1.0 if sight.status == "success" else said.fraction if said is not None else 0.0
-            text = one_line(said.text) if said is not None and sight.status not in ENDED_TASK_STATES else ""
-            progress.update(line, completed=done, remark=f"{sight.status} {text}".rstrip())
+        def show(sample: _Sample) -> None:
+            progress_ = sample.progress
+            fraction = 1.0 if sample.status == "success" else progress_.fraction if progress_ is not None else 0.0
+            text = one_line(progress_.text) if progress_ is not None and sample.status not in ENDED_TASK_STATES else ""
+            progress.update(line, completed=fraction, remark=f"{sample.status} {text}".rstrip())
 
         return _follow(app, task, show)
 
 
-def _follow(app: Orchestrator, task: bytes, show: Callable[[_Sight], None]) -> str:
-    shown = ""
+def _follow(app: Orchestrator, task: bytes, show: Callable[[_Sample], None]) -> str:
+    printed = ""
     while True:
-        sight = _Sight(app._client.backend.tasks.status(task), app._client.backend.tasks.progress(task))
-        if str(sight) != shown:
-            show(sight)
-            shown = str(sight)
-        if sight.status in ENDED_TASK_STATES:
-            return sight.status
+        sample = _Sample(app._client.backend.tasks.status(task), app._client.backend.tasks.progress(task))
+        if str(sample) != printed:
+            show(sample)
+            printed = str(sample)
+        if sample.status in ENDED_TASK_STATES:
+            return sample.status
         complete(app._client.backend.tasks.wait(task, TimeLimit(_REFRESH)))

@@ -12,7 +12,7 @@ import click
 from redis import Redis
 from redis.exceptions import RedisError
 
-from orchestrator.cli.tasks.bridge import renamed
+from orchestrator.cli.tasks.bridge import task_names
 from orchestrator.cli.terminal.options import app_option, json_option
 from orchestrator.cli.terminal.output import counted, counting_bar, echo, on_terminal, print_json
 from orchestrator.compat.bridge.calls import Call, Calls
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _Ready = tuple["WaitingJob", NewTask]
 _URL = "RQ_REDIS_URL"
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 @click.group("rq")
 def command() -> None:
-    """Run programs written for RQ, and take over what an RQ fleet has to do.
+    """Run programs written for RQ, and import the waiting jobs of an RQ fleet.
 
     \b
     Example:
@@ -67,9 +67,9 @@ def worker(
     """
     from orchestrator.cli.fleet.worker import command as run_worker
 
-    given = [word for one in allow for word in ("--allow", one)] + (["--burst"] if burst else [])
-    given += ["--queues", ",".join(queues or ("default",)), "--processes", str(processes), "--concurrency", "1"]
-    run_worker.main(["--app", "orchestrator.compat.rq:app", *given], parent=context, standalone_mode=False)
+    options = [word for path in allow for word in ("--allow", path)] + (["--burst"] if burst else [])
+    options += ["--queues", ",".join(queues or ("default",)), "--processes", str(processes), "--concurrency", "1"]
+    run_worker.main(["--app", "orchestrator.compat.rq:app", *options], parent=context, standalone_mode=False)
 
 
 @command.command("import")
@@ -91,12 +91,12 @@ def import_jobs(
     app: str | None,
     as_json: bool,
 ) -> None:
-    """Enqueue here what waits in a queue of RQ, each job once, and take it out there.
+    """Enqueue the waiting jobs of an RQ queue here, each once, and remove them from RQ.
 
-    Workers of RQ may go on meanwhile: a job is theirs or ours. If this is stopped in the middle, the next import goes
-    on with what it had taken; do that within the setting idempotency_period. Jobs of which this cannot be done stay
-    where they are, and are told. A job is enqueued for the task that has the name of its function, or the one that
-    --task says; the options are the task's own. With an application, calls are checked.
+    RQ workers may keep running: each job goes to one side only. If an import is interrupted, the next one continues
+    with the jobs it had taken; run it within the setting idempotency_period. Jobs that cannot be converted stay in RQ
+    and are reported. A job becomes the task with the name of its function, or the one that --task names, with that
+    task's own options. With an application, calls are checked.
 
     \b
     Example:
@@ -106,7 +106,7 @@ def import_jobs(
     settings = load_settings(app=app)
     application = load_app(settings.app) if settings.app else Orchestrator(settings)
     with closing(application), _jobs(url, source, serializer) as jobs, _bar(source, len(jobs), as_json) as advance:
-        calls = Calls(application, renamed(names), target, is_checked=bool(settings.app))
+        calls = Calls(application, task_names(names), target, is_checked=bool(settings.app))
         count: Counter[str] = Counter()
         refusals: dict[str, str] = {}
         for page in jobs.pages():
@@ -117,7 +117,7 @@ def import_jobs(
             elif ready:
                 _move(application, jobs, ready, count)
             advance(len(page))
-    _tell(source, count, refusals, dry_run=dry_run, as_json=as_json)
+    _report(source, count, refusals, dry_run=dry_run, as_json=as_json)
 
 
 def _move(application: Orchestrator, jobs: WaitingJobs, ready: Sequence[_Ready], count: Counter[str]) -> None:
@@ -133,7 +133,7 @@ def _move(application: Orchestrator, jobs: WaitingJobs, ready: Sequence[_Ready],
 
 
 def _prepare(calls: Calls, jobs: Sequence[WaitingJob]) -> tuple[list[_Ready], dict[str, str]]:
-    """Return tasks, and for the other jobs why they cannot become one."""
+    """Return the jobs with their tasks, and the reasons why other jobs cannot become one."""
     ready: list[_Ready] = []
     refused: dict[str, str] = {}
     for job in jobs:
@@ -150,7 +150,7 @@ def _prepare(calls: Calls, jobs: Sequence[WaitingJob]) -> tuple[list[_Ready], di
 
 @contextmanager
 def _jobs(url: str | None, queue: str, serializer: str) -> Iterator[WaitingJobs]:
-    """Yield what waits in a queue of RQ, or say what is missing."""
+    """Yield the waiting jobs of an RQ queue; raise ConfigurationError if RQ or its Redis is not available."""
     try:
         from orchestrator.plugins.executors.rq.waiting_jobs import WaitingJobs
     except ModuleNotFoundError:
@@ -164,7 +164,7 @@ def _jobs(url: str | None, queue: str, serializer: str) -> Iterator[WaitingJobs]
         raise ConfigurationError(f"The address of RQ's Redis cannot be read: {sentence(str(error))}") from None
     try:
         yield WaitingJobs(redis, queue, serializer)
-    except (RedisError, OSError, UnicodeError) as error:  # the last of a host that can be no name
+    except (RedisError, OSError, UnicodeError) as error:  # UnicodeError: the host cannot be a name
         raise ConfigurationError(
             f"The Redis of RQ, {without_password(address)}: {sentence(str(error))} What was taken so far is kept: "
             f"run this again."
@@ -175,7 +175,7 @@ def _jobs(url: str | None, queue: str, serializer: str) -> Iterator[WaitingJobs]
 
 @contextmanager
 def _bar(queue: str, total: int, as_json: bool) -> Iterator[Callable[[int], None]]:
-    """Show how far it has come, where people look."""
+    """Show a progress bar on a terminal; yield the function that advances it."""
     if as_json or not on_terminal():
         yield lambda _: None
         return
@@ -184,15 +184,15 @@ def _bar(queue: str, total: int, as_json: bool) -> Iterator[Callable[[int], None
         yield lambda more: progress.advance(bar, more)
 
 
-def _tell(queue: str, count: Counter[str], refusals: Mapping[str, str], *, dry_run: bool, as_json: bool) -> None:
+def _report(queue: str, count: Counter[str], refusals: Mapping[str, str], *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         kinds = ("would_move",) if dry_run else ("moved", "had_been_moved", "begun_by_rq")
         print_json({"queue": queue, **{kind: count[kind] for kind in kinds}, "stay": dict(refusals)})
         return
-    for job, reason in list(refusals.items())[:_MOST_SHOWN]:
+    for job, reason in list(refusals.items())[:_MAX_SHOWN]:
         echo(f"Job {job} stays: {reason}.", err=True)
-    if len(refusals) > _MOST_SHOWN:
-        echo(f"{counted(len(refusals) - _MOST_SHOWN, 'more job')} stay; --json has all of them.", err=True)
+    if len(refusals) > _MAX_SHOWN:
+        echo(f"{counted(len(refusals) - _MAX_SHOWN, 'more job')} stay; --json has all of them.", err=True)
     if dry_run:
         echo(f"{counted(count['would_move'], 'job')} of queue {queue} would be enqueued here; {len(refusals)} stay.")
         return

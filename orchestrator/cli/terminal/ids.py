@@ -1,4 +1,4 @@
-"""Ids as people type and read them: the shortest unique prefix, like git's, or the end that lists show."""
+"""Task and run ids on the command line: the shortest unique prefix, as in git, or the suffix that lists print."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uuid import UUID
 import click
 
 from orchestrator.cli.terminal.output import on_terminal
-from orchestrator.cli.terminal.reading import looking
+from orchestrator.cli.terminal.reading import open_calls
 from orchestrator.errors import NotFound
 from orchestrator.monitoring.times import ago, present
 from orchestrator.sdk.calls.interface import Calls
@@ -19,13 +19,13 @@ from orchestrator.terminal_safe import one_line
 
 T = TypeVar("T")
 
-_BEGINNING = re.compile("[0-9a-f]{4,31}")
-_MOST = 10
-"""How many ids are named that begin alike."""
+_PARTIAL_ID = re.compile("[0-9a-f]{4,31}")
+_MAX_SHOWN = 10
+"""Matching ids that the error message for an ambiguous prefix prints, at most."""
 
 
 class IdOf(click.ParamType):  # type: ignore[type-arg]  # which older releases of click are not
-    """The id of a task or a run, or enough of its beginning or end."""
+    """A click parameter: the id of a task or a run, or a unique prefix or suffix of one."""
 
     name = "id"
 
@@ -47,25 +47,26 @@ class IdOf(click.ParamType):  # type: ignore[type-arg]  # which older releases o
             )
         return found
 
-    def find(self, beginning: str) -> UUID | None:
-        """Return the only id that begins like this, or else ends so, or None if none can."""
-        digits = beginning.replace("-", "").lower()
-        if not _BEGINNING.fullmatch(digits):
+    def find(self, partial: str) -> UUID | None:
+        """Return the only id with this prefix, or else suffix; None if `partial` cannot be part of an id."""
+        digits = partial.replace("-", "").lower()
+        if not _PARTIAL_ID.fullmatch(digits):
             return None
-        with looking() as calls:
-            found = calls.insights.ids_begin_with(self.kind, digits, _MOST + 1)
-        if not found:
-            raise NotFound.by_id(self.kind, f"{beginning}…")
-        if len(found) == 1:
-            return found[0].id
+        with open_calls() as calls:
+            matches = calls.insights.ids_begin_with(self.kind, digits, _MAX_SHOWN + 1)
+        if not matches:
+            raise NotFound.by_id(self.kind, f"{partial}…")
+        if len(matches) == 1:
+            return matches[0].id
         now = present()
         several = [
-            f"  {one.id}  {one_line(one.name)}, {one.status}, {ago(one.created_at, now)}" for one in found[:_MOST]
+            f"  {row.id}  {one_line(row.name)}, {row.status}, {ago(row.created_at, now)}"
+            for row in matches[:_MAX_SHOWN]
         ]
-        more = ["  …"] if len(found) > _MOST else []
+        more = ["  …"] if len(matches) > _MAX_SHOWN else []
         raise click.ClickException(
             "\n".join(
-                [f"The ids of several {self.kind}s begin or end with {beginning}. Write more of it:", *several, *more]
+                [f"The ids of several {self.kind}s begin or end with {partial}. Write more of it:", *several, *more]
             )
         )
 
@@ -73,17 +74,17 @@ class IdOf(click.ParamType):  # type: ignore[type-arg]  # which older releases o
 class RunId(IdOf):
     """A run's id, the id under which a run of a workflow as code was started, or an idempotency key."""
 
-    def find(self, beginning: str) -> UUID | None:
-        """Return the run that was started under this id or key, else the only one whose id begins with it."""
-        with looking() as calls:
-            found = calls.insights.runs_under(beginning)
+    def find(self, identifier: str) -> UUID | None:
+        """Return the run that was started under this id or key, else the only run whose id begins with it."""
+        with open_calls() as calls:
+            found = calls.insights.runs_under(identifier)
         if len(found) > 1:
-            names = ", ".join(sorted(f"{one.workflow}/{one.key} is {one.run}" for one in found))
-            raise NotFound(f"Runs of several workflows were started under {beginning!r}: {names}. Say which.")
-        run = found[0].run if found else super().find(beginning)
+            names = ", ".join(sorted(f"{match.workflow}/{match.key} is {match.run}" for match in found))
+            raise NotFound(f"Runs of several workflows were started under {identifier!r}: {names}. Say which.")
+        run = found[0].run if found else super().find(identifier)
         if run is None:
             raise NotFound(
-                f"No run has the id {beginning!r}, nor was one started under it. Expected a UUID, its first 4 "
+                f"No run has the id {identifier!r}, nor was one started under it. Expected a UUID, its first 4 "
                 f"or last 8 digits or more, or an id or key that was given at its start; see `orchestrator runs list`."
             )
         return run
@@ -96,19 +97,17 @@ runs_argument = click.argument("runs", type=RUN, metavar="ID…", nargs=-1, requ
 
 
 def existing(found: T | None, kind: Kind, identifier: UUID) -> T:
-    """Return what was found under an id, or say that there is nothing."""
+    """Return the row found under an id; raise NotFound if it is None."""
     if found is None:
         raise NotFound.by_id(kind, str(identifier))
     return found
 
 
 def of_another_kind(kind: str, sought: str) -> str | None:
-    """Say what an id or its beginning is, and which command shows it, if it is that of a run and not of a task, or
-    the other way round.
-    """
+    """If an id belongs to a run instead of a task (or the reverse), return a message with the command that shows it."""
     other: Kind = "run" if kind == "task" else "task"
     digits = sought.rstrip("…").replace("-", "").lower()
-    with looking() as calls:
+    with open_calls() as calls:
         found = calls.insights.ids_begin_with(other, digits, 2)
     if not found:
         return None
@@ -116,8 +115,8 @@ def of_another_kind(kind: str, sought: str) -> str | None:
     return f"{sought} is no {kind}, but a {other}: {one_line(found[0].name)}. Look at it: {command}"
 
 
-class Shown:
-    """Shows ids: on a terminal as much of each as is enough, elsewhere all of it."""
+class IdFormat:
+    """Formats ids: on a terminal the shortest unique suffix, elsewhere the whole id."""
 
     def __init__(self, calls: Calls, kind: Kind, shown: Iterable[UUID]) -> None:
         self._length = calls.insights.enough_of_ids(kind, list(shown)) if on_terminal() else None

@@ -1,4 +1,4 @@
-"""A group whose commands are loaded when they are called, and whose errors are messages, not tracebacks."""
+"""A click group that imports its commands on demand and prints errors as messages, not tracebacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STORE = "orchestrator.store.database"
 
 
 class LazyGroup(click.Group):
-    """Finds a command by `modules`: its module below the package, with its name there if not `command`, and a help."""
+    """Maps command names to `module[:attribute]` below the package (attribute `command` by default) and a help text."""
 
     def __init__(self, *args: Any, package: str, modules: Mapping[str, tuple[str, str]], **options: Any) -> None:
         super().__init__(*args, **options)
@@ -32,7 +32,7 @@ class LazyGroup(click.Group):
         self._modules = modules
 
     def main(self, *args: Any, **options: Any) -> Any:
-        """Run a command, wherever its output goes."""
+        """Run a command. Output never fails because of the stream or its encoding."""
         _prepare_output()
         return super().main(*args, **options)
 
@@ -43,7 +43,7 @@ class LazyGroup(click.Group):
         if name not in self._modules:
             return None
         collects = gc.isenabled()
-        gc.disable()  # all that is loaded stays: to look for garbage in it takes a tenth of the time
+        gc.disable()  # imported objects stay alive; garbage collection would take a tenth of the import time
         try:
             module, _, attribute = self._modules[name][0].partition(":")
             found: click.Command = getattr(importlib.import_module(f"{self._package}.{module}"), attribute or "command")
@@ -60,7 +60,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse words that no command could store, look for or even print: bytes that are no UTF-8, and NUL."""
+        """Refuse arguments that no command could store, find or print: bytes that are not UTF-8, and NUL."""
         for word in args:
             if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
                 ctx.fail(f"{ascii(word)[:200]} is not text: it holds a NUL character, or bytes that are not UTF-8.")
@@ -71,11 +71,11 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, help) for name, (_, help) in self._modules.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error that was raised on purpose, or an outage, ends it with a message."""
+        """Run the command. An OrchestratorError or an outage ends it with a message instead of a traceback."""
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            error.message = terminal_safe(error.message)  # type: ignore[misc]  # it quotes what was typed
+            error.message = terminal_safe(error.message)  # type: ignore[misc]  # the message quotes what the user typed
             raise
         except NotFound as error:
             raise click.ClickException(terminal_safe(_of_another_kind(error) or str(error))) from error
@@ -91,47 +91,47 @@ class LazyGroup(click.Group):
             reason = sys.modules[_STORE].explain(error, load_settings().namespace)
             raise click.ClickException(terminal_safe(f"Postgres cannot be used: {reason}")) from error
         except OSError as error:
-            if error.filename is None and error.errno not in _TELLING:
+            if error.filename is None and error.errno not in _SYSTEM_ERRORS:
                 raise
             raise click.ClickException(terminal_safe(_about_files(error))) from error
 
 
 def _of_another_kind(error: NotFound) -> str | None:
-    """Say that what was taken for a task is a run, or the other way round, if it is so."""
+    """Return a message if the user gave the id of a run for a task, or the reverse."""
     if error.sought is None:
         return None
-    from orchestrator.cli.terminal.ids import of_another_kind  # which needs the store
+    from orchestrator.cli.terminal.ids import of_another_kind  # imports the store
 
     return of_another_kind(*error.sought)
 
 
-_TELLING = {
+_SYSTEM_ERRORS = {
     errno.ENOENT: "The folder in which this was started is gone. Change to another one.",
     errno.ENOSPC: "What is to be printed cannot be written: there is no space left.",
 }
-"""What some errors of the system mean that name no file."""
+"""Messages for OS errors that name no file."""
 
 
 def _about_files(error: OSError) -> str:
     if error.filename is None:
-        return _TELLING[error.errno or 0]
+        return _SYSTEM_ERRORS[error.errno or 0]
     return f"{os.fsdecode(error.filename)} cannot be used: {error.strerror}."
 
 
 def _prepare_output() -> None:
-    """Let whatever is printed pass: without a place to go it is dropped, and signs that an encoding lacks are `?`.
+    """Make printing safe: discard output without a stream, and print `?` for characters that the encoding lacks.
 
-    ASCII is what Python takes where nobody has said anything; then it is UTF-8, as click has it, too.
+    Python chooses ASCII where no encoding is set; UTF-8 replaces it, as in click.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # until the process ends
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # open until the process ends
         elif isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             is_unset = codecs.lookup(stream.encoding).name == "ascii"
             stream.reconfigure(encoding="utf-8" if is_unset else None, errors="replace")
 
 
 def _errors_of(module: str, name: str) -> Any:
-    """Return errors that a module declares; where it is not loaded, none of them can be raised."""
+    """Return the exception types of a module, or `()` if it was never imported: then it cannot have raised one."""
     return getattr(sys.modules.get(module), name, ())

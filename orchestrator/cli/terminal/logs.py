@@ -1,4 +1,4 @@
-"""What tasks have said, printed: of one task, or of all the tasks of a run."""
+"""Print the log lines of one task, or of all tasks of a run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from orchestrator.sdk.tasks.logs import LogEntry, LogPage, all_lines
 from orchestrator.terminal_safe import one_line
 
 Read = Callable[[str, float], LogPage]
-"""Returns the lines after an entry, and waits so many seconds for the first of them."""
+"""Returns the lines after a cursor, waiting up to that many seconds for the first one."""
 
 _WAIT = 1.0
-"""Seconds that a look waits for the next line; and the last look, for what is said at the very end."""
+"""Seconds that one read waits for new lines. The last read waits too, for lines written at the very end."""
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
-_WIDEST = 24
-"""Columns of the name of a step, at most, before lines begin further right."""
-_SILENT = (
+_MAX_STEP_WIDTH = 24
+"""Columns reserved for a step's name, at most; longer names push the line to the right."""
+_NO_LINES = (
     "No line is kept. Kept is what tasks print, log and say with ctx.log, where the setting capture_logs has it so. "
     "It can be read a moment later, while a scheduler runs, for as long as the setting retention_logs says."
 )
@@ -37,9 +37,9 @@ def print_logs(
     with_attempts: bool = False,
     colour: str = "auto",
 ) -> None:
-    """Print what there is, or the last lines of it, and, if asked, what comes until the end.
+    """Print the stored lines, or the last ones; with `follow`, also new lines until the end.
 
-    With attempts, each has a heading, unless the first is the only one. Colours of tasks are passed on to a terminal.
+    With attempts, each has a heading, unless there is only the first. A terminal gets the colors that tasks printed.
     """
     coloured = {"always": True, "never": False}.get(colour, sys.stdout.isatty())
     lines: Iterable[LogEntry]
@@ -48,16 +48,16 @@ def print_logs(
         lines = _follow(read, has_ended, last)
     else:
         found = all_lines(lambda after: read(after, 0.0))
-        if with_attempts:  # the last words of one may have been stored after the first of the next
+        if with_attempts:  # late lines of an attempt may be stored after the first lines of the next one
             found.sort(key=lambda line: line.attempt)
             attempt = 0 if len({line.attempt for line in found}) > 1 else 1
-        lines = _end_of(found, last)
+        lines = _last_lines(found, last)
         if as_json:
             print_json({"lines": [_document(line) for line in lines]})
             return
-    width, is_silent = 0, True
+    width, is_empty = 0, True
     for line in lines:
-        is_silent = False
+        is_empty = False
         if as_json:
             echo_json(json_text(_document(line)))
             continue
@@ -67,12 +67,12 @@ def print_logs(
         echo(f"{line.at:%H:%M:%S} ", nl=False)
         if with_steps:
             step = one_line(line.step)
-            width = max(width, min(len(step), _WIDEST))
+            width = max(width, min(len(step), _MAX_STEP_WIDTH))
             echo(f"{step:<{width}} ", nl=False, colour=_colour(line.step))
         echo(f"{one_line(line.level):<8} ", nl=False)
         echo_output(line.text, coloured=coloured)
-    if is_silent:
-        echo(_SILENT, err=True)
+    if is_empty:
+        echo(_NO_LINES, err=True)
 
 
 color_option = click.option(
@@ -85,28 +85,28 @@ color_option = click.option(
 )
 
 
-def _end_of(lines: list[LogEntry], last: int | None) -> list[LogEntry]:
+def _last_lines(lines: list[LogEntry], last: int | None) -> list[LogEntry]:
     return lines if last is None else lines[max(0, len(lines) - last) :]
 
 
 def _follow(read: Read, has_ended: Callable[[], bool], last: int | None) -> Iterator[LogEntry]:
-    """Yield what there is, or the last lines of it, and what comes."""
+    """Yield the stored lines, or the last ones, then new lines until the end."""
     found: list[LogEntry] = []
-    place = ""
-    while last is not None and (page := read(place, 0.0)).lines:
-        found = _end_of(found + page.lines, last)
-        place = page.last
+    cursor = ""
+    while last is not None and (page := read(cursor, 0.0)).lines:
+        found = _last_lines(found + page.lines, last)
+        cursor = page.last
     yield from found
     while True:
         is_over = has_ended()
-        lines, place = read(place, _WAIT)
+        lines, cursor = read(cursor, _WAIT)
         yield from lines
         if is_over and not lines:
             return
 
 
 def _colour(step: str) -> str:
-    """Return the colour of a step: the same one each time, and for all tasks of its fan-out."""
+    """Return the color of a step: stable, and the same for all tasks of its fan-out."""
     return _COLOURS[crc32(step.partition("[")[0].encode(errors="replace")) % len(_COLOURS)]
 
 

@@ -25,7 +25,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def log_options(command: F) -> F:
-    """Add the options of a process that logs; what is not given is taken from the settings."""
+    """Add the logging options of a long-running process; the defaults come from the settings."""
     for name, metavar, what in (("log_format", "FORMAT", "How to log"), ("log_level", "LEVEL", "Log this and above")):
         text = f"{what}: {', '.join(CHOICES[name])}. Default: the setting `{name}`."
         choice = click.Choice(CHOICES[name], case_sensitive=False)
@@ -34,7 +34,7 @@ def log_options(command: F) -> F:
 
 
 def metrics_option(command: F) -> F:
-    """Add the option that says where monitoring finds the process."""
+    """Add the option for the address of the metrics endpoint."""
     return click.option(
         "--metrics",
         metavar="[HOST:]PORT",
@@ -44,7 +44,7 @@ def metrics_option(command: F) -> F:
 
 
 def page_options(identifier: click.ParamType[UUID]) -> Callable[[F], F]:
-    """Return the options of a list that goes back in time, page by page."""
+    """Return the options of a list that is paged backwards in time."""
 
     def add(command: F) -> F:
         command = click.option("--before", type=identifier, metavar="ID", help="Continue after this id.")(command)
@@ -66,21 +66,21 @@ def status_option(states: Any) -> Callable[[F], F]:
 
 
 def moment(value: str) -> datetime:
-    """Return a time in the past: how long ago (`2h`, `1d12h`), or when (`2024-01-31`, `2024-01-31T09:30`; UTC)."""
+    """Parse a time in the past: an age (`2h`, `1d12h`) or a moment (`2024-01-31`, `2024-01-31T09:30`; UTC)."""
     seconds = parse_duration(value)
     try:
         if seconds is not None:
             return present() - timedelta(seconds=seconds)
-        found = datetime.fromisoformat(value)
+        parsed = datetime.fromisoformat(value)
     except (ValueError, OverflowError):
         raise click.BadParameter(
             f"{value!r} is neither a length of time such as 2h nor a time such as 2024-01-31T09:30."
         ) from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
 def require_app(settings: Settings) -> str:
-    """Return where the application is, or say how to give it."""
+    """Return the application's `module:app`; raise ConfigurationError with the ways to set it."""
     if not settings.app:
         raise ConfigurationError(
             "No application is given. Give it with --app module:app (e.g. --app shop.tasks:app), as ORCHESTRATOR_APP, "

@@ -1,4 +1,4 @@
-"""How commands ask: reading, sending, and waiting for an end."""
+"""Access of commands to Postgres, Redis or the HTTP API, and waiting with explanations."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from orchestrator.settings import Settings, load_settings
 from orchestrator.store import audit, database
 
 Record = Callable[..., None]
-"""Writes into the audit log: what was done, to what kind of thing, to which, and details by name."""
+"""Writes an audit log entry: the action, the type and the name of its target, and details as keywords."""
 
 
 @contextmanager
 def writing() -> Iterator[tuple[Connection, Record]]:
-    """Open a transaction, and an audit log for it; both are committed together."""
+    """Open a transaction and an audit log for it; both are committed together."""
     settings = load_settings()
     with _connected(settings, autocommit=False) as connection:
 
@@ -40,7 +40,7 @@ def writing() -> Iterator[tuple[Connection, Record]]:
 
 @contextmanager
 def reading(settings: Settings | None = None) -> Iterator[Connection]:
-    """Open a connection to a database that is at the right revision; times come in UTC."""
+    """Open an autocommit connection to a database whose schema is checked; times are in UTC."""
     settings = settings or load_settings()
     with _connected(settings.of_shard("all") if settings.shards > 1 else settings, autocommit=True) as connection:
         yield connection
@@ -48,7 +48,7 @@ def reading(settings: Settings | None = None) -> Iterator[Connection]:
 
 @contextmanager
 def _connected(settings: Settings, *, autocommit: bool) -> Iterator[Connection]:
-    vault_of(settings)  # so that what is sealed can be opened
+    vault_of(settings)  # so that encrypted values can be decrypted
     engine = database.engine_for(
         settings.require_database(),
         autocommit=autocommit,
@@ -66,8 +66,8 @@ def _connected(settings: Settings, *, autocommit: bool) -> Iterator[Connection]:
 
 
 @contextmanager
-def looking() -> Iterator[Calls]:
-    """Yield what can be asked, over the way that the settings name; of all shards that there are."""
+def open_calls() -> Iterator[Calls]:
+    """Yield the client calls, through the HTTP API or directly as the settings say. They cover all shards."""
     settings = load_settings()
     if settings.api_url:
         from orchestrator.sdk.remote import RemoteBackend
@@ -79,10 +79,10 @@ def looking() -> Iterator[Calls]:
     from orchestrator.sdk.backend.insights import InsightBackend
     from orchestrator.store import shards
 
-    os.environ.setdefault("PGTZ", "UTC")  # in which libpq has Postgres tell the time
+    os.environ.setdefault("PGTZ", "UTC")  # libpq tells Postgres to report times in UTC
     with ExitStack() as opened:
         connection = opened.enter_context(reading(settings))
-        if (number := shards.count(connection, settings.root)) > settings.shards:  # the others may be closing
+        if (number := shards.count(connection, settings.root)) > settings.shards:  # closing shards are read too
             settings = replace(settings, shards=number)
             connection = opened.enter_context(reading(settings))
         backend = opened.enter_context(closing(backend_of(settings)))
@@ -93,52 +93,52 @@ def looking() -> Iterator[Calls]:
 T = TypeVar("T")
 
 
-def sending() -> closing[Orchestrator]:
+def open_app() -> closing[Orchestrator]:
     """Return an application without tasks, for a `with` block that closes its connections."""
     return closing(Orchestrator(load_settings()))
 
 
-def ask_each(things: Iterable[T], ask: Callable[[Orchestrator, T], object], said: str) -> None:
-    """Ask for the same about several things, and say so of each."""
-    with sending() as app:
-        for thing in things:
-            ask(app, thing)
-            echo(said.format(thing))
+def ask_each(targets: Iterable[T], ask: Callable[[Orchestrator, T], object], message: str) -> None:
+    """Send the same request for each target, and print `message` formatted with the target."""
+    with open_app() as app:
+        for target in targets:
+            ask(app, target)
+            echo(message.format(target))
 
 
 _INTERVAL = 3.0
-"""Seconds after which a waiter asks why, and asks again."""
+"""Seconds between two queries for obstacles during a wait."""
 
 
 class ObstacleNotices:
-    """Says what keeps an end from coming, when that has been waited for a while; each only once."""
+    """Prints what delays the end of a task or run, each obstacle once, if the wait takes longer than a few seconds."""
 
     def __init__(self, obstacles: Callable[[], list[str]], say: Callable[[str], None] | None = None) -> None:
         self._obstacles = obstacles
         self._say = say or (lambda text: echo(text, colour="yellow", err=True))
         self._ask_at = time.monotonic() + _INTERVAL
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
 
-    def goes_on(self) -> None:
-        """Ask what is in the way, if it is time."""
+    def check(self) -> None:
+        """Query the obstacles if the interval has passed, and print the new ones."""
         if time.monotonic() < self._ask_at:
             return
         self._ask_at = time.monotonic() + _INTERVAL
         try:
             found = self._obstacles()
         except Unavailable:
-            return  # the wait goes on, and says so itself
+            return  # the wait itself reports the outage
         for obstacle in found:
-            if obstacle not in self._told:
-                self._told.add(obstacle)
+            if obstacle not in self._printed:
+                self._printed.add(obstacle)
                 self._say(f"! {obstacle}")
 
 
 def wait_with_notices(wait: Callable[[float], T], obstacles: Callable[[], list[str]]) -> T:
-    """Wait for an end, and say meanwhile what keeps it from coming."""
+    """Wait for a result, printing meanwhile what delays it."""
     notices = ObstacleNotices(obstacles)
     while True:
         try:
             return wait(_INTERVAL)
         except ResultTimeout:
-            notices.goes_on()
+            notices.check()

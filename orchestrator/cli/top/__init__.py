@@ -1,1 +1,1 @@
-"""`orchestrator top`: what happens now, on a terminal."""
+"""`orchestrator top`: a live view of the system on a terminal."""

@@ -22,10 +22,10 @@ from orchestrator.settings import load_settings
 @click.option("--once", is_flag=True, help="Show it once, and exit; as where the output is no terminal.")
 @json_option
 def command(interval: float, sort: str, matching: str, once: bool, as_json: bool) -> None:
-    """Watch what happens now: queues, what runs, workers, failures and runs.
+    """Watch the system live: queues, running tasks, workers, failures and runs.
 
-    Keys move, sort, filter, pause a queue, open a task and cancel it; ? lists them. It reads a bounded number of rows
-    with each look, along indexes, and writes nothing unless it is asked to.
+    Keys move, sort, filter, pause a queue, open a task and cancel it; ? lists them. Each refresh reads a bounded number
+    of rows through indexes. Nothing is written unless you ask for it.
 
     \b
     Example:
@@ -36,16 +36,16 @@ def command(interval: float, sort: str, matching: str, once: bool, as_json: bool
     settings = load_settings()
     view = View(sort=sort, matching=matching)
     if not (as_json or once) and on_terminal() and sys.stdin.isatty():
-        from orchestrator.cli.top.live import Live  # which needs a terminal, and what not every system has
+        from orchestrator.cli.top.live import Live  # needs a terminal and modules that not every system has
 
         Live(settings, interval, view).run()
         return
-    found = Sampler(settings, interval).look_once()
+    data = Sampler(settings, interval).sample_once()
     if as_json:
-        print_json(found)
+        print_json(data)
         return
-    paper, width = console(), shutil.get_terminal_size((100, 24)).columns
-    height = 12 + len(found.queues) + max(len(found.running), len(found.workers), len(found.failures), len(found.runs))
-    for line in draw(found, view, Size(width, height * 2))[:-1]:
+    out, width = console(), shutil.get_terminal_size((100, 24)).columns
+    height = 12 + len(data.queues) + max(len(data.running), len(data.workers), len(data.failures), len(data.runs))
+    for line in draw(data, view, Size(width, height * 2))[:-1]:
         line.rstrip()
-        paper.print(line, no_wrap=True, overflow="crop")
+        out.print(line, no_wrap=True, overflow="crop")

@@ -1,4 +1,4 @@
-"""The screen that lives: looks in the background, keys in front, and what is to be done about either."""
+"""The live screen: samples in the background, keys in the foreground, and the actions that keys start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from orchestrator.cli.terminal.output import call_text, data_text, hidden, short
 from orchestrator.cli.terminal.reading import reading
 from orchestrator.cli.top.frame import Size, draw
 from orchestrator.cli.top.sampling import Sampler, Snapshot
-from orchestrator.cli.top.view import Deed, Sheet, View, press
+from orchestrator.cli.top.view import Action, Sheet, View, press
 from orchestrator.errors import OrchestratorError
 from orchestrator.monitoring.times import between, duration, present, when
 from orchestrator.sdk.app import Orchestrator
@@ -32,12 +32,12 @@ from orchestrator.settings import Settings
 from orchestrator.store import database, insights
 from orchestrator.telemetry import first_line, has_colours
 
-_AT_LEAST = 1.0
-"""Seconds after which the screen is drawn again though nothing is new: the age of what is shown grows."""
+_REDRAW_INTERVAL = 1.0
+"""Seconds after which the screen is redrawn without news, because the displayed ages grow."""
 
 
 class Painter:
-    """Makes text of lines, with colours where they may be."""
+    """Converts rich text to terminal strings, with colors if the terminal has them."""
 
     def __init__(self) -> None:
         colours = has_colours(sys.stdout)
@@ -60,20 +60,20 @@ class Painter:
 
 
 class Live:
-    """Shows the latest look until somebody quits."""
+    """Shows the latest snapshot until the user quits."""
 
     def __init__(self, settings: Settings, interval: float, view: View) -> None:
         self._settings = settings
         self._sampler = Sampler(settings, interval)
         self._view = view
         self._painter = Painter()
-        self._found: Snapshot | None = None
+        self._snapshot: Snapshot | None = None
 
     def run(self) -> None:
-        """Take the terminal, and give it back at the end."""
-        self._found = self._sampler.latest = self._sampler.look_once()  # its errors are reported as always
+        """Take over the terminal until the user quits, then restore it."""
+        self._snapshot = self._sampler.latest = self._sampler.sample_once()  # raises before the screen opens
         with Keyboard() as keyboard:
-            self._sampler.start(keyboard.ring)
+            self._sampler.start(keyboard.wake)
             try:
                 self._loop(keyboard)
             except KeyboardInterrupt:
@@ -84,110 +84,110 @@ class Live:
     def _loop(self, keyboard: Keyboard) -> None:
         while True:
             if not self._view.frozen:
-                self._found = self._sampler.latest
+                self._snapshot = self._sampler.latest
             keyboard.show(self._painter.paint(self._lines(keyboard)))
-            for key in keyboard.wait(_AT_LEAST):
-                deed = press(self._view, key, self._found) if self._found is not None else None
-                if deed == Deed("quit"):
+            for key in keyboard.wait(_REDRAW_INTERVAL):
+                action = press(self._view, key, self._snapshot) if self._snapshot is not None else None
+                if action == Action("quit"):
                     return
-                if deed is not None:
-                    threading.Thread(target=self._do, args=(deed, keyboard), name="deed", daemon=True).start()
+                if action is not None:
+                    threading.Thread(target=self._perform, args=(action, keyboard), name="deed", daemon=True).start()
 
     def _lines(self, keyboard: Keyboard) -> list[Text]:
         size = Size(keyboard.size.columns, keyboard.size.lines)
-        return draw(self._found, self._view, size, self._sampler.trouble, self._sampler.age)
+        return draw(self._snapshot, self._view, size, self._sampler.trouble, self._sampler.age)
 
-    def _do(self, deed: Deed, keyboard: Keyboard) -> None:
-        """Do something beyond the screen, in a thread: a server that hangs keeps nobody from quitting."""
+    def _perform(self, action: Action, keyboard: Keyboard) -> None:
+        """Perform an action in a thread, so that a server that hangs does not block the keyboard."""
         try:
-            if deed.verb in ("open", "open run"):
-                lines = (task_lines if deed.verb == "open" else run_lines)(self._settings, deed.target)
+            if action.verb in ("open", "open run"):
+                lines = (task_lines if action.verb == "open" else run_lines)(self._settings, action.target)
                 self._view.sheet = Sheet(lines[0], lines[1:])
             else:
-                self._view.said = "…"
-                self._view.said = self._ask(deed)
+                self._view.message = "…"
+                self._view.message = self._send(action)
         except (*database.UNAVAILABLE, OrchestratorError) as error:
-            self._view.said = f"that did not work: {first_line(error)}"
-        keyboard.ring()
+            self._view.message = f"that did not work: {first_line(error)}"
+        keyboard.wake()
 
-    def _ask(self, deed: Deed) -> str:
+    def _send(self, action: Action) -> str:
         app = Orchestrator(replace(self._settings))
         try:
-            if deed.verb == "pause":
-                app.queue(deed.target).pause()
-                return f"queue {deed.target} is paused"
-            if deed.verb == "resume":
-                app.queue(deed.target).resume()
-                return f"queue {deed.target} goes on"
-            if deed.verb == "cancel":
-                app.handle(deed.target).cancel()
-                return f"asked to cancel task {deed.target}"
-            app.run(deed.target).cancel()
-            return f"asked to cancel run {deed.target}"
+            if action.verb == "pause":
+                app.queue(action.target).pause()
+                return f"queue {action.target} is paused"
+            if action.verb == "resume":
+                app.queue(action.target).resume()
+                return f"queue {action.target} goes on"
+            if action.verb == "cancel":
+                app.handle(action.target).cancel()
+                return f"asked to cancel task {action.target}"
+            app.run(action.target).cancel()
+            return f"asked to cancel run {action.target}"
         finally:
             app.close()
 
 
-def task_lines(settings: Settings, task: str) -> list[str]:
-    """Return a title, and all that is known of a task."""
+def task_lines(settings: Settings, task_id: str) -> list[str]:
+    """Return a title and the details of a task."""
     with reading(settings) as connection:
-        found = insights.show_task(connection, UUID(task))
-    if found is None:
-        return [f"Task {task}", "It is no longer kept."]
+        task_detail = insights.show_task(connection, UUID(task_id))
+    if task_detail is None:
+        return [f"Task {task_id}", "It is no longer kept."]
     now = present()
     lines = [
-        f"Task {found.name}",
-        f"id        {found.id}",
-        f"call      {call_text(found.name, found.payload, found.options)}",
-        f"status    {found.status}{f' ({found.reason})' if found.reason else ''}",
-        f"queue     {found.queue}, priority {found.priority}",
-        f"worker    {found.worker or 'none yet'}",
-        f"created   {when(found.created_at, now)}",
-        f"started   {when(found.started_at, now) or 'not yet'}",
-        f"took      {between(found.started_at, found.ended_at or now)}",
+        f"Task {task_detail.name}",
+        f"id        {task_detail.id}",
+        f"call      {call_text(task_detail.name, task_detail.payload, task_detail.options)}",
+        f"status    {task_detail.status}{f' ({task_detail.reason})' if task_detail.reason else ''}",
+        f"queue     {task_detail.queue}, priority {task_detail.priority}",
+        f"worker    {task_detail.worker or 'none yet'}",
+        f"created   {when(task_detail.created_at, now)}",
+        f"started   {when(task_detail.started_at, now) or 'not yet'}",
+        f"took      {between(task_detail.started_at, task_detail.ended_at or now)}",
     ]
-    if found.run_id is not None:
-        lines.append(f"run       {found.run_id}")
-    if found.options:
-        lines.append(f"options   {data_text(found.options)}")
-    if found.result is not None:
-        lines.append(f"result    {short_text(stored_value(found.result, found.options))}")
-    for attempt in found.attempts:
+    if task_detail.run_id is not None:
+        lines.append(f"run       {task_detail.run_id}")
+    if task_detail.options:
+        lines.append(f"options   {data_text(task_detail.options)}")
+    if task_detail.result is not None:
+        lines.append(f"result    {short_text(stored_value(task_detail.result, task_detail.options))}")
+    for attempt in task_detail.attempts:
         took = between(attempt.started_at, attempt.ended_at or now)
         said = f": {attempt.error.kind}: {attempt.error.message}" if attempt.error else ""
         lines.append(f"attempt   {attempt.attempt} {attempt.outcome} after {took or 'nothing'}{said}")
-    error = next((attempt.error for attempt in reversed(found.attempts) if attempt.error), found.error)
+    error = next((attempt.error for attempt in reversed(task_detail.attempts) if attempt.error), task_detail.error)
     if error is not None and error.traceback:
         lines += ["", *error.traceback.rstrip().split("\n")]
     return lines
 
 
-def run_lines(settings: Settings, run: str) -> list[str]:
-    """Return a title, and how far a run has come."""
+def run_lines(settings: Settings, run_id: str) -> list[str]:
+    """Return a title and the progress of a run."""
     with reading(settings) as connection:
-        found = insights.show_run(connection, UUID(run))
-        steps = insights.list_steps(connection, UUID(run)) if found is not None else []
-    if found is None:
-        return [f"Run {run}", "It is no longer kept."]
+        run_view = insights.show_run(connection, UUID(run_id))
+        steps = insights.list_steps(connection, UUID(run_id)) if run_view is not None else []
+    if run_view is None:
+        return [f"Run {run_id}", "It is no longer kept."]
     now = present()
     lines = [
-        f"Run {found.name}",
-        f"id        {found.id}",
-        f"status    {found.status}{f' ({found.reason})' if found.reason else ''}",
-        f"workflow  {found.workflow or 'none'}{f', version {found.version}' if found.version else ''}",
-        f"params    {data_text(hidden().shown(insights.readable_params(found.params)))}",
-        f"started   {when(found.started_at, now) or 'not yet'}",
-        f"took      {between(found.began_at, found.ended_at or now)}",
-        f"tasks     {found.total - found.open:,} of {found.total:,} ended, {found.failed:,} failed",
+        f"Run {run_view.name}",
+        f"id        {run_view.id}",
+        f"status    {run_view.status}{f' ({run_view.reason})' if run_view.reason else ''}",
+        f"workflow  {run_view.workflow or 'none'}{f', version {run_view.version}' if run_view.version else ''}",
+        f"params    {data_text(hidden().shown(insights.readable_params(run_view.params)))}",
+        f"started   {when(run_view.started_at, now) or 'not yet'}",
+        f"took      {between(run_view.began_at, run_view.ended_at or now)}",
+        f"tasks     {run_view.total - run_view.open:,} of {run_view.total:,} ended, {run_view.failed:,} failed",
     ]
-    if found.stuck:
-        lines.append(f"stuck     {data_text(found.stuck)}")
+    if run_view.stuck:
+        lines.append(f"stuck     {data_text(run_view.stuck)}")
     lines += ["", *(f"{step.state:<10} {step.name}" for step in steps)]
-    return lines if steps else [*lines[:-1], f"open for  {duration((now - found.created_at).total_seconds())}"]
+    return lines if steps else [*lines[:-1], f"open for  {duration((now - run_view.created_at).total_seconds())}"]
 
 
 _OPEN = "\x1b[?1049h\x1b[?25l\x1b[?7l"
-"""A screen of our own, without a cursor, that does not wrap lines."""
+"""Enter the alternate screen, hide the cursor, disable line wrapping."""
 _CLOSE = "\x1b[?7h\x1b[?25h\x1b[0m\x1b[?1049l"
 _KEYS = {
     "\x1b[A": "up",
@@ -217,16 +217,16 @@ _SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.)|.", re.DOTALL)
 
 
 def keys_in(text: str) -> Iterator[str]:
-    """Yield the keys that were pressed, by name; those that have none here are left out."""
-    for found in _SEQUENCE.findall(text):
-        if found in _KEYS:
-            yield _KEYS[found]
-        elif len(found) == 1 and found.isprintable():
-            yield found
+    """Yield the names of pressed keys; unknown escape sequences are ignored."""
+    for sequence in _SEQUENCE.findall(text):
+        if sequence in _KEYS:
+            yield _KEYS[sequence]
+        elif len(sequence) == 1 and sequence.isprintable():
+            yield sequence
 
 
 class Keyboard:
-    """Takes the terminal while it is entered. A change for the screen rings."""
+    """A context manager that takes over the terminal. `wake` interrupts `wait` to redraw the screen."""
 
     def __init__(self) -> None:
         self._input, self._output = sys.stdin.fileno(), sys.stdout.fileno()
@@ -234,7 +234,7 @@ class Keyboard:
         os.set_blocking(self._reader, False)
         os.set_blocking(self._writer, False)
         self._before: dict[signal.Signals, Any] = {}
-        self._shown: list[str] = []
+        self._displayed: list[str] = []
         self._size = os.terminal_size((0, 0))
         self._is_open = False
         self._ending: BaseException | None = None
@@ -259,7 +259,7 @@ class Keyboard:
 
     def _open(self) -> None:
         tty.setcbreak(self._input)
-        self._is_open, self._shown = True, []
+        self._is_open, self._displayed = True, []
         self._write(_OPEN)
 
     def _close(self) -> None:
@@ -271,29 +271,29 @@ class Keyboard:
                 termios.tcsetattr(self._input, termios.TCSADRAIN, self._modes)
 
     def _on_resize(self, *_: object) -> None:
-        self.ring()
+        self.wake()
 
     def _on_end(self, number: int, _: FrameType | None) -> None:
-        """Have `wait` end: raised here, it might come in the middle of a finalizer, which would swallow it."""
+        """Let `wait` raise the exception: raised here, it could land in a finalizer, which would swallow it."""
         self._ending = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
-        self.ring()
+        self.wake()
 
     def _on_stop(self, *_: object) -> None:
-        """Ctrl-Z: give the terminal back, and take it again when we go on."""
+        """Handle Ctrl-Z: restore the terminal, stop, and take it over again when the process continues."""
         self._close()
         os.kill(os.getpid(), signal.SIGSTOP)
         self._open()
-        self.ring()
+        self.wake()
 
-    def ring(self) -> None:
-        """Have `wait` return; from any thread."""
+    def wake(self) -> None:
+        """Make `wait` return. Can be called from any thread."""
         try:
             os.write(self._writer, b"!")
         except BlockingIOError:
-            return  # it rings already
+            return  # a wake-up is already pending
 
     def wait(self, seconds: float) -> list[str]:
-        """Wait for keys, or until somebody rings; return the keys."""
+        """Wait for keys or a wake-up; return the keys."""
         ready, _, _ = select.select([self._input, self._reader], [], [], seconds)
         if self._reader in ready:
             os.read(self._reader, 4096)
@@ -303,27 +303,26 @@ class Keyboard:
             return []
         typed = os.read(self._input, 4096)
         if not typed:
-            sys.exit(0)  # the terminal is gone
+            sys.exit(0)  # the terminal is closed
         return list(keys_in(typed.decode("utf-8", "replace")))
 
     @property
     def size(self) -> os.terminal_size:
-        """How large the screen is now."""
         return os.get_terminal_size(self._output)
 
     def show(self, lines: list[str]) -> None:
-        """Show lines as wide as the screen, of which only those are written that have changed: nothing flickers."""
+        """Show lines as wide as the screen. Only changed lines are written, so nothing flickers."""
         size = self.size
         parts = []
         if size != self._size:
-            self._size, self._shown = size, []
+            self._size, self._displayed = size, []
             parts.append("\x1b[0m\x1b[2J")
         for row, line in enumerate(lines):
-            if row >= len(self._shown) or self._shown[row] != line:
+            if row >= len(self._displayed) or self._displayed[row] != line:
                 parts.append(f"\x1b[{row + 1};1H{line}\x1b[0m")
-        if len(lines) < len(self._shown):
+        if len(lines) < len(self._displayed):
             parts.append(f"\x1b[{len(lines) + 1};1H\x1b[J")
-        self._shown = lines
+        self._displayed = lines
         if parts:
             self._write("\x1b[?2026h" + "".join(parts) + "\x1b[?2026l")
 

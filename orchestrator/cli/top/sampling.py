@@ -1,4 +1,4 @@
-"""Look at the system again and again, with a handful of bounded statements, and remember the last minute."""
+"""Samples the system periodically with a few bounded statements, and keeps the counts of the last minute."""
 
 from __future__ import annotations
 
@@ -28,65 +28,62 @@ from orchestrator.transport.journal import read_marks
 from orchestrator.transport.keys import Keys
 
 MINUTE = 60
-_AGAIN = 4.0
-"""Seconds that are counted anew with each look: what a tick commits may have ended a little before."""
-_STEADY = 5
-"""Seconds over which a rate is taken."""
-_LATE = 2.0
-"""Seconds after which a look is late."""
-_LONGEST = 5.0
-"""Seconds that a statement may take."""
-_MOST_RUNS = 50
+_RECOUNT = 4.0
+"""Seconds that every sample counts again: a tick may commit tasks that ended a little earlier."""
+_RATE_WINDOW = 5
+"""Seconds over which rates are averaged."""
+_GRACE = 2.0
+"""Seconds without a sample, beyond three intervals, after which Postgres is reported as not answering."""
+_STATEMENT_TIMEOUT = 5.0
+"""Seconds that one statement may take."""
+_MAX_RUNS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueNow(QueueLoad):
-    """One queue, and what it has done in the last minute."""
+    """One queue, with its counts of the last minute."""
 
     rate: float = 0.0
-    """Tasks that end in a second, of late."""
+    """Tasks that ended per second, over the last seconds."""
     failing: float = 0.0
-    """How many of these fail."""
+    """Tasks that failed per second, over the last seconds."""
     minute: tuple[int, ...] = ()
-    """Tasks that ended in each of the last seconds."""
+    """Tasks that ended in each second of the last minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """All that one look has found."""
+    """The result of one sample."""
 
     at: datetime
-    """When it was."""
     leader: Leader | None = None
-    """The leader."""
     load: SystemLoad
-    """Numbers about the whole."""
+    """Totals of the whole system."""
     queues: Sequence[QueueNow] = ()
-    """Every queue with something to do, or done."""
+    """Queues with open tasks, workers, or tasks that ended in the last minute."""
     running: Sequence[TaskInFlight] = ()
-    """What is with the workers, the longest first."""
+    """Tasks in flight, the longest first."""
     workers: Sequence[WorkerNow] = ()
-    """The fleet."""
     failures: Sequence[FailureGroup] = ()
-    """What fails, by task and type of error."""
+    """Recent failures, by task and type of error."""
     runs: Sequence[RunView] = ()
-    """Runs that are under way, the newest first."""
+    """Running runs, the newest first."""
     redis: str | None = None
-    """Why Redis cannot be used, if it cannot."""
+    """Why Redis cannot be used; None if it can."""
     redis_memory: int = 0
-    """Bytes that it uses."""
+    """Bytes that Redis uses."""
     quarantined: int = 0
-    """Messages that were set aside."""
+    """Messages in quarantine."""
     done: Mapping[str, float] = field(default_factory=dict)
-    """How far running tasks say they have come, by id, as fractions."""
+    """Progress that running tasks report, as fractions by task id."""
     took: float = 0.0
-    """Seconds that the look took."""
+    """Seconds that the sample took."""
     minute: tuple[int, ...] = ()
-    """Tasks that ended in each of the last seconds, of all queues."""
+    """Tasks of all queues that ended in each second of the last minute."""
 
     @property
     def hears_workers(self) -> bool:
-        """A scheduler leads and hears the workers; if not, their numbers say nothing."""
+        """Return whether a leader exists and hears from the workers; otherwise their numbers are outdated."""
         is_heard = not self.workers or any(worker.state != "unheard" for worker in self.workers)
         return self.leader is not None and is_heard
 
@@ -101,49 +98,49 @@ class Snapshot:
 
 @dataclass
 class History:
-    """How many tasks ended in which second, by queue; a minute of it."""
+    """Tasks that ended per queue and second, over the last minute."""
 
     _ended: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     _failed: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    _looked: bool = False
+    _has_sampled: bool = False
 
-    def look(self, connection: Connection, now: float) -> None:
-        """Count what has ended since the last look."""
-        found: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
-        for row in activity.ended_lately(connection, _AGAIN if self._looked else MINUTE):
-            found[row.queue, row.second][0] += row.tasks
-            found[row.queue, row.second][1] += row.tasks if row.status == "failed" else 0
-        for (queue, second), (ended, failed) in found.items():
+    def sample(self, connection: Connection, now: float) -> None:
+        """Add the tasks that have ended since the last sample."""
+        rows: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
+        for row in activity.ended_lately(connection, _RECOUNT if self._has_sampled else MINUTE):
+            rows[row.queue, row.second][0] += row.tasks
+            rows[row.queue, row.second][1] += row.tasks if row.status == "failed" else 0
+        for (queue, second), (ended, failed) in rows.items():
             self._ended[queue][second] = max(ended, self._ended[queue][second])
             self._failed[queue][second] = max(failed, self._failed[queue][second])
-        self._looked = True
+        self._has_sampled = True
         for counts in (*self._ended.values(), *self._failed.values()):
             for second in [second for second in counts if second < now - MINUTE - 2]:
                 del counts[second]
 
     def of(self, load: QueueLoad, now: float) -> QueueNow:
         ended, failed = self._ended[load.queue], self._failed[load.queue]
-        last = range(int(now) - _STEADY, int(now))
+        last = range(int(now) - _RATE_WINDOW, int(now))
         return QueueNow(
             **{name: getattr(load, name) for name in load.__dataclass_fields__},
-            rate=sum(ended[second] for second in last) / _STEADY,
-            failing=sum(failed[second] for second in last) / _STEADY,
+            rate=sum(ended[second] for second in last) / _RATE_WINDOW,
+            failing=sum(failed[second] for second in last) / _RATE_WINDOW,
             minute=tuple(ended[second] for second in range(int(now) - MINUTE, int(now))),
         )
 
     def queues(self, loads: Sequence[QueueLoad], now: float) -> list[QueueNow]:
-        """Return all queues that have something to do, or have done something in the last minute."""
-        known = {load.queue for load in loads}
+        """Return all queues that have tasks or workers, or had tasks end in the last minute."""
+        loaded = {load.queue for load in loads}
         idle = [
             QueueLoad(queue=queue, ready=0, delayed=0, in_flight=0, oldest=None, slots=0, paused=False)
             for queue, counts in self._ended.items()
-            if queue not in known and counts
+            if queue not in loaded and counts
         ]
         return [self.of(load, now) for load in (*loads, *idle)]
 
 
 class Sampler:
-    """Looks in a thread of its own, so that a server that hangs keeps nobody from the keyboard."""
+    """Samples in its own thread, so that a server that hangs does not block the keyboard."""
 
     def __init__(self, settings: Settings, interval: float) -> None:
         self._settings = settings
@@ -153,19 +150,19 @@ class Sampler:
         self._keys = Keys.of(settings)
         self._stopping = threading.Event()
         self.latest: Snapshot | None = None
-        self.looked_at = time.monotonic()
-        """When the latest look ended."""
+        self.sampled_at = time.monotonic()
+        """The monotonic time at which the latest sample ended."""
         self._trouble: str | None = None
 
-    def look(self, connection: Connection) -> Snapshot:
-        """Look once."""
+    def sample(self, connection: Connection) -> Snapshot:
+        """Take one sample."""
         began = time.monotonic()
         loads, load = queue_loads(connection), system_load(connection)
         now = activity.time_of(connection)
-        self._history.look(connection, now)
+        self._history.sample(connection, now)
         queues = self._history.queues(loads, now)
-        runs, _ = insights.list_runs(connection, RunFilter(statuses=(ShownRunState.RUNNING,)), limit=_MOST_RUNS)
-        found = Snapshot(
+        runs, _ = insights.list_runs(connection, RunFilter(statuses=(ShownRunState.RUNNING,)), limit=_MAX_RUNS)
+        snapshot = Snapshot(
             at=datetime.now(UTC),
             leader=find_leader(connection),
             load=load,
@@ -176,9 +173,9 @@ class Sampler:
             runs=runs,
             minute=tuple(sum(column) for column in zip(*(queue.minute for queue in queues), strict=True)),
         )
-        return replace(self._with_redis(found), took=time.monotonic() - began)
+        return replace(self._with_redis(snapshot), took=time.monotonic() - began)
 
-    def _with_redis(self, found: Snapshot) -> Snapshot:
+    def _with_redis(self, snapshot: Snapshot) -> Snapshot:
         try:
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.info("memory")
@@ -186,50 +183,52 @@ class Sampler:
             memory, quarantined = pipeline.execute(raise_on_error=False)
             if isinstance(memory, Exception):
                 raise memory
-            running = {UUID(task.id).bytes: task for task in found.running if task.status == "running"}
-            marks = read_marks(self._redis, self._keys, [*running])
+            running = {UUID(task.id).bytes: task for task in snapshot.running if task.status == "running"}
+            progress = read_marks(self._redis, self._keys, [*running])
         except UNAVAILABLE as error:
-            return replace(found, redis=first_line(error))
-        set_aside = quarantined if isinstance(quarantined, int) else 0
+            return replace(snapshot, redis=first_line(error))
+        in_quarantine = quarantined if isinstance(quarantined, int) else 0
         done = {
-            running[id].id: mark.fraction for id, mark in marks.items() if mark and mark.attempt == running[id].attempt
+            running[id].id: report.fraction
+            for id, report in progress.items()
+            if report and report.attempt == running[id].attempt
         }
-        return replace(found, redis_memory=memory["used_memory"], quarantined=set_aside, done=done)
+        return replace(snapshot, redis_memory=memory["used_memory"], quarantined=in_quarantine, done=done)
 
-    def look_once(self) -> Snapshot:
-        """Look, and raise what is wrong."""
+    def sample_once(self) -> Snapshot:
+        """Take one sample on a new connection; errors are raised."""
         with reading(self._settings) as connection:
-            use_indexes(connection, _LONGEST)
-            return self.look(connection)
+            use_indexes(connection, _STATEMENT_TIMEOUT)
+            return self.sample(connection)
 
-    def start(self, told: Callable[[], None]) -> None:
-        """Look again and again; `told` is called after each look."""
-        threading.Thread(target=self._run, args=(told,), name="look", daemon=True).start()
+    def start(self, notify: Callable[[], None]) -> None:
+        """Sample periodically in a thread; call `notify` after each sample."""
+        threading.Thread(target=self._run, args=(notify,), name="look", daemon=True).start()
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing new is seen, if that is so: Postgres refuses, or does not answer."""
-        return self._trouble or ("it does not answer" if self.age > _LATE + 3 * self._interval else None)
+        """Why no new samples arrive: Postgres refuses connections or does not answer. None if all is well."""
+        return self._trouble or ("it does not answer" if self.age > _GRACE + 3 * self._interval else None)
 
     @property
     def age(self) -> float:
-        """Seconds since the latest look ended."""
-        return time.monotonic() - self.looked_at
+        """Seconds since the latest sample ended."""
+        return time.monotonic() - self.sampled_at
 
     def stop(self) -> None:
         self._stopping.set()
 
-    def _run(self, told: Callable[[], None]) -> None:
+    def _run(self, notify: Callable[[], None]) -> None:
         while not self._stopping.is_set():
             try:
                 with reading(self._settings) as connection:
-                    use_indexes(connection, _LONGEST)
+                    use_indexes(connection, _STATEMENT_TIMEOUT)
                     while not self._stopping.is_set():
-                        self.latest = self.look(connection)
-                        self.looked_at, self._trouble = time.monotonic(), None
-                        told()
+                        self.latest = self.sample(connection)
+                        self.sampled_at, self._trouble = time.monotonic(), None
+                        notify()
                         self._stopping.wait(self._interval)
             except (*database.UNAVAILABLE, OrchestratorError) as error:
                 self._trouble = first_line(error)
-                told()
+                notify()
                 self._stopping.wait(max(1.0, self._interval))

@@ -1,4 +1,4 @@
-"""What the person at the keyboard has chosen, and what a key changes about it. No terminal, no clock."""
+"""The state of the screen, and how each key changes it. Pure: no terminal, no clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.cli.top.sampling import QueueNow, Snapshot
 
 
 class Panel(Enum):
-    """What is listed; each has a number key."""
+    """The lists of the screen. The lower ones have number keys."""
 
     QUEUES = "Queues"
     RUNNING = "Running"
@@ -20,9 +20,9 @@ class Panel(Enum):
     RUNS = "Runs"
 
 
-_FAR = 1_000_000
-_STEPS = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -10, "pagedown": 10, "home": -_FAR, "end": _FAR}
-"""How far each key moves."""
+_MANY_ROWS = 1_000_000
+_STEPS = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -10, "pagedown": 10, "home": -_MANY_ROWS, "end": _MANY_ROWS}
+"""Rows that each key moves."""
 LOWER = (Panel.RUNNING, Panel.WORKERS, Panel.FAILURES, Panel.RUNS)
 
 SORTS: dict[str, Callable[[QueueNow], object]] = {
@@ -34,8 +34,8 @@ SORTS: dict[str, Callable[[QueueNow], object]] = {
 }
 
 
-class Deed(NamedTuple):
-    """Something to be done that is not the screen's business."""
+class Action(NamedTuple):
+    """Something to do outside the screen's state."""
 
     verb: str
     """`quit`, `pause`, `resume`, `cancel`, `cancel run`, `open` a task, `open run`."""
@@ -44,15 +44,15 @@ class Deed(NamedTuple):
 
 @dataclass
 class Question:
-    """Something that is done only if the answer is y."""
+    """A yes/no question; `y` performs the action."""
 
     text: str
-    deed: Deed
+    action: Action
 
 
 @dataclass
 class Sheet:
-    """Something that is read in place of the lists."""
+    """A text that is shown in place of the lists."""
 
     title: str
     lines: Sequence[str]
@@ -61,73 +61,73 @@ class Sheet:
 
 @dataclass
 class View:
-    """Where the eyes are."""
+    """The state of the screen."""
 
     sort: str = "ready"
     matching: str = ""
     panel: Panel = Panel.RUNNING
     focus: Panel = Panel.QUEUES
     selected: dict[Panel, str] = field(default_factory=dict)
-    """In each list, which row."""
+    """The name of the selected row of each list."""
     typing: str | None = None
-    """What has been typed of a filter."""
+    """The filter text while it is being typed."""
     question: Question | None = None
     sheet: Sheet | None = None
     frozen: bool = False
-    said: str = ""
-    """The last thing that was done, or went wrong."""
+    message: str = ""
+    """The result of the last action."""
 
 
-def rows(view: View, panel: Panel, found: Snapshot) -> list[str]:
-    """Return the names of the rows of a list, in their order."""
+def rows(view: View, panel: Panel, data: Snapshot) -> list[str]:
+    """Return the names of a list's visible rows, in order."""
     if panel is Panel.QUEUES:
-        return [queue.queue for queue in queues(view, found)]
+        return [queue.queue for queue in queues(view, data)]
     if panel is Panel.RUNNING:
-        return [task.id for task in found.running if matches(view, task.name, task.queue, task.worker or "")]
+        return [task.id for task in data.running if matches(view, task.name, task.queue, task.worker or "")]
     if panel is Panel.WORKERS:
-        return [worker.id for worker in found.workers if matches(view, worker.id, *worker.queues)]
+        return [worker.id for worker in data.workers if matches(view, worker.id, *worker.queues)]
     if panel is Panel.FAILURES:
-        return [one.key for one in found.failures if matches(view, one.name, one.kind, one.message)]
-    return [str(run.id) for run in found.runs if matches(view, run.name, run.workflow or "")]
+        return [group.key for group in data.failures if matches(view, group.name, group.kind, group.message)]
+    return [str(run.id) for run in data.runs if matches(view, run.name, run.workflow or "")]
 
 
-def queues(view: View, found: Snapshot) -> list[QueueNow]:
-    """Return the queues that are wanted, in the order that is."""
-    return sorted((queue for queue in found.queues if matches(view, queue.queue)), key=SORTS[view.sort])  # type: ignore[arg-type]
+def queues(view: View, data: Snapshot) -> list[QueueNow]:
+    """Return the queues that match the filter, sorted."""
+    return sorted((queue for queue in data.queues if matches(view, queue.queue)), key=SORTS[view.sort])  # type: ignore[arg-type]
 
 
-def matches(view: View, *words: str) -> bool:
-    wanted = view.matching.lower()
-    return not wanted or any(wanted in word.lower() for word in words)
+def matches(view: View, *names: str) -> bool:
+    filter_text = view.matching.lower()
+    return not filter_text or any(filter_text in word.lower() for word in names)
 
 
-def press(view: View, key: str, found: Snapshot) -> Deed | None:
-    """Do what a key stands for; return what is to be done beyond the screen."""
+def press(view: View, key: str, data: Snapshot) -> Action | None:
+    """Handle a key; return an action to perform outside the screen, if any."""
     if view.typing is not None:
-        _type(view, key)
+        _edit_filter(view, key)
         return None
     if view.question is not None:
         question, view.question = view.question, None
-        view.said = "" if key == "y" else "left as it is"
-        return question.deed if key == "y" else None
-    view.said = ""
+        view.message = "" if key == "y" else "left as it is"
+        return question.action if key == "y" else None
+    view.message = ""
     if view.sheet is not None:
-        _read(view, view.sheet, key)
+        _scroll(view, view.sheet, key)
         return None
     if key in ("q", "escape"):
         if key == "escape" and view.matching:
             view.matching = ""
             return None
-        return Deed("quit")
+        return Action("quit")
     if key in _STEPS:
-        _move(view, key, found)
+        _move(view, key, data)
     elif key in ("tab", "backtab"):
         view.focus = view.panel if view.focus is Panel.QUEUES else Panel.QUEUES
     elif key in ("left", "right", "<", ">"):
-        place = LOWER.index(view.panel) + (1 if key in ("right", ">") else -1)
-        _turn_to(view, LOWER[place % len(LOWER)])
+        index = LOWER.index(view.panel) + (1 if key in ("right", ">") else -1)
+        _show_panel(view, LOWER[index % len(LOWER)])
     elif key in ("1", "2", "3", "4"):
-        _turn_to(view, LOWER[int(key) - 1])
+        _show_panel(view, LOWER[int(key) - 1])
     elif key == "s":
         names = list(SORTS)
         view.sort = names[(names.index(view.sort) + 1) % len(names)]
@@ -138,32 +138,32 @@ def press(view: View, key: str, found: Snapshot) -> Deed | None:
     elif key in ("?", "h"):
         view.sheet = Sheet("Keys", HELP)
     elif key == "p":
-        _ask_to_pause(view, found)
+        _ask_to_pause(view, data)
     elif key == "c":
-        _ask_to_cancel(view, found)
+        _ask_to_cancel(view, data)
     elif key == "enter":
-        return _opened(view, found)
+        return _open_selected(view, data)
     return None
 
 
-def chosen(view: View, panel: Panel, found: Snapshot) -> str | None:
-    """Return the row that is selected; the first, where that one is gone."""
-    names = rows(view, panel, found)
-    wanted = view.selected.get(panel)
-    return wanted if wanted in names else (names[0] if names else None)
+def selected_row(view: View, panel: Panel, data: Snapshot) -> str | None:
+    """Return the name of a list's selected row, or of the first row if that one is gone."""
+    names = rows(view, panel, data)
+    selected = view.selected.get(panel)
+    return selected if selected in names else (names[0] if names else None)
 
 
-def _turn_to(view: View, panel: Panel) -> None:
+def _show_panel(view: View, panel: Panel) -> None:
     if view.focus is not Panel.QUEUES:
         view.focus = panel
     view.panel = panel
 
 
-def _move(view: View, key: str, found: Snapshot) -> None:
-    names = rows(view, view.focus, found)
+def _move(view: View, key: str, data: Snapshot) -> None:
+    names = rows(view, view.focus, data)
     if not names:
         return
-    place = names.index(chosen(view, view.focus, found) or names[0])
+    index = names.index(selected_row(view, view.focus, data) or names[0])
     steps = {
         "up": -1,
         "k": -1,
@@ -174,10 +174,10 @@ def _move(view: View, key: str, found: Snapshot) -> None:
         "home": -len(names),
         "end": len(names),
     }
-    view.selected[view.focus] = names[max(0, min(len(names) - 1, place + steps[key]))]
+    view.selected[view.focus] = names[max(0, min(len(names) - 1, index + steps[key]))]
 
 
-def _type(view: View, key: str) -> None:
+def _edit_filter(view: View, key: str) -> None:
     typed = view.typing or ""
     if key == "enter":
         view.typing = None
@@ -189,51 +189,51 @@ def _type(view: View, key: str) -> None:
         view.typing = view.matching = (typed + (" " if key == "space" else key))[:40]
 
 
-def _read(view: View, sheet: Sheet, key: str) -> None:
+def _scroll(view: View, sheet: Sheet, key: str) -> None:
     if key in _STEPS:
-        sheet.top = max(0, sheet.top + _STEPS[key])  # and no further than its end, which is known when it is drawn
+        sheet.top = max(0, sheet.top + _STEPS[key])  # the end is known only when the sheet is drawn
     elif key in ("q", "escape", "enter", "?", "h"):
         view.sheet = None
 
 
-def _ask_to_pause(view: View, found: Snapshot) -> None:
-    name = chosen(view, Panel.QUEUES, found)
-    queue = next((queue for queue in found.queues if queue.queue == name), None)
+def _ask_to_pause(view: View, data: Snapshot) -> None:
+    name = selected_row(view, Panel.QUEUES, data)
+    queue = next((queue for queue in data.queues if queue.queue == name), None)
     if queue is None:
-        view.said = "there is no queue to pause"
+        view.message = "there is no queue to pause"
     elif queue.paused:
-        view.question = Question(f"Resume queue {queue.queue}?", Deed("resume", queue.queue))
+        view.question = Question(f"Resume queue {queue.queue}?", Action("resume", queue.queue))
     else:
-        view.question = Question(f"Pause queue {queue.queue}? What runs goes on.", Deed("pause", queue.queue))
+        view.question = Question(f"Pause queue {queue.queue}? What runs goes on.", Action("pause", queue.queue))
 
 
-def _ask_to_cancel(view: View, found: Snapshot) -> None:
+def _ask_to_cancel(view: View, data: Snapshot) -> None:
     panel = view.panel if view.focus is Panel.QUEUES else view.focus
-    name = chosen(view, panel, found)
+    name = selected_row(view, panel, data)
     if panel is Panel.RUNNING and name is not None:
-        task = next(task for task in found.running if task.id == name)
-        view.question = Question(f"Cancel task {task.name} {task.id}?", Deed("cancel", task.id))
+        task = next(task for task in data.running if task.id == name)
+        view.question = Question(f"Cancel task {task.name} {task.id}?", Action("cancel", task.id))
     elif panel is Panel.RUNS and name is not None:
-        run = next(run for run in found.runs if str(run.id) == name)
-        view.question = Question(f"Cancel run {run.name} {run.id} and all its tasks?", Deed("cancel run", name))
+        run = next(run for run in data.runs if str(run.id) == name)
+        view.question = Question(f"Cancel run {run.name} {run.id} and all its tasks?", Action("cancel run", name))
     else:
-        view.said = "select a running task (1) or a run (4) to cancel"
+        view.message = "select a running task (1) or a run (4) to cancel"
 
 
-def _opened(view: View, found: Snapshot) -> Deed | None:
+def _open_selected(view: View, data: Snapshot) -> Action | None:
     panel = view.panel if view.focus is Panel.QUEUES else view.focus
-    name = chosen(view, panel, found)
+    name = selected_row(view, panel, data)
     if name is None:
         return None
     if panel is Panel.RUNNING:
-        return Deed("open", name)
+        return Action("open", name)
     if panel is Panel.RUNS:
-        return Deed("open run", name)
+        return Action("open run", name)
     if panel is Panel.FAILURES:
-        return Deed("open", next(one.latest for one in found.failures if one.key == name))
-    worker = next(worker for worker in found.workers if worker.id == name)
-    does = [f"{task.name} {task.id}  {task.seconds:.1f}s" for task in found.running if task.worker == worker.id]
-    view.sheet = Sheet(f"Worker {worker.id}", [f"queues  {', '.join(worker.queues)}", "", *(does or ["runs nothing"])])
+        return Action("open", next(group.latest for group in data.failures if group.key == name))
+    worker = next(worker for worker in data.workers if worker.id == name)
+    runs = [f"{task.name} {task.id}  {task.seconds:.1f}s" for task in data.running if task.worker == worker.id]
+    view.sheet = Sheet(f"Worker {worker.id}", [f"queues  {', '.join(worker.queues)}", "", *(runs or ["runs nothing"])])
     return None
 
 
