@@ -1,1 +1,1 @@
-"""Other task queues: their APIs on this one, so that a program moves by its imports, and a bridge from their queues."""
+"""APIs of other task queues on this one, so that programs move by changing imports, and a bridge from their queues."""

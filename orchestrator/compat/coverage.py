@@ -1,6 +1,6 @@
-"""What of other queues moves to this one: the table behind `orchestrator migrate check` and the guide.
+"""What moves from other queues to this one: the table behind `orchestrator migrate check` and the guide.
 
-A use that is in no table moves if its module does: the compatibility layer refuses by name what it does not have.
+A name that no table lists moves if its module does: the compatibility layer raises NotCovered for the rest.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import NamedTuple
 
 
 class Verdict(StrEnum):
-    """What becomes of one use."""
+    """The verdict on one use of another library."""
 
     MOVES = "moves"
-    """It does the same after a change of the import."""
+    """Works unchanged after a change of the import."""
     CHANGES = "changes"
-    """It works, and something about it is different."""
+    """Works, but behaves differently in some respect."""
     STAYS = "stays"
-    """It is refused, or not there: write something else."""
+    """Is refused or missing: it must be rewritten."""
 
 
 class Rule(NamedTuple):
-    """What becomes of a use, and what to know or do about it."""
+    """The verdict on a use, with an advice."""
 
     verdict: Verdict
     note: str = ""
@@ -44,26 +44,25 @@ def _stays(**notes: str) -> dict[str, Rule]:
 
 
 class Library(NamedTuple):
-    """One library, and what of it moves."""
+    """One library, and the rules for what it exports."""
 
     name: str
     modules: Mapping[str, str]
-    """Its modules that have a counterpart, and that counterpart."""
+    """Its modules with a counterpart, mapped to that counterpart."""
     names: Mapping[str, Mapping[str, Rule]]
-    """By module, the names that a program may import."""
+    """Rules for the names that a program may import, by module."""
     calls: Mapping[str, Mapping[str, Rule]]
-    """By the name of a decorator or method, the options that are not the same here; the call itself moves."""
+    """Rules for options that behave differently, by the name of the decorator or method. The call itself moves."""
     attributes: Mapping[str, Rule]
-    """Methods and attributes that are not the same here, in files that import the library; `get(option=…)` is one
-    option of a method."""
+    """Rules for methods and attributes that behave differently. `get(option=…)` is one option of a method."""
     anywhere: frozenset[str] = frozenset()
-    """Those of the calls that are counted also in files that do not import the library."""
+    """Names of `calls` that are counted also in files that do not import the library."""
     settings: Mapping[str, Rule] = {}
-    """Settings that are not the same here."""
+    """Rules for settings that behave differently."""
     prefix: str = ""
-    """Before the names of settings in a module of many."""
+    """Prefix of settings' names in a module that also has other settings, such as Django's."""
     otherwise: Rule = Rule(Verdict.STAYS, "not covered")
-    """What becomes of all else that is imported from it."""
+    """The rule for all other imports from the library."""
 
 
 _LOCATION = "not used: ORCHESTRATOR_DATABASE_URL and ORCHESTRATOR_REDIS_URL decide"
@@ -341,7 +340,7 @@ DELIVERY = Rule(
 )
 NO_EFFECT = Rule(Verdict.CHANGES, "has no effect: delete it")
 PER_PROJECT: Mapping[str, Rule] = {"prefork": PREFORK, "early acknowledgement": DELIVERY}
-"""What to know about each project that uses Celery's defaults."""
+"""Rules that apply once to each project with Celery's defaults."""
 _DASHBOARD = "the dashboard and `orchestrator top` show queues, tasks and workers"
 _COMPANIONS = {
     **_stays(
@@ -358,7 +357,7 @@ _COMPANIONS = {
     ),
     **_changes(kombu="queues need no declaration; their names count"),
 }
-"""Libraries beside these, by their modules."""
+"""Libraries built on these queues, by their module."""
 
 LIBRARIES: Mapping[str, Library] = {
     "celery": CELERY,
@@ -367,22 +366,22 @@ LIBRARIES: Mapping[str, Library] = {
     "dramatiq": DRAMATIQ,
     **{name: Library(name, {}, {}, {}, {}, otherwise=rule) for name, rule in _COMPANIONS.items()},
 }
-"""By their top-level modules."""
+"""Libraries by top-level module."""
 
 
 def refused(rules: Mapping[str, Rule]) -> dict[str, str]:
-    """Return the names that are refused, each with what to write instead."""
+    """Return the refused names, each with the alternative."""
     return {name: rule.note for name, rule in rules.items() if rule.verdict is Verdict.STAYS}
 
 
 def rule_of_name(module: str, name: str) -> Rule:
-    """Return what becomes of a name that is imported from a module of one of the libraries."""
+    """Return the rule for a name imported from a module of one of the libraries."""
     library = LIBRARIES[module.partition(".")[0]]
     rule = library.names.get(module, {}).get(name)
     if rule is not None:
         return rule
     if f"{module}.{name}" in library.modules:
         return MOVES
-    known: Iterable[str] = library.names.get(module, {})
-    hint = f"; {module} has {', '.join(sorted(known)[:5])}, …" if known else ""
+    names: Iterable[str] = library.names.get(module, {})
+    hint = f"; {module} has {', '.join(sorted(names)[:5])}, …" if names else ""
     return Rule(library.otherwise.verdict, library.otherwise.note + hint)

@@ -1,7 +1,7 @@
-"""Reads a project that uses another queue, and says of each use what becomes of it. Nothing is imported or run.
+"""Reads a project that uses another queue, and gives a verdict on each use. Nothing is imported or run.
 
-A use is a name that is imported from the library, a call of it or of a task, an option of such a call that is not the
-same here, or a setting.
+A use is a name imported from the library, a call of such a name or of a task, an option of such a call that behaves
+differently, or a setting.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import NamedTuple
 from orchestrator.compat.celery.conf import WITHOUT_EFFECT
 from orchestrator.compat.coverage import LIBRARIES, MOVES, NO_EFFECT, PER_PROJECT, Library, Rule, Verdict, rule_of_name
 
-_LARGEST = 2_000_000
-"""Bytes of a file that is read; programs that people write are smaller."""
+_MAX_FILE_SIZE = 2_000_000
+"""Bytes of the largest file that is read; larger ones are not written by people."""
 _SKIPPED = frozenset(["__pycache__", "site-packages", "dist-packages", "node_modules"])
-_MARKS_OF_AN_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
-_WAITING = frozenset(["timeout", "propagate", "interval", "follow_parents"])
-"""Arguments of a method that waits for a result; others of its name, such as that of a dictionary, have more."""
-_OPEN_ENDS = ("(", "[", "{", ",", "\\")
+_ENVIRONMENT_FILES = ("pyvenv.cfg", "conda-meta")
+_GET_NAMES = frozenset(["timeout", "propagate", "interval", "follow_parents"])
+"""Arguments of `AsyncResult.get`; methods with other arguments, such as `dict.get`, do not wait for a result."""
+_CONTINUED_LINE_ENDS = ("(", "[", "{", ",", "\\")
 
 
 class Use(NamedTuple):
-    """One use of a library."""
+    """One use of a library, with its verdict."""
 
     file: str
     line: int
@@ -42,29 +42,29 @@ class Use(NamedTuple):
 
 @dataclass
 class Findings:
-    """What was found in a project."""
+    """The result of reading a project."""
 
     files: int = 0
-    """Python files that were read."""
+    """Number of Python files that were read."""
     uses: list[Use] = field(default_factory=list)
     unread: dict[str, str] = field(default_factory=dict)
-    """Files that could not be read, and why."""
+    """Reasons by file that could not be read."""
     diffs: list[str] = field(default_factory=list)
-    """The change of each file, as a unified diff."""
+    """Unified diffs of the changed files."""
 
     def count(self, verdict: Verdict) -> int:
-        """Return how many uses have this verdict."""
+        """Return the number of uses with this verdict."""
         return sum(use.verdict is verdict for use in self.uses)
 
     @property
     def score(self) -> int | None:
-        """The per cent of uses that move, rounded down, a file that was not read as one that does not; or None."""
+        """Percentage of uses that move, rounded down. An unread file counts as a use that stays. None without uses."""
         moving = len(self.uses) - self.count(Verdict.STAYS)
         return 100 * moving // (len(self.uses) + len(self.unread)) if self.uses else None
 
 
 def read_project(path: Path) -> Findings:
-    """Read a file, or all Python files of a folder."""
+    """Read a Python file, or all Python files of a folder."""
     findings, parsed = Findings(), []
     for file in _python_files(path):
         name = file.name if file == path else file.relative_to(path).as_posix()
@@ -75,10 +75,10 @@ def read_project(path: Path) -> Findings:
             continue
         findings.files += 1
         parsed.append((name, text, tree))
-    used = {name: library for *_, tree in parsed for name, library in _imported_libraries(tree).items()}
+    libraries = {name: library for *_, tree in parsed for name, library in _imported_libraries(tree).items()}
     for name, text, tree in parsed:
         try:
-            reader = _Reader(name, tree, list(used.values()))
+            reader = _Reader(name, tree, list(libraries.values()))
         except RecursionError as error:
             findings.unread[name] = _reason(error)
             continue
@@ -92,31 +92,31 @@ def read_project(path: Path) -> Findings:
 
 
 def _python_files(path: Path) -> Iterator[Path]:
-    """Yield the Python files of a project, each once: not those of environments, of packages, or behind links."""
+    """Yield a project's Python files once each, without virtual environments, packages and symbolic links."""
     if not path.is_dir():
         yield path
         return
     for folder, folders, names in os.walk(path):
-        here = Path(folder)
-        folders[:] = sorted(name for name in folders if not _is_skipped(here / name))
-        yield from (here / name for name in sorted(names) if name.endswith(".py") and not (here / name).is_symlink())
+        path_ = Path(folder)
+        folders[:] = sorted(name for name in folders if not _is_skipped(path_ / name))
+        yield from (path_ / name for name in sorted(names) if name.endswith(".py") and not (path_ / name).is_symlink())
 
 
 def _is_skipped(folder: Path) -> bool:
     return (
         folder.name in _SKIPPED
         or folder.name.startswith(".")
-        or any((folder / mark).exists() for mark in _MARKS_OF_AN_ENVIRONMENT)
+        or any((folder / name).exists() for name in _ENVIRONMENT_FILES)
     )
 
 
 def _parse(file: Path) -> tuple[str, ast.Module]:
-    if (size := file.stat().st_size) > _LARGEST:
-        raise ValueError(f"{size:,} bytes, and up to {_LARGEST:,} are read")
+    if (size := file.stat().st_size) > _MAX_FILE_SIZE:
+        raise ValueError(f"{size:,} bytes, and up to {_MAX_FILE_SIZE:,} are read")
     data = file.read_bytes()
     encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of escapes in texts, which are not ours to judge
+        warnings.simplefilter("ignore")  # invalid escapes in the project's strings are not reported
         return data.decode(encoding), ast.parse(data)
 
 
@@ -126,8 +126,8 @@ def _reason(error: BaseException) -> str:
 
 
 def _imported_libraries(tree: ast.Module) -> dict[str, Library]:
-    tops = {module.partition(".")[0] for node in ast.walk(tree) for module in _modules_of(node)}
-    return {LIBRARIES[top].name: LIBRARIES[top] for top in sorted(tops & LIBRARIES.keys())}
+    top_modules = {module.partition(".")[0] for node in ast.walk(tree) for module in _modules_of(node)}
+    return {LIBRARIES[top].name: LIBRARIES[top] for top in sorted(top_modules & LIBRARIES.keys())}
 
 
 def _modules_of(node: ast.AST) -> list[str]:
@@ -137,20 +137,20 @@ def _modules_of(node: ast.AST) -> list[str]:
 
 
 class _Reader(ast.NodeVisitor):
-    """Reads one file."""
+    """Collects the uses in one file."""
 
     def __init__(self, file: str, tree: ast.Module, used: list[Library]) -> None:
         self._file = file
         self.uses: list[Use] = []
         self.imports: list[ast.Import | ast.ImportFrom] = []
-        """Imports of a library."""
+        """Import statements of a library's modules."""
         self.settings: dict[int, str] = {}
-        """By line, what to note at a setting that changes."""
+        """Notes for settings that behave differently, by line number."""
         self._in_task = False
-        self._modules: dict[str, str] = {}
-        """Names that stand for a library here, and which."""
-        self._used = used
-        self._here = _imported_libraries(tree)
+        self._library_names: dict[str, str] = {}
+        """Top-level modules of libraries, by the names that this file gives them."""
+        self._project_libraries = used
+        self._file_libraries = _imported_libraries(tree)
         self._configured = [library for library in used if library.settings]
         self._is_configuration = Path(file).stem in ("celeryconfig", "celery_config")
         self.visit(tree)
@@ -165,7 +165,7 @@ class _Reader(ast.NodeVisitor):
                 rule = MOVES if alias.name in library.modules else library.otherwise
                 self._add(node, library, f"import {alias.name}", rule)
                 if alias.asname is None or "." not in alias.name:
-                    self._modules[alias.asname or alias.name.partition(".")[0]] = alias.name.partition(".")[0]
+                    self._library_names[alias.asname or alias.name.partition(".")[0]] = alias.name.partition(".")[0]
                 self.imports.append(node)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
@@ -181,17 +181,17 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        for library in self._used:
-            if name in library.calls and (library.name in self._here or name in library.anywhere):
+        for library in self._project_libraries:
+            if name in library.calls and (library.name in self._file_libraries or name in library.anywhere):
                 self._add(node, library, f"{name}(…)", MOVES)
                 for keyword in node.keywords:
                     if (rule := library.calls[name].get(keyword.arg or "")) is not None:
                         self._add(keyword, library, f"{name}({keyword.arg}=…)", rule)
-        for library in self._here.values():
+        for library in self._file_libraries.values():
             for keyword in node.keywords:
                 if (rule := library.attributes.get(what := f"{name}({keyword.arg}=…)")) is not None:
                     self._add(keyword, library, what, rule)
-            waits = self._in_task and not node.args and _WAITING.issuperset(keyword.arg for keyword in node.keywords)
+            waits = self._in_task and not node.args and _GET_NAMES.issuperset(keyword.arg for keyword in node.keywords)
             if waits and (rule := library.attributes.get(what := f"{name}() in a task")) is not None:
                 self._add(node, library, what, rule)
         if name == "update" and isinstance(node.func, ast.Attribute) and _is_conf(node.func.value):
@@ -201,27 +201,27 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        for library in self._used:
-            if library.name in self._here and (rule := library.attributes.get(node.attr)) is not None:
+        for library in self._project_libraries:
+            if library.name in self._file_libraries and (rule := library.attributes.get(node.attr)) is not None:
                 self._add(node, library, f".{node.attr}", rule)
-        module = self._modules.get(getattr(node.value, "id", ""))
+        module = self._library_names.get(getattr(node.value, "id", ""))
         if module is not None:
             self._add(node, LIBRARIES[module], f"{module}.{node.attr}", rule_of_name(module, node.attr))
         self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """Count decorators without arguments, too."""
-        around = self._in_task
+        """Count decorators without arguments as uses."""
+        outer = self._in_task
         for decorator in node.decorator_list:
             function = decorator.func if isinstance(decorator, ast.Call) else decorator
             name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-            for library in self._used:
-                if name in library.calls and library.name in self._here:
+            for library in self._project_libraries:
+                if name in library.calls and library.name in self._file_libraries:
                     self._in_task = True
                     if function is decorator:
                         self._add(decorator, library, f"@{name}", MOVES)
         self.generic_visit(node)
-        self._in_task = around
+        self._in_task = outer
 
     visit_AsyncFunctionDef = visit_FunctionDef
 
@@ -244,7 +244,7 @@ class _Reader(ast.NodeVisitor):
 
 
 def _is_conf(node: ast.expr) -> bool:
-    """Say whether this is the settings of an application: `app.conf`, or `conf` by itself."""
+    """Return whether an expression is an application's settings: `app.conf`, or just `conf`."""
     return (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")) == "conf"
 
 
@@ -252,19 +252,19 @@ def _is_conf(node: ast.expr) -> bool:
 
 
 def _changed(text: str, reader: _Reader) -> str:
-    """Return the text of a file with its imports changed, and remarks at settings."""
+    """Return the text of a file with changed imports, and notes at settings."""
     lines = _lines(text)
     for node in reader.imports:
         lines[node.lineno - 1] = _changed_import(lines[node.lineno - 1], node)
     for number, note in reader.settings.items():
         code, end = _split_end(lines[number - 1])
-        if not code.rstrip().endswith(_OPEN_ENDS) and "#" not in code:
+        if not code.rstrip().endswith(_CONTINUED_LINE_ENDS) and "#" not in code:
             lines[number - 1] = f"{code}  # {note}{end}"
     return "".join(lines)
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of a program as Python counts them."""
+    """Return the lines of a file, split as Python does."""
     return list(io.StringIO(text, newline=""))
 
 
@@ -274,7 +274,7 @@ def _changed_import(line: str, node: ast.Import | ast.ImportFrom) -> str:
         module = node.module or ""
         return indent + code.replace(f"from {module} ", f"from {_counterpart(module)} ", 1)
     if len(node.names) > 1 or ";" in code:
-        return line  # which somebody must take apart
+        return line  # needs to be split by hand
     alias, (_, end) = node.names[0], _split_end(code)
     counterpart = _counterpart(alias.name)
     if alias.asname is not None or "." not in alias.name:

@@ -1,6 +1,6 @@
-"""Values that JSON does not have, with tags as Celery's messages have them: `{"__type__": "date", "__value__": "…"}`.
+"""Values that JSON lacks, tagged as in Celery's messages: `{"__type__": "date", "__value__": "…"}`.
 
-Plain data stays as it is, and costs a look at its types. Bytes and times with a zone are data here already.
+Plain data stays unchanged; only its types are checked. Bytes and aware datetimes need no tag here.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ TYPE, _VALUE = "__type__", "__value__"
 
 
 class Values:
-    """Turns values into data and back, as Celery's JSON does."""
+    """Converts values to tagged data and back, as Celery's JSON does."""
 
     error: ClassVar[type[PayloadError]] = PayloadError
-    """Raised for a value that is refused."""
+    """The exception for a value that is refused."""
     read: ClassVar[Mapping[str, Callable[[Any], Any]]] = {
         "datetime": datetime.fromisoformat,
         "date": lambda text: datetime.fromisoformat(text).date(),
@@ -33,10 +33,10 @@ class Values:
         "bytes": str.encode,
         "base64": b64decode,
     }
-    """How a value is read again, by the name of its type."""
+    """Decoders by type tag."""
 
     def tagged(self, value: Any) -> Any:
-        """Return a value as data; what Celery's JSON refuses is refused, unless it is data here."""
+        """Return a value as data. Raise `error` for values that Celery's JSON and this format both lack."""
         if type(value) in PLAIN:
             return value
         if isinstance(value, dict):
@@ -78,5 +78,5 @@ class Values:
 
 
 def tag(kind: str, value: Any) -> dict[str, Any]:
-    """Return data with the name of the type that it is read as."""
+    """Return data with a type tag, which `untagged` decodes."""
     return {TYPE: kind, _VALUE: value}

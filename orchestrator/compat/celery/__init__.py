@@ -1,8 +1,8 @@
-"""Celery's API on ours: a program runs by changing `from celery import …` to this package.
+"""Celery's API on this system: a program moves by changing `from celery import …` to this package.
 
-A task is a task of ours, under Celery's name; a chain, group or chord is a composition; `beat_schedule` are schedules.
-There is no second engine: each file translates one part of Celery's API. What has no counterpart is refused, with
-what to use instead; `docs/from-celery.md` has the table.
+A Celery task is a native task with the same name; a chain, group or chord is a composition; `beat_schedule` becomes
+schedules. There is no second engine: each file translates one part of Celery's API. Parts without a counterpart raise
+NotCovered with the alternative; `docs/from-celery.md` has the table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from orchestrator.compat.celery.schedules import crontab
 from orchestrator.compat.celery.utils import uuid
 
 __version__ = "5.5.0"
-"""The version of Celery whose API this is."""
+"""The version of Celery whose API this package has."""
 
 __all__ = [
     "Celery",

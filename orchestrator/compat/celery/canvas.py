@@ -1,4 +1,4 @@
-"""Chains, groups and chords: signatures that are put together before anything runs."""
+"""Chains, groups and chords: signatures composed of signatures."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from orchestrator.compat.celery.utils import listed
 
 
 class _Composite(Signature):
-    """What is made of several calls."""
+    """A signature that consists of several calls."""
 
     def __init__(self, kind: str, kwargs: Mapping[str, Any], app: Any, options: Mapping[str, Any]) -> None:
         super().__init__(f"celery.{kind}", (), kwargs, options, subtask_type=kind, app=app)
 
     @property
     def app(self) -> Any:
-        found = self._app or next((one._app for one in composing.calls_in(self) if one._app is not None), None)
-        return app_or_default(found)
+        app = self._app or next((call._app for call in composing.calls_in(self) if call._app is not None), None)
+        return app_or_default(app)
 
     def apply_async(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
-        """Start a run of it; its result is that of its last part."""
+        """Start a run of the composition; return the result of its last part."""
         if self.app.conf.task_always_eager:
             return self.apply(args, kwargs, **options)
         return composing.start(self, tuple(args or ()), dict(kwargs or {}), options)
@@ -36,23 +36,23 @@ class _Composite(Signature):
         return composing.apply(self, tuple(args or ()), dict(kwargs or {}), options)
 
     def freeze(self, _id: str | None = None, **_: Any) -> Any:
-        """Refuse it: the ids of parts follow from that of the run."""
+        """Refuse: the ids of the parts follow from the run's id."""
         raise NotCovered(
             f"freeze() of a {self.subtask_type}", "apply_async(task_id=…) gives the whole of it an id of your own."
         )
 
     def unchain_tasks(self) -> list[Any]:
-        """Return copies of its tasks, with its error callbacks."""
-        tasks = [one.clone() for one in self.tasks]
+        """Return copies of the tasks, with the composition's error callbacks."""
+        tasks = [task.clone() for task in self.tasks]
         for errback in listed(self.options.get("link_error")):
-            for one in tasks:
-                one.link_error(errback)
+            for task in tasks:
+                task.link_error(errback)
         return tasks
 
     @property
     def tasks(self) -> list[Any]:
-        found: list[Any] = self.kwargs["tasks"]
-        return found
+        tasks: list[Any] = self.kwargs["tasks"]
+        return tasks
 
     @tasks.setter
     def tasks(self, tasks: Any) -> None:
@@ -61,7 +61,7 @@ class _Composite(Signature):
     def _restore(self) -> None:
         self["kwargs"] = {
             **self["kwargs"],
-            "tasks": [maybe_signature(one, self._app) for one in self["kwargs"]["tasks"]],
+            "tasks": [maybe_signature(task, self._app) for task in self["kwargs"]["tasks"]],
         }
 
     def __getitem__(self, key: Any) -> Any:
@@ -72,10 +72,10 @@ class _Composite(Signature):
 
 @Signature.register_type("chain")
 class chain(_Composite):  # Celery's name
-    """Calls one after another; each is given the result of the one before."""
+    """Calls in sequence; each one gets the result of the one before."""
 
     def __init__(self, *tasks: Any, app: Any = None, **options: Any) -> None:
-        flat = [one for part in _parts(tasks) for one in _unchained(part)]
+        flat = [call for part in _parts(tasks) for call in _unchained(part)]
         super().__init__("chain", {"tasks": flat}, app, options)
 
     def __repr__(self) -> str:
@@ -90,23 +90,23 @@ def _unchained(part: Any) -> list[Any]:
 
 @Signature.register_type("group")
 class group(_Composite):  # Celery's name
-    """Calls side by side; the result is the list of theirs."""
+    """Calls in parallel; the result is the list of their results."""
 
     def __init__(self, *tasks: Any, app: Any = None, **options: Any) -> None:
         super().__init__("group", {"tasks": list(_parts(tasks))}, app, options)
 
     def link(self, callback: Any) -> Any:
-        """Call another after the first of its tasks, as Celery does."""
+        """Enqueue another task after the first task of the group, as Celery does."""
         return self.tasks[0].link(maybe_signature(callback).set(immutable=True))
 
     def link_error(self, errback: Any) -> Any:
-        """Call another after each of its tasks that fails."""
-        return tuple(one.link_error(maybe_signature(errback)) for one in self.tasks)
+        """Enqueue another task after each task of the group that fails."""
+        return tuple(task.link_error(maybe_signature(errback)) for task in self.tasks)
 
     def skew(self, start: float = 1.0, stop: float | None = None, step: float = 1.0) -> group:
         countdown = start
-        for one in self.tasks:
-            one.set(countdown=countdown)
+        for task in self.tasks:
+            task.set(countdown=countdown)
             countdown += step
             if stop is not None and countdown > stop:
                 countdown = start
@@ -124,32 +124,32 @@ class group(_Composite):  # Celery's name
 
 @Signature.register_type("chord")
 class chord(_Composite):  # Celery's name
-    """A group, and a call that is given the list of its results."""
+    """A group, and a body that gets the list of the group's results."""
 
     def __init__(self, header: Any, body: Any = None, app: Any = None, **options: Any) -> None:
-        made = header if isinstance(header, group) else group(*_parts((header,)), app=app)
-        kwargs = {"header": made, "body": maybe_signature(body)}
+        group_ = header if isinstance(header, group) else group(*_parts((header,)), app=app)
+        kwargs = {"header": group_, "body": maybe_signature(body)}
         super().__init__(
             "chord", kwargs, app, {key: value for key, value in options.items() if key not in ("args", "kwargs")}
         )
 
     def __call__(self, body: Any = None, **options: Any) -> Any:
-        """Start a run of it, with this body."""
+        """Start a run with this body."""
         return self.apply_async((), {"body": body} if body is not None else {}, **options)
 
     def apply_async(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
-        given = dict(kwargs or {})
-        body = given.pop("body", None)
+        keywords = dict(kwargs or {})
+        body = keywords.pop("body", None)
         if body is None:
-            return super().apply_async(args, given, **options)
-        copied = self.clone()
-        copied.kwargs["body"] = maybe_signature(body)
-        return copied.apply_async(args, given, **options)
+            return super().apply_async(args, keywords, **options)
+        copy = self.clone()
+        copy.kwargs["body"] = maybe_signature(body)
+        return copy.apply_async(args, keywords, **options)
 
     @property
     def tasks(self) -> list[Any]:
-        found: list[Any] = self.kwargs["header"].tasks
-        return found
+        tasks: list[Any] = self.kwargs["header"].tasks
+        return tasks
 
     @tasks.setter
     def tasks(self, tasks: Any) -> None:
@@ -168,7 +168,7 @@ class chord(_Composite):  # Celery's name
         return callback
 
     def link_error(self, errback: Any) -> Any:
-        """Call another where its body, or a task of its header, fails."""
+        """Enqueue another task if the body fails; a setting adds the tasks of the header."""
         if self.app.conf.task_allow_error_cb_on_chord_header:
             self.kwargs["header"].link_error(errback)
         self.body.link_error(errback)
@@ -176,14 +176,14 @@ class chord(_Composite):  # Celery's name
 
     def _restore(self) -> None:
         header = self["kwargs"]["header"]
-        made = (
-            group(*(maybe_signature(one, self._app) for one in header), app=self._app)
+        header_ = (
+            group(*(maybe_signature(task, self._app) for task in header), app=self._app)
             if isinstance(header, list)
             else maybe_signature(header, self._app)
         )
         self["kwargs"] = {
             **self["kwargs"],
-            "header": made,
+            "header": header_,
             "body": maybe_signature(self["kwargs"].get("body"), self._app),
         }
 
@@ -197,15 +197,15 @@ class _OverItems(Signature):
     kind = ""
 
     def __init__(self, task: Any, it: Iterable[Any], app: Any = None, **options: Any) -> None:
-        called = maybe_signature(task)
+        task_ = maybe_signature(task)
         super().__init__(
             f"celery.{self.kind}",
             (),
-            {"task": called, "it": list(it)},
+            {"task": task_, "it": list(it)},
             options,
             subtask_type=f"x{self.kind}",
             immutable=True,
-            app=app or called._app,
+            app=app or task_._app,
         )
 
     def __repr__(self) -> str:
@@ -214,21 +214,21 @@ class _OverItems(Signature):
 
 @Signature.register_type("xmap")
 class xmap(_OverItems):  # Celery's name
-    """One task that calls another for each item."""
+    """Runs a task for each item, in one call."""
 
     kind = "map"
 
 
 @Signature.register_type("xstarmap")
 class xstarmap(_OverItems):  # Celery's name
-    """The same where an item is a tuple of arguments."""
+    """Runs a task for each tuple of arguments, in one call."""
 
     kind = "starmap"
 
 
 @Signature.register_type("chunks")
 class chunks(_Composite):  # Celery's name
-    """Calls for `n` items each."""
+    """A group of calls with `n` items each."""
 
     def __init__(self, task: Any, it: Iterable[Any], n: int, app: Any = None, **options: Any) -> None:
         super().__init__("chunks", {"task": maybe_signature(task), "it": list(it), "n": n}, app, options)
@@ -236,7 +236,7 @@ class chunks(_Composite):  # Celery's name
     def _restore(self) -> None:
         self["kwargs"] = {**self["kwargs"], "task": maybe_signature(self["kwargs"]["task"], self._app)}
 
-    @property  # type: ignore[misc]  # it is computed
+    @property  # type: ignore[misc]  # computed
     def tasks(self) -> list[Any]:
         it, n = self.kwargs["it"], self.kwargs["n"]
         return [xstarmap(self.kwargs["task"], it[at : at + n], app=self._app) for at in range(0, len(it), n)]
@@ -253,10 +253,10 @@ class chunks(_Composite):  # Celery's name
 
 
 def _parts(tasks: Sequence[Any]) -> Iterator[Any]:
-    """Yield the parts that were given one by one, or as one iterable."""
-    is_one = len(tasks) == 1 and not isinstance(tasks[0], dict) and isinstance(tasks[0], Iterable)
-    for one in tasks[0] if is_one else tasks:
-        yield from _parts((one,)) if not isinstance(one, dict) and isinstance(one, Iterable) else [maybe_signature(one)]
+    """Yield the signatures from separate arguments or from one iterable."""
+    is_iterable = len(tasks) == 1 and not isinstance(tasks[0], dict) and isinstance(tasks[0], Iterable)
+    for sig in tasks[0] if is_iterable else tasks:
+        yield from _parts((sig,)) if not isinstance(sig, dict) and isinstance(sig, Iterable) else [maybe_signature(sig)]
 
 
 subtask, maybe_subtask = signature, maybe_signature

@@ -1,4 +1,4 @@
-"""Signatures that are put together, as a composition of ours; and what its run comes to, as Celery's results."""
+"""Converts composed signatures to native compositions, and their runs to Celery's results."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Part = Composition[Any]
 
 
 def calls_in(sig: Any) -> Iterator[Any]:
-    for one in _children(sig):
-        yield from calls_in(one)
+    for child in _children(sig):
+        yield from calls_in(child)
     if sig.subtask_type not in ("chain", "group", "chord", "chunks"):
         yield sig
 
@@ -33,7 +33,7 @@ def _children(sig: Any) -> list[Any]:
 
 
 def start(sig: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Start a composition; its options go to the calls that Celery gives them to."""
+    """Start a composition; its options go to the same calls as in Celery."""
     app = sig.app
     app._configure()
     options = {**sig.options, **options}
@@ -53,7 +53,7 @@ def start(sig: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Map
 
 
 def _prepared(sig: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: dict[str, Any]) -> Any:
-    """Return a composition with the arguments and options of its start; None if there is nothing in it."""
+    """Return a composition with the arguments and options of its start merged in; None if it is empty."""
     kind = sig.subtask_type
     link, link_error = options.pop("link", None), options.pop("link_error", None)
     sig["options"] = {}
@@ -63,42 +63,42 @@ def _prepared(sig: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options:
     if kind == "group":
         if link:
             raise TypeError("Cannot add link to group: use a chord")
-        tasks = [_given(one, args, kwargs, options, link_error) for one in sig.tasks]
+        tasks = [_bind(part, args, kwargs, options, link_error) for part in sig.tasks]
         sig.tasks = tasks
         return sig if tasks else None
     if kind == "chord":
         if sig.body is None:
             raise TypeError("chord has no body: chord(header)(body)")
-        header = [_given(one, args, kwargs, {}, None) for one in sig.tasks]
+        header = [_bind(part, args, kwargs, {}, None) for part in sig.tasks]
         sig.tasks = header
         body = sig.body
         body.options.update(options)
         _link(body, link, link_error)
         return sig if header else body.clone(([],))
-    tasks = [one.clone() for one in sig.tasks]
+    tasks = [part.clone() for part in sig.tasks]
     if not tasks:
         return None
-    tasks[0] = _given(tasks[0], args, kwargs, options, None)
+    tasks[0] = _bind(tasks[0], args, kwargs, options, None)
     _link(tasks[-1], link, None)
-    for one in tasks:
-        _link(one, None, link_error)
+    for part in tasks:
+        _link(part, None, link_error)
     sig.tasks = tasks
     return tasks[0] if len(tasks) == 1 and tasks[0].subtask_type is None else sig
 
 
-def _given(one: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], error: Any) -> Any:
-    """Return a part with arguments in front of its own, wherever these belong inside of it."""
-    one = one.clone()
-    if one.subtask_type in ("group", "chord"):
-        inner = [_given(part, args, kwargs, options, error) for part in one.tasks]
-        one.tasks = inner
-    elif one.subtask_type == "chain" and one.tasks:
-        one.tasks = [_given(one.tasks[0], args, kwargs, options, None), *one.tasks[1:]]
-        _link(one, None, error)
-    elif one.subtask_type is None:
-        one = one.clone(args, kwargs, **options)
-        _link(one, None, error)
-    return one
+def _bind(part: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any], error: Any) -> Any:
+    """Return a part with the arguments prepended to its own, or to those of its first calls."""
+    part = part.clone()
+    if part.subtask_type in ("group", "chord"):
+        parts = [_bind(part, args, kwargs, options, error) for part in part.tasks]
+        part.tasks = parts
+    elif part.subtask_type == "chain" and part.tasks:
+        part.tasks = [_bind(part.tasks[0], args, kwargs, options, None), *part.tasks[1:]]
+        _link(part, None, error)
+    elif part.subtask_type is None:
+        part = part.clone(args, kwargs, **options)
+        _link(part, None, error)
+    return part
 
 
 def _link(sig: Any, link: Any, link_error: Any) -> None:
@@ -107,7 +107,7 @@ def _link(sig: Any, link: Any, link_error: Any) -> None:
 
 
 def compose(app: Any, sig: Any, errbacks: Sequence[Any]) -> Part:
-    """Return a composition of ours; `errbacks` are those of what stands around it."""
+    """Return a native composition. `errbacks` are the error callbacks of the enclosing parts."""
     kind = sig.subtask_type
     options = sig.options
     errors = [*errbacks, *listed(options.get("link_error"))]
@@ -115,44 +115,44 @@ def compose(app: Any, sig: Any, errbacks: Sequence[Any]) -> Part:
     if kind == "chunks":
         sig, kind = sig.group(), "group"
     if kind == "chain":
-        tasks = [one.clone() for one in sig.tasks]
+        tasks = [part.clone() for part in sig.tasks]
         for link in links:
             tasks[-1].link(link)
-        return Chain([compose(app, one, errors) for one in tasks])
+        return Chain([compose(app, part, errors) for part in tasks])
     if kind == "group":
-        return Group([compose(app, one, errors) for one in _flat(sig.tasks)])
+        return Group([compose(app, part, errors) for part in _flat(sig.tasks)])
     if kind == "chord":
         body = sig.body.clone()
         for link in links:
             body.link(link)
-        # Where a task of the header fails, the body is not run: its error callbacks are called in its place.
-        of_body = [_of_chord(error) for error in (*errors, *_errbacks(body))]
-        header = Group([compose(app, one, of_body) for one in _flat(sig.tasks)])
+        # If a task of the header fails, the body never runs: call the body's error callbacks instead.
+        body_errors = [_as_chord_errback(error) for error in (*errors, *_errbacks(body))]
+        header = Group([compose(app, part, body_errors) for part in _flat(sig.tasks)])
         return Chain([header, compose(app, body, errors)])
     return _call(app, sig, links, errors)
 
 
 def _errbacks(body: Any) -> list[Any]:
-    found = listed(body.options.get("link_error"))
-    return [*found, *(error for one in _children(body)[:1] for error in _errbacks(one))]
+    errbacks = listed(body.options.get("link_error"))
+    return [*errbacks, *(error for child in _children(body)[:1] for error in _errbacks(child))]
 
 
-def _of_chord(errback: Any) -> Any:
-    """Return an error callback that is to be given a ChordError."""
+def _as_chord_errback(errback: Any) -> Any:
+    """Return an error callback that receives a ChordError."""
     return maybe_signature(errback).clone().set(of_chord=True)
 
 
 def _flat(tasks: Sequence[Any]) -> Iterator[Any]:
-    """Yield the parts of a group; those of a group within it are its own, as in Celery."""
-    for one in tasks:
-        if one.subtask_type in ("group", "chunks"):
-            errors = listed(one.options.get("link_error"))
-            for inner in _flat(one.tasks):
-                copied = inner.clone()
-                _link(copied, None, errors)
-                yield copied
+    """Yield the parts of a group; nested groups are flattened, as in Celery."""
+    for part in tasks:
+        if part.subtask_type in ("group", "chunks"):
+            errors = listed(part.options.get("link_error"))
+            for inner in _flat(part.tasks):
+                copy = inner.clone()
+                _link(copy, None, errors)
+                yield copy
         else:
-            yield one
+            yield part
 
 
 def _call(app: Any, sig: Any, links: Sequence[Any], errors: Sequence[Any]) -> Part:
@@ -161,44 +161,44 @@ def _call(app: Any, sig: Any, links: Sequence[Any], errors: Sequence[Any]) -> Pa
         raise NotCovered(f"task_id of {name} in a chain, group or chord", "Give the whole of it a task_id.")
     for key in ("link", "link_error"):
         options.pop(key, None)
-    known = app.tasks.get(name)
-    native = app._by_name(name) if known is None else known._registered()
+    task = app.tasks.get(name)
+    native = app._by_name(name) if task is None else task._registered()
     message = calls.message_of(list(links), _distinct(errors), options)
-    chosen = calls.native_options(Invocation(app, name, args, kwargs, options, known))
-    calls.keep_priority(app, chosen, message)
+    native_options = calls.native_options(Invocation(app, name, args, kwargs, options, task))
+    calls.keep_priority(app, native_options, message)
     if signals.before_task_publish.receivers:
-        calls.announce(app, native, args, kwargs, None, chosen, message)
-    if (eta := chosen.pop("eta", None)) is not None:
-        chosen["delay"] = max(0.0, (eta - app.now()).total_seconds())
-    if not native._call_options.store_result or "store_result" in chosen:
-        chosen["store_result"] = True  # what follows is given the result
-    if chosen:
-        native = native.options(**chosen)
-    data, named = calls.as_data(known, args, kwargs, message)
+        calls.announce(app, native, args, kwargs, None, native_options, message)
+    if (eta := native_options.pop("eta", None)) is not None:
+        native_options["delay"] = max(0.0, (eta - app.now()).total_seconds())
+    if not native._call_options.store_result or "store_result" in native_options:
+        native_options["store_result"] = True  # the next part needs the result
+    if native_options:
+        native = native.options(**native_options)
+    data, named = calls.as_data(task, args, kwargs, message)
     return Call(native, tuple(data), dict(named), immutable=bool(sig.immutable))
 
 
 def _distinct(errors: Sequence[Any]) -> list[Any]:
-    return [one for place, one in enumerate(errors) if one not in errors[:place]]
+    return [error for index, error in enumerate(errors) if error not in errors[:index]]
 
 
 # -- right here
 
 
 def apply(sig: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Run all of a composition in this process."""
+    """Run a whole composition in this process."""
     kind = sig.subtask_type
     throw = {"throw": options["throw"]} if "throw" in options else {}
     errors = listed(sig.options.get("link_error"))
     if kind in ("group", "chunks"):
-        parts = [_with_errors(one, errors) for one in _flat(sig.tasks)]
-        return GroupResult(uuid(), [one.apply(args, kwargs, **throw) for one in parts], app=sig.app)
+        parts = [_with_errors(step, errors) for step in _flat(sig.tasks)]
+        return GroupResult(uuid(), [step.apply(args, kwargs, **throw) for step in parts], app=sig.app)
     parts = [sig.kwargs["header"], sig.body] if kind == "chord" else sig.tasks
     result: Any = None
-    for one in parts:
-        part = _with_errors(one, errors)
-        given = args if result is None else (result.get(),)
-        previous, result = result, part.apply(given, kwargs if result is None else None, **throw)
+    for step in parts:
+        part = _with_errors(step, errors)
+        arguments = args if result is None else (result.get(),)
+        previous, result = result, part.apply(arguments, kwargs if result is None else None, **throw)
         result.parent = previous
         if isinstance(result, EagerResult) and result.state == states.FAILURE:
             break
@@ -206,7 +206,7 @@ def apply(sig: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Map
 
 
 def _with_errors(one: Any, errors: Sequence[Any]) -> Any:
-    copied = one.clone()
+    copy = one.clone()
     for error in errors:
-        copied.link_error(error)
-    return copied
+        copy.link_error(error)
+    return copy

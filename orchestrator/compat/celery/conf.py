@@ -1,4 +1,4 @@
-"""Celery's settings: those that mean something here, those that do not, and those that would mean something else."""
+"""Celery's settings: those with an effect here, those without, and those that are refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "result_serializer": "json",
     "worker_pool": "prefork",
 }
-"""Settings that have an effect here, or whose value programs read."""
+"""Settings with an effect here, or whose value programs read, with Celery's defaults."""
 
 _NAMES = """
 broker_connection_max_retries broker_connection_retry broker_connection_retry_on_startup
@@ -64,7 +64,7 @@ worker_timer_precision worker_soft_shutdown_timeout worker_enable_soft_shutdown_
 worker_detect_quorum_queues broker_native_delayed_delivery_queue_type deprecated_settings
 """
 WITHOUT_EFFECT = frozenset(_NAMES.split())
-"""Settings about brokers, result backends and processes that are not here. They are named in one warning."""
+"""Settings about brokers, result backends and processes that do not exist here. One warning names them."""
 
 _PICKLE = "Pickle is never used: arguments and results are data."
 REFUSED: dict[str, Callable[[Any], str | None]] = {
@@ -81,7 +81,7 @@ REFUSED: dict[str, Callable[[Any], str | None]] = {
         else None
     ),
 }
-"""Settings that would change what a program does, and why they are refused."""
+"""Settings that would change the program's behavior, with a function that returns why a value is refused."""
 
 
 def _zone(value: Any) -> str | None:
@@ -98,7 +98,7 @@ def _count(value: Any) -> str | None:
 
 
 CHECKED: dict[str, Callable[[Any], str | None]] = {"timezone": _zone, "worker_concurrency": _count}
-"""Settings that would fail later, and what is expected of them."""
+"""Settings that would fail only later, with a function that returns what is expected instead of a wrong value."""
 
 _RENAMED = """
 broker_url=broker_url celery_broker_url=broker_url celery_always_eager=task_always_eager
@@ -117,11 +117,11 @@ celeryd_task_soft_time_limit=task_soft_time_limit celeryd_hijack_root_logger=wor
 celeryd_log_format=worker_log_format
 """
 OLD_NAMES = dict(pair.split("=") for pair in _RENAMED.split())
-"""Names that settings had before Celery 4, in lower case."""
+"""Setting names from before Celery 4, in lower case."""
 
 
 class Conf(dict[str, Any]):
-    """`app.conf`: settings by name and as attributes; a setting that was not given has Celery's default."""
+    """`app.conf`: settings by name and as attributes, with Celery's defaults."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,10 +129,10 @@ class Conf(dict[str, Any]):
         self._warned: set[str] = set()
         self._is_loading = False
         self._version = 0
-        """Grows with each change."""
+        """Incremented with each change."""
 
-    def later(self, source: Any, namespace: str | None) -> None:
-        """Read settings from an object, a module or its name when the first is needed."""
+    def add_source(self, source: Any, namespace: str | None) -> None:
+        """Register an object, a module or its name; its settings are read when one is needed."""
         self._sources.append((source, namespace))
 
     def load(self) -> None:
@@ -142,20 +142,20 @@ class Conf(dict[str, Any]):
         try:
             while self._sources:
                 source, namespace = self._sources.pop(0)
-                given = {
+                values = {
                     name: value
                     for name, value in _read(source, namespace).items()
                     if name not in self or namespace is None
                 }
-                self.take(given, is_own=namespace is not None)
+                self.apply(values, is_own=namespace is not None)
         finally:
             self._is_loading = False
 
-    def take(self, given: Mapping[str, Any], *, is_own: bool = True) -> None:
-        """Set many settings; `is_own` says that all of them are meant for Celery."""
+    def apply(self, values: Mapping[str, Any], *, is_own: bool = True) -> None:
+        """Set several settings. `is_own` means that all of them are meant for Celery."""
         unused = []
         self._version += 1
-        for name, value in given.items():
+        for name, value in values.items():
             key = _name(name)
             if key in REFUSED and (reason := REFUSED[key](value)) is not None:
                 raise ImproperlyConfigured(f"Celery setting {name} = {value!r}: {reason}")
@@ -163,7 +163,7 @@ class Conf(dict[str, Any]):
                 raise ImproperlyConfigured(f"Celery setting {name}: expected {problem}, found {value!r}.")
             if (
                 key not in DEFAULTS
-                and (key in WITHOUT_EFFECT or (is_own and not _is_of_library(name)))
+                and (key in WITHOUT_EFFECT or (is_own and not _is_foreign(name)))
                 and key not in self._warned
             ):
                 unused.append(key)
@@ -178,10 +178,10 @@ class Conf(dict[str, Any]):
             )
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        self.take(dict(*args, **kwargs))
+        self.apply(dict(*args, **kwargs))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self.take({name: value})
+        self.apply({name: value})
 
     def __getitem__(self, name: str) -> Any:
         self.load()
@@ -219,12 +219,12 @@ class Conf(dict[str, Any]):
         return name in self
 
     def find_value_for_key(self, name: str, namespace: str = "") -> Any:
-        """Return a setting, perhaps without the first part of its name."""
+        """Return a setting; `namespace` is the optional first part of its name."""
         return self[f"{namespace}_{name}".lower() if namespace else name.lower()]
 
 
-def _is_of_library(name: str) -> bool:
-    """Say whether this is a setting of another library, such as ONCE, and not one of Celery's that is misspelt."""
+def _is_foreign(name: str) -> bool:
+    """Return whether this is a setting of another library, such as ONCE, and not a misspelt one of Celery."""
     return name.isupper() and not get_close_matches(name.lower(), [*DEFAULTS, *WITHOUT_EFFECT, *OLD_NAMES], n=1)
 
 
@@ -244,15 +244,15 @@ def _read(source: Any, namespace: str | None) -> dict[str, Any]:
         except (ImportError, AttributeError) as error:
             raise ImproperlyConfigured(f"config_from_object({source!r}): {error}.") from error
     names: Iterable[str] = source.keys() if isinstance(source, Mapping) else dir(source)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     prefix = f"{namespace}_" if namespace else ""
     for name in names:
         if name.startswith("__") or not name.startswith(prefix):
             continue
         key = _name(name[len(prefix) :])
         if prefix or key in DEFAULTS or key in WITHOUT_EFFECT:
-            found[key] = source[name] if isinstance(source, Mapping) else getattr(source, name)
-    return found
+            values[key] = source[name] if isinstance(source, Mapping) else getattr(source, name)
+    return values
 
 
 def _imported(name: str) -> Any:
@@ -267,12 +267,12 @@ def _imported(name: str) -> Any:
 
 
 def stores(conf: Conf) -> dict[str, str]:
-    """Return our settings of Redis and Postgres as far as Celery's say them: `broker_url` and `result_backend`."""
-    found = {}
+    """Return the URLs of Redis and Postgres from `broker_url` and `result_backend`, as native settings."""
+    urls = {}
     broker = os.environ.get("CELERY_BROKER_URL") or conf.broker_url or ""
     if str(broker).startswith(("redis://", "rediss://", "unix://", "redis+socket://")):
-        found["redis_url"] = str(broker).replace("redis+socket://", "unix://")
+        urls["redis_url"] = str(broker).replace("redis+socket://", "unix://")
     backend = str(conf.result_backend or "")
     if backend.startswith("db+postgres"):
-        found["database_url"] = "postgresql://" + backend.partition("://")[2]
-    return found
+        urls["database_url"] = "postgresql://" + backend.partition("://")[2]
+    return urls

@@ -1,4 +1,4 @@
-"""Celery's exceptions. Those that mean the same as one of ours are ours, under Celery's name."""
+"""Celery's exceptions. Where a native exception means the same, it is exported under Celery's name."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ class CeleryError(Exception):
 
 
 class ImproperlyConfigured(CeleryError, ConfigurationError):
-    """A setting is wrong, or means something that does not exist here."""
+    """A setting is invalid, or has no counterpart here."""
 
 
 class NotCovered(CeleryError, OrchestratorError, NotImplementedError):
-    """A part of Celery that has no counterpart here; the message says what to use."""
+    """A part of Celery without a counterpart here; the message names the alternative."""
 
     def __init__(self, what: str = "", instead: str | None = None) -> None:
-        is_whole = instead is None  # it comes from a worker
-        super().__init__(what if is_whole else f"{what} is not covered by orchestrator.compat.celery. {instead}")
+        is_complete = instead is None  # a worker has raised it with the complete message
+        super().__init__(what if is_complete else f"{what} is not covered by orchestrator.compat.celery. {instead}")
 
 
 class AttributeNotCovered(NotCovered, AttributeError):
-    """The same of an attribute, so that `hasattr` says that it is not there."""
+    """NotCovered for an attribute; `hasattr` returns False because of the base AttributeError."""
 
     def __init__(self, what: str = "", instead: str | None = None) -> None:
         super().__init__(what, instead and f"{instead[0].upper()}{instead[1:].rstrip('.')}.")
 
 
 class Refused:
-    """An attribute that classes of Celery have, and those here refuse."""
+    """Descriptor for an attribute of a Celery class that raises AttributeNotCovered."""
 
     def __init__(self, instead: str) -> None:
         self._instead = instead
@@ -75,11 +75,11 @@ class Refused:
 
 
 class EncodeError(CeleryError, PayloadError):
-    """A value cannot be an argument or a result: it is no data, or too large. Kombu's error of that name."""
+    """A value cannot be an argument or a result: it has no encoding or is too large. Kombu's exception of that name."""
 
 
 class OperationalError(CeleryError):
-    """The broker cannot be reached. Ours is raised as `orchestrator.Unavailable`."""
+    """The broker cannot be reached. Raised as `orchestrator.Unavailable` here."""
 
 
 class TaskError(CeleryError):
@@ -87,26 +87,26 @@ class TaskError(CeleryError):
 
 
 class QueueNotFound(KeyError, TaskError):
-    """No queue of that name is declared."""
+    """No queue of this name is declared."""
 
 
 class NotRegistered(KeyError, TaskError):
-    """No task of that name is registered."""
+    """No task of this name is registered."""
 
     def __repr__(self) -> str:
         return f"NotRegistered({', '.join(map(repr, self.args))})"
 
 
 class AlreadyRegistered(TaskError):
-    """Another task has that name."""
+    """Another task has this name."""
 
 
 class InvalidTaskError(TaskError):
-    """A task or its call cannot be accepted."""
+    """A task or its call is invalid."""
 
 
 class MaxRetriesExceededError(TaskError):
-    """A task asked for one retry more than it may have."""
+    """A task asked for more retries than its limit."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.task_args = kwargs.pop("task_args", [])
@@ -115,23 +115,23 @@ class MaxRetriesExceededError(TaskError):
 
 
 class TaskRevokedError(TaskError):
-    """The task was revoked, or had expired before it began."""
+    """The task was revoked, or expired before its start."""
 
 
 class ChordError(TaskError):
-    """A task of a chord's header failed, so its body was not run."""
+    """A task of a chord's header failed, so the body was not run."""
 
 
 class WorkerLostError(CeleryError):
-    """The process of a task died too often."""
+    """The processes that ran the task died too often."""
 
 
 class TaskPredicate(CeleryError):
-    """What a task raises to say how it goes on."""
+    """Base of the exceptions with which a task controls what happens next."""
 
 
 class Retry(TaskPredicate):
-    """The task is to be run again."""
+    """Run the task again later."""
 
     def __init__(
         self,
@@ -159,17 +159,17 @@ class Retry(TaskPredicate):
 
 
 class Ignore(TaskPredicate):
-    """The task has no result: its state stays what `update_state` made of it."""
+    """End the task without a result; its state is the last one from `update_state`."""
 
 
 class Replaced(Ignore):
-    """Another task or composition gives the result; `reference` leads to it."""
+    """Another task or composition provides the result; `reference` identifies it."""
 
     reference: dict[str, Any]
 
 
 class Reject(TaskPredicate):
-    """The task is dropped, or put back into its queue."""
+    """Drop the task, or return it to its queue."""
 
     def __init__(self, reason: Any = None, requeue: bool = False) -> None:
         self.reason = reason
@@ -178,4 +178,4 @@ class Reject(TaskPredicate):
 
 
 class Again(RetryLater):
-    """How a retry is reported to the scheduler; `data` holds the exception of it."""
+    """Reports a retry to the scheduler; `data` holds the exception that caused it."""

@@ -1,4 +1,4 @@
-"""Where a task or run stands, in Celery's words."""
+"""The state and result of a task or run, in Celery's terms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXPIRED = "TaskExpired"
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Where something stands, and what it came to."""
+    """The state of a task or run, and its result or exception."""
 
     state: str = states.PENDING
     result: Any = None
@@ -40,7 +40,7 @@ NOTHING = Outcome()
 
 
 def find(result: Any) -> Outcome:
-    """Return where a call or composition stands; what nobody knows is pending, as in Celery."""
+    """Return the outcome of a call or composition. An unknown id is pending, as in Celery."""
     if result._run is not None:
         return _of_run(result)
     app = result.app
@@ -53,14 +53,14 @@ def find(result: Any) -> Outcome:
     try:
         result._look_for_run()
     except OrchestratorError as error:
-        return Outcome(state=states.FAILURE, result=of_end(app, error, result._around))
+        return Outcome(state=states.FAILURE, result=of_end(app, error, result._enclosing_run))
     return _of_run(result) if result._run is not None else NOTHING
 
 
 def run_under(app: Any, task_id: str) -> Any:
-    """Return the run that was started under an id that is no UUID, or under one of the caller's."""
-    found = app.orchestrator._client.backend.insights.runs_under(f"celery:{task_id}")
-    return app.orchestrator.run(found[0].run) if found else None
+    """Return the run that was started under a caller's own id, if any."""
+    matches = app.orchestrator._client.backend.insights.runs_under(f"celery:{task_id}")
+    return app.orchestrator.run(matches[0].run) if matches else None
 
 
 def _of_run(result: Any) -> Outcome:
@@ -84,7 +84,7 @@ def _tracks(app: Any, name: str = "") -> bool:
 
 
 def of_task(app: Any, detail: Any) -> Outcome:
-    """Return where a task stands of which everything is known."""
+    """Return the outcome of a task from its stored details."""
     status = detail.status
     common: dict[str, Any] = {"date_done": detail.ended_at, "detail": detail, "retries": _retries(detail)}
     if status == TaskState.SUCCESS:
@@ -102,26 +102,26 @@ def of_task(app: Any, detail: Any) -> Outcome:
         if "state" in error.data and error.kind.endswith(".Ignore"):
             state, value = of_mark(error.data)
             return Outcome(state=state, result=value, **common)
-        made = rebuilt(error.kind, error.message, error.data, error.traceback)
+        exception = rebuilt(error.kind, error.message, error.data, error.traceback)
         state = states.REVOKED if error.kind == _EXPIRED else states.FAILURE
-        return Outcome(state=state, result=made, traceback=error.traceback or None, **common)
-    return _open(app, detail, common)
+        return Outcome(state=state, result=exception, traceback=error.traceback or None, **common)
+    return _of_open_task(app, detail, common)
 
 
 def _retries(detail: Any) -> int:
     return sum(one.outcome in ("postponed", "failed") for one in detail.attempts if one.ended_at is not None)
 
 
-def _open(app: Any, detail: Any, common: Mapping[str, Any]) -> Outcome:
-    """Return where a task stands that has not ended."""
+def _of_open_task(app: Any, detail: Any, common: Mapping[str, Any]) -> Outcome:
+    """Return the outcome of a task that has not ended."""
     if detail.status == TaskState.RUNNING:
-        said = app.orchestrator.handle(detail.id).progress()
-        if said is not None and said.attempt == detail.attempt:
+        progress = app.orchestrator.handle(detail.id).progress()
+        if progress is not None and progress.attempt == detail.attempt:
             try:
-                found = json.loads(said.text)
-                return Outcome(state=found["state"], result=untagged(found["meta"]), **common)
+                report = json.loads(progress.text)
+                return Outcome(state=report["state"], result=untagged(report["meta"]), **common)
             except (ValueError, KeyError, TypeError):
-                pass  # it is progress, and no state
+                pass  # the text is progress, not a state of update_state
         return Outcome(state=states.STARTED if _tracks(app, detail.name) else states.PENDING, **common)
     last = detail.attempts[-1] if detail.attempts else None
     if detail.status == TaskState.PENDING and last is not None and last.outcome in ("postponed", "failed"):
@@ -131,13 +131,13 @@ def _open(app: Any, detail: Any, common: Mapping[str, Any]) -> Outcome:
             data.get("kind", error.kind if error else ""),
             data.get("message", error.message if error else ""),
         )
-        made = rebuilt(kind, message, {}, error.traceback if error else "")
-        return Outcome(state=states.RETRY, result=made, traceback=error.traceback if error else None, **common)
+        exception = rebuilt(kind, message, {}, error.traceback if error else "")
+        return Outcome(state=states.RETRY, result=exception, traceback=error.traceback if error else None, **common)
     return Outcome(**common)
 
 
 def of_mark(mark: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the state and result that a task has given itself."""
+    """Return the state and result that a task has set itself."""
     state, meta = mark.get("state") or states.IGNORED, untagged(mark.get("meta"))
     if state in states.PROPAGATE_STATES and isinstance(meta, Mapping) and "exc_type" in meta:
         message = meta.get("exc_message", "")
@@ -155,8 +155,8 @@ def arguments(detail: Any) -> tuple[list[Any] | None, dict[str, Any] | None]:
 
 
 _InMain = type("_InMain", (), {"__module__": "__main__"})
-_OURS = {"TaskExpired": exceptions.TaskRevokedError, "WorkerLost": exceptions.WorkerLostError}
-"""Errors that the scheduler gives, as Celery's."""
+_SCHEDULER_ERRORS = {"TaskExpired": exceptions.TaskRevokedError, "WorkerLost": exceptions.WorkerLostError}
+"""Celery's exceptions for errors that the scheduler reports."""
 
 
 def revoked(why: str) -> BaseException:
@@ -164,7 +164,7 @@ def revoked(why: str) -> BaseException:
 
 
 def of_end(app: Any, error: OrchestratorError, run: CompositionHandle[Any] | None) -> BaseException:
-    """Return what a task raised, of the error with which its handle tells that."""
+    """Return the exception that a task raised, from the error that its handle raised."""
     if isinstance(error, TaskFailed):
         text = str(error.args[0])
         message = text.partition(f"failed: {error.kind}: ")[2] if error.kind else text
@@ -179,21 +179,21 @@ def of_end(app: Any, error: OrchestratorError, run: CompositionHandle[Any] | Non
 
 
 def of_run(app: Any, run: CompositionHandle[Any]) -> BaseException:
-    """Return what the first task of a run raised that failed; in the header of a chord, that is a ChordError."""
-    found = _first(app, run)
-    if found is None:
+    """Return the exception of a run's first failed task; a ChordError if that is in a chord's header."""
+    failure = _first_failure(app, run)
+    if failure is None:
         return RunFailed(f"{run!r} failed.")
-    step, identifier, error = found
-    made = rebuilt(error.kind, error.message, error.data, error.traceback)
+    step, identifier, error = failure
+    exception = rebuilt(error.kind, error.message, error.data, error.traceback)
     if not _is_header(run, step):
-        return made
-    chord = exceptions.ChordError(f"Dependency {identifier} raised {made!r}")
-    chord.__cause__ = made
+        return exception
+    chord = exceptions.ChordError(f"Dependency {identifier} raised {exception!r}")
+    chord.__cause__ = exception
     return chord
 
 
-def _first(app: Any, run: CompositionHandle[Any]) -> tuple[str | None, UUID, Any] | None:
-    """Return the step, the task and the error of what failed first in a run, or in a run below it."""
+def _first_failure(app: Any, run: CompositionHandle[Any]) -> tuple[str | None, UUID, Any] | None:
+    """Return the step, the task's id and the error of the first failure in a run or in its child runs."""
     from orchestrator.store.insights import RunFilter, TaskFilter
 
     insights = app.orchestrator._client.backend.insights
@@ -203,32 +203,32 @@ def _first(app: Any, run: CompositionHandle[Any]) -> tuple[str | None, UUID, Any
         detail = insights.show_task(task.id)
         if detail is not None and detail.error is not None:
             return task.step, task.id, detail.error
-    below = RunFilter(parent=identifier, statuses=(ShownRunState.FAILED,))
-    for child in insights.page_of_runs(below, limit=1, before=None).runs:
-        found = _first(app, app.orchestrator._client.run_handle(child.id.bytes))
-        if found is not None:
+    failed_children = RunFilter(parent=identifier, statuses=(ShownRunState.FAILED,))
+    for child in insights.page_of_runs(failed_children, limit=1, before=None).runs:
+        failure = _first_failure(app, app.orchestrator._client.run_handle(child.id.bytes))
+        if failure is not None:
             steps = [step.name for step in insights.list_steps(identifier) if step.state == "failed"]
-            return steps[0] if steps else None, found[1], found[2]
+            return steps[0] if steps else None, failure[1], failure[2]
     return None
 
 
 def _is_header(run: CompositionHandle[Any], step: str | None) -> bool:
-    """Say whether another step waits for a step and others beside it."""
+    """Return whether a step is part of a chord's header: a later step depends on it and on others."""
     definition = run._definition()
     if definition is None or step is None:
         return False
-    fan_outs = {one.name for one in definition.steps if one.foreach is not None}
-    after = [one for one in definition.steps if step in one.depends_on]
-    return any(step in fan_outs or len(one.depends_on) > 1 for one in after)
+    fan_outs = {other.name for other in definition.steps if other.foreach is not None}
+    after = [other for other in definition.steps if step in other.depends_on]
+    return any(step in fan_outs or len(other.depends_on) > 1 for other in after)
 
 
 def rebuilt(kind: str, message: str, data: Mapping[str, Any] | None, traceback: str = "") -> BaseException:
     data = dict(data or {})
     args = data.pop(ARGS, None)
-    given = tuple(untagged(args)) if isinstance(args, list) else ((message,) if message else ())
-    error = named(kind, given, message)
+    values = tuple(untagged(args)) if isinstance(args, list) else ((message,) if message else ())
+    error = named(kind, values, message)
     for name, value in data.items():
-        with suppress(Exception):  # an attribute may be computed
+        with suppress(Exception):  # the attribute may be a property
             if getattr(error, name, None) is None:
                 setattr(error, name, value)
     if traceback:
@@ -238,33 +238,33 @@ def rebuilt(kind: str, message: str, data: Mapping[str, Any] | None, traceback: 
 
 
 def named(kind: str, args: Sequence[Any], message: str = "") -> BaseException:
-    """Return an exception of the class of that name, if a loaded module has it; else of a new class of that name."""
-    found = _OURS.get(kind) or _loaded(kind) or _made(kind)
-    if not issubclass(found, Exception):  # SystemExit, say: it ends a worker, and never who asks for the result
+    """Return an exception of the class of this name, if a loaded module has it; otherwise of a new class."""
+    cls = _SCHEDULER_ERRORS.get(kind) or _loaded_class(kind) or _new_class(kind)
+    if not issubclass(cls, Exception):  # e.g. SystemExit, which must not end the process that reads the result
         return exceptions.WorkerLostError(f"Worker exited prematurely: {kind}({message})")
-    for given in (tuple(args), (message,) if message else ()):
-        with suppress(Exception):  # a class may take other arguments than it keeps
-            return found(*given)
-    with suppress(Exception):  # and be made in no other way, as an ExceptionGroup
-        error = found.__new__(found)
+    for arguments in (tuple(args), (message,) if message else ()):
+        with suppress(Exception):  # the constructor may take other arguments than those in `args`
+            return cls(*arguments)
+    with suppress(Exception):  # other classes, e.g. ExceptionGroup, need more arguments
+        error = cls.__new__(cls)
         error.args = tuple(args)
         return error
-    return _made(kind)(*args)
+    return _new_class(kind)(*args)
 
 
-def _loaded(kind: str) -> type[BaseException] | None:
+def _loaded_class(kind: str) -> type[BaseException] | None:
     module, _, name = kind.rpartition(".")
     scope: Any = sys.modules.get(module or "builtins")
-    if scope is None and module:  # of a class within another
+    if scope is None and module:  # a class nested in another one
         outer, _, owner = module.rpartition(".")
         scope = getattr(sys.modules.get(outer), owner, None)
     if scope is None and module == module_name(_InMain):
         scope = sys.modules["__main__"]
-    found = getattr(scope, name, None)
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+    cls = getattr(scope, name, None)
+    return cls if isinstance(cls, type) and issubclass(cls, BaseException) else None
 
 
 @lru_cache(maxsize=256)
-def _made(kind: str) -> type[BaseException]:
+def _new_class(kind: str) -> type[BaseException]:
     module, _, name = kind.rpartition(".")
     return type(name or "TaskError", (Exception,), {"__module__": module or "celery.backends.base"})

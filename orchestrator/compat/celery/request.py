@@ -1,4 +1,4 @@
-"""What a running task knows of its call: `self.request`."""
+"""`self.request`: the call that a running task works on."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from orchestrator.domain.ids import to_text
 from orchestrator.sdk.tasks.context import TEXT_LIMIT, TaskContext, TaskRuntime
 
 MARK = "__celery__"
-"""In the result of a task that has none of its own: what `AsyncResult` shows in its place."""
+"""Key in a task's result that marks a state or reference for `AsyncResult` instead of a value."""
 ARGS = "celery_args"
-"""The attribute of an exception that carries its arguments."""
+"""Attribute of an exception that carries its constructor arguments."""
 MESSAGE = "_celery"
-"""The argument that carries what a call has beside its arguments: callbacks, headers, whose child it is."""
+"""Keyword argument that carries callbacks, headers and parent ids beside the task's own arguments."""
 
 
 @cache
 def hostname() -> str:
-    """Return the name that workers of this machine have in Celery."""
+    """Return the name that Celery gives to workers of this machine."""
     return f"celery@{socket.gethostname()}"
 
 
 class Context:
-    """One call of a task, as it runs. An attribute that a call does not have is None."""
+    """One call of a task while it runs. Missing attributes are None."""
 
     args: Sequence[Any] | None = None
     kwargs: Mapping[str, Any] | None = None
@@ -67,13 +67,13 @@ class Context:
     stamped_headers: Sequence[str] | None = None
     replaced_task_nesting: int = 0
     state: tuple[str, Any] | None = None
-    """What `update_state` has said last."""
+    """The last state and meta set with `update_state`."""
     is_bridged: bool = False
-    """A client of Celery's waits for its result."""
+    """Whether a Celery client waits for the result."""
     failed: Mapping[str, Any] | None = None
-    """Of an errback that the bridge has sent: the exception, as data."""
+    """For an error callback sent by the bridge: the exception, as data."""
     native: TaskContext | None = None
-    """The attempt in a worker of ours; None where the task runs elsewhere."""
+    """The native context of an attempt in a worker; None if the task runs elsewhere."""
 
     def __init__(self, *args: Mapping[str, Any], **fields: Any) -> None:
         self.update(*args, **fields)
@@ -94,16 +94,16 @@ class Context:
 
 
 class Attempt(Context):
-    """The request of an attempt in a worker. Few tasks read all of it: most fields are computed when one is read."""
+    """The request of an attempt in a worker. Few tasks read most fields, so these are computed on access."""
 
     called_directly = False
     _details: Mapping[str, Any] = {}
-    """What an earlier attempt has left."""
+    """Details that an earlier attempt has stored."""
     _source: tuple[Any, TaskRuntime, Mapping[str, Any]] | None = None
-    """The task, its attempt and its message, of which fields have still to be computed."""
+    """The task, its runtime and its message, until the remaining fields are computed."""
 
     def __init__(self, task: Any, runtime: TaskRuntime, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """Take what came in the message out of the arguments."""
+        """Split the arguments into the task's own and the message."""
         dispatch = runtime.dispatch
         args = untagged([*args]) if args else []
         message: Mapping[str, Any] = {}
@@ -135,7 +135,7 @@ class Attempt(Context):
 
 
 class _Computed:
-    """A field of an `Attempt` that is computed, with all others, when it is read."""
+    """Descriptor of an `Attempt` field: its first access computes all such fields."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -183,7 +183,7 @@ def _computed(request: Attempt, task: Any, runtime: TaskRuntime, message: Mappin
 
 
 def update_state(request: Context, task_id: str | None, state: str | None, meta: Any) -> None:
-    """Show a state and meta of the running task; they are kept like progress, for an hour."""
+    """Publish a state and meta of the running task. They are stored as progress, for an hour."""
     if task_id is not None and task_id != request.id:
         raise NotCovered("update_state(task_id=…) of another task", "A task says how far it is itself.")
     request.state = (state or states.PENDING, meta)
@@ -195,10 +195,10 @@ def update_state(request: Context, task_id: str | None, state: str | None, meta:
     if len(text) > TEXT_LIMIT:
         ctx.log(f"update_state: {len(text):,} characters of meta are not shown: up to {TEXT_LIMIT:,} are.", "warning")
         text = json.dumps({**data, "meta": None})
-    done, of = (meta.get("current"), meta.get("total")) if isinstance(meta, dict) else (None, None)
-    known = isinstance(done, (int, float)) and isinstance(of, (int, float)) and 0 <= done <= of and of > 0
-    ctx.progress(float(done) / float(of) if known else 0.0, text)  # type: ignore[arg-type]
+    step, total = (meta.get("current"), meta.get("total")) if isinstance(meta, dict) else (None, None)
+    is_valid = isinstance(step, (int, float)) and isinstance(total, (int, float)) and 0 <= step <= total and total > 0
+    ctx.progress(float(step) / float(total) if is_valid else 0.0, text)  # type: ignore[arg-type]
 
 
 current: ContextVar[tuple[Any, Context] | None] = ContextVar("celery_request", default=None)
-"""The task that runs here, and its request."""
+"""The task that runs in this context, and its request."""

@@ -1,4 +1,4 @@
-"""Results, where Celery has them."""
+"""Result classes, at their import path in Celery."""
 
 from __future__ import annotations
 

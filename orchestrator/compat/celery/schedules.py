@@ -1,4 +1,4 @@
-"""When a periodic task is called: crontabs and intervals."""
+"""Schedules of periodic tasks: crontabs and intervals."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 
 
 class ParseException(Exception):
-    """A crontab cannot be read."""
+    """A crontab is invalid."""
 
 
 class BaseSchedule:
-    """When something is called."""
+    """Base of schedules."""
 
     def times(self) -> dict[str, Any]:
         raise NotImplementedError
 
 
 class schedule(BaseSchedule):  # Celery's name
-    """Every so many seconds."""
+    """A fixed interval."""
 
     def __init__(self, run_every: float | timedelta | None = None, relative: bool = False, **_: Any) -> None:
         self.run_every = run_every if isinstance(run_every, timedelta) else timedelta(seconds=run_every or 0)
@@ -49,7 +49,7 @@ class schedule(BaseSchedule):  # Celery's name
 
 
 class crontab(BaseSchedule):  # Celery's name
-    """At the minutes that a crontab names."""
+    """A crontab."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class crontab(BaseSchedule):  # Celery's name
 
     @classmethod
     def from_string(cls, text: str) -> crontab:
-        """Read `minute hour day_of_month month_of_year day_of_week`."""
+        """Parse `minute hour day_of_month month_of_year day_of_week`."""
         minute, hour, day, month, weekday = text.split()
         return cls(minute, hour, weekday, day, month)
 
@@ -90,7 +90,7 @@ class crontab(BaseSchedule):  # Celery's name
 
 
 def _text(field: Any) -> str:
-    """Return a field of a crontab as a text: numbers, texts, or many of them."""
+    """Return a crontab field as text, from a number, a text or several of them."""
     if isinstance(field, str):
         return ",".join(_day(part) for part in field.replace(" ", "").lower().split(","))
     if isinstance(field, Iterable):
@@ -99,14 +99,14 @@ def _text(field: Any) -> str:
 
 
 def _day(part: str) -> str:
-    """Return a part with the days of the week as cron has them: three letters."""
+    """Abbreviate the days of the week to three letters, as cron needs them."""
     for name in ("sunday", "monday", "tuesday", "wednesday", "thursday", "friday", "saturday"):
         part = part.replace(name, name[:3])
     return part
 
 
 class solar(BaseSchedule):  # Celery's name
-    """At sunrise and the like, which is refused."""
+    """A schedule by the sun, which is refused."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise NotCovered(
@@ -114,10 +114,10 @@ class solar(BaseSchedule):  # Celery's name
         )
 
 
-def maybe_schedule(given: Any, **_: Any) -> BaseSchedule:
-    """Return a schedule: of seconds, of a timedelta, or the one that it is."""
-    if isinstance(given, (int, float, timedelta)):
-        return schedule(given)
-    if isinstance(given, BaseSchedule):
-        return given
-    raise NotCovered(f"a schedule of the type {type(given).__name__}", "Use crontab(…) or seconds.")
+def maybe_schedule(value: Any, **_: Any) -> BaseSchedule:
+    """Return a schedule from seconds, a timedelta or a schedule."""
+    if isinstance(value, (int, float, timedelta)):
+        return schedule(value)
+    if isinstance(value, BaseSchedule):
+        return value
+    raise NotCovered(f"a schedule of the type {type(value).__name__}", "Use crontab(…) or seconds.")

@@ -1,4 +1,4 @@
-"""Celery's signals. Those about tasks cost nothing while nobody is connected."""
+"""Celery's signals. Task signals without receivers cost nothing."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ R = TypeVar("R", bound=Callable[..., Any])
 
 
 class Signal:
-    """Functions that are called when something happens; they take keyword arguments."""
+    """A set of receivers, which are called with keyword arguments when an event happens."""
 
     def __init__(self, name: str = "", providing_args: set[str] | None = None) -> None:
         self.name = name
         self.providing_args = providing_args or set()
         self.receivers: list[tuple[Any, Callable[..., Any], Any]] = []
-        """Who is called: a key, the function, and the sender that it wants, if any."""
+        """Receivers, as key, function, and the sender to which they are limited, if any."""
 
     def connect(self, *args: Any, **kwargs: Any) -> Any:
-        """Connect a function, also as a decorator: `@task_failure.connect(sender=add)`."""
+        """Connect a receiver; also usable as a decorator: `@task_failure.connect(sender=add)`."""
 
         def add(receiver: R) -> R:
             key = kwargs.get("dispatch_uid") or receiver
             sender = kwargs.get("sender")
-            if not any(known == key and wanted == sender for known, _, wanted in self.receivers):
+            if not any(existing_key == key and limit == sender for existing_key, _, limit in self.receivers):
                 self.receivers.append((key, receiver, sender))
             return receiver
 
         return add(args[0]) if args and callable(args[0]) else add
 
     def disconnect(self, receiver: Any = None, sender: Any = None, dispatch_uid: Any = None, **_: Any) -> bool:
-        """Call a function no more; say whether it was called before."""
+        """Disconnect a receiver; return whether it was connected."""
         key = dispatch_uid or receiver
-        left = [one for one in self.receivers if not (one[0] == key and (sender is None or one[2] == sender))]
-        changed = len(left) != len(self.receivers)
-        self.receivers = left
+        remaining = [item for item in self.receivers if not (item[0] == key and (sender is None or item[2] == sender))]
+        changed = len(remaining) != len(self.receivers)
+        self.receivers = remaining
         return changed
 
     def has_listeners(self, sender: Any = None) -> bool:
-        return any(wanted is None or _same(wanted, sender) for _, _, wanted in self.receivers)
+        return any(limit is None or _is_sender(limit, sender) for _, _, limit in self.receivers)
 
-    def send(self, sender: Any, **named: Any) -> list[tuple[Callable[..., Any], Any]]:
-        """Call everybody who is connected to this sender; what one raises is logged."""
+    def send(self, sender: Any, **arguments: Any) -> list[tuple[Callable[..., Any], Any]]:
+        """Call all receivers for this sender; an exception of a receiver is logged."""
         responses: list[tuple[Callable[..., Any], Any]] = []
-        for _, receiver, wanted in list(self.receivers):
-            if wanted is not None and not _same(wanted, sender):
+        for _, receiver, limit in list(self.receivers):
+            if limit is not None and not _is_sender(limit, sender):
                 continue
             try:
-                responses.append((receiver, receiver(signal=self, sender=sender, **named)))
+                responses.append((receiver, receiver(signal=self, sender=sender, **arguments)))
             except Exception as error:
                 log.exception("signal.failed signal=%s receiver=%r", self.name, receiver)
                 responses.append((receiver, error))
@@ -62,10 +62,10 @@ class Signal:
         return f"<Signal: {self.name} providing_args={self.providing_args!r}>"
 
 
-def _same(wanted: Any, sender: Any) -> bool:
-    """Say whether a sender is the wanted one: a task, or its name."""
+def _is_sender(limit: Any, sender: Any) -> bool:
+    """Return whether a sender is the one that a receiver is limited to: a task, or its name."""
     name = getattr(sender, "name", sender)
-    return bool(wanted == sender or getattr(wanted, "name", wanted) == name)
+    return bool(limit == sender or getattr(limit, "name", limit) == name)
 
 
 before_task_publish = Signal("before_task_publish")
@@ -105,4 +105,4 @@ NEVER_SENT = {
     "heartbeat_sent": "`orchestrator workers` shows heartbeats.",
     "user_preload_options": "Read the environment.",
 }
-"""Signals that exist so that programs can be imported, and what to use in their place."""
+"""Signals that exist only so that imports work, with their alternatives."""

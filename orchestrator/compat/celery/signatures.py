@@ -1,4 +1,4 @@
-"""A call of a task as data."""
+"""Signatures: calls of tasks as data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.compat.celery.utils import listed, uuid
 
 
 class Signature(dict[str, Any]):
-    """A call of a task as data: its name, arguments and options. It is a dictionary, and so JSON."""
+    """A task's name, arguments and options. A signature is a dictionary, and so encodes as JSON."""
 
     TYPES: ClassVar[dict[str, type[Signature]]] = {}
     _app: Any = None
@@ -68,7 +68,7 @@ class Signature(dict[str, Any]):
 
     @classmethod
     def register_type(cls, name: str | None = None) -> Any:
-        """Let signatures of a type be made from their data."""
+        """Return a decorator that registers a subclass for the `subtask_type` of stored signatures."""
 
         def register(subclass: type[Signature]) -> type[Signature]:
             cls.TYPES[name or subclass.__name__] = subclass
@@ -79,14 +79,14 @@ class Signature(dict[str, Any]):
     @classmethod
     def from_dict(cls, d: Mapping[str, Any], app: Any = None) -> Signature:
         kind = cls.TYPES.get(d.get("subtask_type") or "", Signature)
-        made = kind.__new__(kind)
-        dict.__init__(made, {"args": (), "kwargs": {}, "options": {}, "subtask_type": None, "immutable": False, **d})
-        made._app = app
-        made._restore()
-        return made
+        new = kind.__new__(kind)
+        dict.__init__(new, {"args": (), "kwargs": {}, "options": {}, "subtask_type": None, "immutable": False, **d})
+        new._app = app
+        new._restore()
+        return new
 
     def _restore(self) -> None:
-        """Make signatures of the data in it."""
+        """Convert nested dictionaries to signatures."""
 
     def _merge(
         self,
@@ -109,16 +109,16 @@ class Signature(dict[str, Any]):
         return self.apply_async(partial_args, partial_kwargs)
 
     def apply(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
-        """Run it here, and return how it ended."""
+        """Run the task in this process; return its EagerResult."""
         args, kwargs, options = self._merge(args, kwargs, options)
         return self.type.apply(args, kwargs, **options)
 
     def apply_async(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any) -> Any:
-        """Have workers run it, with options of the call."""
+        """Enqueue the task, with further arguments and options."""
         args, kwargs, options = self._merge(args, kwargs, options)
-        known = self.app.tasks.get(self["task"])
-        if known is not None:
-            return known.apply_async(args, kwargs, **options)
+        task = self.app.tasks.get(self["task"])
+        if task is not None:
+            return task.apply_async(args, kwargs, **options)
         return self.app.send_task(self["task"], args, kwargs, **options)
 
     def __invert__(self) -> Any:
@@ -127,20 +127,20 @@ class Signature(dict[str, Any]):
     # -- changing
 
     def clone(self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **opts: Any) -> Any:
-        """Return a copy, with further arguments and options."""
-        copied = deepcopy(self)
+        """Return a copy with further arguments and options."""
+        copy = deepcopy(self)
         if args or kwargs or opts:
-            copied["args"], copied["kwargs"], copied["options"] = copied._merge(args, kwargs, opts)
-        return copied
+            copy["args"], copy["kwargs"], copy["options"] = copy._merge(args, kwargs, opts)
+        return copy
 
     partial = clone
 
     def replace(self, args: Any = None, kwargs: Any = None, options: Any = None) -> Any:
-        copied = deepcopy(self)
+        copy = deepcopy(self)
         for name, value in (("args", args), ("kwargs", kwargs), ("options", options)):
             if value is not None:
-                copied[name] = value
-        return copied
+                copy[name] = value
+        return copy
 
     def set(self, immutable: bool | None = None, **options: Any) -> Any:
         if immutable is not None:
@@ -149,11 +149,11 @@ class Signature(dict[str, Any]):
         return self
 
     def set_immutable(self, immutable: bool) -> None:
-        """Take nothing from what precedes it, or take it again."""
+        """Set whether the task ignores the result of the task before it."""
         self["immutable"] = immutable
 
     def freeze(self, _id: str | None = None, **_: Any) -> Any:
-        """Choose the id of the call; return its result, which there will be."""
+        """Choose the id of the call; return the AsyncResult that it will have."""
         self.options.setdefault("task_id", _id or uuid())
         return self.app.AsyncResult(self.options["task_id"])
 
@@ -168,24 +168,24 @@ class Signature(dict[str, Any]):
         return value
 
     def extend_list_option(self, key: str, value: Any) -> None:
-        for one in listed(value):
-            Signature.append_to_list_option(self, key, one)
+        for item in listed(value):
+            Signature.append_to_list_option(self, key, item)
 
     def link(self, callback: Any) -> Any:
-        """Call another with the result, after success."""
+        """Enqueue another task with the result, after success."""
         return self.append_to_list_option("link", callback)
 
     def link_error(self, errback: Any) -> Any:
         return self.append_to_list_option("link_error", errback)
 
     def on_error(self, errback: Any) -> Any:
-        """Do the same as `link_error`, and return this signature."""
+        """Add an error callback, and return this signature."""
         self.link_error(errback)
         return self
 
     def flatten_links(self) -> list[Any]:
         links = listed(self.options.get("link"))
-        return [self, *itertools.chain.from_iterable(maybe_signature(one).flatten_links() for one in links)]
+        return [self, *itertools.chain.from_iterable(maybe_signature(item).flatten_links() for item in links)]
 
     stamp = Refused("Headers travel to every part: .set(headers={…}), or middleware.")
     election = Refused("Give the call a task_id: the same id is one call.")
@@ -193,25 +193,25 @@ class Signature(dict[str, Any]):
     def __or__(self, other: Any) -> Any:
         if not isinstance(other, Signature):
             return NotImplemented
-        made: Any = self.TYPES["chain"]
-        return made(self, other, app=self._app)
+        new: Any = self.TYPES["chain"]
+        return new(self, other, app=self._app)
 
-    __ior__ = __or__  # else `|=` would merge two dictionaries
+    __ior__ = __or__  # otherwise `|=` would merge the dictionaries
 
     # -- as text and data
 
     def reprcall(self, *args: Any, **kwargs: Any) -> str:
-        given, named, _ = self._merge(args, kwargs)
-        return f"{self['task']}({', '.join([*map(repr, given), *(f'{k}={v!r}' for k, v in named.items())])})"
+        positional, keywords, _ = self._merge(args, kwargs)
+        return f"{self['task']}({', '.join([*map(repr, positional), *(f'{k}={v!r}' for k, v in keywords.items())])})"
 
     def __repr__(self) -> str:
         return self.reprcall()
 
     def __deepcopy__(self, memo: Any) -> Any:
-        made = type(self).__new__(type(self))
-        dict.__init__(made, deepcopy(dict(self), memo))
-        made._app = self._app
-        return made
+        new = type(self).__new__(type(self))
+        dict.__init__(new, deepcopy(dict(self), memo))
+        new._app = self._app
+        return new
 
     def __json__(self) -> dict[str, Any]:
         return dict(self)
@@ -224,7 +224,7 @@ class Signature(dict[str, Any]):
 
 
 def signature(varies: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return a call: of a task, of its name, or from its data."""
+    """Return a signature of a task, of a task's name, or from a signature's data."""
     app = kwargs.get("app")
     if isinstance(varies, Signature):
         return varies.clone()
@@ -234,15 +234,15 @@ def signature(varies: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def maybe_signature(d: Any, app: Any = None, clone: bool = False) -> Any:
-    """Return a signature of what may be one already, its data, a task, or nothing."""
+    """Return a signature from a signature, its data or a task; None for None."""
     if isinstance(d, Signature):
-        found = d.clone() if clone else d
+        result = d.clone() if clone else d
     elif isinstance(d, dict):
-        found = Signature.from_dict(d, app)
+        result = Signature.from_dict(d, app)
     elif d is None:
         return None
     else:
-        found = d.s() if hasattr(d, "apply_async") else d
-    if app is not None and isinstance(found, Signature):
-        found._app = app
-    return found
+        result = d.s() if hasattr(d, "apply_async") else d
+    if app is not None and isinstance(result, Signature):
+        result._app = app
+    return result

@@ -1,4 +1,4 @@
-"""The states of a task, by Celery's names."""
+"""Celery's task states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values as Celery's JSON has them."""
+"""Tagged values with Celery's exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application and its tasks, where Celery has them."""
+"""The application and its tasks, at their import path in Celery."""
 
 from __future__ import annotations
 

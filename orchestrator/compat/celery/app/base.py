@@ -1,4 +1,4 @@
-"""The application: `Celery(…)`."""
+"""`Celery(…)`: the application."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from orchestrator.sdk.tasks.task import Task as NativeTask
 from orchestrator.settings import Settings, load_settings
 
 _DEFAULT_QUEUE = "celery"
-"""The queue of tasks that name none, in Celery."""
+"""Celery's default queue."""
 
 
 class Celery:
-    """An application of Celery's API, which runs on an `Orchestrator`: that is its attribute `orchestrator`."""
+    """Celery's application on top of an `Orchestrator`, which is its attribute `orchestrator`."""
 
     task_cls: Any = BaseTask
 
@@ -54,22 +54,22 @@ class Celery:
         self.conf: Any = settings.Conf()
         self._tasks = Registry()
         self._pending: list[Callable[[], None]] = []
-        """What `autodiscover_tasks` is to import when tasks are needed."""
-        self._plain = (-1, False)
+        """Imports of `autodiscover_tasks` that run when tasks are needed."""
+        self._plain_cache = (-1, False)
         self._entries: dict[str, periodic.Entry] = {}
         self._is_finalized = self._is_finalizing = False
         self.on_configure, self.on_after_configure, self.on_after_finalize, self.on_after_fork = (
             signals.Signal(name) for name in ("configure", "after_configure", "after_finalize", "after_fork")
         )
         self.orchestrator = Orchestrator(self._settings)
-        """The application that does the work."""
+        """The native application."""
         self.orchestrator._registry.modules.afterwards.append(self.finalize)
         registry.install(self)
         if task_cls is not None:
             self.task_cls = imported(task_cls)
-        given = {"broker_url": broker, "result_backend": backend, "include": include, **(changes or {})}
-        given |= {name: value for name, value in kwargs.items() if name not in PARTS}
-        self.conf.take({name: value for name, value in given.items() if value is not None})
+        values = {"broker_url": broker, "result_backend": backend, "include": include, **(changes or {})}
+        values |= {name: value for name, value in kwargs.items() if name not in PARTS}
+        self.conf.apply({name: value for name, value in values.items() if value is not None})
         if config_source is not None:
             self.config_from_object(config_source, namespace=namespace)
         for name, function in (("map", each), ("starmap", star_each)):
@@ -86,7 +86,7 @@ class Celery:
     def __repr__(self) -> str:
         return f"<Celery {self.main or '__main__'}>"
 
-    if not TYPE_CHECKING:  # for which any name would be an attribute
+    if not TYPE_CHECKING:  # for a type checker, `__getattr__` would make every name valid
 
         def __getattr__(self, name: str) -> Any:
             if name in REFUSED:
@@ -108,17 +108,17 @@ class Celery:
         self.close()
 
     def _settings(self) -> Settings:
-        found = load_settings()
-        told: dict[str, Any] = {
-            name: url for name, url in settings.stores(self.conf).items() if not getattr(found, name)
+        native = load_settings()
+        urls: dict[str, Any] = {
+            name: url for name, url in settings.stores(self.conf).items() if not getattr(native, name)
         }
-        return load_settings(**told) if told and not found.api_url else found
+        return load_settings(**urls) if urls and not native.api_url else native
 
     # -- configuration
 
     def config_from_object(self, obj: Any, force: bool = False, namespace: str | None = None, **_: Any) -> None:
-        """Read settings from an object, a module or its name; those that begin with `namespace_`, if one is given."""
-        self.conf.later(obj, namespace)
+        """Read settings from an object, a module or its name; with `namespace`, those with that prefix."""
+        self.conf.add_source(obj, namespace)
         if force:
             self.conf.load()
 
@@ -131,12 +131,12 @@ class Celery:
             raise NotCovered(f"config_from_envvar({variable_name!r})", "The variable is not set.")
 
     def add_defaults(self, fun: Any) -> None:
-        """Set settings that were not given."""
-        given = fun() if callable(fun) else fun
-        self.conf.take({name: value for name, value in given.items() if not self.conf.is_given(name)})
+        """Set settings that have no value yet."""
+        values = fun() if callable(fun) else fun
+        self.conf.apply({name: value for name, value in values.items() if not self.conf.is_given(name)})
 
     def _configure(self) -> None:
-        """Read the settings, and tell who waits for them."""
+        """Load the settings, and send the configuration signals."""
         if not self._is_configured:
             self.__dict__["_is_configured"] = True
             self.conf.load()
@@ -148,7 +148,7 @@ class Celery:
     _is_configured = False
 
     def autodiscover_tasks(self, packages: Any = None, related_name: str | None = "tasks", force: bool = False) -> None:
-        """Import the module `tasks` of these packages when tasks are needed; without packages, of Django's apps."""
+        """Import the module `tasks` of these packages, or of Django's apps, when tasks are needed."""
 
         def discover() -> None:
             for package in registry.packages(packages):
@@ -161,7 +161,7 @@ class Celery:
             self._is_finalized = False
 
     def finalize(self, **_: Any) -> None:
-        """Import the modules with tasks, and register all tasks with the application that runs them."""
+        """Import the task modules, and register all tasks with the native application."""
         if self._is_finalized or self._is_finalizing:
             return
         self._is_finalizing = True
@@ -199,7 +199,7 @@ class Celery:
 
     @property
     def tasks(self) -> Registry:
-        """Registered tasks, by name."""
+        """Registered tasks by name."""
         if not self._is_finalized and not self._is_finalizing:
             for register in apps.shared:
                 register(self)
@@ -223,7 +223,7 @@ class Celery:
             options.pop(ignored, None)
         if "autoretry_for" in options:
             options["autoretry_for"] = tuple(options["autoretry_for"])
-        made = type(
+        cls = type(
             fun.__name__,
             (base or self.Task,),
             {
@@ -238,18 +238,18 @@ class Celery:
                 "__wrapped__": fun,
             },
         )
-        return self._add(made())
+        return self._add(cls())
 
     def register_task(self, task: Any, **options: Any) -> BaseTask:
-        """Register a task that is a class, or an instance of one."""
+        """Register a task class or its instance."""
         if isinstance(task, type):
             task = task()
         for name, value in options.items():
             setattr(task, name, value)
         task.name = task.name or self.gen_task_name(type(task).__name__, type(task).__module__)
         task.app = self
-        found: BaseTask = task
-        return self._add(found)
+        registered: BaseTask = task
+        return self._add(registered)
 
     def _add(self, task: BaseTask) -> BaseTask:
         self._tasks[task.name] = task
@@ -261,13 +261,13 @@ class Celery:
         return task
 
     def gen_task_name(self, name: str, module: str) -> str:
-        """Return the name of a task: its module's and its own."""
+        """Return the default name of a task: module and function."""
         if module == "__main__":
             module = self.main or module_name(_InMain)
         return f"{module}.{name}"
 
     def _by_name(self, name: str) -> NativeTask[..., Any]:
-        """Return a task of ours that only workers have."""
+        """Return a native task for a name that only workers know."""
 
         def function(*args: Any, **kwargs: Any) -> Any:
             raise NotRegistered(name)
@@ -288,7 +288,7 @@ class Celery:
         link_error: Any = None,
         **options: Any,
     ) -> Any:
-        """Call a task by its name; the program need not have it."""
+        """Enqueue a task by its name, which this program need not have registered."""
         if self.conf.task_always_eager and name in self.tasks:
             return self.tasks[name].apply(args, kwargs, link, link_error, task_id)
         times = {key: value for key, value in (("countdown", countdown), ("eta", eta)) if value is not None}
@@ -298,26 +298,26 @@ class Celery:
 
     @property
     def _is_plain(self) -> bool:
-        """Say whether calls need nothing but their arguments; found out anew after a change of the settings."""
-        if self._plain[0] != self.conf._version or not self._is_configured:
+        """Return whether calls need no eager mode and no routing function; cached until a setting changes."""
+        if self._plain_cache[0] != self.conf._version or not self._is_configured:
             self._configure()
-            plain = not self.conf.task_always_eager and self._is_routed_by_name
-            self._plain = (self.conf._version, plain)
-        return self._plain[1]
+            is_plain = not self.conf.task_always_eager and self._is_routed_by_name
+            self._plain_cache = (self.conf._version, is_plain)
+        return self._plain_cache[1]
 
     @property
     def _is_routed_by_name(self) -> bool:
-        return not any(callable(one) for one in routes.listed(self.conf.task_routes))
+        return not any(callable(router) for router in routes.listed(self.conf.task_routes))
 
     def _queue(self, name: str) -> str:
-        """Return a queue's name here: Celery's default queue is ours."""
+        """Return the native name of a queue: Celery's default queue is `default` here."""
         return DEFAULT_QUEUE if name == _DEFAULT_QUEUE else name
 
     def _celery_queue(self, name: str) -> str:
         return _DEFAULT_QUEUE if name == DEFAULT_QUEUE else name
 
     def _priority(self, priority: int) -> int:
-        """Return a priority of ours: higher goes first, as with RabbitMQ; with Redis, Celery has it the other way."""
+        """Return the native priority: higher goes first, as in RabbitMQ; Celery with Redis has the reverse order."""
         is_redis = str(self.conf.broker_url or "").startswith(("redis", "unix", "sentinel"))
         return -int(priority) if is_redis else min(100, int(priority))
 
@@ -354,7 +354,7 @@ class Celery:
         return calls.zone(self)
 
     def now(self) -> datetime:
-        """Return the time, in the application's time zone."""
+        """Return the time in the application's time zone."""
         return datetime.now(calls.zone(self))
 
     def add_periodic_task(
@@ -366,12 +366,12 @@ class Celery:
         name: str | None = None,
         **options: Any,
     ) -> str:
-        """Let a call be made by the clock; return the name of its schedule."""
+        """Schedule a call; return the schedule's name."""
         return periodic.add(self, schedule, sig, args, kwargs or {}, name, options)
 
 
 class _InMain:
-    """A thing of the module that is run directly."""
+    """Stands for an object of the module `__main__`."""
 
 
 _InMain.__module__ = "__main__"

@@ -1,4 +1,4 @@
-"""Calls with options: `apply_async` and `send_task` become an enqueue with options of ours."""
+"""`apply_async` and `send_task`: enqueue native tasks with Celery's options."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ route_name router root_id parent_id replaced_task_nesting result_cls shadow decl
 utc chain chord
 """
 WITHOUT_EFFECT = frozenset(_NAMES.split())
-"""Options of calls about Celery's broker and protocol; they change nothing here. A task reads all others that have no
-meaning here in `request.properties`."""
+"""Options about Celery's broker and protocol, without effect here. Other unknown ones go to `request.properties`."""
 _PROPERTIES = frozenset(["app_id", "message_id", "user_id", "type"])
-"""Options that are properties of a message, and no others misspelt."""
+"""Options that are message properties; they are never reported as misspelt."""
 _DATA = ("json", "application/json", "msgpack", "application/x-msgpack", "yaml", None)
 
 
@@ -52,27 +51,27 @@ def publish(
     options: Mapping[str, Any],
     app: Any = None,
 ) -> Any:
-    """Enqueue one call; a task that this program does not have is called by its name."""
+    """Enqueue one call. A task that this program lacks is enqueued by its name."""
     app = app or task.app
     app._configure()
     name = task if isinstance(task, str) else task.name
-    known = app.tasks.get(name) if isinstance(task, str) else task
-    if known is not None and known is not task and known._check is not None:
-        known._check(args, kwargs)
-    native = app._by_name(name) if known is None else known._registered()
+    registered = app.tasks.get(name) if isinstance(task, str) else task
+    if registered is not None and registered is not task and registered._check is not None:
+        registered._check(args, kwargs)
+    native = app._by_name(name) if registered is None else registered._registered()
     message = message_of(link, link_error, options)
-    chosen = native_options(Invocation(app, name, args, kwargs, options, known))
-    keep_priority(app, chosen, message)
+    converted = native_options(Invocation(app, name, args, kwargs, options, registered))
+    keep_priority(app, converted, message)
     if signals.before_task_publish.receivers:
         if task_id is None:
             runtime = current_runtime()
             task_id = to_text(new_id() if runtime is None else runtime.next_id())
-        announce(app, native, args, kwargs, task_id, chosen, message)
+        announce(app, native, args, kwargs, task_id, converted, message)
     if task_id is not None and to_id(task_id) is not None and str(to_id(task_id)) != task_id:
         message["id"] = task_id
-    if chosen:
-        native = native.options(**chosen)
-    data, named = as_data(known, args, kwargs, message)
+    if converted:
+        native = native.options(**converted)
+    data, named = as_data(registered, args, kwargs, message)
     try:
         handle: Handle[Any] = (
             native.enqueue(*data, **named) if task_id is None else _enqueue_as(native, to_id(task_id), data, named)
@@ -88,16 +87,16 @@ def publish(
     return of_handle(app, handle, task_id)
 
 
-def keep_priority(app: Any, chosen: Mapping[str, Any], message: dict[str, Any]) -> None:
-    """Let `request.delivery_info` have the priority also where a function has routed the call."""
-    if "priority" in chosen:
-        message.setdefault("priority", app._priority(chosen["priority"]))
+def keep_priority(app: Any, converted: Mapping[str, Any], message: dict[str, Any]) -> None:
+    """Store Celery's priority in the message for `request.delivery_info`, also after routing by a function."""
+    if "priority" in converted:
+        message.setdefault("priority", app._priority(converted["priority"]))
 
 
 def as_data(
     task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], message: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return the arguments of a call as they travel, with what is beside them."""
+    """Return the arguments of a call as data, with the message as an extra keyword argument."""
     if MESSAGE in kwargs:
         raise NotCovered(f"an argument named {MESSAGE}", "It carries headers and callbacks: choose another name.")
     if task is None or not task.pydantic:
@@ -111,10 +110,10 @@ def announce(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     task_id: str | None,
-    chosen: dict[str, Any],
+    converted: dict[str, Any],
     message: dict[str, Any],
 ) -> None:
-    """Let receivers see a call before it is stored; headers that they add, and a priority, travel with it."""
+    """Send `before_task_publish` before a call is stored; keep headers and a priority that receivers set."""
     headers = {"id": task_id, "task": native.name, **(message.get("headers") or {})}
     properties: dict[str, Any] = {"priority": message.get("priority"), "correlation_id": task_id}
     signals.before_task_publish.send(
@@ -123,7 +122,7 @@ def announce(
         headers=headers,
         properties=properties,
         exchange="",
-        routing_key=app._celery_queue(chosen.get("queue") or native.queue),
+        routing_key=app._celery_queue(converted.get("queue") or native.queue),
         declare=[],
         retry_policy={},
     )
@@ -131,16 +130,16 @@ def announce(
         message["headers"] = added
     if properties["priority"] != message.get("priority"):
         message["priority"] = properties["priority"]
-        chosen["priority"] = app._priority(properties["priority"])
+        converted["priority"] = app._priority(properties["priority"])
 
 
 def message_of(link: Any, link_error: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what travels beside the arguments: callbacks, headers, and whose child the call is."""
+    """Return the message beside the arguments: callbacks, headers, parent ids."""
     message: dict[str, Any] = {}
     if links := listed(link):
-        message["link"] = [dict(one) for one in links]
+        message["link"] = [dict(signature) for signature in links]
     if errors := listed(link_error):
-        message["errbacks"] = [dict(one) for one in errors]
+        message["errbacks"] = [dict(signature) for signature in errors]
     if options.get("headers"):
         message["headers"] = dict(options["headers"])
     for name in ("retries", "priority"):
@@ -153,20 +152,20 @@ def message_of(link: Any, link_error: Any, options: Mapping[str, Any]) -> dict[s
     running = requests.current.get()
     if running is not None and running[1].id is not None:
         message |= {"parent_id": running[1].id, "root_id": running[1].root_id}
-    for name, given in (("eta", options.get("eta") or options.get("countdown")), ("expires", options.get("expires"))):
-        if given is not None:
-            is_moment = isinstance(given, (datetime, str))
-            when = given if is_moment else datetime.now(UTC) + timedelta(seconds=_seconds(given))
+    for name, value in (("eta", options.get("eta") or options.get("countdown")), ("expires", options.get("expires"))):
+        if value is not None:
+            is_moment = isinstance(value, (datetime, str))
+            when = value if is_moment else datetime.now(UTC) + timedelta(seconds=_seconds(value))
             message[name] = when if isinstance(when, str) else when.isoformat()
     return message
 
 
 def native_options(call: Invocation) -> dict[str, Any]:
-    """Return options of a call as ours, or refuse those that mean nothing here."""
+    """Return a call's options as native ones; raise for options without a counterpart."""
     app, options, task = call.app, call.options, call.task
     if options.get("serializer") not in _DATA:
         raise NotCovered(f"serializer={options['serializer']!r}", "Arguments are data: see docs/tasks.md#types.")
-    found: dict[str, Any] = {}
+    native: dict[str, Any] = {}
     is_routed = task is None or not app._is_routed_by_name
     route = routes.find(call) if is_routed else {}
     merged = {**route, **{key: value for key, value in options.items() if value is not None}}
@@ -174,30 +173,30 @@ def native_options(call: Invocation) -> dict[str, Any]:
     if queue is None and (merged.get("routing_key") or merged.get("exchange")) is not None:
         queue = routes.queue_of(app.conf, merged.get("exchange"), merged.get("routing_key"))
     if queue is not None:
-        found["queue"] = app._queue(getattr(queue, "name", queue))
+        native["queue"] = app._queue(getattr(queue, "name", queue))
     if (priority := merged.get("priority")) is not None:
-        found["priority"] = app._priority(priority)
+        native["priority"] = app._priority(priority)
     if (countdown := merged.get("countdown")) is not None:
-        found["delay"] = max(0.0, _seconds(countdown))
+        native["delay"] = max(0.0, _seconds(countdown))
     if (eta := merged.get("eta")) is not None:
-        found["eta"] = moment(eta)
+        native["eta"] = moment(eta)
     if (expires := merged.get("expires")) is not None:
         is_moment = isinstance(expires, (datetime, str))
-        found["expires"] = moment(expires) if is_moment else max(0.001, _seconds(expires))
+        native["expires"] = moment(expires) if is_moment else max(0.001, _seconds(expires))
     hard, soft = merged.get("time_limit"), merged.get("soft_time_limit")
     if hard is not None and soft is not None and soft > hard:
         raise ValueError("soft_time_limit must be less than or equal to time_limit")
     if hard is not None or soft is not None:
         hard = hard if hard is not None or task is None else task.time_limit
-        found |= {"timeout": hard, "soft_timeout": soft if soft and not (hard and soft >= hard) else None}
+        native |= {"timeout": hard, "soft_timeout": soft if soft and not (hard and soft >= hard) else None}
     if merged.get("ignore_result"):
-        found["store_result"] = False
+        native["store_result"] = False
     if merged.get("on_success"):
-        found["on_success"] = True
+        native["on_success"] = True
     for unknown in options.keys() - _TAKEN - _PROPERTIES:
-        if meant := did_you_mean(unknown, _KNOWN):
-            raise TypeError(f"apply_async of {call.name}: unknown option {unknown}.{meant}")
-    return found
+        if suggestion := did_you_mean(unknown, _KNOWN):
+            raise TypeError(f"apply_async of {call.name}: unknown option {unknown}.{suggestion}")
+    return native
 
 
 _NAMES = """
@@ -213,7 +212,7 @@ def _seconds(value: Any) -> float:
 
 
 def moment(value: datetime | str) -> datetime:
-    """Return a time with a zone: one without is in UTC, as in Celery, whatever `timezone` and `enable_utc` say."""
+    """Return an aware datetime. A naive one is in UTC, as in Celery, whatever `timezone` and `enable_utc` say."""
     when = datetime.fromisoformat(value) if isinstance(value, str) else value
     return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
 
@@ -227,7 +226,7 @@ def zone(app: Any) -> Any:
 
 
 def _enqueue_as(native: NativeTask[..., Any], identifier: UUID, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Enqueue a call under an id that the caller has chosen; the same id again is the same call."""
+    """Enqueue a call under the caller's id. Enqueueing the same id again has no effect."""
     client = native._client
     native._refuse_in_workflow("enqueued")
     if client.middleware is not None and not native._is_hooked:
@@ -237,9 +236,9 @@ def _enqueue_as(native: NativeTask[..., Any], identifier: UUID, args: Sequence[A
     runtime = current_runtime()
     task = native._described(identifier.bytes, args, kwargs, None, None, in_task=runtime is not None)
     task = outgoing_task(structs.replace(task, trace=current_trace()), client.settings)
-    hand_over = native._enqueue_path()
-    if hand_over is not None:
-        hand_over([task])
+    sender = native._enqueue_path()
+    if sender is not None:
+        sender([task])
     else:
         client.backend.tasks.enqueue(task, repeated=True)
     return Handle(client, identifier.bytes, native._signature)

@@ -1,4 +1,4 @@
-"""`app.control`: revoke tasks, and look at workers."""
+"""`app.control`: revoke tasks, and inspect workers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from orchestrator.errors import NotFound, WrongState
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.values.payload import decode_call
 
-_MOST = 1_000
-"""Tasks that one look shows."""
+_MAX_TASKS = 1_000
+"""Tasks that one inspection lists, at most."""
 _REFUSED = {
     **refused(CELERY.attributes),
     "time_limit": "Set time_limit on the task.",
@@ -29,11 +29,11 @@ _REFUSED = {
 
 
 _QUERIED = {TaskState.RUNNING: "active", TaskState.DISPATCHED: "reserved", TaskState.PENDING: "ready"}
-"""Celery's words for tasks that have not ended."""
+"""Celery's terms for the states of open tasks."""
 
 
 class Control:
-    """Commands about tasks and workers."""
+    """Commands for tasks and workers."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -49,12 +49,12 @@ class Control:
         return self.app.orchestrator._client.backend
 
     def revoke(self, task_id: str | Iterable[str], destination: Any = None, terminate: bool = False, **_: Any) -> None:
-        """Cancel tasks that have not begun; with `terminate`, also those that run."""
-        for one in [task_id] if isinstance(task_id, str) else task_id:
-            _revoke(self.app, one, terminate=terminate)
+        """Cancel tasks that have not started; with `terminate`, also running ones."""
+        for id_ in [task_id] if isinstance(task_id, str) else task_id:
+            _revoke(self.app, id_, terminate=terminate)
 
     def terminate(self, task_id: str | Iterable[str], **kwargs: Any) -> None:
-        """Cancel tasks, also those that run."""
+        """Cancel tasks, including running ones."""
         self.revoke(task_id, terminate=True, **kwargs)
 
     def ping(self, destination: Any = None, **_: Any) -> list[dict[str, Any]]:
@@ -64,12 +64,12 @@ class Control:
         return Inspect(self.app, destination)
 
     def purge(self, **_: Any) -> int:
-        """Cancel all that waits; return how many tasks that were."""
-        return sum(self._purged(queue) for queue in self.app.orchestrator.queues())
+        """Cancel all waiting tasks; return their number."""
+        return sum(self._purge_queue(queue) for queue in self.app.orchestrator.queues())
 
     discard_all = purge
 
-    def _purged(self, queue: str) -> int:
+    def _purge_queue(self, queue: str) -> int:
         count: int = self._calls.queues.open_tasks(queue)
         self._calls.queues.purge(queue)
         return count
@@ -79,7 +79,7 @@ class Control:
             self._calls.fleet.drain(worker)
 
     def heartbeat(self, *_: Any, **__: Any) -> None:
-        """Do nothing: workers beat each second."""
+        """Do nothing: workers send heartbeats every second."""
 
 
 def _revoke(app: Any, task_id: str, *, terminate: bool) -> None:
@@ -91,17 +91,17 @@ def _revoke(app: Any, task_id: str, *, terminate: bool) -> None:
         with suppress(NotFound, WrongState):
             client.run_handle(to_id(task_id).bytes).cancel()
         return
-    with suppress(WrongState):  # it has ended
+    with suppress(WrongState):  # the task has ended
         if terminate or state != TaskState.RUNNING:
             handle.cancel()
 
 
 class Inspect:
-    """What workers do, by their names."""
+    """Information about workers, by worker name."""
 
     def __init__(self, app: Any, destination: Any = None) -> None:
         self.app = app
-        self._wanted = [destination] if isinstance(destination, str) else destination
+        self._destination = [destination] if isinstance(destination, str) else destination
 
     @property
     def _insights(self) -> Any:
@@ -109,8 +109,8 @@ class Inspect:
         return self.app.orchestrator._client.backend.insights
 
     def _workers(self) -> list[Any]:
-        found = [worker for worker in self._insights.list_workers() if worker.state not in ("dead", "stopped")]
-        return [worker for worker in found if self._wanted is None or _name(worker) in self._wanted]
+        workers = [worker for worker in self._insights.list_workers() if worker.state not in ("dead", "stopped")]
+        return [worker for worker in workers if self._destination is None or _name(worker) in self._destination]
 
     def names(self) -> list[str]:
         return list(dict.fromkeys(map(_name, self._workers())))
@@ -125,35 +125,35 @@ class Inspect:
         return self._tasks(TaskState.RUNNING)
 
     def reserved(self, **_: Any) -> dict[str, Any] | None:
-        """Return the tasks that were sent to workers and have not begun."""
+        """Return the tasks that were sent to workers and have not started."""
         return self._tasks(TaskState.DISPATCHED)
 
     def scheduled(self, **_: Any) -> dict[str, Any] | None:
-        """Return the tasks that wait for their time; they wait in Postgres, and are listed with the first worker."""
-        found = self._by_worker(list)
-        if found is not None:
-            found[next(iter(found))] = [
-                {"eta": one.wake_at.isoformat(), "priority": one.priority, "request": self._request(one)}
-                for one in self._listed(TaskState.PENDING)
-                if one.wake_at is not None
+        """Return the tasks with an eta, listed under the first worker: they wait in Postgres."""
+        by_worker = self._by_worker(list)
+        if by_worker is not None:
+            by_worker[next(iter(by_worker))] = [
+                {"eta": task.wake_at.isoformat(), "priority": task.priority, "request": self._request(task)}
+                for task in self._list_tasks(TaskState.PENDING)
+                if task.wake_at is not None
             ]
-        return found
+        return by_worker
 
-    def _listed(self, status: TaskState) -> list[Any]:
+    def _list_tasks(self, status: TaskState) -> list[Any]:
         from orchestrator.sdk.calls.insights import list_tasks
         from orchestrator.store.insights import TaskFilter
 
-        return list_tasks(self._insights, TaskFilter(statuses=(status,)), limit=_MOST).tasks
+        return list_tasks(self._insights, TaskFilter(statuses=(status,)), limit=_MAX_TASKS).tasks
 
     def _tasks(self, status: TaskState) -> dict[str, Any] | None:
-        found = self._by_worker(list)
+        by_worker = self._by_worker(list)
         names = {worker.id: _name(worker) for worker in self._workers()}
-        if found is not None:
-            for one in self._listed(status):
-                name = names.get(one.worker or "") or (next(iter(found)) if self._wanted is None else None)
+        if by_worker is not None:
+            for task in self._list_tasks(status):
+                name = names.get(task.worker or "") or (next(iter(by_worker)) if self._destination is None else None)
                 if name is not None:
-                    found[name].append(self._request(one))
-        return found
+                    by_worker[name].append(self._request(task))
+        return by_worker
 
     def _request(self, task: Any) -> dict[str, Any]:
         detail = self._insights.show_task(task.id)
@@ -176,18 +176,18 @@ class Inspect:
             "worker_pid": None,
         }
 
-    def registered(self, *wanted: str) -> dict[str, Any] | None:
-        """Return the names of the tasks that workers have."""
-        found: defaultdict[str, set[str]] = defaultdict(set)
+    def registered(self, *attributes: str) -> dict[str, Any] | None:
+        """Return the names of the tasks that workers have registered."""
+        tasks: defaultdict[str, set[str]] = defaultdict(set)
         for worker in self._workers():
-            found[_name(worker)].update(one for one in worker.names if "@" not in one)
-        return {name: [self._told(one, wanted) for one in sorted(names)] for name, names in found.items()} or None
+            tasks[_name(worker)].update(one for one in worker.names if "@" not in one)
+        return {name: [self._text(one, attributes) for one in sorted(names)] for name, names in tasks.items()} or None
 
-    def _told(self, name: str, wanted: Sequence[str]) -> str:
+    def _text(self, name: str, attributes: Sequence[str]) -> str:
         """Return the name of a task, with some of its attributes."""
         task = self.app.tasks.get(name)
-        told = [f"{one}={getattr(task, one, None) if one != 'name' else name}" for one in wanted]
-        return f"{name} [{' '.join(told)}]" if told else name
+        shown = [f"{one}={getattr(task, one, None) if one != 'name' else name}" for one in attributes]
+        return f"{name} [{' '.join(shown)}]" if shown else name
 
     registered_tasks = registered
 
@@ -201,38 +201,38 @@ class Inspect:
         } or None
 
     def stats(self) -> dict[str, Any] | None:
-        found: dict[str, Any] = {}
+        stats: dict[str, Any] = {}
         for worker in self._workers():
-            one = found.setdefault(_name(worker), {"pid": worker.pid, "pool": {"max-concurrency": 0, "processes": []}})
-            one["pool"]["max-concurrency"] += worker.slots
-            one["pool"]["processes"].append(worker.pid)
-            one["uptime"] = worker.started_at.isoformat()
-        return found or None
+            stat = stats.setdefault(_name(worker), {"pid": worker.pid, "pool": {"max-concurrency": 0, "processes": []}})
+            stat["pool"]["max-concurrency"] += worker.slots
+            stat["pool"]["processes"].append(worker.pid)
+            stat["uptime"] = worker.started_at.isoformat()
+        return stats or None
 
     def conf(self, **_: Any) -> dict[str, Any] | None:
         """Return the settings of this program, for each worker."""
         return {name: dict(self.app.conf) for name in self.names()} or None
 
     def report(self) -> dict[str, Any] | None:
-        """Return how workers are doing, in a line."""
-        return {name: {"ok": f"{name}: {one['pool']}"} for name, one in (self.stats() or {}).items()} or None
+        """Return a one-line summary of each worker."""
+        return {name: {"ok": f"{name}: {stats['pool']}"} for name, stats in (self.stats() or {}).items()} or None
 
     def revoked(self) -> dict[str, Any] | None:
-        ended = [str(one.id) for one in self._listed(TaskState.CANCELLED)]
+        ended = [str(id_.id) for id_ in self._list_tasks(TaskState.CANCELLED)]
         return dict.fromkeys(self.names(), ended) or None
 
     def query_task(self, *ids: str) -> dict[str, Any] | None:
-        given = [one for item in ids for one in ([item] if isinstance(item, str) else item)]
-        details = {one: self._insights.show_task(to_id(one)) for one in given}
-        shown = {
-            one: [_QUERIED[detail.status], self._request(detail)]
-            for one, detail in details.items()
+        task_ids = [id_ for item in ids for id_ in ([item] if isinstance(item, str) else item)]
+        details = {id_: self._insights.show_task(to_id(id_)) for id_ in task_ids}
+        states = {
+            id_: [_QUERIED[detail.status], self._request(detail)]
+            for id_, detail in details.items()
             if detail is not None and detail.status in _QUERIED
         }
-        return dict.fromkeys(self.names(), shown) or None
+        return dict.fromkeys(self.names(), states) or None
 
     def clock(self) -> dict[str, Any] | None:
-        """Return a clock for each worker, which stands still: order is that of Postgres."""
+        """Return a constant clock for each worker: Postgres orders events here."""
         return {name: {"clock": 0} for name in self.names()} or None
 
 

@@ -1,4 +1,4 @@
-"""The current application and task, and tasks of libraries that belong to whichever application there is."""
+"""The current application and task, and shared tasks, which belong to every application."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from orchestrator.compat.celery import request
 
 App = Any
-"""An application, whose class stands above this."""
+"""An application; its class is in a module that imports this one."""
 
 
 class _Apps:
-    """The application that `current_app` leads to, and what waits for one."""
+    """The application behind `current_app`, and shared tasks that wait for one."""
 
     def __init__(self) -> None:
         self.current: App = None
         self.default: Callable[[], App]
-        """Makes an application where a program has none."""
+        """Creates an application if the program has none."""
         self.shared: list[Callable[[App], Any]] = []
-        """What registers a shared task with an application."""
+        """Functions that register a shared task with an application."""
 
 
 apps = _Apps()
@@ -35,7 +35,7 @@ def app_or_default(app: App = None) -> App:
 
 
 class Proxy:
-    """Stands for an object that is looked up when it is used."""
+    """A proxy for an object that is looked up at each access."""
 
     def __init__(self, find: Callable[[], Any], name: str = "", doc: str | None = None) -> None:
         object.__setattr__(self, "_find", find)
@@ -73,18 +73,18 @@ class Proxy:
 
 
 def _running() -> Any:
-    found = request.current.get()
-    return None if found is None else found[0]
+    running = request.current.get()
+    return None if running is None else running[0]
 
 
 current_app: Any = Proxy(app_or_default, "current_app")
-"""The application that was made last, or a default one."""
+"""The newest application, or a default one."""
 current_task: Any = Proxy(_running, "current_task")
-"""The task that runs here."""
+"""The running task of this context."""
 
 
 def shared_task(*args: Any, **options: Any) -> Any:
-    """Register a function as a task of every application, also of those that are made later."""
+    """Register a function as a task of every application, including later ones."""
 
     def share(function: Callable[..., Any]) -> Any:
         name = options.get("name")
@@ -98,8 +98,8 @@ def shared_task(*args: Any, **options: Any) -> Any:
 
         def find() -> Any:
             app = app_or_default()
-            wanted = name or app.gen_task_name(function.__name__, function.__module__)
-            return app.tasks[wanted] if wanted in app.tasks else register(app)
+            task_name = name or app.gen_task_name(function.__name__, function.__module__)
+            return app.tasks[task_name] if task_name in app.tasks else register(app)
 
         return Proxy(find, function.__name__, function.__doc__)
 

@@ -1,4 +1,4 @@
-"""One attempt of a task: hooks, signals, retries and callbacks, in a worker or right here."""
+"""One attempt of a task, with hooks, signals, retries and callbacks; in a worker, or eagerly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from orchestrator.sdk.values.payload import encode_value
 
 
 class ExceptionInfo:
-    """An exception and where it was raised, as hooks and signals are given it."""
+    """An exception with its traceback, for hooks and signals."""
 
     def __init__(self, error: BaseException) -> None:
         self.type = type(error)
@@ -41,13 +41,13 @@ class ExceptionInfo:
 
 def run_in_worker(task: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     runtime = current_runtime()
-    if runtime is None:  # a plain call of our task
+    if runtime is None:  # a direct call of the native task
         kwargs.pop(MESSAGE, None)
         return task(*args, **kwargs)
     request = Attempt(task, runtime, args, kwargs)
     if request.failed:
-        of, _, *others = request.args or ()
-        request.args = [Context(of), outcomes.named(request.failed["kind"], request.failed["args"]), *others]
+        task_id, _, *rest = request.args or ()
+        request.args = [Context(task_id), outcomes.named(request.failed["kind"], request.failed["args"]), *rest]
     if _watched is not None:
         _watched[runtime.dispatch.id] = (task, request)
     token = requests.current.set((task, request))
@@ -56,80 +56,80 @@ def run_in_worker(task: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
             return tagged(awaited(task, runtime.context()))
         state, value = attempt(task, request)
         if state == states.SUCCESS:
-            return tagged(value) if _keeps_result(runtime) else None
-        return _other_end(task, request, state, value)
+            return tagged(value) if _stores_result(runtime) else None
+        return _end_without_success(task, request, state, value)
     finally:
         requests.current.reset(token)
         if _watched is not None:
             _watched.pop(runtime.dispatch.id, None)
 
 
-def _keeps_result(runtime: TaskRuntime) -> bool:
+def _stores_result(runtime: TaskRuntime) -> bool:
     options = runtime.dispatch.options
     return options is None or '"store_result":false' not in options
 
 
 def _check_result(task: Any, value: Any) -> None:
-    """Refuse a result that cannot be stored while hooks and callbacks have not been told of a success."""
+    """Raise for a result that cannot be stored, before hooks and callbacks are called for a success."""
     runtime = current_runtime()
-    if runtime is not None and _keeps_result(runtime):
-        what, limit = f"The result of task {task.name!r}", task.app.orchestrator.settings.largest_value
+    if runtime is not None and _stores_result(runtime):
+        label, limit = f"The result of task {task.name!r}", task.app.orchestrator.settings.largest_value
         try:
-            encode_value(tagged(value), what, limit)
+            encode_value(tagged(value), label, limit)
         except PayloadError as error:
             raise EncodeError(str(error)) from error
 
 
-class _Stopped(Middleware):
-    """Sends what a task cannot whose code did not stop at its hard time limit, or when it was revoked."""
+class _StopMiddleware(Middleware):
+    """Calls hooks and signals for tasks whose code did not stop at a hard time limit or a revoke."""
 
     def ended(self, ctx: TaskContext, end: AttemptEnd) -> None:
-        found = (_watched or {}).pop(ctx.task_id.bytes, None)
-        if found is not None and end.outcome == "cancelled":
-            _revoked(*found)
-        elif found is not None and end.error is not None:
+        watched = (_watched or {}).pop(ctx.task_id.bytes, None)
+        if watched is not None and end.outcome == "cancelled":
+            _send_revoked(*watched)
+        elif watched is not None and end.error is not None:
             error = outcomes.named(end.error.kind, [end.error.message])
             if isinstance(error, TaskTimeout):
-                timed_out(*found, error)
+                timed_out(*watched, error)
 
 
 _watched: dict[bytes, tuple[Any, Context]] | None = None
-"""Attempts that run here, by the ids of their tasks; None where nobody wants to know of hard time limits or revokes."""
+"""Running attempts by task id, for `_StopMiddleware`. None if no hook or signal needs them."""
 
 
 def watch_stops(app: Any) -> None:
-    """Tell hooks and receivers of hard time limits and revokes also where the task's code does not stop here."""
+    """Register `_StopMiddleware`, if a hook or signal needs to know of hard time limits or revokes."""
     global _watched
     has_hooks = any(
-        "on_failure" in vars(kind) or "after_return" in vars(kind)
+        "on_failure" in vars(scope) or "after_return" in vars(scope)
         for task in app.tasks.values()
-        for kind in (task, *type(task).__mro__)
-        if not kind.__module__.startswith(__package__)
+        for scope in (task, *type(task).__mro__)
+        if not scope.__module__.startswith(__package__)
     )
     if _watched is None and (signals.task_failure.receivers or signals.task_revoked.receivers or has_hooks):
         _watched = {}
-        app.orchestrator.middleware.add(_Stopped())
+        app.orchestrator.middleware.add(_StopMiddleware())
 
 
-def _is_told(request: Context) -> bool:
-    """Say whether the attempt tells of its stop itself: nobody has done so before."""
+def _claim_stop(request: Context) -> bool:
+    """Return whether the attempt itself must report its stop, because the middleware has not done so."""
     return _watched is None or (request.native and _watched.pop(request.native.task_id.bytes, None)) is not None
 
 
-def _revoked(task: Any, request: Context) -> None:
+def _send_revoked(task: Any, request: Context) -> None:
     signals.task_revoked.send(task, request=request, terminated=True, signum=15, expired=False)
 
 
 def timed_out(task: Any, request: Context, error: TaskTimeout) -> None:
-    """Call the hooks and receivers that Celery's worker calls at a hard time limit."""
+    """Call the hooks and signals that Celery's worker calls at a hard time limit."""
     einfo = ExceptionInfo(error)
-    _failed(task, request, error, einfo)
+    _call_failure_hooks(task, request, error, einfo)
     args, kwargs = request.args or (), request.kwargs or {}
     task.after_return(states.FAILURE, error, request.id or "", args, kwargs, einfo)
 
 
-def _other_end(task: Any, request: Context, state: str, error: BaseException) -> Any:
-    """Report an end that is no success: raise, or return what stands for it."""
+def _end_without_success(task: Any, request: Context, state: str, error: BaseException) -> Any:
+    """Report an end other than success: raise, or return a marked result."""
     ctx = request.native
     assert ctx is not None
     if state == states.RETRY:
@@ -146,10 +146,10 @@ def _other_end(task: Any, request: Context, state: str, error: BaseException) ->
             sent = (request.args or ()) if args is None else args, (request.kwargs or {}) if kwargs is None else kwargs
             headers = {**(request.headers or {}), "retries": request.retries + 1}
             announce(task.app, task._native, *sent, request.id, {}, {"headers": headers})
-        again = Again(_seconds_until(error.when), str(error))
+        retry_ = Again(_seconds_until(error.when), str(error))
         if error.exc is not None:
-            again.data = {"kind": _kind(error.exc), "message": str(error.exc)}
-        raise again from error.exc
+            retry_.data = {"kind": _kind(error.exc), "message": str(error.exc)}
+        raise retry_ from error.exc
     if isinstance(error, Reject) and error.requeue:
         raise Again(1.0, "rejected, and put back into its queue")
     if isinstance(error, Replaced):
@@ -158,13 +158,13 @@ def _other_end(task: Any, request: Context, state: str, error: BaseException) ->
         ctx.heartbeat({**error.reference, "looks": 0})
         raise Again(0.1, f"replaced by {error.reference['replaced']}")
     if isinstance(error, Ignore):
-        said, meta = request.state or (state, None)
-        if said == states.FAILURE or ctx.run_id is not None:
-            error.state, error.meta = said, meta  # type: ignore[attr-defined]  # which travel with it
+        state_, meta = request.state or (state, None)
+        if state_ == states.FAILURE or ctx.run_id is not None:
+            error.state, error.meta = state_, meta  # type: ignore[attr-defined]  # attributes of the exception are stored with it
             raise error
-        return {MARK: {"state": said, "meta": tagged(meta)}}
+        return {MARK: {"state": state_, "meta": tagged(meta)}}
     if error.args and error.args != (str(error),):
-        with suppress(Exception):  # an exception may take no attributes
+        with suppress(Exception):  # the exception may not allow attributes
             setattr(error, ARGS, tagged(list(error.args)))
     raise error
 
@@ -180,7 +180,7 @@ def _seconds_until(when: Any) -> float:
 
 
 def attempt(task: Any, request: Context) -> tuple[str, Any]:
-    """Run a task once; return its state, and its result or exception. What ends it from outside is raised."""
+    """Run a task once; return its state, and its result or exception. A revoke or time limit is raised."""
     args, kwargs, identifier = request.args or (), request.kwargs or {}, request.id or ""
     state: str = states.SUCCESS
     value: Any = None
@@ -205,19 +205,19 @@ def attempt(task: Any, request: Context) -> tuple[str, Any]:
             state, value = (states.IGNORED if isinstance(error, Ignore) else states.REJECTED), error
         except TaskAborted:
             state = states.REVOKED
-            if _is_told(request):
-                _revoked(task, request)
+            if _claim_stop(request):
+                _send_revoked(task, request)
             raise
         except TaskTimeout as error:
             state = states.FAILURE
             call_errbacks(task, request, error)
-            if _is_told(request):
+            if _claim_stop(request):
                 timed_out(task, request, error)
             raise
-        except Exception as error:  # noqa: BLE001  # whatever the task raises is its failure
+        except Exception as error:  # noqa: BLE001  # any exception of the task is its failure
             state, value, einfo = states.FAILURE, error, ExceptionInfo(error)
             call_errbacks(task, request, error)
-            _failed(task, request, error, einfo)
+            _call_failure_hooks(task, request, error, einfo)
         except BaseException:
             state = states.FAILURE
             raise
@@ -235,7 +235,7 @@ def attempt(task: Any, request: Context) -> tuple[str, Any]:
     return state, value
 
 
-def _failed(task: Any, request: Context, error: Exception, einfo: ExceptionInfo) -> None:
+def _call_failure_hooks(task: Any, request: Context, error: Exception, einfo: ExceptionInfo) -> None:
     args, kwargs, identifier = request.args or (), request.kwargs or {}, request.id or ""
     task.on_failure(error, identifier, args, kwargs, einfo)
     if signals.task_failure.receivers:
@@ -251,7 +251,7 @@ def _failed(task: Any, request: Context, error: Exception, einfo: ExceptionInfo)
 
 
 def call(task: Any, request: Context) -> Any:
-    """Call the task's code, and turn exceptions of `autoretry_for` into retries."""
+    """Run the task's code; convert exceptions of `autoretry_for` to retries."""
     args, kwargs = request.args or (), request.kwargs or {}
     if not task.autoretry_for:
         return task(*args, **kwargs)
@@ -262,22 +262,22 @@ def call(task: Any, request: Context) -> Any:
     except Exception as error:
         if isinstance(error, task.dont_autoretry_for) or not isinstance(error, task.autoretry_for):
             raise
-        given = dict(task.retry_kwargs)
+        options = dict(task.retry_kwargs)
         if task.retry_backoff:
-            given.setdefault("countdown", backoff(task, request.retries))
-        given.setdefault("exc", error)
-        raise task.retry(**given) from error
+            options.setdefault("countdown", backoff(task, request.retries))
+        options.setdefault("exc", error)
+        raise task.retry(**options) from error
 
 
 def backoff(task: Any, retries: int) -> int:
-    """Return the seconds before the next try: they double, and vary if `retry_jitter` says so."""
-    longest = int(task.retry_backoff_max)
-    seconds = int(min(longest, max(1, int(task.retry_backoff)) * 2 ** min(retries, 60)))
+    """Return the seconds before the next retry: exponential, with jitter if `retry_jitter` is set."""
+    maximum = int(task.retry_backoff_max)
+    seconds = int(min(maximum, max(1, int(task.retry_backoff)) * 2 ** min(retries, 60)))
     return random.randrange(seconds + 1) if task.retry_jitter else max(0, seconds)
 
 
 def _callbacks(task: Any, request: Context, value: Any) -> None:
-    """Enqueue what is linked to the call: it exists if, and only if, this attempt succeeds."""
+    """Enqueue the linked callbacks. They take effect only if this attempt succeeds."""
     for link in request.callbacks or ():
         callback = task.app.signature(link)
         if request.is_eager:
@@ -287,15 +287,15 @@ def _callbacks(task: Any, request: Context, value: Any) -> None:
 
 
 def call_errbacks(task: Any, request: Context, raised: BaseException) -> None:
-    """Call what is linked to the failure of the call: here if it takes request, exception and traceback."""
+    """Call the error callbacks: here if they take request, exception and traceback; otherwise enqueue them."""
     for link in request.errbacks or ():
         errback = task.app.signature(link)
         error = raised
         if errback.options.pop("of_chord", False):
             error = ChordError(f"Dependency {request.id} raised {raised!r}")
             error.__cause__ = raised
-        known = task.app.tasks.get(errback["task"])
-        if known is not None and _takes_more_than_an_id(known):
+        target = task.app.tasks.get(errback["task"])
+        if target is not None and _takes_more_than_an_id(target):
             errback(request, error, "".join(traceback.format_exception(error)))
         elif request.is_eager:
             errback.apply((request.id,))
@@ -304,12 +304,12 @@ def call_errbacks(task: Any, request: Context, raised: BaseException) -> None:
 
 
 def _takes_more_than_an_id(task: Any) -> bool:
-    """Say whether an error callback takes request, exception and traceback; Celery gives bound ones the id alone."""
+    """Return whether an errback takes request, exception and traceback. Celery passes bound ones the id only."""
     parameters = task._function_signature.parameters.values()
-    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if task.bind:
-        return sum(p.default is p.empty for p in places) > 1
-    return len(places) > 1 or any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+        return sum(p.default is p.empty for p in positional) > 1
+    return len(positional) > 1 or any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
 
 
 # -- right here
@@ -326,18 +326,18 @@ def run_eagerly(
     throw: bool | None,
     options: Mapping[str, Any],
 ) -> Any:
-    """Run a call in this process, with its retries at once; return how it ended."""
+    """Run a call in this process, with immediate retries; return its EagerResult."""
     app = task.app
     identifier = task_id or uuid()
     throw = app.conf.task_eager_propagates if throw is None else throw
-    given_args, given_kwargs = list(args), dict(kwargs)
+    current_args, current_kwargs = list(args), dict(kwargs)
     while True:
         outer = requests.current.get()
         request = Context(
             id=identifier,
             task=task.name,
-            args=given_args,
-            kwargs=given_kwargs,
+            args=current_args,
+            kwargs=current_kwargs,
             retries=retries,
             is_eager=True,
             called_directly=False,
@@ -365,8 +365,8 @@ def run_eagerly(
         if state != states.RETRY:
             break
         new_args, new_kwargs = value.sig or (None, None)
-        given_args = given_args if new_args is None else list(new_args)
-        given_kwargs = given_kwargs if new_kwargs is None else dict(new_kwargs)
+        current_args = current_args if new_args is None else list(new_args)
+        current_kwargs = current_kwargs if new_kwargs is None else dict(new_kwargs)
         retries += 1
     if state == states.FAILURE and throw:
         raise value

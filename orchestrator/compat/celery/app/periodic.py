@@ -1,4 +1,4 @@
-"""`beat_schedule` and `add_periodic_task`, as schedules of ours."""
+"""`beat_schedule` and `add_periodic_task`, as native schedules."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from orchestrator.compat.celery.request import MESSAGE
 from orchestrator.compat.celery.schedules import crontab, maybe_schedule
 from orchestrator.compat.celery.tags import tagged
 
-_LONGEST_NAME = 100
+_MAX_NAME_LENGTH = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One call by the clock."""
+    """One scheduled call."""
 
     task: str
     schedule: Any
@@ -37,7 +37,7 @@ def add(
     name: str | None,
     options: Mapping[str, Any],
 ) -> str:
-    """Note a call that `add_periodic_task` wants; return the name of its schedule."""
+    """Register a call of `add_periodic_task`; return the name of its schedule."""
     sig = app.signature(sig) if isinstance(sig, dict) else sig.s()
     if sig.subtask_type:
         raise NotCovered(
@@ -56,13 +56,13 @@ def add(
 def declare(app: Any) -> None:
     """Declare all schedules; `orchestrator celery beat` and `orchestrator schedules apply` store them."""
     entries = dict(app._entries)
-    for name, given in (app.conf.beat_schedule or {}).items():
+    for name, entry_ in (app.conf.beat_schedule or {}).items():
         entries[name] = Entry(
-            task=given["task"],
-            schedule=given["schedule"],
-            args=given.get("args") or (),
-            kwargs=given.get("kwargs") or {},
-            options=given.get("options") or {},
+            task=entry_["task"],
+            schedule=entry_["schedule"],
+            args=entry_.get("args") or (),
+            kwargs=entry_.get("kwargs") or {},
+            options=entry_.get("options") or {},
         )
     for name, entry in entries.items():
         _declare(app, name, entry)
@@ -94,7 +94,7 @@ def _declare(app: Any, name: str, entry: Entry) -> None:
 
 
 def _named(task: Any, entry: Entry, params: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a schedule by name; those of `*args` travel in the message."""
+    """Return the arguments of a schedule by name; those for `*args` go into the message."""
     bound = task._function_signature.bind_partial(*entry.args, **entry.kwargs)
     kinds = task._function_signature.parameters
     if any(kinds[name].kind in (kinds[name].VAR_POSITIONAL, kinds[name].POSITIONAL_ONLY) for name in bound.arguments):
@@ -105,4 +105,4 @@ def _named(task: Any, entry: Entry, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _label(name: str) -> str:
-    return re.sub(r"[^\w.:/-]+", "-", name)[:_LONGEST_NAME].strip("-") or "schedule"
+    return re.sub(r"[^\w.:/-]+", "-", name)[:_MAX_NAME_LENGTH].strip("-") or "schedule"

@@ -1,4 +1,4 @@
-"""A task of Celery's, registered as one of ours."""
+"""Registers Celery tasks as native tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.sdk.tasks.task import Task as NativeTask
 
 
 def register(task: Any) -> NativeTask[..., Any]:
-    """Register it; the worker finds it by its name."""
+    """Register a native task with the same name."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         return run_in_worker(task, args, kwargs)
@@ -49,7 +49,7 @@ def options_of(task: Any) -> dict[str, Any]:
         "timeout": hard,
         "soft_timeout": soft if soft and not (hard and soft >= hard) else None,
         "rate": f"{rate}/s" if isinstance(rate, (int, float)) and rate else rate or None,
-        "on_loss": "fail" if acks_late is False else None,  # at most once, as Celery has it; its default is not ours
+        "on_loss": "fail" if acks_late is False else None,  # at most once, as in Celery; not the default here
         "store_result": False if _first(task.ignore_result, conf.task_ignore_result) else None,
         "expires": moment(task.expires) if isinstance(task.expires, (datetime, str)) else task.expires,
     }
@@ -71,14 +71,14 @@ def _signature(task: Any) -> inspect.Signature:
     rest = [p for p in parameters if p.kind is p.VAR_KEYWORD]
     positional = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
     if not task.typing:
-        by_place = inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)
-        by_name = inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)
-        return inspect.Signature([by_place, message, by_name])
+        var_args = inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)
+        var_kwargs = inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD)
+        return inspect.Signature([var_args, message, var_kwargs])
     return inspect.Signature([*positional, message, *rest])
 
 
 def _hints(task: Any) -> dict[str, Any]:
-    """Return the types that arguments are turned into: Celery looks at annotations where it is told to."""
+    """Return the types for argument conversion: as in Celery, annotations count only with `pydantic`."""
     if not task.pydantic:
         return {}
     try:
@@ -89,16 +89,16 @@ def _hints(task: Any) -> dict[str, Any]:
 
 
 def checking(name: str, signature: inspect.Signature) -> Callable[[Sequence[Any], Mapping[str, Any]], None] | None:
-    """Return a function that raises TypeError for a call that a function of this signature would refuse."""
+    """Return a function that raises TypeError for a call that does not fit the signature; None if every call fits."""
     parameters = signature.parameters.values()
     if all(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         return None
-    most = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
-    least = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    maximum = sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    minimum = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
     is_plain = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
 
     def check(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        if is_plain and not kwargs and least <= len(args) <= most:
+        if is_plain and not kwargs and minimum <= len(args) <= maximum:
             return
         try:
             signature.bind(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Tasks of an application by name, what it imports, and what of Celery's application is refused."""
+"""The task registry, imports of the application, and attributes of Celery's application that are refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from orchestrator.compat.celery.request import hostname
 from orchestrator.compat.coverage import CELERY, refused
 
 PARTS = ("loader", "amqp", "events", "log", "control", "tasks", "fixups", "autofinalize", "strict_typing")
-"""Arguments of Celery about its own parts, which are not here."""
+"""Constructor arguments for parts of Celery that do not exist here."""
 REFUSED = {
     **refused(CELERY.attributes),
     "amqp": "Queues need no declaration.",
@@ -57,39 +57,39 @@ class Registry(dict[str, Task]):
 
 
 def import_related(package: str, related: str | None) -> None:
-    """Import a module of a package, if there is one."""
+    """Import a submodule of a package, if it exists."""
     name = f"{package}.{related}" if related else package
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:
-        found = None  # `package` is a module, or an entry of Django that names a class
-    if found is not None:
+        spec = None  # `package` is a module, or a Django entry that names a class
+    if spec is not None:
         importlib.import_module(name)
 
 
 def each(task: Any, it: Sequence[Any]) -> list[Any]:
-    called = maybe_signature(task)
-    return [called.type(item) for item in it]
+    signature_ = maybe_signature(task)
+    return [signature_.type(item) for item in it]
 
 
 def star_each(task: Any, it: Sequence[Any]) -> list[Any]:
     """Call a task for each tuple of arguments."""
-    called = maybe_signature(task)
-    return [called.type(*item) for item in it]
+    signature_ = maybe_signature(task)
+    return [signature_.type(*item) for item in it]
 
 
 def install(app: Any) -> None:
-    """Send signals around the life of each worker process."""
+    """Send Celery's worker signals at the start and the end of each worker process."""
 
     def worker() -> Iterator[None]:
         name = hostname()
         sender = SimpleNamespace(app=app, hostname=name, pid=os.getpid())
         signals.celeryd_init.send(name, instance=app, conf=app.conf, options={})
         signals.celeryd_after_setup.send(name, instance=app, conf=app.conf)
-        told = {"loglevel": None, "logfile": None, "format": "", "colorize": False}
-        signals.setup_logging.send(None, **told)
-        signals.after_setup_logger.send(None, logger=logging.getLogger(), **told)
-        signals.after_setup_task_logger.send(None, logger=logging.getLogger("celery.task"), **told)
+        logging_options = {"loglevel": None, "logfile": None, "format": "", "colorize": False}
+        signals.setup_logging.send(None, **logging_options)
+        signals.after_setup_logger.send(None, logger=logging.getLogger(), **logging_options)
+        signals.after_setup_task_logger.send(None, logger=logging.getLogger("celery.task"), **logging_options)
         signals.worker_init.send(sender)
         signals.worker_process_init.send(None)
         signals.worker_ready.send(sender)
@@ -103,12 +103,12 @@ def install(app: Any) -> None:
 
 
 def has_django() -> bool:
-    """Say whether the program is one of Django: as for Celery, the environment names its settings."""
+    """Return whether this is a Django program: as in Celery, DJANGO_SETTINGS_MODULE is set."""
     return bool(os.environ.get("DJANGO_SETTINGS_MODULE"))
 
 
 def set_up() -> None:
-    """Set up Django, if the program is one of it, and close its old connections around each task."""
+    """In a Django program, set Django up, and close old database connections around each task."""
     if not has_django():
         return
     import django
@@ -123,19 +123,19 @@ def set_up() -> None:
 
 
 def _close_old_connections(**_: Any) -> None:
-    found = requests.current.get()
-    if found is not None and found[1].is_eager:
-        return  # the connection is that of the request, or of the test, around the task
+    running = requests.current.get()
+    if running is not None and running[1].is_eager:
+        return  # an eager task shares the connection of the request or test around it
     from django.db import close_old_connections
 
     close_old_connections()
 
 
-def packages(given: Any) -> Iterable[str]:
-    if callable(given):
-        given = given()
-    if given:
-        return [given] if isinstance(given, str) else list(given)
+def packages(names: Any) -> Iterable[str]:
+    if callable(names):
+        names = names()
+    if names:
+        return [names] if isinstance(names, str) else list(names)
     if not has_django():
         return []
     from django.apps import apps

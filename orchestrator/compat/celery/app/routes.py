@@ -20,24 +20,24 @@ class Invocation(NamedTuple):
     kwargs: Mapping[str, Any] = {}
     options: Mapping[str, Any] = {}
     task: Any = None
-    """None where the program calls a task by its name alone."""
+    """The task; None if the program knows only its name."""
 
 
 def listed(routes: Any) -> list[Any]:
-    """Return the routers of the setting: mappings, lists of pairs, functions or their names."""
+    """Return the routers of the setting: mappings, lists of pairs, functions or their import paths."""
     if not routes:
         return []
-    found = routes if isinstance(routes, (list, tuple)) and not _is_pairs(routes) else [routes]
-    return [_router(one) for one in found]
+    entries = routes if isinstance(routes, (list, tuple)) and not _is_pairs(routes) else [routes]
+    return [_router(entry) for entry in entries]
 
 
 def _is_pairs(routes: Sequence[Any]) -> bool:
-    return all(isinstance(one, (list, tuple)) and len(one) == 2 and isinstance(one[1], Mapping) for one in routes)
+    return all(isinstance(pair, (list, tuple)) and len(pair) == 2 and isinstance(pair[1], Mapping) for pair in routes)
 
 
-def _router(given: Any) -> Any:
-    """Return a router; as in Celery, one with `route_for_task` is of before Celery 4, and is not given options."""
-    router = imported(given)
+def _router(value: Any) -> Any:
+    """Return a router function. One with `route_for_task` (before Celery 4) gets no options, as in Celery."""
+    router = imported(value)
     if not hasattr(router, "route_for_task"):
         return router
     route = (router() if isinstance(router, type) else router).route_for_task
@@ -45,14 +45,14 @@ def _router(given: Any) -> Any:
 
 
 def find(call: Invocation) -> dict[str, Any]:
-    """Return the options that the first router which knows a task gives its calls."""
+    """Return the options from the first router that matches."""
     for router in listed(call.app.conf.task_routes):
         if callable(router):
-            found = router(call.name, call.args, call.kwargs, call.options, task=call.task)
+            options = router(call.name, call.args, call.kwargs, call.options, task=call.task)
         else:
-            found = next((route for pattern, route in _pairs(router) if _fits(pattern, call.name)), None)
-        if found:
-            return {"queue": found} if isinstance(found, str) else dict(found)
+            options = next((route for pattern, route in _pairs(router) if _matches(pattern, call.name)), None)
+        if options:
+            return {"queue": options} if isinstance(options, str) else dict(options)
     return {}
 
 
@@ -60,7 +60,7 @@ def _pairs(router: Any) -> Iterator[tuple[Any, Any]]:
     return iter(router.items() if isinstance(router, Mapping) else router)
 
 
-def _fits(pattern: Any, name: str) -> bool:
+def _matches(pattern: Any, name: str) -> bool:
     return bool(pattern.match(name)) if isinstance(pattern, re.Pattern) else fnmatchcase(name, pattern)
 
 
@@ -74,15 +74,15 @@ def queue_of(conf: Any, exchange: Any, routing_key: Any) -> str:
 
 
 def annotate(task: Any, conf: Any) -> None:
-    """Change a task as `task_annotations` says."""
+    """Apply `task_annotations` to a task."""
     annotations = conf.task_annotations
     if not annotations:
         return
-    for one in annotations if isinstance(annotations, (list, tuple)) else (annotations,):
-        if isinstance(one, Mapping):
-            changes = [one.get("*"), one.get(task.name)]
+    for annotation in annotations if isinstance(annotations, (list, tuple)) else (annotations,):
+        if isinstance(annotation, Mapping):
+            changes = [annotation.get("*"), annotation.get(task.name)]
         else:
-            changes = [one.annotate(task), getattr(one, "annotate_any", lambda: None)()]
+            changes = [annotation.annotate(task), getattr(annotation, "annotate_any", lambda: None)()]
         for change in changes:
             for name, value in (change or {}).items():
                 setattr(task, name, value.__get__(task) if callable(value) and name.startswith("on_") else value)

@@ -1,4 +1,4 @@
-"""A task by Celery's API; a task of ours runs it."""
+"""Celery's `Task`, run by a native task."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from orchestrator.sdk.tasks.task import Task as NativeTask
 
 
 class Task:
-    """A task. Derive a class from it for `base=`, or to write a task as a class with `run`."""
+    """A task. Subclass it for `base=`, or to define `run` in a class."""
 
     Request: ClassVar[Any] = None
     name: Any = None
@@ -77,13 +77,13 @@ class Task:
     # -- running
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """Do the work of the task; a class of its own overrides it."""
+        """Do the task's work; subclasses override it."""
         raise NotImplementedError("Tasks must define the run method.")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found = requests.current.get()
-        if found is not None and found[0] is self and not found[1].called_directly:
-            return self.run(*args, **kwargs)  # by a class that has a `__call__` of its own
+        running = requests.current.get()
+        if running is not None and running[0] is self and not running[1].called_directly:
+            return self.run(*args, **kwargs)  # called by a subclass with its own `__call__`
         token = requests.current.set((self, Context(args=args, kwargs=kwargs, task=self.name)))
         try:
             return self.run(*args, **kwargs)
@@ -92,43 +92,43 @@ class Task:
 
     @property
     def request(self) -> Context:
-        """What this task knows of the call that it runs for."""
-        found = requests.current.get()
-        return found[1] if found is not None and found[0] is self else _NOT_RUNNING
+        """The call that this task is running."""
+        running = requests.current.get()
+        return running[1] if running is not None and running[0] is self else _NOT_RUNNING
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
-        """Let the task see this request; for tests."""
+        """Set the task's request; for tests."""
         requests.current.set((self, Context(*args, **kwargs)))
 
     def pop_request(self) -> None:
-        """End what `push_request` began."""
+        """Undo `push_request`."""
         requests.current.set(None)
 
     # -- hooks
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-        """Act before each attempt."""
+        """Called before each attempt."""
 
     def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        """Act after success."""
+        """Called after success."""
 
     def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Act when it is to be run again."""
+        """Called before a retry."""
 
     def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Act after failure."""
+        """Called after failure."""
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Act after each end."""
+        """Called after each end."""
 
     @classmethod
     def _get_app(cls) -> Any:
-        """Return the application; libraries of Celery ask for it."""
+        """Return the application; libraries for Celery use this."""
         return cls.app
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Act when the class is bound to an application."""
+        """Called when the class is bound to an application."""
 
     # -- calling
 
@@ -137,15 +137,15 @@ class Task:
             native = self._native or self._registered()
             if self._check is not None:
                 self._check(args, kwargs)
-            given, named = (args, kwargs) if self.pydantic else tagged_call(args, kwargs)
+            positional, keywords = (args, kwargs) if self.pydantic else tagged_call(args, kwargs)
             try:
-                return self._result(native.enqueue(*given, **named))
+                return self._result(native.enqueue(*positional, **keywords))
             except PayloadError as error:
                 raise EncodeError(str(error)) from error
         return self.apply_async(args, kwargs)
 
     def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:
-        """Have a worker run it when the transaction of Django has committed that is open."""
+        """Enqueue the task after Django's open transaction has committed."""
         self.apply_async_on_commit(args, kwargs)
 
     def apply_async_on_commit(self, *args: Any, **kwargs: Any) -> None:
@@ -154,7 +154,7 @@ class Task:
 
     @property
     def is_plain(self) -> bool:
-        """Say whether a call is enqueued as it is: nobody listens, routes it by a function, or runs it here."""
+        """Return whether a call needs no processing: no signals, routing function, eager mode or enclosing task."""
         return (
             self.app._is_plain
             and not signals.before_task_publish.receivers
@@ -173,7 +173,7 @@ class Task:
         link_error: Any = None,
         **options: Any,
     ) -> Any:
-        """Have a worker run it, with options of the call: countdown, eta, expires, queue, priority, link, …"""
+        """Enqueue the task, with options: countdown, eta, expires, queue, priority, link, …"""
         if isinstance(args, str):
             raise TypeError("task args must be a list or tuple")
         if self._check is not None:
@@ -193,7 +193,7 @@ class Task:
         throw: bool | None = None,
         **options: Any,
     ) -> Any:
-        """Run it here, with a request, hooks, retries and callbacks; return how it ended."""
+        """Run the task in this process with request, hooks, retries and callbacks; return its EagerResult."""
         return run_eagerly(self, args or (), kwargs or {}, link, link_error, task_id, retries, throw, options)
 
     def retry(
@@ -207,7 +207,7 @@ class Task:
         max_retries: int | None = None,
         **options: Any,
     ) -> Retry:
-        """Run the task again later: `raise self.retry(exc=error, countdown=30)`."""
+        """Retry the task later: `raise self.retry(exc=error, countdown=30)`."""
         request = self.request
         limit = self.max_retries if max_retries is None else max_retries
         if request.called_directly:
@@ -225,14 +225,14 @@ class Task:
                 task_args=request.args,
                 task_kwargs=request.kwargs,
             )
-        retried = Retry(exc=exc, when=eta or countdown, is_eager=request.is_eager)
-        retried.sig = (args, kwargs)
+        retry_ = Retry(exc=exc, when=eta or countdown, is_eager=request.is_eager)
+        retry_.sig = (args, kwargs)
         if throw:
-            raise retried from exc
-        return retried
+            raise retry_ from exc
+        return retry_
 
     def replace(self, sig: Any) -> Any:
-        """Let another task or composition give this task's result."""
+        """Let another task or composition provide this task's result."""
         replace(self, sig)
         raise Ignore("Replaced by new task")
 
@@ -253,23 +253,23 @@ class Task:
     subtask = signature
 
     def s(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a call that takes the result of what precedes it as its first argument."""
+        """Return a signature whose first argument will be the result of the task before it."""
         return self.signature(args, kwargs)
 
     def si(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a call that takes nothing from what precedes it."""
+        """Return a signature that ignores the result of the task before it."""
         return self.signature(args, kwargs, immutable=True)
 
     def chunks(self, it: Any, n: int) -> Any:
-        """Return a group of calls for `n` items each; every call runs its items in one task."""
+        """Return a group of calls with `n` items each; each call runs its items in one task."""
         return canvas.chunks(self.s(), it, n, app=self.app)
 
     def map(self, it: Any) -> Any:
-        """Return one call that runs the task for each item, in one task."""
+        """Return a call that runs this task for each item, in one task."""
         return canvas.xmap(self.s(), it, app=self.app)
 
     def starmap(self, it: Any) -> Any:
-        """Return the same where an item is a tuple of arguments."""
+        """Return a call that runs this task for each tuple of arguments, in one task."""
         return canvas.xstarmap(self.s(), it, app=self.app)
 
     def AsyncResult(self, task_id: str, **kwargs: Any) -> Any:  # noqa: N802  # Celery's name
@@ -280,7 +280,7 @@ class Task:
 
     @property
     def backend(self) -> Any:
-        """The result backend, of which there is none."""
+        """The result backend, which does not exist: raises NotCovered."""
         return self.app.backend
 
     signature_from_request = subtask_from_request = Refused("self.retry(args=…, kwargs=…) runs it again.")
@@ -291,7 +291,7 @@ class Task:
 
     @cached_property
     def _check(self) -> Callable[[Sequence[Any], Mapping[str, Any]], None] | None:
-        """Refuse a call that the function would refuse; None where it takes everything."""
+        """Raises TypeError for arguments that `run` does not accept; None if it accepts everything."""
         if not self.typing:
             return None
         return registering.checking(self.name, self._function_signature)

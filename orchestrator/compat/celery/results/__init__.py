@@ -1,1 +1,1 @@
-"""Results by Celery's API: of one call, and of many."""
+"""Celery's result classes: of one call, and of several."""

@@ -1,4 +1,4 @@
-"""The results of a group, and of calls that are waited for together."""
+"""Results of groups, and sets of results."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _STEP = re.compile(r"\$\{`([^`]+)`\}")
 
 
 class ResultSet(ResultBase):
-    """Results that are waited for together."""
+    """Several results, to wait for them together."""
 
     def __init__(self, results: Iterable[Any], app: Any = None, **_: Any) -> None:
         self.results = list(results)
-        self.app = app_or_default(app or next((one.app for one in self.results if one.app), None))
+        self.app = app_or_default(app or next((result.app for result in self.results if result.app), None))
         self._run: CompositionHandle[Any] | None = None
 
     def add(self, result: Any) -> None:
@@ -47,46 +47,46 @@ class ResultSet(ResultBase):
         self.results.remove(result)
 
     def discard(self, result: Any) -> None:
-        """Remove a result, if it is there."""
-        self.results = [one for one in self.results if one != result]
+        """Remove a result, if present."""
+        self.results = [result for result in self.results if result != result]
 
     def update(self, results: Iterable[Any]) -> None:
-        for one in results:
-            self.add(one)
+        for result in results:
+            self.add(result)
 
     def clear(self) -> None:
         self.results.clear()
 
     def completed_count(self) -> int:
-        return sum(one.successful() for one in self.results)
+        return sum(result.successful() for result in self.results)
 
     def successful(self) -> bool:
-        return all(one.successful() for one in self.results)
+        return all(result.successful() for result in self.results)
 
     def failed(self) -> bool:
-        return any(one.failed() for one in self.results)
+        return any(result.failed() for result in self.results)
 
     def waiting(self) -> bool:
-        return any(not one.ready() for one in self.results)
+        return any(not result.ready() for result in self.results)
 
     def ready(self) -> bool:
         if self._run is not None and not self.results:
             return self._run.status() not in ("pending", "running")
-        return all(one.ready() for one in self.results)
+        return all(result.ready() for result in self.results)
 
     def maybe_throw(self, callback: Any = None, propagate: bool = True) -> None:
-        for one in self.results:
-            one.maybe_throw(callback=callback, propagate=propagate)
+        for result in self.results:
+            result.maybe_throw(callback=callback, propagate=propagate)
 
     maybe_reraise = maybe_throw
 
     def forget(self) -> None:
-        for one in self.results:
-            one.forget()
+        for result in self.results:
+            result.forget()
 
     def revoke(self, terminate: bool = False, **_: Any) -> None:
-        for one in self.results:
-            one.revoke(terminate=terminate)
+        for result in self.results:
+            result.revoke(terminate=terminate)
 
     def get(
         self,
@@ -97,7 +97,7 @@ class ResultSet(ResultBase):
         on_message: Any = None,
         **_: Any,
     ) -> list[Any]:
-        """Wait for all and return their results in order; the first failure is raised."""
+        """Wait for all results and return them in order; the first failure is raised."""
         refuse_on_message(on_message)
         if disable_sync_subtasks:
             refuse_in_task()
@@ -105,9 +105,9 @@ class ResultSet(ResultBase):
             return self._of_run(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         values = []
-        for one in self.results:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            values.append(one.get(left, propagate=propagate, callback=callback, disable_sync_subtasks=False))
+        for result in self.results:
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+            values.append(result.get(remaining, propagate=propagate, callback=callback, disable_sync_subtasks=False))
         return values
 
     def _of_run(self, timeout: float | None) -> list[Any]:
@@ -116,31 +116,31 @@ class ResultSet(ResultBase):
             values: list[Any] = untagged(self._run.result(timeout))
         except RunFailed as error:
             raise outcomes.of_end(self.app, error, self._run) from None
-        if len(self.results) != len(values):  # it was restored before the scheduler had made its tasks
+        if len(self.results) != len(values):  # the results were restored before the scheduler had created the tasks
             self.results = restore(self.app, self._run.id).results
         return [
-            one.get(timeout) if type(value) is dict and MARK in value else value
-            for one, value in zip(self.results, values, strict=True)
+            result.get(timeout) if type(value) is dict and MARK in value else value
+            for result, value in zip(self.results, values, strict=True)
         ]
 
     join = join_native = get
 
     def iter_native(self, timeout: float | None = None, **_: Any) -> Iterator[tuple[str, Any]]:
-        """Yield ids and what stands behind them, in order."""
-        for one in self.results:
-            value = one.get(timeout, propagate=False)
-            yield one.id, {"status": one.state, "result": value}
+        """Yield the id, state and result of each, in order."""
+        for result in self.results:
+            value = result.get(timeout, propagate=False)
+            yield result.id, {"status": result.state, "result": value}
 
     def iterate(self, timeout: float | None = None, propagate: bool = True, **_: Any) -> Iterator[Any]:
-        return (one.get(timeout, propagate=propagate) for one in self.results)
+        return (result.get(timeout, propagate=propagate) for result in self.results)
 
     then = Refused("chord(group, callback) calls a task after all of them.")
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.results)
 
-    def __getitem__(self, place: int) -> Any:
-        return self.results[place]
+    def __getitem__(self, index: int) -> Any:
+        return self.results[index]
 
     def __len__(self) -> int:
         return len(self.results)
@@ -154,7 +154,7 @@ class ResultSet(ResultBase):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__}: [{', '.join(str(one.id) for one in self.results)}]>"
+        return f"<{type(self).__name__}: [{', '.join(str(result.id) for result in self.results)}]>"
 
     supports_native_join = True
     backend = None
@@ -178,7 +178,7 @@ class GroupResult(ResultSet):
     children = property(lambda self: self.results)
 
     def save(self, **_: Any) -> None:
-        """Do nothing: a run is stored, and found again by its id."""
+        """Do nothing: a run is always stored under its id."""
         if self._run is None:
             raise NotCovered("GroupResult.save() of results that were put together", "Keep their ids: as_tuple().")
 
@@ -187,7 +187,7 @@ class GroupResult(ResultSet):
 
     @classmethod
     def restore(cls, id: str, app: Any = None, **_: Any) -> Any:
-        """Return the results of a group that was started elsewhere; None if there is none of this id."""
+        """Return the results of a group that was started elsewhere; None for an unknown id."""
         return restore(app_or_default(app), id)
 
     def revoke(self, terminate: bool = False, **_: Any) -> None:
@@ -197,10 +197,10 @@ class GroupResult(ResultSet):
             super().revoke(terminate=terminate)
 
     def as_tuple(self) -> Any:
-        return (self.id, self.parent and self.parent.as_tuple()), [one.as_tuple() for one in self.results]
+        return (self.id, self.parent and self.parent.as_tuple()), [result.as_tuple() for result in self.results]
 
     def as_list(self) -> list[str]:
-        return [self.id, *(one.id for one in self.results)]
+        return [self.id, *(result.id for result in self.results)]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, GroupResult) and other.id == self.id and other.results == self.results
@@ -209,11 +209,11 @@ class GroupResult(ResultSet):
         return hash(self.id)
 
     def __repr__(self) -> str:
-        return f"<GroupResult: {self.id} [{', '.join(str(one.id) for one in self.results)}]>"
+        return f"<GroupResult: {self.id} [{', '.join(str(result.id) for result in self.results)}]>"
 
 
 def of_run(app: Any, run: CompositionHandle[Any], part: Composition[Any], task_id: str | None) -> Any:
-    """Return the result of a composition that was started; `parent` leads to its parts."""
+    """Return the result of a started composition; `parent` leads to its earlier parts."""
     definition = run._definition()
     assert definition is not None
     result = _of_part(app, run, part, iter(definition.steps), None)
@@ -221,44 +221,44 @@ def of_run(app: Any, run: CompositionHandle[Any], part: Composition[Any], task_i
     if isinstance(result, GroupResult):
         result.id, result._run = identifier, run
         return result
-    whole = AsyncResult(identifier, app=app, parent=result.parent)
-    whole._run = run
-    return whole
+    composed = AsyncResult(identifier, app=app, parent=result.parent)
+    composed._run = run
+    return composed
 
 
 def _of_part(app: Any, run: CompositionHandle[Any], part: Composition[Any], steps: Iterator[Any], parent: Any) -> Any:
-    """Return the result of a part: the steps of a definition are in the order of its parts."""
+    """Return the result of a part. `steps` iterates the definition's steps, which are in the order of the parts."""
     if isinstance(part, Chain):
         result = parent
-        for one in part.parts:
-            result = _of_part(app, run, one, steps, result)
+        for part_ in part.parts:
+            result = _of_part(app, run, part_, steps, result)
         return result
     if isinstance(part, Call):
         return _of_step(app, run, next(steps).name, 0, parent)
     assert isinstance(part, Group)
     if part._first is None or not part._is_uniform:
-        results = [_of_part(app, run, one, steps, parent) for one in part.parts]
+        results = [_of_part(app, run, part_, steps, parent) for part_ in part.parts]
     elif isinstance(part._first, Call):
         step = next(steps).name
-        results = [_of_step(app, run, step, place, parent) for place in range(len(part.parts))]
+        results = [_of_step(app, run, step, index, parent) for index in range(len(part.parts))]
     else:
         step = next(steps).name
         client = app.orchestrator._client
-        runs = [client.run_handle(child_id(run._id, step, place)) for place in range(len(part.parts))]
-        results = [_of_child(app, run, one) for one in runs]
+        runs = [client.run_handle(child_id(run._id, step, index)) for index in range(len(part.parts))]
+        results = [_of_child(app, run, part_) for part_ in runs]
     return GroupResult(uuid(), results, app=app, parent=parent)
 
 
-def _of_step(app: Any, run: CompositionHandle[Any], step: str, place: int, parent: Any) -> AsyncResult:
-    handle: Handle[Any] = Handle(app.orchestrator._client, derived_id(run._id, step, place))
+def _of_step(app: Any, run: CompositionHandle[Any], step: str, index: int, parent: Any) -> AsyncResult:
+    handle: Handle[Any] = Handle(app.orchestrator._client, derived_id(run._id, step, index))
     result = of_handle(app, handle)
-    result._around, result.parent = run, parent
+    result._enclosing_run, result.parent = run, parent
     return result
 
 
 def _of_child(app: Any, run: CompositionHandle[Any], child: CompositionHandle[Any]) -> AsyncResult:
     result = AsyncResult(child.id, app=app)
-    result._around = run
+    result._enclosing_run = run
     return result
 
 
@@ -266,7 +266,7 @@ def _of_child(app: Any, run: CompositionHandle[Any], child: CompositionHandle[An
 
 
 def restore(app: Any, identifier: str) -> Any:
-    """Return the results of a group by its id; None if there is none."""
+    """Return the results of a group by its id; None for an unknown id."""
     client = app.orchestrator._client
     run = client.run_handle(to_id(identifier).bytes)
     if client.backend.insights.show_run(UUID(bytes=run._id)) is None:
@@ -275,38 +275,38 @@ def restore(app: Any, identifier: str) -> Any:
     if definition is None:
         return None
     steps = {step.name: step for step in client.backend.insights.list_steps(UUID(bytes=run._id))}
-    found = list(_of_template(app, run, definition.params[RESULT].default, steps))
-    group = GroupResult(identifier, found, app=app)
+    results = list(_of_template(app, run, definition.params[RESULT].default, steps))
+    group = GroupResult(identifier, results, app=app)
     group._run = run
     return group
 
 
 def _of_template(app: Any, run: Any, template: Any, steps: Any) -> Iterator[Any]:
-    """Yield the results of what a run comes to: of steps, or of the items of one."""
+    """Yield the results of the steps that a run's result template refers to."""
     if isinstance(template, list):
-        for one in template:
-            yield from _of_template(app, run, one, steps)
+        for item in template:
+            yield from _of_template(app, run, item, steps)
         return
-    named = _STEP.fullmatch(template) if isinstance(template, str) else None
-    if named is None:
+    match = _STEP.fullmatch(template) if isinstance(template, str) else None
+    if match is None:
         return
-    step = steps[named[1]]
-    for place in range(step.total or 0 if step.fan_out else 1):
+    step = steps[match[1]]
+    for index in range(step.total or 0 if step.fan_out else 1):
         if step.kind == "workflow":
-            yield _of_child(app, run, app.orchestrator._client.run_handle(child_id(run._id, step.name, place)))
+            yield _of_child(app, run, app.orchestrator._client.run_handle(child_id(run._id, step.name, index)))
         else:
-            yield _of_step(app, run, step.name, place, None)
+            yield _of_step(app, run, step.name, index, None)
 
 
 def result_from_tuple(r: Any, app: Any = None) -> Any:
     if isinstance(r, ResultBase):
         return r
     (identifier, parent), nodes = r if isinstance(r[0], (list, tuple)) else ((r[0], None), r[1])
-    made = result_from_tuple(parent, app) if parent else None
+    parent_result = result_from_tuple(parent, app) if parent else None
     if nodes is not None:
-        results = [result_from_tuple(one, app) for one in nodes]
-        return GroupResult(identifier, results, parent=made, app=app)
-    return AsyncResult(identifier, app=app, parent=made)
+        results = [result_from_tuple(node, app) for node in nodes]
+        return GroupResult(identifier, results, parent=parent_result, app=app)
+    return AsyncResult(identifier, app=app, parent=parent_result)
 
 
 def allow_join_result() -> Any:

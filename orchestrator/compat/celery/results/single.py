@@ -1,4 +1,4 @@
-"""The result of a call, or of a composition as a whole, by its id."""
+"""The result of a call or a whole composition, by its id."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from orchestrator.sdk.tasks.composition_handle import CompositionHandle
 from orchestrator.sdk.tasks.handle import Handle
 
 _POLL = 0.05
-"""Seconds between two looks at what does not exist yet."""
+"""Seconds between two checks for a task or run that does not exist yet."""
 
 
 class ResultBase:
-    """What all results have."""
+    """Base of all results."""
 
     parent: Any = None
 
@@ -48,9 +48,9 @@ class AsyncResult(ResultBase):
         self._name = task_name
         self._handle: Handle[Any] = Handle(self.app.orchestrator._client, to_id(str(id)).bytes)
         self._run: CompositionHandle[Any] | None = None
-        """The run, where the result is that of a composition."""
-        self._around: CompositionHandle[Any] | None = None
-        """The run that the call is a part of."""
+        """The run, if this is the result of a composition."""
+        self._enclosing_run: CompositionHandle[Any] | None = None
+        """The run that the call belongs to."""
         self._is_forgotten = False
 
     task_id = property(lambda self: self.id)
@@ -67,21 +67,21 @@ class AsyncResult(ResultBase):
         on_message: Any = None,
         **_: Any,
     ) -> Any:
-        """Wait for the result and return it, or raise what the task raised."""
+        """Wait for the result and return it, or raise the task's exception."""
         refuse_on_message(on_message)
         if disable_sync_subtasks:
             refuse_in_task()
         try:
             value = untagged(self._wait(timeout))
         except (TaskEnded, RunFailed) as error:
-            exception = outcomes.of_end(self.app, error, self._run or self._around)
+            exception = outcomes.of_end(self.app, error, self._run or self._enclosing_run)
             if propagate and self.parent is not None and isinstance(exception, ChordError):
-                exception = exception.__cause__ or exception  # Celery looks at the tasks of the header first
+                exception = exception.__cause__ or exception  # Celery raises the header task's exception here
             if propagate:
                 raise exception from None
             value = exception
         if type(value) is dict and MARK in value:
-            return self._marked(value[MARK], timeout, propagate=propagate)
+            return self._value_of_mark(value[MARK], timeout, propagate=propagate)
         if callback is not None:
             callback(self.id, value)
         return value
@@ -93,23 +93,23 @@ class AsyncResult(ResultBase):
             return self._run.result(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                return self._handle.result(left)
+                return self._handle.result(remaining)
             except NotFound:
-                self._look_for_run()
+                self._find_run()
                 if self._run is not None:
-                    return self._run.result(left)
-                if left is not None and left <= 0:
+                    return self._run.result(remaining)
+                if remaining is not None and remaining <= 0:
                     raise TimeoutError("The operation timed out.") from None
                 time.sleep(_POLL)
 
-    def _look_for_run(self) -> None:
-        """Find out whether the id is that of a run, or what became of the run that the call is a part of."""
-        if self._around is not None:
-            state = self._around.status()
+    def _find_run(self) -> None:
+        """Find the run with this id. For a call in a run that has ended, raise: the task will never exist."""
+        if self._enclosing_run is not None:
+            state = self._enclosing_run.status()
             if state not in ("pending", "running"):
-                raise self._around._failure(state)
+                raise self._enclosing_run._failure(state)
             return
         client = self.app.orchestrator._client
         run: CompositionHandle[Any] = client.run_handle(self._handle._id)
@@ -121,7 +121,7 @@ class AsyncResult(ResultBase):
             return
         self._run = run
 
-    def _marked(self, mark: Mapping[str, Any], timeout: float | None, *, propagate: bool) -> Any:
+    def _value_of_mark(self, mark: Mapping[str, Any], timeout: float | None, *, propagate: bool) -> Any:
         if "replaced" in mark:
             return self.app.AsyncResult(mark["replaced"]).get(timeout, propagate=propagate, disable_sync_subtasks=False)
         value = outcomes.of_mark(mark)[1]
@@ -134,22 +134,22 @@ class AsyncResult(ResultBase):
     def _outcome(self) -> outcomes.Outcome:
         if self._is_forgotten:
             return outcomes.NOTHING
-        found = outcomes.find(self)
-        if isinstance(found.result, dict) and "replaced" in (found.result.get(MARK) or {}):
-            replaced: AsyncResult = self.app.AsyncResult(found.result[MARK]["replaced"])
+        outcome = outcomes.find(self)
+        if isinstance(outcome.result, dict) and "replaced" in (outcome.result.get(MARK) or {}):
+            replaced: AsyncResult = self.app.AsyncResult(outcome.result[MARK]["replaced"])
             return replaced._outcome()
-        return found
+        return outcome
 
     @property
     def state(self) -> str:
-        """Where it stands, in Celery's words."""
+        """The state, in Celery's terms."""
         return self._outcome().state
 
     status = state
 
     @property
     def result(self) -> Any:
-        """What it returned, raised, or says of itself with `update_state`."""
+        """The return value, the exception, or the meta from `update_state`."""
         return self._outcome().result
 
     info = result
@@ -183,17 +183,17 @@ class AsyncResult(ResultBase):
 
     @property
     def ignored(self) -> bool:
-        known = self.app.tasks.get(self.name)
-        return known is not None and bool(known.ignore_result)
+        task = self.app.tasks.get(self.name)
+        return task is not None and bool(task.ignore_result)
 
     def maybe_throw(self, propagate: bool = True, callback: Any = None) -> Any:
-        """Raise what it raised; return its result otherwise."""
-        found = self._outcome()
-        if propagate and found.state in states.PROPAGATE_STATES:
-            raise found.result
+        """Raise the task's exception, or return its result."""
+        outcome = self._outcome()
+        if propagate and outcome.state in states.PROPAGATE_STATES:
+            raise outcome.result
         if callback is not None:
-            callback(self.id, found.result)
-        return found.result
+            callback(self.id, outcome.result)
+        return outcome.result
 
     maybe_reraise = maybe_throw
 
@@ -202,27 +202,27 @@ class AsyncResult(ResultBase):
     @property
     def children(self) -> list[Any] | None:
         try:
-            found = (self._run or self._handle).children()
+            handles = (self._run or self._handle).children()
         except NotFound:
             return None
-        return [of_any(self.app, one) for one in found] or None
+        return [of_any(self.app, handle) for handle in handles] or None
 
     def iterdeps(self, **_: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield it and all that came of it, each with what it came of."""
-        waiting: deque[tuple[Any, Any]] = deque([(None, self)])
-        while waiting:
-            parent, one = waiting.popleft()
-            yield parent, one
-            if one.ready():
-                waiting.extend((one, child) for child in one.children or [])
+        """Yield this result and its descendants, each with its parent."""
+        queue_: deque[tuple[Any, Any]] = deque([(None, self)])
+        while queue_:
+            parent, result = queue_.popleft()
+            yield parent, result
+            if result.ready():
+                queue_.extend((result, child) for child in result.children or [])
 
     def collect(self, **kwargs: Any) -> Iterator[tuple[Any, Any]]:
-        """Yield results, waited for, of it and of all that came of it."""
-        waiting: deque[Any] = deque([self])
-        while waiting:
-            one = waiting.popleft()
-            yield one, one.get(**kwargs)
-            waiting.extend(one.children or [])
+        """Wait for this result and its descendants, and yield each with its value."""
+        queue_: deque[Any] = deque([self])
+        while queue_:
+            result = queue_.popleft()
+            yield result, result.get(**kwargs)
+            queue_.extend(result.children or [])
 
     def get_leaf(self) -> Any:
         value: Any = None
@@ -234,17 +234,17 @@ class AsyncResult(ResultBase):
         return (self.id, self.parent and self.parent.as_tuple()), None
 
     def as_list(self) -> list[str]:
-        """Return its id, and those of what it came after."""
+        """Return the id, and the ids of the results before it."""
         return [self.id, *(self.parent.as_list() if self.parent else [])]
 
     # -- acting
 
     def revoke(self, terminate: bool = False, **_: Any) -> None:
-        """Cancel it; where it runs already, only with `terminate`."""
+        """Cancel the task; a running one only with `terminate`."""
         self.app.control.revoke(self._run.id if self._run is not None else str(self.id), terminate=terminate)
 
     def forget(self) -> None:
-        """Forget the result here; the settings retention_success and retention_failed say when it is deleted."""
+        """Forget the result in this process; retention_success and retention_failed decide when it is deleted."""
         self._is_forgotten = True
 
     then = Refused("link=… calls a task after it; get() waits.")
@@ -273,29 +273,29 @@ class AsyncResult(ResultBase):
 
 
 def refuse_on_message(function: Any) -> None:
-    """Refuse to call a function with each message of the result backend."""
+    """Refuse a callback for each message of the result backend."""
     if function is not None:
         raise NotCovered("get(on_message=…)", "Look at .state and .info while you wait.")
 
 
 def refuse_in_task() -> None:
     """Refuse to wait inside a task, as Celery does."""
-    found = requests.current.get()
-    if found is not None and found[1].native is not None:
+    running = requests.current.get()
+    if running is not None and running[1].native is not None:
         raise RuntimeError(
             "Never call result.get() within a task! It would hold a slot while it waits. Link the other task, or use "
             "self.replace(…)."
         )
 
 
-class _Handled(AsyncResult):
-    """A result whose id is read off its handle when it is asked for."""
+class _HandleResult(AsyncResult):
+    """A result that computes its id from a handle on access."""
 
     def __init__(self, app: Any, handle: Handle[Any]) -> None:
         self.app = app
         self._handle = handle
         self._name = None
-        self._run = self._around = None
+        self._run = self._enclosing_run = None
         self._is_forgotten = False
 
     @property
@@ -305,14 +305,14 @@ class _Handled(AsyncResult):
 
 def of_handle(app: Any, handle: Handle[Any], task_id: str | None = None) -> AsyncResult:
     if task_id is None:
-        return _Handled(app, handle)
+        return _HandleResult(app, handle)
     result = AsyncResult(task_id, app=app)
     result._handle = handle
     return result
 
 
 def of_any(app: Any, handle: Any) -> AsyncResult:
-    """Return the result of a task or run that was found."""
+    """Return the result of a task handle or a run handle."""
     if isinstance(handle, Handle):
         return of_handle(app, handle)
     result = AsyncResult(handle.id, app=app)
@@ -321,7 +321,7 @@ def of_any(app: Any, handle: Any) -> AsyncResult:
 
 
 class EagerResult(AsyncResult):
-    """How a call ended that ran right here."""
+    """The result of a call that ran in this process."""
 
     def __init__(
         self, id: str, ret_value: Any, state: str, traceback: str | None = None, name: str | None = None
@@ -329,12 +329,12 @@ class EagerResult(AsyncResult):
         self.app = app_or_default()
         self.id = id
         self._name = name
-        self._found = outcomes.Outcome(state=state, result=ret_value, traceback=traceback)
-        self._run = self._around = None
+        self._fixed_outcome = outcomes.Outcome(state=state, result=ret_value, traceback=traceback)
+        self._run = self._enclosing_run = None
         self._is_forgotten = False
 
     def _outcome(self) -> outcomes.Outcome:
-        return self._found
+        return self._fixed_outcome
 
     def get(self, timeout: float | None = None, propagate: bool = True, **_: Any) -> Any:
         """Return the result, or raise what was raised."""
@@ -346,7 +346,7 @@ class EagerResult(AsyncResult):
     children = None
 
     def revoke(self, *_: Any, **__: Any) -> None:
-        self._found = outcomes.Outcome(state=states.REVOKED, result=None)
+        self._fixed_outcome = outcomes.Outcome(state=states.REVOKED, result=None)
 
     def __repr__(self) -> str:
         return f"<EagerResult: {self.id}>"

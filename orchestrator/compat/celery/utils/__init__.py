@@ -1,4 +1,4 @@
-"""Small helpers that programs import from `celery.utils`, and some of our own."""
+"""Helpers that programs import from `celery.utils`, and internal ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import NAMESPACE_URL, UUID, uuid4, uuid5
 
 
 def uuid() -> str:
-    """Return a new id, as a text."""
+    """Return a new id as text."""
     return str(uuid4())
 
 
@@ -16,23 +16,23 @@ gen_unique_id = uuid
 
 
 def to_id(task_id: str) -> UUID:
-    """Return the id under which a call is stored: its own if that is a UUID, else one that is made of the text."""
+    """Return the UUID of a call: its id if that is a UUID, otherwise one derived from the text."""
     try:
         return UUID(task_id)
     except ValueError:
         return uuid5(NAMESPACE_URL, f"celery:{task_id}")
 
 
-def imported(given: Any) -> Any:
-    """Return what a text names, or what is given."""
-    if not isinstance(given, str):
-        return given
-    module, _, name = given.replace(":", ".").rpartition(".")
+def imported(value: Any) -> Any:
+    """Import the object that a text names; return anything else unchanged."""
+    if not isinstance(value, str):
+        return value
+    module, _, name = value.replace(":", ".").rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
-def listed(given: Any) -> list[Any]:
-    """Return one, many or nothing as a list."""
-    if not given:
+def listed(value: Any) -> list[Any]:
+    """Return a list, from one item, several items or nothing."""
+    if not value:
         return []
-    return list(given) if isinstance(given, (list, tuple)) else [given]
+    return list(value) if isinstance(value, (list, tuple)) else [value]

@@ -1,4 +1,4 @@
-"""Loggers of tasks. What a task logs is kept with it: `orchestrator tasks logs ID`."""
+"""Task loggers. Records are stored with the task: `orchestrator tasks logs ID`."""
 
 from __future__ import annotations
 
