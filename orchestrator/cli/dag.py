@@ -43,7 +43,7 @@ _MAX_SCHEDULES = 3
 
 @click.group("workflows")
 def command() -> None:
-    """Check, apply and look at workflow definitions.
+    """Check, apply and show workflow definitions.
 
     \b
     Example:

@@ -64,8 +64,8 @@ class _Commands(click.Group):
 @_ignored("-b", "--broker")
 @click.option("--workdir", metavar="FOLDER", help="Change to this folder first.")
 @click.pass_context
-def command(context: click.Context, path: str | None, workdir: str | None) -> None:
-    """Run the commands of Celery, for a program that uses orchestrator.compat.celery.
+def command(context: click.Context, where: str | None, workdir: str | None) -> None:
+    """Run Celery's commands for a program that uses orchestrator.compat.celery.
 
     \b
     Example:
@@ -75,7 +75,7 @@ def command(context: click.Context, path: str | None, workdir: str | None) -> No
     """
     if workdir is not None:
         os.chdir(workdir)
-    context.obj = path
+    context.obj = where
 
 
 def _load_program(context: click.Context) -> tuple[str, Celery]:
