@@ -58,7 +58,7 @@ command.add_command(replay_check)
 
 @command.command()
 @files_argument
-@click.option("--app", metavar="MODULE:APP", help="Check also whether the steps fit the tasks of this application.")
+@click.option("--app", metavar="MODULE:APP", help="Also check the steps against the tasks of this application.")
 @elsewhere_option
 @json_option
 def validate(files: tuple[str, ...], app: str | None, elsewhere: tuple[str, ...], as_json: bool) -> None:
@@ -174,7 +174,7 @@ def list_(as_json: bool) -> None:
 
 @command.command()
 @click.argument("name")
-@click.option("--version", type=click.IntRange(1, 2**31 - 1), help="This version.  [default: the newest]")
+@click.option("--version", type=click.IntRange(1, 2**31 - 1), help="The version to show.  [default: the newest]")
 @json_option
 def show(name: str, version: int | None, as_json: bool) -> None:
     """Print a workflow as YAML.

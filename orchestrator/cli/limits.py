@@ -87,7 +87,7 @@ def _settings(queue: QueueCounts) -> str:
     return ", ".join(parts)
 
 
-new_option = click.option("--new", is_flag=True, help="Accept a queue that nobody has named yet.")
+new_option = click.option("--new", is_flag=True, help="Accept a queue that is not known yet.")
 
 
 def check_named(name: str, new: bool | None = None) -> None:
@@ -143,9 +143,9 @@ def resume(name: str) -> None:
 @command.command("limit")
 @click.argument("name")
 @click.option(
-    "--concurrency", type=click.IntRange(1), metavar="N", help="How many may run at once, in the whole fleet."
+    "--concurrency", type=click.IntRange(1), metavar="N", help="How many tasks may run at once, in the whole fleet."
 )
-@click.option("--rate", metavar="RATE", help="How often one may start: 10/s, 100/m, 5/10s.")
+@click.option("--rate", metavar="RATE", help="How often a task may start: 10/s, 100/m, 5/10s.")
 @click.option("--none", "lift", is_flag=True, help="Lift both limits.")
 @new_option
 def limit(name: str, concurrency: int | None, rate: str | None, lift: bool, new: bool) -> None:
@@ -178,9 +178,9 @@ class _Retention(click.ParamType):  # type: ignore[type-arg]  # see `IdOf`
 
 @command.command("retain")
 @click.argument("name")
-@click.option("--success", type=_Retention(), metavar="TIME", help="Keep what succeeded so long: 1h, 30d, forever.")
-@click.option("--failed", type=_Retention(), metavar="TIME", help="Keep what failed or was cancelled or skipped.")
-@click.option("--none", "lift", is_flag=True, help="Leave both to the settings again.")
+@click.option("--success", type=_Retention(), metavar="TIME", help="Retention of succeeded tasks: 1h, 30d, forever.")
+@click.option("--failed", type=_Retention(), metavar="TIME", help="Retention of failed, cancelled and skipped tasks.")
+@click.option("--none", "lift", is_flag=True, help="Use the settings for both again.")
 @new_option
 def retain(name: str, success: float | None, failed: float | None, lift: bool, new: bool) -> None:
     """Set how long a queue's ended tasks are kept. An option that is not given falls back to the settings.
@@ -234,7 +234,7 @@ def purge(name: str, yes: bool) -> None:
 
 @command.command("drain")
 @click.argument("name")
-@click.option("--timeout", type=float, metavar="SECONDS", help="Give up after so many seconds.")
+@click.option("--timeout", type=float, metavar="SECONDS", help="Seconds after which to give up.")
 @new_option
 def drain(name: str, timeout: float | None, new: bool) -> None:
     """Wait until every task of a queue has ended.

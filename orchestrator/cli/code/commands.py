@@ -38,8 +38,8 @@ from orchestrator.sdk.waiting.steps import complete
 _MAX_VALUE_LENGTH = 120
 _TRACEBACK = "\n\n"
 """Separates an error from its traceback."""
-_why_option = click.option("--why", default="", help="Why, for people: it stands in the audit log.")
-_text_option = click.option("--text", is_flag=True, help="The value is a string, also where it reads as JSON.")
+_why_option = click.option("--why", default="", help="The reason, for the audit log.")
+_text_option = click.option("--text", is_flag=True, help="The value is a string, even if it parses as JSON.")
 
 
 @click.command()
@@ -155,8 +155,8 @@ def terminate(runs: tuple[UUID, ...], yes: bool) -> None:
 @click.command()
 @run_argument
 @click.option("--to", type=int, required=True, metavar="EVENT", help="The last event to keep; see: runs history ID")
-@click.option("--reason", default="", help="Why, for those who look at the history.")
-@click.option("--dry-run", is_flag=True, help="Only show what would become of everything.")
+@click.option("--reason", default="", help="The reason, which the history shows.")
+@click.option("--dry-run", is_flag=True, help="Only show the fate of each event.")
 @yes_option
 @json_option
 def reset(run: UUID, to: int, reason: str, dry_run: bool, yes: bool, as_json: bool) -> None:
@@ -184,7 +184,7 @@ def reset(run: UUID, to: int, reason: str, dry_run: bool, yes: bool, as_json: bo
 
 @click.command()
 @run_argument
-@click.option("--full", is_flag=True, help="Values and tracebacks as they are, a few lines for each event.")
+@click.option("--full", is_flag=True, help="Complete values and tracebacks, on several lines per event.")
 @json_option
 def history(run: UUID, full: bool, as_json: bool) -> None:
     """Show every event of a run of a workflow as code. With --json, a test can replay the output.

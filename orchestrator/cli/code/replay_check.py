@@ -36,9 +36,9 @@ _since_option = click.option(
 
 @click.command("export")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--workflow", "workflows", metavar="NAME", multiple=True, help="Only this one. May be repeated.")
+@click.option("--workflow", "workflows", metavar="NAME", multiple=True, help="Only this workflow. May be repeated.")
 @_since_option
-@click.option("--limit", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many of each kind.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many runs of each kind.")
 def export(folder: Path, workflows: tuple[str, ...], since: datetime | None, limit: int) -> None:
     """Write histories of workflows as code into a folder, one file per run, for `replay-check --histories`.
 
@@ -81,14 +81,14 @@ class _Exported(msgspec.Struct):
 @click.option(
     "--in-order",
     is_flag=True,
-    help="Also refuse commands of different kinds that have changed places. Live runs go on with such code, "
-    "although they did things in another order than it says.",
+    help="Also refuse a changed order of commands of different kinds. Live runs continue with such code, "
+    "although they have run in another order.",
 )
 @click.option(
     "--elsewhere",
     metavar="WORKFLOW",
     multiple=True,
-    help="A workflow that another application has: its runs are none of this one's business. May be repeated.",
+    help="A workflow of another application, whose runs are not checked. May be repeated.",
 )
 @json_option
 @click.option("--once", is_flag=True, help="Only with the hash seed of this process.")

@@ -47,7 +47,7 @@ _STOP_MARGIN = 15.0
 )
 @click.option("--processes", type=click.IntRange(1), default=1, help="How many worker processes to run.")
 @click.option(
-    "--port", type=click.IntRange(0, 65_535), default=PORT, help="Where the HTTP API is served; another if it is taken."
+    "--port", type=click.IntRange(0, 65_535), default=PORT, help="The port of the HTTP API; another one if it is taken."
 )
 @click.option(
     "--allow-command",

@@ -132,10 +132,12 @@ def _exists(module: str) -> bool:
 @click.option("-l", "--loglevel", default="info", help="Log this and above.")
 @_ignored("-n", "--hostname", "-O", "-f", "--logfile", "--pidfile", "--prefetch-multiplier", "-s", "--schedule")
 @click.option("-B", "--beat", is_flag=True, help="Store the schedules first; a scheduler fires them.")
-@click.option("--autoscale", metavar="MAX,MIN", help="How many processes, at most and at least.")
-@click.option("--max-tasks-per-child", type=click.IntRange(1), help="Replace a process after so many tasks.")
-@click.option("--max-memory-per-child", type=click.IntRange(1), metavar="KIB", help="Replace a process above this.")
-@click.option("--purge", "--discard", "purges", is_flag=True, help="Cancel what waits before it starts.")
+@click.option("--autoscale", metavar="MAX,MIN", help="The maximum and minimum number of processes.")
+@click.option("--max-tasks-per-child", type=click.IntRange(1), help="Replace a process after this many tasks.")
+@click.option(
+    "--max-memory-per-child", type=click.IntRange(1), metavar="KIB", help="Replace a process above this size."
+)
+@click.option("--purge", "--discard", "purges", is_flag=True, help="Cancel the waiting tasks first.")
 @_ignored("-E", "--task-events", "--without-gossip", "--without-mingle", "--without-heartbeat", is_flag=True)
 @click.pass_context
 def run_worker(
@@ -187,7 +189,7 @@ def run_worker(
 
 @command.command("beat")
 @click.option("-l", "--loglevel", default="info", help="Log this and above.")
-@click.option("-S", "--scheduler", "kind", hidden=True, help="Celery's class of a scheduler; none is needed.")
+@click.option("-S", "--scheduler", "kind", hidden=True, help="Celery's scheduler class, which is not needed here.")
 @_ignored("-s", "--schedule", "--pidfile", "-f", "--logfile", "--max-interval")
 @click.pass_context
 def beat(context: click.Context, loglevel: str, kind: str | None) -> None:
@@ -279,11 +281,11 @@ _TIME, _EXPIRY = _parser(moment, object), _parser(_expiry, object)
 )
 @click.option("-k", "--kwargs", "named", default="{}", metavar="JSON", callback=_OBJECT, help="Arguments by name.")
 @click.option("--eta", callback=_TIME, help="Not before this time.")
-@click.option("--countdown", type=float, help="Not before so many seconds.")
+@click.option("--countdown", type=float, help="Not before this many seconds.")
 @click.option(
     "--expires",
     callback=_parser(_expiry, object),
-    help="Fail if it has not begun by this time, or after so many seconds.",
+    help="Fail if it has not started by this time, or within this many seconds.",
 )
 @click.option("--queue", help="The queue.")
 @click.pass_context
@@ -301,7 +303,7 @@ def call(context: click.Context, /, name: str, given: list[Any], named: dict[str
 
 @command.command("result")
 @click.argument("task_id")
-@click.option("--traceback", is_flag=True, help="Print where it was raised.")
+@click.option("--traceback", is_flag=True, help="Print the traceback.")
 @click.pass_context
 def result(context: click.Context, task_id: str, traceback: bool) -> None:
     """Print the result of a call.

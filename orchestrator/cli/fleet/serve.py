@@ -18,9 +18,9 @@ PORT = 8080
 @click.command("serve", context_settings={"show_default": True})
 @app_option
 @click.option("--host", default="127.0.0.1", help="The address to serve.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=PORT, help="The port; 0 takes any that is free.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=PORT, help="The port; 0 for any free one.")
 @click.option("--registry", metavar="URL", help="The HTTP API to register with. Default: the setting `api_url`.")
-@click.option("--advertise", metavar="URL", default="", help="How others reach this process, if not by host and port.")
+@click.option("--advertise", metavar="URL", default="", help="The URL by which others reach this process.")
 @click.option("--service", "services", multiple=True, metavar="NAME", help="Serve this task only. May be repeated.")
 @click.option("--concurrency", type=click.IntRange(1, 1_000), default=10, help="How many requests to work on at once.")
 @log_options

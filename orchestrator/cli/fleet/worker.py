@@ -28,14 +28,14 @@ _MIN_MEMORY = 32 * 2**20
 @click.option(
     *("-A", "-Q", "-c", "-P", "of_celery"),
     hidden=True,
-    help="Options of Celery, which are named otherwise here.",
+    help="Options of Celery, which have other names here.",
     expose_value=False,
     callback=lambda _context, _option, value: value and _refuse_celery_options(),
 )
 @click.option(
     "--queues",
     metavar="A,B",
-    help="The queues to serve; '*' is every one that the application names, for tasks, workflows as code and by "
+    help="The queues to serve; '*' is every queue that the application names, in tasks, workflows as code and "
     "routes.  [default: default]",
 )
 @click.option("--processes", type=click.IntRange(1), show_default="one per CPU", help="How many processes to run.")
@@ -43,19 +43,19 @@ _MIN_MEMORY = 32 * 2**20
     "--autoscale",
     metavar="MIN,MAX",
     callback=lambda _context, _option, value: value and _bounds(value),
-    help="Instead of --processes: more of them while all slots are busy and work waits, fewer when it is calm.",
+    help="Instead of --processes: scale up while all slots are busy and tasks wait, and down when idle.",
 )
 @click.option("--concurrency", type=click.IntRange(1), default=10, help="How many tasks each process runs at once.")
 @click.option(
     "--max-tasks-per-process",
     type=click.IntRange(1),
-    help="Replace a process after about so many tasks; nothing stands still meanwhile.",
+    help="Replace a process after about this many tasks, without a pause in the work.",
 )
 @click.option(
     "--max-memory",
     metavar="SIZE",
     callback=lambda _context, _option, value: value and _memory(value),
-    help="Replace a process that uses more memory than this, e.g. 512MB; nothing stands still meanwhile.",
+    help="Replace a process that uses more memory than this, e.g. 512MB, without a pause in the work.",
 )
 @click.option(
     "--allow",
@@ -76,13 +76,13 @@ _MIN_MEMORY = 32 * 2**20
     "--executions",
     type=click.IntRange(0, 15_000),
     default=1_000,
-    help="How many executions of other executors than Python each process watches at once.",
+    help="How many executions of executors other than Python each process watches at once.",
 )
 @click.option(
     "--database", is_flag=True, help="Let tasks use ctx.transaction(): give them the database (setting database_url)."
 )
 @click.option("--burst", is_flag=True, help="Work until the queues are empty, then exit.")
-@click.option("--reload", is_flag=True, help="Start again when a *.py file under this folder changes; for development.")
+@click.option("--reload", is_flag=True, help="Restart when a *.py file under this folder changes; for development.")
 @metrics_option
 @log_options
 def command(queues: str | None, processes: int | None, autoscale: tuple[int, int] | None, **options: Any) -> None:

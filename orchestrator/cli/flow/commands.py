@@ -48,7 +48,7 @@ _MIN_POLL_INTERVAL = 0.05
 """Seconds between two reads of a watched run, at least, however often it changes."""
 
 file_argument = click.argument("file", type=click.Path(exists=True, dir_okay=False))
-why_option = click.option("--why", default="", help="Why; it stands in the audit log and with the node.")
+why_option = click.option("--why", default="", help="The reason, for the audit log and the node.")
 
 
 @click.group("flows")
@@ -65,8 +65,8 @@ def command() -> None:
 
 @command.command()
 @click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False))
-@click.option("--app", metavar="MODULE:APP", help="Check also whether this application has the functions.")
-@click.option("--service", "services", metavar="NAME", multiple=True, help="Check also whether the services are these.")
+@click.option("--app", metavar="MODULE:APP", help="Also check that this application has the functions.")
+@click.option("--service", "services", metavar="NAME", multiple=True, help="Also check the names of services.")
 @json_option
 def validate(files: tuple[str, ...], app: str | None, services: tuple[str, ...], as_json: bool) -> None:
     """Check flow files and print every problem; exit with 1 if a file is invalid. Needs no services.
@@ -114,7 +114,7 @@ def _problems(error: InvalidWorkflow) -> list[str]:
 
 @command.command()
 @file_argument
-@click.option("--name", help="What it is called. Default: the name of the file, without its ending.")
+@click.option("--name", help="The flow's name. Default: the name of the file, without its ending.")
 @app_option
 @json_option
 def publish(file: str, name: str | None, app: str | None, as_json: bool) -> None:
@@ -159,11 +159,11 @@ def list_command(as_json: bool) -> None:
 @command.command()
 @click.argument("flow")
 @click.argument("params", metavar="[KEY=VALUE]…", nargs=-1)
-@click.option("--version", type=click.IntRange(1), help="Default: the newest.")
+@click.option("--version", type=click.IntRange(1), help="The version to start. Default: the newest.")
 @click.option("--key", help="An idempotency key: a second start with it returns the first run.")
 @click.option("--tag", "tags", multiple=True, help="Add a tag; may be repeated.")
 @click.option(
-    "--shared", metavar="KEY=VALUE", multiple=True, help="Begin with this in the shared state; may be repeated."
+    "--shared", metavar="KEY=VALUE", multiple=True, help="An initial value in the shared state; may be repeated."
 )
 @click.option("--watch", "is_watched", is_flag=True, help="Draw the run until its end; exit with 1 unless it succeeds.")
 @json_option
@@ -331,7 +331,7 @@ def _decide(run: UUID, decision: str, why: str, node: str | None) -> None:
     echo(f"{run}: {key!r} is {decision}.")
 
 
-node_option = click.option("--node", help="Which approval, if the run has not come to it yet.")
+node_option = click.option("--node", help="The approval node, if the run has not reached it yet.")
 
 
 @command.command()

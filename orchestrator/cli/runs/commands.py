@@ -135,10 +135,10 @@ def start(
 
 
 @command.command("list")
-@click.option("--workflow", metavar="NAME", help="Only of this workflow.")
-@click.option("--version", type=click.IntRange(1), metavar="NUMBER", help="Only of this version of their workflow.")
+@click.option("--workflow", metavar="NAME", help="Only runs of this workflow.")
+@click.option("--version", type=click.IntRange(1), metavar="NUMBER", help="Only runs of this workflow version.")
 @status_option(ShownRunState)
-@click.option("--tag", "tags", multiple=True, help="Only with this tag; given again, with all of them.")
+@click.option("--tag", "tags", multiple=True, help="Only with this tag; if repeated, with all tags.")
 @click.option(
     "--attribute",
     "attributes",
@@ -146,16 +146,16 @@ def start(
     metavar="NAME=VALUE",
     help="Only with this attribute, another value ('stage!=paid') or a range ('total>=100'); may be repeated.",
 )
-@click.option("--name", help="Only of this name.")
-@click.option("--stuck", is_flag=True, help="Only those that cannot go on.")
+@click.option("--name", help="Only runs of this name.")
+@click.option("--stuck", is_flag=True, help="Only stuck runs.")
 @click.option(
     "--unreplayed",
     is_flag=True,
-    help="Only open runs of code that no worker has replayed since a deploy: whether its code fits them is not known.",
+    help="Only open runs of workflows as code that no worker has replayed since a deploy.",
 )
-@click.option("--parent", type=RUN, metavar="ID", help="Only those that this run started.")
-@click.option("--since", type=moment, metavar="TIME", help="Only created since then: 2h (ago), or 2024-01-31T09:30.")
-@click.option("--until", type=moment, metavar="TIME", help="Only created before then.")
+@click.option("--parent", type=RUN, metavar="ID", help="Only child runs of this run.")
+@click.option("--since", type=moment, metavar="TIME", help="Only created since: 2h (ago), or 2024-01-31T09:30.")
+@click.option("--until", type=moment, metavar="TIME", help="Only created before this time.")
 @page_options(RUN)
 @json_option
 def list_(statuses: tuple[str, ...], limit: int, before: UUID | None, as_json: bool, **filters: Any) -> None:
@@ -259,8 +259,8 @@ def watch(run: UUID, as_json: bool) -> None:
 
 @command.command()
 @run_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends; with --json, one document to a line.")
-@click.option("--last", type=click.IntRange(0), metavar="NUMBER", help="Only so many lines from the end.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the run ends; with --json, one document per line.")
+@click.option("--last", type=click.IntRange(0), metavar="NUMBER", help="Only this many lines from the end.")
 @color_option
 @json_option
 def logs(run: UUID, follow: bool, last: int | None, colour: str, as_json: bool) -> None:
@@ -330,7 +330,10 @@ def delete(runs: tuple[UUID, ...], yes: bool) -> None:
 @command.command()
 @run_argument
 @click.option(
-    "--from", "from_step", metavar="STEP", help="Repeat this step and what is below it; keep all else that succeeded."
+    "--from",
+    "from_step",
+    metavar="STEP",
+    help="Repeat this step and those that depend on it; keep all other successes.",
 )
 @click.option("--wait", is_flag=True, help="Wait for the end; exit with 1 unless it succeeds.")
 def rerun(run: UUID, from_step: str | None, wait: bool) -> None:

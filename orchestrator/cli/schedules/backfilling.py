@@ -26,12 +26,14 @@ key_argument = click.argument("key", metavar="WORKFLOW[/NAME]")
 
 @click.command()
 @key_argument
-@click.option("--from", "start", metavar="TIME", required=True, help="The first moment: 2026-01-01, in its time zone.")
-@click.option("--to", "end", metavar="TIME", help="The moment after the last.  [default: now]")
+@click.option(
+    "--from", "start", metavar="TIME", required=True, help="The first moment: 2026-01-01, in the schedule's zone."
+)
+@click.option("--to", "end", metavar="TIME", help="The end of the range, exclusive.  [default: now]")
 @click.option("--concurrency", type=click.IntRange(1), help="How many runs at once.  [default: 1]")
-@click.option("--again", is_flag=True, help="Run fires again that have had their run.")
-@click.option("--watch", is_flag=True, help="Show how far it is until its end; exit with 1 if a run fails.")
-@click.option("--dry-run", is_flag=True, help="Only show which fires there are, and which of them would get a run.")
+@click.option("--again", is_flag=True, help="Also run fires that have had their run.")
+@click.option("--watch", is_flag=True, help="Show the progress until the end; exit with 1 if a run fails.")
+@click.option("--dry-run", is_flag=True, help="Only print the fires, and which of them would get a run.")
 def backfill(
     key: str, start: str, end: str | None, concurrency: int | None, again: bool, watch: bool, dry_run: bool
 ) -> None:

@@ -48,7 +48,7 @@ times_options: tuple[Callable[[F], F], ...] = (
     click.option("--at", metavar="TIME", help="Once: 2026-07-01T09:00."),
     click.option("--start", metavar="TIME", help="Not before this moment: 2026-07-01, in its time zone."),
     click.option("--end", metavar="TIME", help="Only before this moment."),
-    click.option("--timezone", metavar="ZONE", help="Whose wall clock it follows: Europe/Berlin.  [default: UTC]"),
+    click.option("--timezone", metavar="ZONE", help="The schedule's time zone: Europe/Berlin.  [default: UTC]"),
 )
 
 
@@ -74,7 +74,7 @@ def command() -> None:
 @command.command("list")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many to show.")
 @click.option("--after", metavar="KEY", help="Continue after this schedule.")
-@click.option("--all", "everything", is_flag=True, help="Show all, page by page; with --json, a document a page.")
+@click.option("--all", "everything", is_flag=True, help="Show all, page by page; with --json, one document per page.")
 @json_option
 def list_(limit: int, after: str | None, everything: bool, as_json: bool) -> None:
     """List schedules by name, with their next fire in their own time zone.
@@ -162,7 +162,7 @@ def show(key: str, as_json: bool) -> None:
 @command.command("next")
 @click.argument("key", metavar="[WORKFLOW[/NAME]]", required=False)
 @times
-@click.option("-n", "--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many.")
+@click.option("-n", "--count", type=click.IntRange(1, 1000), default=5, show_default=True, help="How many fires.")
 @json_option
 def next_(key: str | None, count: int, as_json: bool, **all_options: str | None) -> None:
     """Preview the next fires of a stored schedule, or of the given options without any services.
@@ -194,16 +194,16 @@ def next_(key: str | None, count: int, as_json: bool, **all_options: str | None)
 
 @command.command("set")
 @click.argument("workflow")
-@click.option("--name", default="default", show_default=True, help="Which of the workflow's schedules.")
+@click.option("--name", default="default", show_default=True, help="The schedule's name, among those of the workflow.")
 @times
-@click.option("--overlap", type=click.Choice(get_args(Overlap)), help="While a run is open.  [default: skip]")
-@click.option("--catch-up", metavar="POLICY", help="After an outage: none, latest, all, all(10).  [default: latest]")
-@click.option("--jitter", metavar="DURATION", help="Keep it apart from others by up to so much.")
-@click.option("--param", "params", multiple=True, metavar="KEY=VALUE", help="A parameter of the runs; may be repeated.")
-@click.option("--paused", is_flag=True, default=None, help="Do not fire until it is resumed.")
 @click.option(
-    "--version", type=click.IntRange(1), help="Of a flow.  [default: the newest that is published when it fires]"
+    "--overlap", type=click.Choice(get_args(Overlap)), help="For a fire while a run is open.  [default: skip]"
 )
+@click.option("--catch-up", metavar="POLICY", help="Late fires to run: none, latest, all, all(10).  [default: latest]")
+@click.option("--jitter", metavar="DURATION", help="Delay all fires by a fixed time up to this, to spread schedules.")
+@click.option("--param", "params", multiple=True, metavar="KEY=VALUE", help="A parameter of the runs; may be repeated.")
+@click.option("--paused", is_flag=True, default=None, help="Set the schedule paused.")
+@click.option("--version", type=click.IntRange(1), help="The version of a flow.  [default: the newest at each fire]")
 def set_(workflow: str, params: tuple[str, ...], version: int | None, **given: Any) -> None:
     """Set a schedule of a workflow or a flow. The same name again replaces it, but a pause stays.
 
@@ -221,8 +221,8 @@ def set_(workflow: str, params: tuple[str, ...], version: int | None, **given: A
 
 @command.command()
 @app_option
-@click.option("--prune", is_flag=True, help="Delete what this application once declared and does no more.")
-@click.option("--quiet", is_flag=True, help="Say only what has changed; that the application is broken, not at all.")
+@click.option("--prune", is_flag=True, help="Delete schedules that this application no longer declares.")
+@click.option("--quiet", is_flag=True, help="Print changes only, and no error of the application.")
 @json_option
 def apply(app: str | None, prune: bool, quiet: bool, as_json: bool) -> None:
     """Store the schedules that the application declares with @app.schedule. Run it with every deploy.

@@ -13,10 +13,10 @@ PORT = 8000
 
 @click.command("api", context_settings={"show_default": True})
 @click.option("--host", default="127.0.0.1", help="The address to serve.")
-@click.option("--port", type=click.IntRange(0, 65_535), default=PORT, help="The port; 0 takes any that is free.")
-@click.option("--or-any", is_flag=True, help="Take any port if that one is taken.")
-@click.option("--tls-cert", metavar="FILE", help="Speak TLS with this certificate, in PEM format.")
-@click.option("--tls-key", metavar="FILE", help="Its key, if that is not in the same file.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=PORT, help="The port; 0 for any free one.")
+@click.option("--or-any", is_flag=True, help="Use any free port if the given one is taken.")
+@click.option("--tls-cert", metavar="FILE", help="Use TLS with this certificate, in PEM format.")
+@click.option("--tls-key", metavar="FILE", help="The certificate's key, if it is in another file.")
 @log_options
 def command(host: str, port: int, or_any: bool, tls_cert: str | None, tls_key: str | None, **log: str | None) -> None:
     """Serve the HTTP API: the functions of this command line for browsers, scripts and other languages.

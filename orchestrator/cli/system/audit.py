@@ -22,15 +22,15 @@ _LATE_WINDOW = 1_000
 
 
 @click.command("audit")
-@click.option("--who", metavar="TEXT", help="Only of those whose names begin so.")
-@click.option("--act", metavar="WORD", help="Only this: cancel, retry, pause, apply, refused, …")
-@click.option("--kind", metavar="WORD", help="Only to this kind of thing: task, run, queue, schedule, workflow, key.")
-@click.option("--target", metavar="NAME", help="Only to this one: an id or a name.")
-@click.option("--since", type=moment, metavar="TIME", help="Only since then: 2h (ago), or 2024-01-31T09:30.")
-@click.option("--until", type=moment, metavar="TIME", help="Only before then.")
+@click.option("--who", metavar="TEXT", help="Only actors whose name has this prefix.")
+@click.option("--act", metavar="WORD", help="Only this action: cancel, retry, pause, apply, refused, …")
+@click.option("--kind", metavar="WORD", help="Only targets of this kind: task, run, queue, schedule, workflow, key.")
+@click.option("--target", metavar="NAME", help="Only this target: an id or a name.")
+@click.option("--since", type=moment, metavar="TIME", help="Only since: 2h (ago), or 2024-01-31T09:30.")
+@click.option("--until", type=moment, metavar="TIME", help="Only before this time.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="How many to show.")
 @click.option("--before", type=click.IntRange(1), metavar="NUMBER", help="Continue before this line.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, a line each, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Print new entries as they come, until Ctrl-C.")
 @json_option
 def command(limit: int, before: int | None, follow: bool, as_json: bool, **matching: Any) -> None:
     """Show who did what to which task, run, queue, schedule, workflow or key, newest first.

@@ -43,7 +43,7 @@ def upgrade() -> None:
 
 
 @command.command()
-@click.option("--to", "revision", metavar="REVISION", help="Go back to this one. By default, to the one before.")
+@click.option("--to", "revision", metavar="REVISION", help="The revision to go back to. Default: the previous one.")
 @yes_option
 def downgrade(revision: str | None, yes: bool) -> None:
     """Undo the newest migration, if nothing uses it.

@@ -134,21 +134,21 @@ def command() -> None:
     show_default=True,
     help="What it may do: read; also enqueue; also operate (cancel, retry, pause, apply); also admin.",
 )
-@click.option("--expires", metavar="TIME", help="How long it is good for: 12h, 90d.  [default: for ever]")
-@click.option("--queues", metavar="PREFIX", help="Only for queues whose names begin so, and for no workflow.")
-@click.option("--workflows", metavar="PREFIX", help="Only for workflows whose names begin so, and for no queue.")
+@click.option("--expires", metavar="TIME", help="How long the key is valid: 12h, 90d.  [default: forever]")
+@click.option("--queues", metavar="PREFIX", help="Only for queues with this prefix, and for no workflows.")
+@click.option("--workflows", metavar="PREFIX", help="Only for workflows with this prefix, and for no queues.")
 @click.option(
     "--tasks",
     metavar="PREFIX",
     multiple=True,
-    help="Enqueue only tasks whose names begin so; repeat it for more. Built-in tasks need it, or operate.",
+    help="Enqueue only tasks with this prefix; may be repeated. Required for built-in tasks, except with operate.",
 )
 @click.option(
     "--quota",
     "quotas",
     metavar="NAME=VALUE",
     multiple=True,
-    help=f"Allow less or more than usual: {', '.join(Quotas.__struct_fields__)}; repeat it for more.",
+    help=f"Change a default quota: {', '.join(Quotas.__struct_fields__)}; may be repeated.",
 )
 @json_option
 def create(

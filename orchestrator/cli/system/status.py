@@ -30,7 +30,7 @@ from orchestrator.transport.inspection import RedisHealth, RedisView
 
 @click.command("status")
 @json_option
-@click.option("--check", is_flag=True, help="Exit with 1 if anything needs a person.")
+@click.option("--check", is_flag=True, help="Exit with 1 if there is a problem.")
 def command(as_json: bool, check: bool) -> None:
     """Show the state of the system, and the problems that need a person.
 
@@ -192,7 +192,7 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 @click.command("search")
 @click.argument("text")
-@click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="How many of each kind.")
+@click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="Results of each kind.")
 @json_option
 def search(text: str, limit: int, as_json: bool) -> None:
     """Find tasks and runs by the prefix of an id, a name, a tag, or a part of an error.

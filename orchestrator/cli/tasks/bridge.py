@@ -44,22 +44,22 @@ def command() -> None:
 
 @command.command("celery")
 @click.option("--broker", metavar="URL", help="Celery's broker, a Redis. Default: CELERY_BROKER_URL, or --config.")
-@click.option("--results", metavar="URL", help="Celery's result backend: results are written there, too.")
+@click.option("--results", metavar="URL", help="Celery's result backend, to which results are also written.")
 @click.option("--config", metavar="MODULE", help="Celery's settings, such as `celeryconfig` or `proj.settings:Celery`.")
-@click.option("--namespace", metavar="PREFIX", help="What these settings begin with, such as CELERY in Django.")
+@click.option("--namespace", metavar="PREFIX", help="The prefix of these settings, such as CELERY in Django.")
 @click.option("--queue", "queues", multiple=True, metavar="NAME", help="A queue of Celery.  [default: celery]")
 @click.option("--to", "target", metavar="QUEUE", help="The queue here.  [default: the task's own, or `default`]")
-@click.option("--task", "names", multiple=True, metavar="CELERY=TASK", help="Which task does the work of Celery's.")
+@click.option("--task", "names", multiple=True, metavar="CELERY=TASK", help="The task that replaces a Celery task.")
 @click.option(
     "--restore-after",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="Take messages, too, that a worker of Celery reserved so long ago. At least its visibility_timeout, unless no "
+    help="Also take messages that a Celery worker reserved this long ago. At least its visibility_timeout, unless no "
     "worker of Celery runs.",
 )
-@click.option("--once", is_flag=True, help="End when no message waits.")
-@click.option("--back", is_flag=True, help="Give messages back whose tasks have not started, and end with the others.")
-@click.option("--dry-run", is_flag=True, help="Say what waits, and what would be moved.")
+@click.option("--once", is_flag=True, help="Exit when no messages are waiting.")
+@click.option("--back", is_flag=True, help="Return messages of tasks that have not started, and wait for the others.")
+@click.option("--dry-run", is_flag=True, help="Only report what is waiting, and what would be moved.")
 @app_option
 @json_option
 @log_options

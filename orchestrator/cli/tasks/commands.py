@@ -64,14 +64,14 @@ def command() -> None:
 
 @command.command("list")
 @status_option(TaskState)
-@click.option("--queue", help="Only of this queue.")
-@click.option("--name", help="Only of this task name, in full: shop.tasks.resize.")
-@click.option("--run", type=RUN, metavar="ID", help="Only of this run, in the order in which they were created.")
-@click.option("--since", type=moment, metavar="TIME", help="Only ended since then: 2h (ago), or 2024-01-31T09:30.")
-@click.option("--until", type=moment, metavar="TIME", help="Only ended before then.")
-@click.option("--error", metavar="TEXT", help="Only those whose error's type or message holds this.")
-@click.option("--kind", metavar="TYPE", help="Only those whose error is of this type, and of no other.")
-@click.option("--release", help="Only those whose last attempt a worker of this release of your code had.")
+@click.option("--queue", help="Only tasks of this queue.")
+@click.option("--name", help="Only tasks with this full name: shop.tasks.resize.")
+@click.option("--run", type=RUN, metavar="ID", help="Only tasks of this run, the oldest first.")
+@click.option("--since", type=moment, metavar="TIME", help="Only ended since: 2h (ago), or 2024-01-31T09:30.")
+@click.option("--until", type=moment, metavar="TIME", help="Only ended before this time.")
+@click.option("--error", metavar="TEXT", help="Only if the error's type or message contains this.")
+@click.option("--kind", metavar="TYPE", help="Only if the error has exactly this type.")
+@click.option("--release", help="Only if a worker of this release of your code ran the last attempt.")
 @click.option("--after", type=TASK, metavar="ID", help="With --run: continue after this id.")
 @page_options(TASK)
 @json_option
@@ -175,9 +175,9 @@ def watch(task: UUID, as_json: bool) -> None:
 
 @command.command()
 @task_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until it ends; with --json, one document to a line.")
-@click.option("--attempt", type=click.IntRange(1, 2**31), metavar="NUMBER", help="Only of this attempt.")
-@click.option("--last", type=click.IntRange(0), metavar="NUMBER", help="Only so many lines from the end.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the end; with --json, one document per line.")
+@click.option("--attempt", type=click.IntRange(1, 2**31), metavar="NUMBER", help="Only lines of this attempt.")
+@click.option("--last", type=click.IntRange(0), metavar="NUMBER", help="Only this many lines from the end.")
 @color_option
 @json_option
 def logs(task: UUID, follow: bool, attempt: int | None, last: int | None, colour: str, as_json: bool) -> None:
@@ -243,12 +243,12 @@ def cancel(tasks: tuple[UUID, ...], yes: bool) -> None:
 
 @command.command()
 @click.argument("tasks", type=TASK, metavar="[ID…]", nargs=-1)
-@click.option("--queue", help="Of this queue.")
-@click.option("--name", help="Of this task name, in full: shop.tasks.resize.")
-@click.option("--error", metavar="TEXT", help="Whose error's type or message holds this.")
-@click.option("--since", type=moment, metavar="TIME", help="That failed since: 2h (ago), or 2024-01-31T09:30.")
-@click.option("--until", type=moment, metavar="TIME", help="That failed until then.")
-@click.option("--dry-run", is_flag=True, help="Only show which.")
+@click.option("--queue", help="Failed tasks of this queue.")
+@click.option("--name", help="Failed tasks with this full name: shop.tasks.resize.")
+@click.option("--error", metavar="TEXT", help="Failed tasks whose error's type or message contains this.")
+@click.option("--since", type=moment, metavar="TIME", help="Failed since: 2h (ago), or 2024-01-31T09:30.")
+@click.option("--until", type=moment, metavar="TIME", help="Failed until this time.")
+@click.option("--dry-run", is_flag=True, help="Only show the matching tasks.")
 @yes_option
 def retry(tasks: tuple[UUID, ...], dry_run: bool, yes: bool, **filters: Any) -> None:
     """Reopen failed or skipped tasks with a fresh retry budget: by id, or all failed ones that match.

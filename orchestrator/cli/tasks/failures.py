@@ -101,7 +101,7 @@ def _period(value: str) -> timedelta:
 
 def group_options(command: F) -> F:
     """Add the arguments that select failure groups: task, error (its type or a group's id), queue and period."""
-    command = click.option("--queue", help="Only in this queue.")(since_option(command))
+    command = click.option("--queue", help="Only failures in this queue.")(since_option(command))
     return click.argument("name", metavar="TASK")(click.argument("error")(command))
 
 

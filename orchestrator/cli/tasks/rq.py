@@ -49,7 +49,7 @@ def command() -> None:
     multiple=True,
     required=True,
     metavar="MODULE|FOLDER",
-    help="Where the functions of jobs are defined; nothing else is imported because a job names it. May be repeated.",
+    help="Where the functions of jobs are defined. Jobs can name nothing else. May be repeated.",
 )
 @click.option("--processes", type=click.IntRange(1), default=1, show_default=True, help="How many jobs run at once.")
 @click.option("--burst", is_flag=True, help="Work until the queues are empty, then exit.")
@@ -73,12 +73,12 @@ def worker(
 
 
 @command.command("import")
-@click.option("--queue", "source", required=True, metavar="NAME", help="The queue of RQ.")
+@click.option("--queue", "source", required=True, metavar="NAME", help="The queue in RQ.")
 @click.option("--url", metavar="URL", help=f"The Redis of RQ. Default: {_URL} in the environment.")
 @click.option("--to", "target", metavar="QUEUE", help="The queue here.  [default: the task's own, or `default`]")
-@click.option("--task", "names", multiple=True, metavar="RQ=TASK", help="Which task does the work of a function of RQ.")
-@click.option("--serializer", type=click.Choice(["pickle", "json"]), default="pickle", help="How RQ writes its jobs.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@click.option("--task", "names", multiple=True, metavar="RQ=TASK", help="The task that replaces an RQ function.")
+@click.option("--serializer", type=click.Choice(["pickle", "json"]), default="pickle", help="RQ's serializer.")
+@click.option("--dry-run", is_flag=True, help="Only report what would be imported.")
 @app_option
 @json_option
 def import_jobs(

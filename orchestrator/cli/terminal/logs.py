@@ -81,7 +81,7 @@ color_option = click.option(
     type=click.Choice(["auto", "always", "never"]),
     default="auto",
     show_default=True,
-    help="Pass on the colours of what tasks print; auto: to a terminal only.",
+    help="Keep the colors that tasks print; auto: on a terminal only.",
 )
 
 

@@ -19,8 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 app_option = click.option(
     "--app", metavar="MODULE:APP", help="The application. Default: the setting `app`.", show_default=False
 )
-yes_option = click.option("--yes", is_flag=True, help="Do not ask.")
-certain_option = click.option("--yes", is_flag=True, help="Do not ask. Where nobody could answer, nobody is asked.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+certain_option = click.option("--yes", is_flag=True, help="Do not ask. Without a terminal, it never asks.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 
 

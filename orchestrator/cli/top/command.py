@@ -16,10 +16,10 @@ from orchestrator.settings import load_settings
 
 
 @click.command("top", context_settings={"show_default": True})
-@click.option("--interval", type=click.FloatRange(0.2, 60), default=1.0, help="Seconds between two looks.")
+@click.option("--interval", type=click.FloatRange(0.2, 60), default=1.0, help="Seconds between two refreshes.")
 @click.option("--sort", type=click.Choice(list(SORTS)), default="ready", help="How queues are sorted.")
-@click.option("--filter", "matching", default="", metavar="TEXT", help="Only what has this in its name.")
-@click.option("--once", is_flag=True, help="Show it once, and exit; as where the output is no terminal.")
+@click.option("--filter", "matching", default="", metavar="TEXT", help="Only rows whose name contains this.")
+@click.option("--once", is_flag=True, help="Print once and exit, as without a terminal.")
 @json_option
 def command(interval: float, sort: str, matching: str, once: bool, as_json: bool) -> None:
     """Watch the system live: queues, running tasks, workers, failures and runs.
