@@ -71,16 +71,16 @@ def validate(files: tuple[str, ...], app: str | None, elsewhere: tuple[str, ...]
       orchestrator workflows validate workflows/*.yaml --app shop.tasks:app
     """
     application = load_app(app) if app else None
-    found = {file: _checked(file, application, elsewhere) for file in files}
+    results = {file: _checked(file, application, elsewhere) for file in files}
     if as_json:
-        print_json({"files": [_verdict(file, result) for file, result in found.items()]})
+        print_json({"files": [_verdict(file, result) for file, result in results.items()]})
     else:
-        for file, result in found.items():
+        for file, result in results.items():
             if isinstance(result, Definition):
                 echo(f"{file}: {result.name}, {counted(len(result.steps), 'task')}, valid")
             else:
                 echo(str(result), colour="red", err=True)
-    sys.exit(0 if all(isinstance(result, Definition) for result in found.values()) else 1)
+    sys.exit(0 if all(isinstance(result, Definition) for result in results.values()) else 1)
 
 
 @command.command()
@@ -130,7 +130,7 @@ def list_(as_json: bool) -> None:
       orchestrator workflows list --json | jq -r '.workflows[].name'
     """
     with open_calls() as calls:
-        found = calls.workflows.list_latest()
+        stored_workflows = calls.workflows.list_latest()
         code = calls.insights.list_code_workflows()
         times: dict[str, list[str]] = {}
         for schedule in chain.from_iterable(pages(calls.schedules)):
@@ -138,7 +138,7 @@ def list_(as_json: bool) -> None:
             if len(texts) <= _MAX_SCHEDULES:
                 texts.append(schedule.schedule.words() if len(texts) < _MAX_SCHEDULES else "…")
     if as_json:
-        print_json({"workflows": [_summary(stored) for stored in found], "code": code})
+        print_json({"workflows": [_summary(stored) for stored in stored_workflows], "code": code})
         return
     now = present()
     print_table(
@@ -153,7 +153,7 @@ def list_(as_json: bool) -> None:
                 ago(stored.created_at, now),
                 stored.definition.description.partition("\n")[0],
             )
-            for stored in found
+            for stored in stored_workflows
         ]
         + [
             (

@@ -43,9 +43,9 @@ def command(context: click.Context, as_json: bool) -> None:
 
 def _show(as_json: bool) -> None:
     with open_calls() as calls:
-        found = calls.insights.list_queues()
+        queues = calls.insights.list_queues()
     if as_json:
-        print_json({"queues": found})
+        print_json({"queues": queues})
         return
     print_table(
         _HEADERS,
@@ -62,7 +62,7 @@ def _show(as_json: bool) -> None:
                 duration(queue.oldest_ready),
                 queue.slots if queue.is_led else "unknown",
             )
-            for queue in found
+            for queue in queues
         ],
         empty="No queue holds a task or has a worker. Start one: orchestrator worker --app module:app",
     )

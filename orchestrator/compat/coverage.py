@@ -1,4 +1,4 @@
-"""What moves from other queues to this one: the table behind `orchestrator migrate check` and the guide.
+"""Migration rules for programs of other queues: the table behind `orchestrator migrate check` and the guide.
 
 A name that no table lists moves if its module does: the compatibility layer raises NotCovered for the rest.
 """

@@ -36,7 +36,7 @@ class Values:
     """Decoders by type tag."""
 
     def tagged(self, value: Any) -> Any:
-        """Return a value as data. Raise `error` for values that Celery's JSON and this format both lack."""
+        """Return a value as data. Raise `error` for a value that Celery's JSON refuses, unless it is plain data here."""
         if type(value) in PLAIN:
             return value
         if isinstance(value, dict):

@@ -92,15 +92,15 @@ class WarningWatch:
             return
         try:
             with reading(self._settings) as connection:
-                found = self._find_warnings(connection)
+                warnings = self._find_warnings(connection)
         except (OrchestratorError, SQLAlchemyError):
             return  # the scheduler reports these errors itself
         finally:
             elapsed = time.monotonic() - now
             self._next = now + max(_INTERVAL, _PAUSE_FACTOR * elapsed)
-        lasting = found.keys() & self._seen.keys()
-        yield from (found[key] for key in sorted(lasting - self._reported))
-        self._seen, self._reported = found, lasting
+        lasting = warnings.keys() & self._seen.keys()
+        yield from (warnings[key] for key in sorted(lasting - self._reported))
+        self._seen, self._reported = warnings, lasting
 
     def _find_warnings(self, connection: Connection) -> dict[tuple[str, str], str]:
         live = (worker for worker in insights.list_workers(connection) if worker.state == "live")
@@ -111,8 +111,8 @@ class WarningWatch:
         if overview.leader is not None:
             self._leader_deadline = 0.0
         reported = _REPORTED if time.monotonic() > self._leader_deadline else _REPORTED - {"no leader"}
-        found = trouble.of_the_system(overview, self._settings.lease)
-        return {(problem.kind, problem.about): problem.message for problem in found if problem.kind in reported}
+        problems = trouble.of_the_system(overview, self._settings.lease)
+        return {(problem.kind, problem.about): problem.message for problem in problems if problem.kind in reported}
 
 
 def is_ready(settings: Settings, *, workers: int) -> bool:

@@ -15,7 +15,7 @@ from orchestrator.workers.parent.processes import die_with
 
 
 def begin_process(**values: Any) -> Settings:
-    """Load the settings, configure logging, hide the environment from tasks, and end with the parent if it asks so."""
+    """Load the settings, configure logging, hide the environment from tasks; end with the parent if it asks so."""
     parent = os.environ.pop(FOLLOW, None)
     if parent is not None:
         die_with(int(parent), signal.SIGTERM)

@@ -20,7 +20,7 @@ from orchestrator.workers.parent.supervisor import run_worker
 from orchestrator.workers.spec import EVERY_QUEUE, WorkerSpec
 
 _MIN_MEMORY = 32 * 2**20
-"""The least --max-memory: a process that has just started uses almost as much."""
+"""The least --max-memory, in bytes; even a new process uses more."""
 
 
 @click.command("worker", context_settings={"show_default": True})

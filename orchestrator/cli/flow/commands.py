@@ -79,13 +79,13 @@ def validate(files: tuple[str, ...], app: str | None, services: tuple[str, ...],
       orchestrator flows validate flows/*.yaml --app shop.tasks:app
       orchestrator flows validate flows/*.yaml --service pay --service ship
     """
-    known = Known(functions=load_app(app).tasks if app else None, services=services or None)
-    found: dict[str, Flow | InvalidWorkflow] = {}
+    known_names = Known(functions=load_app(app).tasks if app else None, services=services or None)
+    results: dict[str, Flow | InvalidWorkflow] = {}
     for file in files:
         try:
-            found[file] = reading.load(file, known)
+            results[file] = reading.load(file, known_names)
         except InvalidWorkflow as error:
-            found[file] = error
+            results[file] = error
     if as_json:
         verdicts = [
             {
@@ -94,18 +94,18 @@ def validate(files: tuple[str, ...], app: str | None, services: tuple[str, ...],
                 "problems": [] if isinstance(result, Flow) else _problems(result),
                 "warnings": differences(result) if isinstance(result, Flow) else [],
             }
-            for file, result in found.items()
+            for file, result in results.items()
         ]
         print_json({"files": verdicts})
     else:
-        for file, result in found.items():
+        for file, result in results.items():
             if isinstance(result, Flow):
                 echo(f"{file}: {counted(len(result.nodes), 'node')}, valid")
                 for warning in differences(result):
                     echo(f"{file}: warning: {warning}", colour="yellow", err=True)
             else:
                 echo(str(result), colour="red", err=True)
-    sys.exit(0 if all(isinstance(result, Flow) for result in found.values()) else 1)
+    sys.exit(0 if all(isinstance(result, Flow) for result in results.values()) else 1)
 
 
 def _problems(error: InvalidWorkflow) -> list[str]:
@@ -147,12 +147,12 @@ def list_command(as_json: bool) -> None:
       orchestrator flows list
     """
     with open_calls() as calls:
-        found = calls.flows.names()
+        flows = calls.flows.names()
     if as_json:
-        print_json({"flows": [flow._asdict() for flow in found]})
+        print_json({"flows": [flow._asdict() for flow in flows]})
     else:
         now = present()
-        rows = [(flow.name, str(flow.version) if flow.version else "none", ago(flow.created_at, now)) for flow in found]
+        rows = [(flow.name, str(flow.version) if flow.version else "none", ago(flow.created_at, now)) for flow in flows]
         print_table(("NAME", "VERSION", "SINCE"), rows, empty="No flow has been published.")
 
 
@@ -190,9 +190,9 @@ def start(
         sys.exit(_follow(UUID(run.id)))
 
 
-def _values(words: tuple[str, ...]) -> dict[str, Any]:
+def _values(pairs: tuple[str, ...]) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for word in words:
+    for word in pairs:
         name, sign, value = word.partition("=")
         if not sign or not name:
             raise click.UsageError(f"Expected KEY=VALUE, found {word!r}.")
@@ -364,7 +364,7 @@ def reject(run: UUID, why: str, node: str | None) -> None:
 
 @command.command()
 @click.argument("flow", required=False)
-@click.option("--status", type=click.Choice([str(one) for one in RunState]), help="Only in this state.")
+@click.option("--status", type=click.Choice([str(state_) for state_ in RunState]), help="Only in this state.")
 @click.option("--limit", type=click.IntRange(1, 1_000), default=50, show_default=True, help="How many to show.")
 @json_option
 def runs(flow: str | None, status: str | None, limit: int, as_json: bool) -> None:
@@ -375,9 +375,9 @@ def runs(flow: str | None, status: str | None, limit: int, as_json: bool) -> Non
       orchestrator flows runs order --status running
     """
     with open_calls() as calls:
-        found = [_redacted(view) for view in calls.flows.runs(flow, status, limit)]
+        views = [_redacted(view) for view in calls.flows.runs(flow, status, limit)]
     if as_json:
-        print_json({"runs": [view._asdict() for view in found]})
+        print_json({"runs": [view._asdict() for view in views]})
         return
     now = present()
     rows = [
@@ -389,6 +389,6 @@ def runs(flow: str | None, status: str | None, limit: int, as_json: bool) -> Non
             waiting_for(view),
             ago(view.created_at, now),
         )
-        for view in found
+        for view in views
     ]
     print_table(("ID", "FLOW", "STATE", "AT", "WAITS FOR", "STARTED"), rows, empty="No flow has been started.")

@@ -72,20 +72,20 @@ def backfills_(limit: int, as_json: bool) -> None:
       orchestrator schedules backfills
     """
     with open_calls() as calls:
-        found = calls.schedules.list_backfills(limit)
+        backfills = calls.schedules.list_backfills(limit)
     if as_json:
         print_json(
             {
                 "backfills": [
                     msgspec.to_builtins(view) | {"done": view.done, "waiting": view.waiting, "had_run": view.had_run}
-                    for view in found
+                    for view in backfills
                 ]
             }
         )
         return
     print_table(
         _HEADERS,
-        [_row(view) for view in found],
+        [_row(view) for view in backfills],
         empty="There is no backfill. Start one: orchestrator schedules backfill WORKFLOW --from 2026-01-01",
     )
 

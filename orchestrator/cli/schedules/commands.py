@@ -86,11 +86,11 @@ def list_(limit: int, after: str | None, everything: bool, as_json: bool) -> Non
     """
     with open_calls() as calls:
         while True:
-            found, more = calls.schedules.page(limit=_PAGE if everything else limit, after=after)
+            schedules, more = calls.schedules.page(limit=_PAGE if everything else limit, after=after)
             if as_json:
-                print_json({"schedules": [_document(stored) for stored in found], "next": more})
-            elif found or after is None:
-                _print(found)
+                print_json({"schedules": [_document(stored) for stored in schedules], "next": more})
+            elif schedules or after is None:
+                _print(schedules)
             if more is None or not everything:
                 break
             after = more
@@ -98,7 +98,7 @@ def list_(limit: int, after: str | None, everything: bool, as_json: bool) -> Non
         echo(f"More of them: add --after {more}, or --all", err=True)
 
 
-def _print(found: Sequence[StoredSchedule]) -> None:
+def _print(schedules: Sequence[StoredSchedule]) -> None:
     now = present()
     print_table(
         ("schedule…", "when…", "next", "note…?", "last run?", "next fire?", "last fire?", "overlap?"),
@@ -113,7 +113,7 @@ def _print(found: Sequence[StoredSchedule]) -> None:
                 ago(stored.last_fire, now),
                 stored.schedule.overlap,
             )
-            for stored in found
+            for stored in schedules
         ],
         empty="There is no schedule yet. Set one: orchestrator schedules set WORKFLOW --cron '0 3 * * *'",
     )
@@ -332,8 +332,8 @@ def _declared_by(application: Orchestrator, origin: str) -> dict[str, StoredSche
 # -- printing
 
 
-def _params(words: Sequence[str]) -> dict[str, Any]:
-    pairs = [word.partition("=") for word in words]
+def _params(arguments: Sequence[str]) -> dict[str, Any]:
+    pairs = [word.partition("=") for word in arguments]
     for name, equals, _ in pairs:
         if not name or not equals:
             raise click.UsageError(f"--param {name!r}: expected KEY=VALUE.")

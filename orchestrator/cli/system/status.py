@@ -66,8 +66,8 @@ def command(as_json: bool, check: bool) -> None:
                 "redis": _redis(health),
             }
         )
-        for found in troubles:
-            echo(f"! {found.message}", colour="yellow")
+        for trouble_ in troubles:
+            echo(f"! {trouble_.message}", colour="yellow")
     if check and troubles:
         sys.exit(1)
 

@@ -80,7 +80,7 @@ def celery(
     log_level: str | None,
     log_format: str | None,
 ) -> None:
-    """Turn each message of Celery's queues into one task, and write the results where Celery's clients look.
+    """Turn each message of Celery's queues into one task, and write the results to Celery's result backend.
 
     Celery workers may keep running: each message goes to one side only. Messages with unknown tasks or pickled bodies
     are set aside: the next bridge tries them again, and --back returns them. Several bridges may run. After a kill, the

@@ -1,1 +1,1 @@
-"""What commands share: options, ids, times, tables, JSON."""
+"""Shared by all commands: options, ids, times, tables, JSON."""

@@ -77,11 +77,11 @@ class RunId(IdOf):
     def find(self, identifier: str) -> UUID | None:
         """Return the run that was started under this id or key, else the only run whose id begins with it."""
         with open_calls() as calls:
-            found = calls.insights.runs_under(identifier)
-        if len(found) > 1:
-            names = ", ".join(sorted(f"{match.workflow}/{match.key} is {match.run}" for match in found))
+            matches = calls.insights.runs_under(identifier)
+        if len(matches) > 1:
+            names = ", ".join(sorted(f"{match.workflow}/{match.key} is {match.run}" for match in matches))
             raise NotFound(f"Runs of several workflows were started under {identifier!r}: {names}. Say which.")
-        run = found[0].run if found else super().find(identifier)
+        run = matches[0].run if matches else super().find(identifier)
         if run is None:
             raise NotFound(
                 f"No run has the id {identifier!r}, nor was one started under it. Expected a UUID, its first 4 "
@@ -96,11 +96,11 @@ run_argument = click.argument("run", type=RUN, metavar="ID")
 runs_argument = click.argument("runs", type=RUN, metavar="ID…", nargs=-1, required=True)
 
 
-def existing(found: T | None, kind: Kind, identifier: UUID) -> T:
+def existing(row: T | None, kind: Kind, identifier: UUID) -> T:
     """Return the row found under an id; raise NotFound if it is None."""
-    if found is None:
+    if row is None:
         raise NotFound.by_id(kind, str(identifier))
-    return found
+    return row
 
 
 def of_another_kind(kind: str, sought: str) -> str | None:
@@ -108,15 +108,15 @@ def of_another_kind(kind: str, sought: str) -> str | None:
     other: Kind = "run" if kind == "task" else "task"
     digits = sought.rstrip("…").replace("-", "").lower()
     with open_calls() as calls:
-        found = calls.insights.ids_begin_with(other, digits, 2)
-    if not found:
+        matches = calls.insights.ids_begin_with(other, digits, 2)
+    if not matches:
         return None
-    command = f"orchestrator {other}s show {found[0].id if len(found) == 1 else sought.rstrip('…')}"
-    return f"{sought} is no {kind}, but a {other}: {one_line(found[0].name)}. Look at it: {command}"
+    command = f"orchestrator {other}s show {matches[0].id if len(matches) == 1 else sought.rstrip('…')}"
+    return f"{sought} is no {kind}, but a {other}: {one_line(matches[0].name)}. Look at it: {command}"
 
 
 class IdFormat:
-    """Formats ids: on a terminal the shortest unique suffix, elsewhere the whole id."""
+    """Formats ids: on a terminal the shortest unique prefix, elsewhere the whole id."""
 
     def __init__(self, calls: Calls, kind: Kind, shown: Iterable[UUID]) -> None:
         self._length = calls.insights.enough_of_ids(kind, list(shown)) if on_terminal() else None

@@ -46,11 +46,13 @@ class LazyGroup(click.Group):
         gc.disable()  # imported objects stay alive; garbage collection would take a tenth of the import time
         try:
             module, _, attribute = self._modules[name][0].partition(":")
-            found: click.Command = getattr(importlib.import_module(f"{self._package}.{module}"), attribute or "command")
+            command: click.Command = getattr(
+                importlib.import_module(f"{self._package}.{module}"), attribute or "command"
+            )
         finally:
             if collects:
                 gc.enable()
-        return found
+        return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -47,11 +47,11 @@ def print_logs(
     if follow:
         lines = _follow(read, has_ended, last)
     else:
-        found = all_lines(lambda after: read(after, 0.0))
+        stored = all_lines(lambda after: read(after, 0.0))
         if with_attempts:  # late lines of an attempt may be stored after the first lines of the next one
-            found.sort(key=lambda line: line.attempt)
-            attempt = 0 if len({line.attempt for line in found}) > 1 else 1
-        lines = _last_lines(found, last)
+            stored.sort(key=lambda line: line.attempt)
+            attempt = 0 if len({line.attempt for line in stored}) > 1 else 1
+        lines = _last_lines(stored, last)
         if as_json:
             print_json({"lines": [_document(line) for line in lines]})
             return
@@ -91,12 +91,12 @@ def _last_lines(lines: list[LogEntry], last: int | None) -> list[LogEntry]:
 
 def _follow(read: Read, has_ended: Callable[[], bool], last: int | None) -> Iterator[LogEntry]:
     """Yield the stored lines, or the last ones, then new lines until the end."""
-    found: list[LogEntry] = []
+    tail: list[LogEntry] = []
     cursor = ""
     while last is not None and (page := read(cursor, 0.0)).lines:
-        found = _last_lines(found + page.lines, last)
+        tail = _last_lines(tail + page.lines, last)
         cursor = page.last
-    yield from found
+    yield from tail
     while True:
         is_over = has_ended()
         lines, cursor = read(cursor, _WAIT)

@@ -125,10 +125,10 @@ class ObstacleNotices:
             return
         self._ask_at = time.monotonic() + _INTERVAL
         try:
-            found = self._obstacles()
+            obstacles = self._obstacles()
         except Unavailable:
             return  # the wait itself reports the outage
-        for obstacle in found:
+        for obstacle in obstacles:
             if obstacle not in self._printed:
                 self._printed.add(obstacle)
                 self._say(f"! {obstacle}")

@@ -154,8 +154,8 @@ def task_lines(settings: Settings, task_id: str) -> list[str]:
         lines.append(f"result    {short_text(stored_value(task_detail.result, task_detail.options))}")
     for attempt in task_detail.attempts:
         took = between(attempt.started_at, attempt.ended_at or now)
-        said = f": {attempt.error.kind}: {attempt.error.message}" if attempt.error else ""
-        lines.append(f"attempt   {attempt.attempt} {attempt.outcome} after {took or 'nothing'}{said}")
+        error_text = f": {attempt.error.kind}: {attempt.error.message}" if attempt.error else ""
+        lines.append(f"attempt   {attempt.attempt} {attempt.outcome} after {took or 'nothing'}{error_text}")
     error = next((attempt.error for attempt in reversed(task_detail.attempts) if attempt.error), task_detail.error)
     if error is not None and error.traceback:
         lines += ["", *error.traceback.rstrip().split("\n")]
