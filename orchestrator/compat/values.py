@@ -36,7 +36,7 @@ class Values:
     """Decoders by type tag."""
 
     def tagged(self, value: Any) -> Any:
-        """Return a value as data. Raise `error` for a value that Celery's JSON refuses, unless it is plain data here."""
+        """Return a value as data. Raise `error` for a value that Celery's JSON refuses, unless it is plain data."""
         if type(value) in PLAIN:
             return value
         if isinstance(value, dict):

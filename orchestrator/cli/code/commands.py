@@ -236,7 +236,7 @@ def _fields(event: Event) -> Iterator[tuple[str, str]]:
         value = getattr(event.what, field)
         if (
             value in (None, "", {}) or value is False or field in ("digest", "otherwise", "attribute")
-        ):  # which mean nothing to people
+        ):  # internal fields
             continue
         if field == "attributes":
             value = data_text(hidden().shown(msgspec.json.decode(value)))

@@ -66,7 +66,7 @@ _INTERVAL = 2.0
 _LEADER_GRACE = 30.0
 """Seconds that the scheduler may take to start before "no leader" is reported."""
 _PAUSE_FACTOR = 20
-"""The pause after a check, at least, as a multiple of its duration."""
+"""The least pause after a check, as a multiple of the check's duration."""
 _REPORTED = frozenset(
     {"no leader", "leader in trouble", "no worker", "no database", "no data key", "no executor", "unknown task"}
 )

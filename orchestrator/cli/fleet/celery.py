@@ -79,7 +79,7 @@ def command(context: click.Context, where: str | None, workdir: str | None) -> N
 
 
 def _load_program(context: click.Context) -> tuple[str, Celery]:
-    """Return the application with its path. Its Redis and Postgres URLs become settings that are not set."""
+    """Return the application and its path. Export its Redis and Postgres URLs as settings, if these are not set."""
     if context.obj is None:
         raise click.UsageError("Name the program: orchestrator celery -A proj …")
     path = _resolve(context.obj)

@@ -48,7 +48,7 @@ class IdOf(click.ParamType):  # type: ignore[type-arg]  # which older releases o
         return found
 
     def find(self, partial: str) -> UUID | None:
-        """Return the only id with this prefix, or else suffix; None if `partial` cannot be part of an id."""
+        """Return the only id with this prefix, or else this suffix; None if `partial` cannot be part of an id."""
         digits = partial.replace("-", "").lower()
         if not _PARTIAL_ID.fullmatch(digits):
             return None

@@ -298,7 +298,7 @@ class Celery:
 
     @property
     def _is_plain(self) -> bool:
-        """Return whether calls need no eager mode and no routing function; cached until a setting changes."""
+        """Return whether no call runs eagerly or is routed by a function; cached until a setting changes."""
         if self._plain_cache[0] != self.conf._version or not self._is_configured:
             self._configure()
             is_plain = not self.conf.task_always_eager and self._is_routed_by_name
