@@ -1,4 +1,5 @@
-"""The tables. `orchestrator db upgrade` creates them, or `migrations/` changes older ones; a test compares the two."""
+"""All tables. `orchestrator db upgrade` creates them; `migrations/` changes older databases; a test compares the
+two."""
 
 from orchestrator.store.tables import runs, system, tasks
 from orchestrator.store.tables.columns import metadata
