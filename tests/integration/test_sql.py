@@ -50,7 +50,7 @@ def test_every_statement_of_the_product_has_a_name_of_its_own() -> None:
         importlib.import_module(module.name)
     for number in range(len(shared._ALWAYS), len(shared._TYPES) + 1):
         shared._statement(tuple(shared._TYPES)[:number])  # which are made when they are needed
-    ours = {name: text for name, text in sql._known.items() if not name.startswith("test.")}
+    ours = {name: text for name, text in sql._sql_by_name.items() if not name.startswith("test.")}
     assert len(ours) > 200
     assert len(set(ours.values())) == len(ours)
     assert all(re.match(rf"\(*\w+ /\* {name} \*/", text) for name, text in ours.items())
