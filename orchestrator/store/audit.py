@@ -173,8 +173,8 @@ SELECT /* audit.newer */ {_COLUMNS} FROM orchestrator.audit
 """)
 
 
-def _parameters(conditions: AuditFilter) -> dict[str, object]:
-    return {name: getattr(conditions, name) for name in AuditFilter.__dataclass_fields__}
+def _parameters(filters: AuditFilter) -> dict[str, object]:
+    return {name: getattr(filters, name) for name in AuditFilter.__dataclass_fields__}
 
 
 class AuditPage(NamedTuple):
@@ -185,32 +185,32 @@ class AuditPage(NamedTuple):
     """The `before` of the next page; None on the last page."""
 
 
-def page(connection: Connection, conditions: AuditFilter, *, limit: int, before: int | None = None) -> AuditPage:
+def page(connection: Connection, filters: AuditFilter, *, limit: int, before: int | None = None) -> AuditPage:
     """Return the newest matching entries, newest first.
 
     The number of scanned entries is bounded, so a page may have few entries or none without being the last.
     """
-    is_walked = conditions != AuditFilter() and conditions.target is None
+    is_walked = filters != AuditFilter() and filters.target is None
     horizon = _HORIZON.first(connection, before=before, most=MOST_LOOKED_AT) if is_walked else None
-    entries = _LIST(connection, _parameters(conditions), limit=limit, before=before, horizon=horizon)
+    entries = _LIST(connection, _parameters(filters), limit=limit, before=before, horizon=horizon)
     return AuditPage(entries, entries[-1].id if len(entries) == limit else horizon)
 
 
 def list_page(
-    connection: Connection, conditions: AuditFilter, *, limit: int, before: int | None = None
+    connection: Connection, filters: AuditFilter, *, limit: int, before: int | None = None
 ) -> list[AuditEntry]:
     """Return up to `limit` matching entries, reading as many pages as needed."""
     entries: list[AuditEntry] = []
     while True:
-        lines, before = page(connection, conditions, limit=limit - len(entries), before=before)
+        lines, before = page(connection, filters, limit=limit - len(entries), before=before)
         entries += lines
         if before is None or len(entries) == limit:
             return entries
 
 
-def newer(connection: Connection, conditions: AuditFilter, after: int) -> list[AuditEntry]:
+def newer(connection: Connection, filters: AuditFilter, after: int) -> list[AuditEntry]:
     """Return entries with a larger id, oldest first. Entries with a smaller id may still be committed later."""
-    return _NEWER(connection, _parameters(conditions), after=after)
+    return _NEWER(connection, _parameters(filters), after=after)
 
 
 _DECISION = Statement[Row]("""
