@@ -128,8 +128,7 @@ def add(
 
 
 def ask(connection: Connection, request: RequestKind, run: bytes, body: str, **line: Any) -> bool:
-    """Insert a request about a run and an audit entry, in one statement. Return False if the run has ended for a
-    message."""
+    """Insert a request about a run and an audit entry, in one statement. Return False if a message came too late."""
     statement = _SEND if request in _MESSAGES else _ASK
     return statement.first(connection, _line(**line), request=str(request), run=run, body=body) is not None
 
@@ -173,8 +172,8 @@ SELECT /* audit.newer */ {_COLUMNS} FROM orchestrator.audit
 """)
 
 
-def _parameters(filters: AuditFilter) -> dict[str, object]:
-    return {name: getattr(filters, name) for name in AuditFilter.__dataclass_fields__}
+def _parameters(wanted: AuditFilter) -> dict[str, object]:
+    return {name: getattr(wanted, name) for name in AuditFilter.__dataclass_fields__}
 
 
 class AuditPage(NamedTuple):
@@ -185,32 +184,32 @@ class AuditPage(NamedTuple):
     """The `before` of the next page; None on the last page."""
 
 
-def page(connection: Connection, filters: AuditFilter, *, limit: int, before: int | None = None) -> AuditPage:
+def page(connection: Connection, wanted: AuditFilter, *, limit: int, before: int | None = None) -> AuditPage:
     """Return the newest matching entries, newest first.
 
     The number of scanned entries is bounded, so a page may have few entries or none without being the last.
     """
-    is_walked = filters != AuditFilter() and filters.target is None
+    is_walked = wanted != AuditFilter() and wanted.target is None
     horizon = _HORIZON.first(connection, before=before, most=MOST_LOOKED_AT) if is_walked else None
-    entries = _LIST(connection, _parameters(filters), limit=limit, before=before, horizon=horizon)
+    entries = _LIST(connection, _parameters(wanted), limit=limit, before=before, horizon=horizon)
     return AuditPage(entries, entries[-1].id if len(entries) == limit else horizon)
 
 
 def list_page(
-    connection: Connection, filters: AuditFilter, *, limit: int, before: int | None = None
+    connection: Connection, wanted: AuditFilter, *, limit: int, before: int | None = None
 ) -> list[AuditEntry]:
     """Return up to `limit` matching entries, reading as many pages as needed."""
     entries: list[AuditEntry] = []
     while True:
-        lines, before = page(connection, filters, limit=limit - len(entries), before=before)
+        lines, before = page(connection, wanted, limit=limit - len(entries), before=before)
         entries += lines
         if before is None or len(entries) == limit:
             return entries
 
 
-def newer(connection: Connection, filters: AuditFilter, after: int) -> list[AuditEntry]:
+def newer(connection: Connection, wanted: AuditFilter, after: int) -> list[AuditEntry]:
     """Return entries with a larger id, oldest first. Entries with a smaller id may still be committed later."""
-    return _NEWER(connection, _parameters(filters), after=after)
+    return _NEWER(connection, _parameters(wanted), after=after)
 
 
 _DECISION = Statement[Row]("""

@@ -53,8 +53,7 @@ class Batch:
         return f"INTO orchestrator.{table} ({', '.join(stored)}) SELECT {values} FROM {source or self._table}"
 
     def __call__(self, rows: Iterable[Sequence[Any]]) -> Rows:
-        """Return the columns of rows. An all-null column is sent empty: `unnest` pads it to the length of the first
-        column."""
+        """Return the columns of rows. An all-null column is sent empty, and `unnest` pads it."""
         columns = list(zip(*rows, strict=True)) or [()] * len(self._names)
         sent = [() if not any(column) and column.count(None) == len(column) else column for column in columns[1:]]
         return Rows(zip(self._names, [columns[0], *sent], strict=True))

@@ -46,8 +46,7 @@ UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
 _FORBIDDEN = "42501"
 _READ_ONLY = "25006"
 _UNUSABLE = frozenset({_READ_ONLY, "26000", "42P05"})
-"""SQLSTATEs after which a connection is closed: it is read-only, or its prepared statements belong to another
-client."""
+"""SQLSTATEs after which a connection is closed: it is read-only, or has another client's prepared statements."""
 _REFUSED_TO_ALL = _UNUSABLE | {"25P03", "25P04", _FORBIDDEN}
 """SQLSTATEs of outages that the driver does not call outages. The statement is not at fault: Postgres is read-only or
 has ended a transaction that took too long, a pooler has mixed up prepared statements, or the role lacks a privilege."""
@@ -89,8 +88,7 @@ _UPGRADE_LOCK = 0x6F7263685F6462
 
 
 def probe_engine(settings: Settings, name: str, longest: float) -> Engine:
-    """Return an engine with one connection and a statement timeout of `longest` seconds: for probes, independent of
-    load."""
+    """Return an engine for probes: one connection of its own, and a statement timeout of `longest` seconds."""
     return engine_for(
         settings.require_database(),
         autocommit=True,
@@ -112,8 +110,7 @@ def engine_for(
     namespace: str = DEFAULT_NAMESPACE,
     deadlines: Deadlines | None = None,
 ) -> Engine:
-    """Return an engine for a Postgres URL; psycopg2 unless the URL names another driver. A pool of 0 keeps no
-    connection."""
+    """Return an engine for a Postgres URL; psycopg2 unless the URL names a driver. A pool of 0 keeps no connection."""
     timeout = _POOL_TIMEOUT if deadlines is None else min(_POOL_TIMEOUT, deadlines.seconds)
     pool: dict[str, Any] = {"poolclass": NullPool}
     if pool_size:
@@ -160,8 +157,7 @@ class _Pool(QueuePool):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.kept: deque[Any] = deque(maxlen=1)
-        """A connection that single statements use one after another, without returning it to the pool
-        (`driver.execute`)."""
+        """A connection that single statements reuse without returning it to the pool (`driver.execute`)."""
 
     def dispose(self) -> None:
         while self.kept:
@@ -205,8 +201,7 @@ def _as_outage(context: ExceptionContext) -> exc.OperationalError | None:
 
 
 def as_outage(error: exc.DBAPIError, *, is_broken: bool) -> exc.OperationalError | None:
-    """Return an outage as an `OperationalError` where the driver raises another class, such as DatabaseError after a
-    crash.
+    """Return an outage as an `OperationalError` if the driver raises another class, as after a crash.
 
     A read-only connection stays read-only although another server may be primary now, so it is not used again.
     """
@@ -244,8 +239,7 @@ def is_broken_off(error: BaseException) -> bool:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether waiting helps. Drivers call a value that is too large for an index an outage; this function does
-    not."""
+    """Return whether waiting helps. A value too large for an index is no outage, although drivers say so."""
     code = code_of(error)
     return code in _REFUSED_TO_ALL or (isinstance(error, UNAVAILABLE) and not code.startswith(_LIMIT_EXCEEDED))
 
@@ -330,8 +324,7 @@ def current_revision(connection: Connection) -> str | None:
 def upgrade(url: str, *, namespace: str = DEFAULT_NAMESPACE) -> str | None:
     """Upgrade a namespace to the newest revision. A concurrent upgrade waits for this one.
 
-    An empty namespace is created at the newest revision, in one transaction. For a newer one, return check_schema's
-    warning.
+    An empty namespace is created in one transaction. For a newer revision, return `check_schema`'s warning.
     """
     from alembic import command
 

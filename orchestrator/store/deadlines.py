@@ -37,8 +37,7 @@ class NoAnswer(Exception):
 
 
 class Deadlines:
-    """Watches the statements of one process, and calls `on_late` repeatedly for statements slower than `late`
-    seconds."""
+    """Watches the statements of one process, and calls `on_late` for statements slower than `late` seconds."""
 
     def __init__(self, seconds: float, *, late: float | None = None) -> None:
         self.seconds = seconds
@@ -78,8 +77,8 @@ class Deadlines:
         is_open = self._open.pop(token, None) is not None
         if (
             self._cancelling
-            and (acknowledged := self._cancelling.pop(token, None)) is not None
-            and not acknowledged.wait(_CANCEL_TIMEOUT)
+            and (taken := self._cancelling.pop(token, None)) is not None
+            and not taken.wait(_CANCEL_TIMEOUT)
         ):
             return False  # a late cancel request must not hit the next statement on this connection
         if is_open:
@@ -134,13 +133,13 @@ class Deadlines:
         """Make Postgres cancel a statement. Its deadline still applies, in case Postgres does not answer."""
         if token in self._cancelling:
             return
-        acknowledged = self._cancelling[token] = threading.Event()
+        taken = self._cancelling[token] = threading.Event()
 
         def cancel() -> None:
             if token in self._open:
                 with contextlib.suppress(Exception):
                     connection.cancel()
-            acknowledged.set()
+            taken.set()
             if token not in self._open:
                 self._cancelling.pop(token, None)  # the statement has ended meanwhile
 

@@ -83,8 +83,7 @@ class Dialing:
         attempt.add_done_callback(self._settle_abandoned)
 
     def _settle_abandoned(self, attempt: Attempt) -> None:
-        """Keep an abandoned attempt's connection for the next caller; close it if another is kept or the engine is
-        closed."""
+        """Keep one connection of an abandoned attempt for the next caller; close others."""
         with self._lock:
             if attempt not in self._abandoned:
                 return  # another call waits for this attempt
@@ -116,8 +115,7 @@ _HOST = re.compile(r"(?P<host>\[[^\]]*\]|[^:,]*)(?::(?P<port>\d*))?")
 
 
 def several_hosts(url: str) -> tuple[str, dict[str, str]]:
-    """Split several hosts in libpq's notation (`host1:5432,host2:5432`) from a URL: the driver takes them as
-    options."""
+    """Split several hosts in libpq's notation (`host1:5432,host2:5432`) from a URL: they become driver options."""
     scheme, separator, rest = url.partition("://")
     authority = re.split("[/?]", rest, maxsplit=1)[0]
     user, at, addresses = authority.rpartition("@")

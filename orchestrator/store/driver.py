@@ -57,8 +57,7 @@ _TYPES = {2950: extensions.new_type((2950,), "UUID", _id), 17: extensions.new_ty
 
 
 class Later:
-    """A deferred statement, sent with the next statement on its connection. The parameters are encoded when it is
-    sent."""
+    """A deferred statement, sent with the next one on its connection. Parameters are encoded only then."""
 
     __slots__ = ("parameters", "sql")
 
@@ -89,15 +88,13 @@ class Channel:
         self._cursor.string_types = _TYPES
         self._deadlines = deadlines_of(connection)
         self.prepared: set[str] | None = None
-        """Names of the statements that are prepared on this connection; None if the connection does not prepare
-        statements."""
+        """Names of the statements prepared on this connection; None if it does not prepare statements."""
         self._deferred: list[Later] = []
         """Deferred statements, in order."""
         self._begins: dict[tuple[object, ...], bytes] = {}
         """The encoded guard, by SQL and parameters: one leader begins all transactions of its term alike."""
         self._guard: bytes | None = None
-        """The first statement of the transaction that the next statement begins; None if no transaction is about to
-        begin."""
+        """The first statement of the transaction that the next statement begins, if it begins one."""
         self._is_last = False
         """Whether the next statement also commits its transaction."""
         self.has_committed = False
@@ -122,8 +119,7 @@ class Channel:
         return self._is_last
 
     def is_over(self, *, is_complete: bool) -> bool:
-        """Return whether the transaction is committed, or has no statements while `is_complete` says that none will
-        follow.
+        """Return whether the transaction is committed, or had no statements and `is_complete`, so none will follow.
 
         A transaction that was about to begin is then dropped.
         """
@@ -296,8 +292,7 @@ class _PooledConnection:
         return preparation.execute.replace("{}", name, 1)
 
     def _is_session(self) -> bool:
-        """Return whether the connection is one Postgres session for its lifetime. Behind a pooler the backend ids
-        differ."""
+        """Return whether the connection is one Postgres session; behind a pooler the backend ids differ."""
         driver = self.connection.dbapi_connection
         if not isinstance(driver, extensions.connection):
             return False

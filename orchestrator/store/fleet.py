@@ -136,8 +136,7 @@ SELECT id, workflow, said FROM wanted JOIN announced USING (workflow)
 
 
 def unknown_signals(connection: Connection, sent: Collection[tuple[bytes, str]]) -> dict[tuple[bytes, str], str]:
-    """Return the signals (run and name) that the run's workflow does not take, according to live workers, with the
-    reason."""
+    """Return the signals (run and name) that the run's workflow does not take, as live workers say, and why."""
     by_run: dict[bytes, tuple[str, list[list[str]]]] = {}
     for row in _SIGNALS(connection, runs=list({run for run, _ in sent})):
         by_run.setdefault(row.id, (row.workflow, []))[1].append(row.said)

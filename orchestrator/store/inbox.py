@@ -22,8 +22,7 @@ class RequestKind(StrEnum):
     DELETE_RUN = "delete run"
     """Stored in the table `deletions`, not in the inbox, until retention has deleted the run."""
     EVENT = "event"
-    """An event for workflows. The body also has the progress: the last workflow that was checked for a matching
-    trigger."""
+    """An event for workflows. The body also has the last workflow whose triggers were checked."""
     RUN_ENDED = "run ended"
     """A run has ended for which others wait; the leader inserts this with the end."""
     ARRIVAL = "arrival"

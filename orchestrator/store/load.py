@@ -317,8 +317,7 @@ class QueueDemand:
 def queue_demands(
     connection: Connection, within: str = "", *, loads: Sequence[QueueLoad] | None = None
 ) -> list[QueueDemand]:
-    """Return the demand of each queue whose name begins with `within`. Pass `loads` that were just read to save a
-    query."""
+    """Return the demand of queues whose name begins with `within`. Pass `loads` that were just read, if any."""
     last_minute = {counts.queue: counts for counts in throughput.last_minute(connection)}
     demands = []
     for load in queue_loads(connection) if loads is None else loads:
@@ -332,7 +331,7 @@ def queue_demands(
         demands.append(
             QueueDemand(
                 queue=load.queue,
-                slots_needed=slots_needed,
+                wanted=slots_needed,
                 slots=load.slots,
                 busy=busy,
                 ready=ready,

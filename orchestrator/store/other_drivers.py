@@ -81,8 +81,7 @@ def _numbered(sql: str) -> tuple[str, list[str]]:
 
 
 def run_sync_of(connection: Any) -> Callable[..., Awaitable[Any]] | None:
-    """Return `run_sync` of an asynchronous connection, or an equivalent for other libraries; None if it is
-    synchronous."""
+    """Return `run_sync` of an asynchronous connection, or an equivalent; None for a synchronous one."""
     if hasattr(connection, "run_sync"):
         return connection.run_sync  # type: ignore[no-any-return]
     wrapped = other_driver(connection, "")

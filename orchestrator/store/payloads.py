@@ -68,8 +68,7 @@ def keep(connection: Connection, pairs: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def keep_named(connection: Connection, events: Iterable[tuple[bytes, int, str, bytes]]) -> None:
-    """Record the keepers for events of runs that reference payloads of other owners: a child's result, a forwarded
-    signal."""
+    """Record the keepers for events of runs that reference other owners: a child's result, a forwarded signal."""
     pairs = {(owner, run) for run, _, _, data in events for owner in owners_in(data) if owner != run}
     if pairs:
         keep(connection, pairs)

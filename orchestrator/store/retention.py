@@ -33,8 +33,7 @@ _STATES: dict[Kind, str] = {"success": "status = 'success'", "failed": "status <
 def prepare(connection: Connection) -> None:
     """Force index scans, whatever the planner believes about the tables: every statement is about a few rows.
 
-    JIT is off because a disabled scan that has no alternative counts as so expensive that Postgres would compile the
-    query.
+    JIT is off because Postgres would compile the query for a scan that is disabled but has no alternative.
     """
     connection.exec_driver_sql(
         "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off"

@@ -1,7 +1,6 @@
 """Registrations of service workers, so that they survive a loss of Redis.
 
-Each worker has one row, written on registration and touched once an hour while the worker lives. Heartbeats go to
-Redis.
+Each worker has one row, written on registration and touched once an hour. Heartbeats go to Redis.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ def add(connection: Connection, ticket: Ticket, key: str, seconds: float) -> Non
 
 
 def find(connection: Connection, ticket: Ticket) -> tuple[Key, datetime] | None:
-    """Return the key of a session and the current time in Postgres; None if the session has expired or does not
-    exist."""
+    """Return the key of a session and the current time in Postgres; None if the session is not valid."""
     found = _FIND.first(connection, hash=ticket.hash)
     return None if found is None else key_of(found)
 

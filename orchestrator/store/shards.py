@@ -151,8 +151,7 @@ SELECT {{1}} AS shard, {_IS_OPEN} AS is_open,
 
 
 def _leader(connection: Connection, schema: str) -> str | None:
-    """Return the scheduler that leads a shard. If there is none, lock the shard against use until the transaction
-    ends."""
+    """Return the leader of a shard. Without one, lock the shard against use until the transaction ends."""
     leader = text(f"SELECT address FROM {schema}.leases WHERE expires_at > clock_timestamp()")
     if (address := connection.execute(leader).scalar()) is None:
         connection.execute(
@@ -343,8 +342,7 @@ def mismatch(known_shards: Sequence[ShardView], shards: int) -> str | None:
 
 
 def awaited(engine: Engine, settings: Settings) -> Prerequisite:
-    """Return the database as a prerequisite for which a scheduler waits; shard 0 also warns of a pooler or wrong
-    settings."""
+    """Return the database as a prerequisite of a scheduler; shard 0 also warns of a pooler or wrong settings."""
     prerequisite = database.awaited(engine)
 
     def check() -> str | None:

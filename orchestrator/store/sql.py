@@ -202,8 +202,7 @@ class Statement(Generic[R]):
         return self._send(connection, self._encoded(batches, values)).changed
 
     def alone(self, engine: Engine, /, *batches: Values, **values: Any) -> list[R]:
-        """Run the statement outside a transaction, on an engine in autocommit mode and without SQLAlchemy; return its
-        rows."""
+        """Run the statement on an engine in autocommit mode, without SQLAlchemy; return its rows."""
         result = execute(engine, self.sql, self._encoded(batches, values))
         return list(starmap(self._maker(result.columns), result.rows)) if result.rows else []
 

@@ -200,8 +200,7 @@ class Kept(NamedTuple):
 
     run: bytes
     number: int
-    """The position among resolutions of the same name, from 1; 0 marks the name of a settled promise, without a
-    value."""
+    """The position among resolutions of the same name, from 1; 0 marks the name of a settled promise."""
     what: Resolution
 
 

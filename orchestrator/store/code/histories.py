@@ -32,8 +32,7 @@ EVENTS = Batch("e", "run_id uuid, place int, kind text, data bytea")
 
 
 def not_before(number: str) -> str:
-    """Return the SQL time of events that follow event `number` of a run `r`: never before that event, even if a clock
-    steps back."""
+    """Return the SQL time of events after event `number` of a run `r`: no earlier, even if a clock steps back."""
     last = f"SELECT at FROM orchestrator.histories WHERE run_id = r.id AND number = {number} LIMIT 1"
     return f"greatest(%(now)s::timestamptz, ({last}))"
 
@@ -212,8 +211,7 @@ SELECT /* histories.said_by_code */ data FROM orchestrator.histories
 
 
 def said_by_code(connection: Connection, run: bytes, *, with_timers: bool) -> list[HistoryItem]:
-    """Return events that the code or its start caused: the start, a reset, state set and cleared for people, and
-    timers."""
+    """Return the start of a run, its reset if any, state that the code set and cleared, and started timers."""
     kinds = ["state_set", "state_cleared", "run_reset", *(["timer_started"] if with_timers else [])]
     return [_decode.decode(data) for data in _SAID_BY_CODE(connection, run=run, kinds=kinds)]
 
@@ -262,8 +260,7 @@ SELECT /* histories.unheard */ h.run_id, h.data
 
 
 def unheard(connection: Connection, runs: Sequence[tuple[bytes, int]]) -> dict[bytes, list[history.SignalReceived]]:
-    """Return signals of runs after a number, in order: all that may start a run, and the first of the remaining
-    ones."""
+    """Return signals of runs after a number, in order: all that may start a run, and the first of the rest."""
     signals: dict[bytes, list[history.SignalReceived]] = defaultdict(list)
     for run, data in _UNHEARD(connection, _WANTED(runs)):
         item = _decode.decode(data)

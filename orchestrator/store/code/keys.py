@@ -78,8 +78,7 @@ SELECT id, workflow, key FROM orchestrator.runs WHERE key = %(id)s
 
 
 def find(connection: Connection, key: str) -> list[KeyedRun]:
-    """Return the runs with a chosen id or idempotency key, one for each workflow; `workflow/id` selects one
-    workflow."""
+    """Return the runs with a chosen id or idempotency key, one for each workflow, or for `workflow/id` one."""
     return _FIND(connection, id=key, length=len(key))
 
 

@@ -155,8 +155,7 @@ INHERITED = columns_of(
     fire_time="r.fire_time::text",
     headers="r.headers::text",
 )
-"""The columns of a run `r` with its turn task `t`. The timeout is left out: it depends on the reason for the
-successor."""
+"""The columns of a run `r` with its turn task `t`, except the timeout, which depends on the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,8 +233,7 @@ SELECT /* code_runs.origin */ CASE WHEN r.parent_run IS NULL THEN r.child_id END
 def origin(connection: Connection, run: bytes) -> bytes:
     """Return the first run of the chain that ends here: the run itself if it continues none.
 
-    A child run's `child_id` is its parent's and changes when another run takes the child over, so the history is read
-    instead.
+    A child run's `child_id` may change when another run takes the child over, so its history is read instead.
     """
     row = _ORIGIN.first(connection, run=run) if is_derived(run) else None
     if row is None:
@@ -281,8 +279,7 @@ SELECT /* code_runs.reset_from */ data FROM orchestrator.histories
 def pasts(connection: Connection, run: bytes) -> list[Past]:
     """Return the chains whose messages belong to a run, newest first.
 
-    These are the run's own chain and, if the chain began with a reset of an ended run, the chain up to the run that was
-    reset.
+    These are the run's own chain and, if it began with a reset of an ended run, the chain up to that run.
     """
     result: list[Past] = []
     end: bytes | None = None
@@ -315,8 +312,7 @@ def _links(connection: Connection, run: bytes) -> list[_Link]:
 
 
 def _runs_to_search(links: Sequence[_Link]) -> list[bytes]:
-    """Return the runs to search, in order. A run that was reset while open has passed all its messages to the next
-    run."""
+    """Return the runs to search, in order. A run that was reset while open has passed its messages on."""
     room = _MAX_EVENTS
     selected: list[bytes] = []
     for link in reversed(links):

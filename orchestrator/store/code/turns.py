@@ -125,8 +125,7 @@ UPDATE /* turns.put_off */ orchestrator.tasks t
 
 
 def put_off(connection: Connection, turns: Sequence[tuple[bytes, int, float]], now: datetime) -> None:
-    """Return claimed turn tasks to pending with a delay, as there is no room for them; the worker with the code stays
-    known."""
+    """Return claimed turn tasks to pending with a delay, for lack of room; `worker` still has the code in memory."""
     _PUT_OFF(connection, _TURNS(turns), now=now)
 
 
@@ -208,8 +207,7 @@ SELECT /* turns.unseen_messages */ wanted.id AS run_id, h.number, h.at, h.data
 
 
 def unseen_messages(connection: Connection, runs: Iterable[tuple[bytes, int]]) -> dict[bytes, list[Event]]:
-    """Return the first messages and cancel requests after a number in the histories of open runs, bounded in number and
-    size."""
+    """Return the first messages and cancel requests after a number in the histories of open runs."""
     by_id: dict[bytes, list[Event]] = {}
     for row in _UNSEEN_MESSAGES(connection, _UNSEEN(runs)):
         by_id.setdefault(row.run_id, []).extend([] if row.number is None else [event(row)])

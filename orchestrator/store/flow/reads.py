@@ -97,11 +97,11 @@ class FlowRunFilter(NamedTuple):
 
 
 def list_page(
-    connection: Connection, filters: FlowRunFilter, *, limit: int, before: UUID | None = None, offset: int = 0
+    connection: Connection, wanted: FlowRunFilter, *, limit: int, before: UUID | None = None, offset: int = 0
 ) -> list[FlowRunView]:
     """Return runs of flows, newest first."""
     start = before.bytes if before else None
-    return [_view(row) for row in _LIST(connection, filters._asdict(), before=start, limit=limit, offset=offset)]
+    return [_view(row) for row in _LIST(connection, wanted._asdict(), before=start, limit=limit, offset=offset)]
 
 
 def _view(row: Row) -> FlowRunView:

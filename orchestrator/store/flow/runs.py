@@ -338,8 +338,7 @@ def publish(
 ) -> Published:
     """Store a version of a flow, in the caller's transaction. Storing the same body and policy again does nothing.
 
-    An existing `version` with the same body keeps its policy. The schedule is not part of a version: the caller stores
-    it.
+    An existing `version` with the same body keeps its policy. The caller stores the schedule, which has no versions.
     """
     policies = rules(connection, named_versions(flow))
     flow = msgspec.structs.replace(with_rules(flow, policies, rule), schedule=None)

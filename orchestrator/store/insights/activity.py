@@ -193,8 +193,7 @@ SELECT /* insights.slowest */ id FROM {_LATELY} AND started_at IS NOT NULL
 def slowest(
     connection: Connection, since: datetime, *, queue: str | None = None, worker: str | None = None, limit: int = 10
 ) -> list[TaskView]:
-    """Return the tasks with the longest run times, of a queue or a worker, among the last `MOST_LOOKED_AT` ended
-    ones."""
+    """Return the tasks of a queue or worker that ran longest, among the last `MOST_LOOKED_AT` ended ones."""
     ids = _SLOWEST(connection, since=since, queue=queue, worker=worker, limit=limit)
     by_id = {task.id: task for task in find_tasks(connection, [id.bytes for id in ids])}
     return [by_id[id] for id in ids if id in by_id]

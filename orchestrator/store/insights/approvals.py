@@ -48,8 +48,8 @@ class ApprovalView:
     about: str
     """The description of the node."""
     input: Any
-    """The input of the node, or the run's parameters if it has none; for a promise, the stored arguments of the run
-    unless they are large."""
+    """The input of the node, or the run's parameters if it has none; for a promise, the run's arguments if not
+    large."""
     since: datetime
     """The time since which the run waits."""
     due: datetime | None

@@ -39,8 +39,7 @@ class AttemptView:
     attempt: int
     """The number of the attempt."""
     outcome: str
-    """`failed`, `lost`, `postponed` or `returned` if another attempt followed; for the last one, `lost` or the state of
-    the task."""
+    """`failed`, `lost`, `postponed` or `returned`; for the last attempt, `lost` or the state of the task."""
     error: ErrorView | None
     """The error of the attempt."""
     worker: str | None

@@ -187,8 +187,7 @@ class DrainingVersion:
     since: datetime
     """When the oldest run was created."""
     served: bool
-    """Whether a live worker has the version; otherwise its runs continue with another version, or wait if they are
-    pinned."""
+    """Whether a live worker has the version; otherwise its runs use another version, or wait if they are pinned."""
 
 
 @dataclass(frozen=True, kw_only=True)

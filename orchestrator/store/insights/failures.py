@@ -305,8 +305,7 @@ def handled_groups(connection: Connection, groups: Iterable[GroupKey]) -> dict[G
 
 
 def list_failures(connection: Connection, since: datetime, until: datetime | None = None, within: str = "") -> Failures:
-    """Return the failures of a period, of queues whose names begin with `within`, with the decision about each
-    group."""
+    """Return the failures of a period with the decisions about them, of queues whose names begin with `within`."""
     failures = latest_failures(connection, since, within, until=until)
     handled = handled_groups(connection, [group.key for group in failures.groups])
     return failures._replace(groups=[group._replace(handled=handled.get(group.key)) for group in failures.groups])

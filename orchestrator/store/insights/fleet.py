@@ -25,8 +25,7 @@ that can read Redis marks silent workers as dead."""
 
 IS_KNOWN = f"""EXISTS (SELECT FROM orchestrator.workers WHERE state = 'live' AND {IS_FRESH}
                           AND {{task}}.queue = ANY(queues) AND {{task}}.name = ANY(names))"""
-"""SQL condition: a live worker knows the task. If the task is held as unknown all the same, such workers returned
-it."""
+"""SQL condition: a live worker knows the task. If the task is held as unknown, such workers returned it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,8 +74,7 @@ SELECT /* insights.tasks.by_key */ task_id FROM orchestrator.unique_keys WHERE k
 
 
 def tasks_by_key(connection: Connection, key: str, limit: int, within: str = "") -> list[TaskView]:
-    """Return tasks with this idempotency or unique key; since keys belong to a task name, all names known to workers
-    are tried."""
+    """Return tasks with this idempotency or unique key, trying all task names that workers know."""
     names = [*kinds_of_names(connection)][:_MAX_NAMES]
     keys = [candidate for name in names for candidate in (own_key("once", name, key), own_key("unique", name, key))]
     keys.append(own_key("once", "", f"{key}/0"))  # the key of the first of several tasks that were enqueued together
@@ -153,8 +152,7 @@ def is_id(digits: str) -> bool:
 
 
 def begin_with(connection: Connection, kind: Kind, digits: str, most: int, within: str = "") -> list[IdMatch]:
-    """Return the newest tasks or runs whose ids begin with these hexadecimal digits or, if there are none, end with
-    them.
+    """Return the newest tasks or runs whose ids begin or, if there are none, end with these hexadecimal digits.
 
     The name of their queue or workflow begins with `within`.
     """
@@ -251,8 +249,7 @@ SELECT '{UNHEARD}', '' WHERE EXISTS (SELECT FROM orchestrator.workers WHERE stat
 
 
 def kinds_of_names(connection: Connection) -> dict[str, str]:
-    """Return the type of each known name: `task`, `code`, `workflow` or `flow`. A task takes precedence over a workflow
-    or flow of the same name."""
+    """Return the type of each name: `task`, `code`, `workflow` or `flow`; tasks take precedence over the last two."""
     return {row.name: row.kind for row in _KINDS(connection)}
 
 

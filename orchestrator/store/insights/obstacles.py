@@ -51,8 +51,7 @@ SELECT /* insights.obstacles */ DISTINCT {_FOUND}
 
 
 def find_obstacles(connection: Connection, identifier: bytes) -> list[str]:
-    """Return why a task or a run cannot continue, as messages; empty if it can, or waits for its time or for other
-    tasks."""
+    """Return why a task or a run cannot continue; empty if it can, or waits for its time or for other tasks."""
     if unled := without_leader(connection, [identifier]):
         return [no_leader(unled[identifier])]
     messages = (_obstacle(row) for row in _OBSTACLES(connection, id=identifier))

@@ -59,8 +59,7 @@ class RunFilter:
 MOST_LOOKED_AT = 10_000
 """Runs that are scanned for one page."""
 RunSort = Literal["-when", "when", "-ended", "ended", "-workflow", "workflow"]
-"""By creation, end or workflow; a minus reverses the order. A list by end has only ended runs, a list by workflow only
-runs of workflows."""
+"""By creation, end or workflow; a minus reverses. Only ended runs have an end, and not all have a workflow."""
 _FIRST, _LAST = UUID(int=0), UUID(int=2**128 - 1)
 _HORIZON = """
 SELECT /* insights.runs.horizon{name} */ id FROM orchestrator.runs WHERE {within} ORDER BY {order}
@@ -187,7 +186,7 @@ class RunPage(NamedTuple):
 
 def page_of_runs(
     connection: Connection,
-    filters: RunFilter,
+    wanted: RunFilter,
     *,
     limit: int,
     before: UUID | None = None,
@@ -196,53 +195,44 @@ def page_of_runs(
 ) -> RunPage:
     """Return the first matching runs in an order, by default newest first.
 
-    The time per page is bounded: a page scans a bounded number of rows, so it may have few runs or none without being
-    the last.
+    A page scans a bounded number of rows, so it may have few runs or none without being the last.
     """
     oldest = not sort.startswith("-")
     order = sort.removeprefix("-")
-    if filters.workflow is not None and order != "ended":
+    if wanted.workflow is not None and order != "ended":
         order = "of workflow"
-    if filters.statuses == (ShownRunState.STUCK,):  # stuck runs have an index
-        filters = replace(filters, statuses=(), stuck=True)
+    if wanted.statuses == (ShownRunState.STUCK,):  # stuck runs have an index
+        wanted = replace(wanted, statuses=(), stuck=True)
     end, farthest_end = (_FIRST, _LAST) if oldest else (_LAST, _FIRST)
     parameters = {
-        "statuses": [str(state) for state in filters.statuses] or None,
-        "name": filters.name,
-        "workflow": filters.workflow,
-        "of_workflow": filters.workflow if order == "ended" else None,
-        "version": filters.version,
-        "tags": list(filters.tags) or None,
-        "attributes": stored_json(equal) if (equal := attributes.wanted(filters.attributes)) else None,
-        "ranges": (ranges := attributes.ranges(filters.attributes)),
-        "parent": filters.parent and filters.parent.hex,
-        "stuck": filters.stuck,
-        "unreplayed": filters.unreplayed,
-        "since": filters.since,
-        "until": filters.until,
-        "within": filters.within,
-        "part": filters.part,
+        "statuses": [str(state) for state in wanted.statuses] or None,
+        "name": wanted.name,
+        "workflow": wanted.workflow,
+        "of_workflow": wanted.workflow if order == "ended" else None,
+        "version": wanted.version,
+        "tags": list(wanted.tags) or None,
+        "attributes": stored_json(equal) if (equal := attributes.wanted(wanted.attributes)) else None,
+        "ranges": (ranges := attributes.ranges(wanted.attributes)),
+        "parent": wanted.parent and wanted.parent.hex,
+        "stuck": wanted.stuck,
+        "unreplayed": wanted.unreplayed,
+        "since": wanted.since,
+        "until": wanted.until,
+        "within": wanted.within,
+        "part": wanted.part,
         "before": (before or end).hex,
         "end": end.hex,
         "farthest_end": farthest_end.hex,
         "limit": limit,
         "most": MOST_LOOKED_AT,
     } | needles.parameters
-    is_walked = filters != RunFilter() or bool(needles.data)
+    is_walked = wanted != RunFilter() or bool(needles.data)
     if order in (
         "when",
         "of workflow",
     ):  # an index finds the tags, attributes, children, stuck and unreplayed runs, but no ranges
-        walked = (
-            filters.statuses,
-            filters.name,
-            filters.version,
-            filters.since,
-            filters.until,
-            filters.within,
-            filters.part,
-        )
-        is_walked = (any(walked) or ranges is not None or bool(needles.data)) and not filters.parent
+        walked = (wanted.statuses, wanted.name, wanted.version, wanted.since, wanted.until, wanted.within, wanted.part)
+        is_walked = (any(walked) or ranges is not None or bool(needles.data)) and not wanted.parent
     farthest, listing = (_OLDEST_FIRST if oldest else _NEWEST_FIRST)[order]
     horizon = farthest.first(connection, parameters, horizon=farthest_end.hex) if is_walked else None
     runs = [RunView(**columns(row)) for row in listing(connection, parameters, horizon=(horizon or farthest_end).hex)]
@@ -255,7 +245,7 @@ def page_of_runs(
 
 def list_runs(
     connection: Connection,
-    filters: RunFilter,
+    wanted: RunFilter,
     *,
     limit: int = 50,
     before: UUID | None = None,
@@ -265,7 +255,7 @@ def list_runs(
     runs: list[RunView] = []
     last = time.monotonic() + LONGEST_WALK
     while True:
-        page = page_of_runs(connection, filters, limit=limit - len(runs), before=before, sort=sort)
+        page = page_of_runs(connection, wanted, limit=limit - len(runs), before=before, sort=sort)
         runs += page.runs
         before = page.next
         if before is None or len(runs) == limit or time.monotonic() >= last:

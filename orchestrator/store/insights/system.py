@@ -58,8 +58,7 @@ class UnknownTasks:
     tasks: int
     """The number of tasks."""
     fails_at: datetime | None
-    """When the first of these tasks fails, unless a worker appears. A turn of a run that has begun makes the run stuck
-    instead."""
+    """When the first of these tasks fails, unless a worker appears; a turn of a begun run makes it stuck instead."""
     runs: int = 0
     """The number of these tasks that are turns of workflows as code."""
     begun: int = 0
@@ -67,8 +66,7 @@ class UnknownTasks:
     handed_back: bool = False
     """Whether live workers know the task but returned it: it needs the database, which they were not given."""
     hold: str = "unknown"
-    """The hold: `unknown`; `no data key: ID` if live workers know the tasks but lack the key; or `no executor: NAME`,
-    with what it needs."""
+    """The hold: `unknown`, `no data key: ID` (live workers know the tasks) or `no executor: NAME`, with needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,8 +158,7 @@ class Overview:
     stuck_reason: str | None
     """The newest stuck run, and the reason."""
     open_least: tuple[str, ...] = ()
-    """Names of the numbers in `open` that are lower bounds: very large numbers of open tasks are not counted
-    exactly."""
+    """Names of the numbers in `open` that are lower bounds, because very many tasks are not counted."""
     standbys: tuple[Standby, ...] | None = None
     """Schedulers on standby; None if Redis was not asked or did not answer."""
     hears_workers: bool = True

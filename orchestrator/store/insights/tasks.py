@@ -243,7 +243,7 @@ class TaskPage(NamedTuple):
 
 def page_of_tasks(
     connection: Connection,
-    filters: TaskFilter,
+    wanted: TaskFilter,
     *,
     limit: int,
     before: UUID | None = None,
@@ -260,34 +260,34 @@ def page_of_tasks(
     the last. In lists over several runs, a run's tasks are at the position of the run's start. Turn tasks of waiting
     code are listed only with their run.
     """
-    parameters = _parameters(filters, limit, before, needles)
-    in_order = _OLDEST if oldest and not filters.run else {}
+    parameters = _parameters(wanted, limit, before, needles)
+    in_order = _OLDEST if oldest and not wanted.run else {}
     horizon = None
-    if filters.run or filters.by_end:
-        statement = _LIST_OF_RUN[run_sort] if filters.run else _LIST_BY_END
+    if wanted.run or wanted.by_end:
+        statement = _LIST_OF_RUN[run_sort] if wanted.run else _LIST_BY_END
     else:
         statement = _LIST
-        if needles.data or not _has_index(filters):
+        if needles.data or not _has_index(wanted):
             horizon = in_order.get(_HORIZON, _HORIZON).first(connection, parameters)
     rows = in_order.get(statement, statement)(connection, parameters, horizon=horizon and horizon.hex)
     tasks = [TaskView(**_columns(row)) for row in rows]
     if len(tasks) == limit:
-        if filters.run or filters.by_end:
+        if wanted.run or wanted.by_end:
             return TaskPage(tasks, tasks[-1].id)
         return TaskPage(tasks, (max if in_order else min)(task.id for task in tasks))
-    if filters.by_end and not filters.run:
+    if wanted.by_end and not wanted.run:
         horizon = in_order.get(_LAST_SCANNED, _LAST_SCANNED).first(connection, parameters)
     return TaskPage(tasks, horizon)
 
 
-def _has_index(filters: TaskFilter) -> bool:
+def _has_index(wanted: TaskFilter) -> bool:
     """Return whether an index finds the tasks, so that a page may scan all rows."""
-    return bool(filters.statuses) and {*filters.statuses} <= {*IN_FLIGHT_STATES}
+    return bool(wanted.statuses) and {*wanted.statuses} <= {*IN_FLIGHT_STATES}
 
 
 def list_tasks(
     connection: Connection,
-    filters: TaskFilter,
+    wanted: TaskFilter,
     *,
     limit: int = 50,
     before: UUID | None = None,
@@ -299,33 +299,33 @@ def list_tasks(
     last = time.monotonic() + LONGEST_WALK
     while True:
         limits: Any = {"limit": limit - len(tasks), "before": before, "oldest": oldest, "run_sort": run_sort}
-        page = page_of_tasks(connection, filters, **limits)
+        page = page_of_tasks(connection, wanted, **limits)
         tasks += page.tasks
         before = page.next
         if before is None or len(tasks) == limit or time.monotonic() >= last:
             return TaskPage(tasks, before)
 
 
-def _parameters(filters: TaskFilter, limit: int, before: UUID | None, needles: Needles = NONE) -> dict[str, object]:
-    states = filters.statuses or tuple(TaskState)
+def _parameters(wanted: TaskFilter, limit: int, before: UUID | None, needles: Needles = NONE) -> dict[str, object]:
+    states = wanted.statuses or tuple(TaskState)
     return {
-        "open": not filters.by_end and any(state in OPEN_TASK_STATES for state in states),
+        "open": not wanted.by_end and any(state in OPEN_TASK_STATES for state in states),
         "ended": any(state in ENDED_TASK_STATES for state in states),
-        "success": (filters.error, filters.kind) == (None, None) and TaskState.SUCCESS in states,
-        "statuses": [str(state) for state in filters.statuses] or None,
-        "queue": filters.queue,
-        "name": filters.name,
-        "run": filters.run and filters.run.hex,
-        "within": filters.within,
-        "since": filters.since,
-        "until": filters.until,
-        "error": filters.error,
-        "kind": filters.kind,
-        "part": filters.part,
-        "release": filters.release,
+        "success": (wanted.error, wanted.kind) == (None, None) and TaskState.SUCCESS in states,
+        "statuses": [str(state) for state in wanted.statuses] or None,
+        "queue": wanted.queue,
+        "name": wanted.name,
+        "run": wanted.run and wanted.run.hex,
+        "within": wanted.within,
+        "since": wanted.since,
+        "until": wanted.until,
+        "error": wanted.error,
+        "kind": wanted.kind,
+        "part": wanted.part,
+        "release": wanted.release,
         "before": before and before.hex,
         "limit": limit,
-        "most": MOST_ENDS_LOOKED_AT if filters.by_end else MOST_LOOKED_AT,
+        "most": MOST_ENDS_LOOKED_AT if wanted.by_end else MOST_LOOKED_AT,
         **needles.parameters,
     }
 

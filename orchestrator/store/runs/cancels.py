@@ -209,8 +209,7 @@ class EndedIn(NamedTuple):
     is_cancelled: bool
     has_workflow: bool
     is_whole: bool
-    """Whether a failed run is retried as a whole: it timed out, has a concurrency limit, or is a step of another
-    run."""
+    """Whether a failed run is retried as a whole: it timed out, has a limit, or is a step of another run."""
 
 
 @Statement.function("""
@@ -265,8 +264,7 @@ WITH /* run_retries.take_back */ old AS (
 SELECT count(*) FROM (SELECT id FROM old UNION ALL SELECT id FROM orphaned) AS gone
 """)
 def take_back(connection: Connection, run: bytes, steps: Sequence[str], limit: int) -> int:
-    """Delete a slice of the tasks of steps that will be planned again, and detach child runs; return the number of
-    rows."""
+    """Delete a slice of the tasks of steps to plan again, and detach child runs; return the number of rows."""
 
 
 @Prepared.function("""

@@ -67,8 +67,7 @@ SELECT run_id FROM (SELECT run_id FROM orchestrator.untold ORDER BY run_id LIMIT
 
 
 def waiting(connection: Connection, limit: int) -> set[bytes] | None:
-    """Return the runs that currently receive no changes, because they are stuck or queued; None if more than
-    `limit`."""
+    """Return the runs that receive no changes now: they are stuck or queued. None if more than `limit`."""
     rows = _WAITING(connection, limit=limit + 1)
     return None if len(rows) > limit else set(rows)
 

@@ -39,8 +39,7 @@ SELECT id, 'pending' AS state, queue, id AS run_id, attempt, 'dispatched' AS bef
 
 
 def mark_stuck(connection: Connection, reasons: Iterable[tuple[bytes, int, str]], now: datetime) -> list[Moved]:
-    """Mark runs of code as stuck, with the attempt that found this and the reason as JSON; their turn tasks are
-    blocked.
+    """Mark runs of code as stuck, with the attempt and the reason as JSON, and block their turn tasks.
 
     Every reason gets a `retry_at` with backoff, because another worker may have code that fits. Reasons that have one
     already are of runs whose processes died: their losses count, and the next turn runs in its own process.
@@ -168,8 +167,7 @@ def free_code(connection: Connection, workflows: Sequence[str], after: bytes, li
 
 
 def free_lost(connection: Connection, workflows: Sequence[str], now: float, limit: int) -> list[bytes]:
-    """Free runs of these workflows whose processes died and whose backoff is over; the next turns run in own
-    processes."""
+    """Free runs of these workflows whose processes died and whose backoff is over; their next turns run alone."""
     return _FREE_LOST(connection, workflows=workflows, now=now, limit=limit)
 
 

@@ -225,8 +225,7 @@ UPDATE /* schedules.resume */ orchestrator.schedules SET paused = false, next_fi
 
 
 def resume(connection: Connection, stored: StoredSchedule, now: datetime) -> bool:
-    """Resume the schedule from now on: fires during the pause are not made up for. Return False if it was not
-    paused."""
+    """Resume the schedule from now on, without fires from the pause. Return False if it was not paused."""
     fire = next_fire(stored.schedule, now)
     due_at = fire and fire + delay_of(stored.schedule, stored.key)
     count = _RESUME.count(connection, workflow=stored.workflow, name=stored.name, next_fire=fire, due_at=due_at)

@@ -1,5 +1,4 @@
-"""All tables. `orchestrator db upgrade` creates them; `migrations/` changes older databases; a test compares the
-two."""
+"""All tables. `orchestrator db upgrade` creates them; `migrations/` upgrades older databases to the same schema."""
 
 from orchestrator.store.tables import runs, system, tasks
 from orchestrator.store.tables.columns import metadata

@@ -79,8 +79,7 @@ tasks = table(
 READY = "status = 'pending' AND blockers = 0 AND wake_at IS NULL"
 DELAYED = "status = 'pending' AND blockers = 0 AND wake_at IS NOT NULL AND hold IS NULL"
 NOBODY = "(hold = 'unknown' OR starts_with(hold, 'no data key: ') OR starts_with(hold, 'no executor: '))"
-"""No live worker can run the task: none knows its name, or has its data key or its executor. It fails after a
-timeout."""
+"""No live worker can run the task: none has its name, its data key or its executor. It fails after a timeout."""
 PARKED = "(status = 'pending' AND blockers > 0 AND id IS NOT DISTINCT FROM run_id)"
 """A turn task whose run of code waits for an event, maybe for days, and not for a worker."""
 READY_PLAIN = f"{READY} AND lane IS NULL"

@@ -58,17 +58,17 @@ SELECT '{RequestKind.CANCEL_TASK}', id FROM ({_MATCHING}) AS found ORDER BY id
 """)
 
 
-def preview(connection: Connection, filters: OpenFilter, within: str = "") -> list[OpenGroup]:
+def preview(connection: Connection, wanted: OpenFilter, within: str = "") -> list[OpenGroup]:
     """Return the tasks that would be cancelled as groups, largest first; only queues whose names begin with `within`.
 
     At most `MOST_AT_ONCE` tasks are grouped, the oldest ones.
     """
-    return _PREVIEW(connection, _parameters(filters), within=within)
+    return _PREVIEW(connection, _parameters(wanted), within=within)
 
 
-def ask(connection: Connection, filters: OpenFilter, within: str = "") -> int:
+def ask(connection: Connection, wanted: OpenFilter, within: str = "") -> int:
     """Ask the leader to cancel the matching tasks; return their number."""
-    return _ASK.count(connection, _parameters(filters), within=within)
+    return _ASK.count(connection, _parameters(wanted), within=within)
 
 
 @Statement.function(f"""
@@ -87,11 +87,11 @@ def unstarted(connection: Connection, tasks: Sequence[bytes]) -> list[bytes]:
     """Return the tasks that were never dispatched."""
 
 
-def _parameters(filters: OpenFilter) -> dict[str, object]:
+def _parameters(wanted: OpenFilter) -> dict[str, object]:
     return {
-        "statuses": [str(state) for state in filters.statuses or OPEN_TASK_STATES],
-        "queue": filters.queue,
-        "name": filters.name,
-        "run": filters.run and filters.run.hex,
-        "until": filters.until,
+        "statuses": [str(state) for state in wanted.statuses or OPEN_TASK_STATES],
+        "queue": wanted.queue,
+        "name": wanted.name,
+        "run": wanted.run and wanted.run.hex,
+        "until": wanted.until,
     }

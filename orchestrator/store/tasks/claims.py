@@ -18,8 +18,7 @@ from orchestrator.store.tasks.transitions import Moved, among
 
 
 def _next_attempt(last: str) -> str:
-    """Return the SQL of a task's next attempt number: above the fence, as numbers below may be in use after lost
-    commits."""
+    """Return the SQL of a task's next attempt number, above the fence: lower numbers may be in use."""
     return f"greatest({last}, (SELECT max(fence) FROM orchestrator.leases)) + 1"
 
 

@@ -60,8 +60,7 @@ def _row(task: NewTask) -> dict[str, Any]:
 
 @cache
 def _insert(names: tuple[str, ...]) -> Statement[UUID]:
-    """Return the statement that inserts a task with these parameters, and a request to the leader if it is ready in a
-    lane."""
+    """Return the statement that inserts a task with these parameters, and a request if it is ready in a lane."""
     used = [name for name in names if name in NEW]
     title = " ".join(["enqueue.insert", *used[4:]])
     columns = ", ".join(NEW[name].column for name in used)

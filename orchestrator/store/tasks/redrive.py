@@ -73,10 +73,10 @@ _MATCHES = f"""
 """
 
 
-def _parameters(filters: FailedFilter) -> dict[str, object]:
-    return msgspec.structs.asdict(filters) | {
-        "kind": filters.kind and (filters.kind.removeprefix(_NARROWED_PREFIX) or None),
-        "run": filters.run and filters.run.hex,
+def _parameters(wanted: FailedFilter) -> dict[str, object]:
+    return msgspec.structs.asdict(wanted) | {
+        "kind": wanted.kind and (wanted.kind.removeprefix(_NARROWED_PREFIX) or None),
+        "run": wanted.run and wanted.run.hex,
     }
 
 
@@ -124,32 +124,32 @@ _PREVIEW_LATEST = _preview("redrive.preview_latest", f"({_LATEST} LIMIT %(most)s
 _HAS_MORE = Statement[bool](f"SELECT /* redrive.has_more */ true FROM ({_LATEST}) AS later OFFSET %(most)s LIMIT 1")
 
 
-def preview(connection: Connection, filters: FailedFilter, within: str = "") -> list[Group]:
+def preview(connection: Connection, wanted: FailedFilter, within: str = "") -> list[Group]:
     """Return the tasks that would be retried as groups, largest first; of tasks with the same unique key, one counts.
 
     Only queues whose names begin with `within` count.
     """
-    groups = _PREVIEW(connection, _parameters(filters), within=within)
+    groups = _PREVIEW(connection, _parameters(wanted), within=within)
     return [group._replace(example=reveal_text(group.example)) for group in groups]
 
 
 def preview_latest(
-    connection: Connection, filters: FailedFilter, within: str = "", most: int = MOST_LOOKED_AT
+    connection: Connection, wanted: FailedFilter, within: str = "", most: int = MOST_LOOKED_AT
 ) -> tuple[list[Group], bool]:
     """Like `preview` for the `most` tasks that last ended without success. Return also whether earlier ones exist."""
-    groups = _PREVIEW_LATEST(connection, _parameters(filters), within=within, most=most)
-    has_more = bool(_HAS_MORE.first(connection, _parameters(filters), most=most))
+    groups = _PREVIEW_LATEST(connection, _parameters(wanted), within=within, most=most)
+    has_more = bool(_HAS_MORE.first(connection, _parameters(wanted), most=most))
     return [group._replace(example=reveal_text(group.example)) for group in groups], has_more
 
 
-def ask(connection: Connection, filters: FailedFilter) -> None:
+def ask(connection: Connection, wanted: FailedFilter) -> None:
     """Ask the leader to retry the failed tasks that match now."""
     # A leader of the previous release ignores `kind`; `error` keeps it from retrying all tasks.
-    if filters.kind and "#" not in filters.kind and filters.error is None:
-        filters = msgspec.structs.replace(filters, error=filters.kind)
-    if filters.release or filters.run:
-        filters = msgspec.structs.replace(filters, kind=f"{_NARROWED_PREFIX}{filters.kind or ''}")
-    inbox.add(connection, RequestKind.REDRIVE, bytes(16), msgspec.json.encode(filters).decode())
+    if wanted.kind and "#" not in wanted.kind and wanted.error is None:
+        wanted = msgspec.structs.replace(wanted, error=wanted.kind)
+    if wanted.release or wanted.run:
+        wanted = msgspec.structs.replace(wanted, kind=f"{_NARROWED_PREFIX}{wanted.kind or ''}")
+    inbox.add(connection, RequestKind.REDRIVE, bytes(16), msgspec.json.encode(wanted).decode())
 
 
 _REQUESTED_KIND = f"nullif(regexp_replace(r.body->>'kind', '^{_NARROWED_PREFIX}', ''), '')"
@@ -189,20 +189,20 @@ class Slice(NamedTuple):
     """The `after` of the next slice; None if this is the last."""
 
 
-def beginning(filters: FailedFilter) -> EndCursor:
+def beginning(wanted: FailedFilter) -> EndCursor:
     """Return the cursor before the first task that can match."""
-    return ("-infinity" if filters.since is None else filters.since.isoformat(), "00" * 16)
+    return ("-infinity" if wanted.since is None else wanted.since.isoformat(), "00" * 16)
 
 
 def matching(
-    connection: Connection, filters: FailedFilter, before: datetime, after: EndCursor | None, limit: int
+    connection: Connection, wanted: FailedFilter, before: datetime, after: EndCursor | None, limit: int
 ) -> Slice:
     """Scan `limit` unsuccessful tasks in order of their end, up to `before`; return those that match.
 
     Each task is scanned once, whether it matches or not.
     """
-    until = before if filters.until is None else min(before, filters.until)
-    at, task = after or beginning(filters)
-    rows = _SLICE(connection, _parameters(filters), {"until": until}, after=at, after_id=task, limit=limit)
+    until = before if wanted.until is None else min(before, wanted.until)
+    at, task = after or beginning(wanted)
+    rows = _SLICE(connection, _parameters(wanted), {"until": until}, after=at, after_id=task, limit=limit)
     tasks = [row.id for row in rows if row.is_wanted]
     return Slice(tasks, (rows[-1].ended_at, to_text(rows[-1].id)) if len(rows) == limit else None)

@@ -18,8 +18,7 @@ from orchestrator.store.tasks.transitions import Moved, among, arrivals
 from orchestrator.store.tasks.unique import LOCK_OF, TRY_LOCK, taking
 
 KEEPS_KEY = "(e.options->>'unique_for')"
-"""The scope of the unique key that an ended task `e` takes on a retry; null if it has no key, or had one for a
-period."""
+"""The scope of the unique key that an ended task `e` takes on a retry; null without a key of a scope."""
 
 REVIVABLE = """
        (e.run_id IS NULL OR (

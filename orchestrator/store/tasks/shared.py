@@ -23,8 +23,7 @@ _MAX_TITLE = 60
 
 
 def insert_shared(engine: Engine, tasks: Sequence[NewTask]) -> set[bytes]:
-    """Insert standalone tasks in order, in one round trip; return the ids of tasks whose unique keys were not
-    available.
+    """Insert standalone tasks in order, in one round trip; return the ids of tasks that did not get their unique keys.
 
     The statement waits for no key that another transaction may be taking: the caller then enqueues that task alone. Of
     two tasks with the same key, the first gets it.

@@ -129,8 +129,7 @@ class Requeue(NamedTuple):
     losses: int = 0
     alone: bool = False
     outcome: str | None = None
-    """`failed`, `lost` or `postponed`; None if the attempt was returned, which is stored as `returned` if it had
-    started."""
+    """`failed`, `lost` or `postponed`; None for a returned attempt, stored as `returned` if it had started."""
     error: Json | None = None
     worker: str | None = None
     duration: Seconds | None = None

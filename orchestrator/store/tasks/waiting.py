@@ -49,8 +49,8 @@ SELECT /* waiting.overdue */ id, name, queue, id IS NOT DISTINCT FROM run_id, ho
  WHERE wake_at <= %(now)s::timestamptz AND {NOBODY} ORDER BY wake_at LIMIT %(limit)s
 """)
 def overdue_unknown(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, str, str, bool, str]]:
-    """Return the tasks that no worker could run until their timeout: id, name, queue, whether they are turns, and the
-    hold."""
+    """Return id, name, queue, whether it is a turn, and hold of the tasks that no worker could run until their
+    timeout."""
 
 
 _KNOWN = Batch("known", "queue text, name text")
@@ -95,8 +95,7 @@ WITH /* waiting.release_opened */ ready AS (
 
 
 def release_opened(connection: Connection, opened: Sequence[tuple[str, str]], limit: int) -> int:
-    """Release held tasks for which a worker now has the data key or executor, by queue and hold; return their
-    number."""
+    """Release held tasks for which a worker now has the data key or executor, by (queue, hold); return their number."""
     return _RELEASE_OPENED.one(connection, _OPENED(opened), limit=limit)
 
 
@@ -152,8 +151,7 @@ SELECT DISTINCT queue, name, hold FROM ready
 
 
 def release_crowded(connection: Connection, wanted: Sequence[tuple[str, str, str, int]]) -> set[tuple[str, str, str]]:
-    """Release tasks held for capacity: by queue, name and hold, up to a number; return the combinations that were
-    found."""
+    """Release tasks held for capacity: by queue, name and hold, up to a number; return what was released."""
     return set(_RELEASE_CROWDED(connection, _WANTED(wanted)))
 
 
@@ -211,8 +209,7 @@ PENDING_WORK = """
        (SELECT due_at FROM orchestrator.schedules WHERE due_at IS NOT NULL AND NOT paused
          ORDER BY due_at LIMIT 1) AS next_fire
 """
-"""The columns of the probe. Not `min`: for a table that Postgres believes to be empty, that may read the whole
-table."""
+"""The columns of the probe. Not `min`: on a table that Postgres believes to be empty, it may be a full scan."""
 _PROBE = Prepared[PendingWorkProbe](f"SELECT /* waiting.probe_pending_work */ {PENDING_WORK}")
 
 
@@ -274,8 +271,7 @@ def current(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> se
 
 
 def moved(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
-    """Return the attempts that are not current but whose task still exists with an executor, so the execution
-    continues."""
+    """Return the attempts that are not current but whose execution continues: the task is open, with an executor."""
     return set(_MOVED(connection, _ASKED(attempts)))
 
 
