@@ -36,7 +36,7 @@ def copy(connection: Connection, sql: str, texts: Iterable[str]) -> None:
             raise translate_error(error, connection, connection.dialect, pooled.dbapi_connection, sql) from error
 
 
-def copied(value: object) -> str:
+def encode_field(value: object) -> str:
     """Return a value in COPY's text format."""
     if value is None:
         return "\\N"

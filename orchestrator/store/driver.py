@@ -56,7 +56,7 @@ _TYPES = {2950: extensions.new_type((2950,), "UUID", _id), 17: extensions.new_ty
 """How the driver decodes UUIDs and byte strings, by the type's OID."""
 
 
-class Later:
+class Deferred:
     """A deferred statement, sent with the next one on its connection. Parameters are encoded only then."""
 
     __slots__ = ("parameters", "sql")
@@ -89,7 +89,7 @@ class Channel:
         self._deadlines = deadlines_of(connection)
         self.prepared: set[str] | None = None
         """Names of the statements prepared on this connection; None if it does not prepare statements."""
-        self._deferred: list[Later] = []
+        self._deferred: list[Deferred] = []
         """Deferred statements, in order."""
         self._begins: dict[tuple[object, ...], bytes] = {}
         """The encoded guard, by SQL and parameters: one leader begins all transactions of its term alike."""
@@ -128,11 +128,11 @@ class Channel:
         self._guard = None
         return True
 
-    def later(self, statement: Later) -> None:
+    def defer(self, statement: Deferred) -> None:
         """Run a statement before the next one and in the same round trip; its result is not read."""
         self._deferred.append(statement)
 
-    def take_back(self, statement: Later) -> bool:
+    def take_back(self, statement: Deferred) -> bool:
         """Remove a deferred statement. Return whether the statement had not been sent yet."""
         if statement not in self._deferred:
             return False
@@ -215,7 +215,7 @@ def flush(connection: Connection) -> None:
 
 def limit_statements(connection: Connection, seconds: float) -> None:
     """Set a timeout for each of the next statements of the open transaction."""
-    channel(connection).later(Later(f"SET LOCAL statement_timeout = {int(1_000 * seconds)}"))
+    channel(connection).defer(Deferred(f"SET LOCAL statement_timeout = {int(1_000 * seconds)}"))
 
 
 @contextmanager

@@ -243,7 +243,7 @@ def succeed_and_commit(
 def commit_with_next(connection: Connection, shard: int, cursor: Cursor) -> None:
     """Let the next statement begin and commit its transaction, together with the deferred statements and the cursor."""
     if channel(connection).commit_with_next(others=True):
-        _SAVE_CURSOR.later(connection, shard=shard, **cursor._asdict())
+        _SAVE_CURSOR.defer(connection, shard=shard, **cursor._asdict())
 
 
 def commit(connection: Connection, shard: int, cursor: Cursor | None) -> None:

@@ -19,7 +19,7 @@ from orchestrator.store.shards import ours
 from orchestrator.store.sql import Statement
 from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY_IN_LANE, READY_PLAIN
 
-FEW = 20_000
+MAX_COUNTED_EXACTLY = 20_000
 """Up to this number of open tasks, all tasks are counted."""
 MOST_WALKED = 50_000
 """Ready tasks to count over all queues; each queue has the same share."""
@@ -37,9 +37,9 @@ SELECT /* insights.many.is_much */ count(*) > %(few)s::int
 """)
 
 
-def is_much(connection: Connection) -> bool:
+def has_many_open_tasks(connection: Connection) -> bool:
     """Return whether there are more open tasks than are counted exactly."""
-    return _MANY.one(connection, few=FEW)
+    return _MANY.one(connection, few=MAX_COUNTED_EXACTLY)
 
 
 def walk(name: str, condition: str) -> str:

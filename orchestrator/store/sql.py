@@ -28,7 +28,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 from sqlalchemy import Connection, Engine, TextClause, text
 
 from orchestrator.store.batches import Rows
-from orchestrator.store.driver import Channel, Later, Preparation, StatementResult, channel, execute, flush
+from orchestrator.store.driver import Channel, Deferred, Preparation, StatementResult, channel, execute, flush
 from orchestrator.store.namespaces import in_namespace, namespace_of
 from orchestrator.store.other_drivers import PARAMETER, DriverConnection
 
@@ -201,13 +201,13 @@ class Statement(Generic[R]):
         """Run the statement; return the number of changed rows."""
         return self._send(connection, self._encoded(batches, values)).changed
 
-    def alone(self, engine: Engine, /, *batches: Values, **values: Any) -> list[R]:
+    def run_on_engine(self, engine: Engine, /, *batches: Values, **values: Any) -> list[R]:
         """Run the statement on an engine in autocommit mode, without SQLAlchemy; return its rows."""
         result = execute(engine, self.sql, self._encoded(batches, values))
         return list(starmap(self._maker(result.columns), result.rows)) if result.rows else []
 
-    def often(self, engine: Engine, values: dict[str, Any]) -> None:
-        """Like `alone`, for a frequent statement without rows: the statement is prepared after a few uses."""
+    def run_prepared(self, engine: Engine, values: dict[str, Any]) -> None:
+        """Like `run_on_engine`, for a frequent statement without rows: the statement is prepared after a few uses."""
         execute(engine, self.sql, self._encoded((), values), self.preparation)
 
     @cached_property
@@ -345,7 +345,7 @@ class Prepared(Statement[R]):
         """Run the statement and commit, in one round trip; if the statement fails, nothing is committed."""
         self._send(connection, self._encoded((), values), self._commit)
 
-    def later(self, connection: Connection, /, *batches: Values, **values: Any) -> Later:
+    def defer(self, connection: Connection, /, *batches: Values, **values: Any) -> Deferred:
         """Run the statement together with the next one on the connection, in one round trip. The result is dropped.
 
         If this statement fails, the next one fails and the transaction too. `Channel.take_back` removes a statement
@@ -353,11 +353,11 @@ class Prepared(Statement[R]):
         """
         sender = channel(connection)
         variant, batches = self._for(batches)
-        statement = Later(
+        statement = Deferred(
             variant._text(connection, sender, variant._execute),
             lambda: variant._encoded(batches, values) or None,
         )
-        sender.later(statement)
+        sender.defer(statement)
         return statement
 
     def _send(self, connection: Connection, values: dict[str, Any], sql: str = "") -> StatementResult:

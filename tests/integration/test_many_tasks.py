@@ -51,7 +51,7 @@ def test_what_is_not_too_much_is_counted_alike_both_ways(
 ) -> None:
     connection.exec_driver_sql(TASKS, {"number": 30})
     exact = list_queues(connection)
-    monkeypatch.setattr(load, "FEW", 10)
+    monkeypatch.setattr(load, "MAX_COUNTED_EXACTLY", 10)
     bounded = list_queues(connection)
     assert [queue.queue for queue in bounded] == ["q0", "q1", "q2"]
     assert [numbers(queue) for queue in bounded] == [numbers(queue) for queue in exact]

@@ -155,7 +155,7 @@ def step(
     batches = SUCCESSES(successes), *_batches(connection, turns)
     if foreseen is None:
         return _STEP(connection, *batches, now=now)
-    _STEP_LATER.later(connection, *batches, now=now, number=len(turns))
+    _STEP_LATER.defer(connection, *batches, now=now, number=len(turns))
     turn_tasks = [Moved(turn.id, "pending", "", turn.id, turn.attempt, "pending") for turn in turns]
     return [*(foreseen[row.id] for row in successes), *turn_tasks]
 

@@ -183,7 +183,7 @@ def append_last(connection: Connection, turns: Sequence[LastTurn], now: datetime
     """
     ahead = [(turn.id, turn.attempt, turn.through, len(turn.events)) for turn in turns]
     if ending := [turn.id for turn in turns if turn.through != EVERYTHING]:
-        _LOCK_RUNS.later(connection, runs=ending)
+        _LOCK_RUNS.defer(connection, runs=ending)
     rows = [row for turn in turns for row in event_rows(turn.id, turn.events)]
     if any(MARK in data for *_, data in rows):
         payloads.keep_named(connection, rows)

@@ -222,7 +222,7 @@ INSERT /* flow_runs.keep */ {_VISITS.into("node_runs", but=("started", "ended"),
 
 def keep_visits(connection: Connection, visits: Sequence[Visit], *, is_gathered: bool = False) -> None:
     """Store visits to nodes; with `is_gathered`, together with the next statement."""
-    keep = _KEEP.later if is_gathered else _KEEP
+    keep = _KEEP.defer if is_gathered else _KEEP
     keep(connection, _VISITS(visits))
 
 
@@ -231,7 +231,7 @@ _FORGET = Prepared[None]("DELETE /* flow_runs.forget */ FROM orchestrator.timers
 
 def forget(connection: Connection, ids: Sequence[bytes], *, is_gathered: bool = False) -> None:
     """Delete the timers of ended runs; with `is_gathered`, together with the next statement."""
-    drop = _FORGET.later if is_gathered else _FORGET
+    drop = _FORGET.defer if is_gathered else _FORGET
     drop(connection, ids=ids)
 
 

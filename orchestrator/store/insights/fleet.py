@@ -127,7 +127,7 @@ def list_queues(connection: Connection, within: str = "") -> list[QueueCounts]:
 
     Only names that begin with `within` count. Very large numbers of open tasks are not counted exactly.
     """
-    rows = (_MANY_QUEUES if load.is_much(connection) else _QUEUES)(connection, within=within)
+    rows = (_MANY_QUEUES if load.has_many_open_tasks(connection) else _QUEUES)(connection, within=within)
     return [QueueCounts(**row._asdict() | {"least": tuple(row.least)}) for row in rows]
 
 

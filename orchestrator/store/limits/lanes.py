@@ -222,7 +222,7 @@ def lock(
     connection: Connection, shard: int, names: Sequence[str], buckets: Sequence[str]
 ) -> tuple[dict[str, int], dict[str, float]]:
     """Lock limits until the transaction ends; return the other shards' use of each, and when buckets are full."""
-    _LOCK.later(connection, names=sorted(names))
+    _LOCK.defer(connection, names=sorted(names))
     rows = _READ(connection, names=[*names, TAKES_PART], buckets=buckets, shard=shard)
     held = {row.name: row.held for row in rows if row.held is not None}
     return held, {row.name: row.due for row in rows if row.due is not None}

@@ -16,7 +16,7 @@ from orchestrator.domain.states import RunState
 from orchestrator.references import MARK
 from orchestrator.store import copying, payloads
 from orchestrator.store.batches import Batch, Blob, Json
-from orchestrator.store.copying import copied
+from orchestrator.store.copying import encode_field
 from orchestrator.store.sql import Prepared, Statement, array_of
 from orchestrator.store.tasks.row import SPAN_OF_RUN, join_run
 
@@ -187,7 +187,7 @@ _common = attrgetter(*_COMMON, "tags")
 def copy_begun(connection: Connection, runs: Iterable[tuple[NewRun, bytes]], now: datetime) -> None:
     """Insert runs of definitions that have begun with one task, each with the state of its plan (needs psycopg2).
 
-    The runs have no parent and no lane. Postgres takes a third of the time of `create`; one existing id or key fails all.
+    The runs have no parent and no lane. This is three times as fast as `create`, and fails as a whole if an id or key exists.
     """
     encoded: dict[tuple[Any, ...], str] = {}
     lines = []
@@ -197,8 +197,8 @@ def copy_begun(connection: Connection, runs: Iterable[tuple[NewRun, bytes]], now
             deadline = None if run.timeout is None else now + timedelta(seconds=run.timeout)
             tags = array_of(msgspec.json.decode(run.tags, type=list[str]))
             constants = (1, 1, f"\\x{state.hex()}", tags, deadline, now, now, RunState.RUNNING)
-            encoded[fields] = "\t".join(map(copied, (*fields[:-2], *constants)))
-        params, key, schedule, trace = map(copied, (run.params, run.key, run.schedule, run.trace))
+            encoded[fields] = "\t".join(map(encode_field, (*fields[:-2], *constants)))
+        params, key, schedule, trace = map(encode_field, (run.params, run.key, run.schedule, run.trace))
         lines.append(f"{run.id.hex()}\t{params}\t{key}\t{schedule}\t{trace}\t{encoded[fields]}\n")
     copying.copy(connection, _COPY.sql, ["".join(lines)])
 

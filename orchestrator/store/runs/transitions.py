@@ -222,7 +222,7 @@ def settle(
     With `is_gathered`, something is open in each run, and the statement is deferred to the next one.
     """
     if is_gathered:
-        _SETTLE.later(connection, _DELTAS(_rows(deltas, plans)))
+        _SETTLE.defer(connection, _DELTAS(_rows(deltas, plans)))
         return []
     return _SETTLE(connection, _DELTAS(_rows(deltas, plans)))
 

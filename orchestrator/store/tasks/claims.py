@@ -137,7 +137,7 @@ def create_claimed(
 
     `commit` is called first, to let the statement also commit.
     """
-    if not channel(connection).take_back(creation.alone):
+    if not channel(connection).take_back(creation.insert):
         return [], False
     if commit is not None:
         commit()

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Engine, TwoPhaseTransaction
 from orchestrator.domain.tasks.task import NewTask
 from orchestrator.store import copying, driver
 from orchestrator.store.batches import Batch
-from orchestrator.store.copying import copied
+from orchestrator.store.copying import encode_field
 from orchestrator.store.other_drivers import DriverConnection
 from orchestrator.store.sql import Prepared, Statement
 from orchestrator.store.tasks.row import NEW, SPAN_OF_RUN, join_run, parameters, value_of, with_headers_of_run
@@ -36,7 +36,7 @@ def insert_task(connection: Connection, task: NewTask) -> bool:
 def insert_alone(engine: Engine, task: NewTask) -> None:
     """Insert one standalone task without a unique key on an engine in autocommit mode; it is stored on return."""
     statement, row = _statement_for(_other_options(task))
-    statement.often(engine, row | {"id": task.id, "payload": task.payload})
+    statement.run_prepared(engine, row | {"id": task.id, "payload": task.payload})
 
 
 _OTHER_OPTIONS = [name for name in NewTask.__struct_fields__ if name not in ("id", "payload")]
@@ -181,14 +181,17 @@ class _Texts:
         for task in tasks:
             fields = _common_fields(task)
             if fields != last:
-                last, common = fields, encoded.get(fields) or encoded.setdefault(fields, "\t".join(map(copied, fields)))
+                last, common = (
+                    fields,
+                    encoded.get(fields) or encoded.setdefault(fields, "\t".join(map(encode_field, fields))),
+                )
             if now is not None and (task.delay > 0 or task.expires is not None):
                 times = f"{_time_after(now, task.delay if task.delay > 0 else None)}\t{_time_after(now, task.expires)}"
             else:
                 times = "\\N\t\\N"
             run_id = "\\N" if task.run_id is None else task.run_id.hex()
             position = "\\N" if task.position is None else task.position
-            key = "\\N" if task.unique is None else copied(task.unique.key)
+            key = "\\N" if task.unique is None else encode_field(task.unique.key)
             yield f"{task.id.hex()}\t\\\\x{task.payload.hex()}\t{times}\t{run_id}\t{position}\t{key}\t{common}\n"
 
 
@@ -228,7 +231,7 @@ WITH /* enqueue.create_tasks */ created AS (
 class Creation(NamedTuple):
     """Tasks whose insert is deferred and that are ready at once: a claim may insert them as claimed instead."""
 
-    alone: driver.Later
+    insert: driver.Deferred
     """The deferred insert."""
     tasks: Sequence[NewTask]
     rows: Mapping[str, Any]
@@ -257,7 +260,7 @@ def create_tasks(
     if not is_gathered:
         _CREATE(connection, rows, now=now, has_spans=has_spans)
         return None
-    deferred = _CREATE.later(connection, rows, now=now, has_spans=has_spans)
+    deferred = _CREATE.defer(connection, rows, now=now, has_spans=has_spans)
     if any(task.delay > 0 or task.lane is not None or task.unique is not None for task in tasks):
         return None
     return Creation(deferred, tasks, rows, has_spans, Counter(task.queue for task in tasks))

@@ -68,10 +68,10 @@ def outcomes_alone(engine: Engine, tasks: Sequence[bytes]) -> dict[bytes, TaskOu
 
     The engine must be in autocommit mode.
     """
-    rows = _STATES.alone(engine, ids=tasks)
+    rows = _STATES.run_on_engine(engine, ids=tasks)
     outcomes = {row.id.bytes: _outcome(row) for row in rows}
     if failed := [task for task, ended in outcomes.items() if ended.status in _RETRIABLE]:
-        outcomes |= {row.id.bytes: _outcome(row) for row in _OUTCOMES.alone(engine, ids=failed)}
+        outcomes |= {row.id.bytes: _outcome(row) for row in _OUTCOMES.run_on_engine(engine, ids=failed)}
     return outcomes
 
 

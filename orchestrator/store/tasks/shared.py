@@ -29,7 +29,7 @@ def insert_shared(engine: Engine, tasks: Sequence[NewTask]) -> set[bytes]:
     two tasks with the same key, the first gets it.
     """
     statement, values = _prepared(tasks)
-    stored = statement.alone(engine, values)
+    stored = statement.run_on_engine(engine, values)
     keyed = {task.id for task in tasks if task.unique is not None}
     return keyed - {bytes.fromhex(id) for id in stored} if keyed else keyed
 

@@ -285,7 +285,7 @@ def succeed(
         return _SUCCEED(connection, SUCCESSES(rows), now=now)
     moved = [foreseen[row.id] for row in rows]
     statement = _SUCCEED_SINGLE_LATER if moved[0].is_single else _SUCCEED_LATER
-    statement.later(connection, SUCCESSES(rows), now=now, number=len(rows))
+    statement.defer(connection, SUCCESSES(rows), now=now, number=len(rows))
     return moved
 
 
