@@ -48,7 +48,7 @@ class Deadlines:
         self._tokens = itertools.count(1)
         self._open: dict[int, tuple[float, float, Any, TimeLimit | None]] = {}
         """By token: when the statement began, its deadline, the driver's connection, and the limit of the call."""
-        self._cancelling: dict[int, threading.Event] = {}
+        self._cancels: dict[int, threading.Event] = {}
         """By token, statements that are being cancelled; the event is set when Postgres has taken the request."""
         self._close_lock = threading.Lock()
         self._start_lock = threading.RLock()
@@ -75,11 +75,7 @@ class Deadlines:
     def end(self, token: int) -> bool:
         """Return whether the statement ended in time; otherwise its connection is closed."""
         is_open = self._open.pop(token, None) is not None
-        if (
-            self._cancelling
-            and (taken := self._cancelling.pop(token, None)) is not None
-            and not taken.wait(_CANCEL_TIMEOUT)
-        ):
+        if self._cancels and (done := self._cancels.pop(token, None)) is not None and not done.wait(_CANCEL_TIMEOUT):
             return False  # a late cancel request must not hit the next statement on this connection
         if is_open:
             return True
@@ -131,17 +127,17 @@ class Deadlines:
 
     def _cancel(self, token: int, connection: Any) -> None:
         """Make Postgres cancel a statement. Its deadline still applies, in case Postgres does not answer."""
-        if token in self._cancelling:
+        if token in self._cancels:
             return
-        taken = self._cancelling[token] = threading.Event()
+        done = self._cancels[token] = threading.Event()
 
         def cancel() -> None:
             if token in self._open:
                 with contextlib.suppress(Exception):
                     connection.cancel()
-            taken.set()
+            done.set()
             if token not in self._open:
-                self._cancelling.pop(token, None)  # the statement has ended meanwhile
+                self._cancels.pop(token, None)  # the statement has ended meanwhile
 
         threading.Thread(target=cancel, name="orchestrator-cancel", daemon=True).start()
 

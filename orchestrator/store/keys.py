@@ -48,11 +48,9 @@ def add(
     quotas: Quotas = DEFAULTS,
 ) -> Key:
     """Store a new key. `queues`, `workflows` and `tasks` are prefixes of the names that the key may use."""
-    stored_quotas = None if quotas == DEFAULTS else msgspec.json.encode(quotas).decode()
+    stored = None if quotas == DEFAULTS else msgspec.json.encode(quotas).decode()
     values = {"id": secret.id, "name": name, "hash": secret.hash, "scope": str(scope), "expires_at": expires_at}
-    return key_of(_ADD.one(connection, values, queues=queues, workflows=workflows, tasks=tasks, quotas=stored_quotas))[
-        0
-    ]
+    return key_of(_ADD.one(connection, values, queues=queues, workflows=workflows, tasks=tasks, quotas=stored))[0]
 
 
 def find(connection: Connection, id: str) -> tuple[Key, datetime] | None:

@@ -278,9 +278,7 @@ _FORGET_DELETED = Statement[UUID](
         name="deleted_runs", which="id = ANY (%(runs)s::uuid[]) AND ended_at IS NOT NULL AND NOT closing"
     )
 )
-_STILL_EXISTING = Statement[UUID](
-    "SELECT /* retention.kept */ id FROM orchestrator.runs WHERE id = ANY (%(runs)s::uuid[])"
-)
+_KEPT = Statement[UUID]("SELECT /* retention.kept */ id FROM orchestrator.runs WHERE id = ANY (%(runs)s::uuid[])")
 _FINISH_DELETIONS = Statement[None]("""
 DELETE /* retention.settle */ FROM orchestrator.deletions d WHERE run_id = ANY (%(runs)s::uuid[])
    AND NOT EXISTS (SELECT FROM orchestrator.runs r WHERE r.id = d.run_id AND r.ended_at IS NOT NULL)
@@ -300,6 +298,6 @@ def forget_deleted(connection: Connection, runs: Sequence[bytes], limit: int) ->
     """
     _DELETE_CHILDREN(connection, runs=runs)
     yield len(_FORGET_DELETED(connection, runs=runs))
-    existing = {run.bytes for run in _STILL_EXISTING(connection, runs=runs)}
+    existing = {run.bytes for run in _KEPT(connection, runs=runs)}
     yield from _delete_contents(connection, [run for run in runs if run not in existing], limit)
     _FINISH_DELETIONS(connection, runs=runs)

@@ -150,12 +150,8 @@ class Statement(Generic[R]):
 
         def declare(function: F) -> F:
             _, *parameters = inspect.signature(function).parameters.values()
-            names = [parameter.name for parameter in parameters]
-            defaults = {
-                parameter.name: parameter.default
-                for parameter in parameters
-                if parameter.default is not parameter.empty
-            }
+            names = [item.name for item in parameters]
+            defaults = {item.name: item.default for item in parameters if item.default is not item.empty}
             returned = get_type_hints(function)["return"]
             args, collect = get_args(returned), get_origin(returned)
             is_first, is_all = type(None) in args, collect in (list, set, frozenset, dict)

@@ -135,7 +135,7 @@ _STEP_LATER = _stepping("turns.step_later", last=all_of("back"))
 def suspend(connection: Connection, turns: Sequence[Turn], now: datetime) -> list[Moved]:
     """Block turn tasks, or make them ready if new facts came meanwhile, and append the events of the turns.
 
-    A run whose process died runs alone until it has taken `_CALM` turns.
+    A run whose process died runs alone until it has taken `_TURNS_ALONE` turns.
     """
     return _SUSPEND(connection, *_batches(connection, turns), now=now)
 

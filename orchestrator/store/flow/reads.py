@@ -168,12 +168,8 @@ SELECT /* flow_reads.attempts */ task_id, attempt, outcome, error, worker, start
 def node_runs(connection: Connection, run: bytes, *, after: int = 0, limit: int = 1_000) -> list[NodeRunView]:
     """Return the visits of a run to nodes, in order, with each attempt of each task."""
     visits: Sequence[Any] = _VISITS(connection, run=run, after=after, limit=limit)
-    if (
-        len(visits) < limit
-        and (interrupted := _interrupted_visit(connection, run)) is not None
-        and interrupted.number > after
-    ):
-        visits = [*visits, interrupted]
+    if len(visits) < limit and (last := _interrupted_visit(connection, run)) is not None and last.number > after:
+        visits = [*visits, last]
     ids: list[bytes] = []
     for count, visit in enumerate(visits, 1):
         ids += _calls(run, visit)

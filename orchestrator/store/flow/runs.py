@@ -311,13 +311,9 @@ SELECT /* flows.rules */ v.name, v.version, f.on_error FROM {_REQUESTED}
 """)
 
 
-def rules(connection: Connection, requested: Collection[tuple[str, int]]) -> dict[tuple[str, int], Rule]:
+def rules(connection: Connection, keys: Collection[tuple[str, int]]) -> dict[tuple[str, int], Rule]:
     """Return the error policies of these versions of flows, if they exist."""
-    return (
-        {(name, version): rule for name, version, rule in _RULES(connection, _REQUESTED(requested))}
-        if requested
-        else {}
-    )
+    return {(name, version): rule for name, version, rule in _RULES(connection, _REQUESTED(keys))} if keys else {}
 
 
 _ADD = Statement[None]("""

@@ -170,9 +170,7 @@ def enough(connection: Connection, kind: Kind, shown: Sequence[UUID]) -> int:
 
 
 def _difference(left: str, right: str) -> int:
-    return max(
-        _TIME, next(position for position, pair in enumerate(zip(left, right, strict=True), 1) if pair[0] != pair[1])
-    )
+    return max(_TIME, next(index for index, pair in enumerate(zip(left, right, strict=True), 1) if pair[0] != pair[1]))
 
 
 # -- owners: the queue and workflow that decide whether an API key may use a task or run
@@ -335,7 +333,5 @@ def lineage(connection: Connection, task: UUID, parent: UUID | None, attempts: S
 def _ids(task: bytes, attempt: int) -> list[bytes]:
     """Return the ids of the first calls of an attempt, and of the callbacks after its end."""
     enqueued = [derived_id(task, attempt, number) for number in range(1, MOST_CALLS + 1)]
-    ends = [
-        derived_id(task, attempt, end, position) for end in ("success", "failure") for position in range(_MAX_CALLBACKS)
-    ]
+    ends = [derived_id(task, attempt, end, index) for end in ("success", "failure") for index in range(_MAX_CALLBACKS)]
     return enqueued + ends

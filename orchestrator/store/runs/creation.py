@@ -187,7 +187,7 @@ _common = attrgetter(*_COMMON, "tags")
 def copy_begun(connection: Connection, runs: Iterable[tuple[NewRun, bytes]], now: datetime) -> None:
     """Insert runs of definitions that have begun with one task, each with the state of its plan (needs psycopg2).
 
-    The runs have no parent and no lane. This is three times as fast as `create`, and fails as a whole if an id or key exists.
+    They have no parent and no lane. This is three times as fast as `create`, and fails for all if one id or key exists.
     """
     encoded: dict[tuple[Any, ...], str] = {}
     lines = []

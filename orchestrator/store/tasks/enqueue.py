@@ -147,7 +147,7 @@ class _Texts:
     def __init__(self, connection: Connection, tasks: Iterable[NewTask], now: datetime | None) -> None:
         self.count = 0
         self.first_in_lane: dict[tuple[str, str, int], bytes] = {}
-        """One ready task of each lane, for arrival requests; collecting stops just above `_FEW_LANES`."""
+        """One ready task of each lane, for arrival requests; collecting stops just above `_MAX_ARRIVALS`."""
         self._connection = connection
         self._tasks = tasks
         self._now = now

@@ -184,7 +184,7 @@ def insert_many_unique(connection: Connection, tasks: Sequence[NewTask], within:
 
     Keys are taken in sorted order, so two such calls cannot deadlock.
     """
-    holders_by_task: dict[bytes, bytes] = {}
+    owners: dict[bytes, bytes] = {}
     keyed = sorted(((task.unique.key, task, task.unique) for task in tasks if task.unique), key=itemgetter(0))
     if len(keyed) > _MAX_LOCKS:
         _WAIT_FOR_MANY(connection)
@@ -197,15 +197,13 @@ def insert_many_unique(connection: Connection, tasks: Sequence[NewTask], within:
         copy_tasks(connection, [task for _, task, _ in chunk if task.id in taken])
         for _, task, unique in chunk:
             try:
-                holders_by_task[task.id] = (
-                    task.id if task.id in taken else insert_unique(connection, task, unique, within)
-                )
+                owners[task.id] = task.id if task.id in taken else insert_unique(connection, task, unique, within)
             except Duplicate as error:
-                if error.task_id and UUID(error.task_id).bytes in holders_by_task:
+                if error.task_id and UUID(error.task_id).bytes in owners:
                     key = given_key(task.name, unique.key)
                     raise Duplicate(f"Two of these tasks have the key {key!r}; none of them was enqueued.") from error
                 raise
-    return holders_by_task
+    return owners
 
 
 def try_key(connection: Connection, unique: UniqueKey) -> bool:
