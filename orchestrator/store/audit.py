@@ -124,26 +124,26 @@ def add(
     connection: Connection, *, who: str, origin: str, act: str, kind: str, target: str, detail: Mapping[str, Any]
 ) -> None:
     """Insert an entry, in the transaction of the action."""
-    _ADD(connection, _line(who=who, origin=origin, act=act, kind=kind, target=target, detail=detail))
+    _ADD(connection, _entry_columns(who=who, origin=origin, act=act, kind=kind, target=target, detail=detail))
 
 
-def ask(connection: Connection, request: RequestKind, run: bytes, body: str, **line: Any) -> bool:
+def ask(connection: Connection, request: RequestKind, run: bytes, body: str, **entry: Any) -> bool:
     """Insert a request about a run and an audit entry, in one statement. Return False if a message came too late."""
     statement = _SEND if request in _MESSAGES else _ASK
-    return statement.first(connection, _line(**line), request=str(request), run=run, body=body) is not None
+    return statement.first(connection, _entry_columns(**entry), request=str(request), run=run, body=body) is not None
 
 
 def ask_all(
-    connection: Connection, request: RequestKind, targets: Sequence[bytes], seen: Seen = NOTHING_SEEN, **line: Any
+    connection: Connection, request: RequestKind, targets: Sequence[bytes], seen: Seen = NOTHING_SEEN, **entry: Any
 ) -> set[UUID]:
     """Insert the same request about several tasks or runs, with audit entries; return the ids whose state allows it.
 
     An object that has changed since the user saw it (`seen`) is skipped.
     """
-    return {*_ASK_ALL[request](connection, _line(**line), ids=targets, seen=stored_json(dict(seen)))}
+    return {*_ASK_ALL[request](connection, _entry_columns(**entry), ids=targets, seen=stored_json(dict(seen)))}
 
 
-def _line(*, detail: Mapping[str, Any], **texts: str) -> dict[str, str]:
+def _entry_columns(*, detail: Mapping[str, Any], **texts: str) -> dict[str, str]:
     fields = {name: masked(text.replace("\0", ""))[:_MAX_FIELD] for name, text in texts.items()}
     return fields | {"detail": stored_json(dict(detail))}
 

@@ -220,16 +220,16 @@ def said(error: BaseException) -> str:
 
 def explain(error: BaseException, namespace: str = DEFAULT_NAMESPACE) -> str:
     """Return the problem with Postgres and advice, in one line."""
-    words = " ".join(str(getattr(error, "orig", None) or error).split())
+    message = " ".join(str(getattr(error, "orig", None) or error).split())
     advice = next(
-        (advice for known, advice in _ADVICE if re.search(known, words)), "Check that it runs and can be reached."
+        (advice for known, advice in _ADVICE if re.search(known, message)), "Check that it runs and can be reached."
     )
     if is_forbidden(error):
         advice = (
             f"Grant that to the role of the setting database_url, or let the role own the schema {namespace!r} and "
             f"its tables."
         )
-    return f"{sentence(words)} {advice}"
+    return f"{sentence(message)} {advice}"
 
 
 def is_broken_off(error: BaseException) -> bool:
@@ -288,25 +288,25 @@ def _passing(error: Exception) -> str | None:
 def check_schema(connection: Connection) -> str | None:
     """Raise an error if the schema does not support this release; return a warning if the schema is newer."""
     refuse_old_server(connection)
-    found = current_revision(connection)
-    if found is None:
+    revision = current_revision(connection)
+    if revision is None:
         raise SchemaError(no_tables(namespace_of(connection)))
-    if found < REVISION:
+    if revision < REVISION:
         raise SchemaError(
-            f"The database is at revision {found}; this release needs {REVISION}. Run `orchestrator db upgrade`."
+            f"The database is at revision {revision}; this release needs {REVISION}. Run `orchestrator db upgrade`."
         )
     if namespace_of(connection).endswith(ALL) and not has_views(connection):
         raise SchemaError(
             "The database has one shard, and setting shards is larger. Set ORCHESTRATOR_SHARDS=1 for every process. "
             "Only to make more shards, run `orchestrator db upgrade`."
         )
-    if found == REVISION:
+    if revision == REVISION:
         return None
-    newer = f"The database is at revision {found}, newer than this release knows ({REVISION})."
+    newer = f"The database is at revision {revision}, newer than this release knows ({REVISION})."
     oldest = oldest_supported(connection)
     if oldest is None or oldest > REVISION:
         raise SchemaError(
-            f"{newer} It supports releases of revision {oldest or found} and later: use one of those, or restore a "
+            f"{newer} It supports releases of revision {oldest or revision} and later: use one of those, or restore a "
             f"backup from before the upgrade."
         )
     return f"{newer} It supports this release too."
@@ -333,12 +333,12 @@ def upgrade(url: str, *, namespace: str = DEFAULT_NAMESPACE) -> str | None:
     with _migrating(url, namespace) as (connection, config):
         connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{namespace}"'))
         connection.commit()
-        if not (found := current_revision(connection) or ""):
+        if not (revision := current_revision(connection) or ""):
             metadata.create_all(connection, checkfirst=False)
             command.stamp(config, REVISION)
-        elif found > REVISION:
+        elif revision > REVISION:
             return check_schema(connection)
-        refuse_early(found)
+        refuse_early(revision)
         command.upgrade(config, "head")
     return None
 
@@ -349,19 +349,19 @@ def downgrade(url: str, revision: str | None, *, namespace: str = DEFAULT_NAMESP
     from alembic.script import ScriptDirectory
 
     with _migrating(url, namespace) as (connection, config):
-        if (found := current_revision(connection)) is None:
+        if (current := current_revision(connection)) is None:
             raise SchemaError(no_tables(namespace))
-        if found > REVISION:
+        if current > REVISION:
             raise SchemaError("Only the release that has upgraded the database can undo that: run it there.")
         if connection.execute(text(f"SELECT to_regnamespace('\"{namespace}/all\"')")).scalar():
             raise SchemaError("Going back needs one shard for now: set shards to 1, and run `orchestrator db upgrade`.")
         leader = connection.execute(text(f"SELECT address FROM {SCHEMA}.leases WHERE expires_at > now()")).scalar()
         if leader:
             raise SchemaError(f"The scheduler {leader} leads. Stop all processes of this release, then try again.")
-        known = (script.revision for script in ScriptDirectory.from_config(config).walk_revisions())
-        earlier = sorted(one for one in known if one < found)
+        all_revisions = (script.revision for script in ScriptDirectory.from_config(config).walk_revisions())
+        earlier = sorted(known for known in all_revisions if known < current)
         if not earlier:
-            raise SchemaError(f"The database is at revision {found}, the oldest to which it can go back.")
+            raise SchemaError(f"The database is at revision {current}, the oldest to which it can go back.")
         revision = revision or earlier[-1]
         if revision not in earlier:
             raise SchemaError(f"Expected a revision from {earlier[0]} to {earlier[-1]}, found {revision!r:.100}.")

@@ -20,7 +20,7 @@ from sqlalchemy import Dialect, Engine, event, exc
 
 from orchestrator import time_limits
 
-_LONGEST = 3_600.0
+_MAX_WAIT = 3_600.0
 """Seconds; far above the driver's own timeout."""
 
 Attempt = Future[Any]
@@ -42,7 +42,7 @@ class Dialing:
         if attempt is None and time_limits.give_up_at() is None:
             return None
         attempt = attempt or self._begin(dial)
-        wait([attempt], time_limits.left(_LONGEST))
+        wait([attempt], time_limits.left(_MAX_WAIT))
         if attempt.done():
             return attempt.result()
         self._abandon(attempt)

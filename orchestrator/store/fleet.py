@@ -99,9 +99,9 @@ SELECT key, value FROM jsonb_each(%(found)s::jsonb)
 """)
 
 
-def describe(connection: Connection, found: Sequence[Mapping[str, Sequence[Parameter]]]) -> None:
+def describe(connection: Connection, announced: Sequence[Mapping[str, Sequence[Parameter]]]) -> None:
     """Store the parameters of tasks and workflows as code. Where workers differ, the last one wins."""
-    by_name = {name: parameters for announced in found for name, parameters in announced.items()}
+    by_name = {name: parameters for worker in announced for name, parameters in worker.items()}
     _DESCRIBE(connection, found=msgspec.json.encode(by_name).decode())
 
 
@@ -140,7 +140,7 @@ def unknown_signals(connection: Connection, sent: Collection[tuple[bytes, str]])
     by_run: dict[bytes, tuple[str, list[list[str]]]] = {}
     for row in _SIGNALS(connection, runs=list({run for run, _ in sent})):
         by_run.setdefault(row.id, (row.workflow, []))[1].append(row.said)
-    announced = {run: (workflow, signals_among(said)) for run, (workflow, said) in by_run.items()}
+    announced = {run: (workflow, signals_among(names)) for run, (workflow, names) in by_run.items()}
     return {
         (run, name): unknown_signal(announced[run][0], name, signals)
         for run, name in sent

@@ -1,6 +1,6 @@
 """The backlog, for callers that poll every few seconds: each number costs one bounded index scan.
 
-`fleet.list_queues` counts every open task, which is slow with millions. Here counts stop at `MOST_COUNTED`, and the
+`fleet.list_queues` counts every open task, which is slow with millions. Here counts stop at `MAX_COUNTED`, and the
 oldest task of a queue is found at the front of each priority.
 """
 
@@ -21,12 +21,12 @@ from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY_IN_LANE, READ
 
 MAX_COUNTED_EXACTLY = 20_000
 """Up to this number of open tasks, all tasks are counted."""
-MOST_WALKED = 50_000
+MAX_READY_COUNTED = 50_000
 """Ready tasks to count over all queues; each queue has the same share."""
 _MIN_SHARE = 100
 _MAX_SCANNED = 10_000
 """Tasks to scan of each other kind: delayed, held, of runs, in flight."""
-MOST_QUEUES = 1_000
+MAX_QUEUES = 1_000
 _MAX_PRIORITIES = 20
 _MAX_AGES_COMPARED = 1_000
 """Tasks with keys whose age is compared, for each queue."""
@@ -78,7 +78,7 @@ def oldest_in_lane(queue: str) -> str:
 
 def _matching_queues(name: str, condition: str) -> str:
     return f"""{walk(name, condition)}, of_{name} AS MATERIALIZED (
-    SELECT queue FROM {name} WHERE starts_with(queue, %(within)s::text) LIMIT {MOST_QUEUES}
+    SELECT queue FROM {name} WHERE starts_with(queue, %(within)s::text) LIMIT {MAX_QUEUES}
 )"""
 
 
@@ -92,7 +92,7 @@ SELECT queue, number, number >= share.size AS is_least, oldest FROM of_{name} CR
 
 COUNTS = f"""
 {_matching_queues("plain", READY_PLAIN)}, {_matching_queues("laned", READY_IN_LANE)}, share AS MATERIALIZED (
-    SELECT greatest({_MIN_SHARE}, {MOST_WALKED} / greatest(1,
+    SELECT greatest({_MIN_SHARE}, {MAX_READY_COUNTED} / greatest(1,
                (SELECT count(*) FROM of_plain) + (SELECT count(*) FROM of_laned)))::int AS size
 ), free AS (
     SELECT queue, sum(number)::int AS ready, bool_or(is_least) AS is_least, min(oldest) AS oldest
@@ -143,7 +143,7 @@ COUNTS = f"""
 """
 
 
-MOST_COUNTED = 10_000
+MAX_COUNTED = 10_000
 """Counts stop at this number; Postgres estimates the total."""
 
 
@@ -171,9 +171,9 @@ def _ready_and_oldest(name: str, condition: str, oldest: Callable[[str], str]) -
     return f"""
         SELECT queue,
                (SELECT count(*) FROM (SELECT FROM orchestrator.tasks t WHERE t.queue = {name}.queue AND {condition}
-                                       LIMIT {MOST_COUNTED}) AS counted) AS number,
+                                       LIMIT {MAX_COUNTED}) AS counted) AS number,
                ({oldest(f"{name}.queue")}) AS oldest
-          FROM (SELECT queue FROM {name} WHERE queue IS NOT NULL LIMIT {MOST_QUEUES}) AS {name}"""
+          FROM (SELECT queue FROM {name} WHERE queue IS NOT NULL LIMIT {MAX_QUEUES}) AS {name}"""
 
 
 def use_indexes(connection: Connection, seconds: float) -> None:
@@ -191,12 +191,12 @@ WITH /* load.queues */ RECURSIVE {walk("plain", READY_PLAIN)}, {walk("in_lanes",
              UNION ALL {_ready_and_oldest("in_lanes", READY_IN_LANE, oldest_in_lane)}) AS kinds GROUP BY queue
 ), later AS (
     SELECT queue, count(*) AS delayed
-      FROM (SELECT queue FROM orchestrator.tasks WHERE wake_at IS NOT NULL LIMIT {MOST_COUNTED}) AS counted
+      FROM (SELECT queue FROM orchestrator.tasks WHERE wake_at IS NOT NULL LIMIT {MAX_COUNTED}) AS counted
      GROUP BY queue
 ), moving AS (
     SELECT queue, count(*) AS in_flight
       FROM (SELECT queue FROM orchestrator.tasks WHERE status IN ('dispatched', 'running')
-             LIMIT {MOST_COUNTED}) AS counted
+             LIMIT {MAX_COUNTED}) AS counted
      GROUP BY queue
 ), serving AS (
     SELECT queue, sum(slots) AS slots FROM orchestrator.workers CROSS JOIN LATERAL unnest(queues) AS queue
@@ -208,7 +208,7 @@ SELECT queue, coalesce(ready, 0)::int AS ready, coalesce(delayed, 0)::int AS del
        coalesce(paused, false) AS paused
   FROM waiting FULL JOIN later USING (queue) FULL JOIN moving USING (queue) FULL JOIN serving USING (queue)
   FULL JOIN (SELECT name AS queue, paused FROM orchestrator.queues WHERE paused) AS chosen USING (queue)
- ORDER BY queue LIMIT {MOST_QUEUES}
+ ORDER BY queue LIMIT {MAX_QUEUES}
 """)
 def queue_loads(connection: Connection) -> list[QueueLoad]:
     """Return the queues that have open tasks or a live worker, or are paused."""
@@ -257,9 +257,9 @@ SELECT /* load.system */ lease.term,
        extract(epoch FROM lease.expires_at - clock_timestamp())::double precision AS lease_remaining,
        (SELECT extract(epoch FROM clock_timestamp() - min(useful_at)) FROM orchestrator.leases
          WHERE useful_term = term AND expires_at > clock_timestamp())::double precision AS leader_idle,
-       (SELECT count(*) FROM (SELECT FROM orchestrator.inbox LIMIT {MOST_COUNTED}) AS counted)::int AS inbox,
+       (SELECT count(*) FROM (SELECT FROM orchestrator.inbox LIMIT {MAX_COUNTED}) AS counted)::int AS inbox,
        (SELECT count(*) FROM (SELECT FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL
-                               LIMIT {MOST_COUNTED}) AS counted)::int AS stuck_runs,
+                               LIMIT {MAX_COUNTED}) AS counted)::int AS stuck_runs,
        late.schedules::int AS late_schedules, coalesce(late.seconds, 0)::double precision AS lateness,
        fleet.workers::int AS live_workers, fleet.slots::int AS slots, fleet.running::int AS running,
        coalesce(kept.n_live_tup, 0)::bigint AS open_tasks, coalesce(kept.n_dead_tup, 0)::bigint AS dead_rows,
@@ -275,7 +275,7 @@ SELECT /* load.system */ lease.term,
   FROM (SELECT count(*) AS schedules, max(extract(epoch FROM now() - due_at)) AS seconds FROM (
             SELECT due_at FROM orchestrator.schedules
              WHERE due_at IS NOT NULL AND NOT paused AND due_at < now() - interval '1 minute'
-             ORDER BY due_at LIMIT {MOST_COUNTED}) AS due) AS late
+             ORDER BY due_at LIMIT {MAX_COUNTED}) AS due) AS late
  CROSS JOIN (SELECT count(*) AS workers, coalesce(sum(slots), 0) AS slots, coalesce(sum(running), 0) AS running
                FROM orchestrator.workers WHERE state = 'live' AND still_since IS NULL AND {IS_FRESH}) AS fleet
   LEFT JOIN (SELECT * FROM orchestrator.leases ORDER BY expires_at LIMIT 1) AS lease ON true

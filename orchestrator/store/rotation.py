@@ -58,7 +58,6 @@ class _Table:
         self.save = {column.name: self._save(column, key) for column in columns}
 
     def where(self, key: Iterable[Any]) -> dict[str, Any]:
-        """Return the primary key of a row, by column."""
         return {
             part: value.hex if isinstance(value, UUID) else value for part, value in zip(self.key, key, strict=True)
         }

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from orchestrator.store.sql import Statement
 
-MOST_FORGOTTEN = 1_000
+MAX_DELETED = 1_000
 
 
 class Registered(NamedTuple):
@@ -55,5 +55,5 @@ def touch(connection: Connection, worker: str) -> None:
 
 
 def forget(connection: Connection) -> None:
-    """Delete up to `MOST_FORGOTTEN` registrations of workers that were silent for a week."""
-    _FORGET.count(connection, most=MOST_FORGOTTEN)
+    """Delete up to `MAX_DELETED` registrations of workers that were silent for a week."""
+    _FORGET.count(connection, most=MAX_DELETED)

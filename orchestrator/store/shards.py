@@ -221,8 +221,8 @@ def _move_some(engine: Engine, root: str, number: int) -> bool:
                 move(name, "task_id <= :upto", task)
             return move("ended_tasks", "id <= :upto", task) > 0
         remaining_tables = [name for name in tables if name not in (*_NOT_MOVED, "tasks")]
-        some = "ctid = ANY (ARRAY(SELECT ctid FROM {}.{} LIMIT {}))"
-        return any(move(name, some.format(schema, name, _BATCH)) for name in remaining_tables)
+        batch = "ctid = ANY (ARRAY(SELECT ctid FROM {}.{} LIMIT {}))"
+        return any(move(name, batch.format(schema, name, _BATCH)) for name in remaining_tables)
 
 
 def _dissolve(connection: Connection, root: str, number: int) -> str:

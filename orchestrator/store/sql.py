@@ -221,7 +221,7 @@ class Statement(Generic[R]):
             values |= batch
         for name, encode in self._encoders.items():
             value = values[name]
-            if value == ():  # as columns are that no row of a batch uses
+            if value == ():  # a batch column that is null in all rows
                 values[name] = "{}"
             elif value is not None:
                 values[name] = encode(value)

@@ -101,12 +101,12 @@ def read(connection: Connection, since: datetime, queue: str | None = None) -> l
     """Return buckets since then, oldest first; of one queue, or of all."""
 
 
-MOST_BOUNDS = 24
+MAX_BOUNDS = 24
 """The maximum number of entries in `waits` and `runs` that are added up."""
 
 
 def _sums(column: str) -> str:
-    return ", ".join(f"coalesce(sum({column}[{index}]), 0)" for index in range(1, MOST_BOUNDS + 1))
+    return ", ".join(f"coalesce(sum({column}[{index}]), 0)" for index in range(1, MAX_BOUNDS + 1))
 
 
 # Ends after the last bucket are not counted in a bucket yet; without buckets, no end is.

@@ -71,7 +71,7 @@ def test_what_is_too_much_is_told_to_be_the_least(connection: Connection) -> Non
         assert 6_666 <= queue.ready <= 6_668 + 10_000  # those that are kept back where others are at work among them
     assert {*overview(connection).open_least} == others
     statement = f"WITH RECURSIVE {load.COUNTS} {fleet._SHOWN}"
-    fewer = statement.replace(f" {load.MOST_WALKED} ", " 1200 ")
+    fewer = statement.replace(f" {load.MAX_READY_COUNTED} ", " 1200 ")
     assert fewer != statement
     for row in connection.exec_driver_sql(fewer, {"within": ""}):
         assert "ready" in row.least

@@ -71,7 +71,7 @@ UPDATE /* code_runs.set_attributes */ orchestrator.runs r
 
 def set_attributes(connection: Connection, changed: Mapping[bytes, Mapping[str, Scalar | None]]) -> None:
     """Change attributes of runs; None removes an attribute."""
-    _SET_ATTRIBUTES(connection, _CHANGED((run, stored_json(some)) for run, some in changed.items()))
+    _SET_ATTRIBUTES(connection, _CHANGED((run, stored_json(changes)) for run, changes in changed.items()))
 
 
 @Prepared.function("""
@@ -293,9 +293,9 @@ def pasts(connection: Connection, run: bytes) -> list[Past]:
         reset_event = _RESET_FROM.first(connection, run=first) if is_derived(first) else None
         if reset_event is None:
             break
-        mark = event_of(bytes(reset_event))
-        assert isinstance(mark, history.RunReset)
-        run = end = mark.run
+        reset = event_of(bytes(reset_event))
+        assert isinstance(reset, history.RunReset)
+        run = end = reset.run
     return result
 
 

@@ -17,9 +17,9 @@ from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tasks.redrive import group_of
 from orchestrator.store.throughput import Throughput
 
-MOST_ENDED = 30_000
-MOST_RUNNING = 500
-MOST_WORKERS = 200
+MAX_ENDED = 30_000
+MAX_RUNNING = 500
+MAX_WORKERS = 200
 _MAX_FAILURES = 1_000
 _MAX_MESSAGE = 500
 """Characters of a message."""
@@ -49,11 +49,11 @@ SELECT /* insights.activity.ended */ queue, status, floor(extract(epoch FROM end
        count(*)::int AS tasks
   FROM (SELECT queue, status, ended_at FROM orchestrator.ended_tasks
          WHERE ended_at > now() - %(seconds)s::double precision * interval '1 second'
-         ORDER BY ended_at DESC LIMIT {MOST_ENDED}) AS latest
+         ORDER BY ended_at DESC LIMIT {MAX_ENDED}) AS latest
  GROUP BY 1, 2, 3
 """)
 def ended_lately(connection: Connection, seconds: float) -> list[EndedInSecond]:
-    """Return the number of tasks that ended in each of the last seconds, counting at most `MOST_ENDED`."""
+    """Return the number of tasks that ended in each of the last seconds, counting at most `MAX_ENDED`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +84,11 @@ SELECT /* insights.activity.in_flight */ id::text AS id, name, queue, status,
        extract(epoch FROM clock_timestamp() - coalesce(CASE WHEN status = 'running' THEN started_at END,
                                                        dispatched_at, created_at))::double precision AS seconds
   FROM (SELECT id, name, queue, status, worker, attempt, run_id, started_at, dispatched_at, created_at
-          FROM orchestrator.tasks WHERE status IN ('dispatched', 'running') ORDER BY id LIMIT {MOST_RUNNING}) AS first
+          FROM orchestrator.tasks WHERE status IN ('dispatched', 'running') ORDER BY id LIMIT {MAX_RUNNING}) AS first
  ORDER BY status DESC, seconds DESC
 """)
 def in_flight(connection: Connection) -> list[TaskInFlight]:
-    """Return running tasks, longest first, then dispatched ones; at most `MOST_RUNNING`, by creation."""
+    """Return running tasks, longest first, then dispatched ones; at most `MAX_RUNNING`, by creation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +110,7 @@ class WorkerNow:
 @Statement.function(f"""
 SELECT /* insights.activity.workers */ id, queues, slots, running,
        CASE WHEN NOT {IS_FRESH} THEN 'unheard' WHEN still_since IS NOT NULL THEN 'still' ELSE state END AS state
-  FROM orchestrator.workers WHERE state NOT IN ('dead', 'stopped') ORDER BY host, started_at, id LIMIT {MOST_WORKERS}
+  FROM orchestrator.workers WHERE state NOT IN ('dead', 'stopped') ORDER BY host, started_at, id LIMIT {MAX_WORKERS}
 """)
 def workers_now(connection: Connection) -> list[WorkerNow]:
     """Return the existing workers."""

@@ -17,7 +17,7 @@ from orchestrator.store.tasks.row import REOPENED
 
 MOST_LOOKED_AT = 5_000
 """Unsuccessful tasks that are grouped: the last ones."""
-MOST_WALKED = 50_000
+MAX_WALKED = 50_000
 """Unsuccessful tasks of all queues among which those of some queues are looked for: the last ones."""
 
 
@@ -168,7 +168,7 @@ def latest_failures(
     until: datetime | None = None,
 ) -> Failures:
     """Return the failures of a period, of queues whose names begin with `within`; of very many, the last ones."""
-    walked = MOST_WALKED if within else most
+    walked = MAX_WALKED if within else most
     rows = _LATEST(connection, since=since, until=until, within=within, most=most, walked=walked)
     groups = [
         FailureGroup(
@@ -226,7 +226,7 @@ def failed_before(
     """
     if not _HAS_ENDED_BEFORE.one(connection, at=at):
         return None
-    walked = MOST_WALKED if within else MOST_LOOKED_AT
+    walked = MAX_WALKED if within else MOST_LOOKED_AT
     rows = _FAILED_BEFORE(connection, at=at, within=within, most=MOST_LOOKED_AT, walked=walked, release=release)
     return {(name, queue, kind) for name, queue, kind in rows}
 
@@ -266,7 +266,7 @@ def spread_of_failures(
         "parts": parts,
         "within": within,
         "most": MOST_LOOKED_AT,
-        "walked": MOST_WALKED if within else MOST_LOOKED_AT,
+        "walked": MAX_WALKED if within else MOST_LOOKED_AT,
     }
     for row in _SPREAD(connection, values):
         counts = by_group.setdefault((row.name, row.queue, row.kind), [0] * parts)

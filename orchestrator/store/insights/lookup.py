@@ -257,9 +257,9 @@ def kinds_of_names(connection: Connection) -> dict[str, str]:
 # earlier calls in that attempt. So children are looked up in the primary keys, one id at a time, without storing
 # anything.
 
-MOST_ATTEMPTS = 3
+MAX_ATTEMPTS = 3
 """Last attempts of a task that are examined."""
-MOST_CALLS = 300
+MAX_CALLS = 300
 """First calls of each attempt that are examined."""
 _MAX_CALLBACKS = 10
 
@@ -322,16 +322,16 @@ def find_relative(connection: Connection, task: UUID) -> Relative | None:
 def lineage(connection: Connection, task: UUID, parent: UUID | None, attempts: Sequence[int]) -> Lineage:
     """Return the parent of a task, and the children that these attempts enqueued."""
     parent_task = None if parent is None else find_relative(connection, parent)
-    last = sorted(attempts)[-MOST_ATTEMPTS:]
+    last = sorted(attempts)[-MAX_ATTEMPTS:]
     ids = [id for attempt in last for id in _ids(task.bytes, attempt)]
     children = {child.id.bytes: child for child in _FIND(connection, ids=ids, in_runs=False)} if ids else {}
-    full = any(derived_id(task.bytes, attempt, MOST_CALLS) in children for attempt in last)
+    full = any(derived_id(task.bytes, attempt, MAX_CALLS) in children for attempt in last)
     ordered = [children[id] for id in ids if id in children]
     return Lineage(parent=parent_task, children=ordered, is_part=full or len(attempts) > len(last))
 
 
 def _ids(task: bytes, attempt: int) -> list[bytes]:
     """Return the ids of the first calls of an attempt, and of the callbacks after its end."""
-    enqueued = [derived_id(task, attempt, number) for number in range(1, MOST_CALLS + 1)]
+    enqueued = [derived_id(task, attempt, number) for number in range(1, MAX_CALLS + 1)]
     ends = [derived_id(task, attempt, end, index) for end in ("success", "failure") for index in range(_MAX_CALLBACKS)]
     return enqueued + ends

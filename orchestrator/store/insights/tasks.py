@@ -153,7 +153,7 @@ MOST_LOOKED_AT = 10_000
 """Rows of a table that are scanned for one page."""
 LONGEST_WALK = 1.0
 """Seconds for which a list reads further pages until it is full."""
-MOST_ENDS_LOOKED_AT = 2_000
+MAX_ENDS_SCANNED = 2_000
 """Rows scanned in the order of ends: failed tasks are spread over the table, and each row may cost a page read."""
 _BEFORE = "(%(before)s::uuid IS NULL OR id < %(before)s::uuid)"
 _HORIZON = Statement[UUID](f"""
@@ -325,7 +325,7 @@ def _parameters(wanted: TaskFilter, limit: int, before: UUID | None, needles: Ne
         "release": wanted.release,
         "before": before and before.hex,
         "limit": limit,
-        "most": MOST_ENDS_LOOKED_AT if wanted.by_end else MOST_LOOKED_AT,
+        "most": MAX_ENDS_SCANNED if wanted.by_end else MOST_LOOKED_AT,
         **needles.parameters,
     }
 

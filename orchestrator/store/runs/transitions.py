@@ -122,13 +122,13 @@ _BEGIN_SHARED = Prepared[RunRow](_BEGIN.format(name="runs.begin_shared", holders
 
 
 class Begun(NamedTuple):
-    """The results of runs that wanted to begin."""
+    """Pending runs, by what happened when the leader tried to begin them."""
 
     running: list[RunRow]
     waiting: list[RunRow]
-    """Those for whose limit there is no room."""
+    """Runs that were parked because their lane is full."""
     cancelled: list[RunRow]
-    """Those below a run that is being cancelled."""
+    """Descendants of a run that is being cancelled."""
 
 
 def begin_or_park(connection: Connection, now: datetime, ids: Sequence[bytes], *, is_shared: bool = False) -> Begun:

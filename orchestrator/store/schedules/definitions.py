@@ -63,12 +63,12 @@ def clock(connection: Connection) -> datetime:
     """Return the time in Postgres, by which schedules fire."""
 
 
-def _select(name: str, which: str = "", some: str = "orchestrator.schedules") -> Statement[Row]:
+def _select(name: str, which: str = "", source: str = "orchestrator.schedules") -> Statement[Row]:
     return Statement[Row](f"""
 SELECT /* schedules.{name} */ s.workflow, s.name, s.definition, s.declared, s.paused, s.next_fire, s.due_at,
        s.last_fire, s.last_run, r.status AS last_state, s.fired, s.skipped, s.error, s.code, s.origin, s.forgotten_at,
        s.flow, s.flow_version, s.created_at
-  FROM {some} s LEFT JOIN orchestrator.runs r ON r.id = s.last_run {which}
+  FROM {source} s LEFT JOIN orchestrator.runs r ON r.id = s.last_run {which}
  ORDER BY s.workflow, s.name
 """)
 

@@ -1,7 +1,7 @@
 """The columns of a task, defined once: statements that create, end and reopen tasks derive their columns from here.
 
 A new column that clients set is a field of `NewTask`, a column in `store/tables` and a migration. A column that an
-ended task keeps is marked as `KEPT` there. A field whose column has another name or type has a line in `_SPECIAL_FIELDS`.
+ended task keeps is marked as `KEPT` there. Fields whose columns have another name or type are in `_SPECIAL_FIELDS`.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ def _statement(names: tuple[str, ...]) -> tuple[Batch, Statement[str]]:
     steps.append(f"created AS (INSERT {into} SELECT {values} FROM n {mine} RETURNING id, lane, wake_at)")
     if is_arriving:
         steps.append(f"arrived AS ({arrivals('created WHERE lane IS NOT NULL AND wake_at IS NULL')})")
-    found = "SELECT replace(id::text, '-', '') FROM created"
-    return batch, Statement[str](f"WITH /* {title} */ {', '.join(steps)} {found}")
+    ids = "SELECT replace(id::text, '-', '') FROM created"
+    return batch, Statement[str](f"WITH /* {title} */ {', '.join(steps)} {ids}")
 
 
 def _title(names: Sequence[str]) -> str:
