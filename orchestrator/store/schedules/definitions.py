@@ -93,7 +93,7 @@ class SchedulePage(NamedTuple):
 
 _PAGE = _select(
     "page",
-    some="""(
+    source="""(
        SELECT * FROM orchestrator.schedules
         WHERE (workflow, name) > (%(workflow)s::text, %(name)s::text) AND starts_with(workflow, %(within)s::text)
         ORDER BY workflow, name LIMIT %(limit)s)""",
