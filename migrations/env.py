@@ -1,4 +1,4 @@
-"""Alembic's entry point; `orchestrator db upgrade` hands in the connection."""
+"""Alembic's entry point; `orchestrator db upgrade` passes the connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ connection = context.config.attributes["connection"]
 
 
 def note(ctx: MigrationContext, step: MigrationInfo, heads: Collection[Any], run_args: Mapping[str, Any]) -> None:
-    """Write, in the transaction of a migration, which releases may use the schema now."""
+    """Write the oldest supported revision to the schema (`store/compatibility.py`), in the migration's transaction."""
     del ctx, step, run_args
     applied = context.script.iterate_revisions(tuple(heads), "base") if heads else ()
     mark(connection, max([FIRST, *(getattr(script.module, "oldest", None) or FIRST for script in applied)]))

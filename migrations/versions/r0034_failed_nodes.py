@@ -1,4 +1,4 @@
-"""What a node of a flow does that has failed: each version keeps the rule that it was published under."""
+"""The error policy of flow nodes: each version keeps the policy under which it was published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys that may enqueue some tasks only, and quotas of keys."""
+"""API keys that may enqueue only some tasks, and quotas of API keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Children of runs of code that end without their code when their parents end."""
+"""Child runs of code that are terminated, without running their code, when their parents end."""
 
 from __future__ import annotations
 

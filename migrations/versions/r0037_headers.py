@@ -1,4 +1,4 @@
-"""The headers of runs, which their tasks take over; those of a task are part of its options."""
+"""The headers of runs, which their tasks inherit. Headers of a task are part of its options."""
 
 from __future__ import annotations
 

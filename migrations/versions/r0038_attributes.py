@@ -1,4 +1,4 @@
-"""Attributes of runs, which lists are filtered by; and an index of the runs that wait for the ends of others."""
+"""Attributes of runs, for filters of lists; and an index of the runs whose end other runs await."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that somebody has deleted, for the next round of retention."""
+"""Runs that users have deleted, for the next round of retention."""
 
 from __future__ import annotations
 

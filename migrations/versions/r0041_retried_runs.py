@@ -1,4 +1,4 @@
-"""When runs began again because they were retried."""
+"""The time of a run's last retry."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""All SQL lives here: one named function, one statement, beside its siblings."""
+"""All SQL of the project: named functions, most of them a single statement."""

@@ -1,4 +1,4 @@
-"""The audit log: who did what to which thing, when, from where. A line is written by the transaction that does it."""
+"""The audit log: who did what to which object, when and from where. The action's own transaction inserts the entry."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from orchestrator.store.tasks.revival import KEEPS_KEY, REVIVABLE
 
 @dataclass(frozen=True, kw_only=True)
 class AuditEntry:
-    """One line of the audit log."""
+    """One entry of the audit log."""
 
     id: int
     at: datetime
     who: str
-    """A key of the HTTP API, a user of the proxy in front of it, or the user and host of a process."""
+    """An API key, a user of the proxy in front of the API, or the user and host of a process."""
     origin: str
-    """From where: an address, or host and process."""
+    """The origin of the action: an address, or host and process."""
     act: str
     """The action, in a word: cancel, retry, pause, …; `refused` for requests that were not allowed."""
     kind: str
-    """To what kind of thing."""
+    """The type of the object."""
     target: str
-    """Its id or name."""
+    """The id or name of the object."""
     detail: dict[str, Any]
     """Further details; no arguments and no values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditFilter:
-    """Which lines are wanted; what is not given does not matter."""
+    """Conditions on audit entries. A condition that is None matches every entry."""
 
     who: str | None = None
-    """Begins so."""
+    """A prefix of `who`."""
     act: str | None = None
     """cancel, retry, pause, apply, refused, …"""
     kind: str | None = None
-    """Of what it was done to: task, run, queue, schedule, workflow, key."""
+    """The type of the object: task, run, queue, schedule, workflow, key."""
     target: str | None = None
-    """An id or a name."""
+    """The id or name of the object."""
     since: datetime | None = None
     until: datetime | None = None
 
@@ -82,9 +82,9 @@ SELECT '{}', id, CASE WHEN last IS NOT NULL THEN jsonb_build_object('attempt', l
 RETURNING target"""
 _SEEN = "(%(seen)s::jsonb->>id::text)"
 Seen = Mapping[str, str]
-"""By id, what somebody saw who asks: the last attempt of a task that is meant, or the end of a run in microseconds."""
+"""By id, the version that the user saw: the last attempt of a task, or the end of a run in microseconds."""
 NOTHING_SEEN: Seen = MappingProxyType({})
-_FITTING = {
+_SELECTING = {
     RequestKind.CANCEL_RUN: "runs WHERE id = ANY(%(ids)s::uuid[]) AND ended_at IS NULL",
     RequestKind.RETRY_RUN: f"""runs WHERE id = ANY(%(ids)s::uuid[]) AND (
            (status = 'failed' AND NOT code AND parent_step IS NULL) OR (stuck IS NOT NULL AND ended_at IS NULL))
@@ -97,13 +97,13 @@ _FITTING = {
        AND (status IN ('failed', 'skipped') OR (status = 'cancelled' AND run_id IS NULL))
        AND coalesce(attempt = {_SEEN}::bigint, true) AND {KEEPS_KEY} IS NULL AND {REVIVABLE}""",
 }
-"""What is in a state for a request. A task that takes a unique key back asks for it by itself: `revival.ask`. A child
-run is deleted with its parent."""
+"""Selects the objects whose state allows the request. A retry that must reclaim a unique key is requested by
+`revival.ask`. A child run is deleted with its parent."""
 _STORING = {
     RequestKind.DELETE_RUN: """INSERT INTO orchestrator.deletions (run_id) SELECT id FROM fitting
     ON CONFLICT (run_id) DO UPDATE SET run_id = EXCLUDED.run_id RETURNING run_id"""
 }
-"""Where a request goes, if that is not the inbox."""
+"""The statements of requests that do not go to the inbox."""
 _ASK_ALL = {
     request: Statement[UUID](f"""
 WITH /* audit.ask_to_{request.replace(" ", "_")} */ fitting AS MATERIALIZED (
@@ -114,38 +114,38 @@ WITH /* audit.ask_to_{request.replace(" ", "_")} */ fitting AS MATERIALIZED (
 )
 {_STORING.get(request, _INBOX.format(request))}
 """)
-    for request, fitting in _FITTING.items()
+    for request, fitting in _SELECTING.items()
 }
-_LONGEST = 300
-"""Characters of one field: some come from outside."""
+_MAX_FIELD = 300
+"""Characters per field: some fields come from outside."""
 
 
 def add(
     connection: Connection, *, who: str, origin: str, act: str, kind: str, target: str, detail: Mapping[str, Any]
 ) -> None:
-    """Write a line, in the transaction of the action."""
-    _ADD(connection, _line(who=who, origin=origin, act=act, kind=kind, target=target, detail=detail))
+    """Insert an entry, in the transaction of the action."""
+    _ADD(connection, _entry_columns(who=who, origin=origin, act=act, kind=kind, target=target, detail=detail))
 
 
-def ask(connection: Connection, request: RequestKind, run: bytes, body: str, **line: Any) -> bool:
-    """Ask the leader for a change of a run, and write a line of it: one statement. False if a message came too late."""
+def ask(connection: Connection, request: RequestKind, run: bytes, body: str, **entry: Any) -> bool:
+    """Insert a request about a run and an audit entry, in one statement. Return False if a message came too late."""
     statement = _SEND if request in _MESSAGES else _ASK
-    return statement.first(connection, _line(**line), request=str(request), run=run, body=body) is not None
+    return statement.first(connection, _entry_columns(**entry), request=str(request), run=run, body=body) is not None
 
 
 def ask_all(
-    connection: Connection, request: RequestKind, targets: Sequence[bytes], seen: Seen = NOTHING_SEEN, **line: Any
+    connection: Connection, request: RequestKind, targets: Sequence[bytes], seen: Seen = NOTHING_SEEN, **entry: Any
 ) -> set[UUID]:
-    """Ask the leader for the same about tasks or runs; return those that are in a state for it, and are asked for.
+    """Insert the same request about several tasks or runs, with audit entries; return the ids whose state allows it.
 
-    One that has moved on since it was `seen` is not.
+    An object that has changed since the user saw it (`seen`) is skipped.
     """
-    return {*_ASK_ALL[request](connection, _line(**line), ids=targets, seen=stored_json(dict(seen)))}
+    return {*_ASK_ALL[request](connection, _entry_columns(**entry), ids=targets, seen=stored_json(dict(seen)))}
 
 
-def _line(*, detail: Mapping[str, Any], **texts: str) -> dict[str, str]:
-    cut = {name: masked(text.replace("\0", ""))[:_LONGEST] for name, text in texts.items()}
-    return cut | {"detail": stored_json(dict(detail))}
+def _entry_columns(*, detail: Mapping[str, Any], **texts: str) -> dict[str, str]:
+    fields = {name: masked(text.replace("\0", ""))[:_MAX_FIELD] for name, text in texts.items()}
+    return fields | {"detail": stored_json(dict(detail))}
 
 
 _MATCHES = """(%(who)s::text IS NULL OR starts_with(who, %(who)s::text))
@@ -157,7 +157,7 @@ _MATCHES = """(%(who)s::text IS NULL OR starts_with(who, %(who)s::text))
 _COLUMNS = "id, at, who, origin, act, kind, target, detail"
 _BEFORE = "(%(before)s::bigint IS NULL OR id < %(before)s::bigint)"
 MOST_LOOKED_AT = 10_000
-"""Lines that are looked at for one page, where no index leads to those that are wanted."""
+"""Entries scanned for one page where no index finds the matching entries."""
 _HORIZON = Statement[int](f"""
 SELECT /* audit.horizon */ id FROM orchestrator.audit WHERE {_BEFORE} ORDER BY id DESC OFFSET %(most)s LIMIT 1
 """)
@@ -177,38 +177,38 @@ def _parameters(wanted: AuditFilter) -> dict[str, object]:
 
 
 class AuditPage(NamedTuple):
-    """Some of the lines that match."""
+    """A page of the matching entries."""
 
     lines: list[AuditEntry]
     next: int | None
-    """The `before` of the page after this one; None if there are no more."""
+    """The `before` of the next page; None on the last page."""
 
 
 def page(connection: Connection, wanted: AuditFilter, *, limit: int, before: int | None = None) -> AuditPage:
-    """Return the newest lines that match, newest first.
+    """Return the newest matching entries, newest first.
 
-    It looks at a bounded number of lines, and so a page may have few of them, or none, and yet not be the last.
+    The number of scanned entries is bounded, so a page may have few entries or none without being the last.
     """
     is_walked = wanted != AuditFilter() and wanted.target is None
     horizon = _HORIZON.first(connection, before=before, most=MOST_LOOKED_AT) if is_walked else None
-    found = _LIST(connection, _parameters(wanted), limit=limit, before=before, horizon=horizon)
-    return AuditPage(found, found[-1].id if len(found) == limit else horizon)
+    entries = _LIST(connection, _parameters(wanted), limit=limit, before=before, horizon=horizon)
+    return AuditPage(entries, entries[-1].id if len(entries) == limit else horizon)
 
 
 def list_page(
     connection: Connection, wanted: AuditFilter, *, limit: int, before: int | None = None
 ) -> list[AuditEntry]:
-    """Return as many lines that match as are asked for, if there are so many: page after page."""
-    found: list[AuditEntry] = []
+    """Return up to `limit` matching entries, reading as many pages as needed."""
+    entries: list[AuditEntry] = []
     while True:
-        lines, before = page(connection, wanted, limit=limit - len(found), before=before)
-        found += lines
-        if before is None or len(found) == limit:
-            return found
+        lines, before = page(connection, wanted, limit=limit - len(entries), before=before)
+        entries += lines
+        if before is None or len(entries) == limit:
+            return entries
 
 
 def newer(connection: Connection, wanted: AuditFilter, after: int) -> list[AuditEntry]:
-    """Return the lines with a larger id, oldest first; one with a smaller id may still be committed after them."""
+    """Return entries with a larger id, oldest first. Entries with a smaller id may still be committed later."""
     return _NEWER(connection, _parameters(wanted), after=after)
 
 
@@ -223,25 +223,25 @@ _DECIDED = {"resolve": "resolved", "reject": "rejected"}
 
 
 def decision(connection: Connection, run: str, name: str | None = None) -> str | None:
-    """Say how, by whom and when a promise or an approval of a run was last decided, if the log still has it.
+    """Return how, by whom and when a promise or an approval of a run was last decided, if the log still has the entry.
 
-    Without a name, the last decision of the run counts, and is named.
+    Without a name, return the run's last decision, with its name.
     """
     row = _DECISION.first(connection, run=run, name=name, most=MOST_LOOKED_AT)
     if row is None:
         return None
     act = row.detail.get("decision") or _DECIDED.get(row.act, row.act)
     value = f" with {row.detail['value']}" if "value" in row.detail else ""
-    why = row.detail.get("why") or row.detail.get("reason")
-    because = f" ({why})" if why else ""
-    what = "" if name is not None else f"{row.detail.get('node') or row.detail.get('name')!r} was "
-    return f"{what}{act}{value} by {row.who} at {row.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC{because}"
+    reason = row.detail.get("why") or row.detail.get("reason")
+    in_parentheses = f" ({reason})" if reason else ""
+    subject = "" if name is not None else f"{row.detail.get('node') or row.detail.get('name')!r} was "
+    return f"{subject}{act}{value} by {row.who} at {row.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC{in_parentheses}"
 
 
 def last_act(connection: Connection, target: str, act: str, since: datetime | None = None) -> str | None:
-    """Say by whom and when something was last done to a task or a run, if the log still has it."""
-    found = page(connection, AuditFilter(target=target, act=act, since=since), limit=1).lines
-    return next((f"by {one.who} at {one.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" for one in found), None)
+    """Return by whom and when an action was last taken on a task or a run, if the log still has the entry."""
+    entries = page(connection, AuditFilter(target=target, act=act, since=since), limit=1).lines
+    return next((f"by {entry.who} at {entry.at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" for entry in entries), None)
 
 
 _ORIGIN = Statement[str]("""
@@ -254,7 +254,7 @@ SELECT /* audit.origin */ target
 
 
 def origin(connection: Connection, run: UUID, created_at: datetime) -> str | None:
-    """Return the id of the run that a run was started over from, or with changes, if the log still has it."""
+    """Return the id of the run of which `run` is a rerun, if the log still has the entry."""
     return _ORIGIN.first(connection, run=str(run), at=created_at, most=MOST_LOOKED_AT)
 
 
@@ -266,5 +266,5 @@ DELETE /* audit.prune */ FROM orchestrator.audit WHERE id = ANY (ARRAY(
 
 
 def prune(connection: Connection, seconds: float, limit: int) -> int:
-    """Forget lines that are older than so many seconds, the oldest first; return how many."""
+    """Delete entries older than `seconds`, oldest first; return their number."""
     return _PRUNE.count(connection, seconds=seconds, limit=limit)

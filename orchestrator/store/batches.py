@@ -1,4 +1,4 @@
-"""Batches of rows for a statement: as a table, and as the columns that are sent."""
+"""Batches of rows as statement parameters."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Annotated, Any, get_args, get_type_hints
 Blob = Annotated[bytes, "bytea"]
 Json = Annotated[str, "jsonb"]
 Seconds = Annotated[float, "float"]
-"""A duration, sent to the microsecond; a `float` is sent with all its digits."""
+"""A duration, sent with microseconds; a `float` is sent with all its digits."""
 _TYPES = {bytes: "uuid", str: "text", bool: "boolean", int: "int", float: "double precision", datetime: "timestamptz"}
 
 
 class Rows(dict[str, Any]):
-    """The columns of a batch, which has as many rows as the first of them."""
+    """The columns of a batch. All columns have as many rows as the first one."""
 
     @property
     def first(self) -> str:
@@ -27,14 +27,14 @@ class Rows(dict[str, Any]):
 
 
 class Batch:
-    """Rows for a statement, in which they are a table: `(SELECT unnest(…), …) AS alias(column, …)`.
+    """Rows as a table in a statement: `(SELECT unnest(…), …) AS alias(column, …)`.
 
-    Behind FROM, `unnest` of several arrays would write each column to a store of its own, and read it again.
+    Several arrays in one `unnest` after FROM would be slower: Postgres writes each column to a tuplestore and reads it.
     """
 
     def __init__(self, alias: str, columns: str | type[tuple[Any, ...]], *, but: str = "") -> None:
-        """The columns are those of a named tuple, all `but` one, or written as in SQL: `id uuid, attempt int`."""
-        types = _types_of(columns, but) if isinstance(columns, type) else _written(columns)
+        """`columns` is a named tuple without the field `but`, or SQL such as `id uuid, attempt int`."""
+        types = _types_of(columns, but) if isinstance(columns, type) else _types_in_sql(columns)
         self._stored = {column: f"{alias}.{column}" for column in types}
         self._names = [f"{alias}_{column}" for column in types]
         arrays = [f"unnest(%({alias}_{column})s::{kind}[])" for column, kind in types.items()]
@@ -44,22 +44,22 @@ class Batch:
         return self._table
 
     def into(self, table: str, source: str = "", *, but: Collection[str] = (), **expressions: str) -> str:
-        """Return an INSERT of its rows: each column as it is or as an expression says, and others that these name.
+        """Return an INSERT of the rows; `expressions` replace or add columns, and columns in `but` are left out.
 
-        The rows come from a `source` that has the batch in it, if that is not the batch alone.
+        `source` is what the rows are selected from, if not the batch alone; it contains the batch.
         """
         stored = {column: value for column, value in (self._stored | expressions).items() if column not in but}
         values = ", ".join(stored.values())
         return f"INTO orchestrator.{table} ({', '.join(stored)}) SELECT {values} FROM {source or self._table}"
 
     def __call__(self, rows: Iterable[Sequence[Any]]) -> Rows:
-        """Return the columns of rows. One that is all null is sent empty: `unnest` fills it up to the first."""
+        """Return the columns of rows. An all-null column is sent empty, and `unnest` pads it."""
         columns = list(zip(*rows, strict=True)) or [()] * len(self._names)
         sent = [() if not any(column) and column.count(None) == len(column) else column for column in columns[1:]]
         return Rows(zip(self._names, [columns[0], *sent], strict=True))
 
 
-def _written(columns: str) -> dict[str, str]:
+def _types_in_sql(columns: str) -> dict[str, str]:
     parts = (column.partition(" ") for column in columns.split(", "))
     return {name: kind for name, _, kind in parts}
 

@@ -1,12 +1,12 @@
-"""Which releases may use a schema that is newer than they are: a mark in the database, which migrations set.
+"""Decides which releases may use a schema that is newer than they are, by a marker that migrations write.
 
-A release knows the migrations up to its own. After a rollback, or while a deploy replaces processes one by one, it
-meets the schema of the next release. As a rule that release has only added to it, and older ones go on working. A
-migration after which they cannot (it drops a column that they use, say) names the oldest revision whose release still
-can, as `oldest = "0041"` beside its `revision`. The mark is the newest of these. It is a comment on Alembic's table: it
-is written in the transaction of the migration, and needs no migration of its own.
+A release knows the migrations up to its own. After a rollback, or during a rolling deploy, it meets the schema of the
+next release. Usually that release has only added to the schema, and older releases continue to work. A migration that
+breaks older releases, such as one that drops a column, names the oldest revision whose release still works: `oldest =
+"0041"` beside its `revision`. The marker is the newest of these. It is a comment on Alembic's table, because a comment
+is transactional and needs no migration.
 
-Migrations after `FIRST` can be undone, too, while nothing uses what they have brought (`refuse_loss`).
+Migrations after `FIRST` can also be undone, until something uses what they added (`refuse_loss`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from orchestrator.settings import DEFAULT_NAMESPACE
 from orchestrator.store.tables.columns import SCHEMA
 
 OLDEST_POSTGRES = 13
-"""The oldest version of the server that works."""
+"""The oldest supported version of the server."""
 FIRST = "0033"
-"""The newest revision of the last release that does not read the mark; the oldest that can be upgraded."""
+"""The newest revision whose release does not read the marker, and the oldest one that can be upgraded."""
 _MARK = "Releases that know revision {} or a later one may use this schema."
 
 
 def refuse_old_server(connection: Connection) -> None:
-    """Refuse a server that lacks what statements need. SQLAlchemy knows the version from the first connection."""
+    """Raise an error for an old server. SQLAlchemy knows the version from the first connection."""
     version = connection.dialect.server_version_info or (OLDEST_POSTGRES,)
     if version < (OLDEST_POSTGRES,):
         raise SchemaError(f"Postgres {'.'.join(map(str, version))} is too old: use {OLDEST_POSTGRES} or newer.")
 
 
 def refuse_early(revision: str) -> None:
-    """Refuse a database of a revision whose migrations are gone."""
+    """Raise an error for a revision whose migrations no longer exist."""
     if "" < revision < FIRST:
         raise SchemaError(
             f"The database is at revision {revision}, which no release had, and cannot be upgraded: expected {FIRST} "
@@ -44,13 +44,13 @@ def refuse_early(revision: str) -> None:
 
 
 def lacks_tables(error: exc.ProgrammingError, namespace: str) -> bool:
-    """Say whether a statement was refused because a namespace, or a table of it, is missing."""
-    said, root = str(error.orig), namespace.partition("/")[0]
-    return f"{root}." in said or f'schema "{root}' in said or f'"{root}/' in said
+    """Return whether a statement failed because a namespace or one of its tables is missing."""
+    message, root = str(error.orig), namespace.partition("/")[0]
+    return f"{root}." in message or f'schema "{root}' in message or f'"{root}/' in message
 
 
 def no_tables(namespace: str) -> str:
-    """Say that a database has no tables for us, and what to do."""
+    """Return a message that the tables are missing, and what to do."""
     if namespace == DEFAULT_NAMESPACE:
         return "The database has no orchestrator tables yet. Run `orchestrator db upgrade`."
     root, _, shard = namespace.partition("/")
@@ -63,19 +63,19 @@ def no_tables(namespace: str) -> str:
 
 
 def has_views(connection: Connection) -> bool:
-    """Say whether there are the views of all shards, which a connection of all of them reads."""
+    """Return whether the views over all shards exist; a connection to all shards reads them."""
     return connection.execute(text(f"SELECT to_regclass('{SCHEMA}.tasks')")).scalar() is not None
 
 
 def is_pooled(connection: Connection) -> bool:
-    """Say whether a pooler is between: it gives its clients another number of the server's process."""
+    """Return whether a pooler is in between: it gives clients another process id than the server's."""
     driver: Any = connection.connection.driver_connection
     pid: int = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
     return bool(driver.info.backend_pid != pid)
 
 
 def oldest_supported(connection: Connection) -> str | None:
-    """Return the revision that a release must know at least to use this schema; None where nothing says so."""
+    """Return the oldest revision that a release must know to use this schema; None if there is no marker."""
     found = connection.execute(
         text(f"SELECT obj_description(to_regclass('{SCHEMA}.alembic_version'), 'pg_class')")
     ).scalar()
@@ -84,14 +84,14 @@ def oldest_supported(connection: Connection) -> str | None:
 
 
 def mark(connection: Connection, oldest: str) -> None:
-    """Write down the oldest revision that the schema supports."""
+    """Write the oldest revision that the schema supports."""
     connection.execute(text(f"COMMENT ON TABLE {SCHEMA}.alembic_version IS '{_MARK.format(oldest)}'"))
 
 
 def refuse_loss(connection: Connection, revision: str, table: str, condition: str) -> None:
-    """Keep a migration from being undone where rows fulfil this condition: they have what it has brought.
+    """Raise an error that stops a downgrade if rows of `table` fulfil `condition`: they use what the migration added.
 
-    The table stays locked until its transaction ends, so that no such row comes in between.
+    The table stays locked until the transaction ends, so that no such row appears in between.
     """
     connection.execute(text(f"LOCK TABLE {SCHEMA}.{table} IN ACCESS EXCLUSIVE MODE"))
     count = connection.execute(text(f"SELECT count(*) FROM {SCHEMA}.{table} WHERE {condition}")).scalar()

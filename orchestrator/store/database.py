@@ -1,4 +1,4 @@
-"""Connections to Postgres, configured once, and the schema version that this release needs."""
+"""Postgres engines, Postgres errors, and the schema revision that this release needs."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ if TYPE_CHECKING:
     from alembic.config import Config
 
 REVISION = "0041"
-"""The newest migration. `orchestrator db upgrade` brings a database here."""
+"""The newest migration: `orchestrator db upgrade` brings a database to this revision."""
 
 UNAVAILABLE = (exc.OperationalError, exc.InterfaceError, exc.TimeoutError)
-"""Errors of an outage of Postgres, lock and statement timeouts included: wait and try again."""
+"""Errors that may pass: an outage of Postgres, or a lock or statement timeout. Wait and try again."""
 
 _FORBIDDEN = "42501"
 _READ_ONLY = "25006"
 _UNUSABLE = frozenset({_READ_ONLY, "26000", "42P05"})
-"""Those after which a connection is not used again: it is read-only, or its prepared statements are not its own."""
+"""SQLSTATEs after which a connection is closed: it is read-only, or has another client's prepared statements."""
 _REFUSED_TO_ALL = _UNUSABLE | {"25P03", "25P04", _FORBIDDEN}
-"""SQLSTATEs of an outage that the driver gives another class: Postgres is read-only, it has ended a transaction that
-took too long, a pooler has mixed up prepared statements, or the role lacks a privilege. The statement has no fault."""
+"""SQLSTATEs of outages that the driver does not call outages. The statement is not at fault: Postgres is read-only or
+has ended a transaction that took too long, a pooler has mixed up prepared statements, or the role lacks a privilege."""
 _MISSING = frozenset({"42P01", "3F000", "42P10"})
-"""SQLSTATEs of a table, a schema or a unique index that does not exist: a dump brings the rows before the indexes."""
+"""SQLSTATEs of a missing table, schema or unique index: a dump restores rows before indexes."""
 _LIMIT_EXCEEDED = "54"
 _QUERY_CANCELLED = "57014"
 _MISTAKE = re.compile(
     r"authentication failed|no password supplied|(?:role|database) \".*\" does not exist|no pg_hba\.conf entry"
     r"|is not permitted to log in|permission denied|does not support SSL|certificate verify failed"
 )
-"""What Postgres or its driver says of a wrong user, password, right, database or certificate. A connection that could
-not be opened has no code; in another language than English, such an error is an outage."""
+"""Messages about a wrong user, password, privilege, database or certificate. A failed connection attempt has no
+SQLSTATE; in languages other than English such an error counts as an outage."""
 _NOTICE_SILENCE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 11_000}
-"""Give a connection up after some ten seconds without a packet. Else, when a cable is pulled or the server's machine
-is gone, nobody says so, and a query waits for a quarter of an hour, or for ever."""
+"""Give up a connection after about ten seconds without a packet. With the defaults, a query waits a quarter of an hour
+or for ever after a cable is pulled or the server's machine is gone."""
 _POOL_TIMEOUT = 10.0
-"""Seconds to wait for a connection of the pool, or for a new one."""
+"""Seconds to wait for a connection of the pool, or for a new connection."""
 _ADVICE = (
     ("No space left on device", "Postgres's disk is full: make room on it. What is stored stays stored."),
     ("no unique or exclusion constraint", "Its indexes are missing: wait until the dump is restored."),
@@ -81,14 +81,14 @@ _ADVICE = (
     ("no answer within", "It hangs, is overloaded, or something holds a lock: `orchestrator status` says who."),
     ("(lock|statement) timeout", "The database is busy, or something holds a lock: `orchestrator status` says who."),
 )
-"""Patterns of what an error says, and what to do."""
+"""Patterns of error messages, each with advice."""
 
 _MIGRATIONS = Path(__file__).resolve().parent.parent / "migrations"
 _UPGRADE_LOCK = 0x6F7263685F6462
 
 
 def probe_engine(settings: Settings, name: str, longest: float) -> Engine:
-    """Return an engine of one connection, whose statements end after so many seconds: for probes, beside all load."""
+    """Return an engine for probes: one connection of its own, and a statement timeout of `longest` seconds."""
     return engine_for(
         settings.require_database(),
         autocommit=True,
@@ -110,7 +110,7 @@ def engine_for(
     namespace: str = DEFAULT_NAMESPACE,
     deadlines: Deadlines | None = None,
 ) -> Engine:
-    """Return an engine for a Postgres URL; psycopg2 unless the URL names another driver. A pool of 0 keeps nothing."""
+    """Return an engine for a Postgres URL; psycopg2 unless the URL names a driver. A pool of 0 keeps no connection."""
     timeout = _POOL_TIMEOUT if deadlines is None else min(_POOL_TIMEOUT, deadlines.seconds)
     pool: dict[str, Any] = {"poolclass": NullPool}
     if pool_size:
@@ -129,17 +129,17 @@ def engine_for(
             connect_args={"application_name": name, "connect_timeout": math.ceil(timeout), **_NOTICE_SILENCE, **hosts},
             hide_parameters=True,
         )
-        engine.dialect.skip_autocommit_rollback = autocommit  # releases before 2.0.43 do not know it as an argument
+        engine.dialect.skip_autocommit_rollback = autocommit  # SQLAlchemy before 2.0.43 lacks the argument for this
         if engine.dialect.is_async:
             raise ValueError(f"{engine.driver} is an asynchronous driver; leave it out, or name psycopg2 or psycopg")
-        if engine.driver == "psycopg2":  # which says only when it connects that it does not know an option
+        if engine.driver == "psycopg2":  # psycopg2 reports an unknown option only when connecting
             make_dsn(**engine.dialect.create_connect_args(parsed)[1])
     except (exc.ArgumentError, ValueError, TypeError, ImportError, ProgrammingError) as error:
         reason = without_password_of(url, str(error).strip().partition("\n")[0])
         raise ConfigurationError(
             f"Setting database_url: expected postgresql://user:password@host/database, found "
             f"{without_password(url)!r:.300}: {reason}."
-        ) from None  # the driver's own words may hold the password
+        ) from None  # the driver's message may contain the password
     use_namespace(engine, namespace)
     event.listen(engine, "checkout", _refuse_if_closed)
     event.listen(engine, "handle_error", _as_outage, retval=True)
@@ -150,14 +150,14 @@ def engine_for(
 
 
 class _Pool(QueuePool):
-    """A pool in which a call waits for a connection no longer than its deadline."""
+    """A pool in which waiting for a connection ends with the deadline of the call."""
 
-    _sqla_logger_namespace = "sqlalchemy.pool.QueuePool"  # what it has to say is no matter of ours
+    _sqla_logger_namespace = "sqlalchemy.pool.QueuePool"  # SQLAlchemy's own logger
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.kept: deque[Any] = deque(maxlen=1)
-        """A connection that single statements use one after another, without giving it back (`driver.execute`)."""
+        """A connection that single statements reuse without returning it to the pool (`driver.execute`)."""
 
     def dispose(self) -> None:
         while self.kept:
@@ -174,13 +174,13 @@ class _Pool(QueuePool):
 
 
 def _refuse_if_closed(connection: Any, record: Any, proxy: object) -> None:
-    """Have the pool open a new connection in place of one that Postgres has closed while it lay there.
+    """Make the pool replace a connection that Postgres has closed while it was idle.
 
-    Nothing is on its way to a connection at rest, so one that can be read holds its end. Looking costs no round trip.
+    No data is in flight on an idle connection, so a readable connection has ended. The check costs no round trip.
     """
     del proxy
     if not record.info.setdefault("orchestrator_rested", False):
-        record.info["orchestrator_rested"] = True  # it is new; with TLS, something may still be on its way
+        record.info["orchestrator_rested"] = True  # the connection is new; with TLS, data may still be in flight
         return
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
@@ -201,9 +201,9 @@ def _as_outage(context: ExceptionContext) -> exc.OperationalError | None:
 
 
 def as_outage(error: exc.DBAPIError, *, is_broken: bool) -> exc.OperationalError | None:
-    """Return an outage that the driver calls something else as what it is, such as the DatabaseError of a crash.
+    """Return an outage as an `OperationalError` if the driver raises another class, as after a crash.
 
-    A connection that is read-only stays so, and another server may have taken its place: it is not used again.
+    A read-only connection stays read-only although another server may be primary now, so it is not used again.
     """
     if isinstance(error, UNAVAILABLE) or not (is_broken or code_of(error) in _REFUSED_TO_ALL):
         return None
@@ -214,64 +214,64 @@ def as_outage(error: exc.DBAPIError, *, is_broken: bool) -> exc.OperationalError
 
 
 def said(error: BaseException) -> str:
-    """Return what an error says in one line; of one of Postgres's, without the statement and the library's link."""
+    """Return an error's message in one line; for Postgres errors, without the statement and SQLAlchemy's link."""
     return str(getattr(error, "orig", None) or error).strip().split("\n", 1)[0]
 
 
 def explain(error: BaseException, namespace: str = DEFAULT_NAMESPACE) -> str:
-    """Return what is wrong with Postgres and what to do, in one line."""
-    words = " ".join(str(getattr(error, "orig", None) or error).split())
+    """Return the problem with Postgres and advice, in one line."""
+    message = " ".join(str(getattr(error, "orig", None) or error).split())
     advice = next(
-        (advice for known, advice in _ADVICE if re.search(known, words)), "Check that it runs and can be reached."
+        (advice for known, advice in _ADVICE if re.search(known, message)), "Check that it runs and can be reached."
     )
     if is_forbidden(error):
         advice = (
             f"Grant that to the role of the setting database_url, or let the role own the schema {namespace!r} and "
             f"its tables."
         )
-    return f"{sentence(words)} {advice}"
+    return f"{sentence(message)} {advice}"
 
 
 def is_broken_off(error: BaseException) -> bool:
-    """Say whether a connection ended without a word from Postgres, so that the result of the statement is unknown."""
+    """Return whether a connection ended without a message from Postgres: the statement may or may not have run."""
     lost = isinstance(error, exc.DBAPIError) and error.connection_invalidated
     return lost and not code_of(error)
 
 
 def is_outage(error: BaseException) -> bool:
-    """Say whether waiting will help. A value too large for an index is no outage, though the driver calls it so."""
+    """Return whether waiting helps. A value too large for an index is no outage, although drivers say so."""
     code = code_of(error)
     return code in _REFUSED_TO_ALL or (isinstance(error, UNAVAILABLE) and not code.startswith(_LIMIT_EXCEEDED))
 
 
 def is_exhausted(error: BaseException) -> bool:
-    """Say whether there is no connection left: Postgres has given all that it may, or this process has."""
+    """Return whether Postgres or the pool of this process has no connection left."""
     exhausted = r"too many (clients|connections for)|remaining connection slots|QueuePool limit"
     return re.search(exhausted, said(error.__cause__ or error)) is not None
 
 
 def is_forbidden(error: BaseException) -> bool:
-    """Say whether the role lacks a privilege."""
+    """Return whether the role lacks a privilege."""
     return code_of(error) == _FORBIDDEN
 
 
 def is_being_restored(error: BaseException) -> bool:
-    """Say whether tables, indexes or their schema are missing, as they are for a while when a dump is restored."""
+    """Return whether a table, an index or the schema is missing, as while a dump is restored."""
     return code_of(error) in _MISSING
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Say whether Postgres has ended a statement because it took too long."""
+    """Return whether Postgres ended a statement because of a timeout."""
     return code_of(error) == _QUERY_CANCELLED
 
 
 def is_out_of_time(error: BaseException) -> bool:
-    """Say whether Postgres has ended a statement, a transaction or a session because it took, or idled, too long."""
+    """Return whether Postgres ended a statement, a transaction or a session because of a timeout."""
     return is_timeout(error) or re.search(r"due to [a-z -]*timeout", said(error.__cause__ or error)) is not None
 
 
 def awaited(engine: Engine) -> Prerequisite:
-    """Return the database as something that a process waits for when it starts."""
+    """Return the database as a prerequisite for which a process waits at start."""
 
     def check() -> str | None:
         with engine.connect() as connection:
@@ -281,39 +281,39 @@ def awaited(engine: Engine) -> Prerequisite:
 
 
 def _passing(error: Exception) -> str | None:
-    """Return the message of an outage; None if a setting, or the schema, must be corrected first."""
+    """Return the message of an outage; None if someone must correct a setting or the schema first."""
     return explain(error) if is_outage(error) and not _MISTAKE.search(str(error)) else None
 
 
 def check_schema(connection: Connection) -> str | None:
-    """Refuse to work on a database whose schema does not support this release; return what to warn of, if anything."""
+    """Raise an error if the schema does not support this release; return a warning if the schema is newer."""
     refuse_old_server(connection)
-    found = current_revision(connection)
-    if found is None:
+    revision = current_revision(connection)
+    if revision is None:
         raise SchemaError(no_tables(namespace_of(connection)))
-    if found < REVISION:
+    if revision < REVISION:
         raise SchemaError(
-            f"The database is at revision {found}; this release needs {REVISION}. Run `orchestrator db upgrade`."
+            f"The database is at revision {revision}; this release needs {REVISION}. Run `orchestrator db upgrade`."
         )
     if namespace_of(connection).endswith(ALL) and not has_views(connection):
         raise SchemaError(
             "The database has one shard, and setting shards is larger. Set ORCHESTRATOR_SHARDS=1 for every process. "
             "Only to make more shards, run `orchestrator db upgrade`."
         )
-    if found == REVISION:
+    if revision == REVISION:
         return None
-    newer = f"The database is at revision {found}, newer than this release knows ({REVISION})."
+    newer = f"The database is at revision {revision}, newer than this release knows ({REVISION})."
     oldest = oldest_supported(connection)
     if oldest is None or oldest > REVISION:
         raise SchemaError(
-            f"{newer} It supports releases of revision {oldest or found} and later: use one of those, or restore a "
+            f"{newer} It supports releases of revision {oldest or revision} and later: use one of those, or restore a "
             f"backup from before the upgrade."
         )
     return f"{newer} It supports this release too."
 
 
 def current_revision(connection: Connection) -> str | None:
-    """Return the database's revision, or None where the tables do not exist."""
+    """Return the database's revision; None if the tables do not exist."""
     exists = connection.execute(text(f"SELECT to_regclass('{SCHEMA}.alembic_version')")).scalar()
     if exists is None:
         return None
@@ -322,9 +322,9 @@ def current_revision(connection: Connection) -> str | None:
 
 
 def upgrade(url: str, *, namespace: str = DEFAULT_NAMESPACE) -> str | None:
-    """Bring a namespace to the newest revision, alone: a second upgrade waits for the first.
+    """Upgrade a namespace to the newest revision. A concurrent upgrade waits for this one.
 
-    An empty one is created at that revision, in one transaction. Of a newer one, return that it supports this release.
+    An empty namespace is created in one transaction. For a newer revision, return `check_schema`'s warning.
     """
     from alembic import command
 
@@ -333,35 +333,35 @@ def upgrade(url: str, *, namespace: str = DEFAULT_NAMESPACE) -> str | None:
     with _migrating(url, namespace) as (connection, config):
         connection.execute(text(f'CREATE SCHEMA IF NOT EXISTS "{namespace}"'))
         connection.commit()
-        if not (found := current_revision(connection) or ""):
+        if not (revision := current_revision(connection) or ""):
             metadata.create_all(connection, checkfirst=False)
             command.stamp(config, REVISION)
-        elif found > REVISION:
+        elif revision > REVISION:
             return check_schema(connection)
-        refuse_early(found)
+        refuse_early(revision)
         command.upgrade(config, "head")
     return None
 
 
 def downgrade(url: str, revision: str | None, *, namespace: str = DEFAULT_NAMESPACE) -> str:
-    """Bring a namespace back to a revision, or to the one before, where nothing is lost by it; return where it is."""
+    """Downgrade a namespace to a revision, by default the previous one, if no data is lost; return the new revision."""
     from alembic import command
     from alembic.script import ScriptDirectory
 
     with _migrating(url, namespace) as (connection, config):
-        if (found := current_revision(connection)) is None:
+        if (current := current_revision(connection)) is None:
             raise SchemaError(no_tables(namespace))
-        if found > REVISION:
+        if current > REVISION:
             raise SchemaError("Only the release that has upgraded the database can undo that: run it there.")
         if connection.execute(text(f"SELECT to_regnamespace('\"{namespace}/all\"')")).scalar():
             raise SchemaError("Going back needs one shard for now: set shards to 1, and run `orchestrator db upgrade`.")
         leader = connection.execute(text(f"SELECT address FROM {SCHEMA}.leases WHERE expires_at > now()")).scalar()
         if leader:
             raise SchemaError(f"The scheduler {leader} leads. Stop all processes of this release, then try again.")
-        known = (script.revision for script in ScriptDirectory.from_config(config).walk_revisions())
-        earlier = sorted(one for one in known if one < found)
+        all_revisions = (script.revision for script in ScriptDirectory.from_config(config).walk_revisions())
+        earlier = sorted(known for known in all_revisions if known < current)
         if not earlier:
-            raise SchemaError(f"The database is at revision {found}, the oldest to which it can go back.")
+            raise SchemaError(f"The database is at revision {current}, the oldest to which it can go back.")
         revision = revision or earlier[-1]
         if revision not in earlier:
             raise SchemaError(f"Expected a revision from {earlier[0]} to {earlier[-1]}, found {revision!r:.100}.")
@@ -371,14 +371,14 @@ def downgrade(url: str, revision: str | None, *, namespace: str = DEFAULT_NAMESP
 
 
 def lock_upgrades(connection: Connection) -> None:
-    """Change the schema alone until the transaction ends."""
+    """Lock schema changes until the transaction ends."""
     connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _UPGRADE_LOCK})
     connection.execute(text("SET LOCAL lock_timeout = '10s'"))
 
 
 @contextmanager
 def _migrating(url: str, namespace: str) -> Iterator[tuple[Connection, Config]]:
-    """Give a connection that alone changes the schema, and what Alembic needs."""
+    """Yield a connection that holds the upgrade lock, and Alembic's configuration."""
     from alembic.config import Config
 
     engine = engine_for(url, name="orchestrator db")
@@ -396,4 +396,4 @@ def _migrating(url: str, namespace: str) -> Iterator[tuple[Connection, Config]]:
             yield connection, config
             connection.commit()
     finally:
-        engine.dispose()  # and with the connection the lock is gone
+        engine.dispose()  # closing the connection releases the lock

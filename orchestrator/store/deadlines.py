@@ -1,9 +1,9 @@
-"""A limit for each statement of a client, also where Postgres hangs and nothing on the network says so.
+"""A deadline for each statement of a client, even if Postgres hangs and the network reports no error.
 
-A server that was stopped, or that waits for its disk, acknowledges what it is sent and never answers. The driver waits
-for it without an end. So a thread looks now and then whether a statement has taken too long, and closes the connection
-under it, which the driver sees as a broken connection. Where the call that it is part of ends sooner
-(`time_limits.py`), so does the statement. If nobody waits for the call any more, Postgres cancels the statement.
+A server that is stopped, or waits for its disk, acknowledges packets and never answers; the driver waits without end.
+So a thread polls the open statements and closes the connection of a statement that takes too long, which the driver
+reports as a broken connection. A statement ends no later than the call that it belongs to (`time_limits.py`). If nobody
+waits for the call any more, the thread makes Postgres cancel the statement.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from orchestrator.time_limits import TimeLimit
 
 _OPTION = "orchestrator_deadlines"
 _TOKEN = "orchestrator_deadline"
-_CANCELLED = 5.0
-"""Seconds that Postgres has to take note of a cancel."""
-_LOOKS = 10
-"""How often the thread looks within the time after which a statement is late."""
+_CANCEL_TIMEOUT = 5.0
+"""Seconds that Postgres has to acknowledge a cancel request."""
+_CHECKS = 10
+"""Checks by the thread in the time after which a statement is late."""
 
 
 class NoAnswer(Exception):
@@ -37,77 +37,77 @@ class NoAnswer(Exception):
 
 
 class Deadlines:
-    """Watches the statements of one process, and logs those that take longer than `late` seconds, again and again."""
+    """Watches the statements of one process, and calls `on_late` for statements slower than `late` seconds."""
 
     def __init__(self, seconds: float, *, late: float | None = None) -> None:
         self.seconds = seconds
         self._late = seconds if late is None else min(late, seconds)
-        self._look_every = self._late / _LOOKS
+        self._check_interval = self._late / _CHECKS
         self.on_late: Callable[[float], None] = lambda _: None
-        """Called, in a thread of its own, with the seconds for which a late statement has waited."""
+        """Called in the watching thread with the number of seconds for which a late statement has been running."""
         self._tokens = itertools.count(1)
         self._open: dict[int, tuple[float, float, Any, TimeLimit | None]] = {}
-        """When statements began, when they are given up, on which connection of the driver's, and for which call."""
-        self._cancelling: dict[int, threading.Event] = {}
-        """Statements to cancel in Postgres; set once it knows."""
-        self._cutting = threading.Lock()
-        self._starting = threading.RLock()
+        """By token: when the statement began, its deadline, the driver's connection, and the limit of the call."""
+        self._cancels: dict[int, threading.Event] = {}
+        """By token, statements that are being cancelled; the event is set when Postgres has taken the request."""
+        self._close_lock = threading.Lock()
+        self._start_lock = threading.RLock()
         self._is_watching = False
         self._is_closed = False
-        self._next_look = math.inf
-        self._look_now = threading.Event()
+        self._next_check = math.inf
+        self._check_now = threading.Event()
 
     def begin(self, connection: Any) -> int:
-        """Watch a driver's connection from now on; return what ends this."""
+        """Begin to watch a driver's connection; return the token for `end`."""
         token, now, limit = next(self._tokens), time.monotonic(), time_limits.current()
         give_up_at = now + self.seconds
         if limit is not None:
-            limit.on_end = self._look_now.set
+            limit.on_end = self._check_now.set
             if limit.give_up_at is not None and limit.give_up_at < give_up_at:
                 give_up_at = limit.give_up_at
         self._open[token] = (now, give_up_at, connection, limit)
         if not self._is_watching:
             self._watch()
-        if give_up_at < self._next_look:
-            self._look_now.set()
+        if give_up_at < self._next_check:
+            self._check_now.set()
         return token
 
     def end(self, token: int) -> bool:
-        """Say whether the statement has ended in time; if not, its connection is closed."""
+        """Return whether the statement ended in time; otherwise its connection is closed."""
         is_open = self._open.pop(token, None) is not None
-        if self._cancelling and (told := self._cancelling.pop(token, None)) is not None and not told.wait(_CANCELLED):
-            return False  # the next statement on this connection must not be cancelled instead
+        if self._cancels and (done := self._cancels.pop(token, None)) is not None and not done.wait(_CANCEL_TIMEOUT):
+            return False  # a late cancel request must not hit the next statement on this connection
         if is_open:
             return True
-        with self._cutting:  # the thread may be about to close it
+        with self._close_lock:  # wait for the thread if it is closing the connection
             return False
 
     def missed(self, sql: str) -> exc.OperationalError:
-        """Return the error of a statement that has not ended in time."""
+        """Return the error of a statement that was too slow."""
         limit = "the timeout of the call" if time_limits.is_over() else f"{self.seconds:g} s (setting database_timeout)"
         reason = NoAnswer(f"no answer within {limit}")
         return exc.OperationalError(sql, None, reason, connection_invalidated=True)
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._is_closed = True
-        self._look_now.set()
+        self._check_now.set()
 
     def _watch(self) -> None:
-        with self._starting:
+        with self._start_lock:
             if not self._is_watching:
                 self._is_watching = True
                 threading.Thread(target=self._run, name="orchestrator-deadlines", daemon=True).start()
 
     def _run(self) -> None:
-        """Look until there has been nothing to watch for as long as a statement may take."""
+        """Check the open statements, until there were none for the time after which a statement is late."""
         busy_at = time.monotonic()
         while not self._is_closed:
-            now, self._next_look = time.monotonic(), math.inf  # statements that begin during a look have it look again
+            now, self._next_check = time.monotonic(), math.inf  # a statement that begins now triggers a check
             busy_at = now if self._open else busy_at
-            if now - busy_at > self._late + self._look_every:
+            if now - busy_at > self._late + self._check_interval:
                 break
-            next_look = now + self._look_every
+            next_check = now + self._check_interval
             for token, (began, give_up_at, connection, limit) in list(self._open.items()):
                 waited = now - began
                 if limit is not None and limit.is_ended:
@@ -115,57 +115,57 @@ class Deadlines:
                 if waited >= self._late:
                     self.on_late(waited)
                 if now >= give_up_at:
-                    self._cut(token)
+                    self._close_connection(token)
                 else:
-                    next_look = min(next_look, give_up_at)
-            self._next_look = next_look
-            self._look_now.wait(max(0.0, next_look - now))
-            self._look_now.clear()
+                    next_check = min(next_check, give_up_at)
+            self._next_check = next_check
+            self._check_now.wait(max(0.0, next_check - now))
+            self._check_now.clear()
         self._is_watching = False
         if self._open and not self._is_closed:
-            self._watch()  # a statement began while this thread was on its way out
+            self._watch()  # a statement began while this thread was ending
 
     def _cancel(self, token: int, connection: Any) -> None:
-        """Have Postgres cancel a statement; its limit goes on for the case that Postgres does not answer."""
-        if token in self._cancelling:
+        """Make Postgres cancel a statement. Its deadline still applies, in case Postgres does not answer."""
+        if token in self._cancels:
             return
-        told = self._cancelling[token] = threading.Event()
+        done = self._cancels[token] = threading.Event()
 
         def cancel() -> None:
             if token in self._open:
                 with contextlib.suppress(Exception):
                     connection.cancel()
-            told.set()
+            done.set()
             if token not in self._open:
-                self._cancelling.pop(token, None)  # it has ended meanwhile
+                self._cancels.pop(token, None)  # the statement has ended meanwhile
 
         threading.Thread(target=cancel, name="orchestrator-cancel", daemon=True).start()
 
-    def _cut(self, token: int) -> None:
-        with self._cutting:
-            found = self._open.pop(token, None)
-            if found is None:
-                return  # it has ended after all
-            # Whatever is wrong with the connection, it will not do.
-            with contextlib.suppress(Exception), socket.socket(fileno=os.dup(found[2].fileno())) as line:
-                line.shutdown(socket.SHUT_RDWR)
+    def _close_connection(self, token: int) -> None:
+        with self._close_lock:
+            statement = self._open.pop(token, None)
+            if statement is None:
+                return  # the statement has ended after all
+            # Ignore errors: the connection may be closed or broken already.
+            with contextlib.suppress(Exception), socket.socket(fileno=os.dup(statement[2].fileno())) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def use_deadlines(engine: Engine, deadlines: Deadlines) -> None:
-    """Limit every statement on the connections of an engine."""
+    """Set a deadline for every statement on the connections of an engine."""
     engine.update_execution_options(**{_OPTION: deadlines})
     event.listen(engine, "before_cursor_execute", _before)
     event.listen(engine, "after_cursor_execute", _after)
 
 
 def deadlines_of(connection: Connection | Engine) -> Deadlines | None:
-    """Return what limits the statements on a connection, or on all those of an engine."""
-    found: Deadlines | None = connection.get_execution_options().get(_OPTION)
-    return found
+    """Return the deadlines of a connection, or of an engine."""
+    deadlines: Deadlines | None = connection.get_execution_options().get(_OPTION)
+    return deadlines
 
 
 def missed(connection: Connection | None, sql: str) -> exc.OperationalError | None:
-    """Return the error of the statement that has just failed on a connection, if it was cut off."""
+    """Return the error of the statement that has just failed on a connection, if its deadline caused the failure."""
     deadlines = None if connection is None else deadlines_of(connection)
     if connection is None or deadlines is None or connection.closed or connection.invalidated:
         return None
@@ -173,8 +173,8 @@ def missed(connection: Connection | None, sql: str) -> exc.OperationalError | No
     return None if token is None or deadlines.end(token) else deadlines.missed(sql)
 
 
-class limited:  # noqa: N801  # used as a function is
-    """Limits what is done on a connection without SQLAlchemy's cursors."""
+class limited:  # noqa: N801  # used like a function
+    """Sets a deadline for operations on a connection that bypass SQLAlchemy's cursors."""
 
     def __init__(self, connection: Connection, sql: str) -> None:
         self._connection = connection
@@ -198,7 +198,7 @@ class limited:  # noqa: N801  # used as a function is
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Do not count the time in which Postgres waits for us."""
+        """Stop the clock while Postgres waits for this process."""
         self.__exit__(None, None, None)
         try:
             yield

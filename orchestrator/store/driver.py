@@ -1,6 +1,6 @@
-"""Straight to the driver: what SQLAlchemy cannot do, such as COPY, or would take longer over than Postgres does.
+"""Direct use of psycopg2: for what SQLAlchemy cannot do, such as COPY, or does slower than Postgres does.
 
-Errors come out as SQLAlchemy would raise them, and a connection that broke does not go back into the pool.
+Errors are raised as SQLAlchemy errors, and a broken connection does not return to the pool.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from orchestrator.store.dialing import hide_rows
 from orchestrator.store.namespaces import in_namespace, namespace_of
 
 _CHANNEL = "orchestrator_channel"
-_FEW_ROWS = 100
-"""Rows that a cursor may go on holding until its next statement."""
+_MAX_KEPT_ROWS = 100
+"""A cursor that holds more rows than this is replaced, because a cursor keeps its rows until the next statement."""
 _statements = 0
 
 
 def statements_sent() -> int:
-    """Return how many times this process has sent something by `send`, as leaders do."""
+    """Return the number of statements that `send` has sent in this process."""
     return _statements
 
 
 class StatementResult(NamedTuple):
     rows: Sequence[Any] = ()
     columns: Sequence[Any] = ()
-    """The driver's description of each column, its name first."""
+    """The driver's description of each column; the name comes first."""
     changed: int = -1
-    """How many rows it has changed."""
+    """The number of changed rows."""
 
 
 def _id(value: Any, _: object) -> bytes | None:
@@ -48,16 +48,16 @@ def _id(value: Any, _: object) -> bytes | None:
 def _bytes(value: Any, cursor: Any) -> bytes | None:
     if value is None:
         return None
-    is_hex = value.startswith("\\x")  # and not as `bytea_output = 'escape'` has it
+    is_hex = value.startswith("\\x")  # otherwise `bytea_output` is `escape`
     return bytes.fromhex(value[2:]) if is_hex else bytes(BINARY(value, cursor))
 
 
 _TYPES = {2950: extensions.new_type((2950,), "UUID", _id), 17: extensions.new_type((17,), "BYTES", _bytes)}
-"""How the driver is to read ids and byte strings, by the number that Postgres has for the type."""
+"""How the driver decodes UUIDs and byte strings, by the type's OID."""
 
 
-class Later:
-    """A statement that waits for the next one on its connection. Its parameters are encoded when it is sent."""
+class Deferred:
+    """A deferred statement, sent with the next one on its connection. Parameters are encoded only then."""
 
     __slots__ = ("parameters", "sql")
 
@@ -67,106 +67,107 @@ class Later:
 
 
 class Channel:
-    """A connection of the driver with its cursor, kept as long as it lives: to find and make them takes a while."""
+    """A driver connection and its cursor, kept for the connection's lifetime because creating cursors is slow."""
 
     __slots__ = (
         "_begins",
         "_connection",
         "_cursor",
         "_deadlines",
+        "_deferred",
         "_guard",
         "_is_last",
-        "_waiting",
         "has_committed",
         "prepared",
     )
 
     def __init__(self, connection: Connection) -> None:
-        lent: Any = connection.connection
-        self._connection = lent.dbapi_connection
-        self._cursor = lent.cursor()
+        pooled: Any = connection.connection
+        self._connection = pooled.dbapi_connection
+        self._cursor = pooled.cursor()
         self._cursor.string_types = _TYPES
         self._deadlines = deadlines_of(connection)
         self.prepared: set[str] | None = None
-        """The names of statements that it knows; None if none is prepared there."""
-        self._waiting: list[Later] = []
-        """Statements to send with the next one, in order."""
+        """Names of the statements prepared on this connection; None if it does not prepare statements."""
+        self._deferred: list[Deferred] = []
+        """Deferred statements, in order."""
         self._begins: dict[tuple[object, ...], bytes] = {}
-        """How transactions begin, as it is sent: a leader begins all of its term alike."""
+        """The encoded guard, by SQL and parameters: one leader begins all transactions of its term alike."""
         self._guard: bytes | None = None
-        """The first statement of a transaction that begins with the next one; None if none is to begin."""
+        """The first statement of the transaction that the next statement begins, if it begins one."""
         self._is_last = False
-        """The next statement also ends that transaction."""
+        """Whether the next statement also commits its transaction."""
         self.has_committed = False
-        """One has ended that way; the next statement, if any, begins another."""
+        """Whether a statement has committed its transaction. The next statement, if any, begins another one."""
 
     def begin_later(self, sql: str, parameters: dict[str, Any]) -> None:
-        """Have a transaction begin with SQL and the next statement, in one round trip."""
+        """Begin a transaction with SQL and the next statement, in one round trip."""
         key = (sql, *parameters.values())
-        if (known := self._begins.get(key)) is None:
-            self._begins = {key: (known := self._cursor.mogrify(sql, parameters))}
-        self._guard = known
+        if (guard := self._begins.get(key)) is None:
+            self._begins = {key: (guard := self._cursor.mogrify(sql, parameters))}
+        self._guard = guard
         self._is_last = self.has_committed = False
 
     def commit_with_next(self, *, others: bool = False) -> bool:
-        """Have the next statement end the transaction that it begins, in one message; say whether it does.
+        """Let the next statement begin and commit its transaction in one message. Return whether it does.
 
-        It does not if `others` belong to it, unless told so. Postgres runs a message of several statements as one
-        transaction. Statements that follow begin another, with the same guard.
+        It does not if deferred statements belong to the transaction, unless `others` allows that. Postgres runs a
+        message of several statements as one transaction. Statements after this message begin another transaction with
+        the same guard.
         """
-        self._is_last = self._guard is not None and (others or not self._waiting)
+        self._is_last = self._guard is not None and (others or not self._deferred)
         return self._is_last
 
     def is_over(self, *, is_complete: bool) -> bool:
-        """Say whether the transaction has ended with its last statement, or has had none and `is_complete`.
+        """Return whether the transaction is committed, or had no statements and `is_complete`, so none will follow.
 
-        What was to begin is then forgotten.
+        A transaction that was about to begin is then dropped.
         """
-        if self._guard is None or self._waiting or not (self.has_committed or is_complete):
+        if self._guard is None or self._deferred or not (self.has_committed or is_complete):
             return False
         self._guard = None
         return True
 
-    def later(self, statement: Later) -> None:
-        """Have a statement run with the next one, before it and in the same round trip; its answer is not read."""
-        self._waiting.append(statement)
+    def defer(self, statement: Deferred) -> None:
+        """Run a statement before the next one and in the same round trip; its result is not read."""
+        self._deferred.append(statement)
 
-    def take_back(self, statement: Later) -> bool:
-        """Do not run a statement that was to run later; say whether it has not been sent yet."""
-        if statement not in self._waiting:
+    def take_back(self, statement: Deferred) -> bool:
+        """Remove a deferred statement. Return whether the statement had not been sent yet."""
+        if statement not in self._deferred:
             return False
-        self._waiting.remove(statement)
+        self._deferred.remove(statement)
         return True
 
     def flush(self, connection: Connection) -> None:
-        """Run what waits."""
+        """Run the deferred statements."""
         self._is_last = False
-        if self._waiting:
-            last = self._waiting.pop()
+        if self._deferred:
+            last = self._deferred.pop()
             self.send(connection, last.sql, last.parameters())
         elif self._guard is not None:
             guard, self._guard = self._guard, None
             self.send(connection, f"BEGIN;{guard.decode()}")
 
     def forget(self) -> None:
-        """Run nothing of what waits: its transaction is over."""
-        self._waiting.clear()
+        """Drop the deferred statements: their transaction has ended."""
+        self._deferred.clear()
         self._guard = None
 
     def send(self, connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> StatementResult:
-        """Run SQL on the connection that it is of."""
+        """Run SQL on `connection`, the connection of this channel, after the deferred statements."""
         global _statements
         _statements += 1
         if not connection.in_transaction():
-            connection.begin()  # as SQLAlchemy would have done by itself
+            connection.begin()  # SQLAlchemy would have done the same
         cursor, deadlines = self._cursor, self._deadlines
         query: str | bytes = sql
         guard, is_last = self._guard, self._is_last and self._guard is not None
-        if guard is not None or self._waiting:
+        if guard is not None or self._deferred:
             begin = () if guard is None else (guard,) if is_last else (b"BEGIN", guard)
-            before = [cursor.mogrify(later.sql, later.parameters()) for later in self._waiting]
+            before = [cursor.mogrify(later.sql, later.parameters()) for later in self._deferred]
             query, parameters = b";".join((*begin, *before, cursor.mogrify(sql, parameters))), None
-            self._waiting.clear()
+            self._deferred.clear()
             self._guard, self._is_last = guard if is_last else None, False
         watched = 0 if deadlines is None else deadlines.begin(self._connection)
         try:
@@ -176,46 +177,50 @@ class Channel:
             return StatementResult(cursor.fetchall() if columns else (), columns, cursor.rowcount)
         except connection.dialect.loaded_dbapi.Error as error:
             missed = deadlines.missed(sql) if deadlines is not None and not deadlines.end(watched) else None
-            raise as_known(error, connection, connection.dialect, self._connection, sql, missed=missed) from error
+            raise translate_error(
+                error, connection, connection.dialect, self._connection, sql, missed=missed
+            ) from error
         finally:
             if deadlines is not None:
                 deadlines.end(watched)
 
 
 def channel(connection: Connection) -> Channel:
-    """Return the channel of a connection; it is forgotten with the driver's connection."""
+    """Return the channel of a connection. The channel is dropped with the driver's connection."""
     kept = connection.info
     found: Channel | None = kept.get(_CHANNEL)
     if found is None:
         try:
             found = kept[_CHANNEL] = Channel(connection)
-        except connection.dialect.loaded_dbapi.Error as error:  # it was closed meanwhile
-            raise as_known(error, connection, connection.dialect, connection.connection.dbapi_connection, "") from error
+        except connection.dialect.loaded_dbapi.Error as error:  # the connection was closed meanwhile
+            raise translate_error(
+                error, connection, connection.dialect, connection.connection.dbapi_connection, ""
+            ) from error
     return found
 
 
 def keep_prepared(connection: Connection) -> None:
-    """Have Postgres plan statements once: on a connection that is one session as long as it lives."""
-    line = channel(connection)
-    if line.prepared is None:  # else it comes from the pool, and knows some
-        line.prepared = set()
+    """Prepare this connection's statements in Postgres. The connection must be one session for its lifetime."""
+    sender = channel(connection)
+    if sender.prepared is None:  # otherwise the connection comes from the pool and has prepared statements
+        sender.prepared = set()
 
 
 def flush(connection: Connection) -> None:
-    """Run what was to be sent with the next statement of a connection, for what comes next goes another way."""
+    """Run the deferred statements of a connection, before something that does not use the channel."""
     found: Channel | None = connection.info.get(_CHANNEL)
     if found is not None:
         found.flush(connection)
 
 
 def limit_statements(connection: Connection, seconds: float) -> None:
-    """Let each of the next statements of the transaction that is open take so long."""
-    channel(connection).later(Later(f"SET LOCAL statement_timeout = {int(1_000 * seconds)}"))
+    """Set a timeout for each of the next statements of the open transaction."""
+    channel(connection).defer(Deferred(f"SET LOCAL statement_timeout = {int(1_000 * seconds)}"))
 
 
 @contextmanager
 def savepoint(connection: Connection) -> Iterator[None]:
-    """Do something whole or not at all, and nothing else with it."""
+    """Run the block under a savepoint."""
     flush(connection)
     with connection.begin_nested():
         yield
@@ -223,31 +228,31 @@ def savepoint(connection: Connection) -> Iterator[None]:
 
 
 def roll_back(connection: Connection) -> None:
-    """End the transaction that was begun by hand, and with it what was to be sent."""
-    line = channel(connection)
-    line.forget()
-    line.send(connection, "ROLLBACK")
+    """Roll back a transaction that was begun with SQL, and drop its deferred statements."""
+    sender = channel(connection)
+    sender.forget()
+    sender.send(connection, "ROLLBACK")
 
 
 def send(connection: Connection, sql: str, parameters: dict[str, Any] | None = None) -> StatementResult:
-    """Run SQL on a connection. It must name no table: nothing is said of namespaces here."""
+    """Run SQL on a connection. The SQL must name no table: the namespace is not replaced."""
     return channel(connection).send(connection, sql, parameters)
 
 
 class Preparation(NamedTuple):
-    """A statement to be prepared, and its execution; both have a name in the place of `{}`."""
+    """The SQL that prepares a statement, and the SQL that executes it; `{}` stands for the statement's name."""
 
     prepare: str
     execute: str
 
 
 _USES = "orchestrator_uses"
-_OFTEN = 5
-"""Uses of a statement on one connection after which it is prepared."""
+_USES_BEFORE_PREPARE = 5
+"""A statement is prepared after this many uses on one connection."""
 
 
-class _Line:
-    """A connection that is out of the pool, with its cursor: kept for the next statement, for both take long to get."""
+class _PooledConnection:
+    """A pooled connection and its cursor, kept for the next statement because getting either is slow."""
 
     __slots__ = ("_poll", "_uses", "connection", "cursor", "deadlines", "namespace")
 
@@ -257,37 +262,37 @@ class _Line:
         self.deadlines = deadlines_of(engine)
         self.namespace = namespace_of(engine)
         self._uses: dict[str, int | str] = self.connection.info.setdefault(_USES, {})
-        """By statement, how often it was used, or how it is executed since it was prepared."""
+        """By statement: the number of uses or, once the statement is prepared, the SQL that executes it."""
         self._poll = select.poll()
         self._poll.register(self.connection.fileno(), select.POLLIN)
 
     @property
     def is_closed(self) -> bool:
-        """Say whether Postgres has closed it while it lay there: nothing else is on its way to a connection at rest."""
+        """Return whether Postgres has closed the idle connection: only the end of the connection makes it readable."""
         return bool(self._poll.poll(0))
 
     def run(self, sql: str, parameters: dict[str, Any], preparation: Preparation) -> None:
-        """Run a statement; prepare it if it is used often."""
+        """Run a statement; prepare it if it is frequent."""
         uses = self._uses.get(sql, 0)
         if isinstance(uses, int):
             self._uses[sql] = uses + 1
-            if uses == _OFTEN and self._is_session():
+            if uses == _USES_BEFORE_PREPARE and self._is_session():
                 uses = self._uses[sql] = self._prepare(sql, preparation)
         try:
             self.cursor.execute(uses if isinstance(uses, str) else sql, parameters)
-        except InvalidSqlStatementName:  # the session is another one; nothing was done
-            self._uses[sql] = _OFTEN + 1
+        except InvalidSqlStatementName:  # the pooler has switched sessions; nothing was done
+            self._uses[sql] = _USES_BEFORE_PREPARE + 1
             self.cursor.execute(sql, parameters)
 
     def _prepare(self, sql: str, preparation: Preparation) -> str:
-        """Prepare a statement, named after its text, as others may use the session; return its execution."""
+        """Prepare a statement; return the SQL that executes it. Its name is a hash: others may use the session."""
         name = f"orchestrator {hashlib.sha256(sql.encode()).hexdigest()[:16]}"
         with contextlib.suppress(DuplicatePreparedStatement):
             self.cursor.execute(in_namespace(preparation.prepare, self.namespace).replace("{}", name, 1))
         return preparation.execute.replace("{}", name, 1)
 
     def _is_session(self) -> bool:
-        """Say whether this is one session of Postgres as long as it lives; a pooler shows other process ids."""
+        """Return whether the connection is one Postgres session; behind a pooler the backend ids differ."""
         driver = self.connection.dbapi_connection
         if not isinstance(driver, extensions.connection):
             return False
@@ -295,74 +300,74 @@ class _Line:
         return self.cursor.fetchall() == [(driver.info.backend_pid,)]
 
 
-_NOTHING: deque[Any] = deque(maxlen=0)
-"""Kept connections of an engine that has none."""
+_NONE_KEPT: deque[Any] = deque(maxlen=0)
+"""The kept connections of an engine without any."""
 
 
-def _line(engine: Engine, kept: deque[Any]) -> _Line:
-    """Return a connection of an engine, one that is kept if there is any."""
-    with contextlib.suppress(IndexError):  # none is left
+def _take_connection(engine: Engine, kept: deque[Any]) -> _PooledConnection:
+    """Return a kept connection of an engine, or else a new one."""
+    with contextlib.suppress(IndexError):  # no kept connection remains
         while kept:
-            line: _Line = kept.pop()
-            if not line.is_closed:
-                return line
-            line.connection.invalidate()
-    return _Line(engine)
+            pooled: _PooledConnection = kept.pop()
+            if not pooled.is_closed:
+                return pooled
+            pooled.connection.invalidate()
+    return _PooledConnection(engine)
 
 
 def execute(
     engine: Engine, sql: str, parameters: dict[str, Any], preparation: Preparation | None = None
 ) -> StatementResult:
-    """Run one statement on a connection of an engine in autocommit mode: one round trip.
+    """Run one statement on an engine in autocommit mode, in one round trip.
 
-    With a `preparation` it is prepared, if it is used often and no pooler is in between.
+    With a `preparation` a frequent statement is prepared, unless a pooler is in between.
     """
-    kept: deque[Any] = getattr(engine.pool, "kept", _NOTHING)
+    kept: deque[Any] = getattr(engine.pool, "kept", _NONE_KEPT)
     try:
-        line = _line(engine, kept)
+        pooled = _take_connection(engine, kept)
     except engine.dialect.loaded_dbapi.Error as error:
-        raise as_known(error, None, engine.dialect, None, sql, parameters) from error
-    connection, cursor, deadlines = line.connection, line.cursor, line.deadlines
+        raise translate_error(error, None, engine.dialect, None, sql, parameters) from error
+    connection, cursor, deadlines = pooled.connection, pooled.cursor, pooled.deadlines
     watched = 0 if deadlines is None else deadlines.begin(connection.dbapi_connection)
     try:
-        text = in_namespace(sql, line.namespace)
+        text = in_namespace(sql, pooled.namespace)
         if preparation is None:
             cursor.execute(text, parameters)
         else:
-            line.run(text, parameters, preparation)
+            pooled.run(text, parameters, preparation)
         columns = cursor.description
         if not columns:
             return StatementResult(changed=cursor.rowcount)
         rows = cursor.fetchall()
-        if len(rows) > _FEW_ROWS:
-            line.cursor = connection.cursor()  # the old one holds them as long as it lives
+        if len(rows) > _MAX_KEPT_ROWS:
+            pooled.cursor = connection.cursor()  # the old cursor keeps its rows in memory
         return StatementResult(rows, columns)
     except engine.dialect.loaded_dbapi.Error as error:
         missed = deadlines.missed(sql) if deadlines is not None and not deadlines.end(watched) else None
-        raise as_known(
+        raise translate_error(
             error, connection, engine.dialect, connection.dbapi_connection, sql, parameters, missed
         ) from error
     except BaseException as error:
-        connection.invalidate(error)  # interrupted, in an unknown state
+        connection.invalidate(error)  # interrupted, so the connection's state is unknown
         raise
     finally:
         if deadlines is not None:
             deadlines.end(watched)
         if connection.is_valid and len(kept) < (kept.maxlen or 0):
-            kept.append(line)
+            kept.append(pooled)
         else:
             connection.close()
 
 
-def as_known(
-    error: Any, lent: Any, dialect: Dialect, driver: Any, sql: str, parameters: Any = None, missed: Any = None
+def translate_error(
+    error: Any, pooled: Any, dialect: Dialect, driver: Any, sql: str, parameters: Any = None, missed: Any = None
 ) -> exc.DBAPIError:
-    """Return an error of the driver as one of SQLAlchemy; an outage is one, whatever the driver calls it.
+    """Return a driver error as a SQLAlchemy error; an outage becomes an `OperationalError`, whatever the driver raised.
 
-    A connection that broke does not go back to where it was lent. A deadline that was `missed` is the error instead.
+    A broken connection is invalidated, so it does not return to the pool. A `missed` deadline replaces the error.
     """
     is_broken = dialect.is_disconnect(error, driver, None)
-    known: exc.DBAPIError = exc.DBAPIError.instance(
+    result: exc.DBAPIError = exc.DBAPIError.instance(
         sql,
         parameters,
         error,
@@ -371,8 +376,8 @@ def as_known(
         connection_invalidated=is_broken,
         dialect=dialect,
     )
-    hide_rows(known)
-    known = missed or as_outage(known, is_broken=is_broken) or known
-    if lent is not None and known.connection_invalidated:
-        lent.invalidate(error)
-    return known
+    hide_rows(result)
+    result = missed or as_outage(result, is_broken=is_broken) or result
+    if pooled is not None and result.connection_invalidated:
+        pooled.invalidate(error)
+    return result

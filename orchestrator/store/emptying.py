@@ -1,4 +1,4 @@
-"""Tables without rows, for the next test."""
+"""Empties tables between tests."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from orchestrator.store.tables.all_tables import metadata
 from orchestrator.store.tasks.transitions import among
 
 TABLES = [table.name for table in metadata.sorted_tables]
-"""All that a release has."""
-_OF_THE_FLEET = frozenset(("api_keys", "cursors", "leases", "services", "workers"))
-"""Tables that say who leads and who is there, and how far events were read."""
+"""All tables of a release."""
+_KEPT_TABLES = frozenset(("api_keys", "cursors", "leases", "services", "workers"))
+"""Tables of the leader, the workers, access and the position in the events."""
 _OPEN = ("backfills", "flows", "inbox", "queues", "schedules", "tasks", "timers", "workflows")
-"""Tables with rows that a leader may remember, or has sent somewhere."""
+"""Tables with rows that a leader may have cached or dispatched."""
 
 
 def empty(connection: Connection, *only: str) -> None:
     """Delete all rows, in one statement.
 
-    To truncate a table makes a file for each index. So that is done with large ones, and with those of which Postgres
-    has statistics: it would plan for a table that is empty for ever.
+    TRUNCATE makes a file for each index, so it is used only for large tables and for tables with statistics: after a
+    DELETE, Postgres would keep planning for an empty table.
     """
     names = only or TABLES
     connection.exec_driver_sql(f"""DO $$
@@ -52,11 +52,11 @@ _DEPOSE = Statement[None](
 
 
 def empty_beside_leader(connection: Connection, end_attempts: Callable[[], None]) -> bool:
-    """Delete all rows between two ticks of a leader that goes on; say whether something was open or defined.
+    """Delete all rows between two ticks of a running leader. Return whether anything was open or defined.
 
-    A leader remembers that, and workers may have it, so the leader's term ends, and the next begins with nothing. Then
-    Redis is to be emptied, too, with the messages of tasks that are gone. `end_attempts` is called if workers have any:
-    it kills them, so that nothing runs on, or enqueues, when this returns.
+    In that case the leader's term ends, because the leader and workers may have cached or started something; the caller
+    must empty Redis too. `end_attempts` is called if attempts are in flight, and must kill them, so that nothing runs
+    or enqueues after this returns.
     """
     _LOCK(connection)
     is_open = _IS_OPEN.one(connection)
@@ -64,5 +64,5 @@ def empty_beside_leader(connection: Connection, end_attempts: Callable[[], None]
         if _IS_IN_FLIGHT.one(connection):
             end_attempts()
         _DEPOSE(connection)
-    empty(connection, *(name for name in TABLES if name not in _OF_THE_FLEET))
+    empty(connection, *(name for name in TABLES if name not in _KEPT_TABLES))
     return is_open

@@ -1,4 +1,4 @@
-"""What workers announce, for people: a mirror of heartbeats, releases, parameters of tasks; and orders to drain."""
+"""The workers, for people: a copy of their heartbeats, releases and task parameters; and orders to drain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestrator.store.inbox import RequestKind
 from orchestrator.store.sql import Prepared, Row, Statement
 
 IS_FRESH = "seen_at > now() - interval '15 seconds'"
-"""The leader mirrors the fleet every few seconds; older rows say nothing about now."""
+"""The leader copies heartbeats every few seconds; older rows are out of date."""
 
 _MIRROR = Statement[None]("""
 INSERT /* fleet.mirror */ INTO orchestrator.workers AS w
@@ -48,19 +48,19 @@ class WorkerRow(NamedTuple):
     state: str
     started_at: float
     still: float | None = None
-    """Seconds for which its process has done nothing, if that is too long."""
+    """Seconds for which the process has been hanging, if that is too long."""
     holds: Sequence[str] = ()
-    """Of one that stands still, the first tasks that it holds."""
+    """The first tasks of a hanging process."""
     parent: str | None = None
-    """One life of its parent process; None if it does not say."""
+    """An id of one lifetime of the parent process; None if unknown."""
     memory: int | None = None
-    """Bytes that it has in RAM, if that is known."""
+    """Resident memory of the process in bytes, if known."""
     parent_memory: int | None = None
-    """The same of its parent process."""
+    """Resident memory of the parent process in bytes, if known."""
 
 
 def mirror(connection: Connection, workers: Sequence[WorkerRow], now: datetime) -> None:
-    """Write down what the heartbeats say."""
+    """Store heartbeats of workers."""
     beats = json.dumps([worker._asdict() for worker in workers])
     _MIRROR(connection, beats=beats, now=now)
 
@@ -85,9 +85,9 @@ class WorkerRelease(NamedTuple):
 
 
 def keep_releases(connection: Connection, workers: Sequence[WorkerRelease], until: datetime | None) -> None:
-    """Store which releases workers run, for as long as their attempts may be kept; None is for ever.
+    """Store which releases workers run, until the retention of their attempts ends; None keeps them for ever.
 
-    That moves on while a worker lives, once a day.
+    While a worker lives, the time is extended once a day.
     """
     _KEEP_RELEASES(connection, beats=json.dumps([worker._asdict() for worker in workers]), until=until)
 
@@ -99,10 +99,10 @@ SELECT key, value FROM jsonb_each(%(found)s::jsonb)
 """)
 
 
-def describe(connection: Connection, found: Sequence[Mapping[str, Sequence[Parameter]]]) -> None:
-    """Store the parameters of tasks and workflows as code; of a name that several have, the last ones."""
-    together = {name: parameters for each in found for name, parameters in each.items()}
-    _DESCRIBE(connection, found=msgspec.json.encode(together).decode())
+def describe(connection: Connection, announced: Sequence[Mapping[str, Sequence[Parameter]]]) -> None:
+    """Store the parameters of tasks and workflows as code. Where workers differ, the last one wins."""
+    by_name = {name: parameters for worker in announced for name, parameters in worker.items()}
+    _DESCRIBE(connection, found=msgspec.json.encode(by_name).decode())
 
 
 _PARAMETERS = Statement[tuple[str, str]]("""
@@ -112,7 +112,7 @@ SELECT /* fleet.parameters */ name, parameters::text FROM orchestrator.task_para
 
 
 def parameters_of_all(connection: Connection, names: Collection[str]) -> dict[str, list[Parameter]]:
-    """Return the parameters of tasks and workflows as code, as workers last announced them, by name."""
+    """Return the parameters of tasks and workflows as code by name, as workers last announced them."""
     rows = _PARAMETERS(connection, names=[*names]) if names else ()
     return {name: msgspec.json.decode(stored, type=list[Parameter]) for name, stored in rows}
 
@@ -136,15 +136,15 @@ SELECT id, workflow, said FROM wanted JOIN announced USING (workflow)
 
 
 def unknown_signals(connection: Connection, sent: Collection[tuple[bytes, str]]) -> dict[tuple[bytes, str], str]:
-    """Return the signals, each a run and a name, that no live worker says the workflow of the run takes, and why."""
+    """Return the signals (run and name) that the run's workflow does not take, as live workers say, and why."""
     by_run: dict[bytes, tuple[str, list[list[str]]]] = {}
     for row in _SIGNALS(connection, runs=list({run for run, _ in sent})):
         by_run.setdefault(row.id, (row.workflow, []))[1].append(row.said)
-    known = {run: (workflow, signals_among(said)) for run, (workflow, said) in by_run.items()}
+    announced = {run: (workflow, signals_among(names)) for run, (workflow, names) in by_run.items()}
     return {
-        (run, name): unknown_signal(known[run][0], name, signals)
+        (run, name): unknown_signal(announced[run][0], name, signals)
         for run, name in sent
-        if run in known and (signals := known[run][1]) is not None and name not in signals
+        if run in announced and (signals := announced[run][1]) is not None and name not in signals
     }
 
 
@@ -163,8 +163,8 @@ DELETE /* fleet.forget */ FROM orchestrator.workers
 
 
 def mark_gone(connection: Connection, live: Sequence[str], stopped: Sequence[str], now: datetime) -> None:
-    """Mark every other worker as dead, or as stopped where it was draining or has said so; forget them after an hour,
-    or a minute."""
+    """Mark workers that are not `live` as dead, or as stopped if they were draining or reported it. Delete dead workers
+    after an hour, stopped ones after a minute."""
     _GONE(connection, live=live, stopped=stopped)
     _FORGET(connection, now=now)
 
@@ -175,9 +175,9 @@ _ASK_DRAIN = Statement[None](
 
 
 def ask_drain(connection: Connection, parent: bytes) -> None:
-    """Request that a worker drains, by the id of its parent process; needs a transaction.
+    """Order a worker to drain, by the id of its parent process; needs a transaction.
 
-    The row is durable: a leader of a release without drains drops the request, and the next one finds the row.
+    The row is durable: a leader of a release without drains drops the request, and the next leader finds the row.
     """
     _ASK_DRAIN(connection, parent=parent)
     inbox.add(connection, RequestKind.DRAIN, parent)
@@ -195,4 +195,4 @@ DELETE /* fleet.forget_drains */ FROM orchestrator.drains AS d
                     WHERE w.parent = d.parent AND w.state NOT IN ('dead', 'stopped'))
 """)
 def forget_drains(connection: Connection, now: datetime) -> None:
-    """Forget those of more than a day ago whose workers are gone."""
+    """Delete orders to drain that are more than a day old and whose workers are gone."""

@@ -1,4 +1,4 @@
-"""Requests to the leader: inserted here, applied and deleted by the next tick."""
+"""Requests to the leader: rows that the next tick applies and deletes."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from orchestrator.store.sql import Prepared, Statement
 class RequestKind(StrEnum):
     CANCEL_TASK = "cancel task"
     WITHDRAW_TASK = "withdraw task"
-    """Cancel it if no worker was given it yet."""
+    """Cancel a task that is not dispatched yet."""
     CANCEL_RUN = "cancel run"
     RETRY_TASK = "retry task"
     RETRY_RUN = "retry run"
     DELETE_RUN = "delete run"
-    """Not for the leader's inbox: the table `deletions` has the run until a round of retention has removed it."""
+    """Stored in the table `deletions`, not in the inbox, until retention has deleted the run."""
     EVENT = "event"
-    """The body has how far it has come, too: the last of those that were asked whether it starts them."""
+    """An event for workflows. The body also has the last workflow whose triggers were checked."""
     RUN_ENDED = "run ended"
-    """Others wait for the end of the run; made by the leader with that end."""
+    """A run has ended for which others wait; the leader inserts this with the end."""
     ARRIVAL = "arrival"
     """A task is ready in a lane; the body is true if it is the first of several."""
     LANES = "lanes"
-    """So many lanes have something ready that it is best to look through them all."""
+    """So many lanes have ready tasks that all lanes should be examined."""
     QUEUES = "queues"
     """A queue was paused, resumed or limited."""
     DRAIN = "drain"
-    """A worker is ordered to drain: the target is the id of its parent process."""
+    """Order a worker to drain; the target is the id of its parent process."""
     PURGE = "purge"
-    """Cancel what waits in a queue."""
+    """Cancel the pending tasks of a queue."""
     REDRIVE = "redrive"
-    """Open failed tasks again that match a filter."""
+    """Retry failed tasks that match a filter."""
     ENQUEUE = "enqueue"
-    """A running task wants a task whose key must be unique."""
+    """A running task enqueues a task with a unique key."""
     SIGNAL = "signal"
-    """This and the next are for runs of workflows as code."""
+    """This kind and the next five are for workflows as code."""
     RESOLVE = "resolve"
     REJECT = "reject"
     UPDATE = "update"
     QUERY = "query"
     TERMINATE = "terminate"
-    """End a run without asking its code."""
+    """End a run without running its code."""
     RESET = "reset"
-    """Start a run that repeats another one up to an event."""
+    """Start a run that repeats another run up to an event."""
     FLOW_SIGNAL = "flow signal"
-    """A value for a run of a flow: the body has its key, the value, who sent it and why."""
+    """A signal for a run of a flow; the body has the key, the value, the sender and the reason."""
     COMPLETE_TASK = "complete task"
-    """A task has completed in a transaction of its own; the body is how many seconds it took."""
+    """A task completed in a transaction of its own; the body is the run time in seconds."""
 
 
 class Request(NamedTuple):
@@ -60,10 +60,10 @@ class Request(NamedTuple):
     kind: str
     target: bytes
     age: float
-    """Seconds since it was made."""
+    """Seconds since the request was made."""
     body: Any = None
     created_at: datetime | None = None
-    """When it was made, by the clock of Postgres."""
+    """When the request was made, by the clock of Postgres."""
 
 
 _ADD = Statement[int]("""
@@ -73,12 +73,12 @@ VALUES (%(kind)s, %(target)s::uuid, %(body)s::jsonb) RETURNING id
 
 
 def add(connection: Connection, kind: RequestKind, target: bytes, body: str | None = None) -> int:
-    """Ask the leader for a change; `body` is JSON. Return the id of the request, which is gone once it was applied."""
+    """Insert a request; `body` is JSON. Return its id; the leader deletes the row when it has applied the request."""
     return _ADD.one(connection, kind=str(kind), target=target, body=body)
 
 
 class NewRequest(NamedTuple):
-    """A request that the leader makes of itself."""
+    """A request by the leader to itself."""
 
     target: bytes
     body: str
@@ -93,11 +93,11 @@ SELECT %(kind)s, n.target, n.body::jsonb FROM {_NEW}
 
 
 def add_all(connection: Connection, kind: RequestKind, new: list[NewRequest]) -> None:
-    """Have something done in a transaction of its own."""
+    """Insert requests of the leader, for later ticks."""
     _ADD_ALL(connection, _NEW(new), kind=str(kind))
 
 
-_IS_ASKED = Statement[bool]("""
+_IS_PENDING = Statement[bool]("""
 SELECT /* inbox.is_asked */ EXISTS (
        SELECT FROM orchestrator.inbox
         WHERE kind = %(kind)s AND (%(target)s::uuid IS NULL OR target = %(target)s::uuid))
@@ -105,8 +105,8 @@ SELECT /* inbox.is_asked */ EXISTS (
 
 
 def is_asked(connection: Connection, kind: RequestKind, target: bytes | None = None) -> bool:
-    """Say whether requests of a kind, or those for one target, wait for the leader."""
-    return _IS_ASKED.one(connection, kind=str(kind), target=target)
+    """Return whether requests of this kind, or those for one target, are pending."""
+    return _IS_PENDING.one(connection, kind=str(kind), target=target)
 
 
 _BY_PEOPLE = (
@@ -114,11 +114,11 @@ _BY_PEOPLE = (
     *(RequestKind.CANCEL_RUN, RequestKind.RETRY_RUN, RequestKind.TERMINATE, RequestKind.FLOW_SIGNAL),
     *(RequestKind.SIGNAL, RequestKind.RESOLVE, RequestKind.REJECT),
 )
-_MOST_LOOKED_AT = 10_000
+_MAX_SCANNED = 10_000
 
 
 class Waiting(NamedTuple):
-    """Requests that wait for the leader: the ids of the first and the last."""
+    """The range of pending request ids."""
 
     first: int
     last: int
@@ -126,13 +126,13 @@ class Waiting(NamedTuple):
 
 _WAITING = Statement[Waiting](f"""
 SELECT /* inbox.waiting */ min(id) AS first, max(id) AS last
-  FROM (SELECT id, kind FROM orchestrator.inbox ORDER BY id LIMIT {_MOST_LOOKED_AT}) AS oldest
+  FROM (SELECT id, kind FROM orchestrator.inbox ORDER BY id LIMIT {_MAX_SCANNED}) AS oldest
  WHERE kind = ANY(%(kinds)s::text[]) HAVING count(*) > 0
 """)
 
 
 def waiting(connection: Connection) -> Waiting | None:
-    """Return which requests of kinds that people make wait for the leader; None if none does."""
+    """Return the ids of the first and last pending request of the kinds that people make; None if there is none."""
     return _WAITING.first(connection, kinds=[str(kind) for kind in _BY_PEOPLE])
 
 
@@ -143,7 +143,7 @@ SELECT /* inbox.has_request */ EXISTS (
 
 
 def has_request(connection: Connection, kind: RequestKind, request: bytes) -> bool:
-    """Say whether a request with this id of its sender's waits for the leader."""
+    """Return whether a request is pending that has this id from its sender."""
     return _HAS_REQUEST.one(connection, kind=str(kind), request=request)
 
 
@@ -158,11 +158,11 @@ def read(connection: Connection, limit: int) -> list[Request]:
 
 @Prepared.function("DELETE /* inbox.remove */ FROM orchestrator.inbox WHERE id = ANY(%(ids)s::bigint[])")
 def remove(connection: Connection, ids: list[int]) -> None:
-    """Forget requests that have been applied."""
+    """Delete requests that were applied."""
 
 
 @Prepared.function("""
 UPDATE /* inbox.go_on */ orchestrator.inbox SET body = body || %(state)s::jsonb WHERE id = %(item)s::bigint
 """)
 def go_on(connection: Connection, item: int, state: str) -> None:
-    """Keep a request that takes several ticks, and how far it has come, as JSON to be merged into its body."""
+    """Save the progress of a request that takes several ticks: merge the JSON `state` into its body."""

@@ -1,11 +1,11 @@
-"""Leadership: a term number issued by Postgres, and the cursor that only its holder moves.
+"""Leadership: a term number issued by Postgres, and the cursor that only the leader moves.
 
     standby ── acquire: term + 1 ──▶ leader ── begin: every tick locks the row and checks the term ──▶ …
                  ▲                     │
-                 └── lease expired ────┘  or released, or taken by one that can do what the leader cannot
+                 └── lease expired ────┘  or released, or the standby can do what the leader cannot
 
-`begin` takes the row FOR SHARE until the tick's transaction ends, and `acquire` updates it, so a takeover waits
-for a tick that is under way, and a tick that comes too late finds another term and does nothing.
+`begin` locks the row FOR SHARE until the tick's transaction ends, and `acquire` updates it. So a takeover waits for a
+running tick, and a tick after a takeover finds another term and does nothing.
 """
 
 from __future__ import annotations
@@ -55,25 +55,25 @@ def acquire(
     idle_limit: float | None = None,
     abandoned: datetime | None = None,
 ) -> int | None:
-    """Become leader if nobody else is; return the new term, or None.
+    """Become leader if the lease is free; return the new term, or None.
 
-    With `idle_limit`, also in place of a leader that has done nothing useful for so many seconds, and of one whose
-    lease still ends when `abandoned` says. A leader that takes its own lease again has not been useful by that.
+    With `idle_limit`, also replace a leader that has done no useful work for so many seconds; with `abandoned`, a
+    leader whose lease still expires at that time. Taking the own lease again does not count as useful work.
     """
 
 
 class LeaseView(NamedTuple):
-    """The lease as a candidate sees it."""
+    """The lease, as a standby sees it."""
 
     remaining: float = -math.inf
-    """Seconds until it expires, unless it is renewed; below zero since it is free."""
+    """Seconds until the lease expires; negative once it is free."""
     is_mine: bool = False
     idle: float | None = None
-    """Seconds since its holder last did all of its work; None if it does not say."""
+    """Seconds since the leader last did all of its work; None if the leader does not store that."""
     expires_at: datetime | None = None
 
 
-_OUTLOOK = Statement[LeaseView]("""
+_LEASE_VIEW = Statement[LeaseView]("""
 SELECT /* leases.lease_view */ extract(epoch FROM expires_at - clock_timestamp())::double precision AS remaining,
        owner = %(owner)s::uuid AS is_mine,
        CASE WHEN useful_term = term
@@ -84,17 +84,17 @@ SELECT /* leases.lease_view */ extract(epoch FROM expires_at - clock_timestamp()
 
 
 def lease_view(connection: Connection, shard: int, owner: str) -> LeaseView:
-    return _OUTLOOK.first(connection, shard=shard, owner=owner) or LeaseView()
+    return _LEASE_VIEW.first(connection, shard=shard, owner=owner) or LeaseView()
 
 
-_MINE = "WHERE shard = %(shard)s AND term = %(term)s"
-_HOLD = f"SELECT /* leases.{{}} */ {{}} FROM orchestrator.leases {_MINE} FOR SHARE"
+_OWN_TERM = "WHERE shard = %(shard)s AND term = %(term)s"
+_HOLD = f"SELECT /* leases.{{}} */ {{}} FROM orchestrator.leases {_OWN_TERM} FOR SHARE"
 _RENEW = f"""
 UPDATE /* leases.{{}} */ orchestrator.leases
    SET expires_at = clock_timestamp() + %(lease)s::double precision * interval '1 second',
        useful_at = CASE WHEN %(trouble)s::text IS NULL THEN clock_timestamp() ELSE useful_at END,
        useful_term = term, trouble = %(trouble)s
-{_MINE} RETURNING {{}}
+{_OWN_TERM} RETURNING {{}}
 """
 _BEGIN = {
     (renew, with_pending_work): Prepared[Row](
@@ -117,10 +117,10 @@ def begin(
     with_pending_work: bool,
     trouble: str | None = None,
 ) -> tuple[datetime, PendingWorkProbe | None] | None:
-    """Begin a transaction that holds the lease until it ends, and renew it if asked: one round trip.
+    """Begin a transaction that locks the lease, and renew the lease if `renew` is given, in one round trip.
 
-    A renewal stores what keeps the leader from its work, if anything does.
-    Return the time and, if asked to look, what waits; or None if deposed.
+    A renewal stores `trouble`, which keeps the leader from its work. Return the time and, with `with_pending_work`, a
+    probe of the pending work; None if deposed.
     """
     parameters: dict[str, Any] = {"shard": shard, "term": term}
     if renew is not None:
@@ -135,23 +135,23 @@ def begin(
 _TERM_OVER = "term over"
 _HOLD_LATER = Prepared[None](f"""
 SELECT /* leases.hold_later */ (CASE count(*) WHEN 0 THEN '{_TERM_OVER}' ELSE '1' END)::int
-  FROM (SELECT FROM orchestrator.leases {_MINE} FOR SHARE) AS held
+  FROM (SELECT FROM orchestrator.leases {_OWN_TERM} FOR SHARE) AS held
 """)
-"""It fails if another scheduler leads: nobody reads its answer."""
+"""Fails if another scheduler leads, because nothing reads its result."""
 
 
 def begin_later(connection: Connection, shard: int, term: int) -> None:
-    """Begin such a transaction with the first of its statements, in one round trip; that fails if deposed."""
+    """Begin a transaction that locks the lease, in the round trip of its first statement. That fails if deposed."""
     _HOLD_LATER.begin_later(connection, shard=shard, term=term)
 
 
 def is_term_over(error: BaseException) -> bool:
-    """Say whether a transaction that was to begin with its first statement was refused."""
+    """Return whether the first statement of a transaction failed because another scheduler leads."""
     return isinstance(error, exc.DataError) and f'"{_TERM_OVER}"' in str(error.orig)
 
 
 RELEASED = "lease"
-"""The payload of the notification when a leader has released its lease."""
+"""The payload of the notification that a leader has released its lease."""
 
 _RELEASE = Statement[None]("""
 UPDATE /* leases.release */ orchestrator.leases SET expires_at = clock_timestamp() - interval '1 second'
@@ -161,13 +161,13 @@ RETURNING pg_notify(%(channel)s, %(released)s)
 
 
 def release(connection: Connection, shard: int, term: int) -> None:
-    """Give the lease up and, when the transaction commits, wake the standbys: they need not wait for it to expire."""
+    """Release the lease. The commit wakes the standbys, so that they do not wait for the expiry."""
     _RELEASE(connection, shard=shard, term=term, channel=namespace_of(connection), released=RELEASED)
 
 
-@Statement.function(f"UPDATE /* leases.raise_fence */ orchestrator.leases SET fence = fence + %(by)s {_MINE}")
+@Statement.function(f"UPDATE /* leases.raise_fence */ orchestrator.leases SET fence = fence + %(by)s {_OWN_TERM}")
 def raise_fence(connection: Connection, shard: int, term: int, by: int) -> None:
-    """Have attempts numbered from far above what has been given away."""
+    """Raise the fence: number attempts from far above those that were dispatched."""
 
 
 _IDENTITY = Statement[str]("""
@@ -177,10 +177,9 @@ SELECT /* leases.identity */ (SELECT system_identifier FROM pg_control_system())
 
 
 def identity(connection: Connection) -> str:
-    """Return a name of this timeline of the database: a promoted standby, or a restore to a point in time, begins
-    another.
+    """Return the name of the database's timeline; a promoted standby or a point-in-time restore begins a new timeline.
 
-    Empty if the server does not say; a copy of its files keeps its name.
+    Empty if the server does not tell. A copy of the server's files has the same name.
     """
     try:
         return _IDENTITY.one(connection)
@@ -196,11 +195,11 @@ SELECT /* leases.has_claimed */
     OR EXISTS (SELECT FROM orchestrator.ended_tasks WHERE id = %(task)s::uuid AND attempt >= %(attempt)s)
 """)
 def has_claimed(connection: Connection, task: bytes, attempt: int) -> bool:
-    """Say whether a task has come to an attempt."""
+    """Return whether a task has reached an attempt."""
 
 
 class Cursor(NamedTuple):
-    """How far the events of a generation have been applied."""
+    """The position up to which the events of a generation are applied."""
 
     generation: str
     position: str
@@ -211,7 +210,7 @@ class Cursor(NamedTuple):
     "SELECT /* leases.cursor */ generation, position, server FROM orchestrator.cursors WHERE shard = %(shard)s"
 )
 def read_cursor(connection: Connection, shard: int) -> Cursor | None:
-    """Return the cursor, or None before the first leader."""
+    """Return the cursor; None before the first leader."""
 
 
 _SAVE = """
@@ -231,10 +230,10 @@ saved AS ({_SAVE.format(name="", condition="WHERE EXISTS (SELECT FROM gone)")})
 def succeed_and_commit(
     connection: Connection, rows: Sequence[Success], now: datetime, shard: int, cursor: Cursor
 ) -> list[Moved]:
-    """End tasks, commit that and how far events are applied: one round trip for the whole of a transaction.
+    """Mark tasks as succeeded, save the cursor and commit: the whole transaction in one round trip.
 
-    Nothing is done if one of the tasks has a run, a limit, a key or callbacks: more belongs to that transaction. Nor is
-    the cursor saved if no task has ended.
+    Nothing is done if one of the tasks has a run, a limit, a key or callbacks: such a transaction needs more
+    statements. The cursor is saved only if a task has ended.
     """
     channel(connection).commit_with_next()
     values = transitions.SUCCESSES(rows)
@@ -242,15 +241,15 @@ def succeed_and_commit(
 
 
 def commit_with_next(connection: Connection, shard: int, cursor: Cursor) -> None:
-    """Have the next statement commit a transaction that is to begin, with all that waits for it and the cursor."""
+    """Let the next statement begin and commit its transaction, together with the deferred statements and the cursor."""
     if channel(connection).commit_with_next(others=True):
-        _SAVE_CURSOR.later(connection, shard=shard, **cursor._asdict())
+        _SAVE_CURSOR.defer(connection, shard=shard, **cursor._asdict())
 
 
 def commit(connection: Connection, shard: int, cursor: Cursor | None) -> None:
-    """Commit a transaction that `begin` began, and with it how far events are applied: one round trip.
+    """Commit the transaction of `begin` and the cursor, in one round trip.
 
-    One that has ended with its last statement, or that has had none, needs none.
+    A transaction that is already committed, or that has had no statements, needs no round trip.
     """
     if channel(connection).is_over(is_complete=cursor is None):
         return

@@ -1,7 +1,7 @@
-"""The backlog, for callers that ask every few seconds: each number costs a walk along an index, and no more.
+"""The backlog, for callers that poll every few seconds: each number costs one bounded index scan.
 
-`fleet.list_queues` counts every open task, which takes long where there are millions. Here nothing is counted beyond
-`MOST_COUNTED`, and the oldest task of a queue is found at the front of its priorities.
+`fleet.list_queues` counts every open task, which is slow with millions. Here counts stop at `MAX_COUNTED`, and the
+oldest task of a queue is found at the front of each priority.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from orchestrator.store.shards import ours
 from orchestrator.store.sql import Statement
 from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY_IN_LANE, READY_PLAIN
 
-FEW = 20_000
-"""Up to so many open tasks, all are counted."""
-MOST_WALKED = 50_000
-"""Ready tasks that are counted, of all queues together; each has the same share."""
-_LEAST_SHARE = 100
-_MOST_OTHERS = 10_000
-"""Tasks of each other kind that are looked at."""
-MOST_QUEUES = 1_000
-_MOST_PRIORITIES = 20
-_MOST_LOOKED_AT = 1_000
-"""Tasks with keys whose ages are looked at, in each queue."""
+MAX_COUNTED_EXACTLY = 20_000
+"""Up to this number of open tasks, all tasks are counted."""
+MAX_READY_COUNTED = 50_000
+"""Ready tasks to count over all queues; each queue has the same share."""
+_MIN_SHARE = 100
+_MAX_SCANNED = 10_000
+"""Tasks to scan of each other kind: delayed, held, of runs, in flight."""
+MAX_QUEUES = 1_000
+_MAX_PRIORITIES = 20
+_MAX_AGES_COMPARED = 1_000
+"""Tasks with keys whose age is compared, for each queue."""
 
 _MANY = Statement[bool]("""
 SELECT /* insights.many.is_much */ count(*) > %(few)s::int
@@ -37,13 +37,13 @@ SELECT /* insights.many.is_much */ count(*) > %(few)s::int
 """)
 
 
-def is_much(connection: Connection) -> bool:
-    """Say whether there are so many open tasks that they are not all counted."""
-    return _MANY.one(connection, few=FEW)
+def has_many_open_tasks(connection: Connection) -> bool:
+    """Return whether there are more open tasks than are counted exactly."""
+    return _MANY.one(connection, few=MAX_COUNTED_EXACTLY)
 
 
 def walk(name: str, condition: str) -> str:
-    """Return a recursive query of the queues that have such a task: from each in the index to the next one."""
+    """Return a recursive query of the queues that have matching tasks: one index probe for each queue."""
     return f"""
 {name}(queue) AS (
     (SELECT queue FROM orchestrator.tasks WHERE {condition} ORDER BY queue LIMIT 1)
@@ -55,7 +55,7 @@ def walk(name: str, condition: str) -> str:
 
 
 def oldest_plain(queue: str) -> str:
-    """Return a query of the time of the oldest ready task of a queue without a lane: at the front of a priority."""
+    """Return a query of the creation time of the oldest ready task without a lane, at the front of some priority."""
     return f"""
     WITH RECURSIVE front(priority, created_at) AS (
         (SELECT t.priority, t.created_at FROM orchestrator.tasks t
@@ -65,24 +65,24 @@ def oldest_plain(queue: str) -> str:
             SELECT t.priority, t.created_at FROM orchestrator.tasks t
              WHERE t.queue = {queue} AND {READY_PLAIN} AND t.priority < front.priority
              ORDER BY t.priority DESC, t.seq LIMIT 1) AS next
-    ) SELECT min(created_at) AS oldest FROM (SELECT created_at FROM front LIMIT {_MOST_PRIORITIES}) AS fronts"""
+    ) SELECT min(created_at) AS oldest FROM (SELECT created_at FROM front LIMIT {_MAX_PRIORITIES}) AS fronts"""
 
 
 def oldest_in_lane(queue: str) -> str:
-    """Return a query of the time of the oldest of the first ready tasks of a queue with lanes."""
+    """Return a query of the creation time of the oldest ready task at the front of some lane."""
     return f"""
     SELECT min(created_at) AS oldest FROM (
         SELECT t.created_at FROM orchestrator.tasks t WHERE t.queue = {queue} AND {READY_IN_LANE}
-         ORDER BY t.lane, t.priority DESC, t.seq LIMIT {_MOST_LOOKED_AT}) AS looked_at"""
+         ORDER BY t.lane, t.priority DESC, t.seq LIMIT {_MAX_AGES_COMPARED}) AS looked_at"""
 
 
-def _walked(name: str, condition: str) -> str:
+def _matching_queues(name: str, condition: str) -> str:
     return f"""{walk(name, condition)}, of_{name} AS MATERIALIZED (
-    SELECT queue FROM {name} WHERE starts_with(queue, %(within)s::text) LIMIT {MOST_QUEUES}
+    SELECT queue FROM {name} WHERE starts_with(queue, %(within)s::text) LIMIT {MAX_QUEUES}
 )"""
 
 
-def _counted(name: str, condition: str, oldest: str) -> str:
+def _ready_rows(name: str, condition: str, oldest: str) -> str:
     return f"""
 SELECT queue, number, number >= share.size AS is_least, oldest FROM of_{name} CROSS JOIN share CROSS JOIN LATERAL (
     SELECT count(*) AS number FROM (SELECT FROM orchestrator.tasks t WHERE t.queue = of_{name}.queue AND {condition}
@@ -91,18 +91,18 @@ SELECT queue, number, number >= share.size AS is_least, oldest FROM of_{name} CR
 
 
 COUNTS = f"""
-{_walked("plain", READY_PLAIN)}, {_walked("laned", READY_IN_LANE)}, share AS MATERIALIZED (
-    SELECT greatest({_LEAST_SHARE}, {MOST_WALKED} / greatest(1,
+{_matching_queues("plain", READY_PLAIN)}, {_matching_queues("laned", READY_IN_LANE)}, share AS MATERIALIZED (
+    SELECT greatest({_MIN_SHARE}, {MAX_READY_COUNTED} / greatest(1,
                (SELECT count(*) FROM of_plain) + (SELECT count(*) FROM of_laned)))::int AS size
 ), free AS (
     SELECT queue, sum(number)::int AS ready, bool_or(is_least) AS is_least, min(oldest) AS oldest
-      FROM ({_counted("plain", READY_PLAIN, oldest_plain("of_plain.queue"))}
-             UNION ALL {_counted("laned", READY_IN_LANE, oldest_in_lane("of_laned.queue"))}) AS kinds GROUP BY queue
+      FROM ({_ready_rows("plain", READY_PLAIN, oldest_plain("of_plain.queue"))}
+             UNION ALL {_ready_rows("laned", READY_IN_LANE, oldest_in_lane("of_laned.queue"))}) AS kinds GROUP BY queue
 ), woken AS MATERIALIZED (
     SELECT queue, status, blockers, hold, wake_at FROM orchestrator.tasks WHERE wake_at IS NOT NULL
-     LIMIT {_MOST_OTHERS}
+     LIMIT {_MAX_SCANNED}
 ), held AS MATERIALIZED (
-    SELECT queue, status, blockers, hold, wake_at FROM orchestrator.tasks WHERE hold IS NOT NULL LIMIT {_MOST_OTHERS}
+    SELECT queue, status, blockers, hold, wake_at FROM orchestrator.tasks WHERE hold IS NOT NULL LIMIT {_MAX_SCANNED}
 ), later AS (
     SELECT queue, count(*) FILTER (WHERE {DELAYED})::int AS delayed FROM woken GROUP BY queue
 ), kept_back AS (
@@ -114,22 +114,22 @@ COUNTS = f"""
       FROM held GROUP BY queue
 ), of_runs AS MATERIALIZED (
     SELECT queue, status, blockers, id = run_id AS is_turn FROM orchestrator.tasks
-     WHERE run_id IS NOT NULL LIMIT {_MOST_OTHERS}
+     WHERE run_id IS NOT NULL LIMIT {_MAX_SCANNED}
 ), others AS (
     SELECT queue, count(*) FILTER (WHERE status = 'pending' AND blockers > 0 AND NOT is_turn)::int AS blocked
       FROM of_runs GROUP BY queue
 ), flying AS MATERIALIZED (
-    SELECT queue, status FROM orchestrator.tasks WHERE status IN ('dispatched', 'running') LIMIT {_MOST_OTHERS}
+    SELECT queue, status FROM orchestrator.tasks WHERE status IN ('dispatched', 'running') LIMIT {_MAX_SCANNED}
 ), moving AS (
     SELECT queue, count(*) FILTER (WHERE status = 'dispatched')::int AS dispatched,
            count(*) FILTER (WHERE status = 'running')::int AS running FROM flying GROUP BY queue
 ), capped AS (
     SELECT array_remove(ARRAY[
-               CASE WHEN (SELECT count(*) FROM woken) >= {_MOST_OTHERS} THEN 'delayed' END,
-               CASE WHEN (SELECT count(*) FROM held) >= {_MOST_OTHERS} THEN 'unknown' END,
-               CASE WHEN (SELECT count(*) FROM of_runs) >= {_MOST_OTHERS} THEN 'blocked' END,
-               CASE WHEN (SELECT count(*) FROM flying) >= {_MOST_OTHERS} THEN 'dispatched' END,
-               CASE WHEN (SELECT count(*) FROM flying) >= {_MOST_OTHERS} THEN 'running' END], NULL) AS least
+               CASE WHEN (SELECT count(*) FROM woken) >= {_MAX_SCANNED} THEN 'delayed' END,
+               CASE WHEN (SELECT count(*) FROM held) >= {_MAX_SCANNED} THEN 'unknown' END,
+               CASE WHEN (SELECT count(*) FROM of_runs) >= {_MAX_SCANNED} THEN 'blocked' END,
+               CASE WHEN (SELECT count(*) FROM flying) >= {_MAX_SCANNED} THEN 'dispatched' END,
+               CASE WHEN (SELECT count(*) FROM flying) >= {_MAX_SCANNED} THEN 'running' END], NULL) AS least
 ), waiting AS (
     SELECT queue, coalesce(ready, 0) + coalesce(crowded, 0) AS ready, delayed, unknown, blocked, dispatched, running,
            extract(epoch FROM now() - oldest)::double precision AS oldest_ready,
@@ -137,13 +137,13 @@ COUNTS = f"""
       FROM free FULL JOIN later USING (queue) FULL JOIN kept_back USING (queue) FULL JOIN others USING (queue)
       FULL JOIN moving USING (queue)
 )"""
-"""What stands for one pass over the open tasks: a list of WITH that is RECURSIVE, and ends with `waiting`.
+"""A WITH RECURSIVE list that counts the open tasks in one pass; its last part is `waiting`.
 
-`capped` names the numbers that are at least so many, of each queue.
+`least` names the columns that are lower bounds because their scans were capped.
 """
 
 
-MOST_COUNTED = 10_000
+MAX_COUNTED = 10_000
 """Counts stop at this number; Postgres estimates the total."""
 
 
@@ -152,32 +152,32 @@ class QueueLoad:
     """The open tasks of one queue, waiting and in flight."""
 
     queue: str
-    """Its name."""
+    """The name of the queue."""
     ready: int
-    """Tasks that only wait for a free slot."""
+    """Tasks that wait only for a free slot."""
     delayed: int
     """Tasks that wait for their time, or for a worker that knows them."""
     in_flight: int
-    """Tasks that are with the workers, or on their way."""
+    """Dispatched or running tasks."""
     oldest: float | None
     """Seconds since the oldest ready task was enqueued, its delays included."""
     slots: int
-    """How many tasks its live workers run at once."""
+    """The number of tasks that the queue's live workers run at once."""
     paused: bool
-    """Nothing of it is handed out."""
+    """Whether the queue is paused."""
 
 
-def _front(name: str, condition: str, oldest: Callable[[str], str]) -> str:
+def _ready_and_oldest(name: str, condition: str, oldest: Callable[[str], str]) -> str:
     return f"""
         SELECT queue,
                (SELECT count(*) FROM (SELECT FROM orchestrator.tasks t WHERE t.queue = {name}.queue AND {condition}
-                                       LIMIT {MOST_COUNTED}) AS counted) AS number,
+                                       LIMIT {MAX_COUNTED}) AS counted) AS number,
                ({oldest(f"{name}.queue")}) AS oldest
-          FROM (SELECT queue FROM {name} WHERE queue IS NOT NULL LIMIT {MOST_QUEUES}) AS {name}"""
+          FROM (SELECT queue FROM {name} WHERE queue IS NOT NULL LIMIT {MAX_QUEUES}) AS {name}"""
 
 
 def use_indexes(connection: Connection, seconds: float) -> None:
-    """Have these statements take the indexes, also where Postgres has no statistics yet, and no longer than this."""
+    """Make the statements use indexes, even without statistics, and set a timeout of `seconds`."""
     connection.exec_driver_sql(
         f"SET statement_timeout = {int(1_000 * seconds)}; SET jit = off; "
         "SET enable_seqscan = off; SET enable_bitmapscan = off"
@@ -187,16 +187,16 @@ def use_indexes(connection: Connection, seconds: float) -> None:
 @Statement.function(f"""
 WITH /* load.queues */ RECURSIVE {walk("plain", READY_PLAIN)}, {walk("in_lanes", READY_IN_LANE)}, waiting AS (
     SELECT queue, sum(number) AS ready, min(oldest) AS oldest
-      FROM ({_front("plain", READY_PLAIN, oldest_plain)}
-             UNION ALL {_front("in_lanes", READY_IN_LANE, oldest_in_lane)}) AS kinds GROUP BY queue
+      FROM ({_ready_and_oldest("plain", READY_PLAIN, oldest_plain)}
+             UNION ALL {_ready_and_oldest("in_lanes", READY_IN_LANE, oldest_in_lane)}) AS kinds GROUP BY queue
 ), later AS (
     SELECT queue, count(*) AS delayed
-      FROM (SELECT queue FROM orchestrator.tasks WHERE wake_at IS NOT NULL LIMIT {MOST_COUNTED}) AS counted
+      FROM (SELECT queue FROM orchestrator.tasks WHERE wake_at IS NOT NULL LIMIT {MAX_COUNTED}) AS counted
      GROUP BY queue
 ), moving AS (
     SELECT queue, count(*) AS in_flight
       FROM (SELECT queue FROM orchestrator.tasks WHERE status IN ('dispatched', 'running')
-             LIMIT {MOST_COUNTED}) AS counted
+             LIMIT {MAX_COUNTED}) AS counted
      GROUP BY queue
 ), serving AS (
     SELECT queue, sum(slots) AS slots FROM orchestrator.workers CROSS JOIN LATERAL unnest(queues) AS queue
@@ -208,48 +208,48 @@ SELECT queue, coalesce(ready, 0)::int AS ready, coalesce(delayed, 0)::int AS del
        coalesce(paused, false) AS paused
   FROM waiting FULL JOIN later USING (queue) FULL JOIN moving USING (queue) FULL JOIN serving USING (queue)
   FULL JOIN (SELECT name AS queue, paused FROM orchestrator.queues WHERE paused) AS chosen USING (queue)
- ORDER BY queue LIMIT {MOST_QUEUES}
+ ORDER BY queue LIMIT {MAX_QUEUES}
 """)
 def queue_loads(connection: Connection) -> list[QueueLoad]:
-    """Return the queues that have something to do, a live worker, or are paused."""
+    """Return the queues that have open tasks or a live worker, or are paused."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SystemLoad:
-    """Numbers about the whole."""
+    """Figures about the whole system."""
 
     term: int | None
-    """The number of the present term; None before the first."""
+    """The number of the current term; None before the first."""
     lease_remaining: float | None
-    """Seconds until the lease runs out, unless it is renewed; below zero without a leader."""
+    """Seconds until the lease expires, unless it is renewed; negative without a leader."""
     leader_idle: float | None
     """Seconds since the leader last did all of its work."""
     inbox: int
     """Requests that the leader has not applied yet."""
     stuck_runs: int
-    """Runs that cannot go on."""
+    """Runs that are stuck."""
     late_schedules: int
-    """Schedules that should have fired more than a minute ago."""
+    """Schedules whose time to fire was more than a minute ago."""
     lateness: float
-    """Seconds since the first of these should have fired."""
+    """Seconds since the first late schedule's time to fire."""
     live_workers: int
     """Worker processes that take tasks."""
     slots: int
-    """How many tasks they run at once."""
+    """The number of tasks that the live workers run at once."""
     running: int
-    """How many they run now."""
+    """Tasks that the live workers are running."""
     open_tasks: int
-    """About how many tasks are open."""
+    """An estimate of the number of open tasks."""
     dead_rows: int
-    """About how many dead rows the table of open tasks carries along."""
+    """An estimate of the dead rows in the table of open tasks."""
     transaction_age: float
-    """Seconds for which the oldest transaction of this database has been open."""
+    """The age of the oldest open transaction in this database, in seconds."""
     connections: int
-    """Connections to Postgres, of all its databases and programs."""
+    """Connections to the Postgres server, of all databases and programs."""
     max_connections: int
-    """How many there may be."""
+    """The server's limit on connections."""
     size: int
-    """Bytes of our tables on disk, with their indexes."""
+    """Bytes of the tables on disk, with their indexes."""
 
 
 _SYSTEM_LOAD = Statement[SystemLoad](f"""
@@ -257,9 +257,9 @@ SELECT /* load.system */ lease.term,
        extract(epoch FROM lease.expires_at - clock_timestamp())::double precision AS lease_remaining,
        (SELECT extract(epoch FROM clock_timestamp() - min(useful_at)) FROM orchestrator.leases
          WHERE useful_term = term AND expires_at > clock_timestamp())::double precision AS leader_idle,
-       (SELECT count(*) FROM (SELECT FROM orchestrator.inbox LIMIT {MOST_COUNTED}) AS counted)::int AS inbox,
+       (SELECT count(*) FROM (SELECT FROM orchestrator.inbox LIMIT {MAX_COUNTED}) AS counted)::int AS inbox,
        (SELECT count(*) FROM (SELECT FROM orchestrator.runs WHERE stuck IS NOT NULL AND ended_at IS NULL
-                               LIMIT {MOST_COUNTED}) AS counted)::int AS stuck_runs,
+                               LIMIT {MAX_COUNTED}) AS counted)::int AS stuck_runs,
        late.schedules::int AS late_schedules, coalesce(late.seconds, 0)::double precision AS lateness,
        fleet.workers::int AS live_workers, fleet.slots::int AS slots, fleet.running::int AS running,
        coalesce(kept.n_live_tup, 0)::bigint AS open_tasks, coalesce(kept.n_dead_tup, 0)::bigint AS dead_rows,
@@ -275,7 +275,7 @@ SELECT /* load.system */ lease.term,
   FROM (SELECT count(*) AS schedules, max(extract(epoch FROM now() - due_at)) AS seconds FROM (
             SELECT due_at FROM orchestrator.schedules
              WHERE due_at IS NOT NULL AND NOT paused AND due_at < now() - interval '1 minute'
-             ORDER BY due_at LIMIT {MOST_COUNTED}) AS due) AS late
+             ORDER BY due_at LIMIT {MAX_COUNTED}) AS due) AS late
  CROSS JOIN (SELECT count(*) AS workers, coalesce(sum(slots), 0) AS slots, coalesce(sum(running), 0) AS running
                FROM orchestrator.workers WHERE state = 'live' AND still_since IS NULL AND {IS_FRESH}) AS fleet
   LEFT JOIN (SELECT * FROM orchestrator.leases ORDER BY expires_at LIMIT 1) AS lease ON true
@@ -285,53 +285,53 @@ SELECT /* load.system */ lease.term,
 
 
 def system_load(connection: Connection) -> SystemLoad:
-    """Return numbers about the whole; with several shards, of the worst lease and the worst leader."""
+    """Return figures about the whole system; with several shards, of the worst lease and the worst leader."""
     return _SYSTEM_LOAD.one(connection, root=root_of(connection))
 
 
-# -- how many slots each queue wants, for what scales workers
+# -- the number of slots that each queue needs, for autoscalers of workers
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueDemand:
-    """How many slots a queue wants, and why."""
+    """The number of slots that a queue needs, and why."""
 
     queue: str
-    """Its name."""
+    """The name of the queue."""
     wanted: int
-    """How many tasks its workers should run at once: divide it by the slots of a worker."""
+    """The number of tasks that the queue's workers should run at once: divide it by the slots of a worker."""
     slots: int
-    """How many its live workers run at once, of all their queues together."""
+    """The number of tasks that the queue's live workers run at once, over all of their queues."""
     busy: int
-    """How many of them are used by this queue."""
+    """Slots in use by this queue."""
     ready: int
-    """Tasks that only wait for a free slot, counted up to 10000; none of a paused queue."""
+    """Tasks that wait only for a free slot, counted up to 10000; 0 if the queue is paused."""
     oldest: float | None
-    """Seconds since the oldest of these was enqueued."""
+    """Seconds since the oldest ready task was enqueued."""
     rate: float
-    """Attempts that started each second, in the last minute."""
+    """Attempts started per second, in the last minute."""
     run_time: float | None
-    """Seconds that an attempt ran on average, in the last minute; None if none has ended."""
+    """The average run time of an attempt in the last minute, in seconds; None if none has ended."""
 
 
 def queue_demands(
     connection: Connection, within: str = "", *, loads: Sequence[QueueLoad] | None = None
 ) -> list[QueueDemand]:
-    """Return what each queue wants whose name begins so; loads that were read a moment ago need not be again."""
-    lately = {row.queue: row for row in throughput.last_minute(connection)}
-    found = []
+    """Return the demand of queues whose name begins with `within`. Pass `loads` that were just read, if any."""
+    last_minute = {counts.queue: counts for counts in throughput.last_minute(connection)}
+    demands = []
     for load in queue_loads(connection) if loads is None else loads:
         if not load.queue.startswith(within):
             continue
-        row = lately.get(load.queue)
+        counts = last_minute.get(load.queue)
         ready, oldest = (0, None) if load.paused else (load.ready, load.oldest)
         busy = min(load.in_flight, load.slots)
-        rate, run_time = (row.dispatched / 60, mean_time(row.runs)) if row else (0.0, None)
-        wanted = wanted_slots(ready=ready, busy=busy, oldest=oldest, rate=rate, run_time=run_time)
-        found.append(
+        rate, run_time = (counts.dispatched / 60, mean_time(counts.runs)) if counts else (0.0, None)
+        slots_needed = wanted_slots(ready=ready, busy=busy, oldest=oldest, rate=rate, run_time=run_time)
+        demands.append(
             QueueDemand(
                 queue=load.queue,
-                wanted=wanted,
+                wanted=slots_needed,
                 slots=load.slots,
                 busy=busy,
                 ready=ready,
@@ -340,4 +340,4 @@ def queue_demands(
                 run_time=run_time,
             )
         )
-    return found
+    return demands

@@ -1,7 +1,6 @@
-"""Log lines of tasks, by attempt: chunks of lines, as their workers have sent them.
+"""Log lines of tasks, stored as the chunks that workers send for each attempt.
 
-A table of its own, which is only ever appended to, and trimmed from its old end. Nothing that is done to tasks reads or
-writes it.
+The table is only appended to, and trimmed at its old end. No statement about tasks reads or writes it.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from orchestrator.store.batches import Batch, Blob
 from orchestrator.store.sql import Statement
 
 LAST = 2**63 - 1
-"""No chunk has a larger id."""
+"""Larger than any chunk id."""
 
 
 class NewChunk(NamedTuple):
-    """Some lines of one attempt."""
+    """Log lines of one attempt."""
 
     task_id: bytes
     attempt: int
@@ -31,7 +30,7 @@ class NewChunk(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Such lines, and their place among all that are stored."""
+    """Stored log lines; the ids are in order of storage."""
 
     id: int
     task_id: UUID
@@ -48,12 +47,12 @@ INSERT /* logs.insert */ {_NEW.into("task_logs")}
 
 
 def insert(connection: Connection, chunks: Iterable[NewChunk]) -> int:
-    """Store chunks, unless they are stored already; return how many were not."""
+    """Store chunks that are not stored yet; return their number."""
     return _INSERT.count(connection, _NEW(chunks))
 
 
 _COLUMNS = "id, task_id, attempt, step, lines"
-# A task has few chunks, and they are found by its id. `id + 0` keeps the planner from walking along the ids of all.
+# A task has few chunks, which its id finds. `id + 0` keeps the planner from scanning the index of ids.
 _EARLIER = """task_id = %(target)s::uuid AND id + 0 < %(before)s::bigint
    AND (%(attempt)s::int IS NULL OR attempt = %(attempt)s::int)"""
 _EARLIER_OF_RUN = "run_id = %(target)s::uuid AND id < %(before)s::bigint"
@@ -65,7 +64,7 @@ _LAST_OF_RUN = Statement[Chunk](f"""
 SELECT /* logs.last_of_run */ {_COLUMNS} FROM orchestrator.task_logs WHERE {_EARLIER_OF_RUN}
  ORDER BY id DESC LIMIT %(limit)s
 """)
-# How many lines a chunk has stands in its first bytes; the others are not read.
+# The first bytes of a chunk hold the number of its lines; the rest is not read.
 _HEADS = Statement[bytes](f"""
 SELECT /* logs.heads */ substring(lines FOR 5) FROM orchestrator.task_logs WHERE {_EARLIER} LIMIT 10000
 """)
@@ -89,25 +88,25 @@ SELECT /* logs.of_task */ {_COLUMNS} FROM orchestrator.task_logs
  ORDER BY id + 0 LIMIT %(limit)s
 """)
 def of_task(connection: Connection, task: bytes, after: int, limit: int, attempt: int | None = None) -> list[Chunk]:
-    """Return chunks of a task from a place on, the oldest first."""
+    """Return chunks of a task from the id `after` on, oldest first."""
 
 
 def last_of_task(
     connection: Connection, task: bytes, limit: int, attempt: int | None = None, before: int = LAST
 ) -> list[Chunk]:
-    """Return the last chunks of a task before one of them, the oldest first."""
+    """Return the last chunks of a task before a chunk id, oldest first."""
     return _LAST_OF_TASK(connection, target=task, limit=limit, attempt=attempt, before=before)[::-1]
 
 
 def last_of_run(connection: Connection, run: bytes, limit: int, before: int = LAST) -> list[Chunk]:
-    """Return the last chunks of all tasks of a run before one of them, the oldest first."""
+    """Return the last chunks of all tasks of a run before a chunk id, oldest first."""
     return _LAST_OF_RUN(connection, target=run, limit=limit, before=before)[::-1]
 
 
 def count_lines(
     connection: Connection, target: bytes, attempt: int | None = None, before: int = LAST, *, is_run: bool = False
 ) -> int:
-    """Return how many lines the chunks of a task or run have before one of them."""
+    """Return the number of log lines of a task or run before a chunk id."""
     if is_run:
         heads = _HEADS_OF_RUN(connection, target=target, before=before)
     else:
@@ -116,7 +115,7 @@ def count_lines(
 
 
 def _length(head: bytes) -> int:
-    """Return the length of a list in MessagePack; 0 if this is the beginning of something else."""
+    """Return the length of a list from its MessagePack header; 0 for anything else."""
     wide = {0xDC: 2, 0xDD: 4}.get(head[0] if head else 0)
     if wide is not None:
         return int.from_bytes(head[1 : 1 + wide])
@@ -128,11 +127,11 @@ SELECT /* logs.of_run */ {_COLUMNS} FROM orchestrator.task_logs
  WHERE run_id = %(run)s::uuid AND id >= %(after)s::bigint ORDER BY id LIMIT %(limit)s
 """)
 def of_run(connection: Connection, run: bytes, after: int, limit: int) -> list[Chunk]:
-    """Return chunks of all tasks of a run from a place on, the oldest first."""
+    """Return chunks of all tasks of a run from the id `after` on, oldest first."""
 
 
 def of_tasks(connection: Connection, after: Mapping[bytes, int], limit: int) -> list[Chunk]:
-    """Return chunks of many tasks, of each from a place on, the oldest first."""
+    """Return chunks of many tasks, oldest first; `after` has the first chunk id for each task."""
     return _OF_TASKS(connection, _AFTER(after.items()), limit=limit)
 
 
@@ -144,5 +143,5 @@ DELETE /* logs.prune */ FROM orchestrator.task_logs WHERE id = ANY (ARRAY(
 
 
 def prune(connection: Connection, seconds: float, limit: int) -> int:
-    """Forget what was stored more than so many seconds ago, the oldest first; return how many chunks."""
+    """Delete chunks stored more than `seconds` ago, oldest first; return their number."""
     return _PRUNE.count(connection, seconds=seconds, limit=limit)

@@ -1,9 +1,9 @@
-"""Several applications in one database: each has a schema of its own, named after its namespace.
+"""Several applications in one database: each namespace is a schema.
 
-All SQL of this package is written for the default schema, `orchestrator.…`. Where the namespace is another one, the
-name is exchanged at one place, on the way to the driver; with the default namespace nothing is in that way.
+All SQL in this package is written for the default schema, `orchestrator.…`. For another namespace, `in_namespace`
+replaces the schema's name just before the driver; the default namespace costs nothing.
 
-A shard is a namespace of its own beside the first one (`shards.py`). Some tables are shared by all shards of it.
+A shard is a namespace beside the first one (`shards.py`). The shards of an application share some tables.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orchestrator.settings import DEFAULT_NAMESPACE
 _OPTION = "orchestrator_namespace"
 _TABLE = re.compile(rf"\b{DEFAULT_NAMESPACE}\.(\w*)")
 ALL = "/all"
-"""How the namespace ends that has views of all shards."""
+"""The suffix of the namespace that has the views over all shards."""
 NOT_SHARED: frozenset[str] = frozenset()
 SHARED = frozenset(
     (
@@ -30,13 +30,13 @@ SHARED = frozenset(
         *("api_keys", "sessions", "audit", "services", ""),
     )
 )
-"""Tables that all shards use together; and no table at all, as in the name of a lock."""
+"""Tables that all shards share; the empty name stands for a name that is not a table's, as in a lock."""
 _SHARED_BY_VIEWS = SHARED | {"alembic_version"}
 
 
 @lru_cache(maxsize=1024)
 def in_namespace(sql: str, namespace: str, shared: frozenset[str] = SHARED) -> str:
-    """Return a statement that was written for the default schema as one for this namespace's."""
+    """Return a statement for the default schema as a statement for this namespace."""
     if namespace == DEFAULT_NAMESPACE:
         return sql
     root, slash, _ = namespace.partition("/")
@@ -49,47 +49,47 @@ def in_namespace(sql: str, namespace: str, shared: frozenset[str] = SHARED) -> s
 
 
 def use_namespace(engine: Engine, namespace: str, shared: frozenset[str] = SHARED) -> None:
-    """Let every connection of an engine work in a namespace."""
+    """Make every connection of an engine work in a namespace."""
     if namespace != DEFAULT_NAMESPACE:
         engine.update_execution_options(**{_OPTION: namespace})
-        event.listen(engine, "before_cursor_execute", _exchange(namespace, shared), retval=True)
+        event.listen(engine, "before_cursor_execute", _replacing(namespace, shared), retval=True)
 
 
 @contextmanager
 def borrowed(connection: Connection, namespace: str) -> Iterator[None]:
-    """Let a foreign connection work in a namespace while the block lasts."""
+    """Make a foreign connection work in a namespace during the block."""
     if namespace == DEFAULT_NAMESPACE:
         yield
         return
-    exchange = _exchange(namespace)
-    event.listen(connection, "before_cursor_execute", exchange, retval=True)
+    replace = _replacing(namespace)
+    event.listen(connection, "before_cursor_execute", replace, retval=True)
     connection.info[_OPTION] = namespace
     try:
         yield
     finally:
         if not connection.closed:
             connection.info.pop(_OPTION, None)
-        event.remove(connection, "before_cursor_execute", exchange)
+        event.remove(connection, "before_cursor_execute", replace)
 
 
 def namespace_of(connection: Connection | Engine) -> str:
-    """Return the namespace in which a connection works now, or all those of an engine of our own."""
-    lent = connection.info.get(_OPTION) if isinstance(connection, Connection) else None
-    namespace: str = lent or connection.get_execution_options().get(_OPTION, DEFAULT_NAMESPACE)
+    """Return the current namespace of a connection, or the namespace of an engine."""
+    borrowed_namespace = connection.info.get(_OPTION) if isinstance(connection, Connection) else None
+    namespace: str = borrowed_namespace or connection.get_execution_options().get(_OPTION, DEFAULT_NAMESPACE)
     return namespace
 
 
 def root_of(connection: Connection | Engine) -> str:
-    """Return the same without the shard."""
+    """Return the current namespace without the shard."""
     return namespace_of(connection).partition("/")[0]
 
 
-def _exchange(namespace: str, shared: frozenset[str] = SHARED) -> Callable[..., tuple[str, Any]]:
-    """Return a new listener, so that one that was added twice can be removed once."""
+def _replacing(namespace: str, shared: frozenset[str] = SHARED) -> Callable[..., tuple[str, Any]]:
+    """Return a new listener: SQLAlchemy adds the same function only once, so nested blocks need two."""
 
-    def exchange(
+    def replace(
         _connection: object, _cursor: object, statement: str, parameters: Any, _context: object, _many: bool
     ) -> tuple[str, Any]:
         return in_namespace(statement, namespace, shared), parameters
 
-    return exchange
+    return replace

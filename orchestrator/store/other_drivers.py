@@ -1,8 +1,8 @@
 """Connections that SQLAlchemy did not open: psycopg2, psycopg 3, asyncpg and Django.
 
-`other_driver` wraps one, and a `Statement` runs on it as on a connection of SQLAlchemy, in the transaction that its
-owner has begun. No driver is imported here: a caller with a connection has loaded its driver. The asynchronous ones
-need greenlet, as SQLAlchemy's do: the caller is in `greenlet_spawn`, and each statement is awaited from there.
+`other_driver` wraps such a connection. A `Statement` runs on the wrapper as on a SQLAlchemy connection, in the owner's
+open transaction. No driver is imported here: a caller with a connection has loaded the driver. Asynchronous drivers
+need greenlet, as in SQLAlchemy: the caller runs in `greenlet_spawn`, which awaits each statement.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.store.driver import StatementResult
 from orchestrator.store.namespaces import in_namespace
 
 PARAMETER = re.compile(r"%\((\w+)\)s((?:::[a-z]+(?: precision)?(?:\[\])?)?)")
-"""A parameter of a statement: its name and its cast."""
+"""A parameter of a statement: name and cast."""
 
 
 class HasCursor(Protocol):
@@ -29,18 +29,18 @@ class HasCursor(Protocol):
 
 
 class DriverConnection:
-    """A connection with cursors, as psycopg2, psycopg 3 and Django have them."""
+    """A connection with cursors: psycopg2, psycopg 3 and Django."""
 
     is_async = False
 
     def __init__(self, connection: Any, namespace: str, **plain: Any) -> None:
-        """`plain` asks for a cursor whose rows are tuples, whatever the owner of the connection has set."""
+        """`plain` has the options of a cursor whose rows are tuples, whatever the connection's owner has set."""
         self._connection = connection
         self._namespace = namespace
         self._plain = plain
 
     def run(self, sql: str, values: Mapping[str, Any]) -> StatementResult:
-        """Run a statement in the transaction that is open, if one is."""
+        """Run a statement, in the open transaction if there is one."""
         with self._connection.cursor(**self._plain) as cursor:
             cursor.execute(in_namespace(sql, self._namespace), values)
             rows = cursor.fetchall() if cursor.description else ()
@@ -71,7 +71,7 @@ class _Asyncpg(DriverConnection):
 
 @lru_cache(maxsize=1024)
 def _numbered(sql: str) -> tuple[str, list[str]]:
-    """Return a statement with `$1`, `$2`, … and the names of these. JSON is text, whatever codec the owner has set."""
+    """Return a statement with `$1`, `$2`, … and their names. JSON is sent as text, whatever codec the owner has set."""
     names = list(dict.fromkeys(name for name, _ in PARAMETER.findall(sql)))
 
     def write(found: re.Match[str]) -> str:
@@ -80,30 +80,30 @@ def _numbered(sql: str) -> tuple[str, list[str]]:
     return PARAMETER.sub(write, sql), names
 
 
-def run_sync_of(given: Any) -> Callable[..., Awaitable[Any]] | None:
-    """Return `run_sync` of an asynchronous connection, or its like for another library; None if it is none."""
-    if hasattr(given, "run_sync"):
-        return given.run_sync  # type: ignore[no-any-return]
-    other = other_driver(given, "")
-    if other is None or not other.is_async:
+def run_sync_of(connection: Any) -> Callable[..., Awaitable[Any]] | None:
+    """Return `run_sync` of an asynchronous connection, or an equivalent; None for a synchronous one."""
+    if hasattr(connection, "run_sync"):
+        return connection.run_sync  # type: ignore[no-any-return]
+    wrapped = other_driver(connection, "")
+    if wrapped is None or not wrapped.is_async:
         return None
-    return lambda work, *args, **keywords: greenlet_spawn(work, given, *args, **keywords)
+    return lambda work, *args, **keywords: greenlet_spawn(work, connection, *args, **keywords)
 
 
-def other_driver(given: object, namespace: str) -> DriverConnection | None:
-    """Wrap a connection of another library; None if it is of none that is known."""
-    if hasattr(given, "in_atomic_block"):  # Django's, or its proxy for the connection of a thread
-        return DriverConnection(given, namespace) if getattr(given, "vendor", "") == "postgresql" else None
-    libraries = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(given).__mro__}
+def other_driver(connection: object, namespace: str) -> DriverConnection | None:
+    """Wrap a connection of another library; None if the library is not supported."""
+    if hasattr(connection, "in_atomic_block"):  # Django's connection, or its proxy for a thread's connection
+        return DriverConnection(connection, namespace) if getattr(connection, "vendor", "") == "postgresql" else None
+    libraries = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(connection).__mro__}
     if ("psycopg2", "connection") in libraries:
         from psycopg2.extensions import cursor
 
-        return DriverConnection(given, namespace, cursor_factory=cursor)
+        return DriverConnection(connection, namespace, cursor_factory=cursor)
     if ("psycopg", "BaseConnection") in libraries:
         from psycopg.rows import tuple_row
 
         kind = _AsyncPsycopg if ("psycopg", "AsyncConnection") in libraries else DriverConnection
-        return kind(given, namespace, row_factory=tuple_row)
+        return kind(connection, namespace, row_factory=tuple_row)
     if libraries & {("asyncpg", "Connection"), ("asyncpg", "PoolConnectionProxy")}:
-        return _Asyncpg(given, namespace)
+        return _Asyncpg(connection, namespace)
     return None

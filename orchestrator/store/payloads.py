@@ -1,8 +1,8 @@
-"""Which stored payloads are still named: by the rows of the tasks and runs that they go with, and of those that share.
+"""Decides which stored payloads are still referenced.
 
-A payload goes with its owner: the run of the task that has written it, or the task itself. Where something of it is
-copied into a row of another owner (a callback's argument, a step that a rerun keeps, what the history of a run says
-of its children), that one is a *keeper* of it.
+A payload belongs to an owner: the run of the task that wrote it, or else the task. A row of another task or run may
+copy a reference (a callback's argument, a step that a rerun keeps, a child's result in a run's history); that task or
+run is then a *keeper* of the owner.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from orchestrator.references import owners_in
 from orchestrator.store.batches import Batch
 from orchestrator.store.sql import Statement
 
-_IS_THERE = """(EXISTS (SELECT FROM orchestrator.ended_tasks e WHERE e.id = {id})
+_EXISTS = """(EXISTS (SELECT FROM orchestrator.ended_tasks e WHERE e.id = {id})
            OR EXISTS (SELECT FROM orchestrator.tasks t WHERE t.id = {id})
            OR EXISTS (SELECT FROM orchestrator.runs r WHERE r.id = {id}))"""
 
 _GONE = Statement[UUID](f"""
 SELECT /* payloads.gone */ o.id FROM unnest(%(owners)s::uuid[]) AS o (id)
- WHERE NOT {_IS_THERE.format(id="o.id")}
+ WHERE NOT {_EXISTS.format(id="o.id")}
    AND NOT EXISTS (SELECT FROM orchestrator.payload_keeps k
-                    WHERE k.owner = o.id AND {_IS_THERE.format(id="k.keeper")})
+                    WHERE k.owner = o.id AND {_EXISTS.format(id="k.keeper")})
 """)
 
 
 def gone(connection: Connection, owners: Sequence[bytes]) -> set[bytes]:
-    """Return those of these owners that are deleted, and whose payloads no other row names."""
+    """Return the owners that are deleted and have no remaining keeper."""
     return {owner.bytes for owner in _GONE(connection, owners=owners)}
 
 
@@ -41,7 +41,7 @@ SELECT id, attempt FROM orchestrator.tasks WHERE id = ANY (%(tasks)s::uuid[])
 
 
 def attempts(connection: Connection, tasks: Sequence[bytes]) -> dict[bytes, int]:
-    """Return the number of the current, or last, attempt of those of these tasks that exist."""
+    """Return the number of the current or last attempt of each task that exists."""
     return {task.bytes: attempt for task, attempt in _ATTEMPTS(connection, tasks=tasks)}
 
 
@@ -51,7 +51,7 @@ _OPEN = Statement[UUID](
 
 
 def open_tasks(connection: Connection, tasks: Sequence[bytes]) -> set[bytes]:
-    """Return those of these tasks that have not ended: the output of their executions may be read."""
+    """Return the tasks that have not ended: the output of their executions may still be read."""
     return {task.bytes for task in _OPEN(connection, tasks=tasks)}
 
 
@@ -63,12 +63,12 @@ SELECT DISTINCT pairs.owner, pairs.keeper FROM {_PAIRS} ON CONFLICT DO NOTHING
 
 
 def keep(connection: Connection, pairs: Iterable[tuple[bytes, bytes]]) -> None:
-    """Note that payloads of owners are named by others too, in the transaction that names them."""
+    """Record keepers of owners, in the transaction that copies the references."""
     _KEEP(connection, _PAIRS(sorted(set(pairs))))
 
 
 def keep_named(connection: Connection, events: Iterable[tuple[bytes, int, str, bytes]]) -> None:
-    """Note which payloads of others the events of runs name: a child's result, or a signal that was passed on."""
+    """Record the keepers for events of runs that reference other owners: a child's result, a forwarded signal."""
     pairs = {(owner, run) for run, _, _, data in events for owner in owners_in(data) if owner != run}
     if pairs:
         keep(connection, pairs)
@@ -81,16 +81,16 @@ SELECT %(run)s::uuid, %(new)s::uuid
 ON CONFLICT DO NOTHING
 """)
 def keep_all(connection: Connection, run: bytes, new: bytes) -> None:
-    """Note that a run names, from now on, what another one names: some of its rows were copied."""
+    """Record that the run `new` references everything that `run` references: rows were copied."""
 
 
 @Statement.function(f"""
 WITH /* payloads.prune */ old AS (
     DELETE FROM orchestrator.payload_keeps WHERE ctid = ANY (ARRAY(
-           SELECT ctid FROM orchestrator.payload_keeps k WHERE NOT {_IS_THERE.format(id="k.keeper")} LIMIT %(limit)s))
+           SELECT ctid FROM orchestrator.payload_keeps k WHERE NOT {_EXISTS.format(id="k.keeper")} LIMIT %(limit)s))
     RETURNING 1
 )
 SELECT count(*) FROM old
 """)
 def prune(connection: Connection, limit: int) -> int:
-    """Forget keepers that are no more; return how many."""
+    """Delete records of keepers that no longer exist; return their number."""

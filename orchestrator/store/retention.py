@@ -1,12 +1,12 @@
-"""Deletes what ended long ago, a slice at a time.
+"""Deletes tasks and runs that ended long ago, in slices.
 
-Tasks and runs are deleted in the order in which they ended. The caller remembers how far a walk has come, so that no
-slice looks again at what earlier slices have deleted or left. Every function is one or two short statements: no lock is
-held for long, and none is waited for.
+Tasks and runs are deleted in the order of their end. The caller keeps a cursor for each walk, so no slice reads rows
+again that earlier slices deleted or skipped. Every function runs one or two short statements: no lock is held for long,
+and no statement waits for a lock.
 
-A run is deleted before its tasks, so a run never lacks some of its tasks. If that is interrupted, tasks and child runs
-without their run are left, and are deleted like those that never had one. The history of a run of code goes before the
-run's turn task, so a turn task without its run may have no history.
+A run is deleted before its tasks, so a run never lacks some of its tasks. After an interruption, tasks and child runs
+without their run remain, and are deleted like tasks and runs without a parent. The history of a run of code is deleted
+before the run's turn task, so a turn task without its run may have no history.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orchestrator.store.sql import Row, Statement
 
 BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST = bytes(16)
-"""The id before all others."""
+"""The smallest id."""
 
 Kind = Literal["success", "failed"]
 
@@ -31,9 +31,9 @@ _STATES: dict[Kind, str] = {"success": "status = 'success'", "failed": "status <
 
 
 def prepare(connection: Connection) -> None:
-    """Keep the planner to indexes, whatever it believes about the tables: every statement is about a few rows.
+    """Force index scans, whatever the planner believes about the tables: every statement is about a few rows.
 
-    Where a table has no index to use, its scan counts as immensely expensive, and Postgres would compile the statement.
+    JIT is off because Postgres would compile the query for a scan that is disabled but has no alternative.
     """
     connection.exec_driver_sql(
         "SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off"
@@ -48,8 +48,8 @@ _EXPIRED = {
     "answers": "at < now() - interval '1 hour'",
     "worker_releases": "until <= now() ORDER BY until",
 }
-"""Rows that expire: keys whose period is over, buckets that have been full for a while and so are not needed, old
-counts, sessions that have ended, answers that were not fetched in time, and releases of workers long gone."""
+"""Conditions of expired rows: unique keys, rate-limit buckets that have been full for a while, throughput counts,
+dashboard sessions, answers that nobody fetched, and releases of workers that are long gone."""
 EXPIRING = tuple(_EXPIRED)
 _FORGET_EXPIRED = {
     table: Statement[None](f"""
@@ -61,21 +61,21 @@ DELETE /* retention.{table} */ FROM orchestrator.{table} WHERE ctid = ANY (ARRAY
 
 
 def forget_expired(connection: Connection, table: str, limit: int) -> int:
-    """Forget what is over by itself in a table; return how many rows."""
+    """Delete expired rows of a table; return their number."""
     return _FORGET_EXPIRED[table].count(connection, limit=limit)
 
 
 class Walk(NamedTuple):
-    """Rows with the same retention."""
+    """Ended tasks with the same retention period."""
 
     kind: Kind
-    """`failed` stands for everything that did not succeed."""
+    """`failed` stands for all ends but success."""
     seconds: float
-    """How long it is kept."""
+    """The retention period."""
     queues: tuple[str, ...]
-    """The queues that it is about, or that it is not about."""
+    """The queues to include, or with `others` to exclude."""
     others: bool
-    """It is about all queues but those."""
+    """Whether the walk is about all queues except `queues`."""
 
 
 _QUEUES = Statement[Row]("""
@@ -84,32 +84,32 @@ SELECT /* retention.queues */ name, retention_success, retention_failed FROM orc
 
 
 def walks(connection: Connection, success: float, failed: float) -> list[Walk]:
-    """Return how long tasks are kept, as the settings and the queues say; what is kept for ever is not in it."""
+    """Return a walk for each retention period in the settings and queues; tasks kept for ever have no walk."""
     rows = _QUEUES(connection)
     kinds: tuple[tuple[Kind, float], ...] = (("success", success), ("failed", failed))
-    found: list[Walk] = []
-    for kind, usual in kinds:
-        kept = {row.name: getattr(row, f"retention_{kind}") for row in rows}
-        own = {queue: seconds for queue, seconds in kept.items() if seconds is not None}
-        found.append(Walk(kind, usual, tuple(own), others=True))
-        for seconds in sorted(set(own.values())):
-            queues = tuple(queue for queue, value in own.items() if value == seconds)
-            found.append(Walk(kind, seconds, queues, others=False))
-    return [walk for walk in found if walk.seconds > 0]
+    result: list[Walk] = []
+    for kind, default in kinds:
+        by_queue = {row.name: getattr(row, f"retention_{kind}") for row in rows}
+        periods = {queue: seconds for queue, seconds in by_queue.items() if seconds is not None}
+        result.append(Walk(kind, default, tuple(periods), others=True))
+        for seconds in sorted(set(periods.values())):
+            queues = tuple(queue for queue, value in periods.items() if value == seconds)
+            result.append(Walk(kind, seconds, queues, others=False))
+    return [walk for walk in result if walk.seconds > 0]
 
 
 class Slice(NamedTuple):
-    """Some neighbours in time."""
+    """A range of end times."""
 
     upto: datetime
-    """When the last of them ended."""
+    """The last end time in the slice."""
     full: bool
-    """There may be more behind it."""
+    """Whether more rows may follow the slice."""
     late: float
-    """Seconds since the last of them was due to be forgotten."""
+    """Seconds since the retention period of the last row expired."""
 
 
-# A tick ends many tasks at the same moment, and those are never divided: a slice may hold a few more than its limit.
+# A tick ends many tasks at the same moment, and a slice never splits them: it may be slightly larger than its limit.
 _NEXT = """
 SELECT /* retention.next_{name} */ max(ended_at), count(*),
        extract(epoch FROM now() - max(ended_at))::double precision - %(seconds)s::double precision FROM (
@@ -118,7 +118,7 @@ SELECT /* retention.next_{name} */ max(ended_at), count(*),
         ORDER BY ended_at LIMIT %(limit)s) AS next
 """
 _Next = Statement[tuple[datetime | None, int, float]]
-_NEXT_TASKS: dict[Kind, _Next] = {  # what did not succeed has an index of its own, past which success would be walked
+_NEXT_TASKS: dict[Kind, _Next] = {  # unsuccessful tasks have their own index, which skips success
     "success": _Next(_NEXT.format(name="success", table="ended_tasks", states="")),
     "failed": _Next(_NEXT.format(name="failed", table="ended_tasks", states=f" AND {_STATES['failed']}")),
 }
@@ -126,12 +126,12 @@ _NEXT_RUNS = _Next(_NEXT.format(name="runs", table="runs", states=""))
 
 
 def next_tasks(connection: Connection, walk: Walk, after: datetime, limit: int) -> Slice | None:
-    """Return the slice of ended tasks that comes next on a walk, if it is old enough."""
+    """Return the next slice of ended tasks on a walk; None if the retention period of no task has expired."""
     return _next(connection, _NEXT_TASKS[walk.kind], walk.seconds, after, limit)
 
 
 def next_runs(connection: Connection, seconds: float, after: datetime, limit: int) -> Slice | None:
-    """Return the slice of runs that comes next, if it is old enough."""
+    """Return the next slice of ended runs; None if the retention period of no run has expired."""
     return _next(connection, _NEXT_RUNS, seconds, after, limit)
 
 
@@ -140,7 +140,7 @@ def _next(connection: Connection, statement: _Next, seconds: float, after: datet
     return None if upto is None else Slice(upto, count >= limit, late)
 
 
-# The rows are chosen and locked first, without waiting: the leader may be opening some of them again.
+# First select and lock rows, without waiting: the leader may be retrying some of the tasks.
 _FORGET_TASKS = """
 WITH /* retention.forget_{name} */ old AS MATERIALIZED (
     SELECT e.ctid AS place, e.id FROM orchestrator.ended_tasks e WHERE {which} FOR UPDATE SKIP LOCKED
@@ -168,7 +168,7 @@ _FORGET_SLICE: dict[Kind, Statement[int]] = {
     )
     for kind, states in _STATES.items()
 }
-_LEFT_OF_SLICE: dict[Kind, Statement[UUID]] = {
+_RUNS_OF_REMAINING_TURNS: dict[Kind, Statement[UUID]] = {
     kind: Statement[UUID](f"""
 WITH /* retention.left_of_{kind} */ slice AS MATERIALIZED (
     SELECT id, run_id FROM orchestrator.ended_tasks
@@ -183,13 +183,13 @@ SELECT id FROM slice
 
 
 def forget_tasks(connection: Connection, walk: Walk, after: datetime, upto: datetime) -> int:
-    """Forget what a walk is about of one slice, but no task that has a run, nor any run's own; return how many."""
+    """Delete the tasks of a slice; return their number. Turn tasks and tasks whose run exists stay."""
     return _FORGET_SLICE[walk.kind].one(connection, _parameters(walk, after, upto))
 
 
 def left_runs(connection: Connection, walk: Walk, after: datetime, upto: datetime) -> list[bytes]:
-    """Return runs of code that are gone although their turn tasks, in one slice of a walk, are not: half forgotten."""
-    return [run.bytes for run in _LEFT_OF_SLICE[walk.kind](connection, _parameters(walk, after, upto))]
+    """Return runs of code that are deleted while their turn tasks in this slice are not: retention was interrupted."""
+    return [run.bytes for run in _RUNS_OF_REMAINING_TURNS[walk.kind](connection, _parameters(walk, after, upto))]
 
 
 def _parameters(walk: Walk, after: datetime, upto: datetime) -> dict[str, object]:
@@ -214,7 +214,7 @@ _FORGET_OLD_RUNS: dict[Kind, Statement[UUID]] = {
 
 
 def forget_runs(connection: Connection, kind: Kind, after: datetime, upto: datetime) -> list[bytes]:
-    """Delete the runs of one slice that have no parent; return their ids."""
+    """Delete the runs of a slice that have no parent; return their ids."""
     return [run.bytes for run in _FORGET_OLD_RUNS[kind](connection, after=after, upto=upto)]
 
 
@@ -244,25 +244,25 @@ SELECT (SELECT count(*) FROM gone) + (SELECT count(*) FROM nodes)
 """)
 
 
-def _forget_own(connection: Connection, runs: Sequence[bytes], limit: int) -> Iterator[int]:
-    """Forget events and tasks of runs that are gone."""
+def _delete_contents(connection: Connection, runs: Sequence[bytes], limit: int) -> Iterator[int]:
+    """Delete the history and the tasks of deleted runs."""
     for statement in (_FORGET_EVENTS_OF, _FORGET_TASKS_OF):
         while (forgotten := statement.one(connection, runs=runs, limit=limit)) > 0:
             yield forgotten
 
 
 def forget_rest(connection: Connection, runs: Sequence[bytes], limit: int) -> Iterator[int]:
-    """Forget what belonged to runs that are gone, their child runs included; yields after every statement."""
+    """Delete everything that belonged to deleted runs, child runs included; yield after every statement."""
     while runs:
-        yield from _forget_own(connection, runs, limit)
+        yield from _delete_contents(connection, runs, limit)
         children: list[bytes] = []
-        while found := _FORGET_CHILDREN(connection, runs=runs, limit=limit):
-            children += (run.bytes for run in found)
-            yield len(found)
+        while deleted_children := _FORGET_CHILDREN(connection, runs=runs, limit=limit):
+            children += (run.bytes for run in deleted_children)
+            yield len(deleted_children)
         runs = children
 
 
-# -- runs that somebody has deleted
+# -- runs that users have deleted
 
 _DELETED = Statement[UUID]("""
 SELECT /* retention.deleted */ run_id FROM orchestrator.deletions
@@ -279,25 +279,25 @@ _FORGET_DELETED = Statement[UUID](
     )
 )
 _KEPT = Statement[UUID]("SELECT /* retention.kept */ id FROM orchestrator.runs WHERE id = ANY (%(runs)s::uuid[])")
-_SETTLE = Statement[None]("""
+_FINISH_DELETIONS = Statement[None]("""
 DELETE /* retention.settle */ FROM orchestrator.deletions d WHERE run_id = ANY (%(runs)s::uuid[])
    AND NOT EXISTS (SELECT FROM orchestrator.runs r WHERE r.id = d.run_id AND r.ended_at IS NOT NULL)
 """)
 
 
 def next_deleted(connection: Connection, after: bytes, limit: int) -> list[bytes]:
-    """Return the runs behind `after` that somebody has deleted."""
+    """Return the runs after the id `after` that users have deleted."""
     return [run.bytes for run in _DELETED(connection, after=after, limit=limit)]
 
 
 def forget_deleted(connection: Connection, runs: Sequence[bytes], limit: int) -> Iterator[int]:
-    """Forget runs that somebody has deleted; yields after every statement.
+    """Delete runs that users have deleted; yield after every statement.
 
-    A run is named in `deletions` until all that is its own is gone, and its children are named there before it goes:
-    whatever interrupts this, the next round goes on. One that was opened again since stays.
+    A run stays in `deletions` until everything of it is deleted, and its children are inserted there first: the next
+    round continues after an interruption. A run that was retried since then stays.
     """
     _DELETE_CHILDREN(connection, runs=runs)
     yield len(_FORGET_DELETED(connection, runs=runs))
-    kept = {run.bytes for run in _KEPT(connection, runs=runs)}
-    yield from _forget_own(connection, [run for run in runs if run not in kept], limit)
-    _SETTLE(connection, runs=runs)
+    existing = {run.bytes for run in _KEPT(connection, runs=runs)}
+    yield from _delete_contents(connection, [run for run in runs if run not in existing], limit)
+    _FINISH_DELETIONS(connection, runs=runs)

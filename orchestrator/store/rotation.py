@@ -1,8 +1,8 @@
-"""Seal what is stored with the data key in use, a few rows at a time, while everything runs.
+"""Reseals stored values with the current data key, in small batches, while the system runs.
 
-A row is changed only if it is still as it was read and nobody has it locked, so that nothing is overwritten and
-nobody is waited for; the next pass finds what was skipped. What is sealed with the key in use stays as it is, so a
-rotation that was broken off goes on when it is started again.
+A row is changed only if it is unchanged since it was read and not locked, so nothing is overwritten and no lock is
+awaited; the next pass finds skipped rows. Values sealed with the current key stay, so an interrupted rotation continues
+when started again.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ Renew = Callable[[Vault, Any], Any]
 
 
 class _Column:
-    """A column that holds sealed values."""
-
     def __init__(self, name: str, renew: Renew, is_json: bool = False) -> None:
         self.name = name
         self.renew = renew
@@ -42,36 +40,35 @@ class _Column:
 
 
 class _Table:
-    """A table with such columns, which is gone through by its primary key."""
+    """A table with sealed columns, read in the order of its primary key."""
 
     def __init__(self, name: str, key: Mapping[str, str], *columns: _Column) -> None:
         self.name = name
         self.key = tuple(key)
         self.columns = columns
-        names, beyond = ", ".join(key), ", ".join(f"%({part})s::{kind}" for part, kind in key.items())
-        shown = ", ".join(f"{column.name}::text" if column.is_json else column.name for column in columns)
-        read = f"{names}, {shown} FROM orchestrator.{name}"
+        names, after = ", ".join(key), ", ".join(f"%({part})s::{kind}" for part, kind in key.items())
+        selected = ", ".join(f"{column.name}::text" if column.is_json else column.name for column in columns)
+        read = f"{names}, {selected} FROM orchestrator.{name}"
         self.first = Statement[tuple[Any, ...]](
             f"SELECT /* rotation.first.{name} */ {read} ORDER BY {names} LIMIT {BATCH}"
         )
         self.next = Statement[tuple[Any, ...]](
-            f"SELECT /* rotation.next.{name} */ {read} WHERE ({names}) > ({beyond}) ORDER BY {names} LIMIT {BATCH}"
+            f"SELECT /* rotation.next.{name} */ {read} WHERE ({names}) > ({after}) ORDER BY {names} LIMIT {BATCH}"
         )
         self.save = {column.name: self._save(column, key) for column in columns}
 
     def where(self, key: Iterable[Any]) -> dict[str, Any]:
-        """Return the primary key of a row, by column."""
         return {
             part: value.hex if isinstance(value, UUID) else value for part, value in zip(self.key, key, strict=True)
         }
 
     def _save(self, column: _Column, key: Mapping[str, str]) -> Statement[None]:
         kind = "jsonb" if column.is_json else "bytea"
-        same = " AND ".join(f"{part} = %({part})s::{cast}" for part, cast in key.items())
+        is_row = " AND ".join(f"{part} = %({part})s::{cast}" for part, cast in key.items())
         return Statement[None](f"""
 WITH /* rotation.save.{self.name}.{column.name} */ locked AS (
     SELECT {", ".join(key)} FROM orchestrator.{self.name}
-     WHERE {same} AND {column.name} = %(old)s::{kind} FOR UPDATE SKIP LOCKED
+     WHERE {is_row} AND {column.name} = %(old)s::{kind} FOR UPDATE SKIP LOCKED
 )
 UPDATE orchestrator.{self.name} t SET {column.name} = %(new)s::{kind} FROM locked
  WHERE {" AND ".join(f"t.{part} = locked.{part}" for part in key)}
@@ -121,15 +118,17 @@ _SIZES = " UNION ALL ".join(
     f"SELECT greatest(reltuples, 0)::bigint AS rows FROM pg_class WHERE oid = 'orchestrator.{table.name}'::regclass"
     for table in TABLES
 )
-_UNHURRIED = Statement[str]("SELECT /* rotation.unhurried */ set_config('synchronous_commit', 'off', false)")
+_COMMIT_ASYNCHRONOUSLY = Statement[str](
+    "SELECT /* rotation.unhurried */ set_config('synchronous_commit', 'off', false)"
+)
 
 
 class Step(NamedTuple):
-    """How far a pass over a table has come."""
+    """The progress of a pass over a table."""
 
     table: str
     seen: int
-    """Rows that were looked at with this step."""
+    """Rows that this step read."""
     changed: int
     skipped: int
     """Rows that were changed or locked meanwhile, or that could not be opened."""
@@ -138,15 +137,15 @@ class Step(NamedTuple):
 
 @Statement.function(f"SELECT /* rotation.estimate */ sum(rows)::bigint AS rows FROM ({_SIZES}) AS t")
 def estimate(connection: Connection) -> int:
-    """Return about how many rows there are to look at."""
+    """Return an estimate of the number of rows to read."""
 
 
 def rotate(connection: Connection, vault: Vault) -> Iterator[Step]:
-    """Go once over everything that is sealed, or should be; the connection commits by itself.
+    """Reseal everything that is sealed, or should be, in one pass; the connection must be in autocommit mode.
 
-    Should Postgres crash and lose the last of it, that is done again.
+    Commits are asynchronous: after a crash of Postgres the last rows are resealed again.
     """
-    _UNHURRIED(connection)
+    _COMMIT_ASYNCHRONOUSLY(connection)
     for table in TABLES:
         last: tuple[Any, ...] | None = None
         while True:
@@ -160,7 +159,7 @@ def rotate(connection: Connection, vault: Vault) -> Iterator[Step]:
 def _batch(
     connection: Connection, vault: Vault, table: _Table, after: tuple[Any, ...] | None
 ) -> tuple[Step, tuple[Any, ...] | None]:
-    """Renew the next rows; return what was done, and the key of the last of them, or None after the last rows."""
+    """Reseal the next rows; return the step, and the last primary key, or None at the end of the table."""
     width = len(table.key)
     if after is None:
         rows = table.first(connection)
@@ -169,8 +168,8 @@ def _batch(
     changed = skipped = 0
     problem = ""
     for row in rows:
-        found = row[width:]
-        for column, old in zip(table.columns, found, strict=True):
+        values = row[width:]
+        for column, old in zip(table.columns, values, strict=True):
             if old is None:
                 continue
             try:
@@ -186,7 +185,7 @@ def _batch(
 
 
 def _renewed(vault: Vault, column: _Column, old: Any) -> Any:
-    """Return what is to stand there; None if that stands there already."""
+    """Return the resealed value; None if it does not change."""
     if column.is_json:
         before = msgspec.json.decode(old)
         after = column.renew(vault, before)

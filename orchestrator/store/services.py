@@ -1,6 +1,6 @@
-"""Service workers as they have registered: what brings them back when Redis has forgotten them.
+"""Registrations of service workers, so that they survive a loss of Redis.
 
-One row for each, written when it registers and touched once an hour while it lives; its heartbeats go to Redis.
+Each worker has one row, written on registration and touched once an hour. Heartbeats go to Redis.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from orchestrator.store.sql import Statement
 
-MOST_FORGOTTEN = 1_000
+MAX_DELETED = 1_000
 
 
 class Registered(NamedTuple):
@@ -38,7 +38,7 @@ DELETE /* services.forget */ FROM orchestrator.services WHERE id IN (
 
 
 def put(connection: Connection, worker: Registered) -> bool:
-    """Keep what a service worker says of itself; say whether that is new."""
+    """Store a registration. Return whether it is new or changed."""
     return _PUT.first(connection, id=worker.id, url=worker.url, services=worker.services) is not None
 
 
@@ -46,14 +46,14 @@ def put(connection: Connection, worker: Registered) -> bool:
 SELECT /* services.find */ id, url, services FROM orchestrator.services WHERE id = %(worker)s
 """)
 def find(connection: Connection, worker: str) -> Registered | None:
-    """Return what a service worker said of itself."""
+    """Return the registration of a service worker."""
 
 
 @Statement.function("UPDATE /* services.touch */ orchestrator.services SET seen_at = now() WHERE id = %(worker)s")
 def touch(connection: Connection, worker: str) -> None:
-    """Note that a service worker lives."""
+    """Update the time at which a service worker was last seen."""
 
 
 def forget(connection: Connection) -> None:
-    """Forget services that have been silent for a week, some at a time."""
-    _FORGET.count(connection, most=MOST_FORGOTTEN)
+    """Delete up to `MAX_DELETED` registrations of workers that were silent for a week."""
+    _FORGET.count(connection, most=MAX_DELETED)

@@ -1,4 +1,4 @@
-"""Sessions of the dashboard: a session is found by the hash of a ticket, and has the rights of its key."""
+"""Dashboard sessions: a session is found by the hash of its ticket, and has the permissions of its API key."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _END = Statement[None]("DELETE /* sessions.end */ FROM orchestrator.sessions WHE
 
 
 def add(connection: Connection, ticket: Ticket, key: str, seconds: float) -> None:
-    """Store a session of a key, by its id, for some time."""
+    """Store a session for a key id, valid for `seconds`."""
     _ADD(connection, hash=ticket.hash, key=key, seconds=seconds)
 
 
 def find(connection: Connection, ticket: Ticket) -> tuple[Key, datetime] | None:
-    """Return the key with which its bearer has logged in, and the time by Postgres's clock; None if that is over."""
+    """Return the key of a session and the current time in Postgres; None if the session is not valid."""
     found = _FIND.first(connection, hash=ticket.hash)
     return None if found is None else key_of(found)
 
 
 def end(connection: Connection, ticket: Ticket) -> bool:
-    """Let a ticket open nothing any more; False if it opened nothing before."""
+    """End a session. Return whether it existed."""
     return bool(_END.count(connection, hash=ticket.hash))

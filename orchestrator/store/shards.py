@@ -1,13 +1,13 @@
-"""Shards: several leaders in one database, each with a schema of its own, so that no statement knows of them.
+"""Shards: several leaders in one database, each with a schema of its own, so that statements need not know of shards.
 
     NAMESPACE        shard 0, and the tables that all shards use (`SHARED` in `namespaces.py`)
     NAMESPACE/1      the tasks, runs, requests and lease of shard 1, and so on
-    NAMESPACE/all    views of all shards together, for those that read
+    NAMESPACE/all    views of all shards together, for readers
 
-`upgrade` makes as many as the settings say. Those beyond are *closing*: clients place nothing there. Once nothing is
-open in such a shard and it has no leader, the next `upgrade` moves what it remembers to shard 0 and drops it. Each
-transaction moves some tasks, or some runs with all that belongs to them. So everything is whole, and in one of the two,
-at any time; and whatever ends it, the next `upgrade` goes on.
+`upgrade` makes the number of shards in the settings. Surplus shards are *closing*: clients place nothing there. Once a
+closing shard has no open work and no leader, the next `upgrade` moves its history to shard 0 and drops the shard. Each
+transaction moves some tasks, or some runs with their rows. So every task and run is complete in exactly one shard at
+any time, and after an interruption the next `upgrade` continues.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from orchestrator.store.inbox import RequestKind
 from orchestrator.store.namespaces import ALL, SHARED, namespace_of, root_of
 from orchestrator.store.sql import Statement
 
-_OF_LEADERS = frozenset(("leases", "cursors", "workers", "drains"))
-"""Tables of a shard that are about nothing but the shard."""
+_NOT_MOVED = frozenset(("leases", "cursors", "workers", "drains"))
+"""Tables about the shard itself, which are not moved."""
 _BATCH = 1_000
-"""Runs, or rows, that are moved in one transaction."""
+"""Runs, or rows, that one transaction moves."""
 _NUMBERS = Statement[str]("""
 SELECT /* shards.numbers */ nspname::text FROM pg_namespace WHERE starts_with(nspname, %(prefix)s)
 """)
 
 
-def _own() -> dict[str, Table]:
+def _shard_tables() -> dict[str, Table]:
     """Return the tables that each shard has, by name."""
-    from orchestrator.store.tables.all_tables import metadata  # which only `upgrade` needs
+    from orchestrator.store.tables.all_tables import metadata  # a slow import that only `upgrade` needs
 
     return {table.name: table for table in metadata.sorted_tables if table.name not in SHARED}
 
 
 def ours(schema: str) -> str:
-    """Return SQL that says whether this is the name of a schema of the namespace `root`."""
+    """Return an SQL condition: `schema` is the namespace `%(root)s` or one of its shards."""
     return f"({schema} = %(root)s::text OR starts_with({schema}, %(root)s::text || '/'))"
 
 
 def upgrade(settings: Settings) -> list[str]:
-    """Bring a namespace and its shards to the newest revision, and make as many shards as the settings say.
+    """Upgrade a namespace and its shards to the newest revision, and make the number of shards in the settings.
 
-    Return what there is to say of it.
+    Return messages for the user.
     """
     url, root = settings.require_database(), settings.root
     engine = database.engine_for(url, name="orchestrator db", namespace=root)
@@ -60,7 +60,7 @@ def upgrade(settings: Settings) -> list[str]:
             numbers = _numbers(connection, root)
             known = {one.shard for one in list_shards(connection) if one.is_closing} if are_there(connection) else set()
             if numbers and (database.current_revision(connection) or "") < database.REVISION:
-                _drop_views(connection, root)  # which keep columns from change
+                _drop_views(connection, root)  # views prevent changes of columns
         if newer := database.upgrade(url, namespace=root):
             return [f"{newer} Nothing to do."]
         notes = [f"The database is at revision {database.REVISION}."]
@@ -79,9 +79,9 @@ def upgrade(settings: Settings) -> list[str]:
             if not numbers and not are_there(connection):
                 return notes
             database.lock_upgrades(connection)
-            _drop_views(connection, root)  # first, as clients lock them before the tables
+            _drop_views(connection, root)  # before the tables, because clients lock views first
             notes += [staying.get(number) or _dissolve(connection, root, number) for number in closing]
-            if numbers:  # clients may still use them while there is one left
+            if numbers:  # clients may use the views while a second shard exists
                 _make_views(connection, root, _numbers(connection, root), settings.shards)
         return notes
     finally:
@@ -89,13 +89,13 @@ def upgrade(settings: Settings) -> list[str]:
 
 
 def _numbers(connection: Connection, root: str) -> set[int]:
-    """Return the shards beside the first that the database has."""
+    """Return the numbers of the shards in the database, without shard 0."""
     names = (name.rpartition("/")[2] for name in _NUMBERS(connection, prefix=f"{root}/"))
     return {int(name) for name in names if name.isdecimal()}
 
 
 def count(connection: Connection, root: str) -> int:
-    """Return how many shards the database has, with those that are closing."""
+    """Return the number of shards in the database, closing ones included."""
     return max(_numbers(connection, root), default=0) + 1
 
 
@@ -105,7 +105,7 @@ def _schema(root: str, number: int) -> str:
 
 def _drop_views(connection: Connection, root: str) -> None:
     connection.execute(text(f'DROP SCHEMA IF EXISTS "{root}{ALL}" CASCADE'))
-    for name in _OF_ALL:
+    for name in _SHARED_VIEWS:
         connection.execute(text(f'DROP VIEW IF EXISTS "{root}".{name}'))
 
 
@@ -115,28 +115,28 @@ CREATE TABLE IF NOT EXISTS "{0}".lane_use (name text, shard int, held int NOT NU
 
 
 def _make_views(connection: Connection, root: str, numbers: Iterable[int], wanted: int) -> None:
-    """Make the views of all shards; from the `wanted` number on, they are closing."""
+    """Make the views over all shards. Shards with the number `wanted` or above are closing."""
     schemas = {number: _schema(root, number) for number in (0, *sorted(numbers))}
     connection.execute(text(_LANE_USE.format(root)))
-    views = {table.name: [column.name for column in table.columns] for table in _own().values()}
+    views = {table.name: [column.name for column in table.columns] for table in _shard_tables().values()}
     selects = {
         name: [f"SELECT {', '.join(columns)} FROM {schema}.{name}" for schema in schemas.values()]
         for name, columns in views.items()
     }
     for name in ("leases", "cursors"):
-        others = ", ".join(views[name][1:])
-        selects[name] = [f"SELECT {number} AS shard, {others} FROM {schemas[number]}.{name}" for number in schemas]
+        column_list = ", ".join(views[name][1:])
+        selects[name] = [f"SELECT {number} AS shard, {column_list} FROM {schemas[number]}.{name}" for number in schemas]
     connection.execute(text(f'CREATE SCHEMA "{root}{ALL}"'))
     for name, parts in selects.items():
         connection.execute(text(f'CREATE VIEW "{root}{ALL}".{name} AS {" UNION ALL ".join(parts)}'))
-    for name, part in _OF_ALL.items():
+    for name, part in _SHARED_VIEWS.items():
         parts = [part.format(schema, number, number >= wanted) for number, schema in schemas.items()]
         connection.execute(text(f'CREATE VIEW "{root}".{name} AS {" UNION ALL ".join(parts)}'))
 
 
 _HAS_OPEN = "EXISTS (SELECT FROM {0}.tasks) OR EXISTS (SELECT FROM {0}.runs WHERE ended_at IS NULL)"
 _IS_OPEN = f"(EXISTS (SELECT FROM {{0}}.inbox) OR {_HAS_OPEN})"
-_OF_ALL = {
+_SHARED_VIEWS = {
     "places": """
 SELECT id, {1} AS shard, true AS is_open, NULL AS workflow, NULL AS key FROM {0}.tasks
  UNION ALL SELECT id, {1}, false, NULL, NULL FROM {0}.ended_tasks
@@ -147,11 +147,11 @@ SELECT id, lane, lane_limit, parent_run, status, parked, cancelling, ended_at FR
 SELECT {{1}} AS shard, {_IS_OPEN} AS is_open,
        (SELECT address FROM {{0}}.leases WHERE expires_at > clock_timestamp()) AS leader, {{2}} AS is_closing""",
 }
-"""Views beside the shared tables, by name: each leader asks where others have something."""
+"""Views beside the shared tables, by name: a leader finds the work of other shards there."""
 
 
 def _leader(connection: Connection, schema: str) -> str | None:
-    """Return the scheduler that leads a shard; if none does, nobody leads or uses it before the transaction ends."""
+    """Return the leader of a shard. Without one, lock the shard against use until the transaction ends."""
     leader = text(f"SELECT address FROM {schema}.leases WHERE expires_at > clock_timestamp()")
     if (address := connection.execute(leader).scalar()) is None:
         connection.execute(
@@ -162,7 +162,7 @@ def _leader(connection: Connection, schema: str) -> str | None:
 
 
 def _stays_because(connection: Connection, schema: str, number: int, *, is_known: bool) -> str | None:
-    """Say why a shard cannot be given up: programs use it until they know that it is closing."""
+    """Return why a shard cannot be dropped; programs use a shard until they know that it is closing."""
     address = _leader(connection, schema)
     if connection.execute(text(f"SELECT {_IS_OPEN.format(schema)}")).scalar():
         return (
@@ -183,11 +183,11 @@ _BY_TASK = ("attempts", "task_logs")
 
 
 def _move_some(engine: Engine, root: str, number: int) -> bool:
-    """Move some of what a shard remembers to the first one, if nothing is open; say whether there may be more.
+    """Move a batch of a shard's history to shard 0, unless work is open. Return whether more may remain.
 
-    Runs that came of one another have ids that begin alike (`domain/ids.py`), and move together.
+    Related runs have ids with the same beginning (`domain/ids.py`), and move together.
     """
-    schema, first, own = _schema(root, number), _schema(root, 0), _own()
+    schema, first, tables = _schema(root, number), _schema(root, 0), _shard_tables()
     with engine.begin() as connection:
         if _leader(connection, schema) or connection.execute(text(f"SELECT {_HAS_OPEN.format(schema)}")).scalar():
             return False
@@ -197,9 +197,9 @@ def _move_some(engine: Engine, root: str, number: int) -> bool:
             return connection.execute(text(f"SELECT id FROM ({ids}) AS next ORDER BY id DESC LIMIT 1")).scalar()
 
         def move(name: str, which: str, upto: UUID | None = None) -> int:
-            table = own[name]
+            table = tables[name]
             values = {column.name: column.name for column in table.columns if column.identity is None}
-            if name == "throughput":  # terms of two shards are alike, and their counts are added
+            if name == "throughput":  # terms of different shards may have the same number
                 values["term"] = f"-(64 * term + {number})"
             keys = ", ".join(column.name for column in table.primary_key)
             statement = f"""
@@ -220,30 +220,30 @@ def _move_some(engine: Engine, root: str, number: int) -> bool:
             for name in _BY_TASK:
                 move(name, "task_id <= :upto", task)
             return move("ended_tasks", "id <= :upto", task) > 0
-        others = [name for name in own if name not in (*_OF_LEADERS, "tasks")]
-        some = "ctid = ANY (ARRAY(SELECT ctid FROM {}.{} LIMIT {}))"
-        return any(move(name, some.format(schema, name, _BATCH)) for name in others)
+        remaining_tables = [name for name in tables if name not in (*_NOT_MOVED, "tasks")]
+        batch = "ctid = ANY (ARRAY(SELECT ctid FROM {}.{} LIMIT {}))"
+        return any(move(name, batch.format(schema, name, _BATCH)) for name in remaining_tables)
 
 
 def _dissolve(connection: Connection, root: str, number: int) -> str:
-    """Drop a shard whose history was moved, if nothing is open there; say what was done."""
+    """Drop a shard whose history was moved, unless it was used meanwhile; return a message."""
     schema = _schema(root, number)
     connection.execute(text(f"LOCK TABLE {schema}.tasks, {schema}.runs, {schema}.inbox IN ACCESS EXCLUSIVE MODE"))
-    left = " OR ".join(f"EXISTS (SELECT FROM {schema}.{name})" for name in ("tasks", "runs", "ended_tasks", "inbox"))
-    if connection.execute(text(f"SELECT {left}")).scalar() or _leader(connection, schema):
+    in_use = " OR ".join(f"EXISTS (SELECT FROM {schema}.{name})" for name in ("tasks", "runs", "ended_tasks", "inbox"))
+    if connection.execute(text(f"SELECT {in_use}")).scalar() or _leader(connection, schema):
         return f"Shard {number} stays: it was used meanwhile. Run `orchestrator db upgrade` again."
     connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
-    gone = "true" if not _numbers(connection, root) else f"shard = {number}"  # one leader says nothing of what it holds
+    gone = "true" if not _numbers(connection, root) else f"shard = {number}"  # a single leader stores no use of limits
     connection.execute(text(f"{_LANE_USE.format(root)}; DELETE FROM {_schema(root, 0)}.lane_use WHERE {gone}"))
     return f"Shard {number} was empty, and is gone; shard 0 has what it remembered."
 
 
-# -- where things are
+# -- finding the shard of a task or run
 
 
 @Statement.function("SELECT /* shards.are_there */ to_regclass('orchestrator.shards') IS NOT NULL")
 def are_there(connection: Connection) -> bool:
-    """Say whether a database has shards, or had some until the last upgrade."""
+    """Return whether the database has several shards, or had before the last upgrade."""
 
 
 _LOCATE = Statement[tuple[bytes, int, bool]]("""
@@ -252,7 +252,7 @@ SELECT /* shards.locate */ uuid_send(id), shard, is_open FROM orchestrator.place
 
 
 def locate(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, int]:
-    """Return the shards of those of these tasks and runs that exist."""
+    """Return the shards of the tasks and runs that exist."""
     return {bytes(id): shard for id, shard, _ in _LOCATE(connection, ids=ids)}
 
 
@@ -260,15 +260,15 @@ _LED = Statement[int]("SELECT /* shards.led */ shard FROM orchestrator.leases WH
 
 
 def without_leader(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, int]:
-    """Return those of these tasks and runs whose shard nobody leads, and the shard."""
+    """Return the tasks and runs whose shard has no leader, with the shard."""
     led = {*_LED(connection)}
-    found = locate(connection, ids) if namespace_of(connection).endswith(ALL) else {}
-    return {id: found.get(id, 0) for id in ids if found.get(id, 0) not in led}
+    shard_of = locate(connection, ids) if namespace_of(connection).endswith(ALL) else {}
+    return {id: shard_of.get(id, 0) for id in ids if shard_of.get(id, 0) not in led}
 
 
 def open_elsewhere(connection: Connection, shard: int, ids: Sequence[bytes]) -> dict[bytes, int]:
-    """Return those of these runs that are open in another shard, and in which."""
-    return {bytes(id): found for id, found, is_open in _LOCATE(connection, ids=ids) if is_open and found != shard}
+    """Return the runs that are open in another shard, with the shard."""
+    return {bytes(id): other for id, other, is_open in _LOCATE(connection, ids=ids) if is_open and other != shard}
 
 
 _RUN_OF_KEY = Statement[bytes]("""
@@ -278,7 +278,7 @@ SELECT /* shards.run_of_key */ uuid_send(id) FROM orchestrator.places
 
 
 def run_of_key(connection: Connection, shard: int, workflow: str, key: str) -> bytes | None:
-    """Return the run of a workflow in another shard that has an idempotency key."""
+    """Return the run with this idempotency key in another shard."""
     found = _RUN_OF_KEY.first(connection, shard=shard, workflow=workflow, key=key)
     return None if found is None else bytes(found)
 
@@ -292,7 +292,7 @@ VALUES (%(kind)s, %(target)s::uuid, %(body)s::jsonb) RETURNING pg_notify('{schem
 
 
 def send(connection: Connection, shard: int, kind: RequestKind, target: bytes, body: str) -> None:
-    """Ask the leader of another shard for a change; it hears of it when the transaction commits."""
+    """Insert a request into the inbox of another shard; the commit wakes that shard's leader."""
     root = root_of(connection)
     _sending(f"{root}/{shard}" if shard else root)(connection, kind=str(kind), target=target, body=body)
 
@@ -302,17 +302,17 @@ class ShardView:
     """One shard."""
 
     shard: int
-    """Its number."""
+    """The number of the shard."""
     is_open: bool
-    """It has open tasks, runs or requests."""
+    """Whether the shard has open tasks, runs or requests."""
     leader: str | None
-    """The scheduler that leads it, if one does."""
+    """The scheduler that leads the shard; None if there is none."""
     is_closing: bool
-    """Nothing new is placed there."""
+    """Whether new tasks and runs go to other shards."""
     idle: float | None = None
-    """Seconds since the leader last did all of its work; None if it is not known here."""
+    """Seconds since the leader last did all of its work; None if that is unknown here."""
     trouble: str | None = None
-    """What keeps it from that, if it says so."""
+    """The problem that keeps the leader from its work, if the leader reports one."""
 
 
 _LIST = Statement[ShardView]("""
@@ -328,10 +328,10 @@ def list_shards(connection: Connection) -> list[ShardView]:
     return _LIST(connection)
 
 
-def mismatch(found: Sequence[ShardView], shards: int) -> str | None:
-    """Say that a process has another number of shards than the database, and what to do."""
-    there = len(found) or 1
-    wanted = there - sum(one.is_closing for one in found)
+def mismatch(known_shards: Sequence[ShardView], shards: int) -> str | None:
+    """Return a message if the setting `shards` does not fit the database, with advice."""
+    there = len(known_shards) or 1
+    wanted = there - sum(shard.is_closing for shard in known_shards)
     if wanted <= shards <= there:
         return None
     return (
@@ -342,11 +342,11 @@ def mismatch(found: Sequence[ShardView], shards: int) -> str | None:
 
 
 def awaited(engine: Engine, settings: Settings) -> Prerequisite:
-    """Return the database as something that a scheduler waits for; the first shard's warns of what is odd."""
-    needed = database.awaited(engine)
+    """Return the database as a prerequisite of a scheduler; shard 0 also warns of a pooler or wrong settings."""
+    prerequisite = database.awaited(engine)
 
     def check() -> str | None:
-        if (warning := needed.check()) or settings.shard:
+        if (warning := prerequisite.check()) or settings.shard:
             return warning
         with engine.connect() as connection:
             if compatibility.is_pooled(connection):
@@ -356,4 +356,4 @@ def awaited(engine: Engine, settings: Settings) -> Prerequisite:
                 )
             return mismatch(list_shards(connection) if are_there(connection) else (), settings.shards)
 
-    return needed._replace(check=check)
+    return prerequisite._replace(check=check)

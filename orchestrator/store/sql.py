@@ -1,4 +1,4 @@
-"""SQL: each statement has a name, is called in one way, and answers with rows that are read by name.
+"""Named SQL statements, whose rows are read by column name.
 
     ENDED = Batch("r", Ending)
     END = Prepared[Moved](f"DELETE /* tasks.end */ FROM orchestrator.tasks t USING {ENDED} WHERE … RETURNING …")
@@ -8,9 +8,9 @@
     @Statement.function("SELECT /* inbox.size */ count(*)::int FROM orchestrator.inbox WHERE kind = %(kind)s")
     def size(connection: Connection, kind: str) -> int: ...
 
-The name is a comment behind the first word, and so `pg_stat_activity` and `pg_stat_statements` show it; what stands
-before the first word, Postgres 18 leaves out. A value is sent as the cast behind its parameter says: a list as an array
-literal, which is one string whatever its length, and 16 bytes as a uuid.
+The name is a comment after the first keyword, so `pg_stat_activity` and `pg_stat_statements` show it; Postgres 18 drops
+comments before the first keyword. The cast after a parameter selects its encoding: a list becomes one array literal,
+whatever its length, and 16 bytes become a uuid.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 from sqlalchemy import Connection, Engine, TextClause, text
 
 from orchestrator.store.batches import Rows
-from orchestrator.store.driver import Channel, Later, Preparation, StatementResult, channel, execute, flush
+from orchestrator.store.driver import Channel, Deferred, Preparation, StatementResult, channel, execute, flush
 from orchestrator.store.namespaces import in_namespace, namespace_of
 from orchestrator.store.other_drivers import PARAMETER, DriverConnection
 
@@ -42,7 +42,7 @@ def _numbers(values: Iterable[float | int | bool | None]) -> str:
 
 
 def _seconds(values: Iterable[float | None]) -> str:
-    """Return durations as exact as times of Postgres are: all digits of one would take five times as long."""
+    """Encode durations with six digits, the precision of Postgres: encoding all digits takes five times as long."""
     return "{" + ",".join(["NULL" if value is None else f"{value:.6f}" for value in values]) + "}"
 
 
@@ -51,24 +51,24 @@ def _blobs(values: Iterable[bytes | None]) -> str:
 
 
 def array_of(values: Iterable[str | None]) -> str:
-    """Return an array of texts as Postgres reads it."""
-    written: dict[str | None, str] = {None: "NULL"}  # many rows of a batch have the same text
+    """Return strings as a Postgres array literal."""
+    encoded: dict[str | None, str] = {None: "NULL"}  # many rows of a batch have the same text
     return (
         "{"
-        + ",".join([written.get(value) or written.setdefault(value, _quoted(value or "")) for value in values])
+        + ",".join([encoded.get(value) or encoded.setdefault(value, _quoted(value or "")) for value in values])
         + "}"
     )
 
 
-def _quoted(word: str) -> str:
-    if "\\" in word or '"' in word:
-        word = word.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{word}"'
+def _quoted(value: str) -> str:
+    if "\\" in value or '"' in value:
+        value = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{value}"'
 
 
 def _times(values: Iterable[datetime | str | None]) -> str:
-    written: dict[datetime | str | None, str] = {None: "NULL"}  # many rows of a batch have the same time
-    return "{" + ",".join([written.get(value) or written.setdefault(value, f'"{value}"') for value in values]) + "}"
+    encoded: dict[datetime | str | None, str] = {None: "NULL"}  # many rows of a batch have the same time
+    return "{" + ",".join([encoded.get(value) or encoded.setdefault(value, f'"{value}"') for value in values]) + "}"
 
 
 def _uuid(value: bytes | str) -> str:
@@ -86,18 +86,18 @@ ENCODERS: dict[str, Callable[[Any], str]] = {
     "::float[]": _seconds,
     **{f"::{kind}[]": _numbers for kind in ("smallint", "int", "integer", "bigint", "boolean", "double precision")},
 }
-"""By cast, how a value is written."""
+"""The encoder of a parameter, by its cast."""
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 Row = Any
-"""A row of which each column is an attribute, for statements whose rows are made into nothing else."""
+"""The row type of statements without a class for their rows: a named tuple with the statement's columns."""
 Values = Mapping[str, Any]
 
 _NAME = re.compile(r"\s*\(*\w+ /\* ([\w. ]+) \*/")
-_known: dict[str, str] = {}
-"""The text of every statement, by its name."""
+_sql_by_name: dict[str, str] = {}
+"""The SQL of every statement, by its name."""
 
 
 _NAMED = re.compile(r'EXECUTE "([\w. ]+)"|/\* ([\w. ]+) \*/')
@@ -105,53 +105,53 @@ _TABLE = re.compile(r"\borchestrator\.(\w+)")
 
 
 def statement_of(error: BaseException) -> str:
-    """Return the name of the statement with which an error came."""
-    found = _NAMED.search(getattr(error, "statement", None) or "")
-    return (found[1] or found[2]) if found else "without a name"
+    """Return the name of the statement that raised an error."""
+    match = _NAMED.search(getattr(error, "statement", None) or "")
+    return (match[1] or match[2]) if match else "without a name"
 
 
 def tables_of(name: str) -> set[str]:
-    """Return the tables that a statement names."""
-    return set(_TABLE.findall(_known.get(name, "")))
+    """Return the tables that a statement uses."""
+    return set(_TABLE.findall(_sql_by_name.get(name, "")))
 
 
 _COLUMN = r"unnest\((%\((\w+)\)s::[\w ]+)\[\]\)"
 BATCH = re.compile(rf"\(SELECT {_COLUMN}(?:, unnest\(%\(\w+\)s::[\w ]+\[\]\))*\) AS")
-"""A batch in the text of a statement."""
-_OTHER_WAY = {"<": ">", ">=": "<="}
+"""Matches a batch in the SQL of a statement."""
+_OPPOSITE = {"<": ">", ">=": "<="}
 
 
 class Statement(Generic[R]):
-    """A statement for anyone, on any connection of SQLAlchemy's, or of another driver in its wrapper.
+    """A statement for any SQLAlchemy connection, or for a `DriverConnection`.
 
-    Its rows are made into what it is a statement of: a named tuple or a dataclass, whose fields are called as the
-    columns are; a `Row`; a plain tuple; None if it returns none; else it has one column, and that is all of a row.
+    The type argument says what a row becomes: a named tuple or dataclass with the columns as fields, a `Row`, a plain
+    tuple, None for a statement without rows, or the bare value of the only column.
     """
 
     def __init__(self, sql: str) -> None:
-        found = _NAME.match(sql)
-        if found is None:
+        match = _NAME.match(sql)
+        if match is None:
             raise ValueError(f"A statement needs a name, as in `SELECT /* tasks.find */ id …`; found {sql!r:.80}")
-        self.name = found[1]
+        self.name = match[1]
         self.sql = sql.strip()
-        if _known.setdefault(self.name, self.sql) != self.sql:
+        if _sql_by_name.setdefault(self.name, self.sql) != self.sql:
             raise ValueError(f"Two statements are called {self.name!r}; give one of them another name.")
-        self._casts = dict(sorted(PARAMETER.findall(sql)))  # of one that stands in several places, the cast it has
+        self._casts = dict(sorted(PARAMETER.findall(sql)))  # the same cast wherever the parameter occurs
         self._encoders = {name: ENCODERS[cast] for name, cast in self._casts.items() if cast in ENCODERS}
         self._make: Callable[..., R] | None = None
 
     @classmethod
     def function(cls, sql: str) -> Callable[[F], F]:
-        """Make a function without a body run a statement, whose values are its arguments.
+        """Turn a function without a body into one that runs a statement with the function's arguments as parameters.
 
-        The type that it returns says what it does with the rows: a list, set or dictionary has them all, `… | None` is
-        the first if there is one, and any other is the only one.
+        The return type selects the rows: a list, set or dict holds all rows, `… | None` is the first row or None, and
+        any other type is the only row.
         """
 
         def declare(function: F) -> F:
             _, *parameters = inspect.signature(function).parameters.values()
-            names = [one.name for one in parameters]
-            defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+            names = [item.name for item in parameters]
+            defaults = {item.name: item.default for item in parameters if item.default is not item.empty}
             returned = get_type_hints(function)["return"]
             args, collect = get_args(returned), get_origin(returned)
             is_first, is_all = type(None) in args, collect in (list, set, frozenset, dict)
@@ -163,8 +163,8 @@ class Statement(Generic[R]):
             @wraps(function)
             def call(connection: Connection, /, *args: Any, **values: Any) -> Any:
                 values.update(zip(names, args, strict=False))
-                found = run(connection, **(defaults | values if defaults else values))
-                return found if made is None else made(found)
+                result = run(connection, **(defaults | values if defaults else values))
+                return result if made is None else made(result)
 
             call.statement = statement  # type: ignore[attr-defined]  # for who looks at the plans of all
             return call  # type: ignore[return-value]
@@ -172,43 +172,43 @@ class Statement(Generic[R]):
         return declare
 
     def oldest_first(self) -> Statement[R]:
-        """Return the statement that lists from the other end, of one that lists the newest ids, or ends, first."""
+        """Return this statement in ascending order: for lists that are sorted by descending id or end time."""
         sql = re.sub(r" \*/", "_oldest */", self.sql, count=1).replace(" DESC", " ASC")
-        sql = re.sub(r"(\bid\)?) (<|>=) ", lambda found: f"{found[1]} {_OTHER_WAY[found[2]]} ", sql)
-        made: Statement[R] = self.__orig_class__(sql)  # type: ignore[attr-defined]
-        return made
+        sql = re.sub(r"(\bid\)?) (<|>=) ", lambda found: f"{found[1]} {_OPPOSITE[found[2]]} ", sql)
+        statement: Statement[R] = self.__orig_class__(sql)  # type: ignore[attr-defined]
+        return statement
 
     def __call__(self, connection: Connection, /, *batches: Values, **values: Any) -> list[R]:
-        """Run it with the columns of batches and other values; return its rows."""
+        """Run the statement with the columns of batches and other parameters; return its rows."""
         result = self._send(connection, self._encoded(batches, values))
         return list(starmap(self._maker(result.columns), result.rows)) if result.rows else []
 
     def one(self, connection: Connection, /, *batches: Values, **values: Any) -> R:
-        """Run it; return its only row."""
+        """Run the statement; return its only row."""
         (row,) = self(connection, *batches, **values)
         return row
 
     def first(self, connection: Connection, /, *batches: Values, **values: Any) -> R | None:
-        """Run it; return its first row, if there is one."""
+        """Run the statement; return its first row, or None."""
         rows = self(connection, *batches, **values)
         return rows[0] if rows else None
 
     def count(self, connection: Connection, /, *batches: Values, **values: Any) -> int:
-        """Run it; return how many rows it has changed."""
+        """Run the statement; return the number of changed rows."""
         return self._send(connection, self._encoded(batches, values)).changed
 
-    def alone(self, engine: Engine, /, *batches: Values, **values: Any) -> list[R]:
-        """Run it by itself on a connection of an engine in autocommit mode, past SQLAlchemy; return its rows."""
+    def run_on_engine(self, engine: Engine, /, *batches: Values, **values: Any) -> list[R]:
+        """Run the statement on an engine in autocommit mode, without SQLAlchemy; return its rows."""
         result = execute(engine, self.sql, self._encoded(batches, values))
         return list(starmap(self._maker(result.columns), result.rows)) if result.rows else []
 
-    def often(self, engine: Engine, values: dict[str, Any]) -> None:
-        """Do the same with a statement that is worth preparing, and that returns nothing."""
+    def run_prepared(self, engine: Engine, values: dict[str, Any]) -> None:
+        """Like `run_on_engine`, for a frequent statement without rows: the statement is prepared after a few uses."""
         execute(engine, self.sql, self._encoded((), values), self.preparation)
 
     @cached_property
     def preparation(self) -> Preparation:
-        """How it is prepared, and executed then."""
+        """The SQL that prepares the statement, and the SQL that executes the prepared statement."""
         numbers = {name: f"${number}" for number, name in enumerate(self._casts, 1)}
         arguments = ", ".join(f"%({name})s{cast}" for name, cast in self._casts.items())
         return Preparation(
@@ -221,7 +221,7 @@ class Statement(Generic[R]):
             values |= batch
         for name, encode in self._encoders.items():
             value = values[name]
-            if value == ():  # as columns are that no row of a batch uses
+            if value == ():  # a batch column that is null in all rows
                 values[name] = "{}"
             elif value is not None:
                 values[name] = encode(value)
@@ -241,12 +241,12 @@ class Statement(Generic[R]):
 
     @cached_property
     def _portable(self) -> TextClause:
-        """The statement for a driver that writes parameters in another way than psycopg2 and psycopg."""
+        """The statement for drivers that write parameters differently from psycopg2 and psycopg."""
         marks = {"": ":{}"} | {cast: f"CAST(:{{}} AS {cast[2:]})" for cast in self._casts.values() if cast}
         return text(PARAMETER.sub(lambda found: marks[found[2]].format(found[1]), self.sql))
 
     def _maker(self, columns: Sequence[Any]) -> Callable[..., R]:
-        """Return what makes a row; which that is depends on the columns that the first answer has."""
+        """Return a function that makes a row from column values; the first result's columns select the function."""
         if self._make is None:
             (row,) = get_args(self.__orig_class__)  # type: ignore[attr-defined]
             self._make = _maker(self.name, row, [column[0] for column in columns])
@@ -254,7 +254,6 @@ class Statement(Generic[R]):
 
 
 def _maker(name: str, row: Any, columns: Sequence[str]) -> Callable[..., Any]:
-    """Return what makes the columns of a row into a row."""
     if row is Row:
         return namedtuple("Row", columns, rename=True)
     if get_origin(row) is tuple:
@@ -270,12 +269,12 @@ def _maker(name: str, row: Any, columns: Sequence[str]) -> Callable[..., Any]:
 
 
 def columns_of(row: type, alias: str = "", *, last: str = "", but: Collection[str] = (), **expressions: str) -> str:
-    """Return the columns that a statement reads for a row: each field by its name, or as an expression says.
+    """Return the columns to select for a row class: each field by its name, or as an expression.
 
-    A table may have an alias. Fields behind the `last` one, and others `but` these, are not read.
+    `alias` is the alias of the table. Fields after `last`, and the fields in `but`, are left out.
     """
-    known: Sequence[str] = getattr(row, "_fields", None) or [field.name for field in fields(row)]
-    names = [name for name in known[: known.index(last) + 1 if last else None] if name not in but]
+    all_names: Sequence[str] = getattr(row, "_fields", None) or [field.name for field in fields(row)]
+    names = [name for name in all_names[: all_names.index(last) + 1 if last else None] if name not in but]
     if unknown := expressions.keys() - {*names}:
         raise TypeError(f"{row.__name__} has no fields {unknown}.")
     prefix = f"{alias}." if alias else ""
@@ -283,18 +282,18 @@ def columns_of(row: type, alias: str = "", *, last: str = "", but: Collection[st
 
 
 class Prepared(Statement[R]):
-    """A statement of the leader, on a connection of its own: planned once, and sent by the shortest way.
+    """A statement of the leader on the leader's own connection: planned once, and sent with little overhead.
 
     The leader sends the same few statements hundreds of times a second, and planning one can take longer than running
-    it. Prepared with a generic plan, they also cannot be led astray by statistics that are missing or out of date.
+    it. A prepared statement with a generic plan also does not suffer from missing or outdated statistics.
 
-    SQLAlchemy keeps the connection and its errors, but each of its results costs as much as a small statement takes in
-    Postgres. So this goes through a cursor of the driver. Ids and other bytes come back as bytes.
+    SQLAlchemy manages the connection and its errors, but each SQLAlchemy result costs as much as Postgres needs for a
+    small statement. So `Prepared` uses a cursor of the driver directly. UUIDs and other bytes are returned as `bytes`.
 
-    On other connections it is sent in full: a pooler may give each transaction another session.
+    On connections other than the leader's the SQL is sent in full: a pooler may give each transaction another session.
 
-    Where a batch has one row, as most do on an idle system, that is sent as VALUES: `unnest` costs Postgres some
-    microseconds for each column.
+    A batch of one row, the usual size on an idle system, is sent as VALUES: `unnest` costs Postgres some microseconds
+    for each column.
     """
 
     def __init__(self, sql: str) -> None:
@@ -302,65 +301,68 @@ class Prepared(Statement[R]):
         self._of_one_row: dict[tuple[str, ...], Prepared[R]] = {}
 
     def __call__(self, connection: Connection, /, *batches: Values, **values: Any) -> list[R]:
-        """Run it with the columns of batches and other values; return its rows."""
         statement, batches = self._for(batches)
         return super(Prepared, statement).__call__(connection, *batches, **values)
 
     def _for(self, batches: tuple[Values, ...]) -> tuple[Prepared[R], tuple[Values, ...]]:
-        """Return the statement for these batches, and them as it takes them."""
-        ones = tuple([batch.first for batch in batches if isinstance(batch, Rows) and batch.is_one])
-        if not ones:
+        """Return the statement for these batches and their sizes, and the batches as this statement takes them."""
+        single_rows = tuple([batch.first for batch in batches if isinstance(batch, Rows) and batch.is_one])
+        if not single_rows:
             return self, batches
-        return self._of_one_row.get(ones) or self.of_one_row(ones), tuple(
+        return self._of_one_row.get(single_rows) or self.of_one_row(single_rows), tuple(
             {name: column[0] if column else None for name, column in batch.items()}
             if isinstance(batch, Rows) and batch.is_one
             else batch
             for batch in batches
         )
 
-    def of_one_row(self, ones: tuple[str, ...]) -> Prepared[R]:
-        """Return the statement for batches of one row each: those with these first columns."""
+    def of_one_row(self, single_rows: tuple[str, ...]) -> Prepared[R]:
+        """Return the variant for batches of one row; `single_rows` has their first columns."""
 
         def row(found: re.Match[str]) -> str:
             values = re.sub(_COLUMN, r"\1", found[0].removeprefix("(SELECT ").removesuffix(") AS"))
-            return f"(VALUES ({values})) AS" if found[2] in ones else found[0]
+            return f"(VALUES ({values})) AS" if found[2] in single_rows else found[0]
 
-        sql = BATCH.sub(row, self.sql.replace(f"/* {self.name} */", f"/* {self.name} {' '.join(ones)} */", 1))
-        self._of_one_row[ones] = self.__orig_class__(sql)  # type: ignore[attr-defined]
-        return self._of_one_row[ones]
+        sql = BATCH.sub(row, self.sql.replace(f"/* {self.name} */", f"/* {self.name} {' '.join(single_rows)} */", 1))
+        self._of_one_row[single_rows] = self.__orig_class__(sql)  # type: ignore[attr-defined]
+        return self._of_one_row[single_rows]
 
     def begin(self, connection: Connection, /, **values: Any) -> list[R]:
-        """Begin a transaction with it, in one round trip. The connection must be in autocommit mode."""
+        """Begin a transaction with this statement, in one round trip. The connection must be in autocommit mode."""
         result = self._send(connection, self._encoded((), values), self._begin)
         return list(starmap(self._maker(result.columns), result.rows)) if result.rows else []
 
     def begin_later(self, connection: Connection, /, **values: Any) -> None:
-        """Do the same in the round trip of the next statement. Its result is dropped."""
-        line = channel(connection)
-        line.begin_later(self._text(connection, line, self._execute), self._encoded((), values))
+        """Begin a transaction with this statement, in the round trip of the next statement. The result is dropped."""
+        sender = channel(connection)
+        sender.begin_later(self._text(connection, sender, self._execute), self._encoded((), values))
 
     def commit(self, connection: Connection, /, **values: Any) -> None:
-        """End a transaction with it, in one round trip; if it fails, nothing is committed."""
+        """Run the statement and commit, in one round trip; if the statement fails, nothing is committed."""
         self._send(connection, self._encoded((), values), self._commit)
 
-    def later(self, connection: Connection, /, *batches: Values, **values: Any) -> Later:
-        """Run it with the next statement on the connection, in one round trip. Its result is dropped.
+    def defer(self, connection: Connection, /, *batches: Values, **values: Any) -> Deferred:
+        """Run the statement together with the next one on the connection, in one round trip. The result is dropped.
 
-        If it fails, the next statement does, and the transaction with it. Until then it can be taken back.
+        If this statement fails, the next one fails and the transaction too. `Channel.take_back` removes a statement
+        that was not sent yet.
         """
-        line = channel(connection)
-        this, batches = self._for(batches)
-        statement = Later(this._text(connection, line, this._execute), lambda: this._encoded(batches, values) or None)
-        line.later(statement)
+        sender = channel(connection)
+        variant, batches = self._for(batches)
+        statement = Deferred(
+            variant._text(connection, sender, variant._execute),
+            lambda: variant._encoded(batches, values) or None,
+        )
+        sender.defer(statement)
         return statement
 
     def _send(self, connection: Connection, values: dict[str, Any], sql: str = "") -> StatementResult:
-        line = channel(connection)
-        return line.send(connection, self._text(connection, line, sql or self._execute), values or None)
+        sender = channel(connection)
+        return sender.send(connection, self._text(connection, sender, sql or self._execute), values or None)
 
-    def _text(self, connection: Connection, line: Channel, sql: str) -> str:
-        """Prepare the statement that this SQL executes; return the SQL, which names it or has all of it."""
-        known = line.prepared
+    def _text(self, connection: Connection, sender: Channel, sql: str) -> str:
+        """Prepare the statement of `sql` on a connection for prepared statements; return the SQL to send."""
+        known = sender.prepared
         if known is None:
             return sql.replace(self._execute, in_namespace(self.sql, namespace_of(connection)))
         if self.name not in known:

@@ -1,8 +1,7 @@
-"""Ended tasks, queue latency and run time, by queue and ten seconds. They are kept for two hours.
+"""Counts of ended tasks, queue latencies and run times, by queue and bucket of ten seconds, kept for two hours.
 
-The leader writes each ten seconds once, in the first tick after them. Until then, readers count what has ended since in
-`ended_tasks` itself. If a leader dies before it has written, the next one counts there as well; the times of those
-tasks are missing then.
+The leader writes each bucket once, in the first tick after it. Until then, readers count newer ends in `ended_tasks`.
+If a leader dies before it has written a bucket, its successor counts those ends there too; their times are lost.
 """
 
 from __future__ import annotations
@@ -25,39 +24,39 @@ KEPT = timedelta(hours=2)
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """The tasks of one queue in ten seconds."""
+    """The counts of one queue in one bucket."""
 
     bucket: datetime
-    """Where they begin."""
+    """The beginning of the bucket."""
     queue: str
-    """`other` for all those beyond the first hundred."""
+    """`other` for all queues beyond the first hundred."""
     success: int
     failed: int
     cancelled: int
     skipped: int
     dispatched: int
-    """Attempts that were handed out."""
+    """Dispatched attempts."""
     retried: int
-    """Attempts that failed and are tried again."""
+    """Failed attempts that are retried."""
     lost: int
     """Attempts that were lost with their workers."""
     waits: Sequence[int]
-    """First attempts by how long they had waited: one number for each bound, and one for what is above."""
+    """A histogram of the queue latency of first attempts: a number for each bound, and one for longer latencies."""
     runs: Sequence[int]
-    """Attempts by how long they ran."""
+    """A histogram of the run time of attempts."""
 
 
 class EndCounts(NamedTuple):
-    """How many tasks came to one end."""
+    """The number of tasks that ended in one state."""
 
     state: str
     minute: int
-    """In the last minute."""
+    """The number in the last minute."""
     hour: int
 
 
 def bucket_of(moment: datetime) -> datetime:
-    """Return where the ten seconds begin in which something happens."""
+    """Return the beginning of the bucket that contains a time."""
     return datetime.fromtimestamp(moment.timestamp() // BUCKET.total_seconds() * BUCKET.total_seconds(), UTC)
 
 
@@ -73,12 +72,12 @@ ON CONFLICT DO NOTHING
 
 
 def add(connection: Connection, term: int, bucket: datetime, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write what was counted in ten seconds, by queue."""
+    """Insert the counts of a bucket, by queue."""
     _ADD(connection, term=term, bucket=bucket, rows=msgspec.json.encode(rows).decode())
 
 
 class TermSince(NamedTuple):
-    """A leader's term, and when it first counted something."""
+    """A leader's term, and the first bucket that it wrote."""
 
     term: int
     at: datetime
@@ -89,7 +88,7 @@ SELECT /* throughput.terms */ term, min(bucket) AS at FROM orchestrator.throughp
  WHERE bucket >= %(since)s::timestamptz GROUP BY term ORDER BY term
 """)
 def terms(connection: Connection, since: datetime) -> list[TermSince]:
-    """Return the terms in which something was counted since then, the oldest first."""
+    """Return the terms that have written buckets since then, oldest first."""
 
 
 @Statement.function("""
@@ -99,18 +98,18 @@ SELECT /* throughput.list */ bucket, queue, success, failed, cancelled, skipped,
  ORDER BY bucket, queue, term
 """)
 def read(connection: Connection, since: datetime, queue: str | None = None) -> list[Throughput]:
-    """Return what was counted since then, oldest first; of one queue, or of all."""
+    """Return buckets since then, oldest first; of one queue, or of all."""
 
 
-MOST_BOUNDS = 24
-"""So many numbers of `waits` and `runs` are added up at most."""
+MAX_BOUNDS = 24
+"""The maximum number of entries in `waits` and `runs` that are added up."""
 
 
-def _added(column: str) -> str:
-    return ", ".join(f"coalesce(sum({column}[{place}]), 0)" for place in range(1, MOST_BOUNDS + 1))
+def _sums(column: str) -> str:
+    return ", ".join(f"coalesce(sum({column}[{index}]), 0)" for index in range(1, MAX_BOUNDS + 1))
 
 
-# What is not written yet has ended since the last ten seconds that are; before the first, everything has.
+# Ends after the last bucket are not counted in a bucket yet; without buckets, no end is.
 _WRITTEN = """written AS (
     SELECT coalesce(max(bucket) + %(size)s::double precision * interval '1 second', '-infinity') AS until
       FROM orchestrator.throughput WHERE bucket <= now()
@@ -133,7 +132,7 @@ _COUNTED = f"""{_WRITTEN}, counted AS (
 _MINUTES = Statement[Throughput](f"""
 WITH /* throughput.minutes */ {_COUNTED}
 SELECT date_trunc('minute', bucket) AS bucket, '' AS queue, {_SUMS},
-       ARRAY[{_added("waits")}]::bigint[] AS waits, ARRAY[{_added("runs")}]::bigint[] AS runs
+       ARRAY[{_sums("waits")}]::bigint[] AS waits, ARRAY[{_sums("runs")}]::bigint[] AS runs
   FROM chosen GROUP BY 1 ORDER BY 1
 """)
 _MINUTES_OF_QUEUES = Statement[Throughput](f"""
@@ -145,24 +144,24 @@ SELECT date_trunc('minute', bucket) AS bucket, queue, {_SUMS},
 
 
 class LastMinute(NamedTuple):
-    """What workers did for one queue in the last minute."""
+    """The counts of one queue in the last minute."""
 
     queue: str
     dispatched: int
-    """Attempts that were handed out."""
+    """Dispatched attempts."""
     runs: Sequence[int]
-    """Attempts by how long they ran."""
+    """A histogram of the run time of attempts."""
 
 
-# The leader writes ten seconds when they are over.
+# The leader writes a bucket when it is over.
 @Statement.function(f"""
 SELECT /* throughput.last_minute */ queue, sum(dispatched)::bigint AS dispatched,
-       ARRAY[{_added("runs")}]::bigint[] AS runs
+       ARRAY[{_sums("runs")}]::bigint[] AS runs
   FROM orchestrator.throughput
  WHERE bucket >= now() - interval '75 seconds' AND bucket < now() - interval '15 seconds' GROUP BY queue
 """)
 def last_minute(connection: Connection) -> list[LastMinute]:
-    """Return the last six times ten seconds that are written, by queue."""
+    """Return the counts of the last six written buckets, by queue."""
 
 
 def minutes(
@@ -172,26 +171,26 @@ def minutes(
     within: str = "",
     until: datetime | None = None,
 ) -> list[Throughput]:
-    """Return what was counted since then, by the minute: of one queue, or of all whose names begin so, together."""
+    """Return counts since then by minute: of one queue, or the sum over all queues whose names begin with `within`."""
     size = BUCKET.total_seconds()
     return _MINUTES(connection, since=since, queue=queue, within=within, until=until, size=size)
 
 
 def minutes_of_queues(connection: Connection, since: datetime, within: str = "") -> list[Throughput]:
-    """Return what became of tasks by queue and minute, without how long they waited and ran."""
+    """Return counts by queue and minute, without latencies and run times."""
     size = BUCKET.total_seconds()
     return _MINUTES_OF_QUEUES(connection, since=since, queue=None, within=within, until=None, size=size)
 
 
-def _lately(column: str) -> str:
+def _of_minute(column: str) -> str:
     return f"sum({column}) FILTER (WHERE bucket > now() - interval '1 minute')"
 
 
 _HOUR_AGO = "date_trunc('minute', now()) - interval '59 minutes'"
-"""The beginning of the last hour: sixty minutes, with the current one."""
+"""The beginning of the last hour: sixty minutes, including the current one."""
 _ENDED = Statement[EndCounts](f"""
 WITH /* throughput.ended */ {_WRITTEN}, summed AS (
-    SELECT {", ".join(f"sum({state}) AS {state}, {_lately(state)} AS {state}_lately" for state in ENDED_TASK_STATES)}
+    SELECT {", ".join(f"sum({state}) AS {state}, {_of_minute(state)} AS {state}_lately" for state in ENDED_TASK_STATES)}
       FROM orchestrator.throughput WHERE bucket >= {_HOUR_AGO}
 ), counted AS (
     SELECT state, minute, hour FROM summed
@@ -208,7 +207,7 @@ SELECT state, coalesce(sum(minute), 0)::bigint AS minute, sum(hour)::bigint AS h
 
 
 def ended(connection: Connection) -> list[EndCounts]:
-    """Return how many tasks ended in the last minute and in the last hour, by state."""
+    """Return the number of tasks that ended in the last minute and in the last hour, by state."""
     return _ENDED(connection, size=BUCKET.total_seconds())
 
 
@@ -224,11 +223,11 @@ SELECT queue, status, count(*) FROM (
 
 
 def unwritten(connection: Connection, now: datetime, most: int) -> list[tuple[str, str, int]]:
-    """Return how many tasks have ended before now and are written nowhere, by queue and state; the latest of them."""
+    """Return the number of tasks by queue and state that ended before `now` and are in no bucket: the latest `most`."""
     return _UNWRITTEN(connection, now=now, most=most, size=BUCKET.total_seconds())
 
 
-# -- statistics of our tables, by which Postgres plans
+# -- table statistics of Postgres's planner
 
 _MISLEADING = Statement[str]("""
 SELECT /* statistics.misleading */ c.relname
@@ -241,5 +240,5 @@ SELECT /* statistics.misleading */ c.relname
 
 
 def misleading(connection: Connection) -> list[str]:
-    """Return tables with ten times the rows of their statistics, or a tenth, that the role may analyse."""
+    """Return tables with ten times or a tenth of the rows in their statistics, if the role may run ANALYZE on them."""
     return _MISLEADING(connection, schema=namespace_of(connection))

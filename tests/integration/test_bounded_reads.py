@@ -88,7 +88,7 @@ def test_failures_of_some_queues_are_found_behind_newer_ones_of_others(
     assert found.looked_at is None
     assert latest_failures(connection, since, "mail.", most=2).looked_at == 2
     assert sum(sum(row) for row in spread_of_failures(connection, since, end, 4, "mail.").values()) == 3
-    monkeypatch.setattr(failures, "MOST_WALKED", 15)
+    monkeypatch.setattr(failures, "MAX_WALKED", 15)
     assert latest_failures(connection, since, "mail.", most=10) == ([], 15), "they may stand further back"
 
 
@@ -108,7 +108,7 @@ def test_what_would_be_tried_again_is_counted_once_for_each_key(connection: Conn
 
 def test_minutes_are_the_sums_of_their_seconds(connection: Connection) -> None:
     length = len(SECONDS) + 1
-    assert length <= throughput.MOST_BOUNDS
+    assert length <= throughput.MAX_BOUNDS
     minute = NOW.replace(second=0)
     for queue in ("mail", "bank"):
         for place in range(12):

@@ -205,7 +205,7 @@ def test_tasks_are_found_by_when_and_how_they_ended(
     assert found("--since", "1d", "--before", text(made[3])) == [3, 2, 1]
     assert run("tasks", "list", "--queue", "ends", "--since", "1d").output.split()[3] == "ended"
     assert run("tasks", "list", "--since", "1d", "--status", "pending").exit_code == 2
-    monkeypatch.setattr(insights.tasks, "MOST_ENDS_LOOKED_AT", 1)
+    monkeypatch.setattr(insights.tasks, "MAX_ENDS_SCANNED", 1)
     assert found("--error", "rye") == [3], "however little one page looks at"
     assert found("--status", "failed", "--status", "cancelled") == [5, 3, 2]
 
@@ -261,7 +261,7 @@ def test_pages_that_look_at_little_find_all_the_same(
     with story(engine, queue) as tale:
         kinds = (tale.failed, lambda: tale.new("a"), lambda: tale.succeeded(1), lambda: tale.new("b"))
         made = [kinds[number % 4]() for number in range(20)]
-    for which in ("MOST_LOOKED_AT", "MOST_ENDS_LOOKED_AT"):
+    for which in ("MOST_LOOKED_AT", "MAX_ENDS_SCANNED"):
         monkeypatch.setattr(insights.tasks, which, looked_at)
     pending, failed, success = TaskState.PENDING, TaskState.FAILED, TaskState.SUCCESS
     for statuses, places in (

@@ -247,7 +247,7 @@ def test_a_long_chain_is_searched_from_its_newest_run_on(bank: Bank, monkeypatch
         bank.pay(first, 1, f"m-{number}")
         bank.signal(first, CONTINUE)
     bank.forget_answers()
-    monkeypatch.setattr(runs, "_MOST_EVENTS", 12)
+    monkeypatch.setattr(runs, "_MAX_EVENTS", 12)
     assert bank.pay(first, 1, "m-1") == 1  # the first run of a chain is known by itself
     assert bank.pay(first, 1, "m-5") == 5
     assert bank.pay(first, 1, "m-2") == 6

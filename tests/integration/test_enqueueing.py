@@ -168,11 +168,11 @@ def test_another_number_of_shards_is_named_as_such(app: Orchestrator) -> None:
     empty_database.close()
 
 
-@pytest.mark.parametrize("lasts", [copying._LASTS, 0.0], ids=["one", "many"])
+@pytest.mark.parametrize("lasts", [copying._MAX_DURATION, 0.0], ids=["one", "many"])
 def test_tasks_of_all_kinds_are_stored_in_order_by_few_or_many_copies(
     app: Orchestrator, engine: Engine, monkeypatch: pytest.MonkeyPatch, lasts: float
 ) -> None:
-    monkeypatch.setattr(copying, "_LASTS", lasts)
+    monkeypatch.setattr(copying, "_MAX_DURATION", lasts)
     task = app.task(name="job")(lambda value: value)
     kinds: list[dict[str, Any]] = [{}, {"delay": 60}, {"expires": 60}, {"unique_key": "a"}, {"concurrency_key": "acme"}]
     made = [task.options(**kinds[number // 200])._new((number,), {}, None, None, None) for number in range(1_000)]

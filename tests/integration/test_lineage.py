@@ -168,7 +168,7 @@ def test_a_run_knows_the_task_that_started_it(system: System, in_empty_folder: o
 
 
 def test_only_so_many_are_looked_for(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(import_module("orchestrator.store.insights.lookup"), "MOST_CALLS", 2)
+    monkeypatch.setattr(import_module("orchestrator.store.insights.lookup"), "MAX_CALLS", 2)
     worker = system.worker()
     (handle,) = system.dispatch()
     (task,) = worker.take()

@@ -51,7 +51,7 @@ def test_what_is_not_too_much_is_counted_alike_both_ways(
 ) -> None:
     connection.exec_driver_sql(TASKS, {"number": 30})
     exact = list_queues(connection)
-    monkeypatch.setattr(load, "FEW", 10)
+    monkeypatch.setattr(load, "MAX_COUNTED_EXACTLY", 10)
     bounded = list_queues(connection)
     assert [queue.queue for queue in bounded] == ["q0", "q1", "q2"]
     assert [numbers(queue) for queue in bounded] == [numbers(queue) for queue in exact]
@@ -71,7 +71,7 @@ def test_what_is_too_much_is_told_to_be_the_least(connection: Connection) -> Non
         assert 6_666 <= queue.ready <= 6_668 + 10_000  # those that are kept back where others are at work among them
     assert {*overview(connection).open_least} == others
     statement = f"WITH RECURSIVE {load.COUNTS} {fleet._SHOWN}"
-    fewer = statement.replace(f" {load.MOST_WALKED} ", " 1200 ")
+    fewer = statement.replace(f" {load.MAX_READY_COUNTED} ", " 1200 ")
     assert fewer != statement
     for row in connection.exec_driver_sql(fewer, {"within": ""}):
         assert "ready" in row.least

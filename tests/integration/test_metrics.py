@@ -12,7 +12,7 @@ from orchestrator.domain.tasks.task import Lost, Returned
 from orchestrator.monitoring.exposition import MOST_QUEUES, OTHER, Family, Histogram
 from orchestrator.monitoring.system import SystemGauges
 from orchestrator.scheduler.process import ObservedScheduler
-from orchestrator.store.load import MOST_COUNTED, queue_demands, queue_loads, system_load, use_indexes
+from orchestrator.store.load import MAX_COUNTED, queue_demands, queue_loads, system_load, use_indexes
 from tests.integration.stage import System
 from tests.integration.test_rolled_back import rolled_back
 
@@ -108,7 +108,7 @@ def test_the_load_of_queues_is_read_along_indexes(system: System, engine: Engine
     )
     system.sql(
         "INSERT INTO orchestrator.tasks (id, name, queue, payload) "
-        f"SELECT gen_random_uuid(), 'job', 'many', '' FROM generate_series(1, {MOST_COUNTED + 5})"
+        f"SELECT gen_random_uuid(), 'job', 'many', '' FROM generate_series(1, {MAX_COUNTED + 5})"
     )
     worker.take()
     with engine.connect() as connection:
@@ -123,7 +123,7 @@ def test_the_load_of_queues_is_read_along_indexes(system: System, engine: Engine
     assert 3_600 <= loads["a"].oldest < 3_700
     assert loads["b"].ready == 2
     assert (loads["default"].in_flight, loads["default"].slots) == (2, 2)
-    assert loads["many"].ready == MOST_COUNTED
+    assert loads["many"].ready == MAX_COUNTED
     assert loads["paused"].paused
     assert (demands["default"].wanted, demands["a"].wanted, demands["paused"].wanted) == (2, 1, 0)
     assert (whole.live_workers, whole.slots, whole.stuck_runs, whole.late_schedules) == (1, 2, 0, 0)

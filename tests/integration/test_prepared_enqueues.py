@@ -43,7 +43,7 @@ def test_an_enqueue_is_prepared_when_it_is_used_often(system: System) -> None:
 
 
 def test_behind_a_pooler_nothing_is_prepared(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver._Line, "_is_session", lambda _: False)
+    monkeypatch.setattr(driver._PooledConnection, "_is_session", lambda _: False)
     enqueue(system.app, 10)
     assert prepared(system.app) == []
     assert system.count("tasks") == 10

@@ -50,7 +50,7 @@ def test_every_statement_of_the_product_has_a_name_of_its_own() -> None:
         importlib.import_module(module.name)
     for number in range(len(shared._ALWAYS), len(shared._TYPES) + 1):
         shared._statement(tuple(shared._TYPES)[:number])  # which are made when they are needed
-    ours = {name: text for name, text in sql._known.items() if not name.startswith("test.")}
+    ours = {name: text for name, text in sql._sql_by_name.items() if not name.startswith("test.")}
     assert len(ours) > 200
     assert len(set(ours.values())) == len(ours)
     assert all(re.match(rf"\(*\w+ /\* {name} \*/", text) for name, text in ours.items())
@@ -259,13 +259,13 @@ def test_what_is_sent_later_goes_out_with_the_next_statement_in_its_order(connec
     ADD(connection, number=1)
     ALL(connection)  # both are known to Postgres
     sent = statements_sent()
-    ADD.later(connection, number=3)
-    ADD.later(connection, number=2)
+    ADD.defer(connection, number=3)
+    ADD.defer(connection, number=2)
     assert statements_sent() == sent
     assert connection.exec_driver_sql(COUNT).scalar_one() == 1
     assert ALL(connection) == [1, 2, 3]
     assert statements_sent() == sent + 1
-    ADD.later(connection, number=4)
+    ADD.defer(connection, number=4)
     assert OTHERS(connection) == [1, 2, 3, 4], "what goes another way comes after it, too"
     assert ALL(connection) == [1, 2, 3, 4]
 
@@ -273,8 +273,8 @@ def test_what_is_sent_later_goes_out_with_the_next_statement_in_its_order(connec
 def test_what_is_sent_later_and_fails_takes_the_transaction_with_it(connection: Connection) -> None:
     ADD(connection, number=1)
     connection.commit()
-    ADD.later(connection, number=2)
-    ADD.later(connection, number=1)
+    ADD.defer(connection, number=2)
+    ADD.defer(connection, number=1)
     with pytest.raises(exc.IntegrityError):
         ALL(connection)
     connection.rollback()
@@ -282,13 +282,13 @@ def test_what_is_sent_later_and_fails_takes_the_transaction_with_it(connection: 
 
 
 def test_a_savepoint_holds_what_is_sent_later_in_it_and_nothing_from_before(connection: Connection) -> None:
-    ADD.later(connection, number=1)
+    ADD.defer(connection, number=1)
     with pytest.raises(ZeroDivisionError), savepoint(connection):
-        ADD.later(connection, number=2)
+        ADD.defer(connection, number=2)
         flush(connection)
         raise ZeroDivisionError
     with savepoint(connection):
-        ADD.later(connection, number=3)
+        ADD.defer(connection, number=3)
     assert ALL(connection) == [1, 3]
 
 
@@ -360,15 +360,15 @@ def test_a_transaction_that_fails_leaves_nothing_and_the_next_one_works(leadersh
 
 def test_what_is_sent_later_is_committed_with_its_transaction_or_never_sent(leadership: Leadership) -> None:
     with leadership.writing(0.0) as writing:
-        ADD.later(writing.connection, number=1)
+        ADD.defer(writing.connection, number=1)
     assert count(leadership) == 1
     with pytest.raises(ZeroDivisionError), leadership.writing(0.0) as writing:
-        ADD.later(writing.connection, number=2)
+        ADD.defer(writing.connection, number=2)
         raise ZeroDivisionError
     assert count(leadership) == 1
     with pytest.raises(exc.IntegrityError), leadership.writing(0.0) as writing:
-        ADD.later(writing.connection, number=3)
-        ADD.later(writing.connection, number=1)
+        ADD.defer(writing.connection, number=3)
+        ADD.defer(writing.connection, number=1)
         writing.cursor = Cursor("1-1", "9-0", "server")
     assert count(leadership) == 1
 
@@ -470,21 +470,21 @@ def _is_open(engine: Engine, pid: int) -> bool:
 @pytest.mark.own_connections
 def test_single_statements_keep_one_connection_until_the_pool_is_closed(engine: Engine, database_url: str) -> None:
     alone = database.engine_for(database_url, autocommit=True)
-    (first,) = PID.alone(alone)
-    assert PID.alone(alone) == [first]
+    (first,) = PID.run_on_engine(alone)
+    assert PID.run_on_engine(alone) == [first]
     alone.dispose()
     eventually(lambda: not _is_open(engine, first))
-    assert PID.alone(alone) != [first], "it can be used again"
+    assert PID.run_on_engine(alone) != [first], "it can be used again"
     alone.dispose()
 
 
 @pytest.mark.own_connections
 def test_a_kept_connection_that_postgres_has_closed_is_replaced(engine: Engine, database_url: str) -> None:
     alone = database.engine_for(database_url, autocommit=True)
-    (first,) = PID.alone(alone)
+    (first,) = PID.run_on_engine(alone)
     with engine.connect() as connection:
         connection.exec_driver_sql("SELECT pg_terminate_backend(%s, 10000)", (first,))
-    assert PID.alone(alone) != [first]
+    assert PID.run_on_engine(alone) != [first]
     alone.dispose()
 
 
@@ -492,8 +492,8 @@ def test_a_kept_connection_that_postgres_has_closed_is_replaced(engine: Engine, 
 def test_a_kept_connection_lets_no_transaction_stand_open(engine: Engine, database_url: str) -> None:
     alone = database.engine_for(database_url, autocommit=True)
     with pytest.raises(exc.DBAPIError):
-        Statement[int]("SELECT /* test.divide */ 1 / 0 AS nothing").alone(alone)
-    (pid,) = PID.alone(alone)
+        Statement[int]("SELECT /* test.divide */ 1 / 0 AS nothing").run_on_engine(alone)
+    (pid,) = PID.run_on_engine(alone)
     with engine.connect() as connection:
         found = connection.exec_driver_sql("SELECT state FROM pg_stat_activity WHERE pid = %s", (pid,)).scalar_one()
     assert found == "idle"

@@ -82,7 +82,7 @@ def test_a_connection_that_came_too_late_is_kept_and_no_second_one(dialect: Dial
     with ThreadPoolExecutor(3) as callers:
         list(callers.map(lambda _: give_up(dialing, dialect, server), range(3)))
     server.answers.release(3)  # or fewer, if some have taken over from others
-    eventually(lambda: [attempt.done() for attempt in dialing._left] == [True], "one is kept")
+    eventually(lambda: [attempt.done() for attempt in dialing._abandoned] == [True], "one is kept")
     eventually(lambda: sum(line.is_open for line in server.lines) == 1, "the others are closed")
     kept = dialing.connect(dialect, server.dial)
     assert kept is not None

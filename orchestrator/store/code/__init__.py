@@ -1,1 +1,1 @@
-"""Runs of workflows as code: their histories, and what they wait for."""
+"""Runs of workflows as code: histories, turns, timers and promises."""

@@ -1,4 +1,4 @@
-"""What runs of workflows as code wait for beside tasks: timers and promises; and answers to requests."""
+"""Timers and promises of workflows as code, and answers to requests."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from orchestrator.store.batches import Batch
 from orchestrator.store.inbox import RequestKind
 from orchestrator.store.sql import Prepared, Row, Statement
 
-_GONE = Batch("gone", "run_id uuid, id uuid")
+_TO_DELETE = Batch("gone", "run_id uuid, id uuid")
 
-_APART = 2e-6
-"""Seconds between timers of one time: the least that neither a double nor Postgres rounds away."""
+_TIMER_STEP = 2e-6
+"""Seconds between timers with the same due time: the smallest step that neither a double nor Postgres rounds away."""
 _TIMERS = Batch("n", "run_id uuid, id uuid, due double precision")
 _START_TIMERS = Prepared[None](f"""
 INSERT /* expectations.start_timers */ INTO orchestrator.timers (run_id, id, due)
@@ -31,24 +31,24 @@ SELECT n.run_id, n.id, to_timestamp(n.due)
 
 
 def start_timers(connection: Connection, timers: Sequence[tuple[bytes, bytes, float]]) -> None:
-    """Create timers: run, id, and the Unix time at which it is due. Those of one time fire in this order."""
+    """Insert timers: run, id, and the due time in Unix seconds. Timers with the same due time fire in this order."""
     earlier: Counter[tuple[bytes, float]] = Counter()
     rows: list[tuple[bytes, bytes, float]] = []
     for run, timer, due in timers:
-        rows.append((run, timer, due + earlier[run, due] * _APART))
+        rows.append((run, timer, due + earlier[run, due] * _TIMER_STEP))
         earlier[run, due] += 1
     _START_TIMERS(connection, _TIMERS(rows))
 
 
 _FORGET_TIMERS = Prepared[None](f"""
-DELETE /* expectations.forget_timers */ FROM orchestrator.timers t USING {_GONE}
+DELETE /* expectations.forget_timers */ FROM orchestrator.timers t USING {_TO_DELETE}
  CROSS JOIN LATERAL (
        SELECT ctid AS tid FROM orchestrator.timers WHERE run_id = gone.run_id AND id = gone.id LIMIT 1) AS found
  WHERE t.ctid = found.tid
 """)
 _FORGET_PROMISES = Prepared[tuple[bytes, bytes]](f"""
 WITH /* expectations.forget_promises */ gone AS (
-    DELETE FROM orchestrator.promises p USING {_GONE}
+    DELETE FROM orchestrator.promises p USING {_TO_DELETE}
      CROSS JOIN LATERAL (
            SELECT ctid AS tid FROM orchestrator.promises WHERE run_id = gone.run_id AND id = gone.id LIMIT 1) AS found
      WHERE p.ctid = found.tid
@@ -63,16 +63,16 @@ SELECT run_id, id FROM gone
 
 
 def forget_timers(connection: Connection, timers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Remove timers, by run and id."""
-    _FORGET_TIMERS(connection, _GONE(timers))
+    """Delete timers, by run and id."""
+    _FORGET_TIMERS(connection, _TO_DELETE(timers))
 
 
 def forget_promises(connection: Connection, promises: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Remove promises, by run and id; return those that were open.
+    """Delete promises, by run and id; return those that were open.
 
-    That there was one of its name is remembered (`store/code/expectations.py`).
+    A resolution with number 0 records that a promise of this name existed.
     """
-    return _FORGET_PROMISES(connection, _GONE(promises))
+    return _FORGET_PROMISES(connection, _TO_DELETE(promises))
 
 
 @Prepared.function("""
@@ -85,7 +85,7 @@ WITH /* expectations.fire_timers */ fired AS (
 SELECT run_id, id FROM fired ORDER BY due, id
 """)
 def fire_timers(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, bytes]]:
-    """Remove due timers, and return their runs and ids in the order in which they were due."""
+    """Delete due timers; return their runs and ids in the order of their due times."""
 
 
 class NewPromise(NamedTuple):
@@ -133,11 +133,11 @@ SELECT /* expectations.waits */ p.run_id AS run, p.id, p.name, p.ordinal FROM un
        SELECT * FROM orchestrator.promises WHERE name = wanted.name AND name LIKE '{WAIT}%%' OFFSET 0) AS p
 """)
 def waits(connection: Connection, names: Sequence[str]) -> list[NewPromise]:
-    """Return the waits of these names for the ends of runs."""
+    """Return the waits for the ends of runs that have these names."""
 
 
 def rename_waits(connection: Connection, renamed: Sequence[NewPromise]) -> None:
-    """Let waits wait for the runs in which others go on."""
+    """Rename waits for runs after the successors of those runs."""
     _RENAME_WAITS(connection, _RENAMED(renamed))
 
 
@@ -166,8 +166,8 @@ SELECT n.id, %(now)s::timestamptz, n.result, n.error
 
 
 def answer(connection: Connection, answers: Iterable[Answered], now: datetime) -> None:
-    """Store answers to requests; the first to a request counts."""
-    rows = _ANSWERS((one.id, one.result, one.error and one.error.to_json()) for one in answers)
+    """Store answers to requests; the first answer to a request counts."""
+    rows = _ANSWERS((answered.id, answered.result, answered.error and answered.error.to_json()) for answered in answers)
     _ANSWER(connection, rows, now=now)
 
 
@@ -175,7 +175,7 @@ def answer(connection: Connection, answers: Iterable[Answered], now: datetime) -
     "DELETE /* expectations.forget_answers */ FROM orchestrator.answers WHERE id = ANY(%(requests)s::uuid[])"
 )
 def forget_answers(connection: Connection, requests: Iterable[bytes]) -> None:
-    """Forget answers to requests, which are done again."""
+    """Delete answers to requests that are processed again."""
 
 
 _FIND_ANSWER = Statement[Row](
@@ -190,17 +190,17 @@ def find_answer(connection: Connection, request: bytes) -> Answered | None:
     return Answered(request, None if row.result is None else bytes(row.result), TaskError.stored(row.error))
 
 
-# -- answers to promises that the code of runs does not wait for yet (`domain/code/promises.py`).
+# -- answers to promises that the code of runs has not created yet (`domain/code/promises.py`).
 #
-# A row of number 0 says that a promise of the name was settled or given up, so a second answer is refused.
+# A row with number 0 says that a promise of this name was settled or abandoned, so a second answer is refused.
 
 
 class Kept(NamedTuple):
-    """A resolution that waits for its promise."""
+    """A resolution that is stored until its promise is created."""
 
     run: bytes
     number: int
-    """Its place among those of its name, from 1; 0 marks a name of which a promise was settled, and holds nothing."""
+    """The position among resolutions of the same name, from 1; 0 marks the name of a settled promise."""
     what: Resolution
 
 
@@ -213,7 +213,7 @@ SELECT /* resolutions.of_runs */ k.run_id, k.number, k.name, k.value, k.error
 
 
 def of_runs(connection: Connection, runs: Iterable[bytes]) -> list[Kept]:
-    """Return everything that is known of names of promises in runs, in order."""
+    """Return the stored resolutions of runs, in order."""
     return [Kept(row.run_id, row.number, _resolution(row)) for row in _OF_RUNS(connection, runs=runs)]
 
 
@@ -221,11 +221,11 @@ def _resolution(row: Row) -> Resolution:
     return Resolution(row.name, row.value, row.error and TaskError(row.error["kind"], row.error["message"]))
 
 
-_KEPT = Batch("n", "run_id uuid, name text, number int, value bytea, error jsonb")
+_RESOLUTIONS = Batch("n", "run_id uuid, name text, number int, value bytea, error jsonb")
 _KEEP = Prepared[tuple[bytes, str]](f"""
 INSERT /* resolutions.keep */ INTO orchestrator.resolutions (run_id, name, number, value, error)
 SELECT n.run_id, n.name, n.number, n.value, n.error
-  FROM {_KEPT}
+  FROM {_RESOLUTIONS}
  CROSS JOIN LATERAL (
        SELECT FROM orchestrator.runs WHERE id = n.run_id AND code AND ended_at IS NULL LIMIT 1) AS open
     ON CONFLICT DO NOTHING
@@ -234,17 +234,17 @@ RETURNING run_id, name
 
 
 def keep(connection: Connection, rows: Sequence[Kept]) -> set[tuple[bytes, str]]:
-    """Keep resolutions for runs that are open; return those runs, with the names."""
-    kept = [
+    """Store resolutions for open runs; return the runs and names for which that happened."""
+    stored = [
         (row.run, row.what.name, row.number, row.what.value, row.what.error and _json(row.what.error)) for row in rows
     ]
-    return set(_KEEP(connection, _KEPT(kept)))
+    return set(_KEEP(connection, _RESOLUTIONS(stored)))
 
 
-_SETTLED = Batch("gone", "run_id uuid, name text, number int")
+_USED_RESOLUTIONS = Batch("gone", "run_id uuid, name text, number int")
 _REMOVE = Prepared[None](f"""
 DELETE /* resolutions.remove */ FROM orchestrator.resolutions k
- USING {_SETTLED}
+ USING {_USED_RESOLUTIONS}
  CROSS JOIN LATERAL (
        SELECT ctid AS place FROM orchestrator.resolutions
         WHERE run_id = gone.run_id AND name = gone.name AND number = gone.number LIMIT 1) AS found
@@ -253,8 +253,8 @@ DELETE /* resolutions.remove */ FROM orchestrator.resolutions k
 
 
 def remove(connection: Connection, rows: Sequence[Kept]) -> None:
-    """Forget resolutions that have found their promises."""
-    _REMOVE(connection, _SETTLED((row.run, row.what.name, row.number) for row in rows))
+    """Delete resolutions whose promises have been created."""
+    _REMOVE(connection, _USED_RESOLUTIONS((row.run, row.what.name, row.number) for row in rows))
 
 
 _LOCK = Statement[None]("""
@@ -270,22 +270,22 @@ SELECT /* resolutions.standing */
 
 
 def take_turn(connection: Connection, run: bytes, name: str) -> bool:
-    """Lock the promises of a run until the end of the transaction; say whether those of a name are decided.
+    """Lock the promises of a run until the transaction ends. Return whether all open promises of a name have answers.
 
-    Then there are answers for all open ones. The leader will find the same, in the order of requests: a decided promise
-    takes none, and one that the code has not made yet takes the first.
+    The leader decides the same way, in the order of requests: a settled promise takes no answer, and a promise that the
+    code has not created yet takes the first.
     """
     _LOCK(connection, run=run)
     row = _STANDING.one(
         connection, run=run, name=name, resolve=str(RequestKind.RESOLVE), reject=str(RequestKind.REJECT)
     )
-    is_said = row.is_settled or row.under_way > 0
-    return bool(is_said and row.open <= row.under_way)
+    is_answered = row.is_settled or row.under_way > 0
+    return bool(is_answered and row.open <= row.under_way)
 
 
-def numbered(run: bytes, some: Iterable[Resolution]) -> list[Kept]:
-    """Return resolutions in the order in which promises of their names will have them."""
-    return [Kept(run, number, what) for number, what in enumerate(some, 1)]
+def numbered(run: bytes, resolutions: Iterable[Resolution]) -> list[Kept]:
+    """Return resolutions with their positions, in order."""
+    return [Kept(run, number, what) for number, what in enumerate(resolutions, 1)]
 
 
 def _json(error: TaskError) -> str:

@@ -1,7 +1,6 @@
-"""Histories of runs of workflows as code: appended to by number, never rewritten.
+"""Histories of runs of workflows as code: numbered events, append-only.
 
-The tick appends all its events of all runs with one statement, and what it costs does not depend on how long a
-history is.
+One statement appends all events of all runs in a tick, at a cost that does not depend on the length of the histories.
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ EVENTS = Batch("e", "run_id uuid, place int, kind text, data bytea")
 
 
 def not_before(number: str) -> str:
-    """Return the time of events that follow this one of a run `r`: a clock may step back, a history does not."""
+    """Return the SQL time of events after event `number` of a run `r`: no earlier, even if a clock steps back."""
     last = f"SELECT at FROM orchestrator.histories WHERE run_id = r.id AND number = {number} LIMIT 1"
     return f"greatest(%(now)s::timestamptz, ({last}))"
 
 
 def encoded(event: HistoryItem) -> bytes:
-    """Return an event as it is stored."""
+    """Return an event in its stored form."""
     return _encode(event)
 
 
 def event_rows(run: bytes, events: Iterable[HistoryItem]) -> list[tuple[bytes, int, str, bytes]]:
-    """Return the rows of `EVENTS` that the events of a run are."""
-    return [(run, place, str(what.__struct_config__.tag), _encode(what)) for place, what in enumerate(events, 1)]
+    """Return the rows of `EVENTS` for the events of a run."""
+    return [(run, place, str(item.__struct_config__.tag), _encode(item)) for place, item in enumerate(events, 1)]
 
 
 def arguments(start: bytes) -> bytes:
-    """Return the arguments in the first event of a run, encoded."""
-    what = _decode.decode(start)
-    return reveal(what.payload, CALL) if isinstance(what, history.RunStarted) else b""
+    """Return the encoded arguments in the first event of a run."""
+    item = _decode.decode(start)
+    return reveal(item.payload, CALL) if isinstance(item, history.RunStarted) else b""
 
 
 _COUNTED = ("opened", "success", "failed", "cancelled")
@@ -93,16 +92,17 @@ def append(
     late: bool = False,
     deltas: Mapping[bytes, Delta] | None = None,
 ) -> dict[bytes, int]:
-    """Append events to the histories of open runs, whose code is to `wake` for them; return the runs that were open,
-    each with the number of its last event before.
+    """Append events to the histories of open runs, and with `wake` make their turn tasks ready; return the runs that
+    were open, each with the number of its previous last event.
 
-    `late` ones are appended to those of ended runs as well; `deltas` say how much the counters of the runs change.
+    With `late`, events are also appended for ended runs. `deltas` are changes of the runs' counters.
     """
     changes = deltas or {}
     ahead = [
-        (run, len(some), *(changes.get(run, {}).get(column, 0) for column in _COUNTED)) for run, some in events.items()
+        (run, len(items), *(changes.get(run, {}).get(column, 0) for column in _COUNTED))
+        for run, items in events.items()
     ]
-    rows = [row for run, some in events.items() for row in event_rows(run, some)]
+    rows = [row for run, items in events.items() for row in event_rows(run, items)]
     if any(MARK in data for *_, data in rows):
         payloads.keep_named(connection, rows)
     return dict(_APPEND(connection, _DELTAS(ahead), EVENTS(rows), now=now, wake=wake, late=late))
@@ -120,15 +120,15 @@ def read(connection: Connection, run: bytes) -> list[Event]:
 
 
 def event(row: Row) -> Event:
-    """Return an event as it is stored."""
+    """Return a stored event, decoded."""
     return Event(row.number, row.at, _decode.decode(row.data))
 
 
 def by_run(rows: Iterable[Row]) -> dict[bytes, list[Event]]:
-    found: dict[bytes, list[Event]] = {}
+    histories: dict[bytes, list[Event]] = {}
     for row in rows:
-        found.setdefault(row.run_id, []).append(event(row))
-    return found
+        histories.setdefault(row.run_id, []).append(event(row))
+    return histories
 
 
 _BEGINNINGS = Prepared[tuple[bytes, bytes]]("""
@@ -139,16 +139,16 @@ SELECT /* histories.beginnings */ h.run_id, h.data FROM unnest(%(ids)s::uuid[]) 
 
 
 def first_event(data: bytes) -> history.RunStarted:
-    """Return how a run began, as it is stored."""
-    what = _decode.decode(data)
-    assert isinstance(what, history.RunStarted)
-    return what
+    """Return the first event of a run, decoded."""
+    item = _decode.decode(data)
+    assert isinstance(item, history.RunStarted)
+    return item
 
 
 def event_of(data: bytes) -> HistoryItem:
-    """Return an event as it is stored."""
-    found: HistoryItem = _decode.decode(data)
-    return found
+    """Return an event, decoded."""
+    item: HistoryItem = _decode.decode(data)
+    return item
 
 
 def beginnings(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, history.RunStarted]:
@@ -165,29 +165,29 @@ SELECT /* histories.update_events */ h.run_id, h.number, h.data, h.number <= r.s
 
 
 class UpdateEvents(NamedTuple):
-    """What the histories of runs say of an update."""
+    """The events about an update in the histories of runs."""
 
     request: history.UpdateRequested | None = None
     is_shown: bool = False
-    """The code has seen it."""
+    """Whether the code has seen the update."""
     answer: history.UpdateAnswered | None = None
 
     @property
     def was_refused(self) -> bool:
-        """Say whether it was not applied, and may be sent again."""
+        """Return whether the update was refused before it was applied, so it may be sent again."""
         return self.answer is not None and self.answer.was_refused
 
 
 def update_events(connection: Connection, runs: Sequence[bytes], update: bytes) -> UpdateEvents:
-    """Return what became of an update, which was sent to one of these runs; they are in the order of their chain."""
-    found = UpdateEvents()
+    """Return the events about an update that was sent to one of these runs, which are a chain in order."""
+    result = UpdateEvents()
     for row in _UPDATE(connection, runs=runs, id=update):
-        what = event_of(row.data)
-        if isinstance(what, history.UpdateRequested) and what.id == update:
-            found = found._replace(request=what, is_shown=row.is_shown)
-        elif isinstance(what, history.UpdateAnswered) and what.id == update:
-            found = found._replace(answer=what)
-    return found
+        item = event_of(row.data)
+        if isinstance(item, history.UpdateRequested) and item.id == update:
+            result = result._replace(request=item, is_shown=row.is_shown)
+        elif isinstance(item, history.UpdateAnswered) and item.id == update:
+            result = result._replace(answer=item)
+    return result
 
 
 _SENT = Batch("sent", "run uuid, id uuid")
@@ -200,7 +200,7 @@ SELECT /* histories.requested */ sent.id FROM {_SENT}
 
 
 def requested(connection: Connection, sent: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
-    """Return those of these requests, with their runs, that were applied before."""
+    """Return the updates, each sent to a run, that were applied before."""
     return set(_REQUESTED(connection, _SENT(sent)))
 
 
@@ -211,9 +211,7 @@ SELECT /* histories.said_by_code */ data FROM orchestrator.histories
 
 
 def said_by_code(connection: Connection, run: bytes, *, with_timers: bool) -> list[HistoryItem]:
-    """Return how a run began, that it repeats another one if it does, what its code has set and cleared for people to
-    see, and the timers that it started.
-    """
+    """Return the start of a run, its reset if any, state that the code set and cleared, and started timers."""
     kinds = ["state_set", "state_cleared", "run_reset", *(["timer_started"] if with_timers else [])]
     return [_decode.decode(data) for data in _SAID_BY_CODE(connection, run=run, kinds=kinds)]
 
@@ -232,7 +230,7 @@ def read_all(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, list[
 
 
 _WANTED = Batch("wanted", "id uuid, seen int")
-_SAID = Prepared[Row](f"""
+_READ_SINCE = Prepared[Row](f"""
 SELECT /* histories.said */ h.run_id, h.number, extract(epoch FROM h.at)::double precision AS at, h.data
   FROM {_WANTED}
  CROSS JOIN LATERAL (
@@ -243,13 +241,13 @@ SELECT /* histories.said */ h.run_id, h.number, extract(epoch FROM h.at)::double
 
 
 def said(connection: Connection, runs: Sequence[tuple[bytes, int]]) -> dict[bytes, list[Event]]:
-    """Return, in order, how runs began, the signals that they were ever sent, and their events after a number."""
-    return by_run(_SAID(connection, _WANTED(runs)))
+    """Return the start, all signals, and the events after a number of each run, in order."""
+    return by_run(_READ_SINCE(connection, _WANTED(runs)))
 
 
-_FEW = 64_000
-"""Bytes of late signals of a run that are read to be named."""
-# Those that are to begin a run have its id: 16 bytes, behind c4 and their number.
+_MAX_LATE_SIGNALS = 64_000
+"""Bytes of late signals of a run that are read for a message."""
+# A signal that may start a run contains that run's id: 16 bytes after MessagePack's c4 and the length.
 _UNHEARD = Prepared[tuple[bytes, bytes]](f"""
 SELECT /* histories.unheard */ h.run_id, h.data
   FROM {_WANTED}
@@ -257,18 +255,18 @@ SELECT /* histories.unheard */ h.run_id, h.data
        SELECT run_id, data, sum(octet_length(data)) OVER (ORDER BY number) - octet_length(data) AS before
          FROM orchestrator.histories
         WHERE run_id = wanted.id AND number > wanted.seen AND kind = 'signal_received' ORDER BY number OFFSET 0) AS h
- WHERE h.before < {_FEW} OR position('\\xc410'::bytea IN h.data) > 0
+ WHERE h.before < {_MAX_LATE_SIGNALS} OR position('\\xc410'::bytea IN h.data) > 0
 """)
 
 
 def unheard(connection: Connection, runs: Sequence[tuple[bytes, int]]) -> dict[bytes, list[history.SignalReceived]]:
-    """Return, in order, signals of runs after a number: all that may begin a run, and the first of the others."""
-    found: dict[bytes, list[history.SignalReceived]] = defaultdict(list)
+    """Return signals of runs after a number, in order: all that may start a run, and the first of the rest."""
+    signals: dict[bytes, list[history.SignalReceived]] = defaultdict(list)
     for run, data in _UNHEARD(connection, _WANTED(runs)):
-        what = _decode.decode(data)
-        assert isinstance(what, history.SignalReceived)
-        found[run].append(what)
-    return found
+        item = _decode.decode(data)
+        assert isinstance(item, history.SignalReceived)
+        signals[run].append(item)
+    return signals
 
 
 _SETTLED = Prepared[tuple[bytes, bytes]]("""
@@ -278,7 +276,7 @@ SELECT /* histories.settled */ run_id, data FROM orchestrator.histories
 
 
 def settled(connection: Connection, runs: Sequence[bytes]) -> list[tuple[bytes, history.PromiseSettled]]:
-    """Return what became of promises of runs, in order."""
+    """Return how promises of runs were settled, in order."""
     return [(run, _decode.decode(data)) for run, data in _SETTLED(connection, ids=runs)]
 
 
@@ -289,14 +287,14 @@ SELECT /* histories.promises */ run_id, data FROM orchestrator.histories
 
 
 def promise_schema(data: bytes) -> str:
-    """Return the JSON Schema of the event that created a promise; empty if it has none."""
+    """Return the JSON Schema in the event that created a promise; empty if there is none."""
     event = _decode.decode(data)
     return event.schema if isinstance(event, history.PromiseCreated) else ""
 
 
 def promises(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, list[history.PromiseCreated]]:
-    """Return the promises that the code of runs has ever made."""
-    found: dict[bytes, list[history.PromiseCreated]] = {}
+    """Return all promises that the code of runs has created."""
+    result: dict[bytes, list[history.PromiseCreated]] = {}
     for run, data in _PROMISES(connection, ids=runs):
-        found.setdefault(run, []).append(_decode.decode(data))
-    return found
+        result.setdefault(run, []).append(_decode.decode(data))
+    return result

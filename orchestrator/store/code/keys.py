@@ -1,4 +1,4 @@
-"""Ids of people's own for runs of workflows as code: one run has such an id at a time."""
+"""Ids that clients choose for runs of workflows as code: only one run has such an id at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.store.batches import Batch
 from orchestrator.store.sql import Prepared, Row, Statement
 
 OWN_ID = "right(k.key, -length(workflow) - CASE WHEN strpos(workflow, '/') > 0 THEN 2 ELSE 1 END)"
-"""The id that a client has chosen, behind the name of the workflow (`scoped` in `domain/limits/lane_limits.py`)."""
+"""The id that a client chose, without the workflow's name before it (`scoped` in `domain/limits/lane_limits.py`)."""
 
 _CLAIM = Statement[UUID]("""
 INSERT /* run_keys.claim */ INTO orchestrator.run_keys (key, run_id) VALUES (%(key)s, %(run)s::uuid)
@@ -35,20 +35,20 @@ _TAKE_OVER = Statement[None](
 def take(
     connection: Connection, key: str, run: bytes, *, anew: bool, in_order: bool = False
 ) -> tuple[bytes, str] | None:
-    """Let a run have a chosen id, in the transaction that starts it; else return the run that has it, and its state.
+    """Give a chosen id to a run, in the transaction that starts it; or return the run that has the id, and its state.
 
-    `anew` takes it over from a run that has ended; `in_order` only where no signal is on its way to that one, for which
-    the leader will begin another. Others may be taking it at the same moment. So it is locked before its holder is
-    looked at, by a statement of its own: one that waits for a lock goes on with what it saw before.
+    `anew` takes the id from a run that has ended; with `in_order`, only if no signal to that run is pending, because
+    the leader would start another run for it. Other clients may take the id at the same time, so it is locked before a
+    separate statement reads the holder: a statement that waits for a lock continues with its old snapshot.
     """
     while True:
         if _CLAIM.first(connection, key=key, run=run) is not None:
             return None
         if _LOCK.first(connection, key=key) is not None:
-            break  # else its holder has just released it
-    found = _HOLDER.one(connection, key=key, in_order=in_order)
-    if not (anew and found.is_over) or found.is_awaited:
-        return found.run.bytes, found.status
+            break  # otherwise the holder has just released the id
+    holder = _HOLDER.one(connection, key=key, in_order=in_order)
+    if not (anew and holder.is_over) or holder.is_awaited:
+        return holder.run.bytes, holder.status
     _TAKE_OVER(connection, key=key, run=run)
     return None
 
@@ -57,11 +57,11 @@ def take(
     "SELECT /* run_keys.holders */ key, run_id FROM orchestrator.run_keys WHERE key = ANY(%(keys)s::text[])"
 )
 def holders(connection: Connection, keys: Sequence[str]) -> dict[str, bytes]:
-    """Return the runs that have chosen ids."""
+    """Return the runs with these chosen ids."""
 
 
 class KeyedRun(NamedTuple):
-    """A run, and the id that a client has chosen for it."""
+    """A run and its chosen id."""
 
     run: UUID
     workflow: str
@@ -78,7 +78,7 @@ SELECT id, workflow, key FROM orchestrator.runs WHERE key = %(id)s
 
 
 def find(connection: Connection, key: str) -> list[KeyedRun]:
-    """Return the runs that have a chosen id, or idempotency key: one a workflow. `workflow/id` is that of one."""
+    """Return the runs with a chosen id or idempotency key, one for each workflow, or for `workflow/id` one."""
     return _FIND(connection, id=key, length=len(key))
 
 
@@ -93,9 +93,9 @@ RETURNING p.new
 
 
 def pass_on(connection: Connection, successors: Iterable[tuple[bytes, bytes]]) -> set[bytes]:
-    """Let the successors of runs have the ids that those were started under; return those that have one now.
+    """Give the chosen ids of runs to their successors; return the successors that got one.
 
-    A client may be giving the id of a run that has ended to another one at this moment; then that one keeps it.
+    A client may at the same moment give the id of an ended run to a new one; then that run keeps the id.
     """
     return set(_PASS_ON(connection, _SUCCESSORS(successors)))
 
@@ -104,14 +104,14 @@ def pass_on(connection: Connection, successors: Iterable[tuple[bytes, bytes]]) -
 
 
 class Sent(NamedTuple):
-    """A signal to the run that had a chosen id."""
+    """A signal to the run with a chosen id."""
 
     run: bytes
-    """That run, which was open."""
+    """The run that had the id and was open."""
     otherwise: bytes
-    """The run that begins with the signal if that one ends before it arrives, and no other has the id by then."""
+    """The run that begins with the signal if `run` ends before the signal arrives and no other run has taken the id."""
     request: int
-    """The request in the inbox, until the leader has decided."""
+    """The inbox request, which exists until the leader has decided."""
 
 
 _REACHED = Statement[Row]("""
@@ -122,9 +122,9 @@ SELECT /* signals.reached */ EXISTS (SELECT FROM orchestrator.inbox WHERE id = %
 
 
 def reached(connection: Connection, sent: Sent) -> bytes | None:
-    """Return the run that a signal has reached, or None while it is on its way.
+    """Return the run that received a signal; None while the signal is pending.
 
-    If that is neither of the two, the leader leaves word of it for an hour.
+    If that is neither `run` nor `otherwise`, the leader keeps the answer for an hour.
     """
     row = _REACHED.one(connection, request=sent.request, otherwise=sent.otherwise)
     if row.on_its_way:

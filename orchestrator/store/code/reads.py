@@ -1,4 +1,4 @@
-"""Runs of workflows as code as clients see them: how they ended, where they wait, how one is started over."""
+"""Runs of workflows as code, for clients: outcomes, what runs wait for, and reruns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SELECT /* code_reads.outcome */ r.status, r.reason, t.result, t.error, r.stuck, 
 
 
 class CodeRunOutcome(NamedTuple):
-    """Where a run stands, and how it ended."""
+    """The state of a run and, once it has ended, its result or error."""
 
     status: str
     reason: str | None
@@ -35,7 +35,7 @@ class CodeRunOutcome(NamedTuple):
 
 
 def outcome(connection: Connection, run: bytes) -> CodeRunOutcome | None:
-    """Return where a run of a workflow as code stands, or None if there is no such run."""
+    """Return the outcome of a run of a workflow as code; None if there is no such run."""
     row = _OUTCOME.first(connection, id=run)
     if row is None:
         return None
@@ -61,7 +61,7 @@ SELECT /* code_reads.outcomes */ r.id, r.status, r.reason, t.result, t.error, r.
 
 
 def outcomes(connection: Connection, runs: Collection[bytes]) -> dict[bytes, CodeRunOutcome]:
-    """Return where runs of any kind stand, as far as they are there; results have those of code."""
+    """Return the outcomes of runs of any kind that exist; only runs of code have results."""
     return {row.id: _outcome_of(row) for row in _OUTCOMES(connection, ids=runs)} if runs else {}
 
 
@@ -71,12 +71,12 @@ _WAITING = Statement[dict[str, Any] | None](
 
 
 def waiting(connection: Connection, run: bytes) -> dict[str, Any]:
-    """Return what the worker knew of a run that took its last turn, if anything."""
+    """Return what the run's code was waiting for after its last turn, as its worker reported it; empty if unknown."""
     return _WAITING.first(connection, id=run) or {}
 
 
 class Answering(NamedTuple):
-    """The workers that could answer what is asked of a run."""
+    """The number of workers that could answer a query of a run."""
 
     workflow: str
     queue: str
@@ -93,7 +93,7 @@ SELECT /* code_reads.answering */ r.workflow, t.queue,
  WHERE r.id = %(run)s::uuid
 """)
 def answering(connection: Connection, run: bytes) -> Answering | None:
-    """Return how many live workers have the code of a run."""
+    """Return the number of live workers that have the code of a run."""
 
 
 _ATTRIBUTES = Statement[dict[str, Any] | None](
@@ -121,11 +121,11 @@ SELECT /* code_reads.repeated */ h.data, array_to_json(r.tags)::text AS tags, t.
 
 
 def repeated(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
-    """Return a run that does all of another one again, with as much time; None if that is no run of code."""
+    """Return a new run that repeats all of another one, with as much time; None if the run is not of code."""
     row = _REPEATED.first(connection, id=run)
     if row is None:
         return None
     old = first_event(bytes(row.data))
     started = history.RunStarted(old.workflow, row.version, old.payload, old.queue, attributes=old.attributes)
-    again = code_runs.new_run(new, [started], pinned=row.pinned)
-    return again._replace(timeout=row.timeout, tags=row.tags, name=row.name, headers=row.headers)
+    rerun = code_runs.new_run(new, [started], pinned=row.pinned)
+    return rerun._replace(timeout=row.timeout, tags=row.tags, name=row.name, headers=row.headers)

@@ -1,4 +1,4 @@
-"""What the leader must know to reset runs of workflows as code, and the children that change hands."""
+"""Resets of runs of workflows as code, for the leader; and the children that move to another parent."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from orchestrator.store.sql import Prepared
 
 @dataclass(frozen=True, kw_only=True)
 class ResetRun(CodeRun):
-    """A run that is reset, with the seconds that it was given in all; none as well where they are over."""
+    """A run to reset. `timeout` has the seconds that the run was given in total; None if it timed out."""
 
     open: bool
     events: int
-    """How many it has."""
+    """The number of events."""
     begun: bool
 
 
@@ -40,30 +40,30 @@ SELECT /* resets.heads */ {INHERITED}, r.ended_at IS NULL AS open, r.last_event 
 
 
 def heads(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, ResetRun]:
-    """Return those of these runs that are runs of code."""
+    """Return the runs of code among these."""
     return {head.id: head for head in _HEADS(connection, ids=runs)}
 
 
 class Handover(NamedTuple):
-    """A child that another run is to wait for."""
+    """A child for which another run will wait."""
 
     run: bytes
     child_id: bytes
-    """The id under which that run waits for it."""
+    """The id under which the current parent waits for the child."""
     successor: bytes
     successor_child: bytes
-    """The same, of the run that takes it over."""
+    """The id under which the new parent waits for the child."""
 
 
 class Child(NamedTuple):
-    """A child that was found, and how it ended if it has."""
+    """A child that was found, with its end if it has ended."""
 
     id: bytes
     successor: bytes
     successor_child: bytes
     state: str
     task_state: str | None
-    """How its turn task ended."""
+    """How the child's turn task ended."""
     result: bytes | None
     error: TaskError | None
 
@@ -93,6 +93,6 @@ SELECT found.child AS id, found.successor, found.successor_child, found.status A
 
 
 def hand_over_children(connection: Connection, handovers: Sequence[Handover]) -> list[Child]:
-    """Let runs wait for open children of others; return all children that there are, ended or not."""
-    found = _ADOPT(connection, _HANDOVERS(handovers))
-    return [child._replace(error=TaskError.stored(child.error)) for child in found]  # type: ignore[arg-type]
+    """Move open children to new parents; return all children that were found, ended or not."""
+    children = _ADOPT(connection, _HANDOVERS(handovers))
+    return [child._replace(error=TaskError.stored(child.error)) for child in children]  # type: ignore[arg-type]

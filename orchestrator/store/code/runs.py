@@ -1,7 +1,7 @@
-"""Runs of workflows as code: how they begin, get stuck, and end.
+"""Runs of workflows as code: their creation, their chains of successors, and their end.
 
-Each has a task of its own, with the id of the run, that carries the turns of its code: `blockers = 1` while the code
-waits, 0 when it has something to be shown. How that task ends is how the run ends.
+Each run has a turn task with the run's id: `blockers = 1` while the code waits, and 0 when events are to be shown to
+it. The end of the turn task determines the end of the run.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def new_run(
     pinned: bool = False,
     times: Sequence[float] = (),
 ) -> NewRun:
-    """Return a run of code that is to be created; its history begins with `RunStarted`, and these were the `times`.
+    """Return a new run of code; its history begins with `events`, the first of which is `RunStarted`, at these `times`.
 
-    It may go on with another version of its code than it was started with. One that is pinned is held to its version:
-    its turn task bears that in its name, which only workers with that version know.
+    The run may continue with another version of the code than it started with. A pinned run keeps its version: its turn
+    task has the version in its name, which only workers with that version know.
     """
     started = events[0]
     assert isinstance(started, history.RunStarted)
@@ -70,8 +70,8 @@ UPDATE /* code_runs.set_attributes */ orchestrator.runs r
 
 
 def set_attributes(connection: Connection, changed: Mapping[bytes, Mapping[str, Scalar | None]]) -> None:
-    """Change attributes of runs; None removes one."""
-    _SET_ATTRIBUTES(connection, _CHANGED((run, stored_json(some)) for run, some in changed.items()))
+    """Change attributes of runs; None removes an attribute."""
+    _SET_ATTRIBUTES(connection, _CHANGED((run, stored_json(changes)) for run, changes in changed.items()))
 
 
 @Prepared.function("""
@@ -83,7 +83,7 @@ WITH /* code_runs.forget */ timers AS (
 DELETE FROM orchestrator.resolutions WHERE run_id = ANY(%(ids)s::uuid[])
 """)
 def forget(connection: Connection, ids: Sequence[bytes]) -> None:
-    """Forget what runs waited for that have ended."""
+    """Delete timers, promises and resolutions of ended runs."""
 
 
 class OpenChild(NamedTuple):
@@ -91,7 +91,7 @@ class OpenChild(NamedTuple):
 
     id: bytes
     terminates: bool
-    """Without its code."""
+    """Whether to end the child without running its code."""
 
 
 @Prepared.function("""
@@ -106,19 +106,19 @@ def children(connection: Connection, parents: Sequence[bytes]) -> list[OpenChild
 
 @Prepared.function("SELECT /* code_runs.closing */ id FROM orchestrator.runs WHERE closing ORDER BY id LIMIT %(limit)s")
 def closing(connection: Connection, limit: int) -> list[bytes]:
-    """Return runs that have ended and may have open tasks."""
+    """Return ended runs that may have open tasks."""
 
 
 @Prepared.function(
     "UPDATE /* code_runs.closed */ orchestrator.runs SET closing = false WHERE id = ANY(%(runs)s::uuid[])"
 )
 def closed(connection: Connection, runs: Sequence[bytes]) -> None:
-    """Note that nothing is open any more in runs that have ended."""
+    """Mark ended runs as having no open tasks any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeRun:
-    """A run of code that another one follows: what that one inherits."""
+    """A run of code with a successor, and the columns that the successor inherits."""
 
     id: bytes
     version: int
@@ -131,7 +131,7 @@ class CodeRun:
     detached: bool
     terminates: bool
     tags: str
-    """As JSON."""
+    """JSON."""
     schedule: str | None
     fire_time: str | None
     lane: str | None
@@ -140,7 +140,7 @@ class CodeRun:
     headers: str | None
 
     def inherited_by(self, new: NewRun, **own: Any) -> NewRun:
-        """Return the run that follows, with the columns of this one and with its own."""
+        """Return the successor with the inherited columns, and with columns of its own."""
         columns = (field.name for field in fields(CodeRun) if field.name not in ("id", "version", "pinned"))
         return new._replace(**{name: getattr(self, name) for name in columns} | own)
 
@@ -155,12 +155,12 @@ INHERITED = columns_of(
     fire_time="r.fire_time::text",
     headers="r.headers::text",
 )
-"""Of a run `r` with the turn task `t`; its timeout depends on why it is followed."""
+"""The columns of a run `r` with its turn task `t`, except the timeout, which depends on the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Predecessor(CodeRun):
-    """A run that goes on in another, with the seconds that are left of its time."""
+    """A run that continues in another, with its remaining time in seconds."""
 
     workflow: str
     queue: str
@@ -180,7 +180,7 @@ SELECT /* code_runs.continued */ {INHERITED},
  CROSS JOIN LATERAL (SELECT queue, name FROM orchestrator.ended_tasks WHERE id = wanted.id LIMIT 1) AS t
 """)
 def predecessors(connection: Connection, runs: Sequence[bytes], now: datetime) -> list[Predecessor]:
-    """Return what the successors of runs take over that are about to end: their turn tasks have."""
+    """Return the runs that are about to be continued; their turn tasks have ended."""
 
 
 @Prepared.function("""
@@ -188,11 +188,11 @@ SELECT /* code_runs.of_code */ wanted.id FROM unnest(%(ids)s::uuid[]) AS wanted(
  CROSS JOIN LATERAL (SELECT FROM orchestrator.runs WHERE id = wanted.id AND code LIMIT 1) AS r
 """)
 def of_code(connection: Connection, ids: Sequence[bytes]) -> set[bytes]:
-    """Return those of these ids of tasks that are runs of code: the turn task of a run has its id."""
+    """Return the ids that are of runs of code: a turn task has the id of its run."""
 
 
-_FURTHEST = 256
-"""Runs of a chain that are looked at together: one that continues all the time has thousands."""
+_MAX_CHAIN_PART = 256
+"""Runs of a chain to read at once: a run that often continues as new has thousands of successors."""
 _CONTINUING = Prepared[bytes](f"""
 SELECT /* code_runs.continuing */ wanted.id FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (
@@ -201,21 +201,21 @@ SELECT /* code_runs.continuing */ wanted.id FROM unnest(%(ids)s::uuid[]) AS want
 
 
 def latest(connection: Connection, runs: Iterable[bytes]) -> dict[bytes, bytes]:
-    """Return, for each of these runs, the one in which it goes on now: itself, where it goes on in no other."""
+    """Return the current end of the chain of each run: the run itself if it was not continued."""
     last = {run: run for run in runs}
-    moving, key_scope = list(last), 1
-    while moving:
-        chains = {run: _chain(last[run], key_scope) for run in moving}
+    unfinished, length = list(last), 1
+    while unfinished:
+        chains = {run: _chain(last[run], length) for run in unfinished}
         continued = set(_CONTINUING(connection, ids=chain.from_iterable(chains.values())))
-        for run, some in chains.items():
-            last[run] = next((one for one in some if one not in continued), successor_id(some[-1]))
-        moving = [run for run, some in chains.items() if some[-1] in continued]
-        key_scope = min(4 * key_scope, _FURTHEST)
+        for run, members in chains.items():
+            last[run] = next((link for link in members if link not in continued), successor_id(members[-1]))
+        unfinished = [run for run, members in chains.items() if members[-1] in continued]
+        length = min(4 * length, _MAX_CHAIN_PART)
     return last
 
 
 def _chain(run: bytes, length: int) -> list[bytes]:
-    """Return a run, and those in which it would go on one after another."""
+    """Return a run and the ids of its possible successors, in order."""
     chain = [run]
     while len(chain) < length:
         chain.append(successor_id(chain[-1]))
@@ -231,22 +231,22 @@ SELECT /* code_runs.origin */ CASE WHEN r.parent_run IS NULL THEN r.child_id END
 
 
 def origin(connection: Connection, run: bytes) -> bytes:
-    """Return the first of the runs that went on in one another up to this one: itself, where it continues none.
+    """Return the first run of the chain that ends here: the run itself if it continues none.
 
-    The `child_id` of a child is its parent's, and changes when another run takes it over: its history says it.
+    A child run's `child_id` may change when another run takes the child over, so its history is read instead.
     """
-    found = _ORIGIN.first(connection, run=run) if is_derived(run) else None
-    if found is None:
+    row = _ORIGIN.first(connection, run=run) if is_derived(run) else None
+    if row is None:
         return run
-    if found.begun is not None:
-        return first_event(found.begun).first or run
-    return run if found.first is None else found.first.bytes
+    if row.begun is not None:
+        return first_event(row.begun).first or run
+    return run if row.first is None else row.first.bytes
 
 
-_MOST_EVENTS = 50_000
-"""Events of a chain that are searched for a message: those of its newest runs, and of the first."""
-_MOST_RESETS = 16
-"""Resets of ended runs, one after another, whose messages a run knows."""
+_MAX_EVENTS = 50_000
+"""Events of a chain to search for a message: those of its newest runs, and of the first."""
+_MAX_RESETS = 16
+"""Consecutive resets of ended runs through which a run's messages are found."""
 
 
 class _Link(NamedTuple):
@@ -258,7 +258,7 @@ class _Link(NamedTuple):
 
 
 class Past(NamedTuple):
-    """A chain of runs, and those of them whose histories have the messages."""
+    """A chain of runs, and those of its runs whose histories are to be searched."""
 
     first: bytes
     runs: list[bytes]
@@ -277,49 +277,49 @@ SELECT /* code_runs.reset_from */ data FROM orchestrator.histories
 
 
 def pasts(connection: Connection, run: bytes) -> list[Past]:
-    """Return the chains whose messages a run knows, newest first.
+    """Return the chains whose messages belong to a run, newest first.
 
-    They are its own and, if the first run of that repeats one that had ended, those up to the one which was reset.
+    These are the run's own chain and, if it began with a reset of an ended run, the chain up to that run.
     """
-    found: list[Past] = []
+    result: list[Past] = []
     end: bytes | None = None
-    while len(found) < _MOST_RESETS:
+    while len(result) < _MAX_RESETS:
         first = origin(connection, run)
         links = _links(connection, first)
-        if end is None and not any(link.id == run for link in links):  # the first is forgotten
+        if end is None and not any(link.id == run for link in links):  # the first run is deleted
             links += _links(connection, run)
         before = [*takewhile(lambda link: link.id != end, links)]  # noqa: B023
-        found.append(Past(first, _searched(before)))
-        again = _RESET_FROM.first(connection, run=first) if is_derived(first) else None
-        if again is None:
+        result.append(Past(first, _runs_to_search(before)))
+        reset_event = _RESET_FROM.first(connection, run=first) if is_derived(first) else None
+        if reset_event is None:
             break
-        mark = event_of(bytes(again))
-        assert isinstance(mark, history.RunReset)
-        run = end = mark.run
-    return found
+        reset = event_of(bytes(reset_event))
+        assert isinstance(reset, history.RunReset)
+        run = end = reset.run
+    return result
 
 
 def _links(connection: Connection, run: bytes) -> list[_Link]:
-    """Return a run, and those in which it went on one after another."""
-    found: list[_Link] = []
+    """Return a run and its successors, in order."""
+    result: list[_Link] = []
     ahead = [run]
     while ahead:
         links = _LINKS(connection, ids=ahead)
-        found += links
+        result += links
         goes_on = len(links) == len(ahead) and links[-1].reason in GOES_ON
-        ahead = _chain(successor_id(ahead[-1]), min(4 * len(ahead), _FURTHEST)) if goes_on else []
-    return found
+        ahead = _chain(successor_id(ahead[-1]), min(4 * len(ahead), _MAX_CHAIN_PART)) if goes_on else []
+    return result
 
 
-def _searched(links: Sequence[_Link]) -> list[bytes]:
-    """Return the runs that are searched, in order; one that was reset while it was open has left all to the next."""
-    room = _MOST_EVENTS
-    few: list[bytes] = []
+def _runs_to_search(links: Sequence[_Link]) -> list[bytes]:
+    """Return the runs to search, in order. A run that was reset while open has passed its messages on."""
+    room = _MAX_EVENTS
+    selected: list[bytes] = []
     for link in reversed(links):
         if link.reason != RESET and (room > 0 or link is links[0]):
-            few.append(link.id)
+            selected.append(link.id)
             room -= link.events
-    return few[::-1]
+    return selected[::-1]
 
 
 _SIGNAL_OPEN = Statement[UUID](f"""
@@ -336,7 +336,7 @@ RETURNING target
 
 
 def signal_open(connection: Connection, workflow: str, signals: Sequence[tuple[bytes, str]]) -> set[bytes]:
-    """Put signals for open runs of a workflow into the inbox, in their order; return these runs."""
+    """Insert signals for open runs of a workflow into the inbox, in order; return the runs that got one."""
     ids, bodies = [run for run, _ in signals], [body for _, body in signals]
     reached = _SIGNAL_OPEN(connection, ids=ids, bodies=bodies, workflow=workflow, goes_on=[*GOES_ON])
     return {run.bytes for run in reached}
@@ -347,4 +347,4 @@ SELECT /* code_runs.known */ id FROM orchestrator.runs
  WHERE id = ANY(%(runs)s::uuid[]) AND code AND workflow = %(workflow)s
 """)
 def known(connection: Connection, workflow: str, runs: Sequence[bytes]) -> list[bytes]:
-    """Return those of these runs that are of a workflow."""
+    """Return the runs that are of a workflow."""

@@ -1,4 +1,4 @@
-"""Turns that the code of runs has taken: apply them where they count, and put their turn tasks to sleep."""
+"""Turns that code has taken: apply turns that are still current, and block their turn tasks again."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from orchestrator.store.tasks.transitions import (
 
 
 class Turn(NamedTuple):
-    """An activation after which the code waits for more."""
+    """The result of an activation after which the code waits for further events."""
 
     id: bytes
     attempt: int
     through: int
     seen: bool
-    """The code was shown events; else it only answered queries."""
+    """Whether the code was shown events; otherwise it only answered queries."""
     cached: int
     worker: str
     events: Sequence[HistoryItem]
-    """To be appended: a mark and records."""
+    """Events to append: a marker and records."""
     opened: int
-    """Tasks and child runs that it starts."""
+    """The number of tasks and child runs to create."""
     waiting: str | None = None
-    """Where it waits, as JSON."""
+    """JSON of what the code waits for."""
     version: int = 0
-    """The version of the code that took it, with which the run goes on; 0 if unknown."""
+    """The version of the code that took the turn, which the run keeps; 0 if unknown."""
     follows: bytes | None = None
-    """Of a next turn: the task whose success the code was shown. That is the first of these events."""
+    """For a next turn: the task whose success the code was shown; that success is the first of `events`."""
     at: float | None = None
-    """Of a next turn: the time of that event."""
+    """For a next turn: the time of that success."""
 
 
 _TURNS = Batch(
@@ -66,20 +66,22 @@ _NEXT_TURN = f"""CROSS JOIN LATERAL (
            SELECT last_event + 1 AS last_event FROM orchestrator.runs
             WHERE id = r.id AND code AND ended_at IS NULL AND stuck IS NULL AND last_event = r.through - 1
             LIMIT 1) AS run"""
-"""Finds the turn task of a run whose code was asleep, to which nothing has happened since its last turn, and whose
-last turn this worker took: another may have code in memory that has seen something else."""
+"""Finds the turn task of a run whose code was waiting, if nothing has happened to the run since its last turn and this
+worker took that turn: the code in another worker's memory may have seen other events."""
 _SENT_TURN = f"""{current_attempt()}
      CROSS JOIN LATERAL (SELECT last_event FROM orchestrator.runs WHERE id = r.id LIMIT 1) AS run"""
-_CALM = 20
-"""Turns after which a run whose own process has died runs with others again."""
-_RISKY = f"""(t.losses > 0 AND EXISTS (
+_TURNS_ALONE = 20
+"""Turns after which a run whose process died may share a process with other runs again."""
+_IS_RISKY = f"""(t.losses > 0 AND EXISTS (
            SELECT FROM orchestrator.attempts
-            WHERE task_id = t.id AND attempt > t.attempt - {_CALM} AND outcome = 'lost'))"""
+            WHERE task_id = t.id AND attempt > t.attempt - {_TURNS_ALONE} AND outcome = 'lost'))"""
 
 
 def _suspending(name: str, turn_task: str, at: str, ended: int = 0, first: str = "", last: str = "") -> Prepared[Moved]:
-    """Return the statement that puts turn tasks to sleep: how each is found, the time of its first event, how many
-    tasks of its run end with its turn, how they do, and their rows.
+    """Return the statement that blocks turn tasks and appends events.
+
+    `turn_task` finds each turn task, `at` is the time of the first event, `ended` is the number of tasks of the run
+    that end with the turn; `first` ends them, and `last` returns rows.
     """
     return Prepared[Moved](f"""
 WITH /* {name} */ {first} given AS MATERIALIZED (
@@ -88,7 +90,7 @@ WITH /* {name} */ {first} given AS MATERIALIZED (
     UPDATE orchestrator.tasks t
        SET status = 'pending', blockers = CASE WHEN run.last_event > r.through THEN 0 ELSE 1 END, worker = r.worker,
            attempt = r.attempt, dispatched_at = NULL, started_at = NULL, failures = 0,
-           losses = CASE WHEN {_RISKY} THEN 1 ELSE 0 END, alone = {_RISKY}
+           losses = CASE WHEN {_IS_RISKY} THEN 1 ELSE 0 END, alone = {_IS_RISKY}
       FROM given r
      {turn_task}
      WHERE t.ctid = found.place
@@ -131,11 +133,11 @@ _STEP_LATER = _stepping("turns.step_later", last=all_of("back"))
 
 
 def suspend(connection: Connection, turns: Sequence[Turn], now: datetime) -> list[Moved]:
-    """Put the runs' turn tasks back to sleep, or to ready where facts came meanwhile, and append what the code did.
+    """Block turn tasks, or make them ready if new facts came meanwhile, and append the events of the turns.
 
-    A run whose own process has died runs alone until it has taken some turns.
+    A run whose process died runs alone until it has taken `_TURNS_ALONE` turns.
     """
-    return _SUSPEND(connection, *_given(connection, turns), now=now)
+    return _SUSPEND(connection, *_batches(connection, turns), now=now)
 
 
 def step(
@@ -145,22 +147,22 @@ def step(
     now: datetime,
     foreseen: Mapping[bytes, Moved] | None = None,
 ) -> list[Moved]:
-    """End tasks whose current attempt returned, and let the next turns count that followed, as far as what they have
-    shown to the code comes next indeed. Return these tasks, and the turn tasks of these runs.
+    """End tasks whose current attempt succeeded, and apply the next turns that workers took after these successes.
 
-    If the ends are foreseen, this is done with the next statement, which fails unless all turns count.
+    A turn is applied only if the event shown to the code really is the next one. Return the tasks and the turn tasks.
+    With `foreseen` ends, defer this to the next statement, which fails unless all turns are applied.
     """
-    given = SUCCESSES(successes), *_given(connection, turns)
+    batches = SUCCESSES(successes), *_batches(connection, turns)
     if foreseen is None:
-        return _STEP(connection, *given, now=now)
-    _STEP_LATER.later(connection, *given, now=now, number=len(turns))
-    asleep = [Moved(turn.id, "pending", "", turn.id, turn.attempt, "pending") for turn in turns]
-    return [*(foreseen[row.id] for row in successes), *asleep]
+        return _STEP(connection, *batches, now=now)
+    _STEP_LATER.defer(connection, *batches, now=now, number=len(turns))
+    turn_tasks = [Moved(turn.id, "pending", "", turn.id, turn.attempt, "pending") for turn in turns]
+    return [*(foreseen[row.id] for row in successes), *turn_tasks]
 
 
-def _given(connection: Connection, turns: Sequence[Turn]) -> tuple[Values, Values]:
-    """Return turns, and their events, as rows."""
-    given = [
+def _batches(connection: Connection, turns: Sequence[Turn]) -> tuple[Values, Values]:
+    """Return turns, and their events, as batches."""
+    turn_rows = [
         (
             turn.id,
             turn.attempt,
@@ -180,18 +182,18 @@ def _given(connection: Connection, turns: Sequence[Turn]) -> tuple[Values, Value
     rows = [row for turn in turns for row in event_rows(turn.id, turn.events)]
     if any(MARK in data for *_, data in rows):
         payloads.keep_named(connection, rows)
-    return _TURNS(given), EVENTS(rows)
+    return _TURNS(turn_rows), EVENTS(rows)
 
 
 class NextTurn(NamedTuple):
-    """A turn in which the code has ended, taken by a worker by itself, and the event that it has shown to the code."""
+    """A final turn that a worker took on its own, and the event that the worker showed to the code."""
 
     id: bytes
     attempt: int
     through: int
     at: float
     data: Blob
-    """The event, encoded."""
+    """The encoded event."""
     worker: str
 
 
@@ -220,8 +222,8 @@ SELECT id FROM taken
 
 
 def take_next(connection: Connection, turns: Sequence[NextTurn], now: datetime) -> set[bytes]:
-    """Let turns count that workers have taken by themselves, where the event that they have shown comes next indeed.
+    """Accept turns that workers took on their own if the event shown to the code really is the next one.
 
-    Return these runs: their turns are in flight now, like those that were sent.
+    Return the accepted runs: their turns are now in flight, like turns that were sent.
     """
     return set(_TAKE(connection, _NEXT(turns), now=now))

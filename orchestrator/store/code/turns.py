@@ -1,7 +1,7 @@
-"""The events that the code of runs is shown in its next turn: their size, and the events themselves; and last turns.
+"""The events that a run's code is shown in its next turn, and their size; and last turns.
 
-Histories are only ever appended to. So the events up to a number are the same whenever they are read, and those that
-are too large for one message may be read long after the turn was decided on.
+Histories are append-only, so the events up to a number never change. Events that are too large for one message may be
+read long after the turn was planned.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from orchestrator.store.tasks.transitions import among, current_attempt
 
 
 class Unshown(NamedTuple):
-    """A run that is to be activated, and how much its code is to be shown."""
+    """A run to activate, and the amount of events for its code."""
 
     id: bytes
     workflow: str
     version: int
     after: int
-    """The code has been shown everything up to this number, in an activation that `cached` names; 0: nothing."""
+    """The number of the last event that the code was shown, in activation `cached`; 0 to show the whole history."""
     through: int
-    """The number of the last event there is."""
+    """The number of the last event."""
     cached: int
     size: int
-    """Bytes of the events, roughly."""
+    """The approximate size of the events in bytes."""
     events: list[Event] | None = None
-    """The events themselves, where they are few and small; else `events` or `page` reads them."""
+    """The events, if they are few and small; otherwise `events` or `page` reads them."""
 
 
-_FEW = 64_000
-"""Bytes of events that are read with their size."""
+_MAX_INLINE = 64_000
+"""Events up to this size in bytes are read together with their size."""
 
-# Nothing is read of large values but their length.
+# Large values are not read, only their length.
 _WANTED = Batch("wanted", "id uuid, whole boolean")
 _UNSHOWN = Prepared[Row](f"""
 SELECT /* turns.unshown */ r.id, r.workflow, r.version, r.after, r.last_event AS through,
@@ -57,22 +57,22 @@ SELECT /* turns.unshown */ r.id, r.workflow, r.version, r.after, r.last_event AS
         WHERE run_id = r.id AND number > r.after AND (r.after = 0 OR kind = ANY(%(facts)s::text[])) OFFSET 0) AS h
   LEFT JOIN LATERAL (
        SELECT number, extract(epoch FROM at)::double precision AS at, data FROM orchestrator.histories
-        WHERE h.size <= {_FEW} AND run_id = r.id AND number > r.after
+        WHERE h.size <= {_MAX_INLINE} AND run_id = r.id AND number > r.after
           AND (r.after = 0 OR kind = ANY(%(facts)s::text[]))
         ORDER BY number OFFSET 0) AS e ON true
 """)
 
 
 def unshown(connection: Connection, wanted: Mapping[bytes, bool]) -> list[Unshown]:
-    """Return what is new to the code of runs, or how much it is; for those that are marked so, the whole history."""
-    found: dict[bytes, Unshown] = {}
+    """Return the new events for the code of runs, or their size; the whole history for runs whose value is true."""
+    by_id: dict[bytes, Unshown] = {}
     for row in _UNSHOWN(connection, _WANTED(wanted.items()), facts=FACTS):
-        if row.id not in found:
-            found[row.id] = Unshown(*row[:7])._replace(events=[] if row.size <= _FEW else None)
-        few = found[row.id].events
-        if few is not None and row.number is not None:
-            few.append(event(row))
-    return [found[run] for run in wanted if run in found]
+        if row.id not in by_id:
+            by_id[row.id] = Unshown(*row[:7])._replace(events=[] if row.size <= _MAX_INLINE else None)
+        run_events = by_id[row.id].events
+        if run_events is not None and row.number is not None:
+            run_events.append(event(row))
+    return [by_id[run] for run in wanted if run in by_id]
 
 
 _AFTER = Batch("wanted", "id uuid, after int")
@@ -87,13 +87,13 @@ SELECT /* turns.events */ h.run_id, h.number, extract(epoch FROM h.at)::double p
 
 
 def events(connection: Connection, runs: Sequence[Unshown]) -> dict[bytes, list[Event]]:
-    """Return the events themselves: facts that are new, or all there is."""
-    found = by_run(_EVENTS(connection, _AFTER((run.id, run.after) for run in runs), facts=FACTS))
-    return {run.id: found.get(run.id, []) for run in runs}
+    """Return the events: new facts, or the whole history."""
+    by_id = by_run(_EVENTS(connection, _AFTER((run.id, run.after) for run in runs), facts=FACTS))
+    return {run.id: by_id.get(run.id, []) for run in runs}
 
 
-_MOST_EVENTS = 5_000
-"""Of one page, however small they are."""
+_MAX_EVENTS = 5_000
+"""The maximum number of events on a page, however small they are."""
 
 _PAGE = Prepared[Row](f"""
 SELECT /* turns.page */ number, at, data FROM (
@@ -102,14 +102,14 @@ SELECT /* turns.page */ number, at, data FROM (
          FROM (SELECT number, at, data FROM orchestrator.histories
                 WHERE run_id = %(run)s::uuid AND number > %(after)s::int AND number <= %(through)s::int
                   AND (%(whole)s::boolean OR kind = ANY(%(facts)s::text[]))
-                ORDER BY number LIMIT {_MOST_EVENTS}) AS next) AS page
+                ORDER BY number LIMIT {_MAX_EVENTS}) AS next) AS page
  WHERE total <= %(most)s::bigint OR total = size
  ORDER BY number
 """)
 
 
 def page(connection: Connection, run: Unshown, after: int, most: int) -> list[Event]:
-    """Return the events behind a number that fit into so many bytes, at least one; none if there is none."""
+    """Return events after a number, up to `most` bytes but at least one event; empty if there is none."""
     rows = _PAGE(connection, run=run.id, after=after, through=run.through, whole=run.after == 0, facts=FACTS, most=most)
     return [event(row) for row in rows]
 
@@ -125,7 +125,7 @@ UPDATE /* turns.put_off */ orchestrator.tasks t
 
 
 def put_off(connection: Connection, turns: Sequence[tuple[bytes, int, float]], now: datetime) -> None:
-    """Put claimed turns back for so many seconds: there is no room for them. Where their code is stays known."""
+    """Return claimed turn tasks to pending with a delay, for lack of room; `worker` still has the code in memory."""
     _PUT_OFF(connection, _TURNS(turns), now=now)
 
 
@@ -133,10 +133,10 @@ def put_off(connection: Connection, turns: Sequence[tuple[bytes, int, float]], n
 
 
 EVERYTHING = 2**31 - 1
-"""No event has a higher number."""
+"""Larger than any event number."""
 _MESSAGES = """(SELECT kind, target, body FROM orchestrator.inbox ORDER BY id LIMIT 1000) AS oldest
              WHERE kind IN ('signal', 'update')"""
-"""Requests that are for the code of runs, among the oldest. Their bodies may be large."""
+"""Signals and updates for code among the oldest requests. Their bodies may be large."""
 _LAST_TURNS = Batch("g", "id uuid, attempt int, through int, count int")
 _APPEND_LAST = Prepared[tuple[bytes, int]](f"""
 WITH /* turns.append_last */ ahead AS (
@@ -159,7 +159,7 @@ SELECT id, before FROM ahead
 """)
 
 
-_HOLD = Prepared[None]("""
+_LOCK_RUNS = Prepared[None]("""
 SELECT /* turns.hold */ FROM orchestrator.runs WHERE id = ANY(%(runs)s::uuid[]) ORDER BY id FOR UPDATE
 """)
 
@@ -170,27 +170,27 @@ class LastTurn(NamedTuple):
     id: bytes
     attempt: int
     through: int
-    """The end counts if nothing has happened after this number, and no message waits; in any case if `EVERYTHING`."""
+    """The end is applied if no event came after this number and no message is pending; always if `EVERYTHING`."""
     events: Sequence[HistoryItem]
 
 
 def append_last(connection: Connection, turns: Sequence[LastTurn], now: datetime) -> dict[bytes, int]:
-    """Append what code did in its last turn, if that is current and has seen enough; return the runs, each with the
-    number of its last event before.
+    """Append the events of last turns that are current and have seen all events; return the runs, each with the number
+    of its previous last event.
 
-    Senders of messages wait for the commit of an end that does not count in any case, and then see it: the look at what
-    waits comes after all whom it did not stop.
+    Unless a turn ends in any case, its run is locked first, so senders of messages wait for the commit and then see the
+    end. Messages committed before the lock are found by the check that follows.
     """
     ahead = [(turn.id, turn.attempt, turn.through, len(turn.events)) for turn in turns]
     if ending := [turn.id for turn in turns if turn.through != EVERYTHING]:
-        _HOLD.later(connection, runs=ending)
+        _LOCK_RUNS.defer(connection, runs=ending)
     rows = [row for turn in turns for row in event_rows(turn.id, turn.events)]
     if any(MARK in data for *_, data in rows):
         payloads.keep_named(connection, rows)
     return dict(_APPEND_LAST(connection, _LAST_TURNS(ahead), EVENTS(rows), now=now))
 
 
-_MOST_UNSEEN = 100
+_MAX_UNSEEN = 100
 _UNSEEN = Batch("wanted", "id uuid, through int")
 _UNSEEN_MESSAGES = Prepared[Row](f"""
 SELECT /* turns.unseen_messages */ wanted.id AS run_id, h.number, h.at, h.data
@@ -202,18 +202,16 @@ SELECT /* turns.unseen_messages */ wanted.id AS run_id, h.number, h.at, h.data
          FROM (SELECT number, at, data FROM orchestrator.histories
                 WHERE run_id = wanted.id AND number > wanted.through
                   AND kind IN ('signal_received', 'update_requested', 'run_cancel_requested')
-                ORDER BY number LIMIT {_MOST_UNSEEN}) AS next) AS h ON h.before < {_FEW}
+                ORDER BY number LIMIT {_MAX_UNSEEN}) AS next) AS h ON h.before < {_MAX_INLINE}
 """)
 
 
 def unseen_messages(connection: Connection, runs: Iterable[tuple[bytes, int]]) -> dict[bytes, list[Event]]:
-    """Return the first messages and requests to cancel behind a number in the histories of open runs: few, whatever has
-    come.
-    """
-    found: dict[bytes, list[Event]] = {}
+    """Return the first messages and cancel requests after a number in the histories of open runs."""
+    by_id: dict[bytes, list[Event]] = {}
     for row in _UNSEEN_MESSAGES(connection, _UNSEEN(runs)):
-        found.setdefault(row.run_id, []).extend([] if row.number is None else [event(row)])
-    return found
+        by_id.setdefault(row.run_id, []).extend([] if row.number is None else [event(row)])
+    return by_id
 
 
 @Prepared.function(f"""
@@ -222,14 +220,14 @@ SELECT /* turns.with_messages */ DISTINCT target FROM (
  WHERE NOT jsonb_exists(body, 'start')
 """)
 def with_messages(connection: Connection, runs: Sequence[bytes]) -> set[bytes]:
-    """Return those of these runs for which signals or updates have been accepted that are not in their histories yet.
+    """Return the runs with accepted signals or updates that are not in their histories yet.
 
-    A signal that may start a run of its own does so.
+    Signals that may start a run of their own are left out: they do that.
     """
 
 
 _REFUSED = encoded(ActivationApplied(0))[:-2]
-"""How marks of refused ends begin: no other mark is through 0."""
+"""The prefix of markers of refused ends: no other marker is through 0."""
 
 
 @Prepared.function("""
@@ -239,4 +237,4 @@ SELECT /* turns.once_refused */ wanted.id FROM unnest(%(runs)s::uuid[]) AS wante
           AND substring(data FOR octet_length(%(mark)s::bytea)) = %(mark)s::bytea LIMIT 1) AS h
 """)
 def once_refused(connection: Connection, runs: Sequence[bytes], mark: bytes = _REFUSED) -> list[bytes]:
-    """Return those of these runs in whose histories there is an end that was refused."""
+    """Return the runs in whose histories an end was refused."""

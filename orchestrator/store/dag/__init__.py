@@ -1,1 +1,1 @@
-"""Definitions of workflows, and the plans of their runs."""
+"""Workflow definitions, and the plans of their runs."""

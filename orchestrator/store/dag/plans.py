@@ -1,4 +1,4 @@
-"""Statements of the leader about runs that have a definition."""
+"""Runs with a definition, for the leader; new runs; and results that a rerun keeps."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class WorkflowRun(NamedTuple):
     params: dict[str, Any]
     state: bytes | None
     fire_time: datetime
-    """The time that it is for: that of its schedule, or when it was started."""
+    """The time that the run is for: the schedule's fire time, or else its creation."""
     tags: tuple[str, ...] = ()
     depth: int = 0
     root: bytes = b""
-    """The run at the beginning of those that started each other: it may be this one."""
+    """The topmost ancestor, or the run itself."""
     cancelling: bool = False
     expanding: bool = False
-    """There was more to start, or to create, than one tick has room for."""
+    """Whether the run had more to start or create than one tick has room for."""
     headers: str | None = None
     """JSON."""
     params_size: int = 0
-    """Bytes of the parameters, as they are stored."""
+    """Characters of the stored parameters."""
 
 
 _LOAD = Prepared[Row]("""
@@ -60,7 +60,7 @@ SELECT /* dags.load */ r.id, r.workflow, r.version, r.params::text AS params, r.
 
 
 def load(connection: Connection, ids: Sequence[bytes]) -> list[WorkflowRun]:
-    """Return those of these runs that have a definition."""
+    """Return the runs that have a definition."""
     rows = _LOAD(connection, ids=ids)
     return [
         WorkflowRun(*row)._replace(
@@ -71,12 +71,12 @@ def load(connection: Connection, ids: Sequence[bytes]) -> list[WorkflowRun]:
 
 
 def read_params(text: str) -> Any:
-    """Return parameters as they are stored; a sealed value where this process cannot open them."""
+    """Return stored parameters; a sealed value if this process lacks the data key."""
     return sealing.open_json(read_json(text))
 
 
 def sealed(run: NewRun, vault: Vault | None) -> NewRun:
-    """Return a run that is to be created with its parameters sealed, and with what it remembers from the first."""
+    """Return a new run with its parameters and initial state sealed."""
     if vault is None:
         return run
     state = None if run.state is None else vault.seal(VALUE, run.state)
@@ -92,7 +92,7 @@ SELECT /* dags.versions */ r.id, r.workflow, r.version, coalesce(pg_column_size(
 
 
 class Version(NamedTuple):
-    """The definition of a run, and how many bytes its parameters take in Postgres, if that was asked."""
+    """The definition of a run, and the stored size of its parameters in bytes, if requested."""
 
     workflow: str
     version: int
@@ -100,12 +100,12 @@ class Version(NamedTuple):
 
 
 def versions(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, Version]:
-    """Return which version of which workflow these are runs of, as far as they have a definition."""
+    """Return the workflow versions of the runs that have a definition."""
     return {row.id: Version(row.workflow, row.version, row.size) for row in _VERSIONS(connection, ids=ids)}
 
 
 def expanding() -> RoundRobin:
-    """Return what finds the runs of which more tasks are to be created."""
+    """Return a finder of runs that have more tasks to create."""
     return RoundRobin("runs.expanding", "runs", "expanding", "id")
 
 
@@ -115,7 +115,7 @@ Results = list[tuple[int, bytes | None]]
 """Positions and results, in any order."""
 _Output = tuple[int, int, bytes | None]
 
-# Of up to hundreds of thousands of rows: nothing is sent with each that stands in the question, and none are sorted.
+# Up to hundreds of thousands of rows: each has only a number instead of its key, and rows are not sorted.
 _STEPS = Batch("wanted", "number int, run_id uuid, step text")
 _OUTPUTS = Prepared[_Output](f"""
 SELECT /* dags.outputs */ wanted.number, e.position, e.result
@@ -127,7 +127,7 @@ SELECT /* dags.outputs */ wanted.number, e.position, e.result
 
 
 def outputs(connection: Connection, keys: Sequence[Key]) -> dict[Key, Results]:
-    """Return positions and results of the tasks of steps; None for a task that did not succeed."""
+    """Return positions and results of the tasks of steps; the result is None for a task that did not succeed."""
     return _results(_OUTPUTS, connection, keys)
 
 
@@ -146,28 +146,28 @@ def child_outputs(connection: Connection, keys: Sequence[Key]) -> dict[Key, Resu
 
 
 def _results(statement: Prepared[_Output], connection: Connection, keys: Sequence[Key]) -> dict[Key, Results]:
-    found: list[Results] = [[] for _ in keys]
+    results: list[Results] = [[] for _ in keys]
     for number, position, result in statement(connection, _STEPS((at, *key) for at, key in enumerate(keys))):
-        found[number].append((position, result))
-    return dict(zip(keys, found, strict=True))
+        results[number].append((position, result))
+    return dict(zip(keys, results, strict=True))
 
 
-_SIZED = Batch("wanted", "number int, run_id uuid, step text, of_runs boolean")
+_STEPS_TO_SIZE = Batch("wanted", "number int, run_id uuid, step text, of_runs boolean")
 _SIZES = Prepared[tuple[int, int]](f"""
 SELECT /* dags.sizes */ wanted.number, coalesce(CASE WHEN wanted.of_runs THEN (
        SELECT sum(octet_length(output)) FROM orchestrator.runs
         WHERE parent_run = wanted.run_id AND parent_step = wanted.step) ELSE (
        SELECT sum(octet_length(result)) FROM orchestrator.ended_tasks
         WHERE run_id = wanted.run_id AND step = wanted.step AND status = 'success') END, 0)::bigint
-  FROM {_SIZED}
+  FROM {_STEPS_TO_SIZE}
 """)
 
 
 def output_sizes(connection: Connection, of_tasks: Sequence[Key], of_runs: Sequence[Key]) -> dict[Key, int]:
-    """Return how many bytes the outputs of steps have: of those that are tasks, and of those that are child runs."""
+    """Return the bytes of the outputs of steps, whose items are tasks (`of_tasks`) or child runs (`of_runs`)."""
     keys = [*of_tasks, *of_runs]
     sized = [(number, *key, number >= len(of_tasks)) for number, key in enumerate(keys)]
-    return {keys[number]: size for number, size in _SIZES(connection, _SIZED(sized))}
+    return {keys[number]: size for number, size in _SIZES(connection, _STEPS_TO_SIZE(sized))}
 
 
 _NEW_OUTPUTS = Batch("n", "id uuid, output bytea")
@@ -180,11 +180,11 @@ UPDATE /* dags.save_outputs */ orchestrator.runs r SET output = n.output
 
 
 def save_outputs(connection: Connection, outputs: Mapping[bytes, bytes]) -> None:
-    """Keep what child runs give to their parents."""
+    """Store the outputs of child runs, for their parents."""
     _SAVE_OUTPUTS(connection, _NEW_OUTPUTS(outputs.items()))
 
 
-_LONGEST_KEY = 200
+_MAX_KEY = 200
 
 
 def new_run(
@@ -199,9 +199,9 @@ def new_run(
     schedule: str | None = None,
     fire_time: str | None = None,
 ) -> NewRun:
-    """Return a run of a definition that is to be created, with tags beside those of the definition.
+    """Return a new run of a definition; `tags` are added to those of the definition.
 
-    What it costs to evaluate its key is charged to the budget.
+    Evaluating the concurrency key is charged to the budget.
     """
     limit = definition.concurrency
     lane_key: Any = ""
@@ -226,8 +226,8 @@ def new_run(
 
 
 def _lane(name: str, key: str) -> str:
-    """Return the name of a lane; a key that is too long for an index stands there as its digest."""
-    if len(key) > _LONGEST_KEY:
+    """Return the name of a concurrency group; a key too long for an index is replaced by its digest."""
+    if len(key) > _MAX_KEY:
         key = hashlib.blake2b(key.encode(), digest_size=16).hexdigest()
     return scoped(name, key)
 
@@ -238,22 +238,22 @@ SELECT /* dags.by_key */ id, params::text FROM orchestrator.runs WHERE key = %(k
 
 
 def by_key(connection: Connection, workflow: str, key: str) -> bytes | None:
-    """Return the run of a workflow that has an idempotency key."""
+    """Return the run of a workflow with an idempotency key."""
     found = _BY_KEY.first(connection, workflow=workflow, key=key)
     return None if found is None else found[0].bytes
 
 
 def find_same(connection: Connection, run: NewRun, given: Container[str]) -> bytes | None:
-    """Return the run that has the idempotency key of one to be started, unless that was `given` other parameters.
+    """Return the run with the same idempotency key; raise `Duplicate` if it has other parameters.
 
-    Default parameters may depend on the time.
+    Only parameters that were `given` are compared: defaults may depend on the time.
     """
     found = _BY_KEY.first(connection, workflow=run.workflow, key=run.key)
     if found is None:
         return None
-    holder, known, wanted = found[0].bytes, read_params(found[1]), read_json(run.params or "{}")
-    if isinstance(known, msgspec.msgpack.Ext) or all(  # sealed, and cannot be compared here
-        name in known and is_same(known[name], value) for name, value in wanted.items() if name in given
+    holder, stored_params, params = found[0].bytes, read_params(found[1]), read_json(run.params or "{}")
+    if isinstance(stored_params, msgspec.msgpack.Ext) or all(  # sealed, and cannot be compared here
+        name in stored_params and is_same(stored_params[name], value) for name, value in params.items() if name in given
     ):
         return holder
     raise Duplicate(
@@ -278,18 +278,18 @@ SELECT parent_step, parent_position, output FROM orchestrator.runs
 def results_of_run(
     connection: Connection, run: bytes, steps: Sequence[str] | None = None
 ) -> dict[str, list[tuple[int, bytes | None]]]:
-    """Return, by step, positions and results of the tasks and child runs of a run; None if one did not succeed."""
-    found: dict[str, list[tuple[int, bytes | None]]] = {}
+    """Return positions and results of a run's tasks and child runs by step; the result is None without success."""
+    by_step: dict[str, list[tuple[int, bytes | None]]] = {}
     for row in _RESULTS_OF_RUN(connection, run=run, steps=steps):
-        found.setdefault(row.step, []).append((row.position, None if row.result is None else bytes(row.result)))
-    return found
+        by_step.setdefault(row.step, []).append((row.position, None if row.result is None else bytes(row.result)))
+    return by_step
 
 
-# An id beside that of the new run, as those of all its tasks are.
-_BESIDE_NEW = "(left(%(new)s::uuid::text, 14) || '8' || right(gen_random_uuid()::text, 21))::uuid"
-_OF_OLD = ("reason", "error", "lane", "unique_key", "callbacks", "trace", "parent_id")
-"""Columns of a task that mean something only in the run that it was created for."""
-_COPY = insert_ended("orchestrator.ended_tasks", but=_OF_OLD, id=_BESIDE_NEW, run_id="%(new)s::uuid")
+# A new id with the prefix of the new run's id, as all ids of the run's tasks have.
+_ID_IN_NEW_RUN = "(left(%(new)s::uuid::text, 14) || '8' || right(gen_random_uuid()::text, 21))::uuid"
+_NOT_COPIED = ("reason", "error", "lane", "unique_key", "callbacks", "trace", "parent_id")
+"""Columns whose values refer to the run that created the task."""
+_COPY = insert_ended("orchestrator.ended_tasks", but=_NOT_COPIED, id=_ID_IN_NEW_RUN, run_id="%(new)s::uuid")
 _KEEP_TASKS = Statement[None](f"""
 INSERT /* dags.keep_tasks */ {_COPY}
  WHERE run_id = %(run)s::uuid AND step = ANY(%(steps)s::text[])
@@ -298,7 +298,7 @@ _KEEP_RUNS = Statement[None](f"""
 INSERT /* dags.keep_runs */ INTO orchestrator.runs
        (id, name, status, total, open, success, failed, cancelled, skipped, created_at, started_at, ended_at, workflow,
         version, params, state, parent_run, parent_step, parent_position, output)
-SELECT {_BESIDE_NEW}, name, status, total, open, success, failed, cancelled, skipped, created_at, started_at,
+SELECT {_ID_IN_NEW_RUN}, name, status, total, open, success, failed, cancelled, skipped, created_at, started_at,
        ended_at, workflow, version, params, state, %(new)s::uuid, parent_step, parent_position, output
   FROM orchestrator.runs WHERE parent_run = %(run)s::uuid AND parent_step = ANY(%(steps)s::text[])
 """)
@@ -308,7 +308,7 @@ UPDATE /* dags.keep_state */ orchestrator.runs SET state = %(state)s WHERE id = 
 
 
 def keep(connection: Connection, run: bytes, new: bytes, steps: Sequence[str], state: bytes) -> None:
-    """Copy what some steps of a run came to into a new run that has not begun, in the caller's transaction."""
+    """Copy the results of some steps of a run into a new run that has not begun, in the caller's transaction."""
     _KEEP_TASKS(connection, run=run, new=new, steps=steps)
     _KEEP_RUNS(connection, run=run, new=new, steps=steps)
     _KEEP_STATE(connection, new=new, state=state)

@@ -18,14 +18,14 @@ from orchestrator.errors import InvalidWorkflow, WrongState
 from orchestrator.store.schedules import definitions as schedules
 from orchestrator.store.sql import Row, Statement
 
-# -- definitions that are immutable under (name, version): workflows and flows. A name belongs to one of the two
+# -- tables of versioned definitions: workflows and flows, which share one set of names
 
 S = TypeVar("S")
 _LOCK = Statement[None]("SELECT /* versions.lock */ pg_advisory_xact_lock(hashtext('orchestrator.' || %(name)s))")
 
 
 class Versions(Generic[S]):
-    """Rows of one table of definitions."""
+    """The versions in one table of definitions."""
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class Versions(Generic[S]):
         stored: str = "true",
         hidden: str | None = None,
     ) -> None:
-        """Rows are read with these columns of `d`; `usable` are those that start runs, `stored` those that exist.
+        """Select `columns` of `d`; `usable` versions can start runs, `stored` versions exist.
 
-        Names that begin with `hidden` are in no list.
+        Names that begin with `hidden` are left out of lists.
         """
         self._read = read
         self._table = table
@@ -60,19 +60,19 @@ SELECT /* {table}.each_latest */ DISTINCT ON (name) {columns} FROM orchestrator.
         self._newest = Statement[int](f"""
 SELECT /* {table}.newest */ coalesce(max(version), 0) FROM orchestrator.{table} WHERE name = %(name)s
 """)
-        # What has the name of another kind already, because a release before this one has let it, keeps it.
+        # A name that both kinds use already, because an older release allowed it, stays usable.
         self._taken = Statement[bool](f"""
 SELECT /* {table}.taken */ EXISTS (SELECT FROM orchestrator.{other} WHERE name = %(name)s AND deleted_at IS NULL)
        AND NOT EXISTS (SELECT FROM orchestrator.{table} WHERE name = %(name)s AND deleted_at IS NULL) AS taken
 """)
 
     def latest(self, connection: Connection, name: str) -> S | None:
-        """Return the newest version that runs can be started of."""
+        """Return the newest version that can start runs."""
         row = self._latest.first(connection, name=name)
         return self._read(row) if row else None
 
     def one(self, connection: Connection, name: str, version: int) -> S | None:
-        """Return one version, deleted or not: its runs go on."""
+        """Return one version, deleted or not: runs of deleted versions continue."""
         row = self._one.first(connection, name=name, version=version)
         return self._read(row) if row else None
 
@@ -81,11 +81,11 @@ SELECT /* {table}.taken */ EXISTS (SELECT FROM orchestrator.{other} WHERE name =
         return [self._read(row) for row in self._each_latest(connection, within=within)]
 
     def next_version(self, connection: Connection, name: str) -> int:
-        """Return the number of the next version."""
+        """Return the next version number."""
         return 1 + self._newest.one(connection, name=name)
 
     def take_name(self, connection: Connection, name: str) -> None:
-        """Lock a name until the end of the transaction; refuse that of another kind."""
+        """Lock a name until the transaction ends; raise an error if the other kind of definition uses it."""
         _LOCK(connection, name=name)
         if self._taken.one(connection, name=name):
             own, other = ("workflow", "flow") if self._table == "workflows" else ("flow", "workflow")
@@ -107,7 +107,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """That there is a version of a definition, without its body."""
+    """A version of a definition, without its body."""
 
     version: int
     hash: str
@@ -135,7 +135,7 @@ SELECT /* workflows.of_run */ {_COLUMNS}
 
 
 def of_run(connection: Connection, run: bytes) -> Definition | None:
-    """Return the definition that a run is pinned to."""
+    """Return the definition version of a run."""
     row = _OF_RUN.first(connection, run=run)
     return _stored(row).definition if row else None
 
@@ -146,19 +146,19 @@ SELECT /* workflows.versions */ version, hash, created_at, deleted_at FROM orche
  ORDER BY version DESC LIMIT %(limit)s
 """)
 def list_versions(connection: Connection, name: str, limit: int, before: int | None = None) -> list[Version]:
-    """Return the versions that a workflow has had, newest first."""
+    """Return the versions of a workflow, newest first."""
 
 
 class Triggered(NamedTuple):
-    """The newest version of a workflow that something starts, without its definition, which may be large."""
+    """The newest version of a workflow with triggers, without its definition, which may be large."""
 
     name: str
     version: int
     triggers: str
-    """As JSON."""
+    """JSON."""
 
 
-# What the release before this one stores has no triggers beside it.
+# Versions stored by the previous release have their triggers only in the definition.
 @Statement.function("""
 SELECT /* workflows.triggered */ name, version, triggers::text AS triggers FROM (
        SELECT DISTINCT ON (name) name, version, coalesce(triggers, definition->'on') AS triggers
@@ -166,7 +166,7 @@ SELECT /* workflows.triggered */ name, version, triggers::text AS triggers FROM 
  WHERE jsonb_array_length(triggers) > 0
 """)
 def list_triggered(connection: Connection) -> list[Triggered]:
-    """Return the workflows that events and ends of other runs start."""
+    """Return the workflows that are started by events or by the ends of other runs."""
 
 
 @Statement.function(f"""
@@ -174,7 +174,7 @@ SELECT /* workflows.stamp */ count(*), max(created_at), count(deleted_at) FROM o
  WHERE NOT starts_with(name, '{PREFIX}')
 """)
 def stamp(connection: Connection) -> tuple[object, ...]:
-    """Return something that changes whenever a definition is added or deleted that is no shape of a composition."""
+    """Return a value that changes whenever a definition is added or deleted, except definitions of compositions."""
 
 
 _RESTORE = Statement[None]("""
@@ -197,8 +197,8 @@ class Application(NamedTuple):
 def apply(connection: Connection, definition: Definition, condition: Condition = ALWAYS) -> Application:
     """Store a definition and set its schedule, in the caller's transaction.
 
-    The same body again is a no-op. Another body gets a new version, or is refused where it names an old one, or
-    where the condition does not hold of the newest.
+    The same body again changes nothing. Another body gets a new version; it is refused if it names an existing version,
+    or if the condition on the newest version is not met.
     """
     if is_composed(definition.name):
         raise InvalidWorkflow(f"Workflow {definition.name!r:.200}: names that begin with {PREFIX} are of compositions.")
@@ -215,10 +215,10 @@ def _refuse_cycle(connection: Connection, definition: Definition) -> None:
         stored = latest(connection, name)
         return stored.definition if stored is not None else None
 
-    way = find_cycle(definition, read_latest)
-    if way is not None:
+    cycle = find_cycle(definition, read_latest)
+    if cycle is not None:
         raise InvalidWorkflow(
-            f"Every run of workflow {definition.name!r} would start another, without end: {' → '.join(way)}. Add a "
+            f"Every run of workflow {definition.name!r} would start another, without end: {' → '.join(cycle)}. Add a "
             f"when to one of the steps between them, or a filter to an `on`."
         )
 
@@ -227,8 +227,8 @@ def _store(connection: Connection, definition: Definition, condition: Condition)
     _VERSIONED.take_name(connection, definition.name)
     digest = content_hash(definition)
     newest = latest(connection, definition.name)
-    now = (None, None) if newest is None else (newest.version, newest.hash)
-    if refusal := condition.refusal(definition.name, *now):
+    newest_version = (None, None) if newest is None else (newest.version, newest.hash)
+    if refusal := condition.refusal(definition.name, *newest_version):
         raise WrongState(refusal)
     if definition.version is None and newest is not None and newest.hash == digest:
         return Application(newest.version, created=False)
@@ -258,8 +258,8 @@ VALUES (%(name)s, 1, %(hash)s, %(definition)s::jsonb, '[]')
 
 
 def compose(connection: Connection, definitions: Iterable[Definition]) -> None:
-    """Store definitions of compositions that are not there yet; each has a name of its own for each content."""
-    for definition in sorted(definitions, key=lambda one: one.name):  # in one order, so that there is no deadlock
+    """Store missing definitions of compositions; the name of each derives from its content."""
+    for definition in sorted(definitions, key=lambda one: one.name):  # one order for all callers avoids deadlocks
         check_composed(definition)
         body = stored_json(definition)
         _COMPOSE(connection, name=definition.name, hash=content_hash(definition), definition=body)
@@ -272,8 +272,5 @@ UPDATE orchestrator.workflows SET deleted_at = now() WHERE name = %(name)s AND d
 
 
 def delete(connection: Connection, name: str) -> bool:
-    """Delete a workflow and its schedules: it can no longer be started; its runs and their history stay.
-
-    False if there is none.
-    """
+    """Delete a workflow and its schedules; its runs stay. Return False if the workflow does not exist."""
     return _DELETE.count(connection, name=name) > 0

@@ -1,4 +1,4 @@
-"""Runs of flows as people see them: where the cursor stands, the shared state, and the visits to nodes."""
+"""Runs of flows for people: the current node, the shared state, and the visits to nodes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from orchestrator.store.dag.plans import read_params
 from orchestrator.store.flow import runs
 from orchestrator.store.sql import Row, Statement
 
-_MOST_CALLS = 5_000
-"""Tasks that are looked up for one page of visits."""
+_MAX_CALLS = 5_000
+"""Tasks to look up for one page of visits."""
 
 
 class FlowRunView(NamedTuple):
@@ -32,40 +32,40 @@ class FlowRunView(NamedTuple):
     cancelling: bool
     params: Any
     shared: Any
-    """The shared state; of a run that has ended, the last one."""
+    """The shared state; the final one if the run has ended."""
     cursor: str
-    """The node at which it stands, behind those above it; empty before the first and after the last."""
+    """The path of the current node, with the nodes that contain it; empty before the first and after the last node."""
     last_action: str
     steps: int
-    """Nodes that it has visited."""
+    """The number of nodes visited."""
     waits: str
-    """What it waits for: tasks, timer, signal, approval, or nothing."""
+    """What the run waits for: tasks, timer, signal, approval, or empty."""
     key: str
-    """Of a signal or approval: what it is called."""
+    """The key of the awaited signal or approval."""
     due: datetime | None
-    """When a timer is due, or the time to wait is up."""
+    """The time at which the timer or the timeout of the wait is due."""
     open_calls: int
-    """Tasks of its node that are open."""
+    """Open tasks of the current node."""
     reason: str | None
-    """Why it did not succeed."""
+    """The reason for an unsuccessful end."""
     request_id: str | None
-    """The key that it was started under."""
+    """The idempotency key with which the run was started."""
     created_at: datetime
     started_at: datetime | None
     ended_at: datetime | None
     redact: tuple[str, ...] = ()
-    """The `redact` patterns of the application's tasks that it runs."""
+    """The `redact` patterns of the application's tasks in the flow."""
 
 
 OF_OPTIONS = 'options.keyvalue() ? (@.key == "redact" || @.key == "inherited").value[*]'
-"""Where stored options have patterns."""
+"""The JSON path of the patterns in stored options."""
 OF_FUNCTIONS = f"$.functions.*.{OF_OPTIONS}"
-"""Where a stored definition has the patterns of the tasks that it names."""
+"""The JSON path of the patterns in a stored definition, for the tasks that it names."""
 _COLUMNS = f"""r.id, r.workflow AS flow, r.version, r.status, r.cancelling, r.params::text AS params, r.state, r.reason,
        r.key AS request_id, r.created_at, r.started_at, r.ended_at,
        (SELECT jsonb_path_query_array(f.definition, '{OF_FUNCTIONS}') FROM orchestrator.flows f
          WHERE f.name = r.workflow AND f.version = r.version) AS redact"""
-_ONE = Statement[Row](f"""
+_SHOW = Statement[Row](f"""
 SELECT /* flow_reads.one */ {_COLUMNS} FROM orchestrator.runs r WHERE r.id = %(id)s::uuid AND r.flow
 """)
 _LIST = Statement[Row](f"""
@@ -80,20 +80,20 @@ SELECT /* flow_reads.list */ {_COLUMNS} FROM orchestrator.runs r
 
 
 def show(connection: Connection, run: bytes) -> FlowRunView | None:
-    """Return a run of a flow, if there is such a one."""
-    row = _ONE.first(connection, id=run)
+    """Return a run of a flow; None if it does not exist."""
+    row = _SHOW.first(connection, id=run)
     return None if row is None else _view(row)
 
 
 class FlowRunFilter(NamedTuple):
-    """Which runs are wanted; what is not given does not matter."""
+    """Conditions on runs of flows. A condition that is None matches every run."""
 
     flow: str | None = None
     version: int | None = None
     states: tuple[str, ...] | None = None
     cancelling: bool | None = None
     within: str = ""
-    """The prefix of the names of their flows."""
+    """The prefix of the flows' names."""
 
 
 def list_page(
@@ -125,14 +125,14 @@ def _view(row: Row) -> FlowRunView:
 
 
 class NodeRunView(NamedTuple):
-    """One attempt at a node, or at a branch of it."""
+    """One attempt at a node, or at a branch of a node."""
 
     number: int
-    """Which visit."""
+    """The number of the visit."""
     node: str
     kind: str
     branch: int | None
-    """Of a parallel or foreach: which; None for the node as a whole."""
+    """The branch of a parallel or foreach; None for the node as a whole."""
     attempt: int
     status: str
     action: str
@@ -144,7 +144,7 @@ class NodeRunView(NamedTuple):
     started_at: datetime | None
     ended_at: datetime
     redact: tuple[str, ...] = ()
-    """The `redact` patterns of the application's tasks that the flow runs."""
+    """The `redact` patterns of the application's tasks in the flow."""
     run: UUID | None = None
     """The run; None from a server of the previous release."""
 
@@ -166,15 +166,15 @@ SELECT /* flow_reads.attempts */ task_id, attempt, outcome, error, worker, start
 
 
 def node_runs(connection: Connection, run: bytes, *, after: int = 0, limit: int = 1_000) -> list[NodeRunView]:
-    """Return the visits of a run to nodes, in order, with each attempt of each of their tasks."""
+    """Return the visits of a run to nodes, in order, with each attempt of each task."""
     visits: Sequence[Any] = _VISITS(connection, run=run, after=after, limit=limit)
-    if len(visits) < limit and (cut := _cut_short(connection, run)) is not None and cut.number > after:
-        visits = [*visits, cut]
+    if len(visits) < limit and (last := _interrupted_visit(connection, run)) is not None and last.number > after:
+        visits = [*visits, last]
     ids: list[bytes] = []
-    for place, visit in enumerate(visits, 1):
+    for count, visit in enumerate(visits, 1):
         ids += _calls(run, visit)
-        if len(ids) >= _MOST_CALLS:
-            visits = visits[:place]  # those behind it stand on the next page
+        if len(ids) >= _MAX_CALLS:
+            visits = visits[:count]  # the next page has the remaining visits
             break
     tasks = {row.id: row for row in _TASKS(connection, ids=ids)} if ids else {}
     attempts: dict[UUID, list[Row]] = {}
@@ -184,9 +184,9 @@ def node_runs(connection: Connection, run: bytes, *, after: int = 0, limit: int 
     return [view for visit in visits for view in _views(run, visit, tasks, attempts)]
 
 
-def _cut_short(connection: Connection, run: bytes) -> Row | None:
-    """Return the visit that the cancellation of a run has ended, as its row would be: the leader keeps none of it."""
-    row = _ONE.first(connection, id=run)
+def _interrupted_visit(connection: Connection, run: bytes) -> Row | None:
+    """Return the visit that a run's cancellation interrupted, in the form of a row: the leader does not store it."""
+    row = _SHOW.first(connection, id=run)
     plain = None if row is None or row.state is None else timezones.decode(bytes(row.state))
     if row is None or row.status != "cancelled" or not isinstance(plain, list):
         return None
@@ -197,7 +197,7 @@ def _cut_short(connection: Connection, run: bytes) -> Row | None:
         return None
     frame, work = state.frames[-1], state.work
     calls = work if isinstance(work, Calls) else None
-    given = None if work is None or calls is not None else work.input
+    node_input = None if work is None or calls is not None else work.input
     return SimpleNamespace(
         number=state.recorded + 1,
         node=state.cursor,
@@ -206,7 +206,7 @@ def _cut_short(connection: Connection, run: bytes) -> Row | None:
         attempt=frame.attempt,
         action="",
         error=None,
-        input=None if given is None else timezones.encode(given),
+        input=None if node_input is None else timezones.encode(node_input),
         output=None,
         first_call=calls.first if calls else 0,
         calls=calls.created if calls else 0,
@@ -219,7 +219,7 @@ def _cut_short(connection: Connection, run: bytes) -> Row | None:
 SELECT /* flow_reads.last_visit */ coalesce(max(number), 0) FROM orchestrator.node_runs WHERE run_id = %(run)s::uuid
 """)
 def last_visit(connection: Connection, run: bytes) -> int:
-    """Return the number of the last visit of a run that is kept. Its steps are fewer, if it was retried."""
+    """Return the number of the last stored visit of a run. A retried run may have fewer steps."""
 
 
 @Statement.function("""
@@ -227,7 +227,7 @@ SELECT /* flow_reads.visited */ DISTINCT node FROM orchestrator.node_runs
  WHERE run_id = %(run)s::uuid AND status = 'success'
 """)
 def visited(connection: Connection, run: bytes) -> list[str]:
-    """Return the nodes that a run has visited with success, each once."""
+    """Return the nodes that a run has visited successfully, each once."""
 
 
 def _calls(run: bytes, visit: Row) -> list[bytes]:
@@ -235,24 +235,24 @@ def _calls(run: bytes, visit: Row) -> list[bytes]:
 
 
 def _views(run: bytes, visit: Row, tasks: dict[UUID, Row], attempts: dict[UUID, list[Row]]) -> Iterable[NodeRunView]:
-    """Yield the attempts of the tasks of one visit, and the visit as a whole, unless it was one task."""
+    """Yield the attempts of a visit's tasks, and the visit as a whole unless it had a single task."""
     is_one = visit.kind == "executor"
-    whole: NodeRunView | None = None
+    single: NodeRunView | None = None
     for branch, id in enumerate(UUID(bytes=identifier) for identifier in _calls(run, visit)):
         task = tasks.get(id)
-        position = branch if task is None or task.position is None else task.position  # a retry calls only some of them
-        shown = None if is_one else position
+        position = branch if task is None or task.position is None else task.position  # a retry runs only some branches
+        shown_branch = None if is_one else position
         number = 0
         for number, row in enumerate(attempts.get(id, ()), 1):
-            yield _of_task(visit, shown, number, row, task, id)
+            yield _of_task(visit, shown_branch, number, row, task, id)
         if task is not None:
-            last = _of_task(visit, shown, number + 1, task, task, id, is_last=True)
+            last = _of_task(visit, shown_branch, number + 1, task, task, id, is_last=True)
             if not is_one:
                 yield last
             else:
-                whole = last
-    if whole is not None:
-        yield whole._replace(status=visit.status, action=visit.action, error=visit.error)
+                single = last
+    if single is not None:
+        yield single._replace(status=visit.status, action=visit.action, error=visit.error)
         return
     yield NodeRunView(
         visit.number,
@@ -264,7 +264,7 @@ def _views(run: bytes, visit: Row, tasks: dict[UUID, Row], attempts: dict[UUID, 
         visit.action,
         visit.error,
         _value(visit.input),
-        _value(visit.output) if visit.output is not None else _gathered(run, visit, tasks),
+        _value(visit.output) if visit.output is not None else _branch_outputs(run, visit, tasks),
         None,
         None,
         visit.started_at,
@@ -272,18 +272,18 @@ def _views(run: bytes, visit: Row, tasks: dict[UUID, Row], attempts: dict[UUID, 
     )
 
 
-def _gathered(run: bytes, visit: Row, tasks: dict[UUID, Row]) -> Any:
-    """Return what the branches of a node gave, in order."""
+def _branch_outputs(run: bytes, visit: Row, tasks: dict[UUID, Row]) -> Any:
+    """Return the outputs of a node's branches, in order."""
     if not visit.calls:
         return None
-    found: Sequence[Row | None] = [tasks.get(UUID(bytes=identifier)) for identifier in _calls(run, visit)]
-    return [None if task is None else _value(task.result) for task in found]
+    tasks_in_order: Sequence[Row | None] = [tasks.get(UUID(bytes=identifier)) for identifier in _calls(run, visit)]
+    return [None if task is None else _value(task.result) for task in tasks_in_order]
 
 
 def _of_task(
     visit: Row, branch: int | None, attempt: int, ended: Row, task: Row | None, id: UUID, *, is_last: bool = False
 ) -> NodeRunView:
-    """Return an attempt of a task as it has ended, which failed unless it is the last one."""
+    """Return one ended attempt of a task; it failed unless it is the last one."""
     return NodeRunView(
         number=visit.number,
         node=visit.node,

@@ -1,4 +1,4 @@
-"""Runs of flows: what the leader reads of them, and the visits to nodes that it keeps."""
+"""Runs of flows: what the leader reads of them, and stored visits to nodes. And versions of flow graphs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from orchestrator.store.sql import Prepared, Row, Statement
 
 
 class FlowRun(NamedTuple):
-    """A run of a flow that goes on."""
+    """A run of a flow, for the planner."""
 
     id: bytes
     flow: str
@@ -35,9 +35,9 @@ class FlowRun(NamedTuple):
     params: Any
     state: bytes | None
     size: int = 0
-    """Characters of its parameters, as they are stored."""
+    """Characters of the stored parameters."""
     is_over: bool = False
-    """It has ended, or is being cancelled."""
+    """Whether the run has ended or is being cancelled."""
 
 
 _LOAD = Prepared[Row]("""
@@ -50,7 +50,7 @@ SELECT /* flow_runs.load */ r.id, r.workflow, r.version, r.params::text AS param
 
 
 def load(connection: Connection, ids: Sequence[bytes], late: Sequence[bytes] = ()) -> list[FlowRun]:
-    """Return those of these runs that are runs of flows and go on, and the `late` ones also if they do not."""
+    """Return the open runs of flows among these that are not being cancelled; those in `late` in any state."""
     return [
         FlowRun(
             *(row.id, row.workflow, row.version, read_params(row.params or "{}"), row.state, len(row.params or "")),
@@ -68,7 +68,7 @@ def new_run(
     tags: Sequence[str] = (),
     shared: dict[str, Any] | None = None,
 ) -> NewRun:
-    """Return a run of a flow that is to be created, with the shared state that it begins with."""
+    """Return a new run of a flow, with the initial shared state."""
     return NewRun(
         id=run_id,
         name=name,
@@ -87,7 +87,7 @@ class Started(NamedTuple):
     workflow: str
     version: int
     params: str | None
-    """JSON, sealed where there are data keys."""
+    """JSON, sealed if there are data keys."""
     tags: list[str]
     fire_time: datetime | None
     state: bytes | None
@@ -104,38 +104,38 @@ SELECT /* flow_runs.started */ workflow, version, params::text AS params, tags, 
 
 
 def again(connection: Connection, run: bytes, new: bytes) -> NewRun | None:
-    """Return a run that starts another one over, with all that it was started with; None if it is of no flow."""
-    found = _STARTED.first(connection, id=run)
-    if found is None:
+    """Return a new run with the arguments of another run; None if that is not of a flow."""
+    source = _STARTED.first(connection, id=run)
+    if source is None:
         return None
-    params = read_params(found.params or "{}")
+    params = read_params(source.params or "{}")
     if not isinstance(params, dict):
         raise WrongState(
             f"Run {to_text(run)} cannot be run again: its parameters are sealed with a key that is not here."
         )
-    plain = None if found.state is None else timezones.decode(bytes(found.state))
+    plain = None if source.state is None else timezones.decode(bytes(source.state))
     initial = FlowState.from_plain(plain).initial if isinstance(plain, list) else None
-    started = new_run(found.workflow, found.version, new, params, found.tags, initial)
-    fire_time = None if found.fire_time is None else found.fire_time.isoformat()
-    return started._replace(fire_time=fire_time, headers=found.headers)
+    started = new_run(source.workflow, source.version, new, params, source.tags, initial)
+    fire_time = None if source.fire_time is None else source.fire_time.isoformat()
+    return started._replace(fire_time=fire_time, headers=source.headers)
 
 
 @Statement.function("""
 SELECT /* flow_runs.which */ workflow, version FROM orchestrator.runs WHERE id = %(run)s::uuid AND flow
 """)
 def which(connection: Connection, run: bytes) -> tuple[str, int] | None:
-    """Return the flow and the version of a run; None if it is of no flow."""
+    """Return the flow and the version of a run; None if the run is not of a flow."""
 
 
 class Standing(NamedTuple):
-    """How a run of a flow stands, for those that send it something."""
+    """The status of a run of a flow, for a sender of a message."""
 
     status: str
     is_cancelling: bool
-    """It is being cancelled, or a cancel is requested."""
+    """Whether the run is being cancelled, or has a cancel request."""
     state: FlowState
     under_way: frozenset[str]
-    """Keys of signals that the leader has not applied yet, among those that were asked for."""
+    """The requested keys whose signals the leader has not applied yet."""
 
 
 _LOCK = Statement[None]("""
@@ -156,14 +156,13 @@ SELECT /* flow_runs.standing */ r.status, r.state,
 
 
 def take_turn(connection: Connection, run: bytes, keys: Sequence[str]) -> Standing:
-    """Lock a run against further messages until the end of the transaction; return its state.
+    """Lock a run against other messages until the transaction ends; return its status.
 
-    A signal moves from the inbox to the state, or to the pending changes of the run, so one statement reads all of
-    them.
+    A signal moves from the inbox to the state, or to the run's pending changes, so one statement reads all three.
     """
     _LOCK(connection, id=run)
-    asked = {"kind": str(RequestKind.FLOW_SIGNAL), "cancel": str(RequestKind.CANCEL_RUN), "keys": list(keys)}
-    row = _STANDING.one(connection, id=run, **asked)
+    values = {"kind": str(RequestKind.FLOW_SIGNAL), "cancel": str(RequestKind.CANCEL_RUN), "keys": list(keys)}
+    row = _STANDING.one(connection, id=run, **values)
     plain = None if row.state is None else timezones.decode(bytes(row.state))
     late = {
         fact.name
@@ -179,7 +178,7 @@ def take_turn(connection: Connection, run: bytes, keys: Sequence[str]) -> Standi
     )
 
 
-_KEEPS = Statement[int]("""
+_STORED_SIZE = Statement[int]("""
 SELECT /* flow_runs.keeps */ coalesce(octet_length(r.state), 0)
        + 3 * (SELECT coalesce(sum(octet_length(body::text)), 0) FROM orchestrator.inbox
                WHERE kind = %(kind)s AND target = r.id) / 2
@@ -189,13 +188,13 @@ SELECT /* flow_runs.keeps */ coalesce(octet_length(r.state), 0)
 
 
 def keeps(connection: Connection, run: bytes) -> int:
-    """Return about how many bytes a run keeps, with the signals that are pending: each twice, by its key and in the
-    shared state."""
-    return int(_KEEPS.first(connection, id=run, kind=str(RequestKind.FLOW_SIGNAL)) or 0)
+    """Return an estimate of a run's stored bytes, pending signals included: each counts twice, as the state will have
+    it under its key and in the shared state."""
+    return int(_STORED_SIZE.first(connection, id=run, kind=str(RequestKind.FLOW_SIGNAL)) or 0)
 
 
 class Visit(NamedTuple):
-    """A visit to a node, as it is kept."""
+    """A visit to a node, as stored."""
 
     run_id: bytes
     number: int
@@ -222,8 +221,8 @@ INSERT /* flow_runs.keep */ {_VISITS.into("node_runs", but=("started", "ended"),
 
 
 def keep_visits(connection: Connection, visits: Sequence[Visit], *, is_gathered: bool = False) -> None:
-    """Keep visits to nodes; if it `is_gathered`, with the next statement."""
-    keep = _KEEP.later if is_gathered else _KEEP
+    """Store visits to nodes; with `is_gathered`, together with the next statement."""
+    keep = _KEEP.defer if is_gathered else _KEEP
     keep(connection, _VISITS(visits))
 
 
@@ -231,8 +230,8 @@ _FORGET = Prepared[None]("DELETE /* flow_runs.forget */ FROM orchestrator.timers
 
 
 def forget(connection: Connection, ids: Sequence[bytes], *, is_gathered: bool = False) -> None:
-    """Forget what runs waited for that have ended; if it `is_gathered`, with the next statement."""
-    drop = _FORGET.later if is_gathered else _FORGET
+    """Delete the timers of ended runs; with `is_gathered`, together with the next statement."""
+    drop = _FORGET.defer if is_gathered else _FORGET
     drop(connection, ids=ids)
 
 
@@ -251,7 +250,7 @@ class StoredFlow(NamedTuple):
 
 
 def rule_of(connection: Connection, stored: StoredFlow) -> Rule:
-    """Return what nodes do that fail in a version, unless they say."""
+    """Return the error policy of a version, for nodes that do not set one."""
     return rules(connection, [stored[:2]])[stored[:2]]
 
 
@@ -287,11 +286,11 @@ def versions(connection: Connection, name: str, limit: int = 100) -> list[Stored
 
 
 class FlowName(NamedTuple):
-    """That there is a flow."""
+    """A flow, without its definition."""
 
     name: str
     version: int
-    """The newest that is published; 0 if none is."""
+    """The newest published version; 0 without one."""
     created_at: datetime
 
 
@@ -305,16 +304,16 @@ def list_names(connection: Connection, within: str = "") -> list[FlowName]:
     """Return all flows whose names begin with `within`."""
 
 
-_ASKED = Batch("v", "name text, version int")
+_REQUESTED = Batch("v", "name text, version int")
 _RULES = Statement[tuple[str, int, Rule]](f"""
-SELECT /* flows.rules */ v.name, v.version, f.on_error FROM {_ASKED}
+SELECT /* flows.rules */ v.name, v.version, f.on_error FROM {_REQUESTED}
   JOIN orchestrator.flows f ON f.name = v.name AND f.version = v.version
 """)
 
 
-def rules(connection: Connection, wanted: Collection[tuple[str, int]]) -> dict[tuple[str, int], Rule]:
-    """Return what nodes do that fail in these versions of flows, as far as there are such."""
-    return {(name, version): rule for name, version, rule in _RULES(connection, _ASKED(wanted))} if wanted else {}
+def rules(connection: Connection, keys: Collection[tuple[str, int]]) -> dict[tuple[str, int], Rule]:
+    """Return the error policies of these versions of flows, if they exist."""
+    return {(name, version): rule for name, version, rule in _RULES(connection, _REQUESTED(keys))} if keys else {}
 
 
 _ADD = Statement[None]("""
@@ -325,7 +324,7 @@ VALUES (%(name)s, %(version)s, %(hash)s, %(definition)s::jsonb, %(published)s, %
 
 
 def declare(connection: Connection, name: str) -> None:
-    """Note that there is a flow, of which no version may be published yet."""
+    """Register a flow, possibly before its first version."""
     _VERSIONED.take_name(connection, name)
     _ADD(connection, name=name, version=0, hash="", definition="{}", published=False, rule=DEFAULT)
 
@@ -333,13 +332,12 @@ def declare(connection: Connection, name: str) -> None:
 def publish(
     connection: Connection, name: str, flow: Flow, rule: Rule, version: int | None = None, *, published: bool = True
 ) -> Published:
-    """Store a version of a flow, in the caller's transaction. The same body under the same rule again is a no-op.
+    """Store a version of a flow, in the caller's transaction. Storing the same body and policy again does nothing.
 
-    A version that is named and has the same body keeps its rule. The schedule of a flow is no part of it: the
-    caller stores that.
+    An existing `version` with the same body keeps its policy. The caller stores the schedule, which has no versions.
     """
-    taken = rules(connection, named_versions(flow))
-    flow = msgspec.structs.replace(with_rules(flow, taken, rule), schedule=None)
+    policies = rules(connection, named_versions(flow))
+    flow = msgspec.structs.replace(with_rules(flow, policies, rule), schedule=None)
     _VERSIONED.take_name(connection, name)
     digest = content_hash(flow)
     newest = latest(connection, name)

@@ -1,7 +1,7 @@
-"""The one read API of the command line, the HTTP API, the dashboard and the metrics.
+"""Read-only queries for the command line, the HTTP API, the dashboard and the metrics.
 
-Every function takes a connection and returns frozen values; nothing here changes anything. Each statement is one
-snapshot, so a task that is on its way from `tasks` to `ended_tasks` is seen in exactly one of them.
+Every function takes a connection and returns immutable values. Each statement is one snapshot, so a task that moves
+from `tasks` to `ended_tasks` is found in exactly one of them.
 """
 
 from orchestrator.store.insights.activity import minutes_of_worker, slowest

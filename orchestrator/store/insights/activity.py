@@ -1,4 +1,4 @@
-"""What happens now: each statement reads a bounded number of rows along an index."""
+"""Current activity: each statement reads a bounded number of rows along an index."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tasks.redrive import group_of
 from orchestrator.store.throughput import Throughput
 
-MOST_ENDED = 30_000
-MOST_RUNNING = 500
-MOST_WORKERS = 200
-_MOST_FAILURES = 1_000
-_LONGEST = 500
+MAX_ENDED = 30_000
+MAX_RUNNING = 500
+MAX_WORKERS = 200
+_MAX_FAILURES = 1_000
+_MAX_MESSAGE = 500
 """Characters of a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndedInSecond:
-    """How many tasks of a queue ended in one second."""
+    """The number of tasks of a queue that ended in one second."""
 
     queue: str
-    """The queue."""
+    """The name of the queue."""
     status: str
-    """How they ended."""
+    """The state in which the tasks ended."""
     second: int
-    """When, as Unix time."""
+    """The second, in Unix time."""
     tasks: int
-    """How many."""
+    """The number of tasks."""
 
 
 @Statement.function("SELECT /* insights.activity.now */ extract(epoch FROM clock_timestamp())::double precision")
 def time_of(connection: Connection) -> float:
-    """Return the time of Postgres's clock, as Unix time."""
+    """Return the time in Postgres, in Unix seconds."""
 
 
 @Statement.function(f"""
@@ -49,33 +49,33 @@ SELECT /* insights.activity.ended */ queue, status, floor(extract(epoch FROM end
        count(*)::int AS tasks
   FROM (SELECT queue, status, ended_at FROM orchestrator.ended_tasks
          WHERE ended_at > now() - %(seconds)s::double precision * interval '1 second'
-         ORDER BY ended_at DESC LIMIT {MOST_ENDED}) AS latest
+         ORDER BY ended_at DESC LIMIT {MAX_ENDED}) AS latest
  GROUP BY 1, 2, 3
 """)
 def ended_lately(connection: Connection, seconds: float) -> list[EndedInSecond]:
-    """Return how many tasks ended in each of the last seconds; of very many, the latest."""
+    """Return the number of tasks that ended in each of the last seconds, counting at most `MAX_ENDED`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskInFlight:
-    """A task that a worker has, or is about to have."""
+    """A task that a worker has or is about to receive."""
 
     id: str
-    """Its id."""
+    """The id of the task."""
     name: str
-    """The task that it calls."""
+    """The name of the task."""
     queue: str
-    """Its queue."""
+    """The queue of the task."""
     status: str
     """`dispatched` or `running`."""
     worker: str | None
-    """The worker that runs it; None until that is known."""
+    """The worker that runs the task; None until that is known."""
     attempt: int
     """The number of this attempt."""
     run_id: str | None
-    """The run that it belongs to."""
+    """The run of the task."""
     seconds: float
-    """For how long."""
+    """Seconds since the attempt started, or was dispatched."""
 
 
 @Statement.function(f"""
@@ -84,25 +84,25 @@ SELECT /* insights.activity.in_flight */ id::text AS id, name, queue, status,
        extract(epoch FROM clock_timestamp() - coalesce(CASE WHEN status = 'running' THEN started_at END,
                                                        dispatched_at, created_at))::double precision AS seconds
   FROM (SELECT id, name, queue, status, worker, attempt, run_id, started_at, dispatched_at, created_at
-          FROM orchestrator.tasks WHERE status IN ('dispatched', 'running') ORDER BY id LIMIT {MOST_RUNNING}) AS first
+          FROM orchestrator.tasks WHERE status IN ('dispatched', 'running') ORDER BY id LIMIT {MAX_RUNNING}) AS first
  ORDER BY status DESC, seconds DESC
 """)
 def in_flight(connection: Connection) -> list[TaskInFlight]:
-    """Return what runs, the longest first, then what is on its way; of very many, those that were created first."""
+    """Return running tasks, longest first, then dispatched ones; at most `MAX_RUNNING`, by creation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerNow:
-    """One worker process, briefly."""
+    """A summary of one worker process."""
 
     id: str
-    """Its id."""
+    """The id of the worker."""
     queues: tuple[str, ...]
-    """What it serves."""
+    """The queues that the worker serves."""
     slots: int
-    """How many tasks it runs at once."""
+    """The number of tasks that the worker runs at once."""
     running: int
-    """How many it runs."""
+    """The number of tasks that the worker is running."""
     state: str
     """`live`, `draining`, `still` or `unheard`."""
 
@@ -110,38 +110,38 @@ class WorkerNow:
 @Statement.function(f"""
 SELECT /* insights.activity.workers */ id, queues, slots, running,
        CASE WHEN NOT {IS_FRESH} THEN 'unheard' WHEN still_since IS NOT NULL THEN 'still' ELSE state END AS state
-  FROM orchestrator.workers WHERE state NOT IN ('dead', 'stopped') ORDER BY host, started_at, id LIMIT {MOST_WORKERS}
+  FROM orchestrator.workers WHERE state NOT IN ('dead', 'stopped') ORDER BY host, started_at, id LIMIT {MAX_WORKERS}
 """)
 def workers_now(connection: Connection) -> list[WorkerNow]:
-    """Return the workers that there are."""
+    """Return the existing workers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureGroup:
-    """Failures of one task that look alike."""
+    """Failures of one task with similar errors."""
 
     name: str
-    """The task."""
+    """The name of the task."""
     kind: str
     """The type of the error."""
     message: str
-    """What the latest of them said."""
+    """The message of the latest failure."""
     tasks: int
-    """How many there were in the last quarter of an hour."""
+    """The number of failures in the last quarter of an hour."""
     last: datetime
-    """When the latest ended."""
+    """When the latest failure ended."""
     latest: str
-    """Which one that is."""
+    """The task of the latest failure."""
     queue: str = ""
-    """Where they ran."""
+    """The queue of the tasks."""
     id: str = ""
-    """What names the group beside task and queue."""
+    """The id of the group within task and queue."""
     state: str = ""
-    """`acknowledged` if somebody knows of them."""
+    """`acknowledged` if somebody has acknowledged the group."""
 
     @property
     def key(self) -> str:
-        """What it is a group by."""
+        """The key of the group."""
         return f"{self.name} {self.id} {self.queue}"
 
 
@@ -152,34 +152,34 @@ SELECT /* insights.activity.failures */ name, coalesce(error->>'kind', reason, s
        queue, {group_of("latest")} AS id
   FROM (SELECT id, name, queue, error, reason, status, ended_at FROM orchestrator.ended_tasks
          WHERE status <> 'success' AND ended_at > now() - interval '15 minutes'
-         ORDER BY ended_at DESC LIMIT {_MOST_FAILURES}) AS latest
+         ORDER BY ended_at DESC LIMIT {_MAX_FAILURES}) AS latest
  WHERE status = 'failed' GROUP BY name, kind, queue, {group_of("latest")} ORDER BY tasks DESC, last DESC LIMIT 50
 """)
 
 
 def failures_lately(connection: Connection) -> list[FailureGroup]:
-    """Return what failed in the last quarter of an hour, by task, error and queue; of very many, the latest.
+    """Return the failures of the last quarter of an hour by task, error and queue, counting at most `_MAX_FAILURES`.
 
-    Groups that are snoozed are left out, and those that are acknowledged come last.
+    Snoozed groups are left out, and acknowledged groups come last.
     """
-    found = {(group.name, group.queue, group.id): group for group in _FAILURES(connection)}
-    handled = handled_groups(connection, found)
+    by_key = {(group.name, group.queue, group.id): group for group in _FAILURES(connection)}
+    handled = handled_groups(connection, by_key)
     now = datetime.now(UTC)
-    states = {key: one.state(now, found[key].last) for key, one in handled.items()}
+    states = {key: decision.state(now, by_key[key].last) for key, decision in handled.items()}
     groups = [
         replace(group, message=_short(reveal_text(group.message)), state=states.get(key, ""))
-        for key, group in found.items()
+        for key, group in by_key.items()
     ]
     return sorted((group for group in groups if group.state != "snoozed"), key=lambda group: bool(group.state))
 
 
 def _short(message: str) -> str:
-    return message if is_sealed_text(message) else message[:_LONGEST]
+    return message if is_sealed_text(message) else message[:_MAX_MESSAGE]
 
 
-# -- tasks that ran longest lately, and the last hour of one worker
+# -- the slowest recent tasks, and the last hour of one worker
 
-# In the order of their ends, which an index has; a bounded number of them is looked at.
+# In the order of the tasks' ends, which has an index; a bounded number is scanned.
 _LATELY = f"""(SELECT * FROM orchestrator.ended_tasks WHERE ended_at >= %(since)s::timestamptz
           ORDER BY ended_at DESC LIMIT {MOST_LOOKED_AT}) AS lately
  WHERE (%(queue)s::text IS NULL OR queue = %(queue)s::text)
@@ -193,10 +193,10 @@ SELECT /* insights.slowest */ id FROM {_LATELY} AND started_at IS NOT NULL
 def slowest(
     connection: Connection, since: datetime, *, queue: str | None = None, worker: str | None = None, limit: int = 10
 ) -> list[TaskView]:
-    """Return the tasks that ran longest, of a queue or a worker, among the last ten thousand that have ended."""
+    """Return the tasks of a queue or worker that ran longest, among the last `MOST_LOOKED_AT` ended ones."""
     ids = _SLOWEST(connection, since=since, queue=queue, worker=worker, limit=limit)
-    found = {task.id: task for task in find_tasks(connection, [id.bytes for id in ids])}
-    return [found[id] for id in ids if id in found]
+    by_id = {task.id: task for task in find_tasks(connection, [id.bytes for id in ids])}
+    return [by_id[id] for id in ids if id in by_id]
 
 
 _COUNTS = ", ".join(f"count(*) FILTER (WHERE status = '{state}') AS {state}" for state in ENDED_TASK_STATES)
@@ -211,13 +211,13 @@ SELECT /* insights.minutes_of_worker */ date_trunc('minute', ended_at) AS bucket
 def minutes_of_worker(
     connection: Connection, worker: str, since: datetime, bounds: tuple[float, ...]
 ) -> list[Throughput]:
-    """Return what a worker has ended, by the minute, with run times by these bounds."""
-    found = []
+    """Return a worker's ended tasks by minute, with a histogram of run times by these bounds."""
+    buckets = []
     for row in _MINUTES(connection, worker=worker, queue=None, since=since, bounds=list(bounds)):
         runs = [0] * (len(bounds) + 1)
-        for place in row.runs or ():
-            runs[place] += 1
+        for bucket in row.runs or ():
+            runs[bucket] += 1
         counts = {str(state): getattr(row, state) for state in ENDED_TASK_STATES}
-        known = {"bucket": row.bucket, "queue": "", "waits": (), "runs": runs, **counts}
-        found.append(Throughput(dispatched=0, retried=0, lost=0, **known))
-    return found
+        columns = {"bucket": row.bucket, "queue": "", "waits": (), "runs": runs, **counts}
+        buckets.append(Throughput(dispatched=0, retried=0, lost=0, **columns))
+    return buckets

@@ -1,4 +1,4 @@
-"""What waits for a person: open promises of workflows as code, and approvals at which runs of flows stand."""
+"""Decisions that wait for a person: open promises of workflows as code, and approval nodes of flows."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from orchestrator.store.flow import runs
 from orchestrator.store.insights.runs import readable_params, shown_params
 from orchestrator.store.sql import Row, Statement
 
-_MOST_OF_A_RUN = 5
-"""Promises of one run that are shown."""
-_LARGEST_START = 20_000
-"""Bytes of the first event of a run; the arguments in a larger one are left to the page of the run."""
-_MOST_LOOKED_AT = 1_000
-"""Open runs of flows that are looked at for one page: what they wait for stands in their state."""
+_MAX_PER_RUN = 5
+"""Promises of one run that are listed."""
+_MAX_START = 20_000
+"""Bytes of the first event of a run; arguments in a larger event appear only on the page of the run."""
+_MAX_SCANNED = 1_000
+"""Open runs of flows that are scanned for one page: only their state tells what they wait for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,38 +38,38 @@ class ApprovalView:
     run: UUID
     """The run that waits."""
     workflow: str
-    """The workflow or flow that it is a run of."""
+    """The workflow or flow of the run."""
     key: str | None
-    """The id of their own, or the key, that somebody gave the run."""
+    """The chosen id or idempotency key of the run."""
     tags: tuple[str, ...]
-    """What the run can be found by."""
+    """Tags by which the run can be found."""
     name: str
-    """What the promise is called, or the node of the flow, behind those above it."""
+    """The name of the promise, or the path of the flow's node."""
     about: str
-    """What the node says of itself."""
+    """The description of the node."""
     input: Any
-    """What the node took in, or the parameters of its run if it took nothing; of a promise the arguments of its run, as
-    they are stored, if not large."""
+    """The input of the node, or the run's parameters if it has none; for a promise, the run's arguments if not
+    large."""
     since: datetime
-    """Since when it waits."""
+    """The time since which the run waits."""
     due: datetime | None
-    """When the time to decide is up."""
+    """The deadline of the decision."""
     promise: UUID | None = None
     """The id of the promise."""
     type: str = ""
-    """The type of its value, of JSON Schema: boolean, integer, number, string…; empty if not known."""
+    """The JSON Schema type of the value: boolean, integer, number, string…; empty if unknown."""
     schema: dict[str, Any] | None = None
-    """The JSON Schema of its value, if its type is declared."""
+    """The JSON Schema of the value, if its type is declared."""
     redact: tuple[str, ...] = ()
-    """Patterns of fields of the input that are not shown, of the tasks that the flow runs."""
+    """Patterns of input fields to hide, of the tasks in the flow."""
 
 
 class ApprovalPage(NamedTuple):
-    """Some of what waits, that of the oldest runs first."""
+    """A page of approvals, those of the oldest runs first."""
 
     approvals: list[ApprovalView]
     next: UUID | None
-    """The `after` of the page after this one; None if there are no more."""
+    """The `after` of the next page; None on the last page."""
 
 
 _PROMISES = Statement[Row](f"""
@@ -81,19 +81,19 @@ SELECT /* insights.approvals.promises */ p.run_id, p.name, r.workflow, r.tags, c
          ORDER BY run_id LIMIT %(limit)s) AS waiting
  CROSS JOIN LATERAL (
        SELECT * FROM orchestrator.promises WHERE run_id = waiting.run_id AND name NOT LIKE '{WAIT}%%'
-        ORDER BY ordinal LIMIT {_MOST_OF_A_RUN}) AS p
+        ORDER BY ordinal LIMIT {_MAX_PER_RUN}) AS p
  CROSS JOIN LATERAL (SELECT * FROM orchestrator.runs WHERE id = p.run_id LIMIT 1) AS r
   LEFT JOIN LATERAL (
        SELECT at, data FROM orchestrator.histories WHERE run_id = p.run_id AND kind = 'promise_created'
         ORDER BY number OFFSET p.ordinal - 1 LIMIT 1) AS h ON true
   LEFT JOIN orchestrator.histories first
     ON first.run_id = p.run_id AND first.number = 1 AND first.kind = 'run_started'
-   AND length(first.data) <= {_LARGEST_START}
+   AND length(first.data) <= {_MAX_START}
  ORDER BY p.run_id, p.ordinal
 """)
 _FLOWS = Statement[Row](f"""
 SELECT /* insights.approvals.flows */ id, workflow, version, key, tags, state, created_at,
-       CASE WHEN octet_length(params::text) <= {_LARGEST_START} THEN params END AS params FROM orchestrator.runs
+       CASE WHEN octet_length(params::text) <= {_MAX_START} THEN params END AS params FROM orchestrator.runs
  WHERE flow AND ended_at IS NULL AND NOT cancelling AND (%(after)s::uuid IS NULL OR id > %(after)s::uuid)
  ORDER BY id LIMIT %(limit)s
 """)
@@ -102,25 +102,25 @@ SELECT /* insights.approvals.flows */ id, workflow, version, key, tags, state, c
 def page_of_approvals(
     connection: Connection, *, limit: int, after: UUID | None = None, within: str = ""
 ) -> ApprovalPage:
-    """Return what waits for a person in workflows and flows whose names begin with `within`.
+    """Return approvals in workflows and flows whose names begin with `within`.
 
-    A page looks at a bounded number of runs, and so may have few, or none, and yet not be the last.
+    A page scans a bounded number of runs, so it may have few approvals or none without being the last.
     """
     promises, promises_until = _promises(connection, limit, after)
     flows, flows_until = _flows(connection, after)
-    until = min((place for place in (promises_until, flows_until) if place is not None), default=None)
-    found = sorted((*promises, *flows), key=lambda one: one.run)
-    found = [one for one in found if until is None or one.run <= until]
-    runs = sorted({one.run for one in found})
+    until = min((cursor for cursor in (promises_until, flows_until) if cursor is not None), default=None)
+    approvals = sorted((*promises, *flows), key=lambda approval: approval.run)
+    approvals = [approval for approval in approvals if until is None or approval.run <= until]
+    runs = sorted({approval.run for approval in approvals})
     if len(runs) > limit:
         until = runs[limit - 1]
-        found = [one for one in found if one.run <= until]
-    return ApprovalPage([one for one in found if one.workflow.startswith(within)], until)
+        approvals = [approval for approval in approvals if approval.run <= until]
+    return ApprovalPage([approval for approval in approvals if approval.workflow.startswith(within)], until)
 
 
 def _promises(connection: Connection, limit: int, after: UUID | None) -> tuple[list[ApprovalView], UUID | None]:
     rows = _PROMISES(connection, limit=limit, after=after and after.hex)
-    found = [
+    promises = [
         ApprovalView(
             kind="promise",
             run=row.run_id,
@@ -137,42 +137,42 @@ def _promises(connection: Connection, limit: int, after: UUID | None) -> tuple[l
         )
         for row in rows
     ]
-    found = [replace(one, type=_type_of(one.schema)) for one in found]
-    return found, found[-1].run if len({row.run_id for row in rows}) == limit else None
+    promises = [replace(promise, type=_type_of(promise.schema)) for promise in promises]
+    return promises, promises[-1].run if len({row.run_id for row in rows}) == limit else None
 
 
 def schema_of(text: str) -> dict[str, Any] | None:
     """Return the JSON Schema of a promise; None if its type is not declared."""
-    found = msgspec.json.decode(text) if text else None
-    return found if isinstance(found, dict) else None
+    schema = msgspec.json.decode(text) if text else None
+    return schema if isinstance(schema, dict) else None
 
 
 def _type_of(schema: dict[str, Any] | None) -> str:
-    """Return the type of JSON Schema that a promise has; empty for several, or none."""
-    found = (schema or {}).get("type")
-    return found if isinstance(found, str) else ""
+    """Return the JSON Schema type of a promise; empty for several types or none."""
+    type_name = (schema or {}).get("type")
+    return type_name if isinstance(type_name, str) else ""
 
 
 def _flows(connection: Connection, after: UUID | None) -> tuple[list[ApprovalView], UUID | None]:
-    rows = _FLOWS(connection, limit=_MOST_LOOKED_AT, after=after and after.hex)
-    known: dict[tuple[str, int], Flow | None] = {}
-    found = []
+    rows = _FLOWS(connection, limit=_MAX_SCANNED, after=after and after.hex)
+    flows: dict[tuple[str, int], Flow | None] = {}
+    approvals = []
     for row in rows:
         state = _state(row.state)
         if not isinstance(state.work, Wait) or state.work.what != "signal":
             continue
-        place = row.workflow, row.version
-        if place not in known:
-            stored = runs.read(connection, *place)
-            known[place] = None if stored is None else stored.flow
-        node = find_node(known[place], state.cursor)
+        version_key = row.workflow, row.version
+        if version_key not in flows:
+            stored = runs.read(connection, *version_key)
+            flows[version_key] = None if stored is None else stored.flow
+        node = find_node(flows[version_key], state.cursor)
         if node is not None and node.kind == "approval":
-            found.append(_approval(row, state, state.work, node, known[place]))
-    return found, rows[-1].id if len(rows) == _MOST_LOOKED_AT else None
+            approvals.append(_approval(row, state, state.work, node, flows[version_key]))
+    return approvals, rows[-1].id if len(rows) == _MAX_SCANNED else None
 
 
 def _state(data: Any) -> FlowState:
-    """Return what is remembered of a run; nothing of one that has not begun, or cannot be read."""
+    """Return the state of a run; an empty state if the run has not begun or its state cannot be decoded."""
     try:
         plain = None if data is None else timezones.decode(bytes(data))
     except msgspec.DecodeError:
@@ -181,7 +181,7 @@ def _state(data: Any) -> FlowState:
 
 
 def find_node(flow: Flow | None, path: str) -> Node | None:
-    """Return the node at a path: its key, behind those of the nodes above it."""
+    """Return the node at a path: its key, after those of the nodes that contain it."""
     return None if flow is None else node_at(flow, path)
 
 

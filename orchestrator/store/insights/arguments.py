@@ -1,7 +1,7 @@
-"""What tasks and runs were given, by which people look for them.
+"""Search in the arguments of tasks and runs.
 
-No index has it. So lists are walked, as they are for other things that are rare, and of the rows on the way those are
-read that have one of some byte strings in their arguments; whether that is the value, the caller sees.
+Arguments have no index. So lists are scanned as for other rare conditions, and rows whose arguments contain one of some
+byte strings are candidates; the caller checks whether a candidate really has the value.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from orchestrator.store.sql import Statement
 
 
 class Needles(NamedTuple):
-    """What is in the arguments of candidates, in the encodings in which they are stored."""
+    """Byte strings to look for, in the stored encodings of arguments."""
 
     data: Sequence[str] = ()
-    """Any of these is in MessagePack, in hexadecimal digits; nothing: arguments do not matter."""
+    """Strings of hexadecimal digits, one of which must be in the MessagePack data; empty matches all arguments."""
     json: str = ""
-    """This is in JSON."""
+    """The text to find in JSON."""
 
     @property
     def parameters(self) -> dict[str, object]:
-        """The parameters of `in_data` and `in_json`."""
+        """The parameters of `in_data` and `IN_RUN`."""
         return {"needles": list(self.data) or None, "json": self.json}
 
 
@@ -34,7 +34,7 @@ NONE = Needles()
 
 
 def in_data(column: str) -> str:
-    """Return the condition that a column of MessagePack may hold what is looked for: what is sealed may, too."""
+    """Return an SQL condition: a column of MessagePack may contain the value; sealed data may, too."""
     return f"""(%(needles)s::text[] IS NULL OR substring({column} FOR 1) IN ('\\xc7', '\\xc8', '\\xc9') OR EXISTS (
              SELECT FROM unnest(%(needles)s::text[]) AS digits
               WHERE position(decode(digits, 'hex') IN {column}) > 0))"""
@@ -44,20 +44,20 @@ IN_RUN = f"""(%(needles)s::text[] IS NULL OR strpos(params::text, %(json)s::text
         OR jsonb_typeof(params) = 'string' OR (code AND (
            SELECT {in_data("h.data")}
              FROM orchestrator.histories h WHERE h.run_id = runs.id AND h.number = 1 LIMIT 1)))"""
-"""The condition that what a run was started with may hold what is looked for. With EXISTS, the planner would hash the
-first events of all runs."""
+"""SQL condition: the arguments of a run may contain the value. A scalar subquery, because with EXISTS the planner would
+hash the first events of all runs."""
 
 
 class Given(NamedTuple):
-    """What a task was given."""
+    """The arguments of a task."""
 
     id: UUID
     payload: bytes | None
-    """Encoded; None if it is large."""
+    """The encoded arguments; None if they are large."""
     is_plain: bool
-    """Nothing that it was given is declared as secret: it names nothing, and has no relatives."""
+    """Whether no argument is declared as secret: the task has no `redact` patterns and no relatives."""
     is_plain_in_run: bool
-    """The same if nothing is that the tasks of its run were given."""
+    """Whether no argument is declared as secret, provided that this holds for the run's other tasks."""
 
 
 _PLAIN = "parent_id IS NULL AND NOT coalesce(options ?| '{redact,inherited}', false)"
@@ -71,6 +71,6 @@ SELECT {_PARTS} FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[])
 
 
 def calls_of_tasks(connection: Connection, tasks: Sequence[UUID], most: int = 100_000) -> dict[UUID, Given]:
-    """Return what these tasks were given, where it has at most so many bytes."""
+    """Return the arguments of these tasks, where they have at most `most` bytes."""
     rows = _CALLS(connection, ids=[task.bytes for task in tasks], most=most) if tasks else ()
     return {row.id: row._replace(payload=row.payload and reveal(bytes(row.payload), CALL)) for row in rows}

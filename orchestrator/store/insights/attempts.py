@@ -1,4 +1,4 @@
-"""Attempts of tasks, their errors, and the releases of the application that ran them."""
+"""Attempts of tasks, their errors, and the application releases that ran them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from orchestrator.store.tasks.row import REOPENED
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorView:
-    """What went wrong in an attempt."""
+    """The error of an attempt."""
 
     kind: str
     """The type of the exception."""
     message: str
-    """Its text."""
+    """The message of the exception."""
     traceback: str
-    """The remote traceback, or nothing."""
+    """The remote traceback; empty if there is none."""
     data: dict[str, Any]
-    """What the exception knew beside its text."""
+    """Attributes of the exception beside its message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,27 +37,26 @@ class AttemptView:
     """One attempt of a task."""
 
     attempt: int
-    """Its number, the fence."""
+    """The number of the attempt."""
     outcome: str
-    """`failed`, `lost`, `postponed` or `returned` where another attempt followed; of the last one, `lost` or
-    the state of the task."""
+    """`failed`, `lost`, `postponed` or `returned`; for the last attempt, `lost` or the state of the task."""
     error: ErrorView | None
-    """What went wrong."""
+    """The error of the attempt."""
     worker: str | None
-    """The worker that had it."""
+    """The worker that had the attempt."""
     started_at: datetime | None
-    """When it began; None if it never did, or nobody could say."""
+    """When the attempt began; None if it never began, or the time is unknown."""
     ended_at: datetime | None
-    """When it ended; None while it is in flight."""
+    """When the attempt ended; None while it is in flight."""
     release: str | None = None
-    """The release of the application that ran it, if that has a name."""
+    """The application release of the worker, if it has a name."""
     reopened: bool = False
-    """The task had ended with it, and somebody asked for another one."""
+    """Whether the attempt had ended the task, and a retry was requested afterwards."""
 
 
-def error_view(known: TaskError | Mapping[str, str] | None) -> ErrorView | None:
-    """Return an error, maybe as it is stored, as it is shown."""
-    error = known if isinstance(known, TaskError) else TaskError.stored(known)
+def error_view(stored: TaskError | Mapping[str, str] | None) -> ErrorView | None:
+    """Return an error, possibly in stored form, as it is displayed."""
+    error = stored if isinstance(stored, TaskError) else TaskError.stored(stored)
     if error is None:
         return None
     error = reveal_error(error)
@@ -77,7 +76,7 @@ SELECT /* insights.tasks.attempts */ attempt, outcome, error, worker, started_at
 
 
 def attempts_of(connection: Connection, task: Row, error: ErrorView | None) -> list[AttemptView]:
-    """Return the recorded attempts, and the one that is in flight or ended the task."""
+    """Return the stored attempts, and the one that is in flight or ended the task."""
     attempts = [
         AttemptView(**row._asdict() | {"error": error_view(row.error)}) for row in _ATTEMPTS(connection, id=task.id.hex)
     ]
@@ -92,12 +91,14 @@ def attempts_of(connection: Connection, task: Row, error: ErrorView | None) -> l
             ended_at=task.ended_at,
         )
         attempts.append(last)
-    releases = releases_of(connection, [one.worker for one in attempts if one.worker is not None])
-    return [replace(one, release=releases.get(one.worker or "")) for one in attempts] if releases else attempts
+    releases = releases_of(connection, [attempt.worker for attempt in attempts if attempt.worker is not None])
+    return (
+        [replace(attempt, release=releases.get(attempt.worker or "")) for attempt in attempts] if releases else attempts
+    )
 
 
-_MOST_RETURNED = 100
-"""Attempts in a row that were dispatched for nothing; more are numbers that were left out."""
+_MAX_RETURNED = 100
+"""A longer gap between attempts is not a series of returned attempts but numbers that were skipped."""
 _RETURNED = (
     "was dispatched, and handed back before it began: its worker stopped or had no room, or Redis lost the message"
 )
@@ -105,15 +106,15 @@ _LEFT_OUT = "are left out: Postgres had lost commits, and attempts count from a 
 
 
 def unbegun(attempts: Sequence[AttemptView], last: int) -> dict[int, str]:
-    """Return why attempts up to the last one are in no record, by number, or by the first of numbers left out."""
-    found: dict[int, str] = {}
-    for before, after in pairwise([0, *(one.attempt for one in attempts), last + 1]):
+    """Return why attempt numbers up to `last` have no record: by number, or by the first number of a skipped range."""
+    reasons: dict[int, str] = {}
+    for before, after in pairwise([0, *(attempt.attempt for attempt in attempts), last + 1]):
         missing = range(before + 1, after)
-        if len(missing) > _MOST_RETURNED:
-            found[missing[0]] = f"{missing[0]:,} to {missing[-1]:,} {_LEFT_OUT}"
+        if len(missing) > _MAX_RETURNED:
+            reasons[missing[0]] = f"{missing[0]:,} to {missing[-1]:,} {_LEFT_OUT}"
         else:
-            found |= dict.fromkeys(missing, _RETURNED)
-    return found
+            reasons |= dict.fromkeys(missing, _RETURNED)
+    return reasons
 
 
 # -- releases
@@ -124,11 +125,11 @@ SELECT /* insights.releases.of_workers */ worker, release FROM orchestrator.work
  WHERE worker = ANY(%(workers)s::text[])
 """)
 def releases_of(connection: Connection, workers: Collection[str]) -> dict[str, str]:
-    """Return the releases of these workers, where they have said one."""
+    """Return the releases of these workers, as far as the workers reported one."""
 
 
 class Release(NamedTuple):
-    """A release, and when the first worker of it started."""
+    """A release, and the start time of its first worker."""
 
     name: str
     at: datetime
@@ -148,4 +149,4 @@ SELECT /* insights.releases.first_starts */ release, min(started_at) FROM orches
  GROUP BY release HAVING min(started_at) >= %(since)s::timestamptz
 """)
 def first_starts(connection: Connection, since: datetime) -> dict[str, datetime]:
-    """Return the releases that came since then, and when the first worker of each started."""
+    """Return the releases whose first worker started since then, with that time."""

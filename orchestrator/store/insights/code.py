@@ -1,4 +1,4 @@
-"""Runs of workflows as code: what they were given, what they wait for, and what came of them."""
+"""Runs of workflows as code: their arguments, what they wait for, and their results."""
 
 from __future__ import annotations
 
@@ -22,72 +22,72 @@ from orchestrator.store.insights.attempts import ErrorView, error_view
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.tasks import DELAYED, NOBODY
 
-_MOST = 10
-"""Of each kind that is open, so many are shown."""
-_MOST_UNSEEN = 1_000
-"""Messages that are counted."""
+_MAX_ITEMS = 10
+"""Open items of each type to return."""
+_MAX_UNSEEN = 1_000
+"""Unseen messages to count."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenView:
-    """Something that a run has asked for, and that has not ended."""
+    """An item that a run has requested and that has not ended."""
 
     kind: str
-    """promise, run (another one, whose end it waits for), timer, task or child."""
+    """promise, run (another run whose end is awaited), timer, task or child."""
     name: str
-    """What the code calls it; of a timer maybe nothing."""
+    """The name in the code; possibly empty for a timer."""
     id: UUID
-    """Its id; of a task or a child, the one to look at."""
+    """The id; for a task or a child run, its own id."""
     due: datetime | None
     """When a timer fires, or a delayed task is due."""
     status: str | None
-    """Where a task or a child stands."""
+    """The state of a task or a child run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResetView:
-    """Which run another one repeats."""
+    """The run that a reset repeats."""
 
     run: UUID
-    """That run."""
+    """The repeated run."""
     to: int
-    """The last of its events that is repeated."""
+    """The last event that is repeated."""
     reason: str
-    """Why, if somebody said so."""
+    """The reason, if one was given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeView:
-    """What a run of code has beside its counters. Values are encoded, as they are stored."""
+    """The code side of a run. Values are encoded, as stored."""
 
     payload: bytes
-    """Its arguments."""
+    """The arguments."""
     result: bytes | None
-    """What it returned."""
+    """The returned value."""
     error: ErrorView | None
-    """How it failed."""
+    """The error of a failed run."""
     state: Mapping[str, bytes]
-    """What its code has set for people to see."""
+    """Values that the code has set for people to see."""
     turn: str | None
-    """Its code is `waiting`, `ready` for a worker, `unknown` to all workers, or `running`; None when it has ended."""
+    """`waiting`, `ready` for a worker, `unknown` to all workers, or `running`; None if the run has ended."""
     places: tuple[str, ...]
-    """Where in the code it waits, as the worker said that ran it last."""
+    """Places in the code at which it waits, as the last worker reported them."""
     signals: tuple[str, ...]
-    """Names of signals that it waits for."""
+    """Names of the signals that the code waits for."""
     updates: tuple[str, ...]
-    """Names of updates that have no answer yet."""
+    """Names of updates without an answer yet."""
     waits_for: tuple[OpenView, ...]
-    """The first of what it has asked for that has not ended."""
+    """The first requested items that have not ended."""
     more: bool
-    """There is more of that."""
+    """Whether there are further items."""
     reset: ResetView | None = None
-    """Which run it repeats, if it was made by a reset."""
+    """The repeated run, if a reset made this run."""
     run: UUID | None = None
-    """Its id; None from a server of the previous release."""
+    """The id of the run; None from a server of the previous release."""
     handlers: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
-    """What its code answers: `query`, `update` or `signal`, the name, and the names of the arguments."""
+    """Handlers of the code: `query`, `update` or `signal`, the name, and the argument names."""
     unseen: int = 0
-    """How many signals and updates its code has not been shown; a thousand stands for more."""
+    """Signals and updates that the code has not seen, counted up to a thousand."""
 
 
 _NOW = Statement[Row](f"""
@@ -97,7 +97,7 @@ SELECT /* insights.code.now */ CASE WHEN r.ended_at IS NOT NULL THEN NULL
             WHEN t.blockers > 0 THEN 'waiting' ELSE 'ready' END AS turn, r.waiting,
        (SELECT count(*) FROM (
                SELECT FROM orchestrator.histories WHERE run_id = r.id AND number > r.shown AND r.ended_at IS NULL
-                  AND kind IN ('signal_received', 'update_requested') LIMIT {_MOST_UNSEEN}) AS new) AS unseen
+                  AND kind IN ('signal_received', 'update_requested') LIMIT {_MAX_UNSEEN}) AS new) AS unseen
   FROM orchestrator.runs r LEFT JOIN orchestrator.tasks t ON t.id = r.id
  WHERE r.id = %(run)s::uuid AND r.code
 """)
@@ -106,21 +106,21 @@ _OPEN = Statement[OpenView](f"""
         coalesce(r.name, p.name) AS name, coalesce(r.id, p.id) AS id, NULL::timestamptz AS due, r.status
    FROM orchestrator.promises p
    LEFT JOIN orchestrator.runs r ON r.id = CASE WHEN p.name ~ '^{WAIT}[0-9a-f-]{{36}}$' THEN substr(p.name, 5)::uuid END
-  WHERE p.run_id = %(run)s::uuid ORDER BY p.ordinal LIMIT {_MOST + 1})
+  WHERE p.run_id = %(run)s::uuid ORDER BY p.ordinal LIMIT {_MAX_ITEMS + 1})
  UNION ALL
 (SELECT 'timer', '', id, due, NULL FROM orchestrator.timers
-  WHERE run_id = %(run)s::uuid ORDER BY due LIMIT {_MOST + 1})
+  WHERE run_id = %(run)s::uuid ORDER BY due LIMIT {_MAX_ITEMS + 1})
  UNION ALL
 (SELECT 'task', name, id, CASE WHEN {DELAYED} THEN wake_at END, status FROM orchestrator.tasks
-  WHERE run_id = %(run)s::uuid AND id <> run_id ORDER BY id LIMIT {_MOST + 1})
+  WHERE run_id = %(run)s::uuid AND id <> run_id ORDER BY id LIMIT {_MAX_ITEMS + 1})
  UNION ALL
 (SELECT 'child', name, id, NULL, CASE WHEN stuck IS NULL THEN status ELSE 'stuck' END FROM orchestrator.runs
-  WHERE parent_run = %(run)s::uuid AND ended_at IS NULL ORDER BY id LIMIT {_MOST + 1})
+  WHERE parent_run = %(run)s::uuid AND ended_at IS NULL ORDER BY id LIMIT {_MAX_ITEMS + 1})
 """)
 
 
 def show_code(connection: Connection, run: UUID) -> CodeView | None:
-    """Return what there is to see of a run of code, or None if it is no such run."""
+    """Return the code side of a run; None if the run is not of code."""
     row = _NOW.first(connection, run=run.hex)
     outcome = reads.outcome(connection, run.bytes)
     if row is None or outcome is None:
@@ -129,10 +129,10 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
     has_timers = any(view.kind == "timer" for view in open_)
     payload, state, timers = b"", dict[str, bytes](), dict[bytes, str]()
     reset: ResetView | None = None
-    for what in histories.said_by_code(connection, run.bytes, with_timers=has_timers):
-        match what:
+    for event in histories.said_by_code(connection, run.bytes, with_timers=has_timers):
+        match event:
             case history.RunStarted():
-                payload = reveal(what.payload, CALL)
+                payload = reveal(event.payload, CALL)
             case history.RunReset(run=other, to=to, reason=reason):
                 reset = ResetView(run=UUID(bytes=other), to=to, reason=reason)
             case history.StateSet(key=key, value=value, attribute=""):
@@ -140,11 +140,11 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
             case history.StateCleared(key=key, is_attribute=False):
                 state.pop(key, None)
             case history.TimerStarted():
-                timers[what.id] = what.name
-    shown = [
+                timers[event.id] = event.name
+    listed = [
         view
         for kind in ("promise", "run", "timer", "task", "child")
-        for view in [one for one in open_ if one.kind == kind][:_MOST]
+        for view in [item for item in open_ if item.kind == kind][:_MAX_ITEMS]
     ]
     waiting = row.waiting or {}
     return CodeView(
@@ -156,8 +156,8 @@ def show_code(connection: Connection, run: UUID) -> CodeView | None:
         places=tuple(waiting.get("places", ())),
         signals=tuple(waiting.get("signals", ())),
         updates=tuple(waiting.get("updates", ())),
-        waits_for=tuple(_named(view, timers) for view in shown),
-        more=len(shown) < len(open_),
+        waits_for=tuple(_named(view, timers) for view in listed),
+        more=len(listed) < len(open_),
         reset=reset,
         run=run,
         handlers=tuple((kind, name, tuple(names)) for kind, name, names in waiting.get("handlers", ())),
@@ -176,34 +176,34 @@ def _named(view: OpenView, timers: Mapping[bytes, str]) -> OpenView:
 
 @dataclass(frozen=True, kw_only=True)
 class DrainingVersion:
-    """A version of a workflow as code that is not its newest, and that open runs hold."""
+    """An older version of a workflow as code that open runs still use."""
 
     version: int
-    """Its number."""
+    """The version."""
     open_runs: int
-    """How many hold it."""
+    """The number of open runs."""
     oldest: str
     """The id of the oldest of these runs."""
     since: datetime
-    """When that one was created."""
+    """When the oldest run was created."""
     served: bool
-    """Whether a live worker has it; else its runs go on with another version, or wait if they are pinned."""
+    """Whether a live worker has the version; otherwise its runs use another version, or wait if they are pinned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeWorkflowView:
-    """A workflow as code that a live worker has, or of which a run is open."""
+    """A workflow as code that a live worker has, or that has an open run."""
 
     name: str
-    """Its name."""
+    """The name of the workflow."""
     versions: tuple[int, ...]
-    """Those that live workers have, and those of open runs, in order."""
+    """The versions of live workers and of open runs, in order."""
     workers: int
-    """Live workers that have it."""
+    """The number of live workers with the workflow."""
     open_runs: int
-    """Its runs that have not ended."""
+    """The number of open runs."""
     draining: tuple[DrainingVersion, ...] = ()
-    """Older versions that open runs hold, oldest first."""
+    """Older versions that open runs use, oldest first."""
 
 
 _LIST = Statement[Row](f"""
@@ -229,9 +229,9 @@ SELECT name, coalesce(announced.versions, '{{}}') AS served, coalesce(open.versi
 
 
 def list_code_workflows(connection: Connection, within: str = "") -> list[CodeWorkflowView]:
-    """Return the workflows as code that live workers have announced, and those that have open runs.
+    """Return the workflows as code that live workers have announced or that have open runs.
 
-    Those whose names begin with `within`, that is.
+    Only names that begin with `within` count.
     """
     return [_view(row) for row in _LIST(connection, within=within)]
 
@@ -293,9 +293,9 @@ SELECT n.id, n.workflow, n.version, t.name <> n.workflow AS pinned FROM numbered
 
 
 def sample_runs(connection: Connection, workflows: Sequence[str], since: datetime | None, limit: int) -> list[CodeRun]:
-    """Return so many of the newest open, the newest ended and the longest runs of each workflow and version.
+    """Return up to `limit` each of the newest open, the newest ended and the longest runs of each workflow and version.
 
-    Without names, of all workflows. Runs whose code has not taken a turn are left out.
+    Empty `workflows` stand for all. Runs whose code has not taken a turn are left out.
     """
     return _code_runs(_SAMPLE(connection, workflows=workflows, since=since, limit=limit))
 
@@ -307,7 +307,7 @@ SELECT /* insights.code_workflows.open_others */ workflow, count(*) FROM orchest
  GROUP BY workflow ORDER BY workflow
 """)
 def count_open_others(connection: Connection, workflows: Sequence[str], since: datetime | None) -> dict[str, int]:
-    """Return how many runs of workflows that are none of these are open, by workflow."""
+    """Return the numbers of open runs of all other workflows, by workflow."""
 
 
 _ANNOUNCED = Statement[Row](f"""
@@ -324,16 +324,16 @@ SELECT /* insights.code_workflows.last_run */ r.version, h.data
 
 
 class CodeStart(NamedTuple):
-    """What a run of a workflow as code is started with by a caller that does not have its code."""
+    """The version and queue with which a caller without the code starts a run of a workflow as code."""
 
     version: int
     queue: str
 
 
 def find_code_start(connection: Connection, name: str, default: str) -> CodeStart | None:
-    """Return the newest version that live workers have, and a queue of theirs; else what the last run had.
+    """Return the newest version of live workers and one of their queues; or else those of the last run.
 
-    The queue of the last run goes before the `default`, and that before any other. None if nobody knows the workflow.
+    The last run's queue is preferred, then the `default`, then any queue. None if the workflow is unknown.
     """
     announced, last = _ANNOUNCED.first(connection, name=name), _LAST_RUN.first(connection, name=name)
     queues = [first_event(bytes(last.data)).queue, default] if last is not None else [default]

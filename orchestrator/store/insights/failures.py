@@ -1,4 +1,4 @@
-"""Failures, grouped by task and error: as many of the last ones as can be looked at while somebody waits."""
+"""Failures grouped by task and error, among the last tasks that can be scanned while somebody waits."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from orchestrator.store.tasks.redrive import group_of
 from orchestrator.store.tasks.row import REOPENED
 
 MOST_LOOKED_AT = 5_000
-"""Tasks that did not succeed, the last ones, of which groups are made."""
-MOST_WALKED = 50_000
-"""Tasks that did not succeed, the last ones of all queues, among which those of some queues are looked for."""
+"""Unsuccessful tasks that are grouped: the last ones."""
+MAX_WALKED = 50_000
+"""Unsuccessful tasks of all queues among which those of some queues are looked for: the last ones."""
 
 
 GroupKey = tuple[str, str, str]
-"""The name of a task, its queue, and the id of a group: the kind of an error and a digest of its message."""
+"""A task name, a queue, and a group id: the type of the error and a digest of its message."""
 
 
 class Handled(NamedTuple):
@@ -37,67 +37,67 @@ class Handled(NamedTuple):
     """The end of a snooze."""
 
     def state(self, now: datetime, last_at: datetime) -> str:
-        """Return `snoozed`, `acknowledged`, or nothing: also if one has failed since the acknowledgement."""
+        """Return `snoozed`, `acknowledged`, or an empty text; a failure after the acknowledgement ends it."""
         if self.act == "snooze":
             return "snoozed" if self.until is not None and self.until > now else ""
         return "acknowledged" if self.act == "acknowledge" and last_at <= self.at else ""
 
 
 class FailureGroup(NamedTuple):
-    """Failed tasks of one name and queue with one kind of error, whose messages differ in numbers, ids and quoted
-    values only."""
+    """Failed tasks of one name and queue with one type of error, whose messages differ only in numbers, ids and quoted
+    values."""
 
     name: str
     queue: str
     kind: str
     example: str
-    """The message of the last of them."""
+    """The message of the latest failure."""
     tasks: int
     first_at: datetime
-    """When the first of them failed so for the first time, also if it was retried since."""
+    """When the first of these tasks first failed this way, even if it was retried later."""
     last_at: datetime
     workers: list[str]
-    """Some of the workers on which they failed."""
+    """Some of the workers on which the tasks failed."""
     all_workers: int
     id: str
-    """What names it beside task and queue, such as `ValueError#1f3a09`."""
+    """The id of the group within task and queue, such as `ValueError#1f3a09`."""
     task: UUID
-    """The last of them."""
+    """The task that failed last."""
     first_release: str | None = None
-    """The release of the application in which the first of those failed that were looked at, if it has one."""
+    """The application release of the earliest failure among the scanned tasks, if it has one."""
     releases: Sequence[str] = ()
-    """Releases in which they failed, the last ones first."""
+    """Releases in which the tasks failed, latest first."""
     runs: Sequence[UUID] = ()
-    """Some of the runs that they are of, the last ones first."""
+    """Some of the runs of the tasks, latest first."""
     handled: Handled | None = None
-    """What was decided about it, where that was looked up."""
+    """The last decision about the group, if it was looked up."""
 
     @property
     def key(self) -> GroupKey:
-        """What it is a group by."""
+        """The key of the group."""
         return self.name, self.queue, self.id
 
 
-_LONGEST_LINE = 300
+_MAX_LINE = 300
 
 
 def error_line(row: Row) -> str:
-    """Return the kind and the first line of an error, for a list."""
+    """Return the type and the first line of an error, for a list."""
     first, *_ = reveal_text(row.message or "").strip().splitlines() or [""]
-    return f"{row.kind}: {first[:_LONGEST_LINE]}"
+    return f"{row.kind}: {first[:_MAX_LINE]}"
 
 
 class Failures(NamedTuple):
-    """What has failed lately."""
+    """Recent failures."""
 
     groups: list[FailureGroup]
-    """The largest first."""
+    """Largest first."""
     looked_at: int | None
-    """Among how many of those that ended last they were looked for, where there are more; None where all were."""
+    """The number of ended tasks that were scanned; None if that was all of them."""
 
 
 def walked(begin: str, columns: str) -> str:
-    """Return the part of a statement that finds the last ones of some queues since then, among a bounded number."""
+    """Return SQL that selects the last unsuccessful tasks of some queues, scanning a bounded number."""
     return f"""SELECT {columns} FROM (
            SELECT {columns} FROM orchestrator.ended_tasks
             WHERE status <> 'success' AND {begin} ORDER BY ended_at DESC LIMIT %(walked)s) AS walked
@@ -105,21 +105,20 @@ def walked(begin: str, columns: str) -> str:
 
 
 _SINCE = "ended_at >= %(since)s::timestamptz AND ended_at < coalesce(%(until)s::timestamptz, 'infinity')"
-_MOST_RELEASES = 5
-_MOST_RUNS = 20
-_MOST_ATTEMPTS = 20
+_MAX_RELEASES = 5
+_MAX_RUNS = 20
+_MAX_ATTEMPTS = 20
 
 
 def _attempts_like_the_end(task: str, order: str) -> str:
-    """Return a query of attempts before the last one that failed as the task did in the end; of many, the first ones
-    in this order."""
-    tried = f"SELECT * FROM orchestrator.attempts WHERE task_id = {task}.id ORDER BY {order} LIMIT {_MOST_ATTEMPTS}"
+    """Return a query of earlier attempts that failed like the final one; of many, the first ones in this order."""
+    tried = f"SELECT * FROM orchestrator.attempts WHERE task_id = {task}.id ORDER BY {order} LIMIT {_MAX_ATTEMPTS}"
     return f"""SELECT tried.attempt AS number, ended_at, worker, error ? '{REOPENED}' AS reopened
       FROM ({tried}) AS tried
      WHERE {task}.attempt > 1 AND outcome = 'failed' AND {group_of("tried")} = {group_of(task)}"""
 
 
-# They stand far apart in the table, so that each costs a page of it: what decides is how many are looked at.
+# The rows are spread over the table, each costing one page read, so the number of scanned rows determines the time.
 _LATEST = Statement[Row](f"""
 WITH /* insights.failures.latest */ looked_at AS MATERIALIZED (
     {walked(_SINCE, "id, name, queue, status, error, ended_at, worker, attempt, run_id")}
@@ -138,14 +137,14 @@ WITH /* insights.failures.latest */ looked_at AS MATERIALIZED (
            (array_agg(task ORDER BY ended_at DESC))[1] AS task,
            count(*) AS tasks, min(first_at) AS first_at, max(ended_at) AS last_at,
            (array_agg(first_release ORDER BY first_at))[1] AS first_release,
-           (array_agg(DISTINCT run_id ORDER BY run_id DESC) FILTER (WHERE run_id IS NOT NULL))[:{_MOST_RUNS}] AS runs
+           (array_agg(DISTINCT run_id ORDER BY run_id DESC) FILTER (WHERE run_id IS NOT NULL))[:{_MAX_RUNS}] AS runs
       FROM named GROUP BY name, queue, id
 ), by_worker AS (
     SELECT name, queue, id, (array_agg(DISTINCT w))[:3] AS workers, count(DISTINCT w) AS all_workers
       FROM named CROSS JOIN LATERAL (VALUES (worker), (first_worker)) AS each(w) WHERE w IS NOT NULL
      GROUP BY name, queue, id
 ), by_release AS (
-    SELECT name, queue, id, (array_agg(release ORDER BY last_at DESC))[:{_MOST_RELEASES}] AS releases
+    SELECT name, queue, id, (array_agg(release ORDER BY last_at DESC))[:{_MAX_RELEASES}] AS releases
       FROM (SELECT name, queue, id, release, max(ended_at) AS last_at
               FROM named WHERE release IS NOT NULL GROUP BY name, queue, id, release) AS each
      GROUP BY name, queue, id
@@ -168,8 +167,8 @@ def latest_failures(
     most: int = MOST_LOOKED_AT,
     until: datetime | None = None,
 ) -> Failures:
-    """Return what has failed since then, of queues whose names begin so; of very many, the last ones."""
-    walked = MOST_WALKED if within else most
+    """Return the failures of a period, of queues whose names begin with `within`; of very many, the last ones."""
+    walked = MAX_WALKED if within else most
     rows = _LATEST(connection, since=since, until=until, within=within, most=most, walked=walked)
     groups = [
         FailureGroup(
@@ -189,7 +188,7 @@ def latest_failures(
             row.runs or (),
         )
         for row in rows
-        if row.name is not None  # there is no group: this is the only row
+        if row.name is not None  # a row without a name means that there is no group
     ]
     if rows[0].looked_at >= most:
         return Failures(groups, most)
@@ -221,18 +220,18 @@ SELECT /* insights.failures.has_ended_before */ EXISTS (SELECT FROM orchestrator
 def failed_before(
     connection: Connection, at: datetime, within: str = "", release: str | None = None
 ) -> set[GroupKey] | None:
-    """Return groups of which something had failed by then, or later in another release; None if no task had ended.
+    """Return groups with a failure before `at`, or later in another release; None if no task had ended before.
 
-    Of very many, it looks at the last ones.
+    Of very many tasks, the last ones are scanned.
     """
     if not _HAS_ENDED_BEFORE.one(connection, at=at):
         return None
-    walked = MOST_WALKED if within else MOST_LOOKED_AT
+    walked = MAX_WALKED if within else MOST_LOOKED_AT
     rows = _FAILED_BEFORE(connection, at=at, within=within, most=MOST_LOOKED_AT, walked=walked, release=release)
     return {(name, queue, kind) for name, queue, kind in rows}
 
 
-# -- over time
+# -- failures over time
 
 
 _IN_TIME = "ended_at >= to_timestamp(%(begin)s) AND ended_at < to_timestamp(%(end)s)"
@@ -255,32 +254,32 @@ SELECT name, queue, {group_of("looked_at")} AS kind,
 def spread_of_failures(
     connection: Connection, begin: datetime, end: datetime, parts: int, within: str = ""
 ) -> dict[GroupKey, list[int]]:
-    """Return how often tasks that are failed now have failed in each of so many equal parts of a time, by task, queue
-    and error: when they ended, and when they had ended before somebody retried them.
+    """Return how often tasks that are now failed have failed in each of several equal parts of a period, by group.
 
-    Of very many tasks, the last ones: those of which the groups are made, too.
+    A task counts when it ended, and for earlier ends after which it was retried. Of very many tasks, the last ones are
+    scanned: the same ones that are grouped.
     """
-    found: dict[GroupKey, list[int]] = {}
-    given = {
+    by_group: dict[GroupKey, list[int]] = {}
+    values = {
         "begin": begin.timestamp(),
         "end": end.timestamp(),
         "parts": parts,
         "within": within,
         "most": MOST_LOOKED_AT,
-        "walked": MOST_WALKED if within else MOST_LOOKED_AT,
+        "walked": MAX_WALKED if within else MOST_LOOKED_AT,
     }
-    for row in _SPREAD(connection, given):
-        counts = found.setdefault((row.name, row.queue, row.kind), [0] * parts)
+    for row in _SPREAD(connection, values):
+        counts = by_group.setdefault((row.name, row.queue, row.kind), [0] * parts)
         counts[min(max(row.part, 1), parts) - 1] += row.failures
-    return found
+    return by_group
 
 
-# -- what people have said of a group, which the audit log keeps
+# -- decisions of people about groups, which are entries of the audit log
 
 
 HANDLED = "failures"
-"""The kind of these lines."""
-_LONGEST_TARGET = 200
+"""The type of these entries."""
+_MAX_TARGET = 200
 _HANDLED = Statement[Handled](f"""
 SELECT /* insights.failures.handled */ DISTINCT ON (target) target, act, who, at,
        (detail->>'until')::timestamptz AS until
@@ -290,26 +289,26 @@ SELECT /* insights.failures.handled */ DISTINCT ON (target) target, act, who, at
 
 
 def target_of(group: GroupKey) -> str:
-    """Return what stands for a group in the audit log; a long one is cut, and told apart by a hash."""
+    """Return the name of a group in the audit log; a long name is cut, and gets a hash."""
     name, queue, kind = group
     text = f"{name} {kind or 'failed'} in {queue}".replace("\0", "")
-    if len(text) <= _LONGEST_TARGET:
+    if len(text) <= _MAX_TARGET:
         return text
-    return f"{text[:_LONGEST_TARGET]}… {blake2b(text.encode(), digest_size=6).hexdigest()}"
+    return f"{text[:_MAX_TARGET]}… {blake2b(text.encode(), digest_size=6).hexdigest()}"
 
 
 def handled_groups(connection: Connection, groups: Iterable[GroupKey]) -> dict[GroupKey, Handled]:
-    """Return what was last decided about each of these groups, where the audit log still has it."""
+    """Return the last decision about each of these groups, if the audit log still has it."""
     targets = {target_of(group): group for group in groups}
     rows = _HANDLED(connection, targets=[*targets]) if targets else ()
     return {targets[row.target]: row for row in rows}
 
 
 def list_failures(connection: Connection, since: datetime, until: datetime | None = None, within: str = "") -> Failures:
-    """Return what has failed since then, of queues whose names begin so, with what was decided about each group."""
-    found = latest_failures(connection, since, within, until=until)
-    handled = handled_groups(connection, [group.key for group in found.groups])
-    return found._replace(groups=[group._replace(handled=handled.get(group.key)) for group in found.groups])
+    """Return the failures of a period with the decisions about them, of queues whose names begin with `within`."""
+    failures = latest_failures(connection, since, within, until=until)
+    handled = handled_groups(connection, [group.key for group in failures.groups])
+    return failures._replace(groups=[group._replace(handled=handled.get(group.key)) for group in failures.groups])
 
 
 _ERRORS = Statement[Row]("""
@@ -319,6 +318,6 @@ SELECT /* insights.tasks.errors */ id, error->>'kind' AS kind, error->>'message'
 
 
 def errors_of_tasks(connection: Connection, tasks: Sequence[UUID]) -> dict[UUID, str]:
-    """Return how those of these tasks failed that did, in a line of a list."""
+    """Return one-line errors of the tasks that failed."""
     rows = _ERRORS(connection, ids=[task.bytes for task in tasks]) if tasks else ()
     return {row.id: error_line(row) for row in rows}

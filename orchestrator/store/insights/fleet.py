@@ -15,61 +15,61 @@ from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tables.tasks import DELAYED, NOBODY, READY
 
 IS_SERVING = f"state = 'live' AND still_since IS NULL AND {IS_FRESH}"
-"""A worker is live and takes tasks."""
+"""SQL condition: a worker is live and takes tasks."""
 
 ARE_HEARD = f"""(EXISTS (SELECT FROM orchestrator.leases WHERE expires_at > clock_timestamp())
         AND coalesce((SELECT bool_or({IS_FRESH}) FROM orchestrator.workers
                        WHERE state NOT IN ('dead', 'stopped')), true))"""
-"""A scheduler leads and hears the workers. One that cannot read Redis may keep its lease; one that can says of workers
-that they are dead."""
+"""SQL condition: a scheduler leads and hears the workers. A leader that cannot read Redis may keep its lease; a leader
+that can read Redis marks silent workers as dead."""
 
 IS_KNOWN = f"""EXISTS (SELECT FROM orchestrator.workers WHERE state = 'live' AND {IS_FRESH}
                           AND {{task}}.queue = ANY(queues) AND {{task}}.name = ANY(names))"""
-"""A live worker says that it knows a task. If it is held back as unknown all the same, it was handed back by those."""
+"""SQL condition: a live worker knows the task. If the task is held as unknown, such workers returned it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueCounts:
-    """The tasks of one queue. An open task is counted in exactly one of the six."""
+    """The tasks of one queue. Each open task counts in exactly one of the six numbers."""
 
     queue: str
-    """Its name."""
+    """The name of the queue."""
     ready: int
-    """Tasks that only wait for a free slot."""
+    """Tasks that wait only for a free slot."""
     delayed: int
     """Tasks that wait for their time: an ETA or a retry."""
     unknown: int
     """Tasks that no live worker knows, or has the data key of."""
     blocked: int
-    """Tasks that wait for others."""
+    """Tasks that wait for other tasks."""
     dispatched: int
     """Tasks on their way to a worker."""
     running: int
-    """Tasks that run."""
+    """Running tasks."""
     oldest_ready: float | None
     """Seconds since the oldest ready task was enqueued, its delays included."""
     workers: int
-    """Live workers that serve it."""
+    """Live workers that serve the queue."""
     slots: int
-    """How many tasks they run at once, of all their queues together."""
+    """The number of tasks that these workers run at once, over all of their queues."""
     paused: bool = False
-    """Nothing of it is handed out."""
+    """Whether the queue is paused."""
     concurrency: int | None = None
-    """How many of its tasks may run at once."""
+    """The limit on running tasks."""
     rate: float | None = None
-    """How many of its tasks may start in a second."""
+    """The limit on started tasks per second."""
     retention_success: float | None = None
-    """Seconds for which its tasks are kept that succeeded; 0 is for ever, None as the settings say."""
+    """Seconds for which successful tasks are kept; 0 keeps them for ever, None uses the settings."""
     retention_failed: float | None = None
-    """The same for those that ended otherwise."""
+    """Seconds for which unsuccessful tasks are kept; 0 keeps them for ever, None uses the settings."""
     least: tuple[str, ...] = ()
-    """Which of the six numbers are the least that there is: of very many open tasks, not all are counted."""
+    """Names of the six numbers that are lower bounds: very large numbers of open tasks are not counted exactly."""
     is_led: bool = True
-    """A scheduler leads and hears the workers; if not, `workers` and `slots` are not known."""
+    """Whether a scheduler leads and hears the workers; otherwise `workers` and `slots` are unknown."""
 
 
 def empty_queue(name: str) -> QueueCounts:
-    """Return what is said of a queue in which nothing stands."""
+    """Return the counts of an empty queue."""
     return QueueCounts(
         queue=name,
         ready=0,
@@ -123,11 +123,11 @@ _MANY_QUEUES = Statement[Row](f"WITH /* insights.fleet.many_queues */ RECURSIVE 
 
 
 def list_queues(connection: Connection, within: str = "") -> list[QueueCounts]:
-    """Return every queue with an open task, a live worker or a setting.
+    """Return all queues with an open task, a live worker or a setting.
 
-    Those whose names begin with `within`, that is. Where there are very many open tasks, not all are counted.
+    Only names that begin with `within` count. Very large numbers of open tasks are not counted exactly.
     """
-    rows = (_MANY_QUEUES if load.is_much(connection) else _QUEUES)(connection, within=within)
+    rows = (_MANY_QUEUES if load.has_many_open_tasks(connection) else _QUEUES)(connection, within=within)
     return [QueueCounts(**row._asdict() | {"least": tuple(row.least)}) for row in rows]
 
 
@@ -136,47 +136,47 @@ class WorkerView:
     """One worker process, as the leader last saw it."""
 
     id: str
-    """Its id."""
+    """The id of the worker process."""
     host: str
-    """The machine that it runs on."""
+    """The machine of the process."""
     pid: int
-    """Its process id there."""
+    """The process id on that machine."""
     queues: tuple[str, ...]
-    """The queues that it serves."""
+    """The queues that the worker serves."""
     names: tuple[str, ...]
-    """The tasks that it knows."""
+    """The tasks that the worker knows."""
     slots: int
-    """How many tasks it runs at once."""
+    """The number of tasks that the worker runs at once."""
     running: int
-    """How many it runs now."""
+    """The number of tasks that the worker is running."""
     state: str
-    """`live`, `draining` (it takes nothing more, or is being told to), `still` (its process does nothing), `stopped`
-    (it had drained) or `dead`; `unheard` if no leader has looked lately."""
+    """`live`, `draining` (it takes no further tasks, or is about to be told so), `still` (its process hangs), `stopped`
+    (it had drained) or `dead`; `unheard` if no leader has looked recently."""
     started_at: datetime
-    """When it started."""
+    """When the process started."""
     seen_at: datetime
-    """When the leader last heard of it."""
+    """When the leader last heard from the process."""
     still: float | None = None
-    """Seconds for which its process has done nothing: the code of a task blocks it, or it was stopped."""
+    """Seconds for which the process has been hanging: a task's code blocks it, or it was stopped."""
     holds: tuple[UUID, ...] = ()
-    """Of one that stands still, the first tasks that it holds."""
+    """The first tasks that a hanging process has."""
     parent: UUID | None = None
-    """The worker that it is a process of: one life of its parent process, which those with the same share."""
+    """The worker of the process: an id of one lifetime of the parent process, shared by its child processes."""
     memory: int | None = None
-    """Bytes of memory that its process has in RAM."""
+    """Resident memory of the process in bytes."""
     parent_memory: int | None = None
-    """The same of its parent process, which runs no tasks."""
+    """Resident memory of the parent process in bytes; the parent runs no tasks."""
     release: str | None = None
-    """The release of its application, if that has a name."""
+    """The application release, if it has a name."""
 
     @property
     def ended_at(self) -> datetime | None:
-        """When it was last heard of, if it has died or stopped."""
+        """When the process was last heard from, if it has died or stopped."""
         return self.seen_at if self.state in ("dead", "stopped") else None
 
     @property
     def worker_started_at(self) -> datetime:
-        """When its worker started, which replaces processes as it needs to: the parent's id has the time."""
+        """When the worker started, which replaces its processes as needed: the parent's id contains the time."""
         if self.parent is None or self.parent.version != 7:
             return self.started_at
         return datetime.fromtimestamp((self.parent.int >> 80) / 1000, UTC)
@@ -198,7 +198,7 @@ SELECT /* insights.fleet.workers */ id, host, pid, queues, names, slots, running
 
 
 def list_workers(connection: Connection) -> list[WorkerView]:
-    """Return the fleet; at the end those that died in the last hour or stopped in the last minute."""
+    """Return the workers; last those that died in the last hour or stopped in the last minute."""
     return [
         WorkerView(
             **row._asdict()
@@ -210,17 +210,17 @@ def list_workers(connection: Connection) -> list[WorkerView]:
 
 
 class Fleet(NamedTuple):
-    """The live workers in numbers."""
+    """Numbers of live workers."""
 
     workers: int
     slots: int
-    """How many tasks they run at once."""
+    """The number of tasks that the workers run at once."""
     running: int
-    """How many they say they run."""
+    """The number of tasks that the workers report as running."""
     has_still: bool
-    """There are others whose process does nothing."""
+    """Whether there are hanging processes beside the live ones."""
     are_heard: bool
-    """A scheduler hears of them; if not, the numbers say nothing."""
+    """Whether a scheduler hears the workers; otherwise the numbers mean nothing."""
 
 
 @Statement.function(f"""
@@ -231,4 +231,4 @@ SELECT /* insights.fleet.numbers */ count(*) FILTER (WHERE state = 'live') AS wo
   FROM (SELECT {_STATE} AS state, slots, running FROM orchestrator.workers AS w) AS fleet
 """)
 def count_fleet(connection: Connection) -> Fleet:
-    """Return how many live workers there are; what each serves and knows can be long, and is not read."""
+    """Return numbers of live workers, without their queues and task names, which can be long."""

@@ -1,8 +1,8 @@
-"""Find tasks and runs by what people remember of them, and whose they are.
+"""Finds tasks and runs by what people remember, and their owners.
 
-A list and a search look for tasks for a second at most; the next page of the list goes on from there. Ids need not be
-written out, as in git: what begins alike is a range in the index of the primary key, and how much of an id is enough
-depends on its two neighbours there. Lists show the ends of ids, which are looked for among the newest.
+A list or a search scans tasks for a second at most; the next page of a list continues there. Ids may be abbreviated as
+in git: a prefix is a range in the primary key's index, and the two neighbors of an id there determine its shortest
+unique prefix. Lists display the ends of ids; these are looked for among the newest rows.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class Found:
     """The matches, newest first, a few of each kind."""
 
     tasks_by_id: list[IdMatch]
-    """Tasks whose id begins so; if none does, those whose id ends so."""
+    """Tasks whose ids begin with the text or, if there are none, end with it."""
     runs_by_id: list[IdMatch]
-    """The same of runs."""
+    """Runs whose ids begin with the text or, if there are none, end with it."""
     tasks: list[TaskView]
-    """Tasks that hold this idempotency or unique key, or whose names, or those of their steps, have this in them."""
+    """Tasks with this idempotency or unique key, or with the text in their name or step."""
     runs: list[RunView]
-    """Runs whose workflows have this in their names, or with this tag, this key, or this id of their own."""
+    """Runs with the text in their workflow's name, or with this tag, key or chosen id."""
     failures: list[TaskView]
-    """Tasks that failed with this text in their error."""
+    """Failed tasks with the text in their error."""
 
 
 def search(connection: Connection, text: str, limit: int, *, queues: str = "", workflows: str = "") -> Found:
-    """Return what matches a text in any of the ways in which people remember something, among what is recent.
+    """Return recent tasks and runs that match a text in any way.
 
-    Tasks are of queues, and runs of workflows, whose names begin so.
+    Only queues and workflows whose names begin with `queues` and `workflows` count.
     """
     digits = text.lower().replace("-", "")
     by_workflow = page_of_runs(connection, RunFilter(workflow=text, within=workflows), limit=limit).runs
@@ -66,7 +66,7 @@ def search(connection: Connection, text: str, limit: int, *, queues: str = "", w
     )
 
 
-_MOST_NAMES = 2_000
+_MAX_NAMES = 2_000
 _BY_KEY = Statement[UUID]("""
 SELECT /* insights.tasks.by_key */ task_id FROM orchestrator.unique_keys WHERE key = ANY(%(keys)s::text[])
  LIMIT %(limit)s
@@ -74,13 +74,13 @@ SELECT /* insights.tasks.by_key */ task_id FROM orchestrator.unique_keys WHERE k
 
 
 def tasks_by_key(connection: Connection, key: str, limit: int, within: str = "") -> list[TaskView]:
-    """Return tasks that hold this idempotency or unique key, of names that live workers know: a key is of a name."""
-    names = [*kinds_of_names(connection)][:_MOST_NAMES]
-    keys = [one for name in names for one in (own_key("once", name, key), own_key("unique", name, key))]
-    keys.append(own_key("once", "", f"{key}/0"))  # the first of several that were enqueued together
+    """Return tasks with this idempotency or unique key, trying all task names that workers know."""
+    names = [*kinds_of_names(connection)][:_MAX_NAMES]
+    keys = [candidate for name in names for candidate in (own_key("once", name, key), own_key("unique", name, key))]
+    keys.append(own_key("once", "", f"{key}/0"))  # the key of the first of several tasks that were enqueued together
     ids = _BY_KEY(connection, keys=keys, limit=limit)
-    found = find_tasks(connection, [id.bytes for id in ids]) if ids else []
-    return [task for task in found if task.queue.startswith(within)]
+    tasks = find_tasks(connection, [id.bytes for id in ids]) if ids else []
+    return [task for task in tasks if task.queue.startswith(within)]
 
 
 def _newest(run: RunView) -> tuple[object, UUID]:
@@ -92,13 +92,13 @@ def _newest(run: RunView) -> tuple[object, UUID]:
 
 Kind = Literal["task", "run"]
 _TABLES = {"task": ("orchestrator.tasks", "orchestrator.ended_tasks"), "run": ("orchestrator.runs",)}
-_SHORTEST_END = 8
-"""Digits of the end of an id that are enough to look for: as many as lists show."""
-_MOST_ENDS = 100_000
-"""Newest tasks of each table, or runs, that are looked at for an end."""
+_MIN_END = 8
+"""Digits that suffice to look for the end of an id: as many as lists display."""
+_MAX_ENDS_SCANNED = 100_000
+"""Newest rows of each table that are scanned for the end of an id."""
 _OWNERS = {"task": "queue", "run": "workflow"}
 _TIME = 13
-"""The characters of an id that are its time: none that is made later begins with them, unless it derives from it."""
+"""The characters of an id that encode its time: later ids differ there, unless they derive from the id."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class IdMatch:
 
 
 _BEGINS = "id BETWEEN %(first)s::uuid AND %(last)s::uuid"
-_ENDS = f"""id IN (SELECT id FROM (SELECT id FROM {{table}} ORDER BY id DESC LIMIT {_MOST_ENDS}) AS newest
+_ENDS = f"""id IN (SELECT id FROM (SELECT id FROM {{table}} ORDER BY id DESC LIMIT {_MAX_ENDS_SCANNED}) AS newest
                     WHERE right(replace(id::text, '-', ''), length(%(end)s)) = %(end)s)"""
 
 
@@ -129,51 +129,51 @@ def _matching(kind: Kind, how: str, condition: str) -> Statement[IdMatch]:
     )
 
 
-def _enough(kind: Kind) -> Statement[tuple[str, str]]:
-    neighbours = " UNION ALL ".join(
+def _neighbors_of(kind: Kind) -> Statement[tuple[str, str]]:
+    neighbors = " UNION ALL ".join(
         f"(SELECT id FROM {table} WHERE id {beside} shown.id ORDER BY id {order} LIMIT 1)"
         for table in _TABLES[kind]
         for beside, order in (("<", "DESC"), (">", "ASC"))
     )
     return Statement[tuple[str, str]](f"""
 SELECT /* insights.ids.beside_{kind} */ shown.id::text, beside.id::text
-  FROM unnest(%(ids)s::uuid[]) AS shown(id) CROSS JOIN LATERAL ({neighbours}) AS beside
+  FROM unnest(%(ids)s::uuid[]) AS shown(id) CROSS JOIN LATERAL ({neighbors}) AS beside
 """)
 
 
 _BEGIN_WITH = {kind: _matching(kind, "begins", _BEGINS) for kind in get_args(Kind)}
 _END_WITH = {kind: _matching(kind, "ends", _ENDS) for kind in get_args(Kind)}
-_ENOUGH = {kind: _enough(kind) for kind in get_args(Kind)}
+_NEIGHBORS = {kind: _neighbors_of(kind) for kind in get_args(Kind)}
 
 
 def is_id(digits: str) -> bool:
-    """Say whether digits are enough of an id to look for it."""
+    """Return whether the digits suffice to look for an id."""
     return _ID.fullmatch(digits) is not None
 
 
 def begin_with(connection: Connection, kind: Kind, digits: str, most: int, within: str = "") -> list[IdMatch]:
-    """Return the newest tasks or runs whose ids begin with these hexadecimal digits; if none does, end with them.
+    """Return the newest tasks or runs whose ids begin or, if there are none, end with these hexadecimal digits.
 
-    The name of the queue or workflow that they belong to begins with `within`.
+    The name of their queue or workflow begins with `within`.
     """
     first, last = digits.ljust(32, "0"), digits.ljust(32, "f")
-    found = _BEGIN_WITH[kind](connection, first=first, last=last, most=most, within=within)
-    if found or len(digits) < _SHORTEST_END:
-        return found
+    matches = _BEGIN_WITH[kind](connection, first=first, last=last, most=most, within=within)
+    if matches or len(digits) < _MIN_END:
+        return matches
     return _END_WITH[kind](connection, end=digits, most=most, within=within)
 
 
 def enough(connection: Connection, kind: Kind, shown: Sequence[UUID]) -> int:
-    """Return how many characters distinguish each of these ids from all others."""
-    rows = _ENOUGH[kind](connection, ids=[identifier.bytes for identifier in shown])
+    """Return the number of characters that distinguish each of these ids from all others."""
+    rows = _NEIGHBORS[kind](connection, ids=[identifier.bytes for identifier in shown])
     return max((_difference(one, beside) for one, beside in rows), default=0) or _TIME
 
 
-def _difference(one: str, other: str) -> int:
-    return max(_TIME, next(place for place, pair in enumerate(zip(one, other, strict=True), 1) if pair[0] != pair[1]))
+def _difference(left: str, right: str) -> int:
+    return max(_TIME, next(index for index, pair in enumerate(zip(left, right, strict=True), 1) if pair[0] != pair[1]))
 
 
-# -- owners: the queue and the workflow by which keys of the HTTP API may use something, or not
+# -- owners: the queue and workflow that decide whether an API key may use a task or run
 
 
 class TaskOwner(NamedTuple):
@@ -183,9 +183,9 @@ class TaskOwner(NamedTuple):
     queue: str
     in_run: bool
     workflow: str | None
-    """Of its run."""
+    """The workflow of the task's run."""
     is_turn: bool
-    """It carries the turns of its run's code: to act on it is to act on the run."""
+    """Whether the task is a turn task: an action on it is an action on the run."""
 
 
 class RunOwner(NamedTuple):
@@ -209,22 +209,23 @@ _OF_RUNS = Statement[RunOwner](
 
 
 def find_task_owners(connection: Connection, tasks: Collection[UUID]) -> dict[UUID, TaskOwner]:
-    """Return what tasks belong to; those that are not there are left out."""
-    return {found.id: found for found in _OF_TASKS(connection, ids=[task.bytes for task in tasks])}
+    """Return the owners of the tasks that exist."""
+    return {owner.id: owner for owner in _OF_TASKS(connection, ids=[task.bytes for task in tasks])}
 
 
 def find_run_owners(connection: Connection, runs: Collection[UUID]) -> dict[UUID, RunOwner]:
-    """Return what runs belong to; those that are not there are left out."""
-    return {found.id: found for found in _OF_RUNS(connection, ids=[run.bytes for run in runs])}
+    """Return the owners of the runs that exist."""
+    return {owner.id: owner for owner in _OF_RUNS(connection, ids=[run.bytes for run in runs])}
 
 
-# -- names: those of tasks that live workers have registered, and of workflows and flows, which are no tasks
+# -- names of tasks that live workers have registered, and of workflows and flows, which are not tasks
 
 
 UNHEARD = ""
-"""Stands among names if workers were live and are not heard of: no scheduler leads, or it cannot read Redis."""
+"""A pseudo-name, present if live workers are not heard of: no scheduler leads, or it cannot read Redis."""
 
-# A schedule of a task is a workflow of its name, with that task as its step. Workers say `name@1` of code, and `name`.
+# A schedule of a task is a workflow of the same name, with the task as its step. For workflows as code, workers
+# announce both `name@1` and `name`.
 _KINDS = Statement[Row](f"""
 WITH /* insights.names.kinds */ announced AS (
     SELECT DISTINCT known AS name FROM (
@@ -246,59 +247,57 @@ SELECT '{UNHEARD}', '' WHERE EXISTS (SELECT FROM orchestrator.workers WHERE stat
 
 
 def kinds_of_names(connection: Connection) -> dict[str, str]:
-    """Return what each name stands for that is known: `task`, `code`, `workflow` or `flow`; a task goes before the last
-    two, which may have the name of one.
-    """
+    """Return the type of each name: `task`, `code`, `workflow` or `flow`; tasks take precedence over the last two."""
     return {row.name: row.kind for row in _KINDS(connection)}
 
 
 # -- what enqueued a task or started a run, and what a task enqueued.
 #
-# A task knows what enqueued it. The ids of what it enqueued follow from its own, from the attempt, and from how much
-# that attempt had enqueued before, so they are looked for one by one in the primary keys, and nothing has to be kept
-# for it.
+# A task stores its parent. The ids of what a task enqueues derive from its own id, the attempt, and the number of
+# earlier calls in that attempt. So children are looked up in the primary keys, one id at a time, without storing
+# anything.
 
-MOST_ATTEMPTS = 3
-"""The last attempts of a task that are looked at."""
-MOST_CALLS = 300
-"""What each of them enqueued first."""
-_MOST_FOLLOWERS = 10
+MAX_ATTEMPTS = 3
+"""Last attempts of a task that are examined."""
+MAX_CALLS = 300
+"""First calls of each attempt that are examined."""
+_MAX_CALLBACKS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Relative:
-    """A task or a run that came of a task, or that a task came of."""
+    """A parent or child of a task: a task or a run."""
 
     id: UUID
-    """Its id."""
+    """The id of the task or run."""
     kind: str
     """`task` or `run`."""
     name: str
-    """Of a run, that of its workflow; a composition has a name of its own."""
+    """For a run, the name of its workflow; a composition has a name of its own."""
     queue: str | None
-    """Of a task."""
+    """The queue of a task."""
     workflow: str | None
-    """Of a run."""
+    """The workflow of a run."""
     status: str
-    """Where it stands."""
+    """The state."""
     created_at: datetime
-    """When it was enqueued or started."""
+    """When the task was enqueued or the run was started."""
     ended_at: datetime | None
-    """When it ended."""
+    """When the task or run ended."""
     due: datetime | None = None
-    """Of a task that waits for its time, that time."""
+    """The time for which a delayed task waits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lineage:
-    """What enqueued a task, and what it enqueued."""
+    """The parent of a task, and what the task enqueued."""
 
     parent: Relative | None
-    """None if no task did, or if it is no longer kept."""
+    """None if no task enqueued this one, or if the parent is deleted."""
     children: list[Relative]
-    """In the order in which they were enqueued; those of a run that it started stand in that."""
+    """Children in the order in which they were enqueued; tasks of a child run are not listed."""
     is_part: bool
-    """It may have enqueued more: only so many are looked for."""
+    """Whether there may be more children than were examined."""
 
 
 _FIND = Statement[Relative](f"""
@@ -316,23 +315,23 @@ SELECT id, 'run', CASE WHEN starts_with(workflow, '{PREFIX}') THEN name ELSE coa
 
 
 def find_relative(connection: Connection, task: UUID) -> Relative | None:
-    """Return a task that something came of; None if it is no longer kept."""
+    """Return a task as a parent; None if it is deleted."""
     return _FIND.first(connection, ids=[task.bytes], in_runs=True)
 
 
 def lineage(connection: Connection, task: UUID, parent: UUID | None, attempts: Sequence[int]) -> Lineage:
-    """Return what enqueued a task, and what its attempts with these numbers enqueued."""
-    found = None if parent is None else find_relative(connection, parent)
-    last = sorted(attempts)[-MOST_ATTEMPTS:]
+    """Return the parent of a task, and the children that these attempts enqueued."""
+    parent_task = None if parent is None else find_relative(connection, parent)
+    last = sorted(attempts)[-MAX_ATTEMPTS:]
     ids = [id for attempt in last for id in _ids(task.bytes, attempt)]
     children = {child.id.bytes: child for child in _FIND(connection, ids=ids, in_runs=False)} if ids else {}
-    full = any(derived_id(task.bytes, attempt, MOST_CALLS) in children for attempt in last)
+    full = any(derived_id(task.bytes, attempt, MAX_CALLS) in children for attempt in last)
     ordered = [children[id] for id in ids if id in children]
-    return Lineage(parent=found, children=ordered, is_part=full or len(attempts) > len(last))
+    return Lineage(parent=parent_task, children=ordered, is_part=full or len(attempts) > len(last))
 
 
 def _ids(task: bytes, attempt: int) -> list[bytes]:
-    """Return the ids that what an attempt enqueued first has, and what followed its end."""
-    enqueued = [derived_id(task, attempt, number) for number in range(1, MOST_CALLS + 1)]
-    ends = [derived_id(task, attempt, end, place) for end in ("success", "failure") for place in range(_MOST_FOLLOWERS)]
+    """Return the ids of the first calls of an attempt, and of the callbacks after its end."""
+    enqueued = [derived_id(task, attempt, number) for number in range(1, MAX_CALLS + 1)]
+    ends = [derived_id(task, attempt, end, index) for end in ("success", "failure") for index in range(_MAX_CALLBACKS)]
     return enqueued + ends

@@ -1,4 +1,4 @@
-"""What keeps one task, the tasks of one run, or the oldest of a queue, from going on."""
+"""Why a task, the tasks of a run, or the oldest tasks of a queue do not start."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from orchestrator.store.tables.columns import one_of
 from orchestrator.store.tables.tasks import DELAYED, NOBODY, PARKED, READY, READY_IN_LANE, READY_PLAIN
 
 _WAITING = f"(({READY}) OR (status = 'pending' AND {NOBODY})) AND created_at < now() - interval '2 seconds'"
-"""What is newer may not have been looked at: the fleet is mirrored about once a second."""
+"""Newer tasks may not be checked against the workers yet: heartbeats are copied about once a second."""
 
 _FOUND = f"""queue, CASE WHEN {NOBODY} THEN name END AS unknown, hold,
        EXISTS (SELECT FROM orchestrator.queues AS q WHERE q.name = found.queue AND q.paused) AS paused,
@@ -39,7 +39,7 @@ _FOUND = f"""queue, CASE WHEN {NOBODY} THEN name END AS unknown, hold,
                 WHERE state = 'live' AND {IS_FRESH} AND found.queue = ANY(queues)) AS served, {ARE_HEARD} AS heard,
        hold = 'unknown' AND {IS_KNOWN.format(task="found")} AS handed_back"""
 
-# Of a run, a thousand open tasks: it may have a million, and their queues are few.
+# For a run, check a thousand open tasks: it may have a million, but in few queues.
 _OBSTACLES = Statement[Row](f"""
 SELECT /* insights.obstacles */ DISTINCT {_FOUND}
   FROM (SELECT * FROM orchestrator.tasks WHERE id = %(id)s::uuid
@@ -51,11 +51,11 @@ SELECT /* insights.obstacles */ DISTINCT {_FOUND}
 
 
 def find_obstacles(connection: Connection, identifier: bytes) -> list[str]:
-    """Return why a task or a run cannot go on, in words; nothing where it can, or waits for its time or for others."""
+    """Return why a task or a run cannot continue; empty if it can, or waits for its time or for other tasks."""
     if unled := without_leader(connection, [identifier]):
         return [no_leader(unled[identifier])]
-    said = (_obstacle(row) for row in _OBSTACLES(connection, id=identifier))
-    return [*dict.fromkeys(one for one in said if one is not None)]
+    messages = (_obstacle(row) for row in _OBSTACLES(connection, id=identifier))
+    return [*dict.fromkeys(message for message in messages if message is not None)]
 
 
 def _obstacle(row: Row) -> str | None:
@@ -69,13 +69,13 @@ def _obstacle(row: Row) -> str | None:
         return None
     if (key := key_of_hold(row.hold)) is not None:
         return no_data_key(row.queue, repr(row.unknown), key)
-    if (wants := executor_of_hold(row.hold)) is not None:
-        return no_executor(row.queue, repr(row.unknown), wants)
+    if (needed := executor_of_hold(row.hold)) is not None:
+        return no_executor(row.queue, repr(row.unknown), needed)
     return (no_database if row.handed_back else unknown_task)(row.queue, repr(row.unknown))
 
 
 class Wait(NamedTuple):
-    """A task that waits, and why."""
+    """A waiting task, and the reason."""
 
     id: UUID
     name: str
@@ -84,7 +84,7 @@ class Wait(NamedTuple):
 
 
 class _Room(NamedTuple):
-    """The limits of a queue, and how much of them is used."""
+    """The limits of a queue, and how much of them is in use."""
 
     concurrency: int | None
     rate: float | None
@@ -99,17 +99,18 @@ _WAITS = f"""id, name, created_at, blockers, lane, options, id = run_id AS is_tu
        ARRAY(SELECT busy.id FROM busy WHERE busy.lane = found.lane) AS of_lane,
        ARRAY(SELECT busy.id FROM busy
               WHERE split_part(busy.lane, '|', 1) = split_part(found.lane, '|', 1)) AS of_gate, {_FOUND}"""
-_MOST_LOOKED_AT = 1_000
-# Of ready tasks, the first in the order of each index; of others, those of the queue among the oldest of all.
+_MAX_SCANNED = 1_000
+# Of ready tasks, take the first in the order of each index; of other tasks, those of the queue among the oldest
+# overall.
 _OLDEST = Statement[Row](f"""
 WITH /* insights.longest_waits */ candidates AS (
     (SELECT id FROM orchestrator.tasks WHERE queue = %(queue)s::text AND {READY_PLAIN}
-      ORDER BY queue, priority DESC, seq LIMIT {_MOST_LOOKED_AT})
+      ORDER BY queue, priority DESC, seq LIMIT {_MAX_SCANNED})
      UNION
     (SELECT id FROM orchestrator.tasks WHERE queue = %(queue)s::text AND {READY_IN_LANE}
-      ORDER BY queue, lane, priority DESC, seq LIMIT {_MOST_LOOKED_AT})
+      ORDER BY queue, lane, priority DESC, seq LIMIT {_MAX_SCANNED})
      UNION
-    (SELECT id FROM (SELECT * FROM orchestrator.tasks ORDER BY id LIMIT {10 * _MOST_LOOKED_AT}) AS old
+    (SELECT id FROM (SELECT * FROM orchestrator.tasks ORDER BY id LIMIT {10 * _MAX_SCANNED}) AS old
       WHERE queue = %(queue)s::text AND status = 'pending' AND NOT ({DELAYED}) AND NOT {PARKED})
 ), {_BUSY}
 SELECT {_WAITS}
@@ -119,15 +120,15 @@ SELECT {_WAITS}
 
 
 def longest_waits(connection: Connection, queue: QueueCounts, *, limit: int = 10) -> list[Wait]:
-    """Return the tasks of a queue that wait longest, and why each does: not those that wait for their time, and no code
-    that waits for an event."""
+    """Return the tasks of a queue that have been waiting longest, with the reasons. Delayed tasks and turn tasks of
+    code that waits for an event are left out."""
     rows = _OLDEST(connection, queue=queue.queue, limit=limit)
     unled = without_leader(connection, [row.id.bytes for row in rows])
     room = _Room(queue.concurrency, queue.rate, queue.running + queue.dispatched, queue.slots)
     return [Wait(row.id, row.name, row.created_at, _why(row, room, unled)) for row in rows]
 
 
-_ONE = Statement[Row](f"""
+_WAITING_TASK = Statement[Row](f"""
 WITH /* insights.waits_for */ {_BUSY}
 SELECT {_WAITS}
   FROM orchestrator.tasks AS found
@@ -143,8 +144,8 @@ SELECT /* insights.waits_for.room */ q.concurrency, q.rate,
 
 
 def waits_for(connection: Connection, task: UUID) -> str | None:
-    """Say why a task waits; None if it does not, or waits for its time."""
-    row = _ONE.first(connection, id=task.hex)
+    """Return why a task waits; None if it does not wait, or is delayed."""
+    row = _WAITING_TASK.first(connection, id=task.hex)
     if row is None:
         return None
     unled = without_leader(connection, [task.bytes])
@@ -152,38 +153,38 @@ def waits_for(connection: Connection, task: UUID) -> str | None:
 
 
 def _why(row: Row, queue: _Room, unled: Mapping[bytes, int]) -> str:
-    """Say why a task waits: what stands in its way, or else which limit it may wait for."""
+    """Return why a task waits: an obstacle, or else the limit for which it may wait."""
     if row.id.bytes in unled:
         return no_leader(unled[row.id.bytes])
     if row.blockers and row.is_turn:
         return "Its code waits for a promise, a signal, a timer, a task or another run"
     if row.blockers:
         return "Waiting on dependencies"
-    most, in_flight = queue.concurrency, queue.in_flight
+    limit, in_flight = queue.concurrency, queue.in_flight
     reasons = (
-        (most and in_flight >= most, f"The limit of the queue: {most} at once"),
+        (limit and in_flight >= limit, f"The limit of the queue: {limit} at once"),
         (row.lane and gate_of(row.lane), _limit(row)),
         (row.lane, "Its turn among the keys of the queue"),
         (queue.rate, f"The rate of the queue: {queue.rate:g} a second" if queue.rate else ""),
         (in_flight >= queue.slots, f"No capacity: the workers have {queue.slots} slots"),
         (row.hold, "No capacity: the workers that know it are busy"),
     )
-    return _obstacle(row) or next((said for holds, said in reasons if holds), "Its turn")
+    return _obstacle(row) or next((reason for holds, reason in reasons if holds), "Its turn")
 
 
 def _limit(row: Row) -> str:
-    """Name the limit of a task or of its key, and which tasks have all of it."""
+    """Return the limit of a task or its key, and the tasks that use it up."""
     gate, _, key = (row.lane or "").partition("|")
     options, subject = row.options or {}, f"task {gate}" + (f" for the key {key!r}" if key else "")
-    for limit, whose, holders in (
+    for limit, owner, holders in (
         (options.get("concurrency"), subject, row.of_lane),
         (options.get("total_concurrency"), f"task {gate} for all keys", row.of_gate),
     ):
         if limit and len(holders) >= limit:
-            return f"The limit of {whose}: {limit} at once, which {_some(holders)}"
+            return f"The limit of {owner}: {limit} at once, which {_describe_holders(holders)}"
     return f"The rate of {subject}" if options.keys() & {"rate", "total_rate"} else f"A limit of {subject}"
 
 
-def _some(holders: list[UUID]) -> str:
+def _describe_holders(holders: list[UUID]) -> str:
     rest = f" and {len(holders) - 1:,} more have" if len(holders) > 1 else " has"
     return f"task {holders[0]}{rest}"

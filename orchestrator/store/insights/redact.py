@@ -1,8 +1,8 @@
-"""What is secret of a task or a run: the patterns of `redact` of its relatives, and the values under them.
+"""The secrets of a task or a run: the `redact` patterns of its relatives, and the values that match them.
 
-A value that a task names travels: into a follow-up, a step below, a child run, and up again as its output. So these
-are relatives: the tasks that a task follows or was enqueued by, and all tasks in the trees of runs that these are in.
-What these runs were given themselves counts alike: parameters, arguments, signals, answers, shared state.
+A value that a task declares as secret spreads: to callbacks, later steps, child runs, and back as an output. So the
+relatives of a task are the tasks that it follows or was enqueued by, and all tasks in the run trees of these. Values
+given to these runs count too: parameters, arguments, signals, answers, shared state.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from orchestrator.store.insights.runs import readable_params
 from orchestrator.store.sql import Row, Statement
 
 MOST_RELATIVES = 200
-"""Most tasks with patterns of their own that are read; beyond that, all values count as secret."""
-_MOST_RUNS = 1_000
-_MOST_BYTES = 4_000_000
-_MOST_EVENTS = 20_000
+"""The maximum number of tasks with patterns of their own that are read; beyond that, all values count as secret."""
+_MAX_RUNS = 1_000
+_MAX_BYTES = 4_000_000
+_MAX_EVENTS = 20_000
 _REDACTING = "$.steps[*] ? (exists (@.registered.options.redact))"
 _OF_STEPS = f"$.steps[*].registered.{OF_OPTIONS}"
-# Up: its parent, the task it follows, its run, the start of that run. Then down again, through child runs.
+# Up: the parent, the followed task, the run, the run's parent. Then down again, through child runs.
 _TREE = """
 WITH /* {name} */ RECURSIVE up (task, run) AS (
     SELECT %(task)s::uuid, %(run)s::uuid
@@ -49,7 +49,7 @@ WITH /* {name} */ RECURSIVE up (task, run) AS (
 ), tree AS MATERIALIZED (
     SELECT r.* FROM (SELECT id FROM down LIMIT {most}) AS first JOIN orchestrator.runs r ON r.id = first.id
 )"""
-_PATTERNS = Statement[str](f"""{_TREE.format(name="insights.redact.patterns", most=_MOST_RUNS)}
+_PATTERNS = Statement[str](f"""{_TREE.format(name="insights.redact.patterns", most=_MAX_RUNS)}
 SELECT DISTINCT pattern FROM (
     SELECT DISTINCT workflow, version, flow FROM tree WHERE NOT code) AS known
  CROSS JOIN LATERAL (
@@ -59,7 +59,7 @@ SELECT DISTINCT pattern FROM (
        SELECT jsonb_path_query(f.definition, '{OF_FUNCTIONS}') #>> '{{}}' FROM orchestrator.flows f
         WHERE known.flow AND f.name = known.workflow AND f.version = known.version) AS found (pattern)
 """)
-_RELATIVES = Statement[Row](f"""{_TREE.format(name="insights.redact.relatives", most=_MOST_RUNS)},
+_RELATIVES = Statement[Row](f"""{_TREE.format(name="insights.redact.relatives", most=_MAX_RUNS)},
 steps AS MATERIALIZED (
     SELECT tree.id, tree.code OR tree.flow AS is_any, ARRAY(
            SELECT jsonb_path_query(w.definition, '{_REDACTING}') ->> 'name' FROM orchestrator.workflows w
@@ -90,25 +90,25 @@ steps AS MATERIALIZED (
              ORDER BY is_quiet, id LIMIT {MOST_RELATIVES + 1}) AS first
 )
 SELECT id, coalesce(options -> 'redact', '[]') || coalesce(options -> 'inherited', '[]') AS redact, is_quiet,
-       CASE WHEN bytes <= {_MOST_BYTES} THEN payload END AS payload,
-       CASE WHEN bytes <= {_MOST_BYTES} THEN result END AS result FROM measured
+       CASE WHEN bytes <= {_MAX_BYTES} THEN payload END AS payload,
+       CASE WHEN bytes <= {_MAX_BYTES} THEN result END AS result FROM measured
 """)
-# What runs were given, and of code also what its tasks have returned and it has noted: all that has gone into it.
-_GIVEN = Statement[Row](f"""{_TREE.format(name="insights.redact.given", most=_MOST_RUNS)}, measured AS (
+# The inputs of runs; for code also results of tasks and recorded values: everything that reached the code.
+_INPUTS = Statement[Row](f"""{_TREE.format(name="insights.redact.given", most=_MAX_RUNS)}, measured AS (
     SELECT id, params::text AS params, CASE WHEN flow THEN state END AS state,
            sum(coalesce(octet_length(params::text), 0) + coalesce(octet_length(state), 0)) OVER (ORDER BY id) AS bytes
       FROM tree WHERE NOT code
 )
-SELECT params, state, bytes <= {_MOST_BYTES} AS is_read FROM measured
+SELECT params, state, bytes <= {_MAX_BYTES} AS is_read FROM measured
 """)
-_EVENTS = Statement[Row](f"""{_TREE.format(name="insights.redact.events", most=_MOST_RUNS)}, first AS (
+_EVENTS = Statement[Row](f"""{_TREE.format(name="insights.redact.events", most=_MAX_RUNS)}, first AS (
     SELECT h.run_id, h.number, h.data
       FROM tree JOIN orchestrator.histories h ON h.run_id = tree.id AND h.kind = ANY(%(kinds)s::text[])
-     WHERE tree.code LIMIT {_MOST_EVENTS + 1}
+     WHERE tree.code LIMIT {_MAX_EVENTS + 1}
 ), measured AS (
     SELECT *, sum(octet_length(data)) OVER (ORDER BY run_id, number) AS bytes FROM first
 )
-SELECT CASE WHEN bytes <= {_MOST_BYTES} THEN data END AS data FROM measured ORDER BY run_id, number
+SELECT CASE WHEN bytes <= {_MAX_BYTES} THEN data END AS data FROM measured ORDER BY run_id, number
 """)
 _KINDS = [
     *("run_started", "signal_received", "update_requested", "promise_created", "promise_resolved", "task_completed"),
@@ -117,7 +117,7 @@ _KINDS = [
 
 
 class Relative(NamedTuple):
-    """A task that names what is secret of it."""
+    """A task that declares arguments as secret."""
 
     patterns: tuple[str, ...]
     payload: bytes
@@ -128,14 +128,14 @@ class Family(NamedTuple):
     """The sources of secrets of a task or a run."""
 
     patterns: list[str]
-    """Of all tasks in it, and of those that its definitions name; not those of arguments without names."""
+    """Patterns of all related tasks and of tasks in their definitions, without patterns for unnamed arguments."""
     relatives: list[Relative]
     given: list[Any]
     """Parameters of runs of definitions, as plain data."""
     said: list[tuple[str, bytes]]
-    """Arguments and messages of runs of code, each by its name, encoded."""
+    """Encoded arguments and messages of runs of code, each with its name."""
     is_partial: bool
-    """There is more of it than was read."""
+    """Whether there are more sources than were read."""
 
 
 @Statement.function(f"""
@@ -143,15 +143,15 @@ SELECT /* insights.redact.of_workflow */ DISTINCT jsonb_path_query(definition, '
   FROM orchestrator.workflows WHERE name = %(name)s
 """)
 def patterns_of_workflow(connection: Connection, name: str) -> list[str]:
-    """Return the patterns of the tasks of a workflow, in any version."""
+    """Return the patterns of the tasks in all versions of a workflow."""
 
 
 def family_of(
     connection: Connection, *, task: UUID | None = None, run: UUID | None = None, everywhere: bool = False
 ) -> Family:
-    """Return what a task, or a run, may have secrets from: itself, and all that is related to it.
+    """Return everything from which a task or a run may have secrets: itself, and its relatives.
 
-    `everywhere` says that the settings name something, so that what has no patterns of its own may have secrets, too.
+    `everywhere` says that the settings have patterns, so tasks without own patterns may have secrets, too.
     """
     ids = {"task": task and task.hex, "run": run and run.hex}
     rows = _RELATIVES(connection, **ids, all=everywhere)
@@ -161,17 +161,17 @@ def family_of(
         for row in rows[:MOST_RELATIVES]
         if row.payload is not None
     ]
-    left = [row for row in rows[MOST_RELATIVES:] if not row.is_quiet]
-    is_partial = bool(left) or any(row.payload is None and not row.is_quiet for row in rows)
+    unread = [row for row in rows[MOST_RELATIVES:] if not row.is_quiet]
+    is_partial = bool(unread) or any(row.payload is None and not row.is_quiet for row in rows)
     given: list[Any] = []
     said: list[tuple[str, bytes]] = []
     if patterns or everywhere:
-        of_runs = _GIVEN(connection, **ids)
+        inputs = _INPUTS(connection, **ids)
         events = _EVENTS(connection, **ids, kinds=_KINDS)
-        given = [value for row in of_runs if row.is_read for value in _plain(row)]
-        said = list(_said(row.data for row in events if row.data is not None))
-        is_partial |= len(events) > _MOST_EVENTS or any(row.data is None for row in events)
-        is_partial |= not all(row.is_read for row in of_runs)
+        given = [value for row in inputs if row.is_read for value in _plain(row)]
+        said = list(_values_of_events(row.data for row in events if row.data is not None))
+        is_partial |= len(events) > _MAX_EVENTS or any(row.data is None for row in events)
+        is_partial |= not all(row.is_read for row in inputs)
     named = sorted(pattern for pattern in patterns if not pattern.startswith("@"))
     return Family(named, relatives, given, said, is_partial)
 
@@ -180,17 +180,17 @@ def _plain(row: Row) -> Iterator[Any]:
     if row.params is not None:
         yield readable_params(msgspec.json.decode(row.params))
     if row.state is not None:
-        yield timezones.decode(bytes(row.state))  # the shared state is a part of it, and so are signals
+        yield timezones.decode(bytes(row.state))  # includes the shared state and signals
 
 
-def _said(events: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
-    """Yield values in a history, each with the name under which it stands; nothing else in it is a value of users'."""
+def _values_of_events(events: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
+    """Yield the user's values in a history, each with its name."""
     names: dict[bytes, str] = {}
     for data in events:
-        what: Any = event_of(data)
-        name = getattr(what, "name", "") or getattr(what, "key", "") or names.get(getattr(what, "id", b""), "")
-        if isinstance(what, history.PromiseCreated):
-            names[what.id] = what.name
+        event: Any = event_of(data)
+        name = getattr(event, "name", "") or getattr(event, "key", "") or names.get(getattr(event, "id", b""), "")
+        if isinstance(event, history.PromiseCreated):
+            names[event.id] = event.name
         for field in ("payload", "value", "result"):
-            if (value := getattr(what, field, None)) is not None:
+            if (value := getattr(event, field, None)) is not None:
                 yield name, reveal(value, CALL if field == "payload" else VALUE)

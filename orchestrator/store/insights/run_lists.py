@@ -1,4 +1,4 @@
-"""Lists of runs: filters, orders that an index has, and pages that look at a bounded number of rows."""
+"""Lists of runs: filters, sort orders with an index, and pages that scan a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -24,45 +24,44 @@ from orchestrator.store.sql import Row, Statement
 
 @dataclass(frozen=True, kw_only=True)
 class RunFilter:
-    """Which runs to list; what is not given does not matter."""
+    """Conditions on runs. A condition that is None matches every run."""
 
     statuses: tuple[ShownRunState, ...] = ()
-    """Any of these states. Stuck runs are also running or pending, and terminated ones cancelled."""
+    """Any of these states. Stuck runs are also running or pending, and terminated runs cancelled."""
     workflow: str | None = None
-    """Of this workflow."""
+    """The workflow of the runs."""
     version: Annotated[int, Meta(ge=1, lt=2**31)] | None = None
-    """Of this version of the workflow."""
+    """The version of the workflow."""
     name: str | None = None
-    """This name."""
+    """The name of the runs."""
     tags: tuple[str, ...] = ()
-    """With all of these tags."""
+    """Tags that the runs must all have."""
     attributes: tuple[str, ...] = ()
-    """With all of these attributes: `stage=paid`, `stage!=paid`, `total>=100`."""
+    """Attributes that the runs must all have: `stage=paid`, `stage!=paid`, `total>=100`."""
     parent: UUID | None = None
-    """Started by this run."""
+    """The run that started the runs."""
     stuck: bool = False
-    """Only those whose code no longer fits their history."""
+    """Only runs whose code no longer fits their history."""
     unreplayed: bool = False
-    """Only open runs of code that no live worker has replayed: their last worker has ended, and was of an older release
-    than the newest, if workers say theirs."""
+    """Only open runs of code that no live worker has replayed: their last worker has ended, and ran an older release
+    than the newest, if workers report releases."""
     since: datetime | None = None
     """Created at this time or later."""
     until: datetime | None = None
     """Created before this time."""
     within: str = ""
-    """Of a workflow whose name begins so."""
+    """A prefix of the workflow's name."""
     part: str | None = None
-    """With this in the name of the workflow, or of the run, in any case."""
+    """A part of the name of the workflow or the run; case is ignored."""
 
 
-# What is asked for may be rare: each page looks at so many runs, and the next one goes on behind them.
+# Matching runs may be rare: each page scans a bounded number of runs, and the next page continues there.
 MOST_LOOKED_AT = 10_000
-"""Runs that are looked at for one page."""
+"""Runs that are scanned for one page."""
 RunSort = Literal["-when", "when", "-ended", "ended", "-workflow", "workflow"]
-"""By creation, end or workflow; a minus turns it round. A list by end has only ended runs, one by workflow only those
-of a workflow."""
+"""By creation, end or workflow; a minus reverses. Only ended runs have an end, and not all have a workflow."""
 _FIRST, _LAST = UUID(int=0), UUID(int=2**128 - 1)
-_FARTHEST = """
+_HORIZON = """
 SELECT /* insights.runs.horizon{name} */ id FROM orchestrator.runs WHERE {within} ORDER BY {order}
 OFFSET %(most)s LIMIT 1
 """
@@ -73,7 +72,7 @@ SELECT r.id FROM orchestrator.runs r JOIN orchestrator.tasks t ON t.id = r.id
    AND NOT EXISTS (SELECT FROM orchestrator.worker_releases w WHERE w.worker = t.worker AND w.release = (
                    SELECT release FROM orchestrator.worker_releases ORDER BY started_at DESC LIMIT 1))
  LIMIT {MOST_LOOKED_AT}"""
-# Parameters arrive as literals, so the planner drops the conditions that are not asked for.
+# Parameters arrive as literals, so the planner drops unused conditions.
 _PAGE = f"""
 SELECT /* insights.runs.list{{name}} */ * FROM (SELECT {COLUMNS} FROM orchestrator.runs
  WHERE {{within}}
@@ -102,7 +101,7 @@ _NEWEST = "created_at DESC, id DESC"
 
 
 def _ordered_by(column: str) -> dict[str, str]:
-    """Return the parts of a list in the order of a column; the cursor and the horizon are runs of it."""
+    """Return the SQL parts of a list in the order of a column; the cursor and the horizon are runs."""
     at = f"(SELECT {column} FROM orchestrator.runs WHERE id = %({{0}})s::uuid), %({{0}})s::uuid"
     return {
         "name": f"_by_{column}",
@@ -114,8 +113,8 @@ def _ordered_by(column: str) -> dict[str, str]:
     }
 
 
-# Names are compared together with ids, so that only the index of workflows has the order, and the place to begin: else
-# the walk may be past all newer runs of others.
+# Names are compared together with ids, so that only the index of workflows fits: otherwise the planner may scan all
+# newer runs of other workflows.
 _ORDERS = {
     "when": {
         "name": "",
@@ -134,7 +133,7 @@ _ORDERS = {
     "workflow": _ordered_by("workflow"),
 }
 _NEWEST_FIRST = {
-    name: (Statement[UUID](_FARTHEST.format(**parts)), Statement[Row](_PAGE.format(**parts)))
+    name: (Statement[UUID](_HORIZON.format(**parts)), Statement[Row](_PAGE.format(**parts)))
     for name, parts in _ORDERS.items()
 }
 _OLDEST_FIRST = {
@@ -155,15 +154,15 @@ SELECT /* insights.runs.running_tasks */ id, run_id, attempt FROM orchestrator.t
  WHERE run_id = ANY(%(ids)s::uuid[]) AND status = 'running' LIMIT 500
 """)
 def running_tasks(connection: Connection, ids: Sequence[bytes]) -> list[RunningTask]:
-    """Return running tasks of runs."""
+    """Return up to 500 running tasks of runs."""
 
 
 class FailedRuns(NamedTuple):
-    """How many runs have failed."""
+    """The number of failed runs."""
 
     runs: int
     is_part: bool
-    """Only so many of the runs that ended last were looked at."""
+    """Whether only the last `MOST_LOOKED_AT` ended runs were scanned."""
 
 
 @Statement.function(f"""
@@ -174,15 +173,15 @@ SELECT /* insights.runs.count_failed */ count(*) FILTER (WHERE status = 'failed'
          ORDER BY ended_at DESC LIMIT {MOST_LOOKED_AT}) AS ended
 """)
 def count_failed_runs(connection: Connection, since: datetime, within: str = "") -> FailedRuns:
-    """Return how many runs have failed since then."""
+    """Return the number of runs that have failed since then."""
 
 
 class RunPage(NamedTuple):
-    """Some of the runs that match."""
+    """A page of the matching runs."""
 
     runs: list[RunView]
     next: UUID | None
-    """The `before` of the page after this one; None if there are no more."""
+    """The `before` of the next page; None on the last page."""
 
 
 def page_of_runs(
@@ -194,16 +193,15 @@ def page_of_runs(
     sort: RunSort = "-when",
     needles: Needles = NONE,
 ) -> RunPage:
-    """Return the newest runs that match, newest first; or those of another order.
+    """Return the first matching runs in an order, by default newest first.
 
-    A page takes as long as any other, whatever one looks for: it looks at a bounded number of rows, and so may have few
-    runs, or none, and yet not be the last.
+    A page scans a bounded number of rows, so it may have few runs or none without being the last.
     """
     oldest = not sort.startswith("-")
     order = sort.removeprefix("-")
     if wanted.workflow is not None and order != "ended":
         order = "of workflow"
-    if wanted.statuses == (ShownRunState.STUCK,):  # these have an index
+    if wanted.statuses == (ShownRunState.STUCK,):  # stuck runs have an index
         wanted = replace(wanted, statuses=(), stuck=True)
     end, farthest_end = (_FIRST, _LAST) if oldest else (_LAST, _FIRST)
     parameters = {
@@ -237,26 +235,31 @@ def page_of_runs(
         is_walked = (any(walked) or ranges is not None or bool(needles.data)) and not wanted.parent
     farthest, listing = (_OLDEST_FIRST if oldest else _NEWEST_FIRST)[order]
     horizon = farthest.first(connection, parameters, horizon=farthest_end.hex) if is_walked else None
-    found = [RunView(**columns(row)) for row in listing(connection, parameters, horizon=(horizon or farthest_end).hex)]
-    if len(found) < limit:
-        return RunPage(found, horizon)
+    runs = [RunView(**columns(row)) for row in listing(connection, parameters, horizon=(horizon or farthest_end).hex)]
+    if len(runs) < limit:
+        return RunPage(runs, horizon)
     if order in ("when", "of workflow"):
-        return RunPage(found, (max if oldest else min)(run.id for run in found))
-    return RunPage(found, found[-1].id)
+        return RunPage(runs, (max if oldest else min)(run.id for run in runs))
+    return RunPage(runs, runs[-1].id)
 
 
 def list_runs(
-    connection: Connection, wanted: RunFilter, *, limit: int = 50, before: UUID | None = None, sort: RunSort = "-when"
+    connection: Connection,
+    wanted: RunFilter,
+    *,
+    limit: int = 50,
+    before: UUID | None = None,
+    sort: RunSort = "-when",
 ) -> RunPage:
-    """Return as many runs that match as are asked for, if so many are found page after page within a second."""
-    found: list[RunView] = []
+    """Return up to `limit` matching runs, reading pages for up to a second."""
+    runs: list[RunView] = []
     last = time.monotonic() + LONGEST_WALK
     while True:
-        page = page_of_runs(connection, wanted, limit=limit - len(found), before=before, sort=sort)
-        found += page.runs
+        page = page_of_runs(connection, wanted, limit=limit - len(runs), before=before, sort=sort)
+        runs += page.runs
         before = page.next
-        if before is None or len(found) == limit or time.monotonic() >= last:
-            return RunPage(found, before)
+        if before is None or len(runs) == limit or time.monotonic() >= last:
+            return RunPage(runs, before)
 
 
 # -- the last runs of workflows and flows
@@ -270,12 +273,12 @@ class LastRun(NamedTuple):
     status: str
     created_at: datetime
     began_at: datetime | None
-    """When it began, or began again because it was retried."""
+    """The time of the last start: the first one, or that of the last retry."""
     ended_at: datetime | None
 
 
-# A range of one name, because of `workflow = name` Postgres concludes that ids alone give the order: then it may walk
-# the primary key, past all newer runs of others.
+# A range of one name, because with `workflow = name` the planner knows that ids alone give the order, and may scan the
+# primary key through all newer runs of other workflows.
 _NEWEST_RUNS = Statement[LastRun]("""
 SELECT /* insights.last_runs */ r.* FROM unnest(%(workflows)s::text[]) AS w(name)
  CROSS JOIN LATERAL (
@@ -287,8 +290,8 @@ SELECT /* insights.last_runs */ r.* FROM unnest(%(workflows)s::text[]) AS w(name
 
 
 def last_runs(connection: Connection, workflows: Iterable[str], limit: int) -> dict[str, list[LastRun]]:
-    """Return so many of the last runs of each workflow, the oldest of them first; in one walk along their index."""
-    found: dict[str, list[LastRun]] = {name: [] for name in workflows}
-    for run in _NEWEST_RUNS(connection, workflows=list(found), limit=limit) if found else ():
-        found[run.workflow].append(run)
-    return found
+    """Return up to `limit` of the last runs of each workflow, oldest first, in one index scan for each."""
+    by_workflow: dict[str, list[LastRun]] = {name: [] for name in workflows}
+    for run in _NEWEST_RUNS(connection, workflows=list(by_workflow), limit=limit) if by_workflow else ():
+        by_workflow[run.workflow].append(run)
+    return by_workflow

@@ -1,4 +1,4 @@
-"""Runs and how far they have come."""
+"""Runs and their progress."""
 
 from __future__ import annotations
 
@@ -28,58 +28,58 @@ class RunView:
     """One run."""
 
     id: UUID
-    """Its id, which sorts by the time of its creation."""
+    """The id of the run; ids sort by the time of creation."""
     name: str
-    """The name that its caller gave it."""
+    """The name given by the caller."""
     status: str
-    """Where it stands."""
+    """The state."""
     cancelling: bool
-    """It is to be cancelled; its tasks are being ended."""
+    """Whether the run is being cancelled; its tasks are being ended."""
     total: int
-    """How many tasks it has."""
+    """The number of tasks."""
     open: int
     """Tasks that have not ended."""
     success: int
-    """Tasks that returned."""
+    """Tasks that succeeded."""
     failed: int
     """Tasks that failed."""
     cancelled: int
     """Tasks that were cancelled."""
     skipped: int
-    """Tasks that never ran because of others."""
+    """Tasks that never ran because of other tasks."""
     created_at: datetime
-    """When it was created."""
+    """When the run was created."""
     started_at: datetime | None
-    """When the scheduler began it."""
+    """When the scheduler began the run."""
     ended_at: datetime | None
-    """When its last task ended."""
+    """When the last task ended."""
     workflow: str | None
-    """The workflow that it is a run of."""
+    """The workflow of the run."""
     version: int | None
-    """The version of the workflow that it is pinned to."""
+    """The version of the workflow to which the run is pinned."""
     tags: tuple[str, ...]
-    """What it can be found by."""
+    """Tags by which the run can be found."""
     key: str | None
-    """Its idempotency key, or the chosen id of a run of code."""
+    """The idempotency key, or the chosen id of a run of code."""
     reason: str | None
-    """Why it did not succeed, where no task says so."""
+    """The reason for an unsuccessful end, if no task has it."""
     parent_run: UUID | None
-    """The run that started it."""
+    """The run that started this one."""
     parent_step: str | None
-    """The step of that run."""
+    """The step of the parent run."""
     stuck: Mapping[str, Any] | None = None
-    """Why its code cannot go on with its history: kind, message, event, difference."""
+    """Why the code does not fit its history: kind, message, event, difference."""
     retried_at: datetime | None = None
-    """When it last began again, because it was retried."""
+    """When the run last began again because of a retry."""
 
     @property
     def began_at(self) -> datetime | None:
-        """When it last began: what came before a retry, and the time until then, is no part of how long it takes."""
+        """When the run last began: the time before a retry is not part of its duration."""
         return self.retried_at or self.started_at
 
     @property
     def shown_status(self) -> str:
-        """Its state in the words of people: a run of code may be stuck, or was terminated."""
+        """The state for people: a run of code may be stuck, or was terminated."""
         if self.stuck is not None and self.ended_at is None:
             return "stuck"
         return TERMINATED if self.status == RunState.CANCELLED and self.reason == TERMINATED else self.status
@@ -87,26 +87,26 @@ class RunView:
 
 @dataclass(frozen=True, kw_only=True)
 class RunDetail(RunView):
-    """All that is known of one run but its tasks."""
+    """One run in full, without its tasks."""
 
     params: Mapping[str, Any] | str
-    """What it was started with, and defaults; a text that says so if they are sealed with a key that is not here."""
+    """The parameters, defaults included; a text if they are sealed with a key that is not here."""
     code: bool = False
-    """It is a run of a workflow as code."""
+    """Whether the run is of a workflow as code."""
     schedule: str | None = None
-    """What started it: workflow/name, or workflow/name#backfill."""
+    """The schedule that started the run: workflow/name, or workflow/name#backfill."""
     fire_time: datetime | None = None
-    """The time that it is for, if a schedule or a run before it says so."""
+    """The time that the run is for, if a schedule or an earlier run set it."""
     limit: int | None = None
-    """How many runs that share its limit may run at once."""
+    """The limit on concurrent runs in the run's concurrency group."""
     held_by: tuple[UUID, ...] = ()
-    """While it waits for that limit: the first of the runs that hold it."""
+    """The first runs that use up this limit, while the run waits for it."""
     flow: bool = False
-    """It is a run of a flow graph."""
+    """Whether the run is of a flow graph."""
     parent_task: UUID | None = None
-    """The task that started it."""
+    """The task that started the run."""
     attributes: Mapping[str, Any] | None = None
-    """What its code has set for lists to be filtered by."""
+    """Attributes set by the code, by which lists can be filtered."""
 
 
 _OWN_ID = f"""coalesce(key, (SELECT {run_keys.OWN_ID}
@@ -118,7 +118,7 @@ SELECT /* insights.runs.find */ {COLUMNS} FROM orchestrator.runs WHERE id = ANY(
 
 
 def find_runs(connection: Connection, ids: Sequence[bytes]) -> list[RunView]:
-    """Return those of these runs that there are."""
+    """Return the runs that exist."""
     return [RunView(**columns(row)) for row in _FIND(connection, ids=ids)]
 
 
@@ -126,11 +126,11 @@ def find_runs(connection: Connection, ids: Sequence[bytes]) -> list[RunView]:
     "SELECT /* insights.runs.of_code */ id FROM orchestrator.runs WHERE id = ANY(%(ids)s::uuid[]) AND code"
 )
 def runs_of_code(connection: Connection, ids: Sequence[bytes]) -> frozenset[UUID]:
-    """Return those of these runs that are of workflows as code."""
+    """Return the runs of workflows as code among these."""
 
 
-# A run of code ends with its own task. Of others, the first tasks are looked at, and then what failed last before the
-# end of the run: a run may have a million.
+# A run of code ends with its turn task. For other runs, look at the first tasks, and then at the last failures before
+# the end of the run: a run may have a million tasks.
 _ERRORS = Statement[Row]("""
 SELECT /* insights.runs.errors */ r.id, e.kind, e.message FROM orchestrator.runs r
  CROSS JOIN LATERAL (
@@ -149,7 +149,7 @@ SELECT /* insights.runs.errors */ r.id, e.kind, e.message FROM orchestrator.runs
 
 
 def errors_of_runs(connection: Connection, runs: Sequence[UUID]) -> dict[UUID, str]:
-    """Return why those of these runs failed of which a task says so, in a line of a list."""
+    """Return one-line errors of the runs that failed because of a task."""
     rows = _ERRORS(connection, ids=[run.bytes for run in runs]) if runs else ()
     return {row.id: error_line(row) for row in rows}
 
@@ -166,30 +166,30 @@ SELECT /* insights.runs.show */ {columns_of(RunDetail, but=("held_by",), key=_OW
 
 
 class RunNote(NamedTuple):
-    """What tells a run from others in a list."""
+    """Data that distinguishes a run from others in a list."""
 
     id: UUID
     own_id: str | None
-    """Its idempotency key, or the chosen id of a run of code."""
+    """The idempotency key, or the chosen id of a run of code."""
     schedule: str | None
     fire_time: datetime | None
     parent_task: UUID | None
     params: Mapping[str, Any] | None
-    """What it was started with; None if that is large, or nothing, or it is a run of code."""
+    """The parameters; None if they are large or empty, or for a run of code."""
     start: bytes | None
-    """Of a run of code, its arguments, encoded; None if they are large."""
+    """The encoded arguments of a run of code; None if they are large."""
     is_plain: bool
-    """Nothing that its tasks were given is declared as secret: not in its definition, and it has no relatives. A run of
-    code or a flow has no patterns, nor has any of its tasks, which are few."""
+    """Whether no argument of the run's tasks is declared as secret: its definition has no `redact` patterns, and it has
+    no relatives. A run of code or a flow counts if none of its tasks has patterns and they are few."""
     error: str = ""
-    """Why it failed, where a task says so."""
+    """The error, if a task made the run fail."""
 
 
-_MOST_TASKS = 100
-"""Tasks of a run of code that a list looks at."""
+_MAX_TASKS = 100
+"""Tasks of a run of code that a list examines."""
 _OF_CODE = " UNION ALL ".join(
     f"SELECT options, row_number() OVER () AS number FROM (SELECT options FROM orchestrator.{table}"
-    f" WHERE run_id = listed.id LIMIT {_MOST_TASKS + 1}) AS first"
+    f" WHERE run_id = listed.id LIMIT {_MAX_TASKS + 1}) AS first"
     for table in ("tasks", "ended_tasks")
 )
 _NOTES = Statement[RunNote](f"""
@@ -214,7 +214,7 @@ WITH /* insights.runs.notes */ listed AS MATERIALIZED (
 SELECT id, own_id, schedule, fire_time, parent_task, params, start,
        is_alone AND workflow IS NOT NULL AND CASE WHEN code OR flow
            THEN (SELECT true FROM orchestrator.runs child WHERE child.parent_run = listed.id LIMIT 1) IS NULL
-            AND (SELECT true FROM ({_OF_CODE}) AS task WHERE task.number > {_MOST_TASKS}
+            AND (SELECT true FROM ({_OF_CODE}) AS task WHERE task.number > {_MAX_TASKS}
                     OR task.options ?| '{{redact,inherited}}' LIMIT 1) IS NULL ELSE true END
        AND NOT EXISTS (
            SELECT FROM guarded g WHERE g.name = workflow AND g.version = listed.version AND g.flow = listed.flow)
@@ -224,7 +224,7 @@ SELECT id, own_id, schedule, fire_time, parent_task, params, start,
 
 
 def notes_of_runs(connection: Connection, runs: Sequence[UUID], most: int = 2_000) -> dict[UUID, RunNote]:
-    """Return what tells these runs apart, with what they were started with if that has `most` so many bytes."""
+    """Return data that distinguishes these runs, with arguments of at most `most` bytes."""
     rows = _NOTES(connection, ids=[run.bytes for run in runs], most=most) if runs else ()
     return {
         row.id: row._replace(
@@ -235,10 +235,10 @@ def notes_of_runs(connection: Connection, runs: Sequence[UUID], most: int = 2_00
     }
 
 
-_MOST_WORKFLOWS = 500
-"""Workflows among whose runs an id of somebody's own is looked for."""
-# From one name to the next in the index of workflows, however many runs each has; past those of compositions, which end
-# in hexadecimal digits.
+_MAX_WORKFLOWS = 500
+"""Workflows among whose runs a chosen id is looked for."""
+# One index probe for each workflow, however many runs it has. Names of compositions, which end in hexadecimal digits,
+# are skipped.
 _WORKFLOWS = Statement[str](f"""
 WITH /* insights.runs.workflows */ RECURSIVE known (name) AS (
     (SELECT workflow FROM orchestrator.runs WHERE workflow >= %(within)s::text ORDER BY workflow LIMIT 1)
@@ -248,7 +248,7 @@ WITH /* insights.runs.workflows */ RECURSIVE known (name) AS (
              ORDER BY workflow LIMIT 1)
       FROM known WHERE known.name IS NOT NULL
 )
-SELECT name FROM known WHERE name IS NOT NULL AND NOT starts_with(name, '{PREFIX}') LIMIT {_MOST_WORKFLOWS}
+SELECT name FROM known WHERE name IS NOT NULL AND NOT starts_with(name, '{PREFIX}') LIMIT {_MAX_WORKFLOWS}
 """)
 _BY_KEY = Statement[UUID]("""
 SELECT /* insights.runs.by_key */ id FROM orchestrator.runs WHERE key = %(key)s
@@ -258,54 +258,54 @@ SELECT run_id FROM orchestrator.run_keys WHERE key = ANY(%(keys)s::text[]) LIMIT
 
 
 def workflows_with_runs(connection: Connection, within: str = "") -> list[str]:
-    """Return the first workflows, by name, that have runs and whose names begin so."""
+    """Return the first workflows, by name, that have runs and whose names begin with `within`."""
     return [name for name in _WORKFLOWS(connection, within=within) if name.startswith(within)]
 
 
 def runs_by_key(connection: Connection, key: str, limit: int, within: str = "") -> list[RunView]:
-    """Return runs with this idempotency key or this id of their own; `workflow/id` is that of one."""
+    """Return runs with this idempotency key or chosen id; `workflow/id` selects one workflow."""
     keys = [key, *(scoped(workflow, key) for workflow in workflows_with_runs(connection, within))]
     ids = _BY_KEY(connection, key=key, keys=keys, limit=limit)
-    found = find_runs(connection, [run.bytes for run in ids]) if ids else []
-    return [run for run in found if (run.workflow or "").startswith(within)]
+    runs = find_runs(connection, [run.bytes for run in ids]) if ids else []
+    return [run for run in runs if (run.workflow or "").startswith(within)]
 
 
 def show_run(connection: Connection, run: UUID) -> RunDetail | None:
-    """Return a run, or None if there is none of that id."""
+    """Return a run; None if it does not exist."""
     row = _SHOW.first(connection, id=run.hex)
     if row is None:
         return None
-    # The arguments of a composition are shown with its tasks.
-    shown = columns(row) | {"params": {} if is_composed(row.workflow) else shown_params(row.params or {})}
+    # The arguments of a composition are displayed with its tasks.
+    fields = columns(row) | {"params": {} if is_composed(row.workflow) else shown_params(row.params or {})}
     waits = row.status == RunState.PENDING and row.limit is not None
     held_by = _HOLDERS(connection, id=run.hex) if waits else ()
-    return RunDetail(**shown | {"held_by": tuple(held_by)})
+    return RunDetail(**fields | {"held_by": tuple(held_by)})
 
 
 _SEALED = "(sealed)"
-"""Stands for the parameters that cannot be opened here; no parameter has this name."""
+"""The name under which parameters are returned that cannot be opened here; no parameter has this name."""
 
 
 def shown_params(stored: Any) -> Any:
-    """Return parameters, opened if they are sealed; if that fails, sealed: the caller may have the key."""
+    """Return stored parameters, opened if possible; otherwise sealed, because the caller may have the key."""
     opened = open_json(stored)
     return opened if isinstance(opened, dict) else {_SEALED: stored}
 
 
 def readable_params(params: Mapping[str, Any] | str) -> Mapping[str, Any] | str:
-    """Return the parameters of a run for people: opened where this process can, else a text that says so."""
+    """Return the parameters of a run for people: opened if this process can, or else a text that says why not."""
     sealed = params.get(_SEALED) if isinstance(params, Mapping) else None
     if not isinstance(sealed, str):
         return params
     text = open_text(sealed)
     try:
-        return msgspec.json.decode(text, type=dict[str, Any])  # a client over HTTP that has the key has opened it
+        return msgspec.json.decode(text, type=dict[str, Any])  # an HTTP client with the key has opened them
     except msgspec.MsgspecError:
         return text
 
 
 def columns(row: Any) -> dict[str, Any]:
-    """Return the fields of a view of a row."""
+    """Return the fields of a `RunView` from a row."""
     stuck = row.stuck and {
         name: reveal_text(text) if isinstance(text, str) else text for name, text in row.stuck.items()
     }

@@ -1,4 +1,4 @@
-"""What the Postgres server is, its clock, its position in the write-ahead log, and where a role's own tables go."""
+"""The Postgres server: version, clock, position in the write-ahead log, privileges and load."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from orchestrator.store.sql import Statement
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A server, as a role sees it."""
+    """A server, as seen by a role."""
 
     version: str
-    """As people write it, e.g. 17.2."""
+    """The version for people, e.g. 17.2."""
     number: int
-    """The same for comparisons, e.g. 170002."""
+    """The version for comparisons, e.g. 170002."""
     read_only: bool
-    """It is a standby, or takes no writes for another reason."""
+    """Whether the server is a standby or refuses writes for another reason."""
     unsafe: Sequence[str]
-    """Settings of durability that are off: a crash of the machine may lose commits."""
+    """Durability settings that are off: a crash of the machine may lose commits."""
     role: str
     """The role of this connection."""
     owns: bool
-    """The role has the rights of our tables' owner."""
+    """Whether the role has the rights of the tables' owner."""
     forbidden: Sequence[str]
-    """Tables of ours that the role may not read and write."""
+    """Tables that the role may not read and write."""
 
 
 _SERVER = Statement[Server]("""
@@ -53,37 +53,37 @@ SELECT current_setting('server_version') AS version, current_setting('server_ver
 
 
 def server(connection: Connection) -> Server:
-    """Return what the server is, and what the role may do there."""
+    """Return the server's version and settings, and the role's privileges."""
     return _SERVER.one(connection)
 
 
 @Statement.function("SELECT /* insights.clock */ extract(epoch FROM clock_timestamp())::double precision")
 def clock(connection: Connection) -> float:
-    """Return the time of the server, in seconds since 1970."""
+    """Return the time of the server, in Unix seconds."""
 
 
-# A message in the write-ahead log: durable like a row, and in no table.
+# A message in the write-ahead log: durable like a row, but in no table.
 _COMMIT = Statement[str]("SELECT /* insights.commit */ pg_logical_emit_message(true, 'doctor', '')::text")
 
 
 def commit(connection: Connection) -> None:
-    """Commit a transaction that changes no table; the connection commits by itself."""
+    """Commit a transaction that changes no table; the connection must be in autocommit mode."""
     _COMMIT.one(connection)
 
 
 @Statement.function("SELECT /* insights.position */ (pg_current_wal_flush_lsn() - '0/0')::bigint")
 def position(connection: Connection) -> int:
-    """Return how far a primary has flushed its log: a standby that has replayed this has all commits."""
+    """Return the position up to which a primary has flushed its log: a standby that has replayed it has all commits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
-    """How far a standby is."""
+    """The progress of a standby."""
 
     position: int | None
-    """None if the server is no standby."""
+    """None if the server is not a standby."""
     age: float
-    """Seconds since the last commit that it has replayed."""
+    """Seconds since the last replayed commit."""
 
 
 @Statement.function("""
@@ -102,7 +102,7 @@ _DEFAULT_SCHEMA = Statement[tuple[str, str | None]](
 
 
 def misplaced_tables(url: str, namespace: str) -> str | None:
-    """Say that a role creates its own tables among ours where it names no schema, and what to do."""
+    """Return a warning and advice if a role's unqualified tables are created in the namespace's schema."""
     engine = engine_for(url, name="orchestrator db upgrade")
     try:
         with engine.connect() as connection:
@@ -118,17 +118,17 @@ def misplaced_tables(url: str, namespace: str) -> str | None:
     )
 
 
-# -- load on Postgres from outside: connections that run out, and transactions that hold back vacuum
+# -- load on Postgres by other programs: exhausted connections, and transactions that hold back vacuum
 
 
 @dataclass(frozen=True, kw_only=True)
 class Connections:
-    """How many connections the server has, of all its databases and programs."""
+    """The number of connections to the server, of all databases and programs."""
 
     used: int
-    """Open now."""
+    """Open connections."""
     limit: int
-    """How many an ordinary role may open."""
+    """The number of connections that ordinary roles may open."""
 
 
 @Statement.function("""
@@ -138,28 +138,28 @@ SELECT /* insights.connections */
          WHERE name IN ('max_connections', 'superuser_reserved_connections', 'reserved_connections'))::int AS limit
 """)
 def connections(connection: Connection) -> Connections:
-    """Return how many connections are open, and how many there can be."""
+    """Return the number of open connections, and their limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LongTransaction:
-    """A transaction that has been open for long. No row that has died since it began can be cleaned away."""
+    """A transaction that has been open for long. Vacuum cannot remove rows that died after its start."""
 
     pid: int | None
-    """The server process; None for a prepared transaction, which belongs to none."""
+    """The server process; None for a prepared transaction, which has no process."""
     age: float
-    """Seconds since it began."""
+    """Seconds since the transaction began."""
     application: str
     """The application name, or the prepared transaction's id."""
     role: str
-    """Its user."""
+    """The user."""
     state: str
-    """Its state: `active`, `idle in transaction`, `prepared`."""
+    """`active`, `idle in transaction`, `prepared`, …"""
     query: str
-    """Its last statement, cut short."""
+    """The last statement, truncated."""
 
 
-# Only what has a snapshot or an id of its own holds anything back; vacuum itself does not.
+# Only transactions with a snapshot or an id hold vacuum back; vacuum itself does not.
 @Statement.function("""
 SELECT /* insights.long_transactions */ pid,
        extract(epoch FROM clock_timestamp() - xact_start)::double precision AS age,
@@ -177,7 +177,7 @@ SELECT NULL, extract(epoch FROM clock_timestamp() - prepared)::double precision,
  ORDER BY age DESC LIMIT 5
 """)
 def long_transactions(connection: Connection, seconds: float) -> list[LongTransaction]:
-    """Return the oldest transactions of this database that have been open for so many seconds."""
+    """Return the oldest transactions of this database that have been open for `seconds`."""
 
 
 _LOCK_HOLDERS = Statement[tuple[int, str, str]](rf"""
@@ -191,7 +191,7 @@ SELECT /* insights.lock_holders */ DISTINCT a.pid, a.application_name,
 
 
 def lock_holders(connection: Connection) -> list[tuple[int, str, str]]:
-    """Return the process that keeps others from reading our tables: process, application and last statement."""
+    """Return processes that keep others from reading the tables: process id, application and last statement."""
     return _LOCK_HOLDERS(connection, root=root_of(connection))
 
 
@@ -202,5 +202,5 @@ SELECT /* insights.dead_rows */ coalesce(sum(n_dead_tup), 0)::bigint
 
 
 def dead_rows(connection: Connection) -> int:
-    """Return about how many dead rows the table of open tasks carries along."""
+    """Return an estimate of the dead rows in the table of open tasks."""
     return _DEAD_ROWS.one(connection, root=root_of(connection))

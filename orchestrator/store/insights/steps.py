@@ -1,4 +1,4 @@
-"""The steps of one run: its pinned definition, what the planner remembers, and the times of its tasks."""
+"""The steps of one run: its pinned definition, the state of its plan, and the times of its tasks."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ class StepView:
     """One step of a run."""
 
     name: str
-    """Its name in the workflow."""
+    """The name of the step in the workflow."""
     kind: str
-    """`task`, or `workflow` where it starts child runs."""
+    """`task`, or `workflow` if the step starts child runs."""
     calls: str
-    """The task or workflow that it calls."""
+    """The task or workflow of the step."""
     state: str
     """waiting, open, success, failed, skipped or cancelled."""
     fan_out: bool
-    """Whether it becomes as many tasks as the data says."""
+    """Whether the number of tasks depends on data."""
     total: int | None
-    """How many tasks it is; None for a fan-out whose size was never known."""
+    """The number of tasks; None for a fan-out whose size was never known."""
     ended: int
     """Tasks that have ended."""
     failed: int
     """Tasks that failed."""
     reason: str | None
-    """Why it was skipped, or failed without a task."""
+    """Why the step was skipped, or failed without a task."""
     depends_on: tuple[str, ...]
-    """The steps that it follows."""
+    """The steps that must end before this one."""
     started_at: datetime | None
-    """When the first of its tasks began."""
+    """When the first task began."""
     ended_at: datetime | None
-    """When the last of its tasks ended; None while it is open."""
+    """When the last task ended; None while the step is open."""
     error: ErrorView | None
-    """How the first of its tasks that failed did so."""
+    """The error of the first failed task."""
 
 
 class StepTimes(NamedTuple):
@@ -63,13 +63,13 @@ class StepTimes(NamedTuple):
 
 
 def _began(retried_at: str) -> str:
-    """Return when a step began: in a run that was retried with this step, at the first start since then."""
+    """Return SQL of the start of a step: the first start since the run's retry, if there is one."""
     return f"coalesce(min(started_at) FILTER (WHERE started_at >= {retried_at}), min(started_at))"
 
 
 _RETRIED = "(SELECT retried_at FROM orchestrator.runs WHERE id = %(run)s::uuid)"
-# The plan comes first, then a row for each step that has tasks or child runs: all in one snapshot. An error is looked
-# up for each step that has one, through the index, so that no traceback is read that is not shown.
+# The run comes first, then a row for each step with tasks or child runs, all in one snapshot. The error of a failed
+# step is looked up by index, so only tracebacks that are displayed are read.
 _STEPS = Statement[Row](f"""
 WITH /* insights.steps */ ended AS (
     SELECT step, min(started_at) AS first_at, min(started_at) FILTER (WHERE started_at >= {_RETRIED}) AS started_at,
@@ -100,10 +100,10 @@ SELECT NULL, NULL, step, started_at, ended_at,
 
 
 def list_steps(connection: Connection, run: UUID, *, definition: Definition | None = None) -> list[StepView]:
-    """Return the steps of a run in the order of its definition; none if it has no definition, or if that or its plan
-    cannot be read (then the run is stuck).
+    """Return the steps of a run in the order of its definition; empty if the run has no definition, or if the
+    definition or the plan cannot be decoded (then the run is stuck).
 
-    The definition of a run never changes: a caller that looks again may pass it.
+    The definition of a run never changes: a caller that polls may pass it.
     """
     try:
         definition = definition or workflows.of_run(connection, run.bytes)
@@ -111,15 +111,15 @@ def list_steps(connection: Connection, run: UUID, *, definition: Definition | No
         return []
     if definition is None:
         return []
-    whole, *rows = _STEPS(connection, run=run.hex)
+    run_row, *rows = _STEPS(connection, run=run.hex)
     times = {row.step: StepTimes(row.started_at, row.ended_at, row.error) for row in rows}
     try:
-        plan = _plan(definition, whole.status, whole.state)
+        plan = _plan(definition, run_row.status, run_row.state)
     except msgspec.DecodeError:
         return []
     return [
-        view_of(step, StepState(plan.steps[place]), plan.fans.get(place), plan.reasons.get(place), times.get(step.name))
-        for place, step in enumerate(definition.steps)
+        view_of(step, StepState(plan.steps[index]), plan.fans.get(index), plan.reasons.get(index), times.get(step.name))
+        for index, step in enumerate(definition.steps)
     ]
 
 
@@ -132,7 +132,7 @@ SELECT /* insights.step_task */{_TASK.format("tasks")} UNION ALL SELECT{_TASK.fo
 
 
 def find_step_task(connection: Connection, run: UUID, step: str, index: int) -> UUID | None:
-    """Return the task of a step; of a fan-out, the one at this place."""
+    """Return the task of a step; for a fan-out, the task at this index."""
     return _STEP_TASK.first(connection, run=run.hex, step=step, index=index)
 
 
@@ -143,21 +143,21 @@ SELECT /* insights.steps.failed_task */ id FROM orchestrator.ended_tasks
 
 
 def find_failed_task(connection: Connection, run: UUID, step: str) -> UUID | None:
-    """Return the first task of a step that failed."""
+    """Return the first failed task of a step."""
     return _FAILED_TASK.first(connection, run=run.hex, step=step)
 
 
 class StepStates(NamedTuple):
-    """How far the steps of a run have come."""
+    """The states of a run's steps."""
 
     id: UUID
     status: str
     began_at: datetime | None
     ended_at: datetime | None
     states: Mapping[str, str]
-    """By name; empty where its definition is not read, or its plan cannot be."""
+    """By step name; empty if the definition was not read or the plan cannot be decoded."""
     seconds: Mapping[str, float] = MappingProxyType({})
-    """How long each step took that has ended, by name; of very large runs, nothing."""
+    """Durations of ended steps by name, in seconds; empty for very large runs."""
 
 
 _STATES = Statement[Row]("""
@@ -182,8 +182,8 @@ SELECT /* insights.steps.seconds_of_steps */ step,
          WHERE parent_run = %(run)s::uuid AND parent_step = ANY(%(steps)s::text[])) AS found
  GROUP BY step
 """)
-# Of tasks with a limit of their own or of their queue: the last end of another one that has the same limit, while the
-# task was there and had not begun. What ended long before it began is not looked at.
+# For tasks with a limit of their own or of their queue: the last end of another task under the same limit, while the
+# task existed and had not begun. Ends long before that are not examined.
 _TASKS_OF_STEPS = """SELECT step, id, queue, lane, options, created_at, started_at, status FROM orchestrator.{}
          WHERE run_id = %(run)s::uuid AND step = ANY(%(steps)s::text[]) AND coalesce(position, 0) = 0"""
 _SHARES = """CASE
@@ -214,42 +214,42 @@ SELECT /* insights.steps.first_attempts */ t.step, min(a.started_at)
   JOIN orchestrator.attempts a ON a.task_id = t.id AND a.outcome IN ('failed', 'lost')
  WHERE a.started_at IS NOT NULL GROUP BY t.step
 """)
-_MOST_TASKS = 20_000
+_MAX_TASKS = 20_000
 """Tasks whose times are read for a list of runs."""
-_MOST_VERSIONS = 5
-"""Of a workflow, whose definitions are read for a list of its runs."""
+_MAX_VERSIONS = 5
+"""Versions of a workflow whose definitions are read for a list of its runs."""
 
 
 def seconds_of_steps(connection: Connection, run: UUID, steps: Sequence[str]) -> dict[str, float | None]:
-    """Return how long some steps of a run took."""
+    """Return the durations of some steps of a run."""
     return dict(_SECONDS_OF_STEPS(connection, run=run.hex, steps=list(steps)))
 
 
 def first_attempts(connection: Connection, run: UUID, steps: Sequence[str]) -> dict[str, datetime]:
-    """Return when the first attempts began of those steps that needed another one; of a fan-out, of its first task."""
+    """Return the start of the first attempt of steps that needed another one; for a fan-out, of its first task."""
     return dict(_FIRST_ATTEMPTS(connection, run=run.hex, steps=list(steps)))
 
 
 def limited_until(connection: Connection, run: UUID, steps: Sequence[str]) -> dict[str, datetime]:
-    """Return until when steps waited, or wait, for a limit of their task or queue: others had all of it."""
+    """Return until when steps waited, or wait, for a limit of their task or queue that other tasks used up."""
     return dict(_LIMITED_UNTIL(connection, run=run.hex, steps=list(steps)))
 
 
 def states_of_runs(connection: Connection, workflow: str, runs: Sequence[UUID]) -> list[StepStates]:
-    """Return the states of all steps of some runs of a workflow, the oldest run first."""
+    """Return the states of all steps of some runs of a workflow, oldest run first."""
     rows = _STATES(connection, ids=[run.bytes for run in runs])
-    versions = sorted({row.version for row in rows}, reverse=True)[:_MOST_VERSIONS]
-    known = {version: workflows.read(connection, workflow, version) for version in versions}
+    versions = sorted({row.version for row in rows}, reverse=True)[:_MAX_VERSIONS]
+    definitions = {version: workflows.read(connection, workflow, version) for version in versions}
     seconds: dict[UUID, dict[str, float]] = {row.id: {} for row in rows}
-    if sum(row.total for row in rows) <= _MOST_TASKS:
-        for one in _SECONDS(connection, ids=[row.id.bytes for row in rows]):
-            seconds[one.run_id][one.step] = one.seconds or 0.0
-    found = []
+    if sum(row.total for row in rows) <= _MAX_TASKS:
+        for timing in _SECONDS(connection, ids=[row.id.bytes for row in rows]):
+            seconds[timing.run_id][timing.step] = timing.seconds or 0.0
+    result = []
     for row in rows:
-        stored = known.get(row.version)
+        stored = definitions.get(row.version)
         states = {} if stored is None else _states(stored.definition, row.status, row.state)
-        found.append(StepStates(row.id, row.status, row.began_at, row.ended_at, states, seconds[row.id]))
-    return found
+        result.append(StepStates(row.id, row.status, row.began_at, row.ended_at, states, seconds[row.id]))
+    return result
 
 
 def _states(definition: Definition, status: str, state: Any) -> Mapping[str, str]:
@@ -261,13 +261,13 @@ def _states(definition: Definition, status: str, state: Any) -> Mapping[str, str
 
 
 def _plan(definition: Definition, status: str, state: Any) -> DagState:
-    """Return what the planner remembers. What had not ended when its run did was cancelled with it."""
-    remembered = DagState(bytes(len(definition.steps)))
+    """Return the state of the plan. Steps that had not ended with the run count as cancelled."""
+    planned = DagState(bytes(len(definition.steps)))
     if state is not None:
-        remembered = msgspec.msgpack.decode(bytes(state), type=DagState)
+        planned = msgspec.msgpack.decode(bytes(state), type=DagState)
     if status not in ENDED_RUN_STATES:
-        return remembered
-    plan = Plan(Graph(definition), remembered)
+        return planned
+    plan = Plan(Graph(definition), planned)
     plan.close()
     return plan.state()
 

@@ -1,4 +1,4 @@
-"""How the whole system is doing."""
+"""The status of the whole system."""
 
 from __future__ import annotations
 
@@ -21,63 +21,62 @@ from orchestrator.store.tables.tasks import NOBODY
 
 @dataclass(frozen=True, kw_only=True)
 class Leader:
-    """The scheduler that leads."""
+    """The leading scheduler."""
 
     address: str
-    """Its host and process id."""
+    """Host and process id of the scheduler."""
     term: int
-    """The number of its term."""
+    """The number of the scheduler's term."""
     lease_remaining: float
-    """Seconds until another may take over, unless it renews its lease."""
+    """Seconds until another scheduler may take over, unless the lease is renewed."""
     idle: float | None = None
-    """Seconds since it last did all of its work; None if it does not say."""
+    """Seconds since the leader last did all of its work; None if unknown."""
     trouble: str | None = None
-    """Why it cannot work."""
+    """The problem that keeps the leader from its work."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PausedQueue:
-    """A queue that is paused and holds tasks that could start."""
+    """A paused queue with ready tasks."""
 
     queue: str
-    """Its name."""
+    """The name of the queue."""
     waiting: int
-    """How many there are."""
+    """The number of ready tasks."""
     oldest: float | None
-    """Seconds since the oldest of them was enqueued."""
+    """Seconds since the oldest ready task was enqueued."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnknownTasks:
-    """Tasks of one name that no live worker of their queue knows."""
+    """Tasks of one name that no live worker of their queue can run."""
 
     queue: str
-    """The queue that they wait in."""
+    """The queue of the tasks."""
     name: str
-    """The unknown name."""
+    """The name of the tasks."""
     tasks: int
-    """How many there are."""
+    """The number of tasks."""
     fails_at: datetime | None
-    """When the first of them fails, if it stays so; a run that has begun is stuck then, and has not failed."""
+    """When the first of these tasks fails, unless a worker appears; a turn of a begun run makes it stuck instead."""
     runs: int = 0
-    """How many of them are turns of workflows as code."""
+    """The number of these tasks that are turns of workflows as code."""
     begun: int = 0
-    """How many of these runs have begun."""
+    """The number of these runs that have begun."""
     handed_back: bool = False
-    """Live workers know it, and have handed it back: they were not given the database, which it needs."""
+    """Whether live workers know the task but returned it: it needs the database, which they were not given."""
     hold: str = "unknown"
-    """Why they are kept back: `unknown`, `no data key: ID` where live workers know them, and cannot open them, or
-    `no executor: NAME`, and what it needs."""
+    """The hold: `unknown`, `no data key: ID` (live workers know the tasks) or `no executor: NAME`, with needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Events:
-    """How far the workers' reports have been applied."""
+    """The position up to which workers' reports are applied."""
 
     generation: str
-    """One life of the Redis data."""
+    """The generation of the Redis data."""
     position: str
-    """The last event that was applied."""
+    """The last applied event."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +86,12 @@ class FailingSchedule:
     key: str
     """workflow/name."""
     error: str
-    """Why not."""
+    """The reason for the failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForgottenSchedule:
-    """A schedule that is no longer in the code that declared it, and fires all the same."""
+    """An active schedule that the code of its application no longer declares."""
 
     key: str
     """workflow/name."""
@@ -105,13 +104,13 @@ class Storage:
     """Numbers of stored rows, and their size."""
 
     tables: Mapping[str, int]
-    """Bytes on disk of each table with its indexes, the largest first."""
+    """Bytes on disk of each table with its indexes, largest first."""
     ended_tasks: int
-    """How many ended tasks are kept; roughly, where there are many."""
+    """The number of ended tasks; an estimate if there are many."""
     is_rough: bool
-    """Whether that is not counted but estimated."""
+    """Whether the number is an estimate."""
     oldest: datetime | None
-    """When the oldest of them ended."""
+    """When the oldest ended task ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,56 +128,56 @@ class Overview:
     ended_last_hour: Mapping[str, int]
     """Tasks that ended in the last hour, by state."""
     workers: int
-    """Live workers."""
+    """The number of live workers."""
     slots: int
-    """How many tasks they run at once."""
+    """The number of tasks that live workers run at once."""
     running: int
-    """How many they say they run."""
+    """The number of tasks that live workers report as running."""
     inbox: int
     """Requests that the leader has not applied yet."""
     still_workers: tuple[WorkerView, ...]
-    """Those whose process does nothing; they are not among the live ones."""
+    """Workers whose process hangs; they do not count as live."""
     unknown_tasks: tuple[UnknownTasks, ...]
-    """Tasks that no live worker knows."""
+    """Tasks that no live worker can run."""
     unserved_queues: tuple[str, ...]
-    """Queues that hold ready tasks and have no live worker; none while workers are unknown."""
+    """Queues with ready tasks and without a live worker; empty while the workers are unknown."""
     paused_queues: tuple[PausedQueue, ...]
-    """Queues that hold ready tasks and are paused."""
+    """Paused queues with ready tasks."""
     events: Events | None
-    """How far reports are applied; None before the first leader."""
+    """The position up to which reports are applied; None before the first leader."""
     schedules: Mapping[str, int]
-    """Schedules: active, paused, and over, which will not fire again."""
+    """The number of schedules: active, paused, and over (without further fires)."""
     failing_schedules: tuple[FailingSchedule, ...]
-    """The first of those that could not start their last run."""
+    """The first schedules whose last fire could not start a run."""
     forgotten_schedules: tuple[ForgottenSchedule, ...]
-    """The first of those that fire and are no longer in the code that declared them."""
+    """The first active schedules that are no longer in the code that declared them."""
     storage: Storage
     """Numbers of stored rows, and their size."""
     stuck_runs: int
-    """Runs that cannot go on."""
+    """The number of stuck runs."""
     stuck_reason: str | None
-    """Which is the newest of them, and why."""
+    """The newest stuck run, and the reason."""
     open_least: tuple[str, ...] = ()
-    """Which numbers of open tasks are the least that there is: where there are very many, not all are counted."""
+    """Names of the numbers in `open` that are lower bounds, because very many tasks are not counted."""
     standbys: tuple[Standby, ...] | None = None
-    """Schedulers that would lead if the leader ended; None if Redis was not asked, or cannot say."""
+    """Schedulers on standby; None if Redis was not asked or did not answer."""
     hears_workers: bool = True
-    """A scheduler leads and hears the workers; if not, they are unknown, and their numbers are 0."""
+    """Whether a scheduler leads and hears the workers; otherwise the workers are unknown, and their numbers are 0."""
     shards: tuple[ShardView, ...] = ()
-    """All shards, where there are several."""
+    """All shards, if there are several."""
 
 
 _OPEN_COUNTS = ("ready", "delayed", "unknown", "blocked", "dispatched", "running")
 
 
 Ends = tuple[Mapping[str, int], Mapping[str, int]]
-"""How many tasks ended in the last minute and in the last hour, by state."""
+"""The numbers of tasks that ended in the last minute and in the last hour, by state."""
 
 
 def overview(
     connection: Connection, *, queues: Sequence[QueueCounts] | None = None, ends: Ends | None = None, shard: int = 0
 ) -> Overview:
-    """Return how the system is doing; what was counted a moment ago, in queues and of ends, need not be again."""
+    """Return the status of the system. Pass `queues` and `ends` that were just counted to save queries."""
     queues = list_queues(connection) if queues is None else queues
     fleet = count_fleet(connection)
     still = [worker for worker in list_workers(connection) if worker.state == "still"] if fleet.has_still else []
@@ -199,7 +198,7 @@ def overview(
         inbox=_INBOX.one(connection),
         still_workers=tuple(still),
         unknown_tasks=tuple(_UNKNOWN(connection)),
-        unserved_queues=tuple(one.queue for one in queues if fleet.are_heard and one.ready and not one.workers),
+        unserved_queues=tuple(queue.queue for queue in queues if fleet.are_heard and queue.ready and not queue.workers),
         paused_queues=tuple(
             PausedQueue(queue=queue.queue, waiting=queue.ready, oldest=queue.oldest_ready)
             for queue in queues
@@ -225,13 +224,13 @@ SELECT /* insights.leader */ address, term,
   FROM orchestrator.leases WHERE shard = %(shard)s AND expires_at > clock_timestamp()
 """)
 def find_leader(connection: Connection, shard: int = 0) -> Leader | None:
-    """Return the leader."""
+    """Return the leader; None if there is none."""
 
 
 def _ended(connection: Connection) -> Ends:
-    """Return how many tasks ended in the last minute and in the last hour, by state."""
-    found = {state: counts for state, *counts in throughput.ended(connection)}
-    minute, hour = ({str(state): found.get(state, (0, 0))[which] for state in ENDED_TASK_STATES} for which in (0, 1))
+    """Return the numbers of tasks that ended in the last minute and in the last hour, by state."""
+    by_state = {state: counts for state, *counts in throughput.ended(connection)}
+    minute, hour = ({str(state): by_state.get(state, (0, 0))[which] for state in ENDED_TASK_STATES} for which in (0, 1))
     return minute, hour
 
 
@@ -270,23 +269,23 @@ SELECT /* insights.tables */ relname AS name, sum(pg_total_relation_size(tables.
  WHERE relkind = 'r' AND {ours("nspname")}
  GROUP BY 1 ORDER BY 2 DESC, 1
 """)
-_MOST_COUNTED = 10_000
+_MAX_COUNTED = 10_000
 _COUNT = Statement[int](
-    f"SELECT /* insights.count */ count(*) FROM (SELECT FROM orchestrator.ended_tasks LIMIT {_MOST_COUNTED}) AS counted"
+    f"SELECT /* insights.count */ count(*) FROM (SELECT FROM orchestrator.ended_tasks LIMIT {_MAX_COUNTED}) AS counted"
 )
 _OLDEST = Statement[datetime | None]("SELECT /* insights.oldest */ min(ended_at) FROM orchestrator.ended_tasks")
 
 
 def _storage(connection: Connection, ended_last_hour: int) -> Storage:
-    """Return the sizes of the tables, and how far back they go.
+    """Return the sizes of the tables, and the age of their oldest rows.
 
-    Postgres's own estimate comes with the next ANALYZE, long after the first tasks: few are counted,
-    and of many there are no fewer than have just ended.
+    Postgres's estimate is updated only by ANALYZE, long after the first tasks. So small numbers are counted, and large
+    ones are at least the number of recent ends.
     """
     tables = _TABLES(connection, root=root_of(connection))
     estimate: int = next((table.rows for table in tables if table.name == "ended_tasks"), 0)
     counted = _COUNT.one(connection)
-    is_rough = counted == _MOST_COUNTED
+    is_rough = counted == _MAX_COUNTED
     return Storage(
         tables={table.name: table.size for table in tables},
         ended_tasks=max(counted, estimate, ended_last_hour) if is_rough else counted,

@@ -1,4 +1,4 @@
-"""Tasks, open and ended, in one list; and all that is known of a single one."""
+"""Tasks, open and ended, in one list; and all data of a single task."""
 
 from __future__ import annotations
 
@@ -24,101 +24,100 @@ from orchestrator.store.tasks.redrive import is_kind
 
 @dataclass(frozen=True, kw_only=True)
 class TaskView:
-    """One line of a list of tasks."""
+    """One task in a list."""
 
     id: UUID
-    """Its id, which sorts by the time of its creation."""
+    """The id of the task; ids sort by the time of creation."""
     name: str
-    """The task that it calls."""
+    """The name of the task."""
     queue: str
-    """The queue that it waits or waited in."""
+    """The queue of the task."""
     priority: int
-    """Higher goes first."""
+    """Tasks with a higher priority start first."""
     status: str
-    """Where it stands."""
+    """The state."""
     reason: str | None
-    """Why it did not succeed, in a word or two."""
+    """The reason for an unsuccessful end, in a word or two."""
     hold: str | None
-    """Why it is kept back: `unknown` to all live workers, `no data key: ID` that one of them has, or `crowded`."""
+    """Why the task is held: `unknown` to all live workers, `no data key: ID`, `no executor: NAME`, or `crowded`."""
     blockers: int
-    """Upstreams that it still waits for."""
+    """Tasks that must end first."""
     wake_at: datetime | None
-    """Not before this time; for a task that is held, when it fails."""
+    """The earliest start; for a held task, when it fails."""
     attempt: int
-    """How often it was handed out."""
+    """The number of times the task was dispatched."""
     failures: int
     """Failed attempts, as the retry policy counts them."""
     losses: int
-    """Processes that it took down with it."""
+    """Processes that died because of the task."""
     run_id: UUID | None
-    """The run that it belongs to."""
+    """The run of the task."""
     position: int | None
-    """Its place among the tasks of its run."""
+    """The position among the tasks of the run."""
     worker: str | None
-    """The worker that has or had its last attempt; None while it waits for another one."""
+    """The worker that has or had the last attempt; None while the task waits for another attempt."""
     created_at: datetime
-    """When it was enqueued."""
+    """When the task was enqueued."""
     started_at: datetime | None
-    """When its last attempt began."""
+    """When the last attempt began."""
     ended_at: datetime | None
-    """When it ended."""
+    """When the task ended."""
     step: str | None = None
-    """The step or node of its run that it is a part of."""
+    """The step or node of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskDetail(TaskView):
-    """All that is known of one task."""
+    """One task in full."""
 
     payload: bytes
-    """Its arguments, encoded."""
+    """The encoded arguments."""
     options: Mapping[str, Any]
-    """What differs from the default options."""
+    """Options that differ from the defaults."""
     result: bytes | None
-    """What it returned, encoded."""
+    """The encoded result."""
     error: ErrorView | None
-    """How it failed."""
+    """The error of a failed task."""
     attempts: tuple[AttemptView, ...]
-    """Its attempts, oldest first. What was lost or handed back before it began costs a number, and leaves
-    no line."""
+    """Attempts, oldest first. An attempt that was lost or returned before it began has a number but no record."""
     parent_id: UUID | None = None
-    """The task that enqueued it while it ran, or that it follows."""
+    """The task that enqueued this one while it ran, or that this one follows."""
     lane: str | None = None
-    """What it shares limits and turns with: `task|key`."""
+    """The lane, whose tasks share limits and take turns: `task|key`."""
     waits_for: str | None = None
-    """Why it waits, in words: a limit and its holders, a paused queue, no worker, dependencies."""
+    """Why the task waits, for people: a limit and its holders, a paused queue, no worker, dependencies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFilter:
-    """Which tasks to list; what is not given does not matter."""
+    """Conditions on tasks. A condition that is None matches every task."""
 
     statuses: tuple[TaskState, ...] = ()
     """Any of these states."""
     queue: str | None = None
-    """This queue."""
+    """The queue."""
     name: str | None = None
-    """This task name."""
+    """The name of the task."""
     run: UUID | None = None
-    """This run."""
+    """The run."""
     within: str = ""
-    """A queue whose name begins so."""
+    """A prefix of the queue's name."""
     since: datetime | None = None
     """Ended at this time or later."""
     until: datetime | None = None
     """Ended before this time."""
     error: str | None = None
-    """With this in the type or message of the error, in any case."""
+    """A part of the error's type or message; case is ignored."""
     kind: str | None = None
-    """The error's type, and nothing else; or the id of a group of failures."""
+    """The error's exact type, or the id of a failure group."""
     part: str | None = None
-    """With this in the name of the task, or of its step, in any case."""
+    """A part of the name of the task or its step; case is ignored."""
     release: str | None = None
-    """Whose last attempt a worker of this release of the application has or had."""
+    """The application release of the worker with the last attempt."""
 
     @property
     def by_end(self) -> bool:
-        """It is about how and when tasks have ended, so open ones are none of it; or only about those that failed."""
+        """Whether the filter is about ends, which excludes open tasks, or only about unsuccessful tasks."""
         if (self.since, self.until, self.error, self.kind) != (None,) * 4:
             return True
         return bool(self.statuses) and {*self.statuses} <= {*ENDED_TASK_STATES} - {TaskState.SUCCESS}
@@ -129,7 +128,7 @@ _NOT_ENDED = {"reason": "NULL::text", "ended_at": "NULL::timestamptz"}
 _OPEN = columns_of(TaskView, **_NOT_ENDED)
 _ENDED = columns_of(TaskView, **_NOT_OPEN)
 
-# Parameters arrive as literals, so the planner drops the conditions that are not asked for.
+# Parameters arrive as literals, so the planner drops unused conditions.
 _MATCHES = f"""(%(statuses)s::text[] IS NULL OR status = ANY(%(statuses)s::text[]))
         AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
         AND (%(name)s::text IS NULL OR name = %(name)s::text)
@@ -149,13 +148,13 @@ def _by_error(task: str) -> str:
         AND (%(kind)s::text IS NULL OR (status = 'failed' AND {is_kind("%(kind)s::text", task)}))"""
 
 
-# What is asked for may be rare: each page looks at so many rows of each table, and the next one goes on behind them.
+# Matching tasks may be rare: each page scans a bounded number of rows of each table, and the next page continues there.
 MOST_LOOKED_AT = 10_000
-"""Rows of a table that are looked at for one page."""
+"""Rows of a table that are scanned for one page."""
 LONGEST_WALK = 1.0
-"""Seconds for which a list looks at further pages until it is full."""
-MOST_ENDS_LOOKED_AT = 2_000
-"""The same, in the order of ends: what failed stands far apart in the table, and each row may be a page of it."""
+"""Seconds for which a list reads further pages until it is full."""
+MAX_ENDS_SCANNED = 2_000
+"""Rows scanned in the order of ends: failed tasks are spread over the table, and each row may cost a page read."""
 _BEFORE = "(%(before)s::uuid IS NULL OR id < %(before)s::uuid)"
 _HORIZON = Statement[UUID](f"""
 SELECT /* insights.tasks.horizon */ id FROM (
@@ -164,29 +163,29 @@ SELECT /* insights.tasks.horizon */ id FROM (
     (SELECT id FROM orchestrator.ended_tasks WHERE %(ended)s AND {_BEFORE} ORDER BY id DESC OFFSET %(most)s LIMIT 1)
 ) AS last ORDER BY id DESC LIMIT 1
 """)
-_IN_SIGHT = f"{_BEFORE} AND (%(horizon)s::uuid IS NULL OR id >= %(horizon)s::uuid)"
+_IN_PAGE = f"{_BEFORE} AND (%(horizon)s::uuid IS NULL OR id >= %(horizon)s::uuid)"
 _LIST = Statement[Row](f"""
 SELECT /* insights.tasks.list */ * FROM (
     SELECT * FROM (
         (SELECT {_OPEN}, seq FROM orchestrator.tasks
-          WHERE %(open)s AND {_IN_SIGHT} AND {_MATCHES} AND NOT {PARKED}
+          WHERE %(open)s AND {_IN_PAGE} AND {_MATCHES} AND NOT {PARKED}
           ORDER BY id DESC LIMIT %(limit)s)
          UNION ALL
         (SELECT {_ENDED}, seq FROM orchestrator.ended_tasks
-          WHERE %(ended)s AND {_IN_SIGHT} AND {_MATCHES}
+          WHERE %(ended)s AND {_IN_PAGE} AND {_MATCHES}
           ORDER BY id DESC LIMIT %(limit)s)
     ) AS found ORDER BY id DESC LIMIT %(limit)s
 ) AS page ORDER BY seq DESC, id DESC
 """)
 
-# OFFSET 0 keeps the planner from walking the primary key through everything that is newer than the run.
+# OFFSET 0 keeps the planner from scanning the primary key through everything newer than the run.
 _OF_RUN = "(SELECT * FROM {} WHERE run_id = %(run)s::uuid OFFSET 0) AS of_run"
 TaskSort = Literal["-when", "when", "-ended", "ended"]
-"""By when tasks were enqueued, or have ended; a minus: the last ones first."""
+"""By the time tasks were enqueued or ended; with a minus, latest first."""
 
 
 def _list_of_run(sort: TaskSort, open_key: str, ended_key: str) -> Statement[Row]:
-    """Return the list of a run's tasks in an order: all of them are sorted, whatever the page."""
+    """Return the statement that lists a run's tasks in an order: every page sorts all of them."""
     beyond, direction = ("<", "DESC") if sort.startswith("-") else (">", "ASC")
     last = f"""SELECT {open_key}, id FROM orchestrator.tasks WHERE id = %(before)s::uuid
              UNION ALL SELECT {ended_key}, id FROM orchestrator.ended_tasks WHERE id = %(before)s::uuid"""
@@ -204,7 +203,7 @@ SELECT /* insights.tasks.list_of_run_{sort.replace("-", "last_")} */ * FROM (
 """)
 
 
-# The ids of a run's tasks derive from its own, and say nothing about their order. What is open ends after all others.
+# The ids of a run's tasks derive from the run's id and have no order. Open tasks sort as ending last.
 _LIST_OF_RUN: dict[TaskSort, Statement[Row]] = {
     "when": _list_of_run("when", "seq", "seq"),
     "-when": _list_of_run("-when", "seq", "seq"),
@@ -212,8 +211,8 @@ _LIST_OF_RUN: dict[TaskSort, Statement[Row]] = {
     "-ended": _list_of_run("-ended", "'infinity'::timestamptz", "ended_at"),
 }
 
-# In the order of their ends, which both indexes have; the one of what did not succeed is much shorter.
-_LOOKED_AT = f"""
+# In the order of ends, which both indexes have; the index of unsuccessful tasks is much shorter.
+_SCANNED = f"""
 SELECT * FROM orchestrator.ended_tasks
  WHERE (%(success)s OR status <> 'success') AND {_BY_TIME}
    AND (%(before)s::uuid IS NULL
@@ -221,25 +220,25 @@ SELECT * FROM orchestrator.ended_tasks
  ORDER BY ended_at DESC, id DESC LIMIT %(most)s
 """
 _LIST_BY_END = Statement[Row](f"""
-SELECT /* insights.tasks.list_by_end */ {_ENDED} FROM ({_LOOKED_AT}) AS looked_at
+SELECT /* insights.tasks.list_by_end */ {_ENDED} FROM ({_SCANNED}) AS looked_at
  WHERE {_MATCHES} AND {_by_error("looked_at")}
  ORDER BY ended_at DESC, id DESC LIMIT %(limit)s
 """)
-_LAST_LOOKED_AT = Statement[UUID](f"""
-SELECT /* insights.tasks.last_looked_at */ id FROM ({_LOOKED_AT}) AS looked_at
+_LAST_SCANNED = Statement[UUID](f"""
+SELECT /* insights.tasks.last_looked_at */ id FROM ({_SCANNED}) AS looked_at
  ORDER BY ended_at DESC, id DESC OFFSET %(most)s - 1 LIMIT 1
 """)
 
 
-_OLDEST = {one: one.oldest_first() for one in (_HORIZON, _LIST, _LIST_BY_END, _LAST_LOOKED_AT)}
+_OLDEST = {statement: statement.oldest_first() for statement in (_HORIZON, _LIST, _LIST_BY_END, _LAST_SCANNED)}
 
 
 class TaskPage(NamedTuple):
-    """Some of the tasks that match."""
+    """A page of the matching tasks."""
 
     tasks: list[TaskView]
     next: UUID | None
-    """The `before` of the page after this one; None if there are no more."""
+    """The `before` of the next page; None on the last page."""
 
 
 def page_of_tasks(
@@ -252,14 +251,14 @@ def page_of_tasks(
     needles: Needles = NONE,
     run_sort: TaskSort = "when",
 ) -> TaskPage:
-    """Return tasks that match: the newest, newest first; by their ends, those that ended last; of a run, its first.
+    """Return matching tasks: the newest first; by ends, the last ended first; of a run, its first.
 
-    With `oldest`, all but those of a run are listed the other way round; those of a run by `run_sort`. With `needles`,
-    only those that may have been given what is looked for.
+    `oldest` reverses the order, except for a run, which has `run_sort`. With `needles`, return only tasks whose
+    arguments may contain the value.
 
-    A page takes as long as any other, whatever one looks for: it looks at a bounded number of rows, and so may have few
-    tasks, or none, and yet not be the last. The tasks of a run stand among others where the run began. The turns of
-    code that waits are listed with its run only.
+    The time per page is bounded: a page scans a bounded number of rows, so it may have few tasks or none without being
+    the last. In lists over several runs, a run's tasks are at the position of the run's start. Turn tasks of waiting
+    code are listed only with their run.
     """
     parameters = _parameters(wanted, limit, before, needles)
     in_order = _OLDEST if oldest and not wanted.run else {}
@@ -268,21 +267,21 @@ def page_of_tasks(
         statement = _LIST_OF_RUN[run_sort] if wanted.run else _LIST_BY_END
     else:
         statement = _LIST
-        if needles.data or not _is_found_at_once(wanted):
+        if needles.data or not _has_index(wanted):
             horizon = in_order.get(_HORIZON, _HORIZON).first(connection, parameters)
     rows = in_order.get(statement, statement)(connection, parameters, horizon=horizon and horizon.hex)
-    found = [TaskView(**_columns(row)) for row in rows]
-    if len(found) == limit:
+    tasks = [TaskView(**_columns(row)) for row in rows]
+    if len(tasks) == limit:
         if wanted.run or wanted.by_end:
-            return TaskPage(found, found[-1].id)
-        return TaskPage(found, (max if in_order else min)(task.id for task in found))
+            return TaskPage(tasks, tasks[-1].id)
+        return TaskPage(tasks, (max if in_order else min)(task.id for task in tasks))
     if wanted.by_end and not wanted.run:
-        horizon = in_order.get(_LAST_LOOKED_AT, _LAST_LOOKED_AT).first(connection, parameters)
-    return TaskPage(found, horizon)
+        horizon = in_order.get(_LAST_SCANNED, _LAST_SCANNED).first(connection, parameters)
+    return TaskPage(tasks, horizon)
 
 
-def _is_found_at_once(wanted: TaskFilter) -> bool:
-    """Say whether an index finds it: then a page may look at all rows."""
+def _has_index(wanted: TaskFilter) -> bool:
+    """Return whether an index finds the tasks, so that a page may scan all rows."""
     return bool(wanted.statuses) and {*wanted.statuses} <= {*IN_FLIGHT_STATES}
 
 
@@ -295,16 +294,16 @@ def list_tasks(
     oldest: bool = False,
     run_sort: TaskSort = "when",
 ) -> TaskPage:
-    """Return as many tasks that match as are asked for, if so many are found page after page within a second."""
-    found: list[TaskView] = []
+    """Return up to `limit` matching tasks, reading pages for up to a second."""
+    tasks: list[TaskView] = []
     last = time.monotonic() + LONGEST_WALK
     while True:
-        limits: Any = {"limit": limit - len(found), "before": before, "oldest": oldest, "run_sort": run_sort}
+        limits: Any = {"limit": limit - len(tasks), "before": before, "oldest": oldest, "run_sort": run_sort}
         page = page_of_tasks(connection, wanted, **limits)
-        found += page.tasks
+        tasks += page.tasks
         before = page.next
-        if before is None or len(found) == limit or time.monotonic() >= last:
-            return TaskPage(found, before)
+        if before is None or len(tasks) == limit or time.monotonic() >= last:
+            return TaskPage(tasks, before)
 
 
 def _parameters(wanted: TaskFilter, limit: int, before: UUID | None, needles: Needles = NONE) -> dict[str, object]:
@@ -326,7 +325,7 @@ def _parameters(wanted: TaskFilter, limit: int, before: UUID | None, needles: Ne
         "release": wanted.release,
         "before": before and before.hex,
         "limit": limit,
-        "most": MOST_ENDS_LOOKED_AT if wanted.by_end else MOST_LOOKED_AT,
+        "most": MAX_ENDS_SCANNED if wanted.by_end else MOST_LOOKED_AT,
         **needles.parameters,
     }
 
@@ -339,7 +338,7 @@ SELECT {_ENDED} FROM orchestrator.ended_tasks WHERE id = ANY(%(ids)s::uuid[])
 
 
 def find_tasks(connection: Connection, ids: Sequence[bytes]) -> list[TaskView]:
-    """Return those of these tasks that there are."""
+    """Return the tasks that exist."""
     return [TaskView(**_columns(row)) for row in _FIND(connection, ids=ids)]
 
 
@@ -355,7 +354,7 @@ SELECT {columns_of(TaskDetail, but=_BESIDE, **_NOT_OPEN)}
 
 
 def show_task(connection: Connection, task: UUID) -> TaskDetail | None:
-    """Return all that is known of a task, or None if there is none of that id."""
+    """Return all data of a task; None if it does not exist."""
     row = _SHOW.first(connection, id=task.hex)
     if row is None:
         return None
@@ -374,5 +373,5 @@ def show_task(connection: Connection, task: UUID) -> TaskDetail | None:
 
 
 def _columns(row: Row) -> dict[str, Any]:
-    found = {field.name: getattr(row, field.name) for field in fields(TaskView)}
-    return {**found, "step": name_of(row.step)}
+    values = {field.name: getattr(row, field.name) for field in fields(TaskView)}
+    return {**values, "step": name_of(row.step)}

@@ -1,1 +1,1 @@
-"""Lanes and queues: what limits tasks."""
+"""Lanes and queue settings, which limit the dispatch of tasks."""

@@ -1,4 +1,4 @@
-"""Tasks that wait in lanes, and the rates that some of them keep."""
+"""Ready tasks in lanes, rate-limit buckets, and limits that shards share."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from orchestrator.store.tasks.claims import Claimed, claiming, most_urgent_first
 
 
 class Arrival(NamedTuple):
-    """A task that is ready in a lane."""
+    """A task that became ready in a lane."""
 
     queue: str
     lane: str
     priority: int
     options: str | None
     is_first: bool
-    """Other tasks stand behind it, without requests of their own."""
+    """Whether more tasks follow in the lane without requests of their own."""
     is_ready: bool
-    """It still waits; else it has been claimed already."""
+    """Whether the task is still ready; otherwise it was claimed already."""
 
 
-# Readiness is no condition of the probe: it would let the planner walk the index of all that is ready, for each id.
-_TOLD = Batch("arrived", "id uuid, is_first boolean")
+# Readiness is not in the WHERE: the planner might then scan the index of all ready tasks for each id.
+_ARRIVALS = Batch("arrived", "id uuid, is_first boolean")
 _ARRIVED = Prepared[Arrival](f"""
 SELECT /* lanes.arrived */ coalesce(open.queue, ended.queue) AS queue, coalesce(open.lane, ended.lane) AS lane,
        coalesce(open.priority, ended.priority) AS priority, coalesce(open.options, ended.options)::text AS options,
        arrived.is_first, coalesce(open.is_ready, false) AS is_ready
-  FROM {_TOLD}
+  FROM {_ARRIVALS}
   LEFT JOIN LATERAL (
        SELECT queue, lane, priority, options, {READY_IN_LANE} AS is_ready FROM orchestrator.tasks
         WHERE id = arrived.id LIMIT 1) AS open ON true
@@ -46,12 +46,12 @@ SELECT /* lanes.arrived */ coalesce(open.queue, ended.queue) AS queue, coalesce(
 
 
 def arrived(connection: Connection, tasks: Sequence[tuple[bytes, bool]]) -> list[Arrival]:
-    """Return the lanes of tasks that the inbox names; each is marked if it is the first of several."""
-    return _ARRIVED(connection, _TOLD(tasks))
+    """Return the lanes of tasks with arrival requests, each with whether it is the first of several."""
+    return _ARRIVED(connection, _ARRIVALS(tasks))
 
 
-def _stock(queue: str, lane: str, most: str) -> str:
-    """Return a join that counts what is ready in a lane: `stock(top, known, total)`, all null if nothing is."""
+def _stock_join(queue: str, lane: str, most: str) -> str:
+    """Return a join that counts the ready tasks of a lane: `stock(top, known, total)`, all null if there are none."""
     return f"""CROSS JOIN LATERAL (
        SELECT found[1] AS top, cardinality(array_positions(found, found[1])) AS known, cardinality(found) AS total
          FROM (SELECT ARRAY(
@@ -76,7 +76,7 @@ class ReadyLane(NamedTuple):
 _FIRST = f"SELECT queue, lane, priority, options FROM orchestrator.tasks WHERE {READY_IN_LANE}"
 _ORDER = "ORDER BY queue, lane, priority DESC, seq LIMIT 1"
 COUNTED = 64
-"""How many tasks are counted in a lane that is not in a hurry."""
+"""Ready tasks to count in a lane, unless more could be claimed at once."""
 
 _LANES = Prepared[Row](f"""
 WITH /* lanes.after */ RECURSIVE found AS (
@@ -86,12 +86,12 @@ WITH /* lanes.after */ RECURSIVE found AS (
      CROSS JOIN LATERAL ({_FIRST} AND (queue, lane) > (found.queue, found.lane) {_ORDER}) AS following
 )
 SELECT queue, lane, options::text AS options, stock.*
-  FROM (SELECT * FROM found LIMIT %(limit)s) AS head {_stock("head.queue", "head.lane", str(COUNTED))}
+  FROM (SELECT * FROM found LIMIT %(limit)s) AS head {_stock_join("head.queue", "head.lane", str(COUNTED))}
 """)
 
 
 def lanes_after(connection: Connection, queue: str, lane: str, limit: int) -> list[ReadyLane]:
-    """Return the lanes after this one in which something is ready: two index probes each, however full they are."""
+    """Return the next lanes with ready tasks after this one: two index probes for each, however full it is."""
     rows = _LANES(connection, queue=queue, lane=lane, limit=limit)
     return [ReadyLane(row.queue, row.lane, row.options, _stock_of(row, COUNTED)) for row in rows]
 
@@ -118,17 +118,17 @@ _CLAIM = claiming(
 
 
 def claim(connection: Connection, shares: Sequence[Share], now: datetime) -> list[Claimed]:
-    """Claim what each lane has been given, oldest first; of the priority that it was given for."""
+    """Claim the tasks granted to each lane and priority, oldest first."""
     in_lanes = [(share.queue, share.lane, share.priority, share.turns) for share in shares if share.lane is not None]
     plain = [(share.queue, share.priority, share.turns) for share in shares if share.lane is None]
     return most_urgent_first(_CLAIM(connection, _SHARES(in_lanes), _PLAIN(plain), now=now))
 
 
-_ASKED = Batch("lane", "queue text, name text")
-_LOOK = Prepared[Row](f"""
+_REQUESTED = Batch("lane", "queue text, name text")
+_READ_READY = Prepared[Row](f"""
 SELECT /* lanes.read_ready */ lane.queue, lane.name AS lane, stock.*
-  FROM {_ASKED}
-       {_stock("lane.queue", "lane.name", "%(most)s::int")}
+  FROM {_REQUESTED}
+       {_stock_join("lane.queue", "lane.name", "%(most)s::int")}
  UNION ALL
 SELECT queue.name, NULL, first.priority, NULL, NULL
   FROM unnest(%(queues)s::text[]) AS queue(name)
@@ -142,16 +142,16 @@ class Ready(NamedTuple):
     """Ready tasks of some queues."""
 
     plain: dict[str, int]
-    """The priority of the first task outside of all lanes, for the queues that have one."""
+    """By queue, the priority of the first ready task without a lane; queues without such a task are missing."""
     stocks: dict[tuple[str, str], Stock | None]
-    """By queue and lane, for the lanes that were asked for."""
+    """By queue and lane, the stock of the requested lanes."""
 
 
 def read_ready(connection: Connection, queues: Iterable[str], lanes: Sequence[tuple[str, str]], room: int) -> Ready:
-    """Return what is ready in queues, and in some of their lanes: counted as far as matters to so much room."""
+    """Return the ready tasks of queues and lanes, counted only as far as `room` could be used."""
     most = max(COUNTED, 2 * room // max(1, len(lanes)))
     ready = Ready({}, {})
-    for row in _LOOK(connection, _ASKED(lanes), queues=queues, most=most):
+    for row in _READ_READY(connection, _REQUESTED(lanes), queues=queues, most=most):
         if row.lane is None:
             ready.plain[row.queue] = row.top
         else:
@@ -170,7 +170,7 @@ SELECT /* lanes.of */ held.id, held.attempt, coalesce(open.lane, ended.lane) AS 
 
 
 def lanes_of(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> dict[tuple[bytes, int], str]:
-    """Return the lanes of attempts, open or ended, that have one."""
+    """Return the lanes of attempts, open or ended; attempts without a lane are missing."""
     return {(row.id, row.attempt): row.lane for row in _LANES_OF(connection, _HELD(attempts))}
 
 
@@ -179,7 +179,7 @@ def lanes_of(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> d
 SELECT /* lanes.buckets */ name, extract(epoch FROM due)::double precision FROM orchestrator.buckets WHERE due > now()
 """)
 def buckets(connection: Connection) -> dict[str, float]:
-    """Return every bucket that is not full, by name, as seconds since 1970."""
+    """Return the buckets that are not full: by name, the time at which each is full, in seconds since 1970."""
 
 
 _DUE = Batch("b", "name text, due double precision")
@@ -195,15 +195,15 @@ def save_buckets(connection: Connection, due: Mapping[str, float]) -> None:
     _SAVE(connection, _DUE(due.items()))
 
 
-# -- limits that the leaders of several shards keep together: how much each of them has in flight.
+# -- limits shared by the leaders of several shards: the number of tasks that each has in flight.
 #
-# A leader locks the names that it is about to claim from, in one order for all, until its tick is committed. So the
-# sum is exact, and two leaders wait for each other only where they share a limit. One leader alone uses none of this.
-# So a leader gives nothing out of a limit before each shard has said that it takes part: until then others may hold
-# anything.
+# A leader locks the names from which it is about to claim, in one order for all leaders, until its tick is committed.
+# So the sum is exact, and two leaders wait for each other only where they share a limit. A single leader uses none of
+# this. A leader claims nothing under a shared limit until every shard takes part: until then, the others' use is
+# unknown.
 
 TAKES_PART = ""
-"""A name that each shard holds once."""
+"""A name that each shard stores once."""
 
 _LOCK = Prepared[None]("""
 SELECT /* shared.lock */ pg_advisory_xact_lock(hashtextextended('orchestrator.' || name, 1))
@@ -221,8 +221,8 @@ SELECT name, NULL, extract(epoch FROM due)::double precision FROM orchestrator.b
 def lock(
     connection: Connection, shard: int, names: Sequence[str], buckets: Sequence[str]
 ) -> tuple[dict[str, int], dict[str, float]]:
-    """Lock limits until the transaction ends; return what other shards hold of them, and when buckets are due."""
-    _LOCK.later(connection, names=sorted(names))
+    """Lock limits until the transaction ends; return the other shards' use of each, and when buckets are full."""
+    _LOCK.defer(connection, names=sorted(names))
     rows = _READ(connection, names=[*names, TAKES_PART], buckets=buckets, shard=shard)
     held = {row.name: row.held for row in rows if row.held is not None}
     return held, {row.name: row.due for row in rows if row.due is not None}
@@ -241,12 +241,12 @@ _FORGET = Prepared[None](
 
 @Prepared.function("SELECT /* shared.mine */ name, held FROM orchestrator.lane_use WHERE shard = %(shard)s")
 def mine(connection: Connection, shard: int) -> dict[str, int]:
-    """Return what this shard has said that it holds."""
+    """Return the use of limits that this shard has stored."""
 
 
 def save(connection: Connection, shard: int, held: Mapping[str, int]) -> None:
-    """Store what this shard holds now, of what has changed."""
-    if some := [(name, number) for name, number in sorted(held.items()) if number > 0]:
-        _SAVE_SHARED(connection, _HELD_BY_ALL(some), shard=shard)
-    if none := [name for name, number in held.items() if number <= 0]:
-        _FORGET(connection, names=none, shard=shard)
+    """Store the changed numbers of tasks in flight of this shard, by limit."""
+    if in_use := [(name, number) for name, number in sorted(held.items()) if number > 0]:
+        _SAVE_SHARED(connection, _HELD_BY_ALL(in_use), shard=shard)
+    if unused := [name for name, number in held.items() if number <= 0]:
+        _FORGET(connection, names=unused, shard=shard)

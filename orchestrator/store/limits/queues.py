@@ -1,6 +1,6 @@
-"""Settings of a queue: paused or not, its limits, how long it keeps ended tasks.
+"""Settings of a queue: paused or not, limits, and the retention of ended tasks.
 
-Clients write them; a request in the inbox notifies the leader.
+Clients write the settings; a request in the inbox notifies the leader.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orchestrator.store.inbox import RequestKind
 from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tables.tasks import DELAYED
 
-_NOBODY = bytes(16)
+_NO_TARGET = bytes(16)
 
 
 class QueueRow(NamedTuple):
@@ -41,7 +41,7 @@ SELECT /* queues.read */ name, coalesce(paused, false) OR purged.name IS NOT NUL
 
 
 def read(connection: Connection) -> list[QueueRow]:
-    """Return every queue for which something is set. One that is being purged counts as paused."""
+    """Return all queues with settings. A queue that is being purged counts as paused."""
     return [
         QueueRow(row.name, row.paused, row.concurrency, Rate(row.rate, 1.0, row.burst) if row.rate else None)
         for row in _READ(connection)
@@ -57,7 +57,7 @@ SELECT /* queues.named */ name FROM orchestrator.queues
 
 
 def named(connection: Connection) -> list[str]:
-    """Return every queue that has a setting, a worker, a task that is open or among the last to end, or a workflow."""
+    """Return all queues that have a setting, a worker, an open task, one of the last ended tasks, or a workflow."""
     return sorted(of_workflows(connection).union(_NAMED(connection)))
 
 
@@ -67,7 +67,7 @@ _OF_CODE = Statement[str](
 
 
 def of_workflows(connection: Connection) -> set[str]:
-    """Return every queue that an applied workflow or a published flow names, or the schedule of one that is code."""
+    """Return all queues that an applied workflow, a published flow, or a schedule of a workflow as code names."""
     of_code = set(_OF_CODE(connection))
     of_flows = (queues_of_flow(stored.flow) for stored in flows.list_latest(connection))
     of_dags = (named_queues(stored.definition) for stored in workflows.list_latest(connection))
@@ -84,10 +84,10 @@ _RESUME = Statement[None](
 
 
 def set_paused(connection: Connection, name: str, paused: bool) -> bool:
-    """Pause or resume a queue; say whether that has changed anything. Needs a transaction."""
+    """Pause or resume a queue. Return whether that changed anything. Needs a transaction."""
     if not (_PAUSE if paused else _RESUME).count(connection, name=name):
         return False
-    inbox.add(connection, RequestKind.QUEUES, _NOBODY)
+    inbox.add(connection, RequestKind.QUEUES, _NO_TARGET)
     return True
 
 
@@ -100,11 +100,11 @@ VALUES (%(name)s, %(concurrency)s, %(rate)s, %(burst)s)
 
 
 def set_limits(connection: Connection, name: str, concurrency: int | None, rate: Rate | None) -> None:
-    """Limit a queue, or lift its limits; needs a transaction."""
+    """Set or remove the limits of a queue; needs a transaction."""
     per_second = rate.count / rate.per if rate else None
     burst = bucket_size(rate) if rate else None
     _LIMIT(connection, name=name, concurrency=concurrency, rate=per_second, burst=burst)
-    inbox.add(connection, RequestKind.QUEUES, _NOBODY)
+    inbox.add(connection, RequestKind.QUEUES, _NO_TARGET)
 
 
 @Statement.function("""
@@ -114,15 +114,15 @@ VALUES (%(name)s, %(success)s, %(failed)s)
    SET retention_success = excluded.retention_success, retention_failed = excluded.retention_failed
 """)
 def set_retention(connection: Connection, name: str, success: float | None, failed: float | None) -> None:
-    """Set for how many seconds a queue's tasks are kept: 0 for ever, None as the settings say."""
+    """Set the retention of a queue's ended tasks in seconds: 0 keeps them for ever, None uses the settings."""
 
 
 def ask_purge(connection: Connection, name: str) -> None:
-    """Ask the leader to cancel what waits in a queue now."""
-    inbox.add(connection, RequestKind.PURGE, _NOBODY, msgspec.json.encode({"queue": name}).decode())
+    """Ask the leader to cancel the tasks that now wait in a queue."""
+    inbox.add(connection, RequestKind.PURGE, _NO_TARGET, msgspec.json.encode({"queue": name}).decode())
 
 
-# From one task to the next: a slice that is asked for at once may be sorted out of all tasks.
+# Recursive, one task per step: for a plain range the planner may sort all tasks instead of using the index.
 _SLICE = Prepared[Row]("""
 WITH /* queues.slice */ RECURSIVE found AS (
     (SELECT id, queue, status, created_at FROM orchestrator.tasks WHERE id > %(after)s::uuid ORDER BY id LIMIT 1)
@@ -142,18 +142,18 @@ class Slice(NamedTuple):
     """A part of the open tasks."""
 
     waiting: list[bytes]
-    """Those that have waited in the queue."""
+    """The tasks of this part that wait in the queue."""
     last: bytes | None
-    """Where the next slice goes on; None if there is no other."""
+    """The `after` of the next slice; None if this is the last."""
 
 
 def waiting_tasks(
     connection: Connection, queue: str, before: datetime, after: bytes, limit: int, *, dispatched: bool = False
 ) -> Slice:
-    """Look at so many open tasks after an id, and return those that have waited in a queue since before a time.
+    """Scan `limit` open tasks after an id; return those that have been waiting in a queue since before a time.
 
-    With `dispatched`, also those that were handed out.
-    No index leads to all that waits in a queue, be it ready, delayed or blocked. So all open tasks are walked, once.
+    With `dispatched`, also return dispatched tasks. No index covers ready, delayed and blocked tasks of a queue
+    together, so all open tasks are scanned once.
     """
     states = ["pending", "dispatched"] if dispatched else ["pending"]
     rows = _SLICE(connection, queue=queue, before=before, after=after, limit=limit, states=states)
@@ -164,7 +164,7 @@ _OPEN = Statement[int]("SELECT /* queues.open */ count(*) FROM orchestrator.task
 
 
 def open_tasks(connection: Connection, name: str) -> int:
-    """Return how many tasks of a queue have not ended."""
+    """Return the number of open tasks of a queue."""
     return _OPEN.one(connection, queue=name)
 
 
@@ -173,18 +173,18 @@ SELECT /* queues.count_open */ count(*) FROM (
        SELECT FROM orchestrator.tasks WHERE queue = %(queue)s LIMIT %(most)s::bigint) AS counted
 """)
 def count_open(connection: Connection, queue: str, most: int) -> int:
-    """Return how many tasks of a queue have not ended, up to so many."""
+    """Return the number of open tasks of a queue, up to `most`."""
 
 
 @Statement.function("""
 SELECT /* queues.count_all_open */ count(*) FROM (SELECT FROM orchestrator.tasks LIMIT %(most)s::bigint) AS counted
 """)
 def count_all_open(connection: Connection, most: int) -> int:
-    """Return how many tasks have not ended, up to so many."""
+    """Return the number of open tasks, up to `most`."""
 
 
 @Statement.function(
     f"SELECT /* queues.delayed */ count(*), min(wake_at) FROM orchestrator.tasks WHERE queue = %(name)s AND {DELAYED}"
 )
 def delayed(connection: Connection, name: str) -> tuple[int, datetime | None]:
-    """Return how many tasks of a queue wait for their time, and when it comes for the first of them."""
+    """Return the number of delayed tasks of a queue, and the earliest time for which one waits."""

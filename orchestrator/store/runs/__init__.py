@@ -1,1 +1,1 @@
-"""The rows of runs of any kind."""
+"""Runs of any kind: creation, state changes, cancellation."""

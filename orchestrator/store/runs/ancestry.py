@@ -1,4 +1,4 @@
-"""Runs that were started by runs: how many there are, and which wait for themselves; lanes that shards share."""
+"""Ancestors of runs: numbers of descendants, and child runs in a deadlock; and lanes that shards share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.store.batches import Batch
 from orchestrator.store.sql import Prepared, Row, Statement
 
 _NUMBERS = Batch("g", "id uuid, number int")
-_GROW = Prepared[bytes](f"""
+_ADD_DESCENDANTS = Prepared[bytes](f"""
 WITH /* ancestry.count_descendants */ wanted AS (
     SELECT g.id, g.number, r.place, r.descendants + g.number > %(limit)s AS too_many
       FROM {_NUMBERS}
@@ -25,23 +25,23 @@ SELECT id FROM wanted WHERE too_many
 
 
 def count_descendants(connection: Connection, numbers: Mapping[bytes, int], limit: int) -> set[bytes]:
-    """Count runs that are started below others; return those below which there would be too many."""
-    return set(_GROW(connection, _NUMBERS(numbers.items()), limit=limit))
+    """Add to the numbers of descendants of root runs; return the roots that would get more than `limit`."""
+    return set(_ADD_DESCENDANTS(connection, _NUMBERS(numbers.items()), limit=limit))
 
 
-_PLACES = Prepared[Row]("""
+_ANCESTRY = Prepared[Row]("""
 SELECT /* ancestry.places */ r.id, coalesce(r.root, r.id) AS root, r.depth FROM unnest(%(ids)s::uuid[]) AS wanted(id)
  CROSS JOIN LATERAL (SELECT id, root, depth FROM orchestrator.runs WHERE id = wanted.id LIMIT 1) AS r
 """)
 
 
 def places(connection: Connection, ids: Iterable[bytes]) -> dict[bytes, tuple[bytes, int]]:
-    """Return where runs stand among those that started each other: the first of them, and how many are above."""
-    return {row.id: (row.root, row.depth) for row in _PLACES(connection, ids=ids)}
+    """Return the root and the number of ancestors of each run."""
+    return {row.id: (row.root, row.depth) for row in _ANCESTRY(connection, ids=ids)}
 
 
-# A run that holds a limit ends only after the runs below it. If each holder of a limit has one below it that waits for
-# the same limit, none of them ever ends.
+# A run in a lane ends only after its descendants. If every running run of a lane has a descendant that waits for the
+# same lane, none of them ever ends.
 _WAITING_FOR_THEMSELVES = """
 WITH /* {name} */ RECURSIVE asked AS MATERIALIZED (
     SELECT r.id, r.lane, r.lane_limit, r.parent_run FROM unnest(%(ids)s::uuid[]) AS wanted(id)
@@ -85,24 +85,24 @@ _WAITING_SHARED = Prepared[Row](
 def waiting_for_themselves(
     connection: Connection, ids: Sequence[bytes], limit: int, *, is_shared: bool = False
 ) -> dict[bytes, int]:
-    """Return those of these waiting child runs that can never begin, because all holders of their limit wait for runs
-    that wait for it; and how many may hold it. Of each limit only the children of one run: when they fail, the others
-    may have room."""
-    first: dict[str, bytes] = {}
-    found: dict[bytes, int] = {}
+    """Return waiting child runs that can never begin, with their lane's limit: all holders of the lane wait for runs
+    that wait for it. For each lane, return the children of only one run: when they fail, there may be room for the
+    rest."""
+    parent_of_lane: dict[str, bytes] = {}
+    deadlocked: dict[bytes, int] = {}
     for row in (_WAITING_SHARED if is_shared else _WAITING_ALONE)(connection, ids=ids, limit=limit):
-        if first.setdefault(row.lane, row.parent_run) == row.parent_run:
-            found[row.id] = row.lane_limit
-    return found
+        if parent_of_lane.setdefault(row.lane, row.parent_run) == row.parent_run:
+            deadlocked[row.id] = row.lane_limit
+    return deadlocked
 
 
-# -- limits of workflows that the leaders of several shards keep together.
+# -- concurrency limits that several shards share.
 #
-# A run begins only under the lock of its lane, which a leader has until its tick is committed, so that what it counts
-# in all shards stays true. Nobody waits for such a lock: the run tries again. The oldest waiting run of all shards is
-# next, and its leader finds out by itself that there is room. One leader alone uses none of this.
+# A run begins only under the lock of its lane, which the leader holds until its tick is committed, so the count over
+# all shards stays true. No leader waits for such a lock: the run is tried again. The oldest waiting run of all shards
+# is next, and its leader finds the room by polling. A single leader uses none of this.
 
-# By a statement of its own: the next one sees what was committed before the lock was had.
+# A separate statement: the next one sees everything that was committed before the lock was granted.
 _LOCK = Prepared[str]("""
 SELECT /* run_lanes.lock */ lane FROM unnest(%(lanes)s::text[]) AS asked(lane)
  WHERE pg_try_advisory_xact_lock(hashtextextended('orchestrator.' || lane, 2))
@@ -110,7 +110,7 @@ SELECT /* run_lanes.lock */ lane FROM unnest(%(lanes)s::text[]) AS asked(lane)
 
 
 def try_lanes(connection: Connection, lanes: Iterable[str]) -> set[str]:
-    """Lock lanes until the transaction ends; return those that no other leader has locked."""
+    """Lock lanes until the transaction ends; return the lanes that no other leader has locked."""
     return set(_LOCK(connection, lanes=[*lanes]))
 
 
@@ -139,12 +139,12 @@ SELECT lane, EXISTS (SELECT FROM freed) AS any_freed FROM room
 
 
 def unpark(connection: Connection, lanes: Iterable[str]) -> tuple[set[str], bool]:
-    """Let those parked runs of lanes try again that are next of all shards and have room.
+    """Unpark the runs of lanes that are next over all shards and have room.
 
-    Return the lanes that had parked runs, and whether any run tries again.
+    Return the lanes with parked runs, and whether any run was unparked.
     """
-    found = dict(_UNPARK(connection, lanes=[*lanes]))
-    return {*found}, any(found.values())
+    unparked = dict(_UNPARK(connection, lanes=[*lanes]))
+    return {*unparked}, any(unparked.values())
 
 
 @Statement.function("""
@@ -152,4 +152,4 @@ SELECT /* run_lanes.parked */ lane, max(lane_limit) FROM orchestrator.runs
  WHERE lane IS NOT NULL AND ended_at IS NULL AND status = 'pending' AND parked GROUP BY lane
 """)
 def parked_lanes(connection: Connection) -> dict[str, int]:
-    """Return the lanes in which runs of this shard are parked, and their limits."""
+    """Return the lanes in which runs of this shard are parked, with their limits."""

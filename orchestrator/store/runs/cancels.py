@@ -1,4 +1,4 @@
-"""Runs that are being cancelled, and what of them is open. Thousands at a time."""
+"""Cancels runs and what they started, thousands at a time; and retries failed runs of workflows."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ UPDATE /* cancels.mark */ orchestrator.runs
 RETURNING id
 """)
 def mark(connection: Connection, ids: Sequence[bytes], *, code: bool = False) -> list[bytes]:
-    """Note that runs are to be cancelled; their tasks follow in slices. `code` is not spared: those are terminated.
+    """Mark runs as cancelling; their tasks are cancelled in slices. With `code`, running code is terminated, too.
 
-    Code that has not begun has nothing to clean up, and is cancelled in any case.
+    Code that has not begun has nothing to clean up, and is always cancelled.
     """
 
 
 class Late(NamedTuple):
-    """A run whose time is up."""
+    """A run that has timed out."""
 
     id: bytes
     is_told: bool
-    """Its code must be notified, and has a grace period to end."""
+    """Whether the code must be notified, and has a grace period to end."""
 
 
 @Prepared.function(f"""
@@ -62,10 +62,10 @@ UPDATE orchestrator.runs r
 RETURNING r.id, late.is_told
 """)
 def time_out(connection: Connection, now: datetime, limit: int, grace: float) -> list[Late]:
-    """Note that runs have taken too long; their tasks are cancelled in slices, and then they have failed.
+    """Mark runs that have timed out; their tasks are cancelled in slices, and then the runs fail.
 
-    Runs of code only when their grace is over, too; and for another grace they are excused while their code could not
-    know: they are stuck, or no worker has come for them.
+    A run of code is cancelled only after its grace period. That is extended while the code could not react: the run is
+    stuck, or no worker has run the turn.
     """
 
 
@@ -91,9 +91,10 @@ UPDATE orchestrator.runs r
 RETURNING {COUNTERS}
 """)
 def mark_below(connection: Connection, ids: Sequence[bytes], now: datetime, limit: int) -> list[RunRow]:
-    """Cancel what was started by runs that are being cancelled, and by what these started, however deep.
+    """Cancel all descendants of runs that are being cancelled.
 
-    What has not begun ends at once. Children of runs of code follow when those end, each as its close policy says.
+    Descendants that have not begun end at once. Children of runs of code follow when the parent ends, according to
+    their close policy.
     """
 
 
@@ -102,22 +103,22 @@ SELECT /* cancels.next */ id FROM orchestrator.runs
  WHERE cancelling AND ended_at IS NULL AND id > %(after)s::uuid ORDER BY id LIMIT %(limit)s
 """)
 def following(connection: Connection, after: bytes, limit: int) -> list[bytes]:
-    """Return the runs after one that are being cancelled."""
+    """Return the runs after an id that are being cancelled."""
 
 
 @Prepared.function("""
 SELECT /* cancels.open_tasks */ id FROM orchestrator.tasks WHERE run_id = ANY(%(ids)s::uuid[]) LIMIT %(limit)s
 """)
 def open_tasks(connection: Connection, ids: Sequence[bytes], limit: int) -> list[bytes]:
-    """Return some of the open tasks of runs."""
+    """Return up to `limit` open tasks of runs."""
 
 
 class AtRest(NamedTuple):
-    """A run that is being cancelled, and of which nothing is open: what is left of it was never created."""
+    """A run that is being cancelled and has nothing open: its remaining tasks were never created."""
 
     id: bytes
     is_with_parent: bool
-    """Its parent is being cancelled, too, and need not be notified."""
+    """Whether the parent is being cancelled too, so it need not be notified."""
 
 
 @Prepared.function("""
@@ -133,10 +134,10 @@ SELECT /* cancels.at_rest */ r.id, coalesce(
          WHERE parent_run = wanted.id AND ended_at IS NULL AND NOT detached LIMIT 1) IS NULL
 """)
 def at_rest(connection: Connection, ids: Sequence[bytes]) -> list[AtRest]:
-    """Return those of these runs that are being cancelled and have neither open tasks nor open child runs."""
+    """Return the runs among these that are being cancelled and have neither open tasks nor open child runs."""
 
 
-# -- statements of the leader to retry a failed run of a workflow (see `domain/dag/state.py`)
+# -- retries of failed runs of workflows, for the leader (see `domain/dag/state.py`)
 
 _BACK = "status = 'pending', ended_at = NULL, reason = NULL, cancelling = false, parked = false, deadline = NULL"
 _UNSUCCESSFUL = sources(RunState.PENDING)
@@ -153,7 +154,7 @@ UPDATE /* run_retries.requeue */ orchestrator.runs SET {_BACK}
 RETURNING id
 """)
 def requeue(connection: Connection, ids: Sequence[bytes]) -> set[bytes]:
-    """Let failed runs of workflows stand in line again, as if they were new; return those that do."""
+    """Return failed runs of workflows to pending, like new runs; return their ids."""
 
 
 _HAS_WORKFLOW = Prepared[bool](
@@ -162,7 +163,7 @@ _HAS_WORKFLOW = Prepared[bool](
 
 
 def has_workflow(connection: Connection, run: bytes) -> bool:
-    """Say whether a run is one of a workflow, whose state follows from its plan and not from its tasks alone."""
+    """Return whether a run has a workflow, so that its state depends on a plan and not only on its tasks."""
     return _HAS_WORKFLOW.first(connection, run=run) is True
 
 
@@ -177,7 +178,7 @@ RETURNING id
 
 
 def requeue_children(connection: Connection, run: bytes, step: str, until: datetime, limit: int) -> int:
-    """Let child runs of a step that had not succeeded by then stand in line again; return how many do."""
+    """Return a step's child runs to pending that had not succeeded by `until`; return their number."""
     return len(_REQUEUE_CHILDREN(connection, run=run, step=step, until=until, limit=limit))
 
 
@@ -187,7 +188,7 @@ SELECT /* run_retries.with_children */ wanted.step FROM unnest(%(steps)s::text[]
          WHERE parent_run = %(run)s::uuid AND parent_step = wanted.step AND status IN {_UNSUCCESSFUL} LIMIT 1)
 """)
 def with_children(connection: Connection, run: bytes, steps: Sequence[str]) -> set[str]:
-    """Return those of these steps that have a child run to be retried."""
+    """Return the steps that have a child run to retry."""
 
 
 @Statement.function("""
@@ -195,11 +196,11 @@ SELECT /* run_retries.parent */ parent_run::text, parent_step FROM orchestrator.
  WHERE id = %(run)s::uuid AND parent_step IS NOT NULL
 """)
 def parent_of(connection: Connection, run: bytes) -> tuple[str, str] | None:
-    """Return the run of which a run is a step, and that step."""
+    """Return the parent run and the step of a run."""
 
 
 class EndedIn(NamedTuple):
-    """The run of an ended task, as far as it says whether that can be opened again by itself (see `revival`)."""
+    """The run of an ended task, with what decides whether the task can be retried on its own (see `revival`)."""
 
     run: str
     status: str
@@ -208,7 +209,7 @@ class EndedIn(NamedTuple):
     is_cancelled: bool
     has_workflow: bool
     is_whole: bool
-    """If it has failed, it is retried as a whole: it timed out, stands in line for a limit or is a step of another."""
+    """Whether a failed run is retried as a whole: it timed out, has a limit, or is a step of another run."""
 
 
 @Statement.function("""
@@ -219,7 +220,7 @@ SELECT /* run_retries.ended_in */ e.run_id::text AS run, r.status, r.code AS is_
  WHERE e.id = %(task)s::uuid
 """)
 def ended_in(connection: Connection, task: bytes) -> EndedIn | None:
-    """Return the run of a task that has ended."""
+    """Return the run of an ended task."""
 
 
 @Prepared.function("""
@@ -229,7 +230,7 @@ SELECT /* run_retries.unfinished */ id FROM orchestrator.ended_tasks
  ORDER BY position LIMIT %(limit)s
 """)
 def unfinished_tasks(connection: Connection, run: bytes, step: str, until: datetime, limit: int) -> list[bytes]:
-    """Return the first tasks of a step that had not succeeded by then."""
+    """Return the first tasks of a step that had not succeeded by `until`."""
 
 
 @Prepared.function("""
@@ -240,11 +241,11 @@ SELECT /* run_retries.created */ wanted.step,
   FROM unnest(%(steps)s::text[]) AS wanted(step)
 """)
 def created(connection: Connection, run: bytes, steps: Sequence[str]) -> dict[str, int]:
-    """Return how many tasks or child runs steps of a run have."""
+    """Return the number of tasks and child runs of each step."""
 
 
-# Attempts that are taken back stay where those of tasks stand that were tried again, so that a task that is created
-# once more counts on from there, and no report of theirs is taken for one of its own.
+# Attempts of deleted tasks go to the attempts table, so that a task created again continues their numbers and no late
+# report of an old attempt matches it.
 @Prepared.function(f"""
 WITH /* run_retries.take_back */ old AS (
     DELETE FROM orchestrator.ended_tasks WHERE ctid = ANY (ARRAY(
@@ -263,7 +264,7 @@ WITH /* run_retries.take_back */ old AS (
 SELECT count(*) FROM (SELECT id FROM old UNION ALL SELECT id FROM orphaned) AS gone
 """)
 def take_back(connection: Connection, run: bytes, steps: Sequence[str], limit: int) -> int:
-    """Forget what steps came to that are considered anew, a slice at a time; return how many rows there were."""
+    """Delete a slice of the tasks of steps to plan again, and detach child runs; return the number of rows."""
 
 
 @Prepared.function("""
@@ -272,4 +273,4 @@ SELECT /* run_retries.past */ wanted.id, past.attempt FROM unnest(%(tasks)s::uui
  WHERE past.attempt IS NOT NULL
 """)
 def past_attempts(connection: Connection, tasks: Sequence[bytes]) -> dict[bytes, int]:
-    """Return the last attempts that were taken back of tasks that are created once more."""
+    """Return the last stored attempts of tasks that will be created again."""

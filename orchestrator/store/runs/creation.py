@@ -1,4 +1,4 @@
-"""How runs come to be: those of many tasks, of definitions and of code. Anyone may create them, in a transaction."""
+"""Creates runs: of many tasks, of definitions, of flows and of code. Every client may do this, in a transaction."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from orchestrator.domain.states import RunState
 from orchestrator.references import MARK
 from orchestrator.store import copying, payloads
 from orchestrator.store.batches import Batch, Blob, Json
-from orchestrator.store.copying import copied
+from orchestrator.store.copying import encode_field
 from orchestrator.store.sql import Prepared, Statement, array_of
 from orchestrator.store.tasks.row import SPAN_OF_RUN, join_run
 
 
 class NewRun(NamedTuple):
-    """A run of any kind that is to be created: the columns of its row, and its code.
+    """A new run of any kind: the columns of its row, and its code.
 
     A new column is a field here, a column in `store/tables` and a migration.
     """
@@ -30,7 +30,7 @@ class NewRun(NamedTuple):
     id: bytes
     name: str
     total: int = 0
-    """Tasks that it has from the first."""
+    """The number of tasks that the run begins with."""
     workflow: str | None = None
     version: int | None = None
     params: Json | None = None
@@ -41,54 +41,54 @@ class NewRun(NamedTuple):
     lane: str | None = None
     lane_limit: int | None = None
     parent_run: bytes | None = None
-    """The run that waits for it, which may be another than the one that started it."""
+    """The run that waits for this one; another run may have started it."""
     parent_step: str | None = None
     parent_position: int | None = None
     child_id: bytes | None = None
-    """The id under which the parent waits for it, if that is not its own."""
+    """The id under which the parent waits for this run, if that is not the run's own id."""
     detached: bool = False
     terminates: bool = False
     schedule: str | None = None
-    """The key of the schedule that started it, or that started the run that it goes on from."""
+    """The key of the schedule; a run that continues another one as new inherits it."""
     fire_time: Annotated[str, "timestamptz"] | None = None
     depth: int | None = None
-    """How many runs stand above it; where this is not given, a run of code reads it from its parent."""
+    """The number of ancestors; if None, a run of code derives it from its parent."""
     root: bytes | None = None
-    """The first of these."""
+    """The topmost ancestor."""
     shown: int = 0
-    """The last of its events that code has been shown: where it repeats another run."""
+    """The last history event that the code has seen; used when the run repeats another run."""
     reason: str | None = None
-    """Why it will have ended, if that is certain: the time is up of the run that it goes on from."""
+    """The reason for the end, if it is already certain: the run continues one that has timed out."""
     cancelling: bool = False
-    """It is to be ended without asking its code, as the run that it goes on from was."""
+    """Whether to end the run without running its code: the run continues one that is being cancelled."""
     trace: str | None = None
-    """The span that it came of, as a W3C traceparent; a child run that is given none is part of its parent's trace."""
+    """The traceparent of the parent span; a child run without one belongs to its parent's trace."""
     flow: bool = False
-    """Of a flow graph."""
+    """Whether the run is of a flow graph."""
     parent_task: bytes | None = None
-    """The task that started it."""
+    """The task that started the run."""
     state: Blob | None = None
-    """Of a flow: what it remembers before it has begun. Of a run that `begun`: what its plan does."""
+    """For a flow: its state before it begins. For a run that has `begun`: the state of its plan."""
     headers: Json | None = None
-    """Texts that its tasks and child runs have, too; a child run that is given none has those of its parent."""
+    """Headers for the run's tasks and child runs; a child run without headers inherits its parent's."""
     attributes: Json | None = None
-    """Of a run of code: what lists are filtered by."""
+    """For a run of code: the attributes that lists are filtered by."""
     begun: bool = False
-    """It starts running; its first tasks are created with it. Code without a lane always does."""
+    """Whether the run starts in state running, together with its first tasks. Code without a lane always does."""
     code: NewCode | None = None
-    """Of a workflow as code. This is no column, and so it comes last."""
+    """For a workflow as code. Not a column, so this is the last field."""
 
 
 class NewCode(NamedTuple):
-    """The rows that are created with a run of code."""
+    """Rows that are created together with a run of code."""
 
     task: str
-    """The name of its turn task."""
+    """The name of the turn task."""
     queue: str
     events: Sequence[tuple[bytes, int, str, bytes]]
-    """How its history begins: rows of `histories.EVENTS`."""
+    """The first events of the history: rows of `histories.EVENTS`."""
     times: Sequence[float] = ()
-    """When the first of these events happened, in Unix seconds; all others do so now."""
+    """Times of the first of these events, in Unix seconds; the remaining events happen now."""
 
 
 _NEW = Batch("n", NewRun, but="code")
@@ -96,7 +96,7 @@ _TURNS = Batch("c", "id uuid, task text, queue text, last_event int")
 _EVENTS = Batch("e", "run_id uuid, place int, kind text, data bytea, at double precision")
 _NOW = "coalesce(%(now)s::timestamptz, now())"
 _WAITS = "n.lane IS NOT NULL AND NOT n.begun"
-"""Of code: it is pending, and its turn task sleeps, until its lane has room."""
+"""For code: the run stays pending, and its turn task blocked, until the lane has room."""
 
 
 def _creating(name: str, source: str, **values: str) -> str:
@@ -160,7 +160,7 @@ SELECT id FROM created
 """
 
 
-# A client may sit behind a pooler, where nothing that was prepared can be found again.
+# Clients may use a pooler, where prepared statements get lost.
 _CREATE = Prepared[bytes](_creating_plain("runs.create"))
 _CREATE_FROM_CLIENT = Statement[UUID](_creating_plain("runs.create_from_client"))
 _CREATE_DEFINED = Statement[UUID](
@@ -175,7 +175,7 @@ _CREATE_CODE_FROM_CLIENT = Statement[UUID](_creating_code("runs.create_code_from
 
 
 _COPIED = ("id", "params", "key", "schedule", "trace")
-"""The columns in which runs of a schedule differ; the others are mostly the same."""
+"""Columns that differ between runs of a schedule; the remaining columns are mostly the same."""
 _COMMON = ("name", "workflow", "version", "timeout", "fire_time")
 _COPY = Statement[None](f"""
 COPY /* runs.copy */ orchestrator.runs
@@ -185,38 +185,36 @@ _common = attrgetter(*_COMMON, "tags")
 
 
 def copy_begun(connection: Connection, runs: Iterable[tuple[NewRun, bytes]], now: datetime) -> None:
-    """Create runs of definitions that have begun with one task, each with what its plan remembers (needs psycopg2).
+    """Insert runs of definitions that have begun with one task, each with the state of its plan (needs psycopg2).
 
-    They are part of no other run and of no lane. This costs Postgres a third of what `create` does, and it refuses all
-    of them where an id or a key exists.
+    They have no parent and no lane. This is three times as fast as `create`, and fails for all if one id or key exists.
     """
-    written: dict[tuple[Any, ...], str] = {}
+    encoded: dict[tuple[Any, ...], str] = {}
     lines = []
     for run, state in runs:
-        kind = (*_common(run), state)
-        if kind not in written:
+        fields = (*_common(run), state)
+        if fields not in encoded:
             deadline = None if run.timeout is None else now + timedelta(seconds=run.timeout)
             tags = array_of(msgspec.json.decode(run.tags, type=list[str]))
-            of_all = (1, 1, f"\\x{state.hex()}", tags, deadline, now, now, RunState.RUNNING)
-            written[kind] = "\t".join(map(copied, (*kind[:-2], *of_all)))
-        params, key, schedule, trace = map(copied, (run.params, run.key, run.schedule, run.trace))
-        lines.append(f"{run.id.hex()}\t{params}\t{key}\t{schedule}\t{trace}\t{written[kind]}\n")
+            constants = (1, 1, f"\\x{state.hex()}", tags, deadline, now, now, RunState.RUNNING)
+            encoded[fields] = "\t".join(map(encode_field, (*fields[:-2], *constants)))
+        params, key, schedule, trace = map(encode_field, (run.params, run.key, run.schedule, run.trace))
+        lines.append(f"{run.id.hex()}\t{params}\t{key}\t{schedule}\t{trace}\t{encoded[fields]}\n")
     copying.copy(connection, _COPY.sql, ["".join(lines)])
 
 
 def create_defined(connection: Connection, run: NewRun) -> bool:
-    """Create a run for a client if its definition is there, and neither its id nor its key; say whether it did."""
+    """Insert a run for a client. Return False if the definition does not exist, or the id or key exists already."""
     return bool(_CREATE_DEFINED(connection, _NEW([run[:-1]]), now=None, has_spans=False))
 
 
 def create(
     connection: Connection, runs: Sequence[NewRun], now: datetime | None = None, *, has_spans: bool = False
 ) -> set[bytes]:
-    """Create runs, those of code with their turn tasks and the beginning of their histories.
+    """Insert runs; those of code with their turn tasks and first history events.
 
-    Return those that did not exist: an id or key that is there already is left alone. `now` is the leader's time;
-    without it, this is a client. A child run is part of the trace of its parent: below the span of that, if the leader
-    `has_spans` of runs.
+    Return the ids of inserted runs: a run whose id or key exists is skipped. `now` is the leader's time; clients pass
+    None. A child run belongs to its parent's trace, below the parent run's span if the leader `has_spans`.
     """
     of_code = [(run, run.code) for run in runs if run.code is not None]
     plain = [run for run in runs if run.code is None]

@@ -1,4 +1,4 @@
-"""Pending changes: what happened to runs and did not fit into the same tick."""
+"""Pending changes: changes of runs that the tick of the change could not apply."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIRST = bytes(16)
 
 
 class RoundRobin:
-    """Waiting rows of a table, some of each tree at a time; it remembers where it stopped."""
+    """Returns rows of a table in turn, a few of each run tree at a time, and remembers where it stopped."""
 
     def __init__(self, name: str, table: str, where: str, columns: str, *, run: str = "id") -> None:
         last = "(left(tree.first::text, 13) || '-ffff-ffff-ffffffffffff')::uuid"
@@ -41,7 +41,7 @@ SELECT tree.first AS tree, part.* FROM tree CROSS JOIN share
         self._after = _FIRST
 
     def __call__(self, connection: Connection, limit: int) -> list[Row]:
-        """Return what is next: of each tree about the same number, its first before the second of any."""
+        """Return the next rows, about as many from each tree: the first row of every tree before the second of any."""
         rows = self._find(connection, after=self._after, limit=limit)
         if not rows and self._after != _FIRST:
             rows = self._find(connection, after=_FIRST, limit=limit)
@@ -67,10 +67,7 @@ SELECT run_id FROM (SELECT run_id FROM orchestrator.untold ORDER BY run_id LIMIT
 
 
 def waiting(connection: Connection, limit: int) -> set[bytes] | None:
-    """Return the runs that are not notified at the moment, unless there may be more than so many.
-
-    Some are stuck, others wait for their turn.
-    """
+    """Return the runs that receive no changes now: they are stuck or queued. None if more than `limit`."""
     rows = _WAITING(connection, limit=limit + 1)
     return None if len(rows) > limit else set(rows)
 
@@ -81,7 +78,7 @@ SELECT /* untold.waiting_among */ w.id FROM unnest(%(runs)s::uuid[]) AS w(id)
     OR (SELECT stuck IS NOT NULL AND ended_at IS NULL AND NOT code FROM orchestrator.runs WHERE id = w.id LIMIT 1)
 """)
 def waiting_among(connection: Connection, runs: Iterable[bytes]) -> set[bytes]:
-    """Return those of these runs that are not notified at the moment."""
+    """Return the runs among these that currently receive no changes."""
 
 
 _NEW = Batch("n", "run_id uuid, body bytea, place int")
@@ -93,12 +90,12 @@ SELECT n.run_id, %(held)s::boolean OR coalesce(
 """)
 
 
-def add(connection: Connection, some: Iterable[tuple[bytes, RunChanges]], *, is_over: bool = False) -> None:
-    """Store changes until runs can be notified: stuck ones when they are freed, others in the next tick.
+def add(connection: Connection, changes_by_run: Iterable[tuple[bytes, RunChanges]], *, is_over: bool = False) -> None:
+    """Store changes until their runs can receive them: stuck runs once they are freed, other runs in the next tick.
 
-    Ended runs are notified when they have begun again.
+    With `is_over`, the runs have ended and receive the changes once they are retried.
     """
-    rows = [(run, _encode(changes), place) for place, (run, changes) in enumerate(some)]
+    rows = [(run, _encode(changes), position) for position, (run, changes) in enumerate(changes_by_run)]
     if rows:
         _ADD(connection, _NEW(rows), held=is_over)
 
@@ -109,11 +106,11 @@ UPDATE /* untold.release */ orchestrator.untold u SET held = false
    AND (SELECT stuck IS NULL FROM orchestrator.runs WHERE id = u.run_id)
 """)
 def release(connection: Connection, runs: Sequence[bytes]) -> None:
-    """Release the changes of runs that have begun again."""
+    """Release the changes of runs that were retried."""
 
 
 class WaitingChange(NamedTuple):
-    """A change that waits in the line."""
+    """A change in the queue."""
 
     id: int
     run: bytes
@@ -121,7 +118,7 @@ class WaitingChange(NamedTuple):
 
 
 class PendingChangesQueue:
-    """The changes to apply next; of each run in order."""
+    """The queue of changes to apply; changes of one run are in order."""
 
     def __init__(self) -> None:
         self._find = RoundRobin(
@@ -129,7 +126,7 @@ class PendingChangesQueue:
         )
 
     def __call__(self, connection: Connection, limit: int) -> list[WaitingChange]:
-        """Return so many of the first changes of the line."""
+        """Return the first changes of the queue, up to `limit`."""
         return [WaitingChange(row.id, row.run_id, row.size) for row in self._find(connection, limit)]
 
 
@@ -139,7 +136,7 @@ SELECT /* untold.read */ id, run_id, body FROM orchestrator.untold WHERE id = AN
 
 
 class Waited(NamedTuple):
-    """The pending changes of one run, or the first of them, and its position in the backlog."""
+    """The first pending changes of one run, or all of them."""
 
     run: bytes
     ids: list[int]
@@ -147,16 +144,16 @@ class Waited(NamedTuple):
 
 
 def read(connection: Connection, ids: Sequence[int]) -> list[Waited]:
-    """Return these changes of the line, by run."""
-    found: dict[bytes, Waited] = {}
+    """Return these changes, by run."""
+    by_run: dict[bytes, Waited] = {}
     for row in _READ(connection, ids=ids):
-        waited = found.setdefault(row.run_id, Waited(row.run_id, [], []))
-        waited.ids.append(row.id)
-        waited.changes.append(decode_changes(row.body))
-    return list(found.values())
+        pending = by_run.setdefault(row.run_id, Waited(row.run_id, [], []))
+        pending.ids.append(row.id)
+        pending.changes.append(decode_changes(row.body))
+    return list(by_run.values())
 
 
-# The rows that it deletes are there for all of the statement.
+# A WITH query does not see its own deletions, so the second condition excludes the deleted ids.
 @Prepared.function("""
 WITH /* untold.remove */ gone AS (DELETE FROM orchestrator.untold WHERE id = ANY (%(ids)s::bigint[]) RETURNING run_id)
 SELECT DISTINCT run_id FROM gone
@@ -164,7 +161,7 @@ SELECT DISTINCT run_id FROM gone
          WHERE u.run_id = gone.run_id AND u.id <> ALL (%(ids)s::bigint[]) LIMIT 1)
 """)
 def remove(connection: Connection, ids: Sequence[int]) -> set[bytes]:
-    """Keep these changes no longer; return the runs among theirs for which there is more."""
+    """Delete these changes; return the runs that have further changes."""
 
 
 _TAKE_OF = Prepared[tuple[bytes, bytes]]("""
@@ -178,8 +175,8 @@ SELECT run_id, body FROM gone ORDER BY id
 
 
 def take_of(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, list[RunChanges]]:
-    """Take all pending changes of these runs; none of them is stuck any more."""
-    found: dict[bytes, list[RunChanges]] = {}
+    """Delete and return all pending changes of these runs, and mark the runs as no longer stuck."""
+    by_run: dict[bytes, list[RunChanges]] = {}
     for run, body in _TAKE_OF(connection, runs=runs):
-        found.setdefault(run, []).append(decode_changes(body))
-    return found
+        by_run.setdefault(run, []).append(decode_changes(body))
+    return by_run

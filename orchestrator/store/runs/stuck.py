@@ -1,4 +1,4 @@
-"""Runs that cannot go on, and how they are freed: those whose code does not fit, and those that cannot be planned."""
+"""Stuck runs and how they are freed: runs whose code does not fit the history, and runs that cannot be planned."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from orchestrator.store.sql import Prepared, Statement
 from orchestrator.store.tasks.transitions import Moved, current_attempt
 
 _REASONS = Batch("s", "id uuid, reason jsonb")
-_FOUND_OUT = Batch("r", "id uuid, attempt int, reason jsonb")
+_STUCK_ATTEMPTS = Batch("r", "id uuid, attempt int, reason jsonb")
 
-_STICK = Prepared[Moved](f"""
+_MARK_STUCK = Prepared[Moved](f"""
 WITH /* stuck.mark_stuck */ back AS (
     UPDATE orchestrator.tasks t
        SET status = 'pending', blockers = 1, worker = NULL, hold = NULL, wake_at = NULL, dispatched_at = NULL,
            started_at = NULL, alone = r.reason->>'retry_at' IS NOT NULL, failures = t.failures + 1,
            losses = CASE WHEN r.reason->>'retry_at' IS NULL THEN 0 ELSE t.losses + 1 END
-      FROM {_FOUND_OUT}
+      FROM {_STUCK_ATTEMPTS}
      {current_attempt()}
      WHERE t.ctid = found.place
     RETURNING t.id, t.queue, t.attempt, jsonb_build_object('retry_at', extract(epoch FROM %(now)s::timestamptz)
@@ -39,15 +39,15 @@ SELECT id, 'pending' AS state, queue, id AS run_id, attempt, 'dispatched' AS bef
 
 
 def mark_stuck(connection: Connection, reasons: Iterable[tuple[bytes, int, str]], now: datetime) -> list[Moved]:
-    """Note that runs cannot go on, with the attempt that found out and the reason as JSON; their code sleeps.
+    """Mark runs of code as stuck, with the attempt and the reason as JSON, and block their turn tasks.
 
-    Those whose own processes died come with a `retry_at`. Their turns stay charged, and run in a process of their own.
-    The others get one, too: another worker may have code that fits.
+    Every reason gets a `retry_at` with backoff, because another worker may have code that fits. Reasons that have one
+    already are of runs whose processes died: their losses count, and the next turn runs in its own process.
     """
-    return _STICK(connection, _FOUND_OUT(reasons), now=now)
+    return _MARK_STUCK(connection, _STUCK_ATTEMPTS(reasons), now=now)
 
 
-_STICK_HELD = Prepared[bytes](f"""
+_MARK_UNKNOWN = Prepared[bytes](f"""
 WITH /* stuck.mark_held */ marked AS (
     UPDATE orchestrator.runs r SET stuck = s.reason, cached = 0
       FROM {_REASONS}
@@ -65,8 +65,8 @@ SELECT id FROM marked
 
 
 def mark_unknown(connection: Connection, reasons: Iterable[tuple[bytes, str]]) -> set[bytes]:
-    """Note that no worker knows the code of runs that have begun; return those."""
-    return set(_STICK_HELD(connection, _REASONS(reasons)))
+    """Mark runs that have begun as stuck because no worker knows their code; return the marked runs."""
+    return set(_MARK_UNKNOWN(connection, _REASONS(reasons)))
 
 
 _SET_ASIDE = Prepared[None](f"""
@@ -81,9 +81,9 @@ UPDATE orchestrator.untold SET held = true WHERE run_id = ANY (ARRAY(SELECT s.id
 
 
 def set_aside(connection: Connection, reasons: Iterable[tuple[bytes, str]]) -> None:
-    """Mark runs as stuck, with the reason as JSON; their changes wait until they are freed.
+    """Mark runs as stuck, with the reason as JSON; their pending changes wait until the runs are freed.
 
-    A run that ended in the same tick, before a later part of it failed, is not stuck.
+    A run that ended in the same tick, before a later part of the tick failed, is skipped.
     """
     _SET_ASIDE(connection, _REASONS(reasons))
 
@@ -152,27 +152,27 @@ _FREE_OLDER = _freeing(
 
 
 def free_older(connection: Connection, release: str, limit: int) -> list[bytes]:
-    """Let runs try again that another release could not plan."""
+    """Free runs that another release of the scheduler could not plan."""
     return _FREE_OLDER(connection, release=release, limit=limit)
 
 
 def free(connection: Connection, runs: Sequence[bytes]) -> list[bytes]:
-    """Let those of these runs try again that are stuck."""
+    """Free the stuck runs among these."""
     return _FREE(connection, ids=runs, limit=len(runs))
 
 
 def free_code(connection: Connection, workflows: Sequence[str], after: bytes, limit: int) -> list[bytes]:
-    """Let stuck runs of these workflows as code try again, those that come after one; none whose processes died."""
+    """Free stuck runs of these workflows as code after an id, except runs whose processes died."""
     return _FREE_CODE(connection, workflows=workflows, after=to_text(after), limit=limit)
 
 
 def free_lost(connection: Connection, workflows: Sequence[str], now: float, limit: int) -> list[bytes]:
-    """Let runs of these workflows try again whose processes died and whose pause is over, in processes of their own."""
+    """Free runs of these workflows whose processes died and whose backoff is over; their next turns run alone."""
     return _FREE_LOST(connection, workflows=workflows, now=now, limit=limit)
 
 
 def free_unfit(connection: Connection, workflows: Sequence[str], now: float, limit: int) -> list[bytes]:
-    """Let runs of these workflows try again whose code did not fit, and whose pause is over."""
+    """Free runs of these workflows whose code did not fit and whose backoff is over."""
     return _FREE_UNFIT(connection, workflows=workflows, now=now, limit=limit)
 
 
@@ -181,7 +181,7 @@ SELECT /* stuck.reason */ stuck FROM orchestrator.runs
  WHERE id = %(run)s::uuid AND stuck IS NOT NULL AND ended_at IS NULL
 """)
 def reason(connection: Connection, run: bytes) -> dict[str, Any] | None:
-    """Return why a run cannot go on, or None if it can."""
+    """Return why a run is stuck; None if it is not."""
 
 
 @Prepared.function("""
@@ -193,7 +193,7 @@ SELECT /* stuck.at_rest */ r.id FROM unnest(%(ids)s::uuid[]) AS wanted(id)
          WHERE parent_run = wanted.id AND ended_at IS NULL AND NOT detached LIMIT 1) IS NULL
 """)
 def at_rest(connection: Connection, ids: Sequence[bytes]) -> list[bytes]:
-    """Return those of these runs of steps that are stuck, and have neither open tasks nor open child runs."""
+    """Return the stuck runs of steps among these that have neither open tasks nor open child runs."""
 
 
 @Prepared.function("""
@@ -211,4 +211,4 @@ WITH /* stuck.wake */ open AS (
 SELECT id FROM open WHERE free
 """)
 def wake(connection: Connection, runs: Sequence[bytes]) -> set[bytes]:
-    """Have runs activated although nothing is new; return those that have begun, are open and not stuck."""
+    """Make turn tasks ready although no event is new; return the runs that have begun, are open and are not stuck."""

@@ -1,4 +1,4 @@
-"""The life of a run, and its counters."""
+"""State changes of runs, and their counters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.store.sql import Prepared, columns_of
 
 
 class RunRow(NamedTuple):
-    """A run as the leader sees it."""
+    """A run, as the leader sees it."""
 
     id: bytes
     status: str
@@ -33,17 +33,17 @@ class RunRow(NamedTuple):
     parent_run: bytes | None = None
     parent_step: str | None = None
     code: bool = False
-    """Its code ends it."""
+    """Whether the run is of a workflow as code: only its code ends it."""
     child_id: bytes = b""
-    """The id under which the run that started it waits for it, if both are of code."""
+    """The id under which the parent's code waits for this run's code."""
     trace: str | None = None
-    """The span that it came of."""
+    """The traceparent of the run's parent span."""
     created: float | None = None
-    """If it is traced: when it was created, in Unix seconds."""
+    """For a traced run: its creation time in Unix seconds."""
     flow: bool = False
-    """Of a flow, whose planner ends it."""
+    """Whether the run is of a flow, whose planner ends it."""
     again: bool = False
-    """It has begun again, because a person retries it."""
+    """Whether the run has begun before, and a person retries it."""
 
     @property
     def state(self) -> RunState:
@@ -62,12 +62,12 @@ class RunRow(NamedTuple):
 
     @property
     def kind(self) -> str | None:
-        """Return the kind of its workflow: dag, flow or code; None if it has none."""
+        """The kind of workflow: dag, flow or code; None without a workflow."""
         return "code" if self.code else "flow" if self.flow else "dag" if self.workflow is not None else None
 
     @property
     def goes_on(self) -> bool:
-        """Say whether it goes on in another run, for which its clients wait instead."""
+        """Return whether the run continues in another run, for which clients wait instead."""
         return self.code and self.reason in GOES_ON
 
 
@@ -80,8 +80,8 @@ COUNTERS = columns_of(
 )
 """The columns of a `RunRow`."""
 
-# A run whose lane is full is parked, so that it is not looked at again until one of the lane's runs ends. Its time
-# begins when it does; the deadline that it was created with is for leaders of the release before.
+# A run whose lane is full is parked: it is not tried again until a run of the lane ends. Its timeout begins when the
+# run begins; the deadline set at its creation is for leaders of the previous release.
 _BEGIN = f"""
 WITH /* {{name}} */ next AS MATERIALIZED (
     SELECT r.id, lane, lane_limit, started_at, root, parent_run,
@@ -122,40 +122,40 @@ _BEGIN_SHARED = Prepared[RunRow](_BEGIN.format(name="runs.begin_shared", holders
 
 
 class Begun(NamedTuple):
-    """The results of runs that wanted to begin."""
+    """Pending runs, by what happened when the leader tried to begin them."""
 
     running: list[RunRow]
     waiting: list[RunRow]
-    """Those for whose limit there is no room."""
+    """Runs that were parked because their lane is full."""
     cancelled: list[RunRow]
-    """Those below a run that is being cancelled."""
+    """Descendants of a run that is being cancelled."""
 
 
 def begin_or_park(connection: Connection, now: datetime, ids: Sequence[bytes], *, is_shared: bool = False) -> Begun:
-    """Start those of these runs that are pending, as far as their lanes have room, and let the others wait.
+    """Start the pending runs among these as far as their lanes have room, and park the rest.
 
-    What is below a run that is being cancelled does not begin, and is cancelled as well: so no tree of runs grows
-    faster than it is cancelled. Where lanes are shared with other shards, they are locked (`ancestry.py`).
+    Descendants of a run that is being cancelled are cancelled instead, so no run tree grows faster than it is
+    cancelled. Lanes that are shared with other shards must be locked first (`ancestry.py`).
     """
-    found: dict[RunState, list[RunRow]] = {RunState.RUNNING: [], RunState.PENDING: [], RunState.CANCELLED: []}
+    by_state: dict[RunState, list[RunRow]] = {RunState.RUNNING: [], RunState.PENDING: [], RunState.CANCELLED: []}
     for row in (_BEGIN_SHARED if is_shared else _BEGIN_ALONE)(connection, now=now, ids=ids):
-        found[row.state].append(row)
-    return Begun(*found.values())
+        by_state[row.state].append(row)
+    return Begun(*by_state.values())
 
 
 class Pending(NamedTuple):
-    """A run that wants to begin, and what it is a run of."""
+    """A run that waits to begin, and its workflow."""
 
     id: bytes
     workflow: str | None
     version: int | None
-    """Of a DAG: what it takes to plan a flow is not known before, and code needs no plan."""
+    """For a DAG only: the cost of planning a flow is not known before, and code needs no plan."""
     lane: str | None
-    """Its concurrency group."""
+    """The concurrency group of the run."""
 
 
 def pending() -> RoundRobin:
-    """Return what finds the runs that want to begin."""
+    """Return a finder of pending runs."""
     return RoundRobin(
         "runs.pending",
         "runs",
@@ -165,7 +165,7 @@ def pending() -> RoundRobin:
 
 
 def begin(connection: Connection, now: datetime, limit: int) -> list[RunRow]:
-    """Start pending runs, as far as their lanes have room; return those that have begun."""
+    """Start pending runs as far as their lanes have room; return the started ones."""
     return begin_or_park(connection, now, [run.id for run in pending()(connection, limit)]).running
 
 
@@ -182,7 +182,7 @@ UPDATE /* runs.unpark */ orchestrator.runs SET parked = false
 
 
 def unpark(connection: Connection, ended: Mapping[str, int]) -> None:
-    """Let as many parked runs of each lane try again as runs of it have ended."""
+    """Unpark as many runs of each lane as runs of the lane have ended."""
     _UNPARK(connection, _ROOMS(ended.items()))
 
 
@@ -197,32 +197,32 @@ _CHANGE = f"""orchestrator.runs r
  WHERE r.ctid = found.place
 RETURNING {COUNTERS}"""
 _COUNT = Prepared[RunRow](f"UPDATE /* runs.count */ {_CHANGE}")
-# As a rule most runs go on: to read a row of each would take the leader longer than to write them all.
+# Usually most runs continue, and reading a row of each would take the leader longer than writing all of them.
 _SETTLE = Prepared[RunRow](f"""
 WITH /* runs.settle */ counted AS (UPDATE {_CHANGE})
 SELECT * FROM counted WHERE code OR (open = 0 AND NOT flow)
 """)
 
 Delta = Mapping[str, int]
-"""How much each counter changes: total, opened, success, failed, cancelled, skipped."""
+"""The change of each counter: total, opened, success, failed, cancelled, skipped."""
 Plans = Mapping[bytes, tuple[bytes, bool]]
-"""By run, what its planner remembers, and whether more of its tasks are to be created."""
+"""By run: the state of its planner, and whether more of its tasks have to be created."""
 
 
 def count(connection: Connection, deltas: Mapping[bytes, Delta], plans: Plans | None = None) -> list[RunRow]:
-    """Change the counters of runs, once per run however many of its tasks moved, and save their plans."""
+    """Change the counters of runs and save their plans; each run occurs once, however many of its tasks changed."""
     return _COUNT(connection, _DELTAS(_rows(deltas, plans or {})))
 
 
 def settle(
     connection: Connection, deltas: Mapping[bytes, Delta], plans: Plans, *, is_gathered: bool = False
 ) -> list[RunRow]:
-    """Do the same; return only those of which nothing is open, and all of code. Flows end by themselves.
+    """Like `count`, but return only runs that have nothing open, and all runs of code. Flows end by themselves.
 
-    Of runs of which something is open, this may be done with the next statement: `is_gathered`.
+    With `is_gathered`, something is open in each run, and the statement is deferred to the next one.
     """
     if is_gathered:
-        _SETTLE.later(connection, _DELTAS(_rows(deltas, plans)))
+        _SETTLE.defer(connection, _DELTAS(_rows(deltas, plans)))
         return []
     return _SETTLE(connection, _DELTAS(_rows(deltas, plans)))
 
@@ -237,7 +237,7 @@ def _rows(deltas: Mapping[bytes, Delta], plans: Plans) -> list[tuple[object, ...
 
 
 def sources(state: RunState) -> str:
-    """Return the states from which a run may enter another, for SQL."""
+    """Return the states from which a run may change to `state`, for SQL."""
     return "({})".format(", ".join(f"'{source}'" for source in run_sources_of(state)))
 
 
@@ -245,7 +245,7 @@ def _may_end() -> str:
     return " OR ".join(f"(e.state = '{state}' AND r.status IN {sources(state)})" for state in ENDED_RUN_STATES)
 
 
-# What a run of code leaves open is cancelled in slices. What another one leaves open was never created.
+# What a run of code leaves open is cancelled in slices. What other runs leave open was never created.
 _ENDS = Batch("e", "id uuid, state text, reason text")
 _END = Prepared[RunRow](f"""
 UPDATE /* runs.end */ orchestrator.runs r
@@ -263,9 +263,9 @@ RETURNING {COUNTERS}
 
 
 def end(connection: Connection, ends: Iterable[tuple[bytes, RunState, str | None]], now: datetime) -> list[RunRow]:
-    """End runs, each in its state and for its reason, if any; return those that really ended now.
+    """End runs, each with its state and reason, if any; return the runs that this call ended.
 
-    One that is cancelled because its time is up has failed.
+    A run that is cancelled because it timed out becomes failed.
     """
     return _END(connection, _ENDS(ends), now=now)
 
@@ -276,7 +276,7 @@ UPDATE /* runs.reopen */ orchestrator.runs
  WHERE id = ANY(%(ids)s::uuid[]) AND status IN {sources(RunState.RUNNING)} AND status <> 'pending' AND NOT code
 """)
 def reopen(connection: Connection, ids: Sequence[bytes], now: datetime) -> None:
-    """Set failed runs running again, because tasks of theirs are open again."""
+    """Return ended runs to running, because some of their tasks were retried."""
 
 
 @Prepared.function("""
@@ -286,4 +286,4 @@ SELECT /* runs.retryable */ id FROM orchestrator.ended_tasks
  LIMIT %(limit)s
 """)
 def retryable_tasks(connection: Connection, run: bytes, until: datetime, limit: int) -> list[bytes]:
-    """Return some of the tasks of a run without a workflow that had not succeeded by then."""
+    """Return up to `limit` tasks of a run without a workflow that had not succeeded by `until`."""

@@ -1,4 +1,4 @@
-"""Backfills: the fires of a schedule over a range of the past, started a few at a time."""
+"""Backfills: fires of a schedule in a past range, started a few at a time."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from orchestrator.store.sql import Prepared, Statement
 
 
 def series_of(workflow: str, name: str, backfill: int) -> str:
-    """Return what the runs of a backfill know as their schedule, so that they do not stand in its way."""
+    """Return the schedule key that a backfill's runs get: a key of their own, so they do not count as overlaps."""
     return f"{key_of(workflow, name)}#{backfill}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BackfillView:
-    """A backfill and how far it is."""
+    """A backfill and its progress."""
 
     id: int
     workflow: str
@@ -35,20 +35,20 @@ class BackfillView:
     total: int
     """Fires in the range."""
     passed: int
-    """Fires that have been looked at."""
+    """Fires that were processed."""
     started: int
-    """Runs that were started; a fire that had its run already gets no other, unless that was asked for."""
+    """Runs that were started. A fire that already had a run gets none, unless the backfill runs such fires again."""
     open: int
-    """Runs that have not ended, those that wait for their turn included."""
+    """Runs that have not ended, including pending ones."""
     running: int
-    """Runs that are under way: as many at once as was asked for."""
+    """Running runs, at most `concurrency`."""
     failed: int
     """Runs that failed or were cancelled."""
     error: str | None
-    """Why it was given up."""
+    """The reason for which the backfill was aborted."""
     created_at: datetime
     stuck: int = 0
-    """Open runs that cannot go on."""
+    """Open runs that are stuck."""
 
     @property
     def done(self) -> int:
@@ -57,12 +57,12 @@ class BackfillView:
 
     @property
     def had_run(self) -> int:
-        """Fires that had had their run, and got no other."""
+        """Fires that already had a run, and got none."""
         return self.passed - self.started
 
     @property
     def waiting(self) -> int:
-        """Fires whose turn is still to come."""
+        """Fires whose run has not begun."""
         return (self.open if self.error is not None else self.total - self.done) - self.running
 
     @property
@@ -86,7 +86,7 @@ class NewBackfill(NamedTuple):
     schedule: Schedule
     start: datetime
     end: datetime
-    """Not in the range itself."""
+    """The exclusive end of the range."""
     concurrency: int
     again: bool
     total: int
@@ -95,7 +95,7 @@ class NewBackfill(NamedTuple):
 
 
 def add(connection: Connection, new: NewBackfill, *, flow: bool = False, flow_version: int | None = None) -> int:
-    """Ask for a backfill of a workflow or a flow; return its number."""
+    """Insert a backfill of a workflow or a flow; return its id."""
     return _ADD.one(
         connection,
         workflow=new.workflow,
@@ -119,7 +119,7 @@ SELECT /* backfills.had_runs */ key FROM orchestrator.runs
 
 
 def had_runs(connection: Connection, new: NewBackfill, due: Sequence[datetime]) -> set[datetime]:
-    """Return those fires that have had their run."""
+    """Return the fires that already have a run."""
     by_key = {fire_key(key_of(new.workflow, new.schedule.name), fire): fire for fire in due}
     return {by_key[key] for key in _HAD_RUNS(connection, keys=by_key, workflow=new.workflow)}
 
@@ -130,10 +130,10 @@ class FireRun(NamedTuple):
     status: str
     started_at: datetime | None
     began_at: datetime | None
-    """When it began, or began again because it was retried."""
+    """The time of the last start: the first one, or that of the last retry."""
     ended_at: datetime | None
     schedule: str | None
-    """The key of its schedule; that of a backfill has a number behind it."""
+    """The key of the schedule; a backfill's key ends with its number."""
 
 
 _RUNS_OF_FIRES = Statement[FireRun]("""
@@ -145,7 +145,7 @@ SELECT /* backfills.runs_of_fires */ key, id, status, started_at,
 
 
 def runs_of_fires(connection: Connection, workflow: str, name: str, due: Sequence[datetime]) -> dict[datetime, FireRun]:
-    """Return the runs of these fires of a schedule; a fire that was missed or skipped has none."""
+    """Return the runs for these fires of a schedule; fires that were missed or skipped have none."""
     by_key = {fire_key(key_of(workflow, name), fire): fire for fire in due}
     return {by_key[run.key]: run for run in _RUNS_OF_FIRES(connection, keys=list(by_key), workflow=workflow)}
 
@@ -176,7 +176,7 @@ def list_newest(connection: Connection, limit: int) -> list[BackfillView]:
     """Return the newest backfills, newest first."""
 
 
-_GIVE_UP = Statement[None]("""
+_STOP = Statement[None]("""
 UPDATE /* backfills.give_up */ orchestrator.backfills SET next_fire = NULL, error = 'cancelled'
  WHERE id = %(id)s AND next_fire IS NOT NULL
 """)
@@ -187,19 +187,19 @@ SELECT '{RequestKind.CANCEL_RUN}', id FROM orchestrator.runs WHERE schedule = %(
 
 
 def cancel(connection: Connection, view: BackfillView) -> None:
-    """Start no more of a backfill, and ask for the end of its open runs; in one transaction of the caller's.
+    """Stop a backfill, and request the cancellation of its open runs; in the caller's transaction.
 
-    The leader holds the row while it starts runs, so none that it has started is overlooked.
+    The leader locks the row while it starts runs, so every started run is included.
     """
-    _GIVE_UP(connection, id=view.id)
+    _STOP(connection, id=view.id)
     _CANCEL_RUNS(connection, series=series_of(view.workflow, view.name, view.id))
 
 
-# -- what the leader does
+# -- for the leader
 
 
 class OpenBackfill(NamedTuple):
-    """A backfill of which more is to be started, locked until the tick ends."""
+    """A backfill with more runs to start, locked until the tick ends."""
 
     id: int
     workflow: str
@@ -214,7 +214,7 @@ class OpenBackfill(NamedTuple):
     workflow_definition: str | None
     flow: bool
     code: str | None
-    """How runs of code are started, as JSON, by its schedule."""
+    """JSON that says how the schedule starts runs of code."""
 
     @property
     def target(self) -> Target:
@@ -243,7 +243,7 @@ SELECT /* backfills.open */ s.id, s.workflow, s.name, s.definition, s.end_at AS 
 
 
 def open_backfills(connection: Connection, limit: int) -> list[OpenBackfill]:
-    """Return the oldest backfills that have more to start."""
+    """Return the oldest backfills with more runs to start."""
     return _OPEN(connection, limit=limit)
 
 
@@ -256,4 +256,4 @@ UPDATE /* backfills.save */ orchestrator.backfills
 def save(
     connection: Connection, backfill: int, next_fire: datetime | None, passed: int, started: int, error: str | None
 ) -> None:
-    """Note how far a backfill has come."""
+    """Save the progress of a backfill."""

@@ -1,4 +1,4 @@
-"""Schedules, as people and definitions set them. What happens when they fire is in `fires`."""
+"""Schedules as people and definitions set them. `fires` has the statements for firing them."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from orchestrator.store.sql import Row, Statement
 
 @dataclass(frozen=True, kw_only=True)
 class StoredSchedule:
-    """A schedule and how it is doing."""
+    """A schedule and its status."""
 
     workflow: str
     name: str
     schedule: Schedule
     declared: bool
-    """It stands in the definition of its workflow."""
+    """Whether the definition of the workflow contains the schedule."""
     paused: bool
     next_fire: datetime | None
     due_at: datetime | None
-    """When the next fire is looked at: later than it by the jitter."""
+    """The time to process the next fire: the fire plus jitter."""
     last_fire: datetime | None
     last_run: UUID | None
     last_state: str | None
     """The state of the last run."""
     fired: int
     skipped: int
-    """Fires that came while a run was open."""
+    """Fires that were skipped because a run was open."""
     error: str | None
-    """Why the last fire could not start a run."""
+    """The reason for which the last fire could not start a run."""
     code: CodeTarget | None = None
-    """How runs of a workflow as code are started, if it is one."""
+    """How runs of a workflow as code are started; None for other workflows."""
     origin: str | None = None
-    """The application whose code declares it."""
+    """The application whose code declares the schedule."""
     forgotten_at: datetime | None = None
-    """Since when that code declares it no more."""
+    """The time since which that code no longer declares the schedule."""
     flow: bool = False
-    """It starts runs of a flow."""
+    """Whether the schedule starts runs of a flow."""
     flow_version: int | None = None
-    """Of the flow, if that is not the newest one that is published when it fires."""
+    """A fixed version of the flow; None uses the newest published version at each fire."""
     created_at: datetime | None = None
     """None from a server of the previous release."""
 
@@ -60,15 +60,15 @@ class StoredSchedule:
 
 @Statement.function("SELECT /* schedules.now */ now()")
 def clock(connection: Connection) -> datetime:
-    """Return the database's time, by which schedules fire."""
+    """Return the time in Postgres, by which schedules fire."""
 
 
-def _select(name: str, which: str = "", some: str = "orchestrator.schedules") -> Statement[Row]:
+def _select(name: str, which: str = "", source: str = "orchestrator.schedules") -> Statement[Row]:
     return Statement[Row](f"""
 SELECT /* schedules.{name} */ s.workflow, s.name, s.definition, s.declared, s.paused, s.next_fire, s.due_at,
        s.last_fire, s.last_run, r.status AS last_state, s.fired, s.skipped, s.error, s.code, s.origin, s.forgotten_at,
        s.flow, s.flow_version, s.created_at
-  FROM {some} s LEFT JOIN orchestrator.runs r ON r.id = s.last_run {which}
+  FROM {source} s LEFT JOIN orchestrator.runs r ON r.id = s.last_run {which}
  ORDER BY s.workflow, s.name
 """)
 
@@ -84,16 +84,16 @@ def _stored(row: Row) -> StoredSchedule:
 
 
 class SchedulePage(NamedTuple):
-    """Some of the schedules, in order of their names."""
+    """A page of schedules, in order of their keys."""
 
     schedules: list[StoredSchedule]
     next: str | None
-    """The `after` of the page behind this one; None if there are no more."""
+    """The `after` of the next page; None on the last page."""
 
 
 _PAGE = _select(
     "page",
-    some="""(
+    source="""(
        SELECT * FROM orchestrator.schedules
         WHERE (workflow, name) > (%(workflow)s::text, %(name)s::text) AND starts_with(workflow, %(within)s::text)
         ORDER BY workflow, name LIMIT %(limit)s)""",
@@ -101,24 +101,24 @@ _PAGE = _select(
 
 
 def page(connection: Connection, *, limit: int, after: str | None = None, within: str = "") -> SchedulePage:
-    """Return the schedules behind the one with the key `after`, of workflows whose names begin with `within`."""
+    """Return schedules after the key `after`, of workflows whose names begin with `within`."""
     workflow, _, name = (after or "").rpartition("/")
     rows = _PAGE(connection, workflow=workflow, name=name, within=within, limit=limit)
-    found = [_stored(row) for row in rows]
-    return SchedulePage(found, found[-1].key if len(found) == limit else None)
+    schedules = [_stored(row) for row in rows]
+    return SchedulePage(schedules, schedules[-1].key if len(schedules) == limit else None)
 
 
 _FIND = _select("find", "WHERE s.workflow = %(text)s OR s.workflow || '/' || s.name = %(text)s")
 
 
 def find(connection: Connection, text: str) -> list[StoredSchedule]:
-    """Return the schedules of a workflow, or the one that is called workflow/name."""
+    """Return the schedules of a workflow, or the schedule with the key workflow/name."""
     return [_stored(row) for row in _FIND(connection, text=text)]
 
 
-# Setting a schedule again does not shift it: only other times give it another next fire. A person's pause, or
-# the end of one, stays until the definition itself says something else than it did.
-_SAME = "NOT s.paused AND s.definition - %(beside)s::text[] = excluded.definition - %(beside)s::text[]"
+# Setting a schedule again keeps its next fire unless its times change. A pause or resume by a person stays until the
+# definition's own `paused` changes.
+_SAME_TIMES = "NOT s.paused AND s.definition - %(beside)s::text[] = excluded.definition - %(beside)s::text[]"
 _PUT = Statement[None](f"""
 INSERT /* schedules.put */ INTO orchestrator.schedules AS s
        (workflow, name, definition, declared, paused, next_fire, due_at, code, flow, flow_version)
@@ -134,10 +134,10 @@ VALUES (%(workflow)s, %(name)s, %(definition)s::jsonb, %(declared)s, %(paused)s,
        error = CASE WHEN s.definition = excluded.definition THEN s.error END,
        paused = CASE WHEN s.definition -> 'paused' IS DISTINCT FROM excluded.definition -> 'paused'
                      THEN excluded.paused ELSE s.paused END,
-       next_fire = CASE WHEN {_SAME} THEN s.next_fire ELSE excluded.next_fire END,
-       due_at = CASE WHEN {_SAME} THEN s.due_at ELSE excluded.due_at END
+       next_fire = CASE WHEN {_SAME_TIMES} THEN s.next_fire ELSE excluded.next_fire END,
+       due_at = CASE WHEN {_SAME_TIMES} THEN s.due_at ELSE excluded.due_at END
 """)
-_BESIDE_THE_TIME = ["name", "overlap", "catch_up", "params", "paused"]
+_FIELDS_BESIDE_TIMES = ["name", "overlap", "catch_up", "params", "paused"]
 
 
 def put(
@@ -151,7 +151,7 @@ def put(
     flow: bool = False,
     flow_version: int | None = None,
 ) -> None:
-    """Set a schedule; it fires from now on."""
+    """Insert or update a schedule; it fires from now on."""
     fire = next_fire(schedule, now)
     _PUT(
         connection,
@@ -165,7 +165,7 @@ def put(
         paused=schedule.paused,
         next_fire=fire,
         due_at=fire and fire + delay_of(schedule, key_of(workflow, schedule.name)),
-        beside=_BESIDE_THE_TIME,
+        beside=_FIELDS_BESIDE_TIMES,
     )
 
 
@@ -176,7 +176,7 @@ DELETE /* schedules.undeclare */ FROM orchestrator.schedules
 
 
 def declare(connection: Connection, definition: Definition) -> None:
-    """Set the schedule that stands in a definition, and remove the one that an earlier version had instead."""
+    """Set the schedule in a definition, and delete another one that an earlier version declared."""
     schedule = from_data(definition.schedule) if definition.schedule is not None else None
     _UNDECLARE(connection, workflow=definition.name, name=schedule and schedule.name)
     if schedule is not None:
@@ -184,7 +184,7 @@ def declare(connection: Connection, definition: Definition) -> None:
 
 
 def declare_flow(connection: Connection, flow: str, schedule: Schedule | None, now: datetime) -> None:
-    """Set the schedule that stands beside a flow in its file, and remove the one that stood there before."""
+    """Set the schedule in a flow's file, and delete another one that the file declared before."""
     _UNDECLARE(connection, workflow=flow, name=schedule and schedule.name)
     if schedule is not None:
         put(connection, flow, schedule, now, declared=True, flow=True)
@@ -202,7 +202,7 @@ RETURNING workflow || '/' || name
 
 
 def claim_origin(connection: Connection, origin: str, keys: Sequence[str]) -> list[str]:
-    """Note which schedules an application's code declares; return those that it once did and does no more."""
+    """Record which schedules an application's code declares; return schedules that the code no longer declares."""
     _CLAIM_ORIGIN(connection, origin=origin, keys=keys)
     return sorted(_FORGET(connection, origin=origin, keys=keys))
 
@@ -214,7 +214,7 @@ UPDATE /* schedules.pause */ orchestrator.schedules SET paused = true
 
 
 def pause(connection: Connection, workflow: str, name: str) -> bool:
-    """Let a schedule fire no more until it is resumed; False if it does not anyway."""
+    """Pause the schedule. Return False if it was paused already."""
     return _PAUSE.count(connection, workflow=workflow, name=name) > 0
 
 
@@ -225,11 +225,11 @@ UPDATE /* schedules.resume */ orchestrator.schedules SET paused = false, next_fi
 
 
 def resume(connection: Connection, stored: StoredSchedule, now: datetime) -> bool:
-    """Let a schedule fire again, from now on: what came during the pause was not wanted. False if it fires anyway."""
+    """Resume the schedule from now on, without fires from the pause. Return False if it was not paused."""
     fire = next_fire(stored.schedule, now)
     due_at = fire and fire + delay_of(stored.schedule, stored.key)
-    found = _RESUME.count(connection, workflow=stored.workflow, name=stored.name, next_fire=fire, due_at=due_at)
-    return found > 0
+    count = _RESUME.count(connection, workflow=stored.workflow, name=stored.name, next_fire=fire, due_at=due_at)
+    return count > 0
 
 
 _DELETE = Statement[None](
@@ -238,5 +238,5 @@ _DELETE = Statement[None](
 
 
 def delete(connection: Connection, workflow: str, name: str) -> bool:
-    """Remove a schedule; its runs stay. False if there is none."""
+    """Delete a schedule; its runs stay. Return False if it does not exist."""
     return _DELETE.count(connection, workflow=workflow, name=name) > 0

@@ -1,4 +1,4 @@
-"""Statements of the leader about fires: a slice of the due schedules, and their new state."""
+"""Fires of schedules, for the leader: a slice of the due schedules, and their new state."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Target(NamedTuple):
 
     name: str
     version: int | None
-    """None where there is no such workflow or flow, and of code."""
+    """None if the workflow or flow does not exist, or is code."""
     definition: str | None
-    """JSON; None where there is no such workflow, or it is a flow."""
+    """The definition as JSON; None if the workflow does not exist, or is a flow or code."""
     code: str | None = None
-    """How runs of a workflow as code are started, as JSON, where it is one."""
+    """For a workflow as code: JSON that says how its runs are started."""
     flow: bool = False
-    """It is a flow."""
+    """Whether the target is a flow."""
 
 
 class DueSchedule(NamedTuple):
-    """A schedule whose time has come, locked until the tick ends."""
+    """A due schedule, locked until the tick ends."""
 
     workflow: str
     name: str
@@ -49,7 +49,7 @@ class DueSchedule(NamedTuple):
     next_fire: datetime
     overlap: str
     place: str
-    """The position of its row, which is stable while it is locked."""
+    """The ctid of the row, which is stable while the row is locked."""
     target: Target
 
     @property
@@ -68,7 +68,7 @@ NEWEST_OF_S = """
                       ORDER BY version DESC LIMIT 1) AS f ON true
 """
 
-# One that is being changed is left for the next tick.
+# A schedule that is being changed is skipped until the next tick.
 _DUE = Prepared[Row](f"""
 SELECT /* fires.due */ s.workflow, s.name, s.definition::text AS definition, s.next_fire,
        coalesce(s.definition ->> 'overlap', 'skip') AS overlap, s.place, coalesce(w.version, f.version) AS version,
@@ -82,7 +82,7 @@ SELECT /* fires.due */ s.workflow, s.name, s.definition::text AS definition, s.n
 
 
 def due(connection: Connection, now: datetime, limit: int) -> list[DueSchedule]:
-    """Return schedules that are due, the longest due first."""
+    """Return due schedules, longest due first."""
     return [
         DueSchedule(
             row.workflow,
@@ -105,15 +105,15 @@ SELECT /* fires.open */ asked.key, r.id FROM unnest(%(keys)s::text[]) AS asked(k
 
 
 def open_runs(connection: Connection, keys: Sequence[str]) -> dict[str, list[bytes]]:
-    """Return, by schedule, its runs that have not ended."""
-    found: dict[str, list[bytes]] = {key: [] for key in keys}
+    """Return the open runs of each schedule."""
+    runs: dict[str, list[bytes]] = {key: [] for key in keys}
     for key, run in _OPEN(connection, keys=keys):
-        found[key].append(run)
-    return found
+        runs[key].append(run)
+    return runs
 
 
 class Advance(NamedTuple):
-    """The new state of a schedule's locked row."""
+    """The new state of a locked schedule."""
 
     place: Annotated[str, "tid"]
     workflow: str
@@ -121,7 +121,7 @@ class Advance(NamedTuple):
     next_fire: datetime | None
     due_at: datetime | None
     last_fire: datetime | None
-    """None: as before."""
+    """None keeps the old value."""
     last_run: bytes | None
     fired: int
     skipped: int
@@ -142,13 +142,13 @@ UPDATE /* fires.advance */ orchestrator.schedules s
 
 
 def advance(connection: Connection, advances: Sequence[Advance]) -> None:
-    """Save what became of schedules."""
+    """Save the new state of schedules."""
     _ADVANCE(connection, _ADVANCES(advances))
 
 
 @functools.lru_cache(maxsize=64)  # thousands of schedules start the same workflow
 def _definitions(text: str, timezone: str) -> tuple[Definition, Definition]:
-    """Return a definition, and the same with the days of a time zone."""
+    """Return a definition, and the same definition with the schedule's time zone."""
     definition = msgspec.json.decode(text, type=Definition)
     return definition, msgspec.structs.replace(definition, schedule={"timezone": timezone})
 
@@ -163,33 +163,33 @@ def run_of(
     *,
     key: str | None = None,
 ) -> NewRun:
-    """Return the run of one fire, or say why there can be none. `series` is what the run is to know as its schedule.
+    """Return the run of one fire; raise `InvalidWorkflow` if there can be none. `series` is the run's schedule key.
 
-    `today` is the day of the fire in the schedule's time zone. The arguments of code are sealed here, for a history is
-    stored as it is.
+    In templates, `today` is the day of the fire in the schedule's time zone. Arguments of code are sealed here, because
+    histories are stored as they are.
     """
     code = None if target.code is None else msgspec.json.decode(target.code, type=CodeTarget)
     version = target.version if code is None else code.version
     if version is None or not (code or target.definition or target.flow):
         raise InvalidWorkflow(f"There is no {'flow' if target.flow else 'workflow'} {target.name!r}.")
     fire_time = fire_text(fire)
-    given = schedule.params
-    if b"${" in msgspec.json.encode(given):  # to read a template takes longer than to see that there is none
+    arguments = schedule.params
+    if b"${" in msgspec.json.encode(arguments):  # finding no template is faster than parsing one
         info = {"id": to_text(run_id), "workflow": target.name, "version": version, "fire_time": fire_time}
-        given = parse_template(given).render({"run": info})
+        arguments = parse_template(arguments).render({"run": info})
     definition: Definition | None = None
     if code is not None:
-        payload = msgspec.msgpack.encode(((), given))
+        payload = msgspec.msgpack.encode(((), arguments))
         payload = payload if vault is None else vault.seal(CALL, payload)
         started = RunStarted(target.name, version, payload, code.queue)
         run = code_runs.new_run(run_id, [started], pinned=code.pinned)
         run = run._replace(timeout=code.timeout, schedule=series, fire_time=fire_time, key=key)
     elif target.definition is None:
-        run = flow_runs.new_run(target.name, version, run_id, given)
+        run = flow_runs.new_run(target.name, version, run_id, arguments)
         run = run._replace(schedule=series, fire_time=fire_time, key=key)
     else:
         definition, in_zone = _definitions(target.definition, schedule.timezone)
-        params = resolve_params(in_zone, given, fire)
+        params = resolve_params(in_zone, arguments, fire)
         run = dags.new_run(definition, version, run_id, params, key=key, schedule=series, fire_time=fire_time)
     if schedule.overlap == "queue":
         if definition is not None and (problem := queueing_problem(definition)):

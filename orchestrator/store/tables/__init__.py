@@ -1,1 +1,1 @@
-"""The schema. `all_tables.py` has all of it; a process that only reads and writes rows loads what it uses."""
+"""The schema. `all_tables.py` imports all tables; a process that only reads and writes rows loads only what it uses."""

@@ -1,4 +1,4 @@
-"""The tables. `orchestrator db upgrade` creates them, or `migrations/` changes older ones; a test compares the two."""
+"""All tables. `orchestrator db upgrade` creates them; `migrations/` upgrades older databases to the same schema."""
 
 from orchestrator.store.tables import runs, system, tasks
 from orchestrator.store.tables.columns import metadata

@@ -1,4 +1,4 @@
-"""Runs, and what the leader keeps of them: changes, histories of code, visits of flows."""
+"""Runs and their data: pending changes, histories of workflows as code, node visits of flows."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ index(
 )
 index("runs_by_end", runs.c.ended_at, where="ended_at IS NOT NULL")
 index("runs_stuck", runs.c.id, where="stuck IS NOT NULL AND ended_at IS NULL")
-# Only for lists: a lookup by id must not be planned with this index while there are few.
+# Only for lists: a lookup by id must not use this index while there are few runs.
 index(
     "runs_open_of_code",
     runs.c.workflow,

@@ -1,7 +1,7 @@
-"""Open tasks and ended ones live apart.
+"""Open and ended tasks, in separate tables.
 
-`tasks` holds only what is still to be done, so it and its indexes stay as small as the backlog; when a task ends, its
-row moves to `ended_tasks`, which is only ever appended to. `docs/hot-tables.md` has the measurement that decided this.
+`tasks` holds only open tasks, so the table and its indexes stay as small as the backlog. When a task ends, its row
+moves to `ended_tasks`, which is append-only. `docs/hot-tables.md` has the measurements behind this decision.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ tasks = table(
     Column("ready_at", Time, comment="of one that is traced: when its delay was over"),
     Column("parent_id", Uuid, comment="the task that enqueued it, or that it follows", info=KEPT),
     CheckConstraint(one_of(OPEN_TASK_STATES), name="tasks_are_open"),
-    storage={  # it is small and changes fast: clean it by the number of dead rows, not by its size
+    storage={  # the table is small and changes fast: vacuum by the number of dead rows, not by size
         "autovacuum_vacuum_scale_factor": 0.0,
         "autovacuum_vacuum_threshold": 10_000,
         "autovacuum_vacuum_insert_scale_factor": 0.0,
@@ -79,10 +79,9 @@ tasks = table(
 READY = "status = 'pending' AND blockers = 0 AND wake_at IS NULL"
 DELAYED = "status = 'pending' AND blockers = 0 AND wake_at IS NOT NULL AND hold IS NULL"
 NOBODY = "(hold = 'unknown' OR starts_with(hold, 'no data key: ') OR starts_with(hold, 'no executor: '))"
-"""No live worker can run it: none knows it, or has the data key that opens it, or the executor that does it. It fails
-when its time is up."""
+"""No live worker can run the task: none has its name, its data key or its executor. It fails after a timeout."""
 PARKED = "(status = 'pending' AND blockers > 0 AND id IS NOT DISTINCT FROM run_id)"
-"""It carries the turns of a run of code that waits, maybe for days: for an event, and for no worker."""
+"""A turn task whose run of code waits for an event, maybe for days, and not for a worker."""
 READY_PLAIN = f"{READY} AND lane IS NULL"
 READY_IN_LANE = f"{READY} AND lane IS NOT NULL"
 

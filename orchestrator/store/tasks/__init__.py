@@ -1,1 +1,1 @@
-"""The rows of tasks: created, changed, found."""
+"""Tasks: creation, claims, state changes, results."""

@@ -1,4 +1,4 @@
-"""Cancelling open tasks by the thousand: those of a queue, a name, a run or a state, up to a moment."""
+"""Cancels open tasks in bulk: those of a queue, a name, a run or a state, up to a time."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from orchestrator.store.inbox import RequestKind
 from orchestrator.store.sql import Prepared, Statement
 
 MOST_AT_ONCE = 10_000
-"""Tasks that are asked for together: each is a request of its own to the leader."""
+"""Tasks to cancel at once: each is a separate request to the leader."""
 
 
 class OpenFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which open tasks are meant; whatever is not given does not matter."""
+    """Conditions on open tasks. A condition that is None matches every task."""
 
     statuses: tuple[TaskState, ...] = ()
     queue: str | None = None
     name: str | None = None
     run: UUID | None = None
     until: datetime | None = None
-    """Enqueued up to this moment: what came later was not counted before."""
+    """Enqueued up to this time, so that tasks enqueued after a preview are left alone."""
 
 
 class OpenGroup(NamedTuple):
@@ -38,7 +38,7 @@ class OpenGroup(NamedTuple):
     tasks: int
 
 
-# The turns of a workflow's code are no tasks that one cancels: their run is.
+# Turn tasks are not cancelled: their runs are.
 _MATCHING = f"""
 SELECT id, name, queue, status FROM orchestrator.tasks
  WHERE status = ANY(%(statuses)s::text[]) AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
@@ -59,15 +59,15 @@ SELECT '{RequestKind.CANCEL_TASK}', id FROM ({_MATCHING}) AS found ORDER BY id
 
 
 def preview(connection: Connection, wanted: OpenFilter, within: str = "") -> list[OpenGroup]:
-    """Return what would be cancelled in queues whose names begin with `within`, the largest groups first.
+    """Return the tasks that would be cancelled as groups, largest first; only queues whose names begin with `within`.
 
-    Of very many, that is the oldest ten thousand.
+    At most `MOST_AT_ONCE` tasks are grouped, the oldest ones.
     """
     return _PREVIEW(connection, _parameters(wanted), within=within)
 
 
 def ask(connection: Connection, wanted: OpenFilter, within: str = "") -> int:
-    """Ask the leader to cancel these; return how many."""
+    """Ask the leader to cancel the matching tasks; return their number."""
     return _ASK.count(connection, _parameters(wanted), within=within)
 
 
@@ -76,7 +76,7 @@ INSERT /* cancels.withdraw */ INTO orchestrator.inbox (kind, target)
 SELECT '{RequestKind.WITHDRAW_TASK}', id FROM unnest(%(tasks)s::uuid[]) AS asked(id)
 """)
 def ask_withdrawal(connection: Connection, tasks: Sequence[bytes]) -> None:
-    """Ask the leader to cancel those of these tasks that no worker was given yet."""
+    """Ask the leader to cancel tasks that were not dispatched yet."""
 
 
 @Prepared.function(f"""
@@ -84,7 +84,7 @@ SELECT /* cancels.unstarted */ id FROM orchestrator.tasks
  WHERE id = ANY (%(tasks)s::uuid[]) AND status = '{TaskState.PENDING}' AND attempt = 0
 """)
 def unstarted(connection: Connection, tasks: Sequence[bytes]) -> list[bytes]:
-    """Return those of these tasks that no worker was ever given."""
+    """Return the tasks that were never dispatched."""
 
 
 def _parameters(wanted: OpenFilter) -> dict[str, object]:

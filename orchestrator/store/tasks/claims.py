@@ -1,4 +1,4 @@
-"""Claims of ready tasks for dispatch, as many as there is room for: pending → dispatched."""
+"""Claims ready tasks for dispatch, as far as there is room: pending → dispatched."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.store.tasks.transitions import Moved, among
 
 
 def _next_attempt(last: str) -> str:
-    """Return the number of a task's next attempt; above the fence, if it is unknown which numbers were used."""
+    """Return the SQL of a task's next attempt number, above the fence: lower numbers may be in use."""
     return f"greatest({last}, (SELECT max(fence) FROM orchestrator.leases)) + 1"
 
 
@@ -39,20 +39,20 @@ class Claimed(NamedTuple):
     unique_key: str | None = None
     priority: int = 0
     details: bytes | None = None
-    """The details that an earlier attempt left for this one."""
+    """Details that an earlier attempt saved."""
     seq: int = 0
     worker: str | None = None
-    """Of a run's turn task: the worker that has its code in memory."""
+    """For a turn task: the worker that has the run's code in memory."""
     trace: str | None = None
-    """The span that it came of."""
+    """The traceparent of the task's parent span."""
     ready: float | None = None
-    """If it is traced: since when it may run, in Unix seconds."""
+    """For a traced task: the time at which it became ready, in Unix seconds."""
     to: str | None = None
-    """The one worker that it is sent to; None where any worker of the queue may take it."""
+    """The worker to send the task to; None lets any worker of the queue take it."""
 
     @property
     def is_turn_task(self) -> bool:
-        """Say whether this is a turn of a workflow's code: a run's turn task has the run's id."""
+        """Return whether this is the task of a turn: a run's turn task has the run's id."""
         return self.run_id == self.id
 
 
@@ -66,12 +66,12 @@ _CLAIMED = columns_of(
 )
 
 
-def claiming(name: str, places: str) -> Prepared[Claimed]:
-    """Return the statement that claims what stands at the places of an array: pending → dispatched."""
+def claiming(name: str, ctids: str) -> Prepared[Claimed]:
+    """Return a statement that claims the rows at an array of ctids: pending → dispatched."""
     return Prepared[Claimed](f"""
 UPDATE /* {name} */ orchestrator.tasks t
    SET status = 'dispatched', attempt = {_next_attempt("t.attempt")}, dispatched_at = %(now)s::timestamptz
- WHERE t.ctid = ANY ({places})
+ WHERE t.ctid = ANY ({ctids})
    AND t.status IN {among(sources_of(TaskState.DISPATCHED))}
 RETURNING {_CLAIMED}
 """)
@@ -92,7 +92,7 @@ _CLAIM = claiming(
 
 
 def claim(connection: Connection, rooms: dict[str, int], now: datetime) -> list[Claimed]:
-    """Claim the most urgent ready tasks of each queue, as many as it has room for, most urgent first."""
+    """Claim the most urgent ready tasks of each queue, as far as the queue has room; return the most urgent first."""
     return most_urgent_first(_CLAIM(connection, _ROOMS(rooms.items()), now=now))
 
 
@@ -109,7 +109,7 @@ WITH /* tasks.ready_queues */ RECURSIVE found AS (
 SELECT queue FROM found LIMIT %(most)s::int
 """)
 def ready_queues(connection: Connection, most: int) -> list[str]:
-    """Return the first queues that have something ready, without keys; each is one step through the index."""
+    """Return the first queues with ready tasks outside of lanes, with one index step for each."""
 
 
 _CREATED = creating(
@@ -133,11 +133,11 @@ def create_claimed(
     now: datetime,
     commit: Callable[[], None] | None = None,
 ) -> tuple[list[Claimed], bool]:
-    """Create tasks as claimed, unless they exist by now; say whether nothing else is ready in these queues.
+    """Insert tasks as claimed if their insert is still deferred. Return whether no other task is ready in these queues.
 
-    `commit` is called before, to have the statement commit.
+    `commit` is called first, to let the statement also commit.
     """
-    if not channel(connection).take_back(creation.alone):
+    if not channel(connection).take_back(creation.insert):
         return [], False
     if commit is not None:
         commit()
@@ -146,7 +146,7 @@ def create_claimed(
 
 
 def successes_of(creation: Creation, claimed: Iterable[Claimed]) -> list[Moved]:
-    """Return tasks of runs that were created as claimed, as they are once they have succeeded."""
+    """Return tasks of runs that were created as claimed, as they will be after success."""
     attempts = {task.id: task.attempt for task in claimed}
     return [
         Moved(new.id, "success", new.queue, new.run_id, attempts[new.id], "dispatched", new.name, new.step)
@@ -156,45 +156,45 @@ def successes_of(creation: Creation, claimed: Iterable[Claimed]) -> list[Moved]:
 
 
 def most_urgent_first(claimed: Iterable[Claimed]) -> list[Claimed]:
-    """Return what was claimed in the order in which it is handed out."""
+    """Return claims in the order of dispatch."""
     return sorted(claimed, key=lambda task: (-task.priority, task.seq))
 
 
 def by_queue(claimed: Iterable[Claimed]) -> dict[str, list[Claimed]]:
-    """Return what was claimed of each queue, in the same order."""
-    found: dict[str, list[Claimed]] = {}
+    """Return claims by queue, in the same order."""
+    claims: dict[str, list[Claimed]] = {}
     for task in claimed:
-        found.setdefault(task.queue, []).append(task)
-    return found
+        claims.setdefault(task.queue, []).append(task)
+    return claims
 
 
 class ClaimPosition(NamedTuple):
-    """Where a claim has ended: everything more urgent that was ready then has been claimed."""
+    """The position at which a claim has ended: all ready tasks before it were claimed."""
 
     priority: int
     seq: int
     emptied: bool
-    """Less urgent tasks were not there either, up to this `seq`."""
+    """Whether less urgent tasks up to `seq` were also claimed."""
 
 
-def _behind(condition: str) -> str:
+def _after(condition: str) -> str:
     return f"""(SELECT ctid, priority, seq FROM orchestrator.tasks
                  WHERE queue = queue.name AND {READY_PLAIN} AND seq > queue.seq AND {condition}
                  ORDER BY priority DESC, seq LIMIT queue.room)"""
 
 
-# Three probes instead of one: each begins where its part of the index has something new.
-_MARKED = Batch("queue", "name text, room int, priority int, seq bigint, emptied boolean")
-_CLAIM_BEHIND = claiming(
+# Three probes instead of one: each begins where its part of the index has new tasks.
+_POSITIONS = Batch("queue", "name text, room int, priority int, seq bigint, emptied boolean")
+_CLAIM_AFTER = claiming(
     "tasks.claim_behind",
     f"""ARRAY(
        SELECT next.ctid
-         FROM {_MARKED}
+         FROM {_POSITIONS}
         CROSS JOIN LATERAL (
               SELECT ctid FROM (
-                {_behind("priority > queue.priority")} UNION ALL
-                {_behind("priority = queue.priority")} UNION ALL
-                {_behind("priority < queue.priority AND queue.emptied")}) AS parts
+                {_after("priority > queue.priority")} UNION ALL
+                {_after("priority = queue.priority")} UNION ALL
+                {_after("priority < queue.priority AND queue.emptied")}) AS parts
                ORDER BY priority DESC, seq LIMIT queue.room) AS next)""",
 )
 
@@ -202,11 +202,11 @@ _CLAIM_BEHIND = claiming(
 def claim_behind(
     connection: Connection, rooms: dict[str, int], positions: Mapping[str, ClaimPosition], now: datetime
 ) -> list[Claimed]:
-    """Claim as `claim` does, but only what has come since each queue's mark was set."""
+    """Claim like `claim`, but only tasks after each queue's position."""
     marked = [(queue, room, *positions[queue]) for queue, room in rooms.items()]
-    return most_urgent_first(_CLAIM_BEHIND(connection, _MARKED(marked), now=now))
+    return most_urgent_first(_CLAIM_AFTER(connection, _POSITIONS(marked), now=now))
 
 
 @Prepared.function("SELECT /* tasks.newest */ last_value - (NOT is_called)::int FROM orchestrator.tasks_seq_seq")
 def newest(connection: Connection) -> int:
-    """Return the number of the newest task that anyone has begun to insert."""
+    """Return the sequence number of the newest task, including uncommitted inserts."""

@@ -1,10 +1,11 @@
-"""Tasks that complete in a transaction of their own, together with what they wrote: the one write of a worker.
+"""Tasks that complete in the transaction of their own writes: the only write of a worker to Postgres.
 
     worker   BEGIN; is the attempt current?   the task's own statements …   complete, notify the leader, COMMIT
     leader                                                                        ends the task as success
 
-The last three are one message to Postgres: a worker that is stopped or cut off holds no lock on a task's row, for it
-has sent all of them or none. A row that has a completion is never given to another attempt, nor ended otherwise.
+The worker sends the last three statements as one message: a worker that is stopped or cut off has sent all of them or
+none, so it holds no lock on the task's row. A task with a completion is never dispatched again, and ends only as
+success.
 """
 
 from __future__ import annotations
@@ -18,48 +19,48 @@ from orchestrator.store.inbox import Request, RequestKind
 from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tasks.transitions import Success
 
-_IDLE = "60s"
-"""How long the task may leave its transaction idle, or what Postgres sends it unread: what it has locked is free then,
-though its worker stands still. The latter goes for connections by TCP; behind a socket of the machine's own, the worker
-stands on the same one."""
-_OVER = "OR001"
-"""The error code by which Postgres says that the attempt does not count."""
+_TIMEOUT = "60s"
+"""Timeout for an idle transaction and for unacknowledged data, so that a hanging worker's locks are released. The
+latter applies to TCP only; with a Unix socket, the worker is on the same machine."""
+_NOT_CURRENT = "OR001"
+"""The SQLSTATE raised when the attempt is not current."""
 
-_ENDED = "OR002"
-"""The error code by which Postgres says that the transaction is another than the one that was begun."""
+_OTHER_TRANSACTION = "OR002"
+"""The SQLSTATE raised when the transaction is not the one that was begun."""
 _NOW = "(extract(epoch FROM transaction_timestamp()) * 1000000)::bigint"
-"""When the transaction began: each has its own moment, whatever ends one and begins another."""
+"""The start time of the transaction; it differs between transactions, so it identifies one."""
 
-_COUNTS = "status IN ({}) AND completion IS NULL".format(", ".join(f"'{state}'" for state in IN_FLIGHT_STATES))
+_IS_CURRENT = "status IN ({}) AND completion IS NULL".format(", ".join(f"'{state}'" for state in IN_FLIGHT_STATES))
 
 _BEGIN = Statement[Row](f"""
-SELECT /* completions.begin */ set_config('idle_in_transaction_session_timeout', '{_IDLE}', true) AS idle,
-       set_config('tcp_user_timeout', '{_IDLE}', true) AS unread, {_NOW} AS began, EXISTS (
-       SELECT FROM orchestrator.tasks WHERE id = %(id)s::uuid AND attempt = %(attempt)s AND {_COUNTS}) AS counts
+SELECT /* completions.begin */ set_config('idle_in_transaction_session_timeout', '{_TIMEOUT}', true) AS idle,
+       set_config('tcp_user_timeout', '{_TIMEOUT}', true) AS unread, {_NOW} AS began, EXISTS (
+       SELECT FROM orchestrator.tasks WHERE id = %(id)s::uuid AND attempt = %(attempt)s AND {_IS_CURRENT}) AS counts
 """)
 
 
 class TransactionEnded(Exception):
-    """The transaction that was begun has been committed or rolled back by one of the task's own statements."""
+    """One of the task's own statements has committed or rolled back the transaction."""
 
 
 def begin(connection: Connection, task: bytes, attempt: int) -> int | None:
-    """Begin the transaction of an attempt; return its moment, by which it is known, if the attempt still counts."""
-    found = _BEGIN.one(connection, id=task, attempt=attempt)
-    return found.began if found.counts else None
+    """Begin the transaction of an attempt; return its start time if the attempt is current, or else None."""
+    row = _BEGIN.one(connection, id=task, attempt=attempt)
+    return row.began if row.counts else None
 
 
-# Several statements in one message cannot have parameters, so the values stand in the text: numbers and hexadecimal.
-# The driver does not see that the transaction has ended, and rolls back: it finds one in which nothing was done.
+# A message of several statements cannot have parameters, so the SQL contains the values: numbers and hexadecimal.
+#
+# The driver does not notice the COMMIT and rolls back afterwards; AND CHAIN has begun an empty transaction for that.
 _COMMIT = Statement[None](f"""
 DO /* completions.commit */ $complete$ BEGIN
     IF {_NOW} <> {{began}} THEN
-        RAISE EXCEPTION 'the transaction is another' USING ERRCODE = '{_ENDED}';
+        RAISE EXCEPTION 'the transaction is another' USING ERRCODE = '{_OTHER_TRANSACTION}';
     END IF;
     UPDATE orchestrator.tasks SET completion = '\\x{{result}}'
-     WHERE id = '{{task}}' AND attempt = {{attempt:d}} AND {_COUNTS};
+     WHERE id = '{{task}}' AND attempt = {{attempt:d}} AND {_IS_CURRENT};
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'the attempt is over' USING ERRCODE = '{_OVER}';
+        RAISE EXCEPTION 'the attempt is over' USING ERRCODE = '{_NOT_CURRENT}';
     END IF;
     INSERT INTO orchestrator.inbox (kind, target, body)
     VALUES ('{RequestKind.COMPLETE_TASK}', '{{task}}', to_jsonb({{duration:f}}));
@@ -71,9 +72,9 @@ COMMIT AND CHAIN
 def commit(
     connection: Connection, task: bytes, attempt: int, result: bytes, duration: float, began: int | None = None
 ) -> bool:
-    """Complete the task and commit what was written; False, and nothing is kept, if its attempt does not count.
+    """Complete the task and commit its writes. Return False and roll back if the attempt is not current.
 
-    Raises `TransactionEnded`, and keeps nothing, in another transaction than the one that began at the given moment.
+    Raise `TransactionEnded` and roll back in another transaction than the one that began at `began`.
     """
     moment = "NULL" if began is None else f"{began:d}"
     sql = _COMMIT.sql.format(task=task.hex(), attempt=attempt, result=result.hex(), duration=duration, began=moment)
@@ -81,9 +82,9 @@ def commit(
         connection.exec_driver_sql(sql)
     except exc.DBAPIError as error:
         code = getattr(error.orig, "pgcode", None) or getattr(error.orig, "sqlstate", None)
-        if code == _OVER:
+        if code == _NOT_CURRENT:
             return False
-        if code == _ENDED:
+        if code == _OTHER_TRANSACTION:
             raise TransactionEnded from error
         raise
     return True
@@ -99,7 +100,7 @@ SELECT /* completions.find */ asked.id, found.attempt, found.completion, coalesc
 
 
 def find(connection: Connection, items: Sequence[Request]) -> list[Success]:
-    """Return the successes of these requests; none for tasks that have ended since."""
+    """Return the successes of COMPLETE_TASK requests; tasks that have ended since then are missing."""
     durations = {item.target: float(item.body) for item in items}
     return [
         Success(row.id, row.attempt, row.completion, durations[row.id], row.worker)

@@ -1,5 +1,4 @@
-"""Details that a running attempt leaves for the next one. They stay with the open task, and are deleted when it
-ends."""
+"""Details that a running attempt saves for the next one. They are part of the open task, and deleted when it ends."""
 
 from __future__ import annotations
 
@@ -24,12 +23,12 @@ UPDATE /* details.save */ orchestrator.tasks t SET details = r.details
 
 
 def save(connection: Connection, notes: Collection[Noted]) -> None:
-    """Keep what attempts have left, at most one note of each task, where the attempt still counts."""
+    """Save details, at most one for each task, of attempts that are still current."""
     _SAVE(connection, _NOTES((note.id, note.attempt, note.details) for note in notes))
 
 
 class Execution(NamedTuple):
-    """An open task that an executor does, and what is kept of its execution."""
+    """An open task that an executor runs, with the saved details of its execution."""
 
     id: bytes
     name: str
@@ -49,13 +48,13 @@ SELECT /* details.executions */ t.id, t.name, t.queue, t.attempt, t.status <> 'p
         WHERE id = wanted.id AND options ? 'executor' AND details IS NOT NULL LIMIT 1) AS t
 """)
 def executions(connection: Connection, ids: Sequence[bytes]) -> list[Execution]:
-    """Return those of these tasks that executors may have begun."""
+    """Return the tasks whose execution an executor may have begun."""
 
 
 _OPEN = Statement[Row]("SELECT /* details.open */ failures, details FROM orchestrator.tasks WHERE id = %(id)s::uuid")
 
 
 def of_open(connection: Connection, task: bytes) -> tuple[int, bytes | None] | None:
-    """Return how often an open task has failed, and what is kept with it; None if it is not open."""
+    """Return the failures and the saved details of an open task; None if it is not open."""
     row = _OPEN.first(connection, id=task)
     return None if row is None else (row.failures, None if row.details is None else bytes(row.details))

@@ -1,4 +1,4 @@
-"""Trying failed tasks again by the thousand: those of a queue, a name, an error, a release, a run or a time."""
+"""Retries failed tasks in bulk: those of a queue, a name, an error, a release, a run or a time range."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from orchestrator.store.tasks.revival import KEEPS_KEY, REVIVABLE
 
 
 class FailedFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Which failed tasks are meant; whatever is None does not matter."""
+    """Conditions on failed tasks. A condition that is None matches every task."""
 
     queue: str | None = None
     name: str | None = None
     error: str | None = None
-    """Part of the error's type or message, in any case."""
+    """A part of the error's type or message; case is ignored."""
     since: datetime | None = None
     until: datetime | None = None
     kind: str | None = None
-    """The error's type, and nothing else; or the id of a group, which other releases take for a type without tasks."""
+    """The error's exact type, or the id of a group. Older releases take a group id for a type without tasks."""
     release: str | None = None
-    """Whose last attempt a worker of this release of the application had."""
+    """The application release of the worker that had the last attempt."""
     run: UUID | None = None
 
 
 def group_of(task: str) -> str:
-    """Return an expression of the group of a failed task: `KIND#digest` of its message without what differs from task
-    to task, such as numbers, ids and quoted values."""
+    """Return an SQL expression of a failed task's group: `KIND#digest`, where the digest is of the message without
+    numbers, ids and quoted values."""
     message = f"coalesce({task}.error->>'message', '')"
     return rf"""(coalesce({task}.error->>'kind', '') || '#' || left(md5(CASE
            WHEN starts_with({message}, 'sealed:') THEN '' ELSE regexp_replace(regexp_replace(
@@ -44,22 +44,22 @@ def group_of(task: str) -> str:
 
 
 def is_kind(kind: str, task: str = "e") -> str:
-    """Return a condition: a task failed with a kind of error, or is of a group."""
+    """Return an SQL condition: a task failed with this type of error, or belongs to this group."""
     return f"(coalesce({task}.error->>'kind', '') = {kind} OR (strpos({kind}, '#') > 0 AND {group_of(task)} = {kind}))"
 
 
-_NARROWED = "# "
-"""Before the type in a request with a release or a run: a leader of the previous release, which knows neither, takes it
-for a type without tasks, and so does not open those of other releases and runs."""
+_NARROWED_PREFIX = "# "
+"""The prefix of the type in a request with a release or a run. A leader of the previous release, which knows neither
+condition, finds no task of that type instead of retrying tasks of other releases and runs."""
 
 
 def _is_of_release(release: str) -> str:
-    """Return a condition: a worker of a release had the last attempt of task `e`."""
+    """Return an SQL condition: a worker of this release had the last attempt of task `e`."""
     return f"e.worker IN (SELECT w.worker FROM orchestrator.worker_releases AS w WHERE w.release = {release})"
 
 
 MOST_LOOKED_AT = 5_000
-"""Tasks that ended without success at which a page looks, to count those that would be tried again."""
+"""Tasks that a page scans, among those that ended without success, to count the ones that would be retried."""
 
 _MATCHES = f"""
        e.status = 'failed' AND (%(queue)s::text IS NULL OR e.queue = %(queue)s::text)
@@ -75,23 +75,23 @@ _MATCHES = f"""
 
 def _parameters(wanted: FailedFilter) -> dict[str, object]:
     return msgspec.structs.asdict(wanted) | {
-        "kind": wanted.kind and (wanted.kind.removeprefix(_NARROWED) or None),
+        "kind": wanted.kind and (wanted.kind.removeprefix(_NARROWED_PREFIX) or None),
         "run": wanted.run and wanted.run.hex,
     }
 
 
 class Group(NamedTuple):
-    """Failed tasks of one name with one kind of error."""
+    """Failed tasks of one name with one type of error."""
 
     name: str
     queue: str
     kind: str
     example: str
-    """The message of the last of them."""
+    """The message of the latest failure."""
     tasks: int
 
 
-# An example is looked up for each group: to sort all messages by time takes longer than everything else.
+# An example is looked up for each group: sorting all messages by time takes longer than everything else.
 _IN_TIME = """e.ended_at >= coalesce(%(since)s::timestamptz, '-infinity')
        AND e.ended_at <= coalesce(%(until)s::timestamptz, 'infinity')"""
 _LATEST = f"""SELECT * FROM orchestrator.ended_tasks e WHERE status <> 'success' AND {_IN_TIME}
@@ -99,7 +99,7 @@ _LATEST = f"""SELECT * FROM orchestrator.ended_tasks e WHERE status <> 'success'
 
 
 def _preview(name: str, source: str) -> Statement[Group]:
-    """Return the statement that groups those of some ended tasks that would be tried again."""
+    """Return the statement that groups the retriable tasks among some ended tasks."""
     return Statement[Group](f"""
 WITH /* {name} */ matching AS (
     SELECT e.name, e.queue, coalesce(e.error->>'kind', '') AS kind, e.ended_at,
@@ -125,9 +125,9 @@ _HAS_MORE = Statement[bool](f"SELECT /* redrive.has_more */ true FROM ({_LATEST}
 
 
 def preview(connection: Connection, wanted: FailedFilter, within: str = "") -> list[Group]:
-    """Return what would be tried again, the largest groups first; of those that share a unique key, one.
+    """Return the tasks that would be retried as groups, largest first; of tasks with the same unique key, one counts.
 
-    It is of queues whose names begin with `within`.
+    Only queues whose names begin with `within` count.
     """
     groups = _PREVIEW(connection, _parameters(wanted), within=within)
     return [group._replace(example=reveal_text(group.example)) for group in groups]
@@ -136,29 +136,29 @@ def preview(connection: Connection, wanted: FailedFilter, within: str = "") -> l
 def preview_latest(
     connection: Connection, wanted: FailedFilter, within: str = "", most: int = MOST_LOOKED_AT
 ) -> tuple[list[Group], bool]:
-    """Return the same of so many tasks that ended last without success, and whether there are others before them."""
+    """Like `preview` for the `most` tasks that last ended without success. Return also whether earlier ones exist."""
     groups = _PREVIEW_LATEST(connection, _parameters(wanted), within=within, most=most)
     has_more = bool(_HAS_MORE.first(connection, _parameters(wanted), most=most))
     return [group._replace(example=reveal_text(group.example)) for group in groups], has_more
 
 
 def ask(connection: Connection, wanted: FailedFilter) -> None:
-    """Ask the leader to open the failed tasks again that match now."""
-    # A leader of the release before knows no kind, and must not take all.
+    """Ask the leader to retry the failed tasks that match now."""
+    # A leader of the previous release ignores `kind`; `error` keeps it from retrying all tasks.
     if wanted.kind and "#" not in wanted.kind and wanted.error is None:
         wanted = msgspec.structs.replace(wanted, error=wanted.kind)
     if wanted.release or wanted.run:
-        wanted = msgspec.structs.replace(wanted, kind=f"{_NARROWED}{wanted.kind or ''}")
+        wanted = msgspec.structs.replace(wanted, kind=f"{_NARROWED_PREFIX}{wanted.kind or ''}")
     inbox.add(connection, RequestKind.REDRIVE, bytes(16), msgspec.json.encode(wanted).decode())
 
 
-_ASKED_KIND = f"nullif(regexp_replace(r.body->>'kind', '^{_NARROWED}', ''), '')"
+_REQUESTED_KIND = f"nullif(regexp_replace(r.body->>'kind', '^{_NARROWED_PREFIX}', ''), '')"
 IS_ASKED_FOR = f"""
        (e.status = 'failed' AND e.queue = coalesce(r.body->>'queue', e.queue)
         AND e.name = coalesce(r.body->>'name', e.name)
         AND (r.body->>'error' IS NULL
              OR strpos(lower((e.error->>'kind') || ': ' || (e.error->>'message')), lower(r.body->>'error')) > 0)
-        AND ({_ASKED_KIND} IS NULL OR {is_kind(_ASKED_KIND)})
+        AND ({_REQUESTED_KIND} IS NULL OR {is_kind(_REQUESTED_KIND)})
         AND (r.body->>'release' IS NULL OR {_is_of_release("r.body->>'release'")})
         AND (r.body->>'run' IS NULL OR e.run_id = (r.body->>'run')::uuid)
         AND e.ended_at >= coalesce((r.body->>'since')::timestamptz, '-infinity')
@@ -166,7 +166,7 @@ IS_ASKED_FOR = f"""
         AND (r.body->'after' IS NULL
              OR (e.ended_at, e.id) > ((r.body->'after'->>0)::timestamptz, (r.body->'after'->>1)::uuid)))
 """
-"""Whether request `r`, which is not done yet, is to open the ended task `e` again."""
+"""Whether the pending request `r` retries the ended task `e`."""
 
 _SLICE = Prepared[Row](f"""
 SELECT /* redrive.slice */ e.id, e.ended_at::text AS ended_at, {_MATCHES} AS is_wanted
@@ -177,29 +177,29 @@ SELECT /* redrive.slice */ e.id, e.ended_at::text AS ended_at, {_MATCHES} AS is_
  ORDER BY e.ended_at, e.id
 """)
 EndCursor = tuple[str, str]
-"""How far a walk along what did not succeed has come: the time of an end, and the id of the task."""
+"""A position among the unsuccessful tasks: the end time and the id of a task."""
 
 
 class Slice(NamedTuple):
-    """A part of what did not succeed."""
+    """A range of the unsuccessful tasks."""
 
     tasks: list[bytes]
-    """Those that match."""
+    """The matching tasks."""
     last: EndCursor | None
-    """Where the next slice goes on; None if there is no other."""
+    """The `after` of the next slice; None if this is the last."""
 
 
 def beginning(wanted: FailedFilter) -> EndCursor:
-    """Return where a walk begins."""
+    """Return the cursor before the first task that can match."""
     return ("-infinity" if wanted.since is None else wanted.since.isoformat(), "00" * 16)
 
 
 def matching(
     connection: Connection, wanted: FailedFilter, before: datetime, after: EndCursor | None, limit: int
 ) -> Slice:
-    """Look at so many tasks that did not succeed, in the order of their ends, up to a time; return those that match.
+    """Scan `limit` unsuccessful tasks in order of their end, up to `before`; return those that match.
 
-    What does not match is walked past once, however much of it there is.
+    Each task is scanned once, whether it matches or not.
     """
     until = before if wanted.until is None else min(before, wanted.until)
     at, task = after or beginning(wanted)

@@ -14,12 +14,12 @@ from orchestrator.domain.tasks.task import TaskError
 from orchestrator.store.sql import Row, Statement
 from orchestrator.store.tasks.redrive import IS_ASKED_FOR
 
-_TRIED_AGAIN = (TaskState.FAILED, TaskState.SKIPPED)
+_RETRIABLE = (TaskState.FAILED, TaskState.SKIPPED)
 """Ends that a retry may replace."""
 
 
 class TaskOutcome(NamedTuple):
-    """Where a task stands, and how it ended."""
+    """The state of a task and, once it has ended, its result or error."""
 
     status: str
     result: bytes | None = None
@@ -30,19 +30,19 @@ _NAME = Statement[str]("SELECT /* results.name */ name FROM orchestrator.ended_t
 
 
 def name_of(connection: Connection, task: bytes) -> str:
-    """Return the callbacks of an ended task."""
+    """Return the name of an ended task."""
     return _NAME.first(connection, id=task) or "task"
 
 
-# Both halves see one snapshot, so a task that is moving is found in exactly one of them.
+# Both halves of the UNION use one snapshot, so a task that is moving is found exactly once.
 _STATES = Statement[Row]("""
 SELECT /* results.states */ id, status, result, error FROM orchestrator.ended_tasks WHERE id = ANY (%(ids)s::uuid[])
  UNION ALL
 SELECT id, status, NULL, NULL FROM orchestrator.tasks WHERE id = ANY (%(ids)s::uuid[])
 """)
 
-# A task with a requested retry, by itself, with its run or with others, is not ended for its caller,
-# although the leader has yet to open it.
+# For its caller, a task with a retry request (for itself, its run or a group of tasks) has not ended, although the
+# leader has not applied the request yet.
 _OUTCOMES = Statement[Row](f"""
 WITH /* results.outcomes */ requests AS MATERIALIZED (
     SELECT kind, target, body, created_at FROM orchestrator.inbox WHERE kind IN ('retry task', 'retry run', 'redrive')
@@ -59,20 +59,20 @@ SELECT id, status, NULL, NULL FROM orchestrator.tasks WHERE id = ANY (%(ids)s::u
 
 
 def outcomes(connection: Connection, tasks: Sequence[bytes]) -> dict[bytes, TaskOutcome]:
-    """Return where those of these tasks stand that exist."""
+    """Return the outcomes of the tasks that exist."""
     return {row.id.bytes: _outcome(row) for row in _OUTCOMES(connection, ids=tasks)}
 
 
 def outcomes_alone(engine: Engine, tasks: Sequence[bytes]) -> dict[bytes, TaskOutcome]:
-    """Return the same in one short statement, as the first look of a wait does: only failures are asked for callbacks.
+    """Return the outcomes of the tasks that exist, for the first check of a wait: only failures need the slower query.
 
-    The engine is in autocommit mode.
+    The engine must be in autocommit mode.
     """
-    rows = _STATES.alone(engine, ids=tasks)
-    found = {row.id.bytes: _outcome(row) for row in rows}
-    if unhappy := [task for task, outcome in found.items() if outcome.status in _TRIED_AGAIN]:
-        found |= {row.id.bytes: _outcome(row) for row in _OUTCOMES.alone(engine, ids=unhappy)}
-    return found
+    rows = _STATES.run_on_engine(engine, ids=tasks)
+    outcomes = {row.id.bytes: _outcome(row) for row in rows}
+    if failed := [task for task, ended in outcomes.items() if ended.status in _RETRIABLE]:
+        outcomes |= {row.id.bytes: _outcome(row) for row in _OUTCOMES.run_on_engine(engine, ids=failed)}
+    return outcomes
 
 
 def _outcome(row: Row) -> TaskOutcome:
@@ -83,7 +83,7 @@ def _outcome(row: Row) -> TaskOutcome:
     "SELECT /* results.has_ended */ EXISTS (SELECT FROM orchestrator.ended_tasks WHERE id = ANY (%(tasks)s::uuid[]))"
 )
 def has_ended(connection: Connection, tasks: Sequence[bytes]) -> bool:
-    """Say whether any of these tasks has ended."""
+    """Return whether any of these tasks has ended."""
 
 
 _NAMED = Statement[tuple[UUID, str, str]]("""
@@ -94,11 +94,11 @@ SELECT id, name, queue FROM orchestrator.tasks WHERE id = ANY (%(ids)s::uuid[])
 
 
 def named(connection: Connection, tasks: Sequence[bytes]) -> dict[bytes, tuple[str, str]]:
-    """Return of those of these tasks that exist how they are called, and in which queue they are."""
+    """Return name and queue of the tasks that exist."""
     return {id.bytes: (name, queue) for id, name, queue in _NAMED(connection, ids=tasks)}
 
 
-# A run is open again as soon as its retry is asked for, or that of one of its tasks.
+# A run counts as open as soon as its retry, or a retry of one of its tasks, is requested.
 _STATUS = """
        CASE WHEN EXISTS (SELECT FROM orchestrator.inbox i WHERE i.target = r.id AND i.kind = 'retry run')
               OR (r.status = 'failed' AND EXISTS (
@@ -112,7 +112,7 @@ SELECT /* results.progress */ {_STATUS}, total, open, success, failed, cancelled
 
 
 def progress(connection: Connection, run: bytes) -> tuple[str, RunCounters] | None:
-    """Return a run's state and counters, or None if there is no such run."""
+    """Return a run's state and counters; None if the run does not exist."""
     row = _PROGRESS.first(connection, id=run)
     if row is None:
         return None
@@ -127,12 +127,12 @@ SELECT /* results.run_states */ r.id, {_STATUS}
 
 
 def run_states(connection: Connection, runs: Sequence[bytes]) -> dict[bytes, str]:
-    """Return the states of those of these runs that exist."""
+    """Return the states of the runs that exist."""
     return {run.bytes: state for run, state in _RUN_STATES(connection, ids=runs)}
 
 
 class EndedAt(NamedTuple):
-    """How a task of a run has ended, and its place there."""
+    """The end of a task of a run, with its position in the run."""
 
     position: int
     id: bytes
@@ -148,6 +148,6 @@ SELECT /* results.of_run */ position, id, status, result, error FROM orchestrato
 
 
 def run_results(connection: Connection, run: bytes, after: int, limit: int) -> list[EndedAt]:
-    """Return how the tasks of a run have ended that come after a position, in order; `limit` of them."""
+    """Return the ends of `limit` tasks of a run after a position, in order."""
     rows = _RESULTS(connection, id=run, after=after, limit=limit)
     return [EndedAt(row.position, row.id.bytes, *_outcome(row)) for row in rows]

@@ -1,8 +1,7 @@
-"""Ended → pending: a task that failed, was skipped or was cancelled is opened again, and takes its unique key back.
+"""Ended → pending: retries a failed, skipped or cancelled task, which takes its unique key again.
 
-Row and key come back in one statement, so that nobody sees the one without the other. As in `unique.py`, the leader
-waits for no client: where a transaction that has not ended may be taking the same key, the task is to be asked for
-again.
+One statement restores the row and the key, so neither is ever visible without the other. As in `unique.py`, the leader
+waits for no client: if an open transaction may be taking the same key, the caller must request the retry again.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from orchestrator.store.tasks.transitions import Moved, among, arrivals
 from orchestrator.store.tasks.unique import LOCK_OF, TRY_LOCK, taking
 
 KEEPS_KEY = "(e.options->>'unique_for')"
-"""How long an ended task `e` keeps its key when it is opened again; null if it has none, or had it for a period."""
+"""The scope of the unique key that an ended task `e` takes on a retry; null without a key of a scope."""
 
 REVIVABLE = """
        (e.run_id IS NULL OR (
@@ -31,11 +30,11 @@ REVIVABLE = """
             SELECT FROM orchestrator.unique_keys k
              WHERE k.key = e.unique_key AND k.task_id <> e.id AND (k.until IS NULL OR k.until > now())))
 """
-"""Whether an ended task `e` can be opened again: its run can, and nobody else has its key. A run that has ended and
-waits for a limit, or that goes on in another run, is retried as a whole.
+"""Whether an ended task `e` can be retried: its run allows it, and no other task has its key. A run that has ended and
+needs a concurrency slot, or that belongs to a parent run, is retried as a whole.
 
-Its run is found by a scalar subquery: EXISTS lets the planner read all runs into a hash table first.
-The code of a workflow has received the ends of its tasks, and none of them can end another way.
+A scalar subquery finds the run: with EXISTS the planner may read all runs into a hash table first. Tasks of workflows
+as code are excluded, because the code has already received their ends.
 """
 
 ENDED_SOURCES = [state for state in sources_of(TaskState.PENDING) if state in ENDED_TASK_STATES]
@@ -73,22 +72,21 @@ SELECT task_id, 'contested', NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM wante
 
 
 class Revived(NamedTuple):
-    """The results of reopening tasks."""
+    """The results of retrying tasks."""
 
     moved: list[Moved]
     contested: set[bytes]
-    """Those whose key an open transaction may be taking: ask again."""
+    """Tasks whose key an open transaction may be taking: ask again."""
 
 
 def revive(
     connection: Connection, ids: Sequence[bytes], *, cancelled: bool = False, attempts: Sequence[int | None] = ()
 ) -> Revived:
-    """Open failed, skipped and cancelled tasks again, with a fresh count of failures and the fence where it was.
+    """Retry failed, skipped and cancelled tasks: failures start from 0, and attempt numbers continue.
 
-    Those whose own processes died run alone.
-
-    Cancelled ones of runs are opened only if so asked. Of several with the same key, the first is opened, and the
-    others stay as they are. With `attempts`, one for each id, a task is opened only if that was its last one.
+    Tasks whose processes died run alone. Cancelled tasks of runs are retried only with `cancelled`. Of several tasks
+    with the same key, the first is retried, and the rest stay ended. With `attempts`, one for each id, a task is
+    retried only if that was its last attempt.
     """
     rows = _REVIVE(connection, ids=ids, cancelled=cancelled, attempts=list(attempts))
     contested = {row.id for row in rows if row.state == "contested"}
@@ -118,11 +116,11 @@ SELECT 'retry task', asked.id, nullif(jsonb_strip_nulls(jsonb_build_object(
 
 
 def ask(connection: Connection, task: bytes, attempt: int | None = None) -> tuple[str, str] | None:
-    """Ask the leader to open an ended task again, in a transaction of the caller's; if given, after this attempt only.
+    """Ask the leader to retry an ended task, in the caller's transaction; with `attempt`, only if that was the last
+    one.
 
-    If another task has its key, or is to be opened with it, nothing is asked for: return the key and that task's id.
-    Requests for tasks of the same key take turns on a lock of their own, because a request is visible only once it is
-    committed.
+    If another task has the key, or has a retry request for it, do nothing and return the key and that task's id.
+    Requests for tasks with the same key are serialized by a lock, because a request is visible only after its commit.
     """
     _WAIT_FOR_TURN(connection, id=task)
     holder = _HOLDER.first(connection, id=task)

@@ -1,7 +1,7 @@
-"""The row of a task, described once: the statements that create, end and reopen tasks derive their columns from here.
+"""The columns of a task, defined once: statements that create, end and reopen tasks derive their columns from here.
 
-A new column that clients set is a field of `NewTask`, a column in `store/tables` and a migration. One that an ended
-task keeps is marked as `KEPT` there. A field that is stored otherwise than it is has a line in `_OTHERWISE`.
+A new column that clients set is a field of `NewTask`, a column in `store/tables` and a migration. A column that an
+ended task keeps is marked as `KEPT` there. Fields whose columns have another name or type are in `_SPECIAL_FIELDS`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Field(NamedTuple):
     column: str
     type: str
     value: str = "{}"
-    """The value of the column, with the parameter in place of the braces."""
+    """The SQL value of the column; the parameter replaces the braces."""
 
 
-_OTHERWISE = {
+_SPECIAL_FIELDS = {
     "priority": Field("priority", "smallint", "coalesce({}, 0)"),
     "delay": Field("wake_at", "double precision", _AFTER_NOW),
     "expires": Field("expires_at", "double precision", _AFTER_NOW),
@@ -41,21 +41,23 @@ _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 
 def _field(name: str) -> Field:
-    return _OTHERWISE.get(name) or Field(name, tasks.c[name].type.compile(_DIALECT).lower())
+    return _SPECIAL_FIELDS.get(name) or Field(name, tasks.c[name].type.compile(_DIALECT).lower())
 
 
 NEW: Mapping[str, Field] = {
     "unique_key" if name == "unique" else name: _field(name) for name in NewTask.__struct_fields__
 }
-"""By the name of the parameter, which is that of the attribute of `NewTask`."""
+"""By parameter name, which is the attribute of `NewTask`."""
 
 CARRIED = ", ".join(column.name for column in tasks.columns if column.info is KEPT)
 """The columns that a row keeps when it moves between `tasks` and `ended_tasks`."""
 
 
 def insert_ended(source: str, *, but: Collection[str] = (), **values: str) -> str:
-    """Return an INSERT into `ended_tasks`: each column as the source has it or as a value says, all `but` some."""
-    stored = {one.name: values.get(one.name, one.name) for one in ended_tasks.columns if one.name not in but}
+    """Return an INSERT into `ended_tasks`: columns come from `source` or `values`; columns in `but` are left out."""
+    stored = {
+        column.name: values.get(column.name, column.name) for column in ended_tasks.columns if column.name not in but
+    }
     return f"INTO orchestrator.ended_tasks ({', '.join(stored)}) SELECT {', '.join(stored.values())} FROM {source}"
 
 
@@ -63,11 +65,11 @@ ATTEMPT = "orchestrator.attempts (task_id, attempt, outcome, error, worker, star
 
 
 REOPENED = "reopened"
-"""Beside the error of an attempt that had ended its task: the next one was asked for."""
+"""A key added to the error of an attempt that had ended its task: the task was retried afterwards."""
 
 
 def archive_last_attempt(source: str) -> str:
-    """Return a statement that keeps the attempts which ended tasks, when somebody has these tried again."""
+    """Return a statement that stores the last attempts of ended tasks that are being retried."""
     return f"""INSERT INTO {ATTEMPT}
     SELECT id, attempt, status, error || '{{"{REOPENED}": true}}', worker, started_at, ended_at FROM {source}
         ON CONFLICT DO NOTHING"""
@@ -78,7 +80,7 @@ _PRIORITY, _DELAY = list(NEW).index("priority"), list(NEW).index("delay")
 
 
 def parameters(task: NewTask) -> list[Any]:
-    """Return the values of `NEW`, None where a task does not use one."""
+    """Return the values of `NEW`; None for options that the task does not use."""
     values = [*_values(task)]
     values[_PRIORITY] = values[_PRIORITY] or None
     if values[_DELAY] <= 0:
@@ -87,15 +89,15 @@ def parameters(task: NewTask) -> list[Any]:
 
 
 def value_of(name: str, source: str, now: str = "now()") -> str:
-    """Return what the column of a parameter is set to from a source."""
+    """Return the SQL value of a parameter's column, selected from `source`."""
     return NEW[name].value.format(source, now=now)
 
 
-# -- what comes of runs
+# -- tasks and runs that a run creates
 
 
 def join_run(identifier: str) -> str:
-    """Return a join with the run of this id, of which there may be none; the expressions below are about it."""
+    """Return a join with the run of this id, if it exists; the expressions below refer to the join."""
     return f"""LEFT JOIN LATERAL (
            SELECT id, trace, headers FROM orchestrator.runs WHERE id = {identifier} LIMIT 1) AS run ON true"""
 
@@ -103,15 +105,15 @@ def join_run(identifier: str) -> str:
 SPAN_OF_RUN = """CASE WHEN %(has_spans)s::boolean
             THEN overlay(run.trace PLACING right(replace(run.id::text, '-', ''), 16) FROM 37 FOR 16)
             ELSE run.trace END"""
-"""The traceparent of what comes of the run, null where that is not traced.
+"""The traceparent of a run's task or child; null if the run is not traced.
 
-Where the leader `has_spans` of runs, that is the span of the run, whose id is the second half of the run's own
-(`orchestrator/trace_context.py`); else it is the span that the run came of.
+If the leader exports spans of runs (`has_spans`), the parent is the run's span, whose id is the second half of the
+run's id (`orchestrator/trace_context.py`). Otherwise the parent is the span that started the run.
 """
 
 
 def with_headers_of_run(options: str) -> str:
-    """Return an expression: options with the headers of the run; those of the options themselves go first."""
+    """Return an SQL expression: the options with the headers of the run. Headers in the options take precedence."""
     headers = f"run.headers || coalesce({options} -> 'headers', '{{}}'::jsonb)"
     merged = f"coalesce({options}, '{{}}'::jsonb) || jsonb_build_object('headers', {headers})"
     return f"CASE WHEN run.headers IS NULL THEN {options} ELSE {merged} END"

@@ -1,4 +1,4 @@
-"""Tasks of many callers in one statement, and so in one commit."""
+"""Inserts the tasks of many callers in one statement and one commit."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from orchestrator.store.tasks.transitions import arrivals
 from orchestrator.store.tasks.unique import TRY_LOCK
 
 _TYPES = {name: field.type for name, field in NEW.items()} | {"scope": "text", "period": "double precision"}
-"""By parameter, its type."""
+"""The SQL type of each parameter."""
 _ALWAYS = ("id", "name", "queue", "payload")
-_LONGEST_TITLE = 60
+_MAX_TITLE = 60
 
 
 def insert_shared(engine: Engine, tasks: Sequence[NewTask]) -> set[bytes]:
-    """Create standalone tasks, in their order, in one round trip; return those whose keys could not be had at once.
+    """Insert standalone tasks in order, in one round trip; return the ids of tasks that did not get their unique keys.
 
-    It waits for no key that another transaction may be taking: the caller enqueues such a task alone. Of two that want
-    the same key, the first has it.
+    The statement waits for no key that another transaction may be taking: the caller then enqueues that task alone. Of
+    two tasks with the same key, the first gets it.
     """
     statement, values = _prepared(tasks)
-    stored = statement.alone(engine, values)
+    stored = statement.run_on_engine(engine, values)
     keyed = {task.id for task in tasks if task.unique is not None}
-    return keyed - {bytes.fromhex(found) for found in stored} if keyed else keyed
+    return keyed - {bytes.fromhex(id) for id in stored} if keyed else keyed
 
 
 def insert_plain(connection: Connection, tasks: Sequence[NewTask]) -> None:
-    """Create standalone tasks without unique keys, in their order, in the caller's transaction."""
+    """Insert standalone tasks without unique keys in order, in the caller's transaction."""
     statement, values = _prepared(tasks)
     statement(connection, values)
 
@@ -44,21 +44,21 @@ def _prepared(tasks: Sequence[NewTask]) -> tuple[Statement[str], Values]:
     columns = dict(zip(_TYPES, zip(*map(_row, tasks), strict=True), strict=True))
     used = {name for name, values in columns.items() if values.count(None) < len(values)}
     if "unique_key" in used:
-        used.add("period")  # which few of them have
+        used.add("period")  # few of these tasks have a period
     names = tuple(name for name in _TYPES if name in used)
     batch, statement = _statement(names)
     return statement, batch(zip(*(columns[name] for name in names), strict=True))
 
 
 def _row(task: NewTask) -> list[Any]:
-    """Return the parameters of a task, None where it does not use one: what no task uses is not sent."""
+    """Return the parameters of a task, None where unused: a parameter that no task uses is not sent."""
     unique = task.unique
     return [*parameters(task), unique and unique.scope, unique and unique.period]
 
 
 @cache
 def _statement(names: tuple[str, ...]) -> tuple[Batch, Statement[str]]:
-    """Return the statement that creates tasks with these parameters, and the batch that it takes."""
+    """Return the statement that inserts tasks with these parameters, and its batch."""
     batch = Batch("n", ", ".join(f"{name} {_TYPES[name]}" for name in names))
     used = {NEW[name].column: value_of(name, f"n.{name}") for name in names if name in NEW}
     title = _title([name for name in names if name not in _ALWAYS])
@@ -75,14 +75,14 @@ def _statement(names: tuple[str, ...]) -> tuple[Batch, Statement[str]]:
     steps.append(f"created AS (INSERT {into} SELECT {values} FROM n {mine} RETURNING id, lane, wake_at)")
     if is_arriving:
         steps.append(f"arrived AS ({arrivals('created WHERE lane IS NOT NULL AND wake_at IS NULL')})")
-    found = "SELECT replace(id::text, '-', '') FROM created"
-    return batch, Statement[str](f"WITH /* {title} */ {', '.join(steps)} {found}")
+    ids = "SELECT replace(id::text, '-', '') FROM created"
+    return batch, Statement[str](f"WITH /* {title} */ {', '.join(steps)} {ids}")
 
 
 def _title(names: Sequence[str]) -> str:
     """Return the name of a statement with these parameters, short enough for Postgres to show all of it."""
     title = " ".join(["enqueue.shared", *names])
-    return title if len(title) <= _LONGEST_TITLE else f"enqueue.shared {len(names)} {crc32(title.encode()):08x}"
+    return title if len(title) <= _MAX_TITLE else f"enqueue.shared {len(names)} {crc32(title.encode()):08x}"
 
 
 _WANTED = f"""

@@ -1,16 +1,15 @@
 """Every change of a task's state, one statement each, guarded by state and attempt.
 
-Only the leader calls these, inside the tick's transaction. Each statement returns the rows it really changed,
-and whatever follows (counters, announcements) derives from those rows alone. The guards are written from the
-transition table. Claims, pending → dispatched, are in `claims.py`; the way
-back from an end, which takes keys, is in `revival.py`.
+Only the leader calls these, inside the tick's transaction. Each statement returns the rows that it changed, and
+everything that follows (counters, announcements) derives from those rows. The guards derive from the transition table.
+Claims (pending → dispatched) are in `claims.py`; retries of ended tasks, which take keys, are in `revival.py`.
 
-A planner trap, tested: joined to an `unnest` that it cannot estimate, and above all where it believes the table to be
-empty, Postgres may start from all the tasks and loop over the whole batch for each of them. So rows are found one by
-one, in a subquery that cannot be turned round, and written where they were found; that is safe because only the leader
-changes rows, but for one case: a worker may complete its attempt at any moment. So whatever takes an attempt away asks
-once more, of the row that it writes, whether there is a completion. (Where a row has moved while its writer waited for
-it, Postgres examines the conditions on its columns again, but before late 2025 not the one on its ctid.)
+A planner trap, tested: in a join with an `unnest` that Postgres cannot estimate, above all if it believes the table to
+be empty, Postgres may scan all tasks and loop over the whole batch for each. So each row is found by a subquery that
+cannot be reordered, and updated by ctid. That is safe because only the leader changes rows, with one exception: a
+worker may complete its attempt at any moment. So every statement that takes an attempt away checks `completion` again
+on the row that it writes. (When a row has moved while its writer waited, Postgres rechecks conditions on columns, but
+before late 2025 not the one on ctid.)
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ from orchestrator.store.tasks.row import ATTEMPT, CARRIED, insert_ended
 
 
 def among(states: Iterable[TaskState]) -> str:
-    """Return states as a list for IN."""
+    """Return states as an SQL list for IN."""
     return "({})".format(", ".join(f"'{state}'" for state in states))
 
 
 def current_attempt(states: Iterable[TaskState] = IN_FLIGHT_STATES, columns: str = "ctid AS place") -> str:
-    """Return a join that finds the row of each reported attempt `r` which still counts, as `found.place`."""
+    """Return a join that finds the row of each reported attempt `r` that is still current, as `found.place`."""
     return f"""CROSS JOIN LATERAL (
            SELECT {columns} FROM orchestrator.tasks
             WHERE id = r.id AND attempt = r.attempt AND status IN {among(states)} LIMIT 1) AS found"""
 
 
 def arrivals(ready: str) -> str:
-    """Return a statement that notifies the leader of tasks that are ready in a lane; `RequestKind.ARRIVAL` reads it."""
+    """Return a statement that inserts an ARRIVAL request for each task that is ready in a lane."""
     return f"INSERT INTO orchestrator.inbox (kind, target) SELECT 'arrival', id FROM {ready}"
 
 
 class Moved(NamedTuple):
-    """A task that a statement has brought to another state."""
+    """A task whose state a statement has changed."""
 
     id: bytes
     state: str
@@ -53,29 +52,28 @@ class Moved(NamedTuple):
     run_id: bytes | None
     attempt: int
     before: str
-    """The state it came from."""
+    """The previous state."""
     name: str = ""
-    """Its name; left out of turn tasks."""
+    """The name of the task; empty for turn tasks."""
     step: str | None = None
-    """The step of the workflow that it belongs to."""
+    """The workflow step of the task."""
     lane: str | None = None
-    """Its lane."""
     unique_key: str | None = None
     callbacks: Any = None
-    """Tasks to create when it ends, as JSON."""
+    """Callbacks to create when the task ends, as JSON."""
     trace: str | None = None
-    """The span that it came of, if other tasks are to be created."""
+    """The traceparent of the task, if callbacks follow."""
     headers: Any = None
-    """Its headers, if other tasks are to be created, and if it has any."""
+    """The headers of the task, if callbacks follow and it has headers."""
 
     @property
     def is_turn_task(self) -> bool:
-        """Say whether this is the turn task of a run of a workflow as code, which carries the turns of its code."""
+        """Return whether this is the turn task of a run of a workflow as code."""
         return self.run_id == self.id
 
     @property
     def is_single(self) -> bool:
-        """Say whether its end concerns only its waiting clients: no run, no limit, no key, no follow-up."""
+        """Return whether the end affects only waiting clients: the task has no run, limit, key or callbacks."""
         return self.run_id is None and self.lane is None and self.unique_key is None and self.callbacks is None
 
 
@@ -89,14 +87,14 @@ class AttemptStart(NamedTuple):
     worker: str
 
 
-_BEGINNINGS = Batch("r", AttemptStart)
+_STARTS = Batch("r", AttemptStart)
 
 
 def _start_statement(name: str) -> str:
     return f"""
 UPDATE /* {name} */ orchestrator.tasks t
    SET status = 'running', started_at = %(now)s::timestamptz - r.age * interval '1 second', worker = r.worker
-  FROM {_BEGINNINGS}
+  FROM {_STARTS}
  {current_attempt(sources_of(TaskState.RUNNING))}
  WHERE t.ctid = found.place
 """
@@ -111,10 +109,10 @@ _START_TOLD = Prepared[Moved](
 
 
 def start(connection: Connection, rows: Sequence[AttemptStart], now: datetime, *, told: bool = False) -> list[Moved]:
-    """Record that attempts are running; return them only for live events."""
+    """Mark attempts as running; return them only if live events need them (`told`)."""
     if told:
-        return _START_TOLD(connection, _BEGINNINGS(rows), now=now)
-    _START(connection, _BEGINNINGS(rows), now=now)
+        return _START_TOLD(connection, _STARTS(rows), now=now)
+    _START(connection, _STARTS(rows), now=now)
     return []
 
 
@@ -122,7 +120,7 @@ def start(connection: Connection, rows: Sequence[AttemptStart], now: datetime, *
 
 
 class Requeue(NamedTuple):
-    """An attempt after which the task waits for another."""
+    """An attempt whose task returns to pending."""
 
     id: bytes
     attempt: int
@@ -131,7 +129,7 @@ class Requeue(NamedTuple):
     losses: int = 0
     alone: bool = False
     outcome: str | None = None
-    """`failed`, `lost` or `postponed`; None where it was handed back, which is kept as `returned` if it had begun."""
+    """`failed`, `lost` or `postponed`; None for a returned attempt, stored as `returned` if it had started."""
     error: Json | None = None
     worker: str | None = None
     duration: Seconds | None = None
@@ -139,7 +137,7 @@ class Requeue(NamedTuple):
 
 
 _ATTEMPTS = Batch("r", Requeue)
-_AGAIN = Prepared[Moved](f"""
+_REQUEUE = Prepared[Moved](f"""
 WITH /* tasks.requeue */ back AS (
     UPDATE orchestrator.tasks t
        SET status = 'pending', hold = r.hold,
@@ -166,12 +164,12 @@ SELECT {columns_of(Moved, last="lane", state="'pending'", before="'dispatched'")
 
 
 def requeue(connection: Connection, rows: Sequence[Requeue], now: datetime) -> list[Moved]:
-    """Put attempts' tasks back to pending, adding to what the retry policy charges."""
-    return _AGAIN(connection, _ATTEMPTS(rows), now=now)
+    """Return the tasks of attempts to pending, and add failures and losses."""
+    return _REQUEUE(connection, _ATTEMPTS(rows), now=now)
 
 
 class Adoption(NamedTuple):
-    """An attempt whose worker knows that an executor does the task."""
+    """An attempt whose worker has found that an executor runs the task."""
 
     id: bytes
     attempt: int
@@ -189,7 +187,7 @@ UPDATE /* tasks.adopt */ orchestrator.tasks t
 
 
 def adopt_executors(connection: Connection, rows: Sequence[Adoption]) -> None:
-    """Have executors do tasks that did not name theirs; before their attempts end."""
+    """Add executors to the options of tasks that named none, before their attempts end."""
     _ADOPT(connection, _ADOPTIONS(rows))
 
 
@@ -197,13 +195,15 @@ def adopt_executors(connection: Connection, rows: Sequence[Adoption]) -> None:
 
 
 def _moved_to(state: TaskState) -> str:
-    """Return the columns of tasks that have ended."""
-    trace, headers = (f"CASE WHEN callbacks IS NOT NULL THEN {what} END" for what in ("trace", "options -> 'headers'"))
+    """Return the columns of `Moved` for ended tasks."""
+    trace, headers = (
+        f"CASE WHEN callbacks IS NOT NULL THEN {column} END" for column in ("trace", "options -> 'headers'")
+    )
     return columns_of(Moved, state=f"'{state}'", before="status", trace=trace, headers=headers)
 
 
 class Success(NamedTuple):
-    """An attempt that returned."""
+    """An attempt that succeeded."""
 
     id: bytes
     attempt: int
@@ -217,7 +217,7 @@ FOLLOWED = f"""
        SELECT FROM {SUCCESSES} CROSS JOIN LATERAL (
               SELECT FROM orchestrator.tasks
                WHERE id = r.id AND num_nonnulls(run_id, lane, unique_key, callbacks) > 0 LIMIT 1) AS followed"""
-"""Those of successes whose end concerns more than waiting clients: `Moved.is_single`."""
+"""Selects successes whose end affects more than waiting clients: `Moved.is_single` is false."""
 _ENDED = insert_ended(
     "gone",
     status="'success'",
@@ -228,17 +228,17 @@ _ENDED = insert_ended(
 )
 
 
-_KEPT = ", ".join(f"t.{column}" for column in [*CARRIED.split(", "), "status", "failures", "losses"])
+_KEPT_COLUMNS = ", ".join(f"t.{column}" for column in [*CARRIED.split(", "), "status", "failures", "losses"])
 
 
 def succeeding(condition: str = "") -> str:
-    """Return the parts of a statement that end tasks whose current attempt returned, under a condition."""
+    """Return CTEs that end tasks whose current attempt succeeded, with an additional condition."""
     return f"""gone AS (
     DELETE FROM orchestrator.tasks t
      USING {SUCCESSES}
      {current_attempt(sources_of(TaskState.SUCCESS))}
      WHERE t.ctid = found.place {condition}
-    RETURNING {_KEPT}, coalesce(t.completion, r.result) AS result, r.duration, r.worker
+    RETURNING {_KEPT_COLUMNS}, coalesce(t.completion, r.result) AS result, r.duration, r.worker
 ), ended AS (
     INSERT {_ENDED}
 )"""
@@ -247,24 +247,24 @@ def succeeding(condition: str = "") -> str:
 SUCCEEDED = f"SELECT {_moved_to(TaskState.SUCCESS)} FROM gone"
 _SINGLE = columns_of(Moved, last="name", state="'success'", before="status")
 SINGLE_SUCCEEDED = f"SELECT {_SINGLE} FROM gone"
-"""The same of tasks whose end concerns only waiting clients. The driver takes a while over each column."""
+"""Like `SUCCEEDED`, for tasks whose end affects only waiting clients. Fewer columns save time in the driver."""
 _SUCCEED = Prepared[Moved](f"""
 WITH /* tasks.succeed */ {succeeding()}
 {SUCCEEDED}
 """)
 
 
-_UNFORESEEN = "not as foreseen"
+_UNEXPECTED = "not as foreseen"
 
 
 def all_of(changed: str) -> str:
-    """Return the end of a statement whose answer nobody reads. It fails unless `number` rows were changed."""
-    return f"SELECT (CASE count(*) WHEN %(number)s::int THEN '1' ELSE '{_UNFORESEEN}' END)::int FROM {changed}"
+    """Return the end of a statement whose result is not read; the statement fails unless it changes `number` rows."""
+    return f"SELECT (CASE count(*) WHEN %(number)s::int THEN '1' ELSE '{_UNEXPECTED}' END)::int FROM {changed}"
 
 
 def is_unforeseen(error: BaseException) -> bool:
-    """Say whether a task has not ended as it was foreseen."""
-    return isinstance(error, exc.DataError) and _UNFORESEEN in str(error.orig)
+    """Return whether a deferred statement failed because a task did not end as expected."""
+    return isinstance(error, exc.DataError) and _UNEXPECTED in str(error.orig)
 
 
 _SUCCEED_LATER = Prepared[None](f"""
@@ -280,12 +280,12 @@ WITH /* tasks.succeed_single_later */ {succeeding(f"AND NOT EXISTS ({FOLLOWED})"
 def succeed(
     connection: Connection, rows: Sequence[Success], now: datetime, foreseen: Mapping[bytes, Moved] | None = None
 ) -> list[Moved]:
-    """End tasks whose current attempt returned; with the next statement, if their ends are foreseen."""
+    """End tasks whose current attempt succeeded; with `foreseen` ends, defer that to the next statement."""
     if foreseen is None:
         return _SUCCEED(connection, SUCCESSES(rows), now=now)
     moved = [foreseen[row.id] for row in rows]
     statement = _SUCCEED_SINGLE_LATER if moved[0].is_single else _SUCCEED_LATER
-    statement.later(connection, SUCCESSES(rows), now=now, number=len(rows))
+    statement.defer(connection, SUCCESSES(rows), now=now, number=len(rows))
     return moved
 
 
@@ -294,7 +294,7 @@ class AttemptEnd(NamedTuple):
 
     id: bytes
     attempt: int | None
-    """The attempt that must be current and in flight; None ends the task in any state that allows it."""
+    """The attempt, which must be current and in flight; None ends the task in any state that allows it."""
     reason: str
     error: Json | None = None
     failures: int = 0

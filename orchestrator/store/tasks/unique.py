@@ -1,10 +1,9 @@
-"""Keys that only one task may have at a time.
+"""Unique keys, which only one task may have at a time.
 
-A client takes a key with the same statement that creates the task, and never locks a key that another task has, so the
-leader, which frees keys, waits for nobody. The leader takes keys only for tasks that running tasks enqueue, and for
-ended tasks that are opened again (`revival.py`); if a transaction that has not ended yet may be taking the same key, it
-asks again later instead of waiting. It locks no key that a task of another shard has, either, so leaders of several
-shards do not wait for each other.
+A client takes a key in the statement that inserts the task, and never locks a key that another task has, so the leader,
+which frees keys, waits for no client. The leader takes keys only for tasks that running tasks enqueue, and for retried
+tasks (`revival.py`); if an open transaction may be taking the same key, the leader tries again later instead of
+waiting. The leader locks no key of another shard's task either, so leaders do not wait for each other.
 """
 
 from __future__ import annotations
@@ -29,21 +28,22 @@ from orchestrator.store.sql import Prepared, Row, Statement
 from orchestrator.store.tasks.enqueue import copy_tasks, insert_task
 from orchestrator.store.tasks.transitions import Moved, among, arrivals
 
-_ROUNDS = 100
-"""How often a key may slip away between two statements before something must be wrong."""
+_MAX_ROUNDS = 100
+"""Attempts to take a key that is freed and taken again between two statements."""
 
 LOCK_OF = "hashtextextended('orchestrator.' || {key}, 0)"
-"""The lock of a key. It names the schema, so that the same key in another namespace is another lock."""
+"""The advisory lock of a key. The schema is part of the name, so other namespaces have other locks."""
 
 _LOCK_OF_MANY = "hashtextextended('orchestrator.', 1)"
-"""The lock of a transaction that takes very many keys, in the place of theirs: Postgres has room for few thousands."""
+"""The lock that replaces key locks in a transaction with very many keys: Postgres has room for a few thousand locks."""
 
 TRY_LOCK = f"(pg_try_advisory_xact_lock_shared({_LOCK_OF_MANY}) AND pg_try_advisory_xact_lock({LOCK_OF}))"
-"""Whether nobody else is about to take a key. Who asks ends soon: a transaction that takes many keys waits for it."""
+"""Whether no other transaction is about to take the key. A transaction that takes many keys waits for this lock, so the
+transaction that tries must be short."""
 
-_MANY = 100
+_MAX_LOCKS = 100
 _CHUNK = 1_000
-"""Tasks whose keys are taken by one statement."""
+"""Tasks whose keys one statement takes."""
 
 _HOLDER = Statement[tuple[str, str, bool]]("""
 SELECT /* keys.holder */ task_id::text, scope, coalesce(until <= now(), false)
@@ -88,17 +88,17 @@ SELECT queue FROM orchestrator.ended_tasks WHERE id = %(id)s::uuid
 
 
 def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey, within: str = "") -> bytes:
-    """Create a task, or do what its policy says if another has its key; return the id of the task that has it.
+    """Insert a task, or apply its duplicate policy if another task has its key; return the id of the key's holder.
 
-    The other one is left alone, and stays unknown, unless the name of its queue begins with `within`.
+    The holder is neither changed nor disclosed unless its queue's name begins with `within`.
     """
     key = given_key(task.name, unique.key)
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         if insert_task(connection, task):
             return task.id
         row = _HOLDER.first(connection, key=unique.key)
         if row is None:
-            continue  # the task that had it has just let it go
+            continue  # the key was freed since the insert
         holder, scope, is_over = row
         if is_over:
             _FREE_EXPIRED(connection, key=unique.key)
@@ -115,7 +115,7 @@ def insert_unique(connection: Connection, task: NewTask, unique: UniqueKey, with
                     f"nothing was enqueued. With unique_for='pending' its key is free from the moment it starts.",
                     holder,
                 )
-            # It waited when its key was read and has been claimed since, which frees the key.
+            # The holder was pending when its key was read, and was claimed since then, which frees the key.
         elif unique.same_call and (difference := _difference(connection, holder, task, unique)):
             raise Duplicate.other_call(key, holder, difference)
         else:
@@ -135,22 +135,22 @@ def _replace(connection: Connection, holder: str, task: NewTask) -> bool:
 
 
 def _difference(connection: Connection, holder: str, task: NewTask, unique: UniqueKey) -> str:
-    """Say in what a task differs from another that should be the same; empty if that is no longer stored."""
-    found = _CALL.first(connection, id=holder)
-    if found is None:
+    """Return how a task differs from the key's holder, for a message; empty if the holder is no longer stored."""
+    holder_call = _CALL.first(connection, id=holder)
+    if holder_call is None:
         return ""
-    parts = [] if found.name == task.name else [f"the name {found.name!r}, here {task.name!r}"]
-    if not same_payload(bytes(found.payload), task.payload):
+    parts = [] if holder_call.name == task.name else [f"the name {holder_call.name!r}, here {task.name!r}"]
+    if not same_payload(bytes(holder_call.payload), task.payload):
         parts.append("other arguments")
     if unique.same_options:
-        parts += differing_options(task, found.queue, found.priority, found.options, found.lane)
+        parts += differing_options(task, holder_call.queue, holder_call.priority, holder_call.options, holder_call.lane)
     return ", ".join(parts)
 
 
 def check_batch(connection: Connection, tasks: Sequence[NewTask], created: Mapping[bytes, bytes], beyond: str) -> None:
-    """Refuse tasks under a key that was used for other tasks: fewer, or as many and some more.
+    """Raise `Duplicate` if a batch's key was used for other tasks: fewer tasks, or more.
 
-    `created` has the holder of each key, and `beyond` is the key that one more task would have.
+    `created` has the holder of each key; `beyond` is the key that one more task would have.
     """
     new = [created[task.id] == task.id for task in tasks]
     if any(new) != all(new) or (new and not any(new) and _HOLDER.first(connection, key=beyond)):
@@ -161,13 +161,13 @@ def check_batch(connection: Connection, tasks: Sequence[NewTask], created: Mappi
         )
 
 
-def same_payload(one: bytes, other: bytes) -> bool:
-    """Say whether two payloads hold the same arguments, in whatever order their mappings were written."""
+def same_payload(left: bytes, right: bytes) -> bool:
+    """Return whether two payloads have the same arguments, whatever the order of mapping keys."""
     try:
-        one, other = open_data(one, CALL), open_data(other, CALL)
+        left, right = open_data(left, CALL), open_data(right, CALL)
     except Sealed:
-        return True  # a client without the data key cannot compare, and trusts the idempotency key
-    return one == other or is_same(msgspec.msgpack.decode(one), msgspec.msgpack.decode(other))
+        return True  # without the data key a client cannot compare, and trusts the idempotency key
+    return left == right or is_same(msgspec.msgpack.decode(left), msgspec.msgpack.decode(right))
 
 
 _WANTED = Batch("w", "key text, task_id uuid, scope text, period double precision")
@@ -180,49 +180,49 @@ RETURNING task_id
 
 
 def insert_many_unique(connection: Connection, tasks: Sequence[NewTask], within: str = "") -> dict[bytes, bytes]:
-    """Create tasks with keys in a transaction that may last; return which task has the key of each.
+    """Insert tasks with keys, in a transaction that may be long; return the holder of each task's key.
 
-    It goes in the order of their keys: two such calls that share some cannot then wait for each other.
+    Keys are taken in sorted order, so two such calls cannot deadlock.
     """
-    found: dict[bytes, bytes] = {}
-    wanted = sorted(((task.unique.key, task, task.unique) for task in tasks if task.unique), key=itemgetter(0))
-    if len(wanted) > _MANY:
+    owners: dict[bytes, bytes] = {}
+    keyed = sorted(((task.unique.key, task, task.unique) for task in tasks if task.unique), key=itemgetter(0))
+    if len(keyed) > _MAX_LOCKS:
         _WAIT_FOR_MANY(connection)
-    elif wanted:
-        _WAIT_FOR_KEYS(connection, keys=[key for key, _, _ in wanted])
-    for start in range(0, len(wanted), _CHUNK):
-        chunk = wanted[start : start + _CHUNK]
+    elif keyed:
+        _WAIT_FOR_KEYS(connection, keys=[key for key, _, _ in keyed])
+    for start in range(0, len(keyed), _CHUNK):
+        chunk = keyed[start : start + _CHUNK]
         rows = _WANTED((key, task.id, unique.scope, unique.period) for key, task, unique in chunk)
         taken = {row.bytes for row in _TAKE_FREE(connection, rows)}
         copy_tasks(connection, [task for _, task, _ in chunk if task.id in taken])
         for _, task, unique in chunk:
             try:
-                found[task.id] = task.id if task.id in taken else insert_unique(connection, task, unique, within)
+                owners[task.id] = task.id if task.id in taken else insert_unique(connection, task, unique, within)
             except Duplicate as error:
-                if error.task_id and UUID(error.task_id).bytes in found:
+                if error.task_id and UUID(error.task_id).bytes in owners:
                     key = given_key(task.name, unique.key)
                     raise Duplicate(f"Two of these tasks have the key {key!r}; none of them was enqueued.") from error
                 raise
-    return found
+    return owners
 
 
 def try_key(connection: Connection, unique: UniqueKey) -> bool:
-    """Do the same as `wait_for_key` without waiting; say whether no other transaction is about to take it."""
+    """Like `wait_for_key`, but without waiting. Return False if another transaction may be about to take the key."""
     return _TRY_KEY.one(connection, key=unique.key)
 
 
 def wait_for_key(connection: Connection, unique: UniqueKey) -> None:
-    """Before taking a key in a transaction that may last: keep the leader from running into it."""
+    """Lock a key before taking it in a transaction that may be long, so that the leader does not block on it."""
     _WAIT_FOR_KEY(connection, key=unique.key)
 
 
-# -- the leader
+# -- for the leader
 
 
 def taking(asked: str, until: str) -> str:
-    """Return the steps that take the keys that are asked for: `key, task_id, scope, is_mine` and what `until` needs.
+    """Return CTEs that take the keys in `asked`: `key, task_id, scope, is_mine` and the columns that `until` needs.
 
-    They lock and wait for none that another task has, as `ON CONFLICT DO UPDATE` would until the tick ends.
+    They neither lock nor await a key of another task, as `ON CONFLICT DO UPDATE` would until the tick ends.
     """
     return f"""
 wanted AS MATERIALIZED (
@@ -254,12 +254,12 @@ SELECT wanted.key, wanted.is_mine, EXISTS (SELECT FROM taken WHERE taken.key = w
 
 
 def take(connection: Connection, tasks: Sequence[NewTask]) -> tuple[set[bytes], set[bytes]]:
-    """Take the keys of tasks, no two alike; return the ids of those that have theirs, and of those to ask again for."""
+    """Take the keys of tasks, all different; return the ids of tasks that got their key, and of tasks to try again."""
     unique = [(task.id, task.unique) for task in tasks if task.unique is not None]
     rows = _TAKE(connection, _WANTED((key.key, task, key.scope, key.period) for task, key in unique))
-    found = {row.key: row for row in rows}
-    taken = {task for task, key in unique if found[key.key].is_taken}
-    contested = {task for task, key in unique if not found[key.key].is_mine}
+    row_of = {row.key: row for row in rows}
+    taken = {task for task, key in unique if row_of[key.key].is_taken}
+    contested = {task for task, key in unique if not row_of[key.key].is_mine}
     return taken, contested
 
 
@@ -272,16 +272,16 @@ SELECT /* keys.holders */ held.key, held.task_id, coalesce(
 
 
 def holders(connection: Connection, tasks: Sequence[NewTask]) -> dict[bytes, KeyHolder]:
-    wanted = [(task, task.unique) for task in tasks if task.unique is not None]
-    rows = _HOLDERS(connection, keys=[unique.key for _, unique in wanted])
-    found = {row.key: row for row in rows}
-    answers: dict[bytes, KeyHolder] = {}
-    for task, unique in wanted:
-        if holder := found.get(unique.key):
+    keyed = [(task, task.unique) for task in tasks if task.unique is not None]
+    rows = _HOLDERS(connection, keys=[unique.key for _, unique in keyed])
+    row_of = {row.key: row for row in rows}
+    result: dict[bytes, KeyHolder] = {}
+    for task, unique in keyed:
+        if holder := row_of.get(unique.key):
             payload = holder.payload
             is_other = unique.same_call and payload is not None and not same_payload(payload, task.payload)
-            answers[task.id] = KeyHolder(holder.task_id, is_other)
-    return answers
+            result[task.id] = KeyHolder(holder.task_id, is_other)
+    return result
 
 
 _DEFERRED = Batch("task", "id uuid, data text")
@@ -293,13 +293,13 @@ SELECT 'enqueue', task.id, jsonb_build_object('task', task.data)
 
 
 def defer(connection: Connection, tasks: Sequence[NewTask]) -> None:
-    """Put tasks into the inbox, to be created when their keys can be had."""
+    """Insert requests into the inbox that create tasks once their keys can be taken."""
     rows = [(task.id, base64.b85encode(msgspec.msgpack.encode(task)).decode()) for task in tasks]
     _DEFER(connection, _DEFERRED(rows))
 
 
 def deferred(body: Any) -> NewTask:
-    """Return a task as `defer` put it into the inbox."""
+    """Return the task in a request of `defer`."""
     return msgspec.msgpack.decode(base64.b85decode(body["task"]), type=NewTask)
 
 
@@ -309,7 +309,7 @@ SELECT /* keys.known */ asked.id FROM unnest(%(ids)s::uuid[]) AS asked(id)
     OR (SELECT true FROM orchestrator.ended_tasks WHERE id = asked.id LIMIT 1)
 """)
 def known(connection: Connection, ids: Sequence[bytes]) -> set[bytes]:
-    """Return those of these ids that tasks already have, open or ended."""
+    """Return the ids that belong to existing tasks, open or ended."""
 
 
 _FREED = Batch("freed", "key text, task_id uuid")
@@ -322,32 +322,31 @@ DELETE /* keys.free */ FROM orchestrator.unique_keys k
 
 
 def free(connection: Connection, keys: Sequence[tuple[str, bytes]], *, ended: bool) -> None:
-    """Free the keys that tasks had until they were claimed or, if they have ended, until now."""
+    """Free the keys that tasks held until their claim or, if the tasks have `ended`, until their end."""
     _FREE(connection, _FREED(keys), scopes=["pending", "running"] if ended else ["pending"])
 
 
-# -- tasks whose ids stand among the open and among the ended ones.
+# -- tasks that are both open and ended.
 #
-# That should never be. But earlier releases could create a task again that had ended, where a proxy repeated a
-# request, and people restore rows by hand. Whatever such a task comes to, a primary key refuses it, and so it runs
-# without end.
+# This should never happen. But earlier releases could insert an ended task again when a proxy repeated a request, and
+# people restore rows by hand. A primary key then refuses every further change of the task, so it runs without end.
 
 _REFUSED_BY = ("ended_tasks_pkey", "attempts_pkey", "tasks_pkey")
-"""When it ends, when it is to be tried again, and when what has ended is to be opened again."""
+"""The keys that refuse its end, its retry and its reopening."""
 _ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def named_in(error: BaseException) -> bytes | None:
-    """Return the task that a primary key has refused, if that is what an error says."""
-    about = getattr(getattr(error, "orig", None), "diag", None)
-    if about is None or about.constraint_name not in _REFUSED_BY:
+    """Return the task that a primary key has refused, if an error is about that."""
+    diagnostics = getattr(getattr(error, "orig", None), "diag", None)
+    if diagnostics is None or diagnostics.constraint_name not in _REFUSED_BY:
         return None
-    found = _ID.search(about.message_detail or "")
-    return UUID(found[0]).bytes if found else None
+    match = _ID.search(diagnostics.message_detail or "")
+    return UUID(match[0]).bytes if match else None
 
 
-# Whether a task has ended is asked by a scalar subquery: EXISTS lets the planner read all that ever ended. Its run has
-# counted the recorded end, and its follow-ups exist: neither happens again.
+# A scalar subquery checks whether a task has ended: with EXISTS the planner may read all ended tasks. The run has
+# counted the stored end, and callbacks exist: neither must happen again.
 @Prepared.function(f"""
 WITH /* duplicates.remove */ gone AS (
     DELETE FROM orchestrator.tasks t WHERE t.ctid = ANY (ARRAY(
@@ -365,4 +364,4 @@ SELECT gone.id, (SELECT status FROM orchestrator.ended_tasks e WHERE e.id = gone
   FROM gone
 """)
 def remove(connection: Connection, task: bytes, limit: int) -> list[Moved]:
-    """Remove the open rows of this task, and of those in flight, that have ended; return them as what they ended as."""
+    """Delete the open rows of ended tasks: of this task and of tasks in flight. Return the tasks in their end state."""

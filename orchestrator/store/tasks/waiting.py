@@ -1,4 +1,4 @@
-"""Tasks that wait in Postgres for their time, for a worker that knows them, or to be judged."""
+"""Pending tasks that wait for their time or for a worker; and what is in flight or due, for the leader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COUNT_READY = f"""), arrived AS (
     {arrivals("ready WHERE lane IS NOT NULL")}
 )
 SELECT count(*) FROM ready"""
-"""The end of a statement that makes tasks `ready`."""
+"""The end of a statement whose CTE `ready` makes tasks ready."""
 
 
 @Prepared.function(f"""
@@ -32,7 +32,7 @@ WITH /* waiting.promote */ ready AS (
 {_COUNT_READY}
 """)
 def promote_due(connection: Connection, now: datetime, limit: int) -> int:
-    """Make tasks ready whose time has come; return how many."""
+    """Make delayed tasks ready whose time has come; return their number."""
 
 
 @Prepared.function("""
@@ -41,7 +41,7 @@ SELECT /* waiting.expired */ id, extract(epoch FROM %(now)s::timestamptz - creat
  WHERE expires_at <= %(now)s::timestamptz AND status = 'pending' ORDER BY expires_at LIMIT %(limit)s
 """)
 def expired(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, float]]:
-    """Return the tasks that should have started by now, and how many seconds they have waited."""
+    """Return the tasks whose start deadline has passed, with the seconds that they have waited."""
 
 
 @Prepared.function(f"""
@@ -49,8 +49,8 @@ SELECT /* waiting.overdue */ id, name, queue, id IS NOT DISTINCT FROM run_id, ho
  WHERE wake_at <= %(now)s::timestamptz AND {NOBODY} ORDER BY wake_at LIMIT %(limit)s
 """)
 def overdue_unknown(connection: Connection, now: datetime, limit: int) -> list[tuple[bytes, str, str, bool, str]]:
-    """Return id, name and queue of tasks that no worker could run for too long, whether they are turns, and their
-    hold."""
+    """Return id, name, queue, whether it is a turn, and hold of the tasks that no worker could run until their
+    timeout."""
 
 
 _KNOWN = Batch("known", "queue text, name text")
@@ -76,7 +76,7 @@ WITH /* waiting.release */ ready AS (
 def release_known(
     connection: Connection, known: Sequence[tuple[str, str]], limit: int, *, denied: Sequence[tuple[str, str]] = ()
 ) -> int:
-    """Make tasks ready again that a worker now knows, by (queue, name), but for those `denied`; return how many."""
+    """Release held tasks that a worker now knows, by (queue, name), except those `denied`; return their number."""
     return _RELEASE.one(connection, _KNOWN(known), _DENIED(denied), limit=limit)
 
 
@@ -95,7 +95,7 @@ WITH /* waiting.release_opened */ ready AS (
 
 
 def release_opened(connection: Connection, opened: Sequence[tuple[str, str]], limit: int) -> int:
-    """Make tasks ready again that a worker can now open, by queue and hold; return how many."""
+    """Release held tasks for which a worker now has the data key or executor, by (queue, hold); return their number."""
     return _RELEASE_OPENED.one(connection, _OPENED(opened), limit=limit)
 
 
@@ -104,7 +104,7 @@ SELECT /* waiting.lacking */ DISTINCT hold FROM orchestrator.tasks
  WHERE hold IS NOT NULL AND (starts_with(hold, 'no data key: ') OR starts_with(hold, 'no executor: '))
 """)
 def lacking(connection: Connection) -> list[str]:
-    """Return why tasks are kept back that wait for a data key or an executor; for a new leader."""
+    """Return the distinct holds of tasks that wait for a data key or an executor; for a new leader."""
 
 
 _HELD = Batch("held", "queue text, name text, hold text")
@@ -127,7 +127,7 @@ SELECT count(*) FROM kept
 
 
 def keep_back(connection: Connection, full: Sequence[tuple[str, str, str]], until: datetime, limit: int) -> int:
-    """Keep back tasks, by queue and name, that stand at its front, each for what it is held for; return how many."""
+    """Hold tasks at the front of their queue: `full` has queue, name and hold. Return their number."""
     return _KEEP_BACK.one(connection, _HELD(full), until=until, limit=limit)
 
 
@@ -151,7 +151,7 @@ SELECT DISTINCT queue, name, hold FROM ready
 
 
 def release_crowded(connection: Connection, wanted: Sequence[tuple[str, str, str, int]]) -> set[tuple[str, str, str]]:
-    """Make tasks ready again for which there is a place: by queue, name and hold, how many; return which there were."""
+    """Release tasks held for capacity: by queue, name and hold, up to a number; return what was released."""
     return set(_RELEASE_CROWDED(connection, _WANTED(wanted)))
 
 
@@ -160,7 +160,7 @@ SELECT /* waiting.crowded */ DISTINCT queue, name, hold FROM orchestrator.tasks
  WHERE hold IS NOT NULL AND starts_with(hold, 'crowded')
 """)
 def crowded(connection: Connection) -> list[tuple[str, str, str]]:
-    """Return queue, name and hold of tasks that wait for capacity; for a new leader."""
+    """Return queue, name and hold of the tasks that wait for capacity; for a new leader."""
 
 
 class PendingWorkProbe(NamedTuple):
@@ -174,18 +174,18 @@ class PendingWorkProbe(NamedTuple):
     closing_runs: bool = False
     pending_changes: bool = False
     next_fire: datetime | None = None
-    """When a schedule is due; `next_due` is about everything else."""
+    """The time at which the next schedule is due; `next_due` covers everything else."""
 
     @property
     def next_of_all(self) -> datetime | None:
-        """When the first of all is due."""
+        """The earliest time at which anything is due."""
         if self.next_due is None or self.next_fire is None:
             return self.next_due or self.next_fire
         return min(self.next_due, self.next_fire)
 
     @property
     def is_busy(self) -> bool:
-        """Say whether the next tick has something to do at once."""
+        """Return whether the next tick has work at once."""
         of_runs = self.pending_runs or self.cancelling_runs or self.expanding_runs or self.closing_runs
         return self.inbox or of_runs or self.pending_changes
 
@@ -209,12 +209,12 @@ PENDING_WORK = """
        (SELECT due_at FROM orchestrator.schedules WHERE due_at IS NOT NULL AND NOT paused
          ORDER BY due_at LIMIT 1) AS next_fire
 """
-"""The columns of the probe. Not `min`: where Postgres believes a table to be empty, it may read all of it for that."""
+"""The columns of the probe. Not `min`: on a table that Postgres believes to be empty, it may be a full scan."""
 _PROBE = Prepared[PendingWorkProbe](f"SELECT /* waiting.probe_pending_work */ {PENDING_WORK}")
 
 
 def probe_pending_work(connection: Connection) -> PendingWorkProbe:
-    """Look, with one index probe each, whether anything waits."""
+    """Return what is pending, with one index probe each."""
     return _PROBE.one(connection)
 
 
@@ -228,14 +228,14 @@ class InFlight(NamedTuple):
     alone: bool
     worker: str | None
     age: float
-    """Seconds since it was dispatched."""
+    """Seconds since the task was dispatched."""
     lane: str | None = None
     is_turn_task: bool = False
-    """It carries the turns of a workflow's code, and `worker` may be the one that had the last of them."""
+    """Whether this is a turn task, and `worker` may be the worker of the previous turn."""
     is_execution: bool = False
-    """An executor does it, outside of any slot."""
+    """Whether an executor runs the task, without using a slot."""
     has_expired: bool = False
-    """It should have started by now, or not at all."""
+    """Whether the start deadline has passed."""
 
 
 @Prepared.function("""
@@ -246,14 +246,14 @@ SELECT /* waiting.in_flight */ id, attempt, queue, status, alone, worker,
   FROM orchestrator.tasks WHERE status IN ('dispatched', 'running')
 """)
 def in_flight(connection: Connection) -> list[InFlight]:
-    """Return every task that is dispatched or running; the windows keep this small."""
+    """Return every dispatched or running task; windows keep their number small."""
 
 
 _ASKED = Batch("asked", "id uuid, attempt bigint")
 
 
 def _attempts(name: str, table: str, condition: str) -> Prepared[tuple[bytes, int]]:
-    """Return a statement that finds those of some attempts whose tasks are like this."""
+    """Return a statement that selects the attempts whose task fulfils a condition."""
     return Prepared[tuple[bytes, int]](f"""
 SELECT /* waiting.{name} */ asked.id, asked.attempt FROM {_ASKED}
  CROSS JOIN LATERAL (SELECT FROM orchestrator.{table} WHERE id = asked.id AND {condition} LIMIT 1) AS found
@@ -266,17 +266,17 @@ _SUCCEEDED = _attempts("succeeded", "ended_tasks", "attempt = asked.attempt AND 
 
 
 def current(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
-    """Return those of these attempts that still count."""
+    """Return the attempts that are still current."""
     return set(_CURRENT(connection, _ASKED(attempts)))
 
 
 def moved(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
-    """Return those of these attempts, which count no more, whose executions are still to go on."""
+    """Return the attempts that are not current but whose execution continues: the task is open, with an executor."""
     return set(_MOVED(connection, _ASKED(attempts)))
 
 
 def succeeded(connection: Connection, attempts: Sequence[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
-    """Return those of these attempts that have brought their tasks to success."""
+    """Return the attempts that made their tasks succeed."""
     return set(_SUCCEEDED(connection, _ASKED(attempts)))
 
 
@@ -290,7 +290,7 @@ SELECT /* waiting.has_ready */ EXISTS (
         WHERE NOT EXISTS (SELECT FROM orchestrator.queues WHERE name = asked.queue AND paused))
 """)
 def has_ready(connection: Connection, queues: Sequence[str]) -> bool:
-    """Say whether one of these queues, unless it is paused, holds anything that is ready: two index probes each."""
+    """Return whether any of these queues that is not paused has a ready task, with two index probes each."""
 
 
 _BUSY = Statement[bool]("""
@@ -300,7 +300,7 @@ SELECT /* waiting.is_busy */ EXISTS (
 
 
 def is_busy(connection: Connection, queues: Sequence[str]) -> bool:
-    """Say whether one of these queues holds anything that is ready or in flight."""
+    """Return whether any of these queues has a task that is ready or in flight."""
     return _BUSY.one(connection, queues=queues) or has_ready(connection, queues)
 
 
@@ -319,21 +319,21 @@ class Policy(NamedTuple):
     losses: int
     options: str | None
     is_turn_task: bool = False
-    """It carries the turns of a workflow's code."""
+    """Whether this is a turn task."""
 
 
 def policies(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, Policy]:
-    """Return the policies of open tasks."""
+    """Return the retry data of open tasks."""
     return {task: Policy(*policy) for task, *policy in _POLICIES(connection, ids=ids)}
 
 
 class Earlier(NamedTuple):
-    """How earlier attempts of a task have ended."""
+    """The number of earlier attempts of a task, by how they ended."""
 
     deaths: int = 0
-    """With their process, whatever the cause."""
+    """Attempts whose process died, whatever the cause."""
     starts: int = 0
-    """In any way, once they had begun."""
+    """Attempts that had started."""
 
 
 _EARLIER = Prepared[tuple[bytes, int, int]]("""
@@ -350,5 +350,5 @@ SELECT /* waiting.earlier */ wanted.id, a.deaths, a.starts
 
 
 def earlier(connection: Connection, ids: Sequence[bytes]) -> dict[bytes, Earlier]:
-    """Return how earlier attempts of these tasks have ended; of those that carry turns, since the last turn."""
+    """Return counts of earlier attempts of these tasks; for turn tasks, since the last applied turn."""
     return {task: Earlier(*counts) for task, *counts in _EARLIER(connection, ids=ids)}

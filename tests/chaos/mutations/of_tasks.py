@@ -192,8 +192,8 @@ TERMS = (
         "term-not-checked",
         "a leader that has been replaced goes on to write",
         "orchestrator/store/leases.py",
-        '_MINE = "WHERE shard = %(shard)s AND term = %(term)s"\n',
-        '_MINE = "WHERE shard = %(shard)s AND %(term)s::bigint > 0"\n',
+        '_OWN_TERM = "WHERE shard = %(shard)s AND term = %(term)s"\n',
+        '_OWN_TERM = "WHERE shard = %(shard)s AND %(term)s::bigint > 0"\n',
         (seeds("5", "wrote after term"),),
     ),
     Mutation(
