@@ -53,7 +53,7 @@ class Exceeded(NamedTuple):
 class Allowance:
     """A token bucket that refills evenly. One request may overdraw it."""
 
-    __slots__ = ("_at", "_left", "_most", "_per_second")
+    __slots__ = ("_at", "_capacity", "_per_second", "_tokens")
 
     def __init__(self, capacity: float, seconds: float) -> None:
         self._capacity = self._tokens = max(1.0, capacity)
