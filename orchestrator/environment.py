@@ -81,7 +81,7 @@ def distrust(path: Path) -> str | None:
                 return f"{part} belongs to another user ({owner})"
         is_sticky = (
             part == path.parent.parent and target.st_mode & stat.S_ISVTX
-        )  # like /tmp: others cannot replace our file
+        )  # like /tmp: others cannot replace ours
         if target.st_mode & rights and not is_sticky:
             return f"{part} can be written by others (mode {stat.S_IMODE(target.st_mode):o})"
     return None

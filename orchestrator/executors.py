@@ -1,5 +1,4 @@
-"""The options of all executors, as in `@app.task(executor=Process(command=["convert"]))`, and the base classes for new
-ones.
+"""Options of executors, as in `@app.task(executor=Process(command=["convert"]))`, and base classes for new executors.
 
 docs/executors.md describes how to use and write executors.
 """

@@ -13,8 +13,7 @@ _ARENAS = 2
 def limit_arenas() -> None:
     """Limit malloc to two arenas for all threads. Call it before starting threads.
 
-    Python threads rarely allocate at the same time, so more arenas only cost memory. `MALLOC_ARENA_MAX` in the
-    environment takes precedence.
+    Python threads rarely allocate in parallel. `MALLOC_ARENA_MAX` in the environment takes precedence.
     """
     library = ctypes.CDLL(None)
     if "MALLOC_ARENA_MAX" not in os.environ and hasattr(library, "mallopt"):  # only in glibc

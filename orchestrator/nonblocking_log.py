@@ -137,9 +137,7 @@ def nonblocking_handlers() -> list[NonblockingHandler]:
 
 def nonblocking(descriptor: int) -> NonblockingHandler:
     """Return the handler for a descriptor. Sharing it keeps all lines in order."""
-    return next((handler for handler in _opened if handler.descriptor == descriptor), None) or NonblockingHandler(
-        descriptor
-    )
+    return next((h for h in _opened if h.descriptor == descriptor), None) or NonblockingHandler(descriptor)
 
 
 class _Output:

@@ -47,7 +47,7 @@ class Exceeded(NamedTuple):
 
     detail: str
     retry_after: float | None = None
-    """Seconds. None if waiting does not help."""
+    """Seconds until a retry may succeed. None if waiting does not help."""
 
 
 class Allowance:
@@ -114,11 +114,7 @@ class Usage:
     def enqueue(
         self, tasks: Mapping[str, int], highest: int, open_tasks: Mapping[str, int], now: float
     ) -> Exceeded | None:
-        """Return why an enqueue is rejected, or None.
-
-        `tasks` counts the new tasks by queue, `known` the tasks already open, and `highest` is the highest new
-        priority.
-        """
+        """Return why an enqueue is rejected, or None. `tasks` and `open_tasks` count new and open tasks by queue."""
         quotas = self.quotas
         if highest > quotas.priority:
             return Exceeded(f"Priority {highest}: the highest of its tasks is {quotas.priority} (quota priority).")

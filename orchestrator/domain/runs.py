@@ -22,8 +22,7 @@ RESET = "reset"
 """The reason of a code run that was reset while it was open. Its successor repeats it."""
 GOES_ON = (CONTINUED, RESET)
 TERMINATED = "terminated"
-"""The reason of a code run that was ended without running its code. Its state is `cancelled`, displayed as
-`terminated`."""
+"""The reason of a code run ended without its code. Its state is `cancelled`, but displayed as `terminated`."""
 WAS_TERMINATED = TaskError("RunTerminated", "The run was terminated: its code was not asked.")
 """The error of a terminated run."""
 RAN_TOO_LONG = TaskError("RunTimedOut", "The run took longer than it may.")

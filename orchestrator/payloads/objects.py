@@ -238,9 +238,7 @@ class Reading:
 def assembled(reference: Reference, chunks: Iterable[bytes]) -> bytes:
     """Return a whole value as encoded data, from its chunks."""
     if reference.form == ITEMS:
-        return _array(reference.count) + b"".join(
-            chunk[5:] for chunk in chunks
-        )  # without the header that `_array` wrote
+        return _array(reference.count) + b"".join(chunk[5:] for chunk in chunks)  # without their headers
     data = b"".join(chunks)
     return msgspec.msgpack.encode(data) if reference.form == BYTES else data
 

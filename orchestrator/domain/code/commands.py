@@ -89,8 +89,7 @@ class CancelTask(OfId, frozen=True):
 
 
 class StartTimer(Message, frozen=True):
-    """Append `TimerFired` after this many seconds. They count from when the leader applies the command, so that no wait
-    is shorter than requested."""
+    """Append `TimerFired` this many seconds after the leader applies the command: no wait is shorter than requested."""
 
     ordinal: int
     id: bytes
@@ -112,8 +111,7 @@ class CancelTimer(OfId, frozen=True):
 
 
 class CreatePromise(Message, frozen=True):
-    """Create a promise that others can resolve or reject by name. With several of the same name, the oldest open one is
-    settled first."""
+    """Create a promise that others settle by name. Of several with the same name, the oldest open one comes first."""
 
     ordinal: int
     id: bytes
@@ -245,8 +243,7 @@ class ContinueRun(Message, frozen=True):
     payload: bytes
     signals: dict[str, int] = {}
     seen: int = 0
-    """The number of the last event that the code was shown. Events delivered with it after the code's end are not
-    included."""
+    """The number of the last event that the code was shown. Events delivered with it but after the end are not."""
 
 
 EndCommand = CompleteRun | FailRun | CancelRun | ContinueRun

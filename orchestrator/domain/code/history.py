@@ -120,13 +120,13 @@ class RunWanted(msgspec.Struct, frozen=True, array_like=True):
     queue: str
     timeout: float | None = None
     tags: str = "[]"
-    """JSON."""
+    """The run's tags, as JSON."""
     pinned: bool = False
     trace: str | None = None
     headers: str | None = None
-    """JSON."""
+    """The run's headers, as JSON."""
     attributes: str = ""
-    """JSON."""
+    """The run's initial attributes, as JSON."""
 
 
 class SignalReceived(Message, frozen=True):

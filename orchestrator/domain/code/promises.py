@@ -66,8 +66,7 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "array": ("a list", lambda value: isinstance(value, (list, tuple))),
     "object": ("an object", lambda value: isinstance(value, dict)),
 }
-"""By JSON Schema type, its description and a check. Values encoded as text may be decoded as times, which count as
-texts."""
+"""By JSON Schema type, its description and a check. `string` also allows times, which are encoded as text."""
 _FREE = frozenset(("format", "contentEncoding"))
 """Schema keywords for types with special formats, which the code checks itself."""
 

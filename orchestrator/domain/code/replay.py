@@ -247,9 +247,7 @@ class Ledger:
         kind, ordinal, fields = identity
         for field, found in fields.items():
             expected = recorded[2][field]
-            if found == expected or (
-                kind == "timer" and not (found and expected)
-            ):  # adding or removing a timer's name is allowed
+            if found == expected or (kind == "timer" and not (found and expected)):  # names are optional
                 continue
             del self._expected[self._expected.index(_describe(recorded)) + 1 :]  # later records are not to blame
             self.violate(

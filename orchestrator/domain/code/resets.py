@@ -59,7 +59,7 @@ class ResetBeginning(NamedTuple):
     facts: list[Fact]
     """The next facts to append."""
     promises: list[history.PromiseCreated]
-    """Promises that are open in it."""
+    """Promises that are open in the new run."""
     settled: list[str]
     """Names of promises that are no longer open."""
     handed_over: dict[bytes, bytes]
@@ -83,7 +83,7 @@ class Cut:
         self.reopened: set[bytes] = set()
         """Ids of commands that the code issues again."""
         self.waiting: dict[bytes, history.PromiseCreated] = {}
-        """Open promises."""
+        """The promises open at the cut, by id."""
         self.followed: dict[bytes, history.ChildStarted] = {}
         """Children that are not started again, but whose end the code may await."""
         for event in self.past:
@@ -199,9 +199,7 @@ def _copied(what: HistoryItem, run: bytes, ids: dict[bytes, bytes], reopened: se
 
 def _with_new_ids(what: T, ids: Mapping[bytes, bytes]) -> T:
     """Replace ids of the old run by ids of the new run. Updates keep their ids."""
-    if isinstance(what, history.PromiseCreated) and is_wait(
-        what.name
-    ):  # the wait may be for a child, or for the run itself
+    if isinstance(what, history.PromiseCreated) and is_wait(what.name):  # for a child, or the run itself
         target = Target.of_wait(what.name)
         name = target._replace(run=ids.get(target.run, target.run)).wait
         return msgspec.structs.replace(what, id=ids[what.id], name=name)

@@ -40,10 +40,7 @@ def named(definition: Definition) -> Definition:
 
 
 def check_composed(definition: Definition) -> None:
-    """Reject a definition that contains more than task calls, or whose name does not match its content.
-
-    Anyone who may enqueue tasks may store compositions.
-    """
+    """Reject definitions with other steps than calls, or a wrong name: anyone who may enqueue may store these."""
     plain = Definition(name="", description=definition.description, params=definition.params, steps=definition.steps)
     has_only_calls = all(step.task is not None or is_composed(step.workflow) for step in definition.steps)
     if named(plain) != definition or not has_only_calls:

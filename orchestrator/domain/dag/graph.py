@@ -102,13 +102,8 @@ def find_cycle(definition: Definition, read: Read) -> list[str] | None:
     )
     for name in started:
         if name == definition.name or name in starting:
-            return_path = starting.get(name, [])
-            return [
-                definition.name,
-                *started[name],
-                *reversed(return_path[:-1]),
-                *([definition.name] if return_path else []),
-            ]
+            back = starting.get(name, [])
+            return [definition.name, *started[name], *reversed(back[:-1]), *([definition.name] if back else [])]
     if definition.name in starting:
         return [definition.name, *reversed(starting[definition.name][:-1]), definition.name]
     return None

@@ -1,5 +1,4 @@
-"""Queue, priority and options of the tasks of a step or a hook: its own, else the registered task's, else the
-workflow's."""
+"""How tasks of steps and hooks run: by their own options, else those of the registered task, else the workflow's."""
 
 from __future__ import annotations
 

@@ -53,8 +53,7 @@ class Plan:
     # -- events
 
     def begin(self) -> None:
-        """Start the run. Every step counts as one open task until its fan-out is known, except steps kept from another
-        run."""
+        """Start the run. Each step counts as one open task until its fan-out is known, except kept steps."""
         for index, state in enumerate(self._steps):
             fan = self._fans.get(index)
             count = fan.total if fan is not None else 1

@@ -104,7 +104,7 @@ class EvaluationBudget:
 
 
 class Work:
-    """The cost of evaluations for many runs in one tick. A step waits if the share of its run, or the total, is used
+    """The cost of evaluations for all runs in one tick. Steps wait when the share of their run, or the total, is used
     up."""
 
     def __init__(self) -> None:

@@ -97,24 +97,22 @@ def read_answer(status: int, body: bytes, who: str) -> Any | Broken:
         return Broken("BadAnswer", f"{who} answered with status {status}: redirects are not followed.", retryable=False)
     is_good = 200 <= status < 300
     try:
-        answer = msgspec.json.decode(body)
+        data = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        answer = None
-    if isinstance(answer, dict) and answer.get("error"):
-        error = answer["error"]
-        return reported(
-            error if isinstance(error, dict) else {**answer, "message": error}, retryable=_may_retry(status)
-        )
+        data = None
+    if isinstance(data, dict) and data.get("error"):
+        error = data["error"]
+        return reported(error if isinstance(error, dict) else {**data, "message": error}, retryable=_may_retry(status))
     if not is_good:
         excerpt = body[:200].decode("utf-8", "replace")
         return Broken("BadAnswer", f"{who} answered with status {status}: {excerpt!r}.", retryable=status >= 500)
-    if not isinstance(answer, dict) or "result" not in answer:
+    if not isinstance(data, dict) or "result" not in data:
         excerpt = body[:200].decode("utf-8", "replace")
         return Broken(
             "BadAnswer",
             f"{who} answered with something else than an object with `result` and `error`: {excerpt!r}.",
         )
-    return answer["result"]
+    return data["result"]
 
 
 def said_lines(body: bytes) -> list[str]:
@@ -179,8 +177,7 @@ class Process(ExecutorOptions, frozen=True, kw_only=True):
     output: Literal["json", "text", "last_line", "none"] = "json"
     """The format of standard output: one JSON document, text, log lines followed by a line of JSON, or nothing."""
     env: dict[str, str] = {}
-    """Environment variables, beside `PATH`, `HOME`, `LANG`, `TZ` and `TASK_…`. No others of the worker are passed on.
-    """
+    """Environment variables beside `PATH`, `HOME`, `LANG`, `TZ` and `TASK_…`. The worker's others are not passed."""
     cwd: str | None = None
     """The working directory. Default: a temporary directory, removed afterwards."""
     retry_on: list[Annotated[int, Meta(ge=1, le=255)]] | None = None

@@ -54,10 +54,8 @@ def plugin_of(name: str) -> ExecutorPlugin | None:
     loaded = load(point, "Executor", "a class with `options`, a subclass of ExecutorOptions, or an ExecutorPlugin")
     plugin = loaded if isinstance(loaded, ExecutorPlugin) else _of_class(loaded)
     if plugin is None or plugin.options.executor != name:
-        problem = "has no `options`" if plugin is None else f"says that it is called {plugin.options.executor!r}"
-        raise ConfigurationError(
-            f"Executor {name!r}: the entry point {point.value!r} {problem}. Give both the same name."
-        )
+        flaw = "has no `options`" if plugin is None else f"says that it is called {plugin.options.executor!r}"
+        raise ConfigurationError(f"Executor {name!r}: the entry point {point.value!r} {flaw}. Give both the same name.")
     return plugin
 
 
@@ -88,8 +86,7 @@ def call_from(executor: str, given: Mapping[str, Any]) -> ExecutorCall:
 
 
 def find_problems(name: str, given: Mapping[str, Any]) -> Problems:
-    """Return what is wrong with an executor and its options, by option. Problems of the executor itself have the key
-    ``."""
+    """Return what is wrong with an executor's options, by option. Problems of the executor itself have the key ``."""
     kind = options_of(name)
     return [("", unknown_executor(name))] if kind is None else option_problems(kind, given)
 

@@ -30,11 +30,11 @@ class ServiceWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 def in_order(
     workers: Sequence[ServiceWorker], draws: Sequence[float], busy: Mapping[str, int], *, by_load: bool = True
 ) -> list[ServiceWorker]:
-    """Return workers in the order in which they are asked: random, with less loaded ones more likely first.
+    """Return workers in random order, with less loaded ones more likely first.
 
-    A worker with a load of 3 comes first a quarter as often as an idle one. `draws` holds a random number between 0 and
-    1 for each worker. `busy` counts the requests to each worker since its last heartbeat, which its load does not
-    include yet.
+    A worker with a load of 3 comes first a quarter as often as an idle one. `draws` has a random number between 0 and 1
+    for each worker. `busy` counts the requests to each worker since its last heartbeat, which its load does not
+    include.
     """
     weights = [1.0 / (1.0 + max(0.0, worker.load) + busy.get(worker.id, 0)) if by_load else 1.0 for worker in workers]
     # Weighted sampling without replacement (Efraimidis and Spirakis): sort by u ** (1 / weight).

@@ -108,8 +108,7 @@ def unknown_signal(workflow: str, name: str, known: Collection[str]) -> str:
 def hiding(options: str | None, patterns: Iterable[str]) -> str | None:
     """Return the stored options of a call by name, with the redaction patterns of its task added.
 
-    Patterns that the call does not name are also marked as `inherited`, so that equal calls compare equal with and
-    without them.
+    Patterns that the call does not name are marked as `inherited`, so that equal calls still compare equal.
     """
     parsed = parse_options(options)
     if not (more := tuple(pattern for pattern in patterns if pattern not in parsed.redact)):
@@ -170,15 +169,9 @@ def workers_meant(processes: Sequence[FleetProcess], name: str) -> list[list[Fle
     Live workers take precedence over silent ones, because a restarted worker may have the name of an earlier one.
     """
     for attribute in ("id", "worker", "host"):
-        matches = [process for process in processes if getattr(process, attribute) == name]
-        matches = (
-            [process for process in matches if process.is_heard]
-            or [process for process in matches if not process.is_over]
-            or matches
-        )
+        matches = [p for p in processes if getattr(p, attribute) == name]
+        matches = [p for p in matches if p.is_heard] or [p for p in matches if not p.is_over] or matches
         if matches:
-            workers = dict.fromkeys(process.parent or process.worker for process in matches)
-            return [
-                [process for process in processes if (process.parent or process.worker) == worker] for worker in workers
-            ]
+            workers = dict.fromkeys(p.parent or p.worker for p in matches)
+            return [[p for p in processes if (p.parent or p.worker) == worker] for worker in workers]
     return []

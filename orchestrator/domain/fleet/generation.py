@@ -1,9 +1,9 @@
 """Names of generations: term, serial number and a random token, such as `12-1-9f86d081`.
 
-Terms order generations. If Postgres loses commits, a term can be issued twice, but the token differs. After such a
-loss, the name also carries the token of the generation that began because of it: `13-1-0a1b2c3dz0a1b2c3d`, and later
-`13-2-77aa88bbz0a1b2c3d`. So a worker learns of the loss from whichever name it sees first. Workers of earlier releases
-take all of it for the random token.
+Terms order generations. If Postgres loses commits, a term can be issued twice, but with another token. From then on,
+names also carry the token of the first generation after the loss: `13-1-0a1b2c3dz0a1b2c3d`, and later
+`13-2-77aa88bbz0a1b2c3d`. So a worker learns of the loss from any of them. Workers of earlier releases take all of it
+for the token.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ _REWIND_MARK = "z"
 
 
 def name(term: int, serial: int, token: str, rewind: str = "") -> str:
-    """Return the name of a generation. `rewind` is the token of the last generation that began because commits were
-    lost."""
+    """Return the name of a generation. `rewind` is the token of the last one that began because commits were lost."""
     return f"{term}-{serial}-{token}{_REWIND_MARK if rewind else ''}{rewind}"
 
 
@@ -38,7 +37,7 @@ def age(generation: str) -> tuple[int, ...]:
 def is_over(generation: str, now: str, *, later: bool) -> bool:
     """Return whether a generation has ended, given the current one `now`.
 
-    With `later`, generations with higher numbers have ended, too: Postgres has lost them. A different generation with
-    the same number belongs to a lost database or another system.
+    With `later`, those with higher numbers have ended, too: Postgres has lost them. Another one with the same number
+    belongs to a lost database or another system.
     """
     return generation != now and (later or age(generation) <= age(now))

@@ -1,7 +1,6 @@
 """The cursor of a flow run: the current node, its input and output, and the step to the next node.
 
-Subclasses do the work of nodes: `plan.Calling` for nodes that call tasks, `waits.Waiting` for nodes that wait for
-something else.
+Subclasses do the work of nodes: `plan.Calling` calls tasks, and `waits.Waiting` waits for timers and signals.
 """
 
 from __future__ import annotations

@@ -69,13 +69,9 @@ def check_decision(flow: Flow, path: str, value: Any) -> str:
     assert inner is not None, f"there is no node {path!r}"
     node = inner.nodes[key]
     action = action_of_approval(node, value)
-    allowed = {edge.action for edge in inner.edges if edge.source == key} | {
-        APPROVED,
-        REJECTED,
-        node.post.action_static,
-    }
-    if value is None or action not in allowed:
-        expected = ", ".join(sorted(allowed - {"", DEFAULT, ERROR, TIMEOUT}))
+    valid = {edge.action for edge in inner.edges if edge.source == key} | {APPROVED, REJECTED, node.post.action_static}
+    if value is None or action not in valid:
+        expected = ", ".join(sorted(valid - {"", DEFAULT, ERROR, TIMEOUT}))
         raise ExpressionError(f"{value!r:.100} decides nothing at approval {path!r}: expected one of {expected}.")
     if not node.post.action_static:
         return action

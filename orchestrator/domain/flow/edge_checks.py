@@ -62,9 +62,7 @@ def of_edges(plain: dict[str, Any], nodes: dict[str, Any], path: Path) -> Iterat
         if possible is not None and action not in possible and action not in _ALWAYS:
             unused[to, source, action] = at
             continue
-        successors.setdefault(source, []).append(
-            to if to in nodes else ""
-        )  # an unknown target counts as an exit, to avoid more errors
+        successors.setdefault(source, []).append(to if to in nodes else "")  # unknown targets count as exits
     if isinstance(start, str) and start in nodes:
         yield from _reachable(nodes, start, successors, seen, unused, possible_actions, path)
 
@@ -77,18 +75,14 @@ def _actions(node: Any) -> set[str] | None:
     assert isinstance(post, dict)
     if node.get("kind") == "choice" and not post.get("action_key") and not node.get("choice_key"):
         cases = [case.get("action") for case in node.get("choice_cases") or [] if isinstance(case, dict)]
-        actions = [
-            *cases,
-            node.get("default_action") or post.get("action_static") or DEFAULT,
-            post.get("action_static"),
-        ]
+        names = [*cases, node.get("default_action") or post.get("action_static") or DEFAULT, post.get("action_static")]
     elif post.get("action_static") and node.get("kind") != "choice":
-        actions = [post["action_static"]]
+        names = [post["action_static"]]
     elif node.get("kind") == "approval" or post.get("action_key"):
         return None
     else:
-        actions = [node.get("default_action") or DEFAULT]
-    return {action for action in actions if isinstance(action, str) and action}
+        names = [node.get("default_action") or DEFAULT]
+    return {action for action in names if isinstance(action, str) and action}
 
 
 def _reachable(

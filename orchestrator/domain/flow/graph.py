@@ -192,10 +192,8 @@ def _called(node: Node, takes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
         execs.append(Exec(func=node.func, service=node.service))
     if node.kind == "parallel" and not execs:
         raise _Any  # its services are a parameter
-    for executor in execs:
-        names = (
-            takes.get(executor.func or executor.service) if (executor.exec_type or node.exec_type) == _LOCAL else None
-        )
+    for call in execs:
+        names = takes.get(call.func or call.service) if (call.exec_type or node.exec_type) == _LOCAL else None
         if names is None or "params" in names:
             raise _Any
         yield from names

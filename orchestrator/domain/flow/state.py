@@ -62,10 +62,7 @@ class Calls:
         """The positions that have a value."""
         called = self.open_positions[: self.created]
         running = set(self.running.values())
-        return [
-            *self.kept,
-            *(position for position in called if position not in self.errors and position not in running),
-        ]
+        return [*self.kept, *(index for index in called if index not in self.errors and index not in running)]
 
 
 class Kept(NamedTuple):
@@ -166,13 +163,11 @@ class FlowState:
         initial = plain[10] if len(plain) > 10 else None
         decoded: Calls | Wait | None = None
         if work is not None and work[0] == "calls":
-            _, node_input, total, first, values, errors, running, *rest = work
-            decoded = Calls(
-                node_input, total, first, values, dict(errors), {bytes(item): at for item, at in running}, *rest
-            )
+            _, input, total, first, values, errors, running, *rest = work
+            decoded = Calls(input, total, first, values, dict(errors), {bytes(id): at for id, at in running}, *rest)
         elif work is not None:
-            _, what, node_input, timer, due, key = work
-            decoded = Wait(what, node_input, None if timer is None else bytes(timer), due, key)
+            _, what, input, timer, due, key = work
+            decoded = Wait(what, input, None if timer is None else bytes(timer), due, key)
         return cls(
             frames=[Frame(*frame) for frame in frames],
             work=decoded,

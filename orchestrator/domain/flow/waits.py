@@ -114,8 +114,7 @@ class Waiting(Cursor):
         return "/".join([*above, key]) if current.node.kind == "approval" else key
 
     def _find_signal(self, current: CurrentNode, node_input: Any) -> Any:
-        """Return the value that the node waits for, from the data of the run or from a signal. None if there is none
-        yet."""
+        """Return the awaited value from the data of the run or from a signal. None if there is none yet."""
         value = resolve(self._signal_path(current), current.names(node_input))
         value = self._state.signals.get(self._address(current)) if value is None else value
         return None if value == "" and current.node.kind == "approval" else value

@@ -43,7 +43,7 @@ class Share(NamedTuple):
 
     queue: str
     lane: str | None
-    """None for the plain traffic."""
+    """The name of the lane. None for the plain traffic."""
     priority: int
     turns: int
 

@@ -1,8 +1,7 @@
 """Cron expressions: validation, and the local times that they match.
 
-An expression has five fields, or six with seconds first. croniter computes on a local time without clock changes;
-`schedule` handles time zones. If both day of month and day of week are given, a day matches if either matches, as in
-other crons.
+There are five fields, or six with seconds first. croniter computes on a local time without clock changes; `schedule`
+handles time zones. If day of month and day of week are both given, either may match, as in other crons.
 """
 
 from __future__ import annotations

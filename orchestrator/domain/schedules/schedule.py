@@ -1,7 +1,6 @@
 """Schedules, and the moments at which they fire.
 
-A *fire* is a moment at which a run is due, in UTC and whole microseconds. It identifies the run. With daylight saving
-time:
+A *fire* is a moment at which a run is due, in UTC and whole microseconds. It identifies the run. If clocks change:
 
 - A cron expression with fixed hours (`30 2 * * *`) follows the local time. A time that occurs twice fires only once, at
   its first occurrence. A skipped time fires at the moment of the clock change; several skipped times fire once.
@@ -54,7 +53,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, fo
         Key("cron", "Five fields (minute, hour, day of month, month, day of week), or six with seconds first."),
     ] = None
     every: Annotated[float | None, Key("interval")] = None
-    """Seconds."""
+    """The interval, in seconds."""
     at: Annotated[str | None, Key("moment", "Once, such as 2024-01-31T09:30:00.")] = None
     """ISO 8601, in the schedule's time zone unless it has an offset. A date means its first moment."""
     start: Annotated[str | None, Key("moment", "Not before this moment, such as 2024-02-01.")] = None
@@ -220,11 +219,8 @@ def _next_elapsed_match(expression: str, zone: ZoneInfo, after: datetime) -> dat
         change = next_clock_change(zone, since, fire)
         if change is None:
             return fire
-        since, utc_offset, local_start = (
-            change,
-            offset(change, zone),
-            wall(change, zone) - _SECOND,
-        )  # the change may be a fire
+        # the change itself may be a fire
+        since, utc_offset, local_start = change, offset(change, zone), wall(change, zone) - _SECOND
     return None
 
 

@@ -79,9 +79,7 @@ def by_name(parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mappin
         bound = signature_of(parameters).bind_partial(*args, **kwargs)
     except (TypeError, ValueError):
         return None
-    variadic = next(
-        (parameter.name for parameter in bound.signature.parameters.values() if parameter.kind is _P.VAR_KEYWORD), None
-    )
+    variadic = next((p.name for p in bound.signature.parameters.values() if p.kind is _P.VAR_KEYWORD), None)
     arguments = dict(bound.arguments)
     return arguments | arguments.pop(variadic, {}) if variadic is not None else arguments
 

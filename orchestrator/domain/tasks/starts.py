@@ -25,7 +25,7 @@ class StartSteps(msgspec.Struct, frozen=True, array_like=True, tag="steps"):
 
     workflow: str
     params: str = "{}"
-    """JSON."""
+    """The parameters, as JSON."""
     key: str | None = None
     tags: tuple[str, ...] = ()
     flow: bool = False
@@ -44,7 +44,7 @@ class StartCode(msgspec.Struct, frozen=True, array_like=True, tag="code"):
     started: RunStarted
     timeout: float | None = None
     tags: str = "[]"
-    """JSON."""
+    """The tags, as JSON."""
     key: str | None = None
     """An id chosen by the caller, as in `run_keys`."""
     on_conflict: str = "reject"

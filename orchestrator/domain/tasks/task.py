@@ -47,8 +47,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     soft_timeout: float | None = None
     """Seconds after which `SoftTimeout` is raised inside the task."""
     unique_for: Literal["pending", "running"] | None = None
-    """How long the task keeps its unique key: while pending or until it ends. A retried task takes it back. None for a
-    period."""
+    """How long the task keeps its unique key, which it takes back when retried. None for a period."""
     redact: tuple[str, ...] = ()
     """Fields of the arguments and the result to redact: patterns of `domain.redaction`."""
     executor: ExecutorCall | None = None
@@ -73,10 +72,7 @@ DEFAULT_OPTIONS = TaskOptions()
 
 @lru_cache(maxsize=4096)
 def parse_options(text: str | None) -> TaskOptions:
-    """Decode stored options. Options of another release that cannot be decoded count as defaults.
-
-    The cache lets tasks with equal options share one object.
-    """
+    """Decode stored options, cached because many tasks share them. Undecodable options count as defaults."""
     try:
         return msgspec.json.decode(text, type=TaskOptions) if text else DEFAULT_OPTIONS
     except (msgspec.DecodeError, RecursionError):
