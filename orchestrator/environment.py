@@ -79,9 +79,7 @@ def distrust(path: Path) -> str | None:
         for owner in (link.st_uid, target.st_uid):
             if owner not in (os.geteuid(), 0):
                 return f"{part} belongs to another user ({owner})"
-        is_sticky = (
-            part == path.parent.parent and target.st_mode & stat.S_ISVTX
-        )  # like /tmp: others cannot replace ours
+        is_sticky = part == path.parent.parent and target.st_mode & stat.S_ISVTX  # as /tmp: ours cannot be replaced
         if target.st_mode & rights and not is_sticky:
             return f"{part} can be written by others (mode {stat.S_IMODE(target.st_mode):o})"
     return None

@@ -21,7 +21,7 @@ from orchestrator.settings import Settings
 
 T = TypeVar("T")
 MEANS = PAYLOAD_STORE
-"""What a worker without a store reports as missing, in the place of the id of a data key."""
+"""Reported by a worker without a store, in the place of the id of a missing data key."""
 
 
 class NoStore(PayloadError):

@@ -92,7 +92,7 @@ class Violation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WaitingPlaces(msgspec.Struct, frozen=True, array_like=True):
-    """What the code waits for, as displayed. Only its worker knows it; open tasks and timers are in Postgres."""
+    """Where the code waits, as displayed. Only its worker knows it; open tasks and timers are in Postgres."""
 
     places: list[str] = []
     """Where the main function waits, then the first coroutines beside it: `shop.py, line 7, in order: …`."""

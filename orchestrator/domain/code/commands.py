@@ -28,7 +28,7 @@ Kind = Literal["task", "timer", "promise", "child", "operation", "state", "signa
 """Kinds of commands, each counted by ordinals of its own."""
 OnCancel = Literal["cancel", "wait", "abandon"]
 ClosePolicy = Literal["cancel", "terminate", "abandon"]
-"""What happens to a child when its parent ends."""
+"""The effect of a parent's end on a child."""
 
 
 _REFUSALS = ("unknown", "arguments", "refused")

@@ -34,12 +34,12 @@ from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.errors import WrongState
 
 Created = history.TaskScheduled | history.TimerStarted | history.PromiseCreated | history.ChildStarted
-"""Records of objects that code can wait for."""
+"""Records of tasks, timers, promises and children."""
 Cancelled = (
     history.TaskCancelRequested | history.TimerCancelled | history.PromiseCancelled | history.ChildCancelRequested
 )
 EndFact = history.Outcome | history.TimerFired | history.PromiseSettled
-"""Facts that report the end of such an object."""
+"""Facts that report the end of a task, timer, promise or child."""
 T = TypeVar("T", bound=HistoryItem)
 
 _KINDS: dict[type, Kind] = {
@@ -238,7 +238,7 @@ class Fate(StrEnum):
 
 
 class PreviewLine(NamedTuple):
-    """How many things of a kind and name have the same fate."""
+    """A number of objects of the same kind and name that have the same fate."""
 
     number: int
     what: str

@@ -65,9 +65,9 @@ class Template:
         self.paths = frozenset(paths)
         self.roots = frozenset(root for root, _ in self.paths)
         self.is_constant = is_constant
-        """It contains no expressions."""
+        """The template contains no expressions."""
         self.expressions = expressions
-        """The number of expressions."""
+        """The number of expressions in the template."""
         self._render = render
 
     def render(self, names: Names) -> Any:

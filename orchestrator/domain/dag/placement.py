@@ -27,7 +27,7 @@ class Origin(NamedTuple):
 
 
 class Placement:
-    """What all tasks of one step or hook have in common, computed once."""
+    """The common properties of all tasks of one step or hook, computed once."""
 
     def __init__(self, task: str, queue: str, priority: int, options: TaskOptions, registered: Registered) -> None:
         self._task = task

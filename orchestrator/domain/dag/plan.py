@@ -100,7 +100,8 @@ class Plan:
         return self._steps[index] == StepState.OPEN and not self._stopping and self._remaining(index) > 0
 
     def _remaining(self, index: int) -> int:
-        """Return how many tasks of a fan-out are to be created or reopened. Without those that cannot be created."""
+        """Return how many tasks of a fan-out are to be created or reopened. After a failed creation, only the held
+        ones."""
         fan = self._fans[index]
         return fan.held + (0 if index in self._reasons else fan.total - fan.created)
 

@@ -39,7 +39,7 @@ class Http(ExecutorOptions, frozen=True, kw_only=True):
     max_attempts: int | None = None
     """Requests that may find no available service before the task fails. By default, only the timeout limits them."""
     attempt_delay: float = 0.2
-    """Seconds between two such requests."""
+    """Seconds between two requests that find no available service."""
     request_timeout: float | None = None
     """Seconds to wait for an answer before another worker is asked. By default, only the task's timeout limits it."""
 

@@ -126,7 +126,7 @@ class Standby(msgspec.Struct, frozen=True, kw_only=True):
     address: Annotated[str, Meta(max_length=300)]
     """The host and process id."""
     since: datetime
-    """The time since when it stands by, by its own clock."""
+    """The start of its standby, by its own clock."""
 
 
 # -- finding a worker by name. A worker is one parent process; users see its child processes

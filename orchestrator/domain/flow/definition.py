@@ -18,7 +18,7 @@ Kind = Literal["executor", "choice", "parallel", "subflow", "timer", "foreach", 
 Mode = Literal["sequential", "concurrent"]
 Strategy = Literal["fail_fast", "collect_errors", "ignore_errors", "continue"]
 OnError = Literal["fail", "continue"]
-"""What a failed node without an `error` edge does: fail its flow, or continue."""
+"""The behavior of a failed node without an `error` edge: fail its flow, or continue."""
 Rule = Literal["default", "fail"]
 """The default of `on_error` for a version: failed nodes take their `default` edge, or fail. Stored with the version."""
 
@@ -141,7 +141,7 @@ class Node(_Data, frozen=True, kw_only=True):
     max_parallel: int = 0
     failure_strategy: Strategy = "fail_fast"
     on_error: OnError | None = None
-    """What follows a failure without an `error` edge. Default: the rule of the version."""
+    """The behavior after a failure without an `error` edge. Default: the rule of the version."""
     foreach_execs: tuple[Exec, ...] = ()
     subflow: Flow | None = None
     subflow_execs: tuple[Exec, ...] = ()
@@ -176,7 +176,7 @@ class Flow(_Data, frozen=True, kw_only=True):
     functions: dict[str, Registered] = {}
     """Options of the application's tasks that the flow calls, copied when it is published."""
     takes: dict[str, tuple[str, ...]] = {}
-    """Parameters of these tasks, so that no others are passed. A task that is missing here gets all of them."""
+    """Parameters of the tasks in `functions`: only these are passed. A task that is missing here gets all."""
     schedule: dict[str, Any] | None = None
     """When runs start automatically, as written. It is stored separately and is not part of a version."""
 

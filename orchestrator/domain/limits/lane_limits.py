@@ -121,7 +121,7 @@ class LaneLimits:
         return options.total_rate is None or self._buckets.admits(gate_bucket(gate), options.total_rate, now) > 0
 
     def opens_at(self, gate: str, options: TaskOptions, now: float) -> float | None:
-        """Return the time at which a gate's shared rate allows another task, or None if time is not what it lacks."""
+        """Return the time at which a gate's shared rate allows another task, or None if it does not wait for a time."""
         rate = options.total_rate
         if rate is None or self._buckets.admits(gate_bucket(gate), rate, now):
             return None

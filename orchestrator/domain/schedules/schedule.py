@@ -30,7 +30,7 @@ from orchestrator.domain.schedules import cron
 from orchestrator.domain.schedules.cron import moment_of, next_clock_change, offset, wall
 
 Overlap = Literal["skip", "queue", "allow", "cancel_previous"]
-"""What happens to a fire while a run of the same schedule is open."""
+"""The handling of a fire while a run of the same schedule is open."""
 
 DEFAULT_NAME = "default"
 MOST_CAUGHT_UP = 1_000

@@ -41,7 +41,7 @@ _RANK = {Started: 0, Returned: 1, Lost: 2, Failed: 3, Succeeded: 4, Activated: 4
 def fold(reports: Iterable[tuple[str, AttemptReport]]) -> dict[bytes, tuple[str, AttemptReport]]:
     """Reduce reports to one per task: the newest attempt's, and among these the most conclusive.
 
-    A worker that was cut off may repeat or contradict its parent's reports. A finished attempt outranks a lost one.
+    A worker that was cut off may repeat itself, and its parent may contradict it. A finished attempt stands.
     """
     folded: dict[bytes, tuple[str, AttemptReport]] = {}
     for pair in reports:

@@ -17,7 +17,7 @@ from orchestrator.domain.tasks.task import NewTask, UniqueKey
 
 START = "orchestrator.start_run"
 OnConflict = Literal["reject", "return", "anew"]
-"""What a start does if a run already has the chosen id: refuse, return that run, or start a new one if it has ended."""
+"""The behavior if a run already has the chosen id: refuse, return that run, or start a new one if it has ended."""
 
 
 class StartSteps(msgspec.Struct, frozen=True, array_like=True, tag="steps"):
