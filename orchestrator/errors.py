@@ -343,12 +343,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         return ""
     candidates: list[str] = []
     comparisons = 0
-    for other in itertools.islice(known, _MAX_NAMES):
-        comparisons += len(name) * min(len(other), _MAX_LENGTH)
+    for candidate in itertools.islice(known, _MAX_NAMES):
+        comparisons += len(name) * min(len(candidate), _MAX_LENGTH)
         if comparisons > _MAX_COMPARISONS:
             break
-        if len(other) <= _MAX_LENGTH:
-            candidates.append(other)
+        if len(candidate) <= _MAX_LENGTH:
+            candidates.append(candidate)
     from difflib import get_close_matches  # imported late: only needed for errors
 
     nearest = get_close_matches(name, candidates, n=1)

@@ -83,7 +83,6 @@ class TextFormatter(logging.Formatter):
         return text
 
     def _subject(self, record: logging.LogRecord) -> str:
-        """Return the task or code run that logged the record."""
         name = getattr(record, "task_name", None) or getattr(record, "workflow", None)
         identifier = getattr(record, "task_id", None) or getattr(record, "run_id", None)
         if not name or not identifier:

@@ -141,14 +141,11 @@ def nonblocking(descriptor: int) -> NonblockingHandler:
 
 
 class _Output:
-    """Writes as much as possible without waiting."""
-
     def __init__(self, write: Callable[[bytes], int], close: Callable[[], None] = lambda: None) -> None:
         self._write = write
         self.close = close
 
     def write(self, data: bytes) -> int:
-        """Return the number of bytes written."""
         try:
             return self._write(data)
         except (BlockingIOError, InterruptedError):

@@ -271,7 +271,7 @@ _MARK = _TEXT.encode()
 
 def legible(text: str) -> str:
     """Return a text for display, with sealed texts in it decrypted or replaced by notes."""
-    return _IN_TEXT.sub(lambda found: open_text(found[0]), text) if _TEXT in text else text
+    return _IN_TEXT.sub(lambda match: open_text(match[0]), text) if _TEXT in text else text
 
 
 def reveal_json(data: bytes) -> bytes:
@@ -279,15 +279,15 @@ def reveal_json(data: bytes) -> bytes:
 
     Only clients may do this: a server that decrypts whatever it is sent would decrypt it for anybody.
     """
-    return _IN_JSON.sub(lambda found: _as_json(reveal_text(found[0].decode())), data) if _MARK in data else data
+    return _IN_JSON.sub(lambda match: _as_json(reveal_text(match[0].decode())), data) if _MARK in data else data
 
 
 def describe_json(data: bytes) -> bytes:
     """Return JSON with sealed texts replaced by notes."""
 
-    def describe(found: re.Match[bytes]) -> bytes:
-        text = found[0].decode()
-        return _as_json(described(extension_of(as_data(text)))) if is_sealed_text(text) else found[0]
+    def describe(match: re.Match[bytes]) -> bytes:
+        text = match[0].decode()
+        return _as_json(described(extension_of(as_data(text)))) if is_sealed_text(text) else match[0]
 
     return _IN_JSON.sub(describe, data) if _MARK in data else data
 

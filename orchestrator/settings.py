@@ -207,8 +207,8 @@ class Settings:
 
     def __repr__(self) -> str:
         """Return all settings, without passwords and secrets."""
-        shown = (f"{name}={_displayed(name, getattr(self, name))}" for name in _FIELDS)
-        return f"{type(self).__name__}({', '.join(shown)})"
+        displayed = (f"{name}={_displayed(name, getattr(self, name))}" for name in _FIELDS)
+        return f"{type(self).__name__}({', '.join(displayed)})"
 
     @property
     def largest_value(self) -> int:

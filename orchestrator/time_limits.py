@@ -77,8 +77,6 @@ class TimeLimit:
 
 
 class _Thread(threading.local):
-    """Thread-local data."""
-
     limit: TimeLimit | None = None
 
 

@@ -151,13 +151,13 @@ class Key(NamedTuple):
         """The queues, workflows and tasks that the key may access: all, unless the key is restricted."""
         return KeyScope.of(self.queues, self.workflows, self.tasks)
 
-    def is_of(self, given: Secret) -> bool:
+    def is_of(self, secret: Secret) -> bool:
         """Return whether the secret belongs to this key, in constant time. Its validity is not checked."""
-        return compare_digest(self.hash, given.hash)
+        return compare_digest(self.hash, secret.hash)
 
-    def refusal(self, given: Secret, now: datetime) -> str | None:
+    def refusal(self, secret: Secret, now: datetime) -> str | None:
         """Return why the key does not authenticate its bearer, or None if it does."""
-        return self.fault(now) if self.is_of(given) else "no such key"
+        return self.fault(now) if self.is_of(secret) else "no such key"
 
     def fault(self, now: datetime) -> str | None:
         """Return why the key is invalid, or None if it is valid."""

@@ -95,18 +95,18 @@ def _without_giants(plain: Any) -> Any:
     return [_without_giants(item) for item in plain] if isinstance(plain, list) else plain
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(left: Any, right: Any) -> bool:
     """Return whether two decoded values are equal, types included: neither True nor 1.0 equals 1."""
-    if type(one) is not type(other):
+    if type(left) is not type(right):
         return False
-    if isinstance(one, dict):
-        remaining = {(type(key), key): value for key, value in other.items()}
-        return len(one) == len(remaining) and all(
-            (type(key), key) in remaining and is_same(value, remaining[type(key), key]) for key, value in one.items()
+    if isinstance(left, dict):
+        remaining = {(type(key), key): value for key, value in right.items()}
+        return len(left) == len(remaining) and all(
+            (type(key), key) in remaining and is_same(value, remaining[type(key), key]) for key, value in left.items()
         )
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    return bool(one == other or (one != one and other != other))  # both are NaN
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(is_same, left, right))
+    return bool(left == right or (left != left and right != right))  # both are NaN
 
 
 def _levels(plain: Any) -> Iterator[list[Any]]:

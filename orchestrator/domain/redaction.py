@@ -147,10 +147,10 @@ def _any_of(names: frozenset[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, names)) or "(?!)")
 
 
-def _deduct(left: int, count: int) -> int:
-    if left < count:
+def _deduct(budget: int, count: int) -> int:
+    if budget < count:
         raise Unsearchable(f"It has more than {_MAX_FIELDS:,} fields, or {_MAX_SECRETS:,} secrets.")
-    return left - count
+    return budget - count
 
 
 def by_name(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,8 +182,8 @@ def handed_on(patterns: Iterable[str]) -> tuple[str, ...]:
 def mentions(patterns: Iterable[str], expression: str) -> bool:
     """Return whether an expression may read a field that matches the patterns."""
     parts = {part for pattern in patterns for part in pattern.lower().split(".") if part.strip("*")}
-    found = re.findall(r"[\w-]+", expression.lower())
-    return any(fnmatchcase(word, part) for word in found for part in parts)
+    identifiers = re.findall(r"[\w-]+", expression.lower())
+    return any(fnmatchcase(word, part) for word in identifiers for part in parts)
 
 
 @lru_cache(maxsize=256)
@@ -194,10 +194,10 @@ def words(text: str) -> tuple[str, ...]:
 
 def placed(patterns: Iterable[str], names: Sequence[str]) -> tuple[str, ...]:
     """Return the patterns that match a function's positional arguments: `token` becomes `@0`."""
-    found: list[str] = []
+    matches: list[str] = []
     for pattern in patterns:
         first, dot, rest = pattern.partition(".")
-        found += (
+        matches += (
             f"@{index}{dot}{rest}" for index, name in enumerate(names) if fnmatchcase(name.lower(), first.lower())
         )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(matches))

@@ -184,8 +184,8 @@ def renewed_json(vault: Vault, plain: Any) -> Any:
     if isinstance(plain, bytes):
         return renewed_value(vault, kind_of(extension_of(plain)), plain) if is_sealed(plain) else plain
     if isinstance(plain, Ext) and plain.code == CODE:
-        whole = msgspec.msgpack.encode(plain)
-        return Ext(CODE, extension_of(renewed_value(vault, kind_of(bytes(plain.data)), whole)))
+        encoded = msgspec.msgpack.encode(plain)
+        return Ext(CODE, extension_of(renewed_value(vault, kind_of(bytes(plain.data)), encoded)))
     if isinstance(plain, str) and is_sealed_text(plain):
         data = as_data(plain)
         return as_text(renewed_value(vault, kind_of(extension_of(data)), data))

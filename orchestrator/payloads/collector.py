@@ -53,8 +53,8 @@ class Collector:
     def look(self) -> Iterator[int]:
         """Find unreferenced objects. Yields the number of objects checked after every batch."""
         for _ in range(len(SHARDS)):
-            found = self._store.listed(SHARDS[self._shard])
-            old = (stored.name for stored in found if stored.age > self._grace)
+            objects = self._store.listed(SHARDS[self._shard])
+            old = (stored.name for stored in objects if stored.age > self._grace)
             while batch := list(islice(old, _BATCH)):
                 self._unreferenced += self._unreferenced_of(batch)
                 yield len(batch)
@@ -64,9 +64,9 @@ class Collector:
 
     def delete(self) -> Iterator[int]:
         """Delete the objects found before that are still unreferenced. Yields the number deleted after every batch."""
-        found, self._unreferenced = self._unreferenced, []
-        for start in range(0, len(found), _BATCH):
-            names = self._unreferenced_of(found[start : start + _BATCH])
+        candidates, self._unreferenced = self._unreferenced, []
+        for start in range(0, len(candidates), _BATCH):
+            names = self._unreferenced_of(candidates[start : start + _BATCH])
             self._store.delete(names)
             yield len(names)
 

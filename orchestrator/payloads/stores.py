@@ -355,12 +355,12 @@ def free_bytes(url: str) -> int | None:
     """Return the free bytes in the folder of a setting. None for other stores, or if the folder does not respond."""
     path, free = _path(url) if url else None, list[int]()
 
-    def look() -> None:
+    def measure() -> None:
         with contextlib.suppress(OSError):
             free.append(shutil.disk_usage(str(path)).free)
 
     if path is not None:
-        thread = threading.Thread(target=look, name="payload store", daemon=True)
+        thread = threading.Thread(target=measure, name="payload store", daemon=True)
         thread.start()
         thread.join(_FREE_SPACE_TIMEOUT)  # do not wait for a remote file system that hangs
     return free[0] if free else None

@@ -125,7 +125,6 @@ def _path(name: str, operator: str, value: Scalar) -> str:
 
 
 def _parse_filter(text: str) -> tuple[str, str, Scalar]:
-    """Parse a filter into name, operator and value."""
     match = _FILTER.fullmatch(text) if text.isprintable() else None
     if match is None:
         raise _malformed(text)

@@ -168,8 +168,8 @@ class Ledger:
         if self.end is None:
             self._batch.append(command)
         elif type(history.record(command)) is not type(self.end):
-            expected, found = type(self.end).__name__, type(history.record(command)).__name__
-            self.violate(0, "RunEndMismatch", f"Run end mismatch: history has {expected} and the code says {found}.")
+            expected, actual = type(self.end).__name__, type(history.record(command)).__name__
+            self.violate(0, "RunEndMismatch", f"Run end mismatch: history has {expected} and the code says {actual}.")
         else:
             self._compare_values(0, "end of the run", history.record(command), self.end)
 
@@ -209,8 +209,8 @@ class Ledger:
 
         Copies are exempt: their open work is commanded again, perhaps by different code.
         """
-        answers = (found for found in self._named.values() if isinstance(found[1], history.UpdateAnswered))
-        unmatched = sorted((*self._records.values(), *answers), key=lambda found: found[0])
+        answers = (match for match in self._named.values() if isinstance(match[1], history.UpdateAnswered))
+        unmatched = sorted((*self._records.values(), *answers), key=lambda match: match[0])
         if not unmatched or self.is_copy:
             return
         number, record = unmatched[0]
@@ -245,16 +245,16 @@ class Ledger:
         recorded = _identity_of(record)
         assert recorded is not None
         kind, ordinal, fields = identity
-        for field, found in fields.items():
+        for field, actual in fields.items():
             expected = recorded[2][field]
-            if found == expected or (kind == "timer" and not (found and expected)):  # names are optional
+            if actual == expected or (kind == "timer" and not (actual and expected)):  # names are optional
                 continue
             del self._expected[self._expected.index(_describe(recorded)) + 1 :]  # later records are not to blame
             self.violate(
                 number,
                 f"{field.title().replace(' ', '')}Mismatch",
                 f"{field} mismatch at {kind} {ordinal} (event {number}): "
-                f"history has {expected!r} and the code says {found!r}.",
+                f"history has {expected!r} and the code says {actual!r}.",
             )
 
     def violate_by_raising(self, number: int, error: TaskError) -> NoReturn:
@@ -291,29 +291,29 @@ class Ledger:
             )
         self._last = number, _describe(identity)
 
-    def _compare_arguments(self, number: int, identity: _Identity, made: Record, record: Record) -> None:
+    def _compare_arguments(self, number: int, identity: _Identity, issued: Record, record: Record) -> None:
         """Compare the arguments of a task or child, if both sides have a digest."""
-        recorded, found = getattr(record, "digest", ""), getattr(made, "digest", "")
-        if recorded and found and recorded != found:
-            line = _describe(identity)
-            del self._expected[self._expected.index(line) + 1 :]
-            self._commanded[-1] = f"{line}, with other arguments"
+        recorded, actual = getattr(record, "digest", ""), getattr(issued, "digest", "")
+        if recorded and actual and recorded != actual:
+            entry = _describe(identity)
+            del self._expected[self._expected.index(entry) + 1 :]
+            self._commanded[-1] = f"{entry}, with other arguments"
             self.violate(
                 number,
                 "ArgumentsMismatch",
-                f"Arguments mismatch at {line} (event {number}): the code passes others than the history records. "
+                f"Arguments mismatch at {entry} (event {number}): the code passes others than the history records. "
                 f"Either it has changed, or what it does depends on something that is not in the history.",
             )
 
-    def _compare_values(self, number: int, what: str, made: Record, record: Record) -> None:
+    def _compare_values(self, number: int, subject: str, issued: Record, record: Record) -> None:
         """Compare all other values of a command, if requested. A deployment may legitimately change them."""
-        expected, found = _value(record), _value(made)
-        if self.exactly and found != expected:
+        expected, actual = _value(record), _value(issued)
+        if self.exactly and actual != expected:
             self.violate(
                 number,
                 "ValueMismatch",
-                f"Value mismatch at {what} (event {number}): history has {_displayed(expected)} and the code says "
-                f"{_displayed(found)}. What it does depends on something that is not in the history.",
+                f"Value mismatch at {subject} (event {number}): history has {_displayed(expected)} and the code says "
+                f"{_displayed(actual)}. What it does depends on something that is not in the history.",
             )
 
     def violate(self, number: int, kind: str, message: str, difference: str = "") -> NoReturn:

@@ -100,8 +100,8 @@ def _workflow(definition: Definition) -> Iterator[Problem]:
             if hook.task is not None:
                 yield from _name((key, index, "task"), hook.task)
             if hook.webhook is not None and not re.match(r"https?://[^/\s]", hook.webhook):
-                found = describe(hook.webhook)
-                yield Problem((key, index, "webhook"), f"expected an http:// or https:// address, found {found}.")
+                actual = describe(hook.webhook)
+                yield Problem((key, index, "webhook"), f"expected an http:// or https:// address, found {actual}.")
 
 
 def _params(definition: Definition) -> Iterator[Problem]:
@@ -159,8 +159,8 @@ def _step(step: Step) -> Iterator[Problem]:
         yield Problem(path, f"{step.name!r} has its own meaning in expressions: choose another name.")
     kinds = [kind for kind in ("task", "workflow", "executor") if getattr(step, kind) is not None]
     if len(kinds) != 1:
-        found = " and ".join(kinds) or "none of them"
-        yield Problem(path, f"expected exactly one of task, workflow and executor, found {found}.")
+        actual = " and ".join(kinds) or "none of them"
+        yield Problem(path, f"expected exactly one of task, workflow and executor, found {actual}.")
     if step.with_ and step.executor is None:
         yield Problem((*path, "with"), "with goes with executor, which it is for; what a task is given is its input.")
     for kind in kinds:
@@ -265,8 +265,8 @@ class _Scope:
     @staticmethod
     def _quoting(root: str, steps: Mapping[str, Step]) -> str:
         """Return a hint to quote a step name that contains a dot, if one may have been meant."""
-        found = next((name for name in steps if name.startswith(f"{root}.")), None)
-        return f" A dot asks for a field; the task {found!r} is written in backquotes: `{found}`." if found else ""
+        step = next((name for name in steps if name.startswith(f"{root}.")), None)
+        return f" A dot asks for a field; the task {step!r} is written in backquotes: `{step}`." if step else ""
 
 
 def _expression(path: Path, text: str, scope: _Scope) -> Iterator[Problem]:
@@ -337,9 +337,9 @@ class _Graph:
         """Return a suggestion of the most similar step name."""
         return did_you_mean(name, self.steps)
 
-    def is_above(self, name: str, other: str) -> bool:
+    def is_above(self, name: str, descendant: str) -> bool:
         """Return whether a step always ends before another starts. True around cycles, where it is unknown."""
-        return other not in self._above or bool(self._above[other] & self._bits[name])
+        return descendant not in self._above or bool(self._above[descendant] & self._bits[name])
 
     def cycles(self) -> Iterator[Problem]:
         """Yield a problem for each of the first few cycles, with the path of its steps."""

@@ -60,7 +60,6 @@ class Registered(_Data, frozen=True, kw_only=True):
     delay: float | None = None
     expires: float | None = None
     key: str | None = None
-    """The task's concurrency_key."""
     callbacks: str | None = None
     """The task's callbacks, as JSON."""
     ignored: tuple[str, ...] = ()
@@ -248,8 +247,8 @@ _PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 
 def unknown_param(name: str, params: Mapping[str, Param]) -> str:
     """Return the message that a parameter does not exist."""
-    known = f" Known: {listed(params)}." if params else " The workflow has none."
-    return f"unknown parameter {name!r}.{did_you_mean(name, params) or known}"
+    hint = f" Known: {listed(params)}." if params else " The workflow has none."
+    return f"unknown parameter {name!r}.{did_you_mean(name, params) or hint}"
 
 
 def misfit(kind: ParamType, value: Any) -> str | None:
@@ -313,19 +312,19 @@ class Condition(NamedTuple):
 
     def refusal(self, name: str, version: int | None, hash: str | None) -> str | None:
         """Return why the condition is not met, or None. Version and hash are None without a version."""
-        found = "there is none" if hash is None else f"its version {version} has the hash {hash!r}"
+        actual = "there is none" if hash is None else f"its version {version} has the hash {hash!r}"
         if self.one_of is not None and not _has(self.one_of, hash):
             if ANY in self.one_of:
-                return f"Workflow {name!r} was to be there already, and {found}."
+                return f"Workflow {name!r} was to be there already, and {actual}."
             expected = " or ".join(map(repr, sorted(self.one_of)))
             return (
-                f"Workflow {name!r} was changed meanwhile: expected the hash {expected}, but {found}. Read it again, "
+                f"Workflow {name!r} was changed meanwhile: expected the hash {expected}, but {actual}. Read it again, "
                 f"and apply what is to be changed in that."
             )
         if self.none_of is not None and _has(self.none_of, hash):
             if ANY in self.none_of:
                 return f"Workflow {name!r} was to be new, and there is version {version}, with the hash {hash!r}."
-            return f"Workflow {name!r} was not to have this hash any more, and {found}."
+            return f"Workflow {name!r} was not to have this hash any more, and {actual}."
         return None
 
 

@@ -212,9 +212,9 @@ class _Parser:
         if not self._is("sign", "("):
             return None
         if name not in FUNCTIONS:
-            known = ", ".join(FUNCTIONS)
+            names = ", ".join(FUNCTIONS)
             self._fail(
-                f"unknown function {name!r} at character {start + 1}.{did_you_mean(name, FUNCTIONS)} Known: {known}"
+                f"unknown function {name!r} at character {start + 1}.{did_you_mean(name, FUNCTIONS)} Known: {names}"
             )
         self._advance()
         count, function = FUNCTIONS[name]

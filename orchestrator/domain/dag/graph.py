@@ -118,7 +118,7 @@ def _reach(definition: Definition, read: Read, follow: Callable[[Definition], It
             if name in paths or len(paths) >= MOST_FOLLOWED:
                 continue
             paths[name] = [*path, name]
-            other = read(name) if name != definition.name else None
-            if other is not None:
-                pending.append((other, paths[name]))
+            reached = read(name) if name != definition.name else None
+            if reached is not None:
+                pending.append((reached, paths[name]))
     return paths

@@ -50,7 +50,6 @@ class Instance(NamedTuple):
 
     input: dict[str, Any]
     key: str | None
-    """The concurrency key."""
 
 
 class StepProgram:
@@ -130,7 +129,6 @@ class StepProgram:
             yield Instance(base | item | task_input, self._key_of(scope) if keys_differ else key)
 
     def _key_of(self, names: Scope) -> str | None:
-        """Return the concurrency key of a task."""
         if self.step.concurrency_key is None:
             return self.step.registered.key if self.step.registered is not None else None
         return self._checked_key(self._key.render(names))

@@ -45,19 +45,19 @@ class Http(ExecutorOptions, frozen=True, kw_only=True):
 
     def problems(self) -> list[tuple[str, str]]:
         """Return problems that types cannot express."""
-        found = []
+        problems = []
         if self.service and (problem := service_problem(self.service)):
-            found.append(("service", problem))
+            problems.append(("service", problem))
         if self.url and (problem := address_problem(self.url)):
-            found.append(("url", problem))
+            problems.append(("url", problem))
         if self.max_attempts is not None and not 1 <= self.max_attempts <= 1_000:
-            found.append(("max_attempts", f"expected 1 to 1000, found {self.max_attempts}"))
+            problems.append(("max_attempts", f"expected 1 to 1000, found {self.max_attempts}"))
         if not 0 <= self.attempt_delay <= _LONGEST:
-            found.append(("attempt_delay", f"expected seconds, 0 to {_LONGEST:,.0f}, found {self.attempt_delay:g}"))
+            problems.append(("attempt_delay", f"expected seconds, 0 to {_LONGEST:,.0f}, found {self.attempt_delay:g}"))
         if self.request_timeout is not None and not 0 < self.request_timeout <= _LONGEST:
             expected = f"expected seconds, more than 0 and up to {_LONGEST:,.0f}"
-            found.append(("request_timeout", f"{expected}, found {self.request_timeout:g}"))
-        return found
+            problems.append(("request_timeout", f"{expected}, found {self.request_timeout:g}"))
+        return problems
 
 
 def service_of(execution: Execution, options: Http) -> str:
@@ -235,14 +235,14 @@ class Pull(ExecutorOptions, frozen=True, kw_only=True):
 
     def problems(self) -> list[tuple[str, str]]:
         """Return problems that types cannot express."""
-        found = []
+        problems = []
         if self.service and (problem := service_problem(self.service)):
-            found.append(("service", problem))
+            problems.append(("service", problem))
         if not 1 <= self.lease <= 86_400:
-            found.append(("lease", f"expected seconds, 1 to 86,400, found {self.lease:g}"))
+            problems.append(("lease", f"expected seconds, 1 to 86,400, found {self.lease:g}"))
         if not 1 <= self.max_leases <= 1_000:
-            found.append(("max_leases", f"expected 1 to 1000, found {self.max_leases}"))
-        return found
+            problems.append(("max_leases", f"expected 1 to 1000, found {self.max_leases}"))
+        return problems
 
 
 def service_of_pull(execution: Execution, options: Pull) -> str:

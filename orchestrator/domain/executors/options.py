@@ -74,8 +74,8 @@ def address_variables(executor: str, *schemes: str, or_given: bool = False) -> C
     prefixes = tuple(f"{scheme}://" for scheme in schemes)
 
     def equipment(environ: Mapping[str, str]) -> list[str]:
-        given = (one for one, value in environ.items() if value.startswith(prefixes) and len(one) <= _MAX_VARIABLE)
-        return [*([executor] if or_given else []), *(f"{executor} {variable}" for variable in sorted(given))]
+        names = (name for name, value in environ.items() if value.startswith(prefixes) and len(name) <= _MAX_VARIABLE)
+        return [*([executor] if or_given else []), *(f"{executor} {variable}" for variable in sorted(names))]
 
     return equipment
 
@@ -120,7 +120,6 @@ class Execution:
     """Unique for each try of a task, and the same for all workers that watch it. Letters, digits and `-`, at most 63,
     so that it is a valid job name in other systems."""
     task: str
-    """The name of the task."""
     task_id: str
     attempt: int
     """The attempt that started this execution. Later attempts only watch it."""
@@ -152,8 +151,8 @@ class Execution:
             "arguments": self.arguments,
             "input": self.input,
         }
-        known = {name: value for name, value in fields.items() if value not in (None, ())}
-        return strict_json(known, f"The input of task {self.task!r}")
+        present = {name: value for name, value in fields.items() if value not in (None, ())}
+        return strict_json(present, f"The input of task {self.task!r}")
 
 
 @dataclass(frozen=True)

@@ -76,19 +76,19 @@ def call_of(options: ExecutorOptions) -> ExecutorCall:
     return ExecutorCall(options.executor, msgspec.to_builtins(options), "" if wants == options.executor else wants)
 
 
-def call_from(executor: str, given: Mapping[str, Any]) -> ExecutorCall:
+def call_from(executor: str, options: Mapping[str, Any]) -> ExecutorCall:
     """Return validated options as an executor call.
 
     The scheduler calls this without loading plugins of other packages: their only requirement is the executor itself.
     """
     kind = built_in(executor)
-    return ExecutorCall(executor, dict(given)) if kind is None else call_of(msgspec.convert(given, kind))
+    return ExecutorCall(executor, dict(options)) if kind is None else call_of(msgspec.convert(options, kind))
 
 
-def find_problems(name: str, given: Mapping[str, Any]) -> Problems:
+def find_problems(name: str, options: Mapping[str, Any]) -> Problems:
     """Return what is wrong with an executor's options, by option. Problems of the executor itself have the key ``."""
     kind = options_of(name)
-    return [("", unknown_executor(name))] if kind is None else option_problems(kind, given)
+    return [("", unknown_executor(name))] if kind is None else option_problems(kind, options)
 
 
 def unknown_executor(name: str) -> str:
@@ -97,11 +97,11 @@ def unknown_executor(name: str) -> str:
     return f"unknown executor {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}."
 
 
-def option_problems(kind: type[ExecutorOptions], given: Mapping[str, Any]) -> Problems:
+def option_problems(kind: type[ExecutorOptions], options: Mapping[str, Any]) -> Problems:
     """Return what is wrong with options, by option. Problems that concern all of them have an empty name."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     problems: Problems = []
-    for name, value in given.items():
+    for name, value in options.items():
         if name not in fields:
             advice = did_you_mean(name, fields) or f" Known: {', '.join(fields)}."
             problems.append((name, f"executor {kind.executor} has no such option.{advice}"))
@@ -117,9 +117,9 @@ def option_problems(kind: type[ExecutorOptions], given: Mapping[str, Any]) -> Pr
     problems += [
         ("", f"option {name!r} of executor {kind.executor} is missing.")
         for name, field in fields.items()
-        if field.required and name not in given
+        if field.required and name not in options
     ]
-    return problems or msgspec.convert(given, kind).problems()
+    return problems or msgspec.convert(options, kind).problems()
 
 
 def _of_class(kind: Any) -> ExecutorPlugin | None:

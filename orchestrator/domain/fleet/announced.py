@@ -69,12 +69,12 @@ def redacting(task: str, patterns: Iterable[str]) -> str:
 
 def redacted_among(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the redaction patterns of each task. If workers differ, the patterns of all count."""
-    found: dict[str, tuple[str, ...]] = {}
+    redacted: dict[str, tuple[str, ...]] = {}
     for name in sorted(name for name in names if name.startswith(_REDACTED)):
         patterns, _, task = name.removeprefix(_REDACTED).partition(" ")
         announced = (unquote(pattern) for pattern in patterns.split(","))
-        found[task] = tuple(dict.fromkeys((*found.get(task, ()), *announced)))
-    return found
+        redacted[task] = tuple(dict.fromkeys((*redacted.get(task, ()), *announced)))
+    return redacted
 
 
 def taking(workflow: str, signals: Iterable[str]) -> str:
@@ -97,11 +97,11 @@ def signals_among(kinds: Iterable[Sequence[str]]) -> frozenset[str] | None:
     return frozenset(signals - {""}) if is_known else None
 
 
-def unknown_signal(workflow: str, name: str, known: Collection[str]) -> str:
+def unknown_signal(workflow: str, name: str, signals: Collection[str]) -> str:
     """Return the message that a workflow takes no signal of this name."""
     return (
-        f"Workflow {workflow!r} takes no signal {name!r:.100}.{did_you_mean(name, sorted(known))} It takes: "
-        f"{', '.join(sorted(known)) or 'none'}. Nothing was sent."
+        f"Workflow {workflow!r} takes no signal {name!r:.100}.{did_you_mean(name, sorted(signals))} It takes: "
+        f"{', '.join(sorted(signals)) or 'none'}. Nothing was sent."
     )
 
 

@@ -87,7 +87,7 @@ def action_of_approval(node: Node, value: Any) -> str:
         return node.post.action_static
     if node.post.action_key:
         source = {"approval": value, **(value if isinstance(value, dict) else {})}
-        found = part_of(source, node.post.action_key)
-        if found is not None:
-            return decision(found)
+        choice = part_of(source, node.post.action_key)
+        if choice is not None:
+            return decision(choice)
     return decision(value)

@@ -285,7 +285,7 @@ def functions_of(flow: Flow) -> set[str]:
 def named_flows(flow: Flow) -> set[str]:
     """Return the flows that are used as subflows by name."""
     inner = [node.subflow for node in flow.nodes.values() if node.subflow is not None]
-    return {one.flow for one in inner if one.flow}.union(*map(named_flows, inner))
+    return {subflow.flow for subflow in inner if subflow.flow}.union(*map(named_flows, inner))
 
 
 class Edges:

@@ -108,9 +108,9 @@ def _reachable(
         if source not in unconnected:
             keys = sorted(one for one in possible if (source, one) not in seen)
             unconnected[source] = keys, sum(map(len, keys))
-        others, characters = unconnected[source]
+        candidates, characters = unconnected[source]
         work += len(action) * characters
-        is_misspelled = work <= _MAX_COMPARISONS and bool(did_you_mean(action, others))
+        is_misspelled = work <= _MAX_COMPARISONS and bool(did_you_mean(action, candidates))
         if (to in nodes and to not in reached) or is_misspelled:
             missed.add(to)
             yield Problem(at, f"node {source!r} never ends with the action {action!r}: it ends with {_some(possible)}.")

@@ -180,8 +180,8 @@ def _looked_up(value: Any, root: str) -> Iterator[str]:
             raise _Any
         yield str(path.parts[0])
     elif isinstance(value, (dict, list, tuple)):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _looked_up(one, root)
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _looked_up(item, root)
 
 
 def _called(node: Node, takes: Mapping[str, tuple[str, ...]]) -> Iterator[str]:

@@ -235,7 +235,6 @@ class Planner(Calling, Waiting):
             state.frames[-1].attempt = 1
 
     def _advance(self) -> None:
-        """Visit nodes until one waits."""
         state = self._state
         for _ in range(TURN):
             if state.is_over or state.work is not None or not state.frames:
@@ -274,7 +273,7 @@ class Planner(Calling, Waiting):
             self._call_each(current, node_input)
         elif node.kind == "subflow":
             below = f"{self._state.cursor}/"
-            for key in [one for one in self._state.deciders if one.startswith(below)]:
+            for key in [decider for decider in self._state.deciders if decider.startswith(below)]:
                 if key not in self._state.signals:
                     del self._state.deciders[key]  # from an earlier visit
             self._state.frames.append(Frame(current.graph.inner(current.frame.node).flow.start, input=node_input))

@@ -104,7 +104,6 @@ class Waiting(Cursor):
             self._state.work = wait
 
     def _signal_path(self, current: CurrentNode) -> Path:
-        """Return the path where the node looks for its signal."""
         return signal_path(current.frame.node, current.node)
 
     def _address(self, current: CurrentNode) -> str:
@@ -120,7 +119,6 @@ class Waiting(Cursor):
         return None if value == "" and current.node.kind == "approval" else value
 
     def _receive(self, current: CurrentNode, node_input: Any, value: Any) -> None:
-        """End a node whose signal has arrived."""
         address = self._address(current)
         by, at, why = self._state.deciders.get(address, ("", self._now, ""))
         if current.node.params.get("consume"):

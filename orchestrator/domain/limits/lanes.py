@@ -104,7 +104,6 @@ class _Queue:
     clock: float = 0.0
     """The clock of the lane that was served last."""
     size: int = 0
-    """The number of lanes."""
     in_doubt: dict[str, _Lane] = field(default_factory=dict)
     """Lanes whose known tasks have all had a turn."""
 
@@ -290,7 +289,7 @@ class Lanes:
         plain.clock = max(plain.clock, state.clock)
         if plain_top is not None:
             plain.top = plain_top
-        given: dict[tuple[str | None, int], int] = {}
+        shares: dict[tuple[str | None, int], int] = {}
         part = -(-room // (FINE if state.size <= FINE else COARSE))
         barrier = min((lane.position for lane in state.in_doubt.values() if lane.rest is Rest.SOMETHING), default=_LAST)
         while room > 0:
@@ -306,7 +305,7 @@ class Lanes:
             turns = requested if heap is None else self._take(lane, requested, now)
             if turns:
                 turn = None if heap is None else lane.name, lane.top
-                given[turn] = given.get(turn, 0) + turns
+                shares[turn] = shares.get(turn, 0) + turns
                 state.clock = lane.clock
                 lane.clock += turns / lane.options.weight
                 room -= turns
@@ -316,7 +315,7 @@ class Lanes:
                     continue
                 if not lane.known and lane.rest is Rest.SOMETHING:
                     barrier = min(barrier, lane.position)
-        return [Share(queue, name, top, turns) for (name, top), turns in given.items()]
+        return [Share(queue, name, top, turns) for (name, top), turns in shares.items()]
 
     def _requeue_first(self, heap: list[_Entry], *, has_time: bool) -> bool:
         """Put the first lane of a heap back with its new clock. Return False if it has no known tasks, or waits."""

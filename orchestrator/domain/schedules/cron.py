@@ -88,8 +88,8 @@ _FIELDS = (
         re.compile(rf"(?:[0-9*,/?#L-]|{_DAYS})+", re.IGNORECASE),
     ),
 )
-_NAMES = {name: place for place, name in enumerate(_DAYS.split("|"))}
-_NAMES |= {name: place for place, name in enumerate(_MONTHS.split("|"), 1)}
+_NAMES = {name: number for number, name in enumerate(_DAYS.split("|"))}
+_NAMES |= {name: number for number, name in enumerate(_MONTHS.split("|"), 1)}
 _NAMED = re.compile(rf"(?<!@)\b(?:{_MONTHS}|{_DAYS})\b", re.IGNORECASE)
 _RANGE_OF_ONE = re.compile(r"\b([0-9]+)-\1(?:/[0-9]+)?(?![0-9/])")
 """A range such as `3-3`, which croniter reads as `*`."""
@@ -196,7 +196,6 @@ def later_that_day(expression: str, local: datetime) -> Iterator[datetime]:
 
 
 def _numbers(part: list[int | str], count: int) -> list[int]:
-    """Return the values of a time field, sorted."""
     return [*range(count)] if "*" in part else sorted(map(int, part))
 
 
