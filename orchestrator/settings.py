@@ -367,7 +367,7 @@ def _validated(settings: Settings) -> Settings:
             "(pg_…, public, information_schema)"
         )
         raise _unfit("namespace", expected, repr(settings.namespace))
-    if len(settings.release) > 100 or not settings.release.isprintable():  # it is a part of each heartbeat
+    if len(settings.release) > 100 or not settings.release.isprintable():  # sent with each heartbeat
         raise _unfit("release", "up to 100 printable characters", repr(settings.release))
     if settings.worker_ttl < 2 * settings.heartbeat:
         raise _unfit("worker_ttl", f"at least twice the heartbeat ({settings.heartbeat})", str(settings.worker_ttl))
