@@ -1,4 +1,4 @@
-"""A durable task queue and workflow engine: Postgres holds the truth, Redis Streams carry the work."""
+"""A durable task queue and workflow engine: Postgres stores all state, Redis Streams carry the work."""
 
 from typing import TYPE_CHECKING
 

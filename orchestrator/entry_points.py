@@ -1,7 +1,7 @@
-"""Plugins: what installed packages offer under a group of entry points, this package included.
+"""Plugins: entry points of installed packages, including this one.
 
-Our own plugins are entry points, too (`pyproject.toml`), and live in `orchestrator/plugins`, in a folder per group. An
-editable install has the entry points of the day it was made: a plugin that is missing there is found by its folder.
+Our own plugins are entry points, too (`pyproject.toml`), and are located in `orchestrator/plugins`, with a folder per
+group. Entry points of an editable install may be out of date, so our own plugins are also found by their folders.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 EXECUTORS = "orchestrator.executors"
-"""A name is an executor; the value is its class, or an `ExecutorPlugin`."""
+"""The group of executors. The value of an entry point is the executor's class, or an `ExecutorPlugin`."""
 PAYLOAD_STORES = "orchestrator.payload_stores"
-"""A name is the scheme of a URL; the value is called with the URL, and returns a store."""
+"""The group of payload stores, named by URL scheme. The value is called with the URL and returns a store."""
 _PLUGINS = "orchestrator.plugins"
 
 
 @cache
 def own_plugins(group: str) -> Mapping[str, EntryPoint]:
     """Return the plugins that come with this package, by name."""
-    from importlib.metadata import EntryPoint  # forty modules, and most programs look for no plugin
+    from importlib.metadata import EntryPoint  # imported late: it loads forty modules, and few programs use plugins
     from pkgutil import iter_modules
 
     kind = group.removeprefix("orchestrator.")
@@ -36,12 +36,12 @@ def own_plugins(group: str) -> Mapping[str, EntryPoint]:
 
 
 def plugins(group: str) -> Mapping[str, EntryPoint]:
-    """Return the plugins of a group that are installed, by name."""
+    """Return the installed plugins of a group, by name."""
     return _plugins(group, tuple(sys.path))
 
 
 @lru_cache(maxsize=8)
-def _plugins(group: str, path: tuple[str, ...]) -> Mapping[str, EntryPoint]:  # noqa: ARG001  # where it looks
+def _plugins(group: str, path: tuple[str, ...]) -> Mapping[str, EntryPoint]:  # noqa: ARG001  # part of the cache key
     from importlib.metadata import entry_points
 
     installed = entry_points(group=group)
@@ -51,7 +51,7 @@ def _plugins(group: str, path: tuple[str, ...]) -> Mapping[str, EntryPoint]:  # 
 
 
 def load(point: EntryPoint, what: str, expected: str) -> Any:
-    """Return what an entry point names; `what` is it for people, and `expected` says what it should name."""
+    """Load an entry point. `what` and `expected` describe it in the error message."""
     try:
         return point.load()
     except Exception as error:

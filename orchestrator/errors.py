@@ -1,45 +1,45 @@
-"""Every error that the package raises on purpose, in one tree.
+"""All errors that the package raises on purpose, in one hierarchy.
 
     OrchestratorError
     ├── ConfigurationError        a setting is missing or wrong
     │   └── SchemaError           the database is not at the version this release needs
-    ├── Forbidden                 a key of the HTTP API is good, but not for this
-    ├── InvalidTask               a task, its options or its arguments cannot be accepted
+    ├── Forbidden                 an API key is valid, but lacks the permission
+    ├── InvalidTask               a task, its options or its arguments are invalid
     │   ├── UnknownTask           no task of that name is registered
-    │   ├── UnknownOption         no option of that name exists, of a task or of a workflow (also a TypeError)
-    │   └── PayloadError          an argument or result cannot be serialised, or is too large
-    │       └── StateTooLarge     a run cannot keep what was sent to it beside what it keeps already
+    │   ├── UnknownOption         a task or workflow has no option of that name (also a TypeError)
+    │   └── PayloadError          an argument or result cannot be serialized, or is too large
+    │       └── StateTooLarge     a message would exceed the size limit of a run's state
     ├── Duplicate                 another task has the unique key; carries its id
-    ├── InvalidWorkflow           a workflow definition or its parameters cannot be accepted
-    │   └── ExpressionError       an expression cannot be read, or does not fit the values it is given
-    ├── Unavailable               Postgres or the payload store is away; nothing was written, trying again helps
-    ├── Uncertain                 the connection broke during a write, which may have been done or not
+    ├── InvalidWorkflow           a workflow definition or its parameters are invalid
+    │   └── ExpressionError       an expression cannot be parsed or evaluated
+    ├── Unavailable               Postgres or the payload store is away; nothing was written, retrying is safe
+    ├── Uncertain                 the connection broke during a write, which may have been committed
     ├── NotFound                  no task or run has that id
-    ├── WrongState                the task or run is in a state that does not allow this
-    ├── ResultTimeout             the result did not come in the time the caller gave (also a TimeoutError)
-    ├── TaskEnded                 a result was asked of a task that has none
+    ├── WrongState                the state of the task or run does not allow this
+    ├── ResultTimeout             the result did not arrive within the caller's timeout (also a TimeoutError)
+    ├── TaskEnded                 the result of a task was requested that has none
     │   ├── TaskFailed            it failed; carries the remote error and traceback
     │   ├── TaskCancelled         it was cancelled
     │   └── TaskSkipped           an upstream failed or its branch was not taken
-    ├── RunFailed                 results were asked of a run that did not succeed
+    ├── RunFailed                 results of a run were requested that did not succeed
     ├── WorkflowFailed            raised inside a workflow to fail its run
     ├── OperationFailed           a side effect of a workflow raised; carries its error
-    ├── HandlerError              a query or an update of a run of code has no answer
-    │   ├── UnknownHandler        the code answers none of that name
+    ├── HandlerError              a query or an update of a code run has no answer
+    │   ├── UnknownHandler        the code has no handler of that name
     │   ├── InvalidArguments      its arguments do not fit the handler, which was not called
     │   ├── UpdateRefused         its validator refused it, and the handler was not called
-    │   └── HandlerFailed         the handler raised, or what it returned cannot be told
-    ├── PromiseRejected           somebody rejected the promise that a workflow waited for
-    ├── NotDeterministic          a workflow called what replay could not repeat
+    │   └── HandlerFailed         the handler raised, or its result cannot be encoded
+    ├── PromiseRejected           the promise that a workflow waited for was rejected
+    ├── NotDeterministic          a workflow called a function that replay cannot repeat
     ├── DeterminismViolation      the code of a workflow no longer fits the history of a run
-    ├── AttemptOver               raised inside a task whose transaction came too late; nothing of it was kept
-    ├── TaskTimeout               raised inside a task whose time is up (also a TimeoutError)
-    ├── SoftTimeout               raised inside a task that should come to an end (also a TimeoutError)
+    ├── AttemptOver               raised inside a task whose transaction came too late and was rolled back
+    ├── TaskTimeout               raised inside a task whose timeout has passed (also a TimeoutError)
+    ├── SoftTimeout               raised inside a task whose soft timeout has passed (also a TimeoutError)
     ├── TaskAborted               raised inside a task that was cancelled
-    ├── RetryLater                a task raises it to be tried again after a while, which is not a failure
-    └── GiveUp                    a task raises it to fail at once, whatever tries are left
+    ├── RetryLater                raised by a task to run again later, which does not count as a failure
+    └── GiveUp                    raised by a task to fail at once, without further retries
 
-A message names the thing, what was expected, what was found, and what to do.
+A message names the object, what was expected, what was found, and what to do.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ from typing import Any
 
 
 class OrchestratorError(Exception):
-    """Base of every error raised on purpose by this package."""
+    """Base class of all errors that this package raises on purpose."""
 
     data: Mapping[str, Any] = MappingProxyType({})
-    """What it knows beside its text, as plain data; of a remote error, the attributes that the exception had."""
+    """Structured data beside the message. For a remote error, the attributes of the exception."""
 
 
 class ConfigurationError(OrchestratorError):
@@ -68,11 +68,11 @@ class SchemaError(ConfigurationError):
 
 
 class Forbidden(OrchestratorError):
-    """The HTTP API knows the key, or the user, and does not let them do this: for its scope, or what it is for."""
+    """The HTTP API knows the key or user, but their scope does not allow this."""
 
 
 class InvalidTask(OrchestratorError):
-    """A task, its options or its arguments cannot be accepted; nothing was written."""
+    """A task, its options or its arguments are invalid. Nothing was written."""
 
 
 class UnknownTask(InvalidTask):
@@ -80,15 +80,15 @@ class UnknownTask(InvalidTask):
 
 
 class PayloadError(InvalidTask):
-    """An argument or a result cannot be serialised, or is too large."""
+    """An argument or a result cannot be serialized, or is too large."""
 
 
 class StateTooLarge(PayloadError):
-    """A run cannot keep what was sent to it beside what it keeps already; nothing was written, and the run goes on."""
+    """A message would exceed the size limit of a run's state. Nothing was written, and the run continues."""
 
 
 class Duplicate(OrchestratorError):
-    """Another task has the unique key; nothing was written. `task_id` is that task's id."""
+    """Another task has the unique key. Nothing was written. `task_id` is the id of that task."""
 
     def __init__(self, message: str, task_id: str = "") -> None:
         super().__init__(message)
@@ -96,7 +96,7 @@ class Duplicate(OrchestratorError):
 
     @classmethod
     def other_call(cls, key: str, task_id: str, difference: str = "another name or other arguments") -> Duplicate:
-        """Say that an idempotency key belongs to another call."""
+        """Return the error that an idempotency key belongs to a different call."""
         return cls(
             f"Task {task_id} was enqueued under the key {key!r} with {difference}; this one was not enqueued. A "
             f"repeated call is the same in all of that, and another one needs a key of its own.",
@@ -105,7 +105,7 @@ class Duplicate(OrchestratorError):
 
 
 class InvalidWorkflow(OrchestratorError):
-    """A workflow definition or the parameters of a run cannot be accepted; nothing was written."""
+    """A workflow definition or the parameters of a run are invalid. Nothing was written."""
 
 
 class UnknownOption(InvalidTask, InvalidWorkflow, TypeError):
@@ -113,26 +113,26 @@ class UnknownOption(InvalidTask, InvalidWorkflow, TypeError):
 
 
 class ExpressionError(InvalidWorkflow):
-    """An expression cannot be read, or does not fit the values it is given."""
+    """An expression cannot be parsed or evaluated."""
 
 
 class Unavailable(OrchestratorError):
-    """Postgres or the payload store is away. Nothing was written, so the same call may be made again."""
+    """Postgres or the payload store is away. Nothing was written, so the call can be retried safely."""
 
 
 class Uncertain(OrchestratorError):
-    """The connection to Postgres broke during a write: look whether it was done before making the call again."""
+    """The connection to Postgres broke during a write. Check whether it was committed before you retry."""
 
 
 class NotFound(OrchestratorError):
     """No task or run has that id."""
 
     sought: tuple[str, str] | None = None
-    """Whether a task or a run was looked for, and by which id, where that is all that is wrong."""
+    """`task` or `run`, and the id, if that is all that is wrong."""
 
     @classmethod
     def by_id(cls, what: str, identifier: str) -> NotFound:
-        """Say that there is no task or run of this id, or none any more."""
+        """Return the error that no task or run has this id, at least not any more."""
         error = cls(
             f"No {what} has the id {identifier}. If one had, it may have been pruned: the settings retention_success "
             f"and retention_failed say how long what has ended is kept."
@@ -142,15 +142,15 @@ class NotFound(OrchestratorError):
 
 
 class WrongState(OrchestratorError):
-    """The task or run is in a state that does not allow what was asked."""
+    """The state of the task or run does not allow the request."""
 
 
 class ResultTimeout(OrchestratorError, TimeoutError):
-    """The result did not come within the time that the caller gave; the task goes on."""
+    """The result did not arrive within the caller's timeout. The task continues."""
 
 
 class TaskEnded(OrchestratorError):
-    """A result was asked of a task that ended without one."""
+    """The result of a task was requested that ended without one."""
 
 
 class TaskFailed(TaskEnded):
@@ -178,9 +178,9 @@ class TaskSkipped(TaskEnded):
 
 
 class RunFailed(OrchestratorError):
-    """Results were asked of a run that failed or was cancelled.
+    """Results were requested of a run that failed or was cancelled.
 
-    Of a workflow as code, `kind` is the type of what its code raised, and `data` its attributes.
+    For a workflow as code, `kind` is the type of the exception that the code raised, and `data` its attributes.
     """
 
     def __init__(self, message: str, *, kind: str = "", data: Mapping[str, Any] | None = None) -> None:
@@ -190,7 +190,7 @@ class RunFailed(OrchestratorError):
 
 
 class WorkflowFailed(OrchestratorError):
-    """Raised inside a workflow to fail its run with a message, and with data for its callers."""
+    """Raise this in a workflow to fail its run with a message, and with data for its callers."""
 
     def __init__(self, *args: object, data: Mapping[str, Any] | None = None) -> None:
         super().__init__(*args)
@@ -198,7 +198,7 @@ class WorkflowFailed(OrchestratorError):
 
 
 class OperationFailed(OrchestratorError):
-    """A side effect of a workflow raised. `kind` is the exception's type; on replay it fails the same way."""
+    """A side effect of a workflow raised. `kind` is the type of the exception. Replay raises the same error."""
 
     def __init__(self, message: str, *, kind: str = "", data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -207,11 +207,11 @@ class OperationFailed(OrchestratorError):
 
 
 class HandlerError(OrchestratorError):
-    """A query or an update of a run of code has no answer; its text names the error on the other side."""
+    """A query or an update of a code run has no answer. The message names the remote error."""
 
 
 class UnknownHandler(HandlerError):
-    """The code of the run answers no query or update of that name."""
+    """The code of the run has no query or update of that name."""
 
 
 class InvalidArguments(HandlerError):
@@ -219,7 +219,7 @@ class InvalidArguments(HandlerError):
 
 
 class UpdateRefused(HandlerError):
-    """The validator of an update refused it: its handler was not called, and nothing was done."""
+    """The validator of an update refused it. The handler was not called."""
 
 
 class HandlerFailed(HandlerError):
@@ -232,21 +232,21 @@ HANDLER_ERRORS: Mapping[str, type[HandlerError]] = {
     "refused": UpdateRefused,
     "failed": HandlerFailed,
 }
-"""By how far a query or an update came. Workers of the previous release do not say."""
+"""By phase that the query or update reached. Workers of the previous release do not send it."""
 
 
 class PromiseRejected(OrchestratorError):
-    """Somebody rejected the promise that a workflow waited for."""
+    """The promise that a workflow waited for was rejected."""
 
 
 class NotDeterministic(OrchestratorError):
-    """A workflow called what would give another answer on replay; the message names what to call instead."""
+    """A workflow called a function that could return another value on replay. The message names the replacement."""
 
 
 class DeterminismViolation(OrchestratorError):
     """The code of a workflow no longer fits the history of a run.
 
-    `event` is the number of the event where they part, and `difference` shows both.
+    `event` is the number of the first differing event, and `difference` shows both sides.
     """
 
     def __init__(self, message: str, event: int = 0, difference: str = "") -> None:
@@ -260,18 +260,18 @@ class DeterminismViolation(OrchestratorError):
 
 
 class AttemptOver(OrchestratorError):
-    """Raised inside a task that would complete in a transaction, but whose attempt no longer counts."""
+    """Raised inside a task that completes in a transaction, if its attempt is no longer current."""
 
 
 class TaskTimeout(OrchestratorError, TimeoutError):
-    """Raised inside a task whose time is up."""
+    """Raised inside a task whose timeout has passed."""
 
     def __str__(self) -> str:
-        return super().__str__() or "ran longer than its timeout"  # raised in a thread from outside, it has no words
+        return super().__str__() or "ran longer than its timeout"  # raised in a thread from outside, it has no message
 
 
 class SoftTimeout(OrchestratorError, TimeoutError):
-    """Raised inside a task that has run for its soft timeout; it may be caught, to clean up or to return early."""
+    """Raised inside a task whose soft timeout has passed. Catch it to clean up or to return early."""
 
     def __str__(self) -> str:
         return super().__str__() or "ran longer than its soft timeout"
@@ -282,7 +282,7 @@ class TaskAborted(OrchestratorError):
 
 
 class RetryLater(OrchestratorError):
-    """Raise it inside a task to be tried again after `seconds`. It is no failure, so it is charged to no policy."""
+    """Raise this in a task to run it again after `seconds`. It does not count as a failure."""
 
     def __init__(self, seconds: float, reason: str = "") -> None:
         if not isinstance(seconds, (Real, Decimal)) or not 0 <= seconds <= 1e9:
@@ -292,7 +292,7 @@ class RetryLater(OrchestratorError):
 
 
 class GiveUp(OrchestratorError):
-    """Raise it inside a task to fail at once, whatever tries are left, with data for its callers."""
+    """Raise this in a task to fail at once, without further retries, with data for its callers."""
 
     def __init__(self, *args: object, data: Mapping[str, Any] | None = None) -> None:
         super().__init__(*args)
@@ -303,7 +303,7 @@ _TYPE = "urn:orchestrator:error:"
 
 
 def to_problem(error: OrchestratorError) -> tuple[str, dict[str, Any]]:
-    """Return a stable name for the kind of an error, and its data beside its text, for HTTP."""
+    """Return a stable name for the type of an error, and its structured data, for HTTP."""
     kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == __name__)
     data: dict[str, Any] = {"attributes": dict(error.data)} if error.data else {}
     if isinstance(error, Duplicate) and error.task_id:
@@ -314,7 +314,7 @@ def to_problem(error: OrchestratorError) -> tuple[str, dict[str, Any]]:
 
 
 def from_problem(type_: str, text: str, data: Mapping[str, Any]) -> OrchestratorError | None:
-    """Return an error from its form over HTTP; None if this release does not know its kind."""
+    """Return an error from its HTTP form, or None if this release does not know its type."""
     kind = globals().get(type_.removeprefix(_TYPE)) if type_.startswith(_TYPE) else None
     if not isinstance(kind, type) or not issubclass(kind, OrchestratorError) or kind is RetryLater:
         return None
@@ -329,27 +329,27 @@ def from_problem(type_: str, text: str, data: Mapping[str, Any]) -> Orchestrator
     return error
 
 
-_MOST_COMPARED = 1_000
-"""Names among which the nearest is looked for."""
-_LONGEST_COMPARED = 200
-_MOST_WORK = 300_000
-"""Pairs of characters that are compared on the way: names of 17 characters with a thousand others, or long ones with
-few. A million take some 0.1 seconds, and the leader may be the one who looks."""
+_MAX_NAMES = 1_000
+"""Names compared to find similar ones, at most."""
+_MAX_LENGTH = 200
+_MAX_COMPARISONS = 300_000
+"""Pairs of characters compared, at most: names of 17 characters with a thousand others, or long ones with few. A
+million take some 0.1 seconds, and the leader may be waiting."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ` Did you mean 'x'?` for the nearest known name, or nothing."""
-    if len(name) > _LONGEST_COMPARED:
+    """Return ` Did you mean 'x'?` for the most similar known name, or an empty string."""
+    if len(name) > _MAX_LENGTH:
         return ""
-    some: list[str] = []
-    work = 0
-    for other in itertools.islice(known, _MOST_COMPARED):
-        work += len(name) * min(len(other), _LONGEST_COMPARED)
-        if work > _MOST_WORK:
+    candidates: list[str] = []
+    comparisons = 0
+    for candidate in itertools.islice(known, _MAX_NAMES):
+        comparisons += len(name) * min(len(candidate), _MAX_LENGTH)
+        if comparisons > _MAX_COMPARISONS:
             break
-        if len(other) <= _LONGEST_COMPARED:
-            some.append(other)
-    from difflib import get_close_matches  # which a process without mistakes does without
+        if len(candidate) <= _MAX_LENGTH:
+            candidates.append(candidate)
+    from difflib import get_close_matches  # imported late: only needed for errors
 
-    nearest = get_close_matches(name, some, n=1)
+    nearest = get_close_matches(name, candidates, n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""

@@ -1,6 +1,6 @@
-"""Executors: what a task says to them, `@app.task(executor=Process(command=["convert"]))`, and what a new one is.
+"""Options of executors, as in `@app.task(executor=Process(command=["convert"]))`, and base classes for new executors.
 
-How each is used, and how to write one: docs/executors.md.
+docs/executors.md describes how to use and write executors.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -43,7 +43,7 @@ _PLUGINS = {"CloudRun": "cloud_run", "Dask": "dask", "Kubernetes": "kubernetes",
 
 
 def __getattr__(name: str) -> Any:
-    """Load the options of a plugin when somebody names them."""
+    """Load the options of a plugin when they are first accessed."""
     if name not in _PLUGINS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return options_of(_PLUGINS[name])

@@ -1,4 +1,4 @@
-"""Public names of a package that load when one is asked for: importing a part of the package does without them."""
+"""Lazy loading of the public names of a package, so that importing part of the package stays fast."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -7,16 +7,16 @@ from typing import Any
 
 
 def load_lazily(package: dict[str, Any]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a package with these globals, whose module `public` has the names."""
-    whole = package["__name__"]
+    """Return `__getattr__` and `__dir__` for a package. `package` is its globals; its module `public` has the names."""
+    package_name = package["__name__"]
 
     def load(name: str) -> Any:
         if name.startswith("__") and name != "__all__":
-            raise AttributeError(f"module {whole!r} has no attribute {name!r}")
-        if find_spec(f"{whole}.{name}") is not None:
-            return import_module(f"{whole}.{name}")
-        package[name] = found = getattr(import_module(f"{whole}.public"), name)
-        return found
+            raise AttributeError(f"module {package_name!r} has no attribute {name!r}")
+        if find_spec(f"{package_name}.{name}") is not None:
+            return import_module(f"{package_name}.{name}")
+        package[name] = value = getattr(import_module(f"{package_name}.public"), name)
+        return value
 
     def names() -> list[str]:
         return sorted({*package, *load("__all__")})

@@ -1,4 +1,4 @@
-"""Memory that a process can do without: what loading its modules took, and an allocator's arena for each thread."""
+"""Reduces the memory of a process: memory left by loading modules, and malloc arenas per thread."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _ARENAS = 2
 
 
 def limit_arenas() -> None:
-    """Have all threads allocate from two arenas, and not each from one of its own; called before there are any.
+    """Limit malloc to two arenas for all threads. Call it before starting threads.
 
-    Threads of Python allocate by turns anyway. What `MALLOC_ARENA_MAX` in the environment says goes before this.
+    Python threads rarely allocate in parallel. `MALLOC_ARENA_MAX` in the environment takes precedence.
     """
     library = ctypes.CDLL(None)
-    if "MALLOC_ARENA_MAX" not in os.environ and hasattr(library, "mallopt"):  # glibc has it, others do not
+    if "MALLOC_ARENA_MAX" not in os.environ and hasattr(library, "mallopt"):  # only in glibc
         library.mallopt(_ARENA_MAX, _ARENAS)
 
 
 def settle() -> None:
-    """Take what is loaded as what stays, called once it all is: in a parent, before it forks.
+    """Treat everything loaded so far as permanent. A parent calls this before it forks.
 
-    No collection looks at it again, which would write to it and so copy what processes share. What the compiler used,
-    where modules have no bytecode on disk, goes back to the system: 14 MB for the driver of Redis alone.
+    The garbage collector then no longer touches these objects, which would copy pages that processes share. Memory used
+    by the compiler for modules without bytecode is returned to the system: 14 MB for the Redis driver alone.
     """
     gc.collect()
     gc.freeze()

@@ -1,8 +1,8 @@
-"""Write a log that nobody need read.
+"""A log handler that never blocks.
 
-A write to a full pipe, a stopped terminal or a journal that hangs waits until somebody reads. A process whose heartbeat
-waits with it counts as dead. So lines that cannot be written at once are kept for a while, in order, and further ones
-are dropped and counted.
+A write to a full pipe, a stopped terminal or a hanging journal blocks until somebody reads. If a heartbeat waits for
+it, the process counts as dead. So lines that cannot be written at once are buffered in order. When the buffer is full,
+further lines are dropped and counted.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
-_MOST_BYTES = 2_000_000
-"""Bytes of lines that are kept until they can be written."""
-_LAST_LINES = 1.0
-"""Seconds that the last lines of a process get."""
+_MAX_BUFFER = 2_000_000
+"""Bytes of buffered lines, at most."""
+_FLUSH_TIMEOUT = 1.0
+"""Seconds to write buffered lines when the process ends."""
 
 
 class NonblockingHandler(logging.Handler):
-    """Writes to a file descriptor, and never waits for it."""
+    """Writes to a file descriptor without waiting."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self.descriptor = descriptor
         self._output: _Output | None = None
-        self._waiting: deque[tuple[bytes, int]] = deque()
-        """Lines, and how many they are."""
+        self._buffer: deque[tuple[bytes, int]] = deque()
+        """Encoded text, and its number of lines."""
         self._size = 0
         self._dropped = 0
         self._process = os.getpid()
         self._open()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or keep it for later."""
+        """Write a record, or buffer it."""
         try:
             line = self.format(record)
-        except Exception as error:  # noqa: BLE001  # the usual complaint goes to stderr, and would wait there
+        except Exception as error:  # noqa: BLE001  # logging's default error output to stderr could block
             line = f"a line of this log cannot be shown: {record.msg!r}: {error!r}"
-        self._keep(f"{line}\n")
+        self._enqueue(f"{line}\n")
         self._send()
 
     def write(self, text: str, lines: int = 1) -> None:
-        """Write so many whole lines that are nobody's record, or keep them for later."""
+        """Write complete lines that do not come from a log record, or buffer them."""
         self.acquire()
         try:
-            self._keep(text, lines)
+            self._enqueue(text, lines)
             self._send()
         finally:
             self.release()
 
     @property
     def is_behind(self) -> bool:
-        """Say whether something waits to be written."""
-        return bool(self._waiting)
+        """Whether lines are buffered."""
+        return bool(self._buffer)
 
     def retry(self) -> None:
-        """Write what could not be written before, as far as that is possible now."""
-        if not self._waiting:
+        """Write as many buffered lines as possible now."""
+        if not self._buffer:
             return
         self.acquire()
         try:
@@ -74,18 +74,18 @@ class NonblockingHandler(logging.Handler):
             self.release()
 
     def flush(self) -> None:
-        """Write what was kept, at the end of the process, and give it a moment."""
-        give_up_at = time.monotonic() + _LAST_LINES
+        """Write buffered lines at the end of the process, within a short timeout."""
+        give_up_at = time.monotonic() + _FLUSH_TIMEOUT
         self.retry()
-        while self._waiting and time.monotonic() < give_up_at:
+        while self._buffer and time.monotonic() < give_up_at:
             select.select([], [self.descriptor], [], give_up_at - time.monotonic())
             self.retry()
 
     def close(self) -> None:
-        """Let go of what was opened; what was given stays open.
+        """Close the duplicate of the descriptor. The original stays open.
 
-        It is opened again if a line comes: `logging.config` closes all handlers that there are, and what was opened
-        may be a connection to somebody by then.
+        The next line opens it again: `logging.config` closes all existing handlers, and a closed descriptor's number
+        may by then belong to a connection.
         """
         _opened.discard(self)
         if self._output is not None:
@@ -99,83 +99,80 @@ class NonblockingHandler(logging.Handler):
             _opened.add(self)
         return self._output
 
-    def _keep(self, text: str, lines: int = 1) -> None:
-        if self._process != os.getpid():  # a fork: what was kept is written by the process that it is a copy of
+    def _enqueue(self, text: str, lines: int = 1) -> None:
+        if self._process != os.getpid():  # after a fork, the parent writes its buffer itself
             self._process = os.getpid()
-            self._waiting.clear()
+            self._buffer.clear()
             self._size = 0
-        if self._size >= _MOST_BYTES:
+        if self._size >= _MAX_BUFFER:
             self._dropped += lines
         else:
             self._append(text.encode(errors="backslashreplace"), lines)
 
     def _append(self, data: bytes, lines: int) -> None:
-        self._waiting.append((data, lines))
+        self._buffer.append((data, lines))
         self._size += len(data)
 
     def _send(self) -> None:
-        while self._waiting or self._dropped:
-            if not self._waiting:
+        while self._buffer or self._dropped:
+            if not self._buffer:
                 self._append(f"{self._dropped} lines of this log were dropped: nobody read it\n".encode(), 1)
                 self._dropped = 0
-            data, lines = self._waiting[0]
+            data, lines = self._buffer[0]
             written = self._open().write(data)
             self._size -= written
             if written < len(data):
-                self._waiting[0] = data[written:], lines
+                self._buffer[0] = data[written:], lines
                 return
-            self._waiting.popleft()
+            self._buffer.popleft()
 
 
 _opened: WeakSet[NonblockingHandler] = WeakSet()
 
 
 def nonblocking_handlers() -> list[NonblockingHandler]:
-    """Return all of this process."""
+    """Return all open handlers of this process."""
     return list(_opened)
 
 
 def nonblocking(descriptor: int) -> NonblockingHandler:
-    """Return the one that writes to a descriptor, so that all lines stay in order."""
-    return next((one for one in _opened if one.descriptor == descriptor), None) or NonblockingHandler(descriptor)
+    """Return the handler for a descriptor. Sharing it keeps all lines in order."""
+    return next((h for h in _opened if h.descriptor == descriptor), None) or NonblockingHandler(descriptor)
 
 
 class _Output:
-    """Writes what it can without waiting."""
-
     def __init__(self, write: Callable[[bytes], int], close: Callable[[], None] = lambda: None) -> None:
         self._write = write
         self.close = close
 
     def write(self, data: bytes) -> int:
-        """Return how many bytes were written."""
         try:
             return self._write(data)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError:
-            return len(data)  # nobody will ever read it: the other end is closed
+            return len(data)  # discard the data: the other end is closed
 
 
 def _open(descriptor: int) -> _Output:
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISSOCK(mode):
-        line = socket.socket(fileno=os.dup(descriptor))
-        return _Output(lambda data: line.send(data, socket.MSG_DONTWAIT), line.close)
+        connection = socket.socket(fileno=os.dup(descriptor))
+        return _Output(lambda data: connection.send(data, socket.MSG_DONTWAIT), connection.close)
     if stat.S_ISFIFO(mode) or os.isatty(descriptor):
-        # Opened again, and not merely made non-blocking: that would hold for all that share it, tasks that print too.
+        # O_NONBLOCK on the original would affect all processes that share it, also tasks that print.
         try:
-            again = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        except OSError:  # another system, or another user's
+            reopened = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        except OSError:  # not Linux, or the file of another user
             return _Output(lambda data: _write_if_ready(descriptor, data))
-        return _Output(lambda data: os.write(again, data), lambda: os.close(again))
-    # A copy: a task that closes the descriptor itself may make it that of a connection, in which no line may stand.
+        return _Output(lambda data: os.write(reopened, data), lambda: os.close(reopened))
+    # Duplicate it: if a task closes the descriptor, its number may be reused for a connection.
     copy = os.dup(descriptor)
     return _Output(lambda data: os.write(copy, data), lambda: os.close(copy))
 
 
 def _write_if_ready(descriptor: int, data: bytes) -> int:
-    """Write as much at a time as a pipe that is ready takes for certain, unless others fill it at this very moment."""
+    """Write in pieces of PIPE_BUF bytes, which never block on a ready pipe unless others fill it at the same time."""
     written = 0
     while written < len(data) and select.select([], [descriptor], [], 0)[1]:
         written += os.write(descriptor, data[written : written + select.PIPE_BUF])
@@ -183,7 +180,7 @@ def _write_if_ready(descriptor: int, data: bytes) -> int:
 
 
 def flush_within(seconds: float, *streams: Any) -> None:
-    """Flush streams, but wait no longer than this for somebody to read them."""
+    """Flush streams, but wait at most this many seconds."""
 
     def flush() -> None:
         for stream in streams:

@@ -1,4 +1,4 @@
-"""The names that `from orchestrator import …` gives; they are loaded when the first is asked for."""
+"""The names in `from orchestrator import …`, loaded when the first is accessed."""
 
 from orchestrator.domain.limits.buckets import Rate
 from orchestrator.domain.tasks.callbacks import TaskFailure

@@ -1,10 +1,10 @@
-"""References to payloads that are stored outside Postgres: what travels in place of a large value.
+"""References: they replace large values that are stored outside Postgres.
 
-A reference is an extension of MessagePack, as a sealed value is, so it stands wherever a value stands, and the
-scheduler copies it into others without reading the payload. It holds nothing secret: where the payload is, how large,
-and the hash of its directory, by which a reader sees that nothing was altered.
+A reference is a MessagePack extension, like a sealed value. So it can take the place of any value, and the scheduler
+can copy it without reading the payload. It contains no secrets: the location, the size, and the hash of the payload's
+directory, with which a reader detects changes.
 
-The name of an object is made of the numbers here, and of nothing else that anyone could have written.
+The name of an object consists only of the numbers in the reference, and never of text that somebody else wrote.
 """
 
 from __future__ import annotations
@@ -17,59 +17,59 @@ import msgspec
 from msgspec.msgpack import Ext
 
 CODE = 3
-"""Of the extension."""
+"""The code of the MessagePack extension."""
 MARK = b"\x93payload"
-"""With which the data of each begins; where it does not stand, there is no reference."""
+"""The first bytes of the data of each reference. Data without them contains no references."""
 SHORTEST = 100
-"""Bytes; what is shorter holds none."""
+"""The minimum size of data with a reference, in bytes."""
 _SIZES = {b"\xc7": 3, b"\xc8": 4, b"\xc9": 6}
 
 ARGUMENTS, RESULT = "c", "r"
-"""What it is of its task: the arguments of the call, or what an attempt of it came to."""
+"""The content: arguments of a call, or the result of an attempt."""
 WHOLE, ITEMS, BYTES = "v", "l", "b"
-"""How it is written: one value, a list whose items can be read one by one, or bytes."""
+"""The format: a single value, a list whose items can be read separately, or bytes."""
 
 
 class Reference(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Where a stored payload is, and what it must be."""
+    """The location and the expected content of a stored payload."""
 
     owner: bytes
-    """The run, or the task without a run, with which it goes."""
+    """The run, or the task if it has no run, with which the payload is deleted."""
     task: bytes
     attempt: int
-    """Which has written it; 0 for arguments."""
+    """The attempt that wrote it. 0 for arguments."""
     what: Literal["c", "r"]
     key: bytes
-    """Sixteen random bytes: nobody can guess the name of an object."""
+    """Sixteen random bytes, so that nobody can guess the name of an object."""
     size: int
-    """Bytes of the value."""
+    """The size of the value in bytes."""
     directory: int
-    """Where the directory begins."""
+    """The offset of the directory."""
     length: int
-    """Bytes of the directory."""
+    """The size of the directory in bytes."""
     digest: bytes
-    """SHA-256 of the directory, which has those of all chunks."""
+    """The SHA-256 of the directory, which contains the hashes of all chunks."""
     form: Literal["v", "l", "b"] = "v"
     count: int = 0
-    """Items of a list."""
+    """The number of items of a list."""
     item: int | None = None
-    """One item of it, which this is about."""
+    """The index of a list item, if the reference is for a single item."""
 
     @property
     def name(self) -> ObjectName:
-        """What the object is called."""
+        """The name of the object."""
         return ObjectName(self.owner, self.task, self.attempt, self.what, self.key)
 
     def at(self, item: int) -> Reference:
-        """Return a reference to one item of a list."""
+        """Return a reference to one item of the list."""
         return msgspec.structs.replace(self, item=item)
 
     def extension(self) -> Ext:
-        """Return it as a part of a value."""
+        """Return the reference as part of a value."""
         return Ext(CODE, MARK + _encode(self))
 
     def encoded(self) -> bytes:
-        """Return it as encoded data."""
+        """Return the reference as encoded data."""
         return _encode(self.extension())
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ _decode = msgspec.msgpack.Decoder(Reference).decode
 
 
 class ObjectName(NamedTuple):
-    """What an object is called in any store: its folder is that of its owner."""
+    """The name of an object in any store. Objects of one owner share a folder."""
 
     owner: bytes
     task: bytes
@@ -92,21 +92,21 @@ class ObjectName(NamedTuple):
 
     @property
     def shard(self) -> str:
-        """One of 256 parts of a store, which are listed one after the other."""
+        """The part of the store, one of 256 that are listed separately."""
         return self.owner[-1:].hex()
 
     @property
     def path(self) -> str:
-        """Where it is below the store, with / between."""
+        """The path within the store, separated by slashes."""
         return f"{self.shard}/{self.owner.hex()}/{self.task.hex()}.{self.attempt}.{self.what}.{self.key.hex()}"
 
     @classmethod
     def parse(cls, path: str) -> ObjectName | None:
-        """Return what an object of that path is called; None if it is none of ours."""
-        found = _PATH.fullmatch(path)
-        if found is None:
+        """Return the name of the object with this path, or None if the path is not one of ours."""
+        match = _PATH.fullmatch(path)
+        if match is None:
             return None
-        owner, task, attempt, what, key = found.groups()
+        owner, task, attempt, what, key = match.groups()
         name = cls(bytes.fromhex(owner), bytes.fromhex(task), int(attempt), what, bytes.fromhex(key))
         return name if name.path == path else None
 
@@ -115,54 +115,54 @@ _PATH = re.compile(r"[0-9a-f]{2}/([0-9a-f]{32})/([0-9a-f]{32})\.(\d{1,10})\.([cr
 
 
 def is_reference(data: bytes) -> bool:
-    """Say whether encoded data is one reference as a whole."""
+    """Return whether encoded data is a reference as a whole."""
     head = _SIZES.get(data[:1])
     return head is not None and data[head - 1 : head + len(MARK)] == bytes([CODE]) + MARK
 
 
 def whole_reference(data: bytes) -> Reference | None:
-    """Return the reference that encoded data is; None if it is something else."""
+    """Return the reference if encoded data is one, else None."""
     return read_reference(data[_SIZES[data[:1]] :]) if is_reference(data) else None
 
 
 def read_reference(data: bytes) -> Reference:
-    """Return the reference that the data of an extension is."""
+    """Decode a reference from the data of an extension."""
     if not data.startswith(MARK):
         raise ValueError("a reference to a stored payload was expected")
     try:
-        found = _decode(data[len(MARK) :])
+        ref = _decode(data[len(MARK) :])
     except msgspec.MsgspecError as error:
         raise ValueError(f"a reference to a stored payload cannot be read: {error}") from error
-    lengths = [len(part) for part in (found.owner, found.task, found.key, found.digest)]
-    if lengths != [16, 16, 16, 32] or min(found.attempt, found.size, found.directory, found.length, found.count) < 0:
+    lengths = [len(part) for part in (ref.owner, ref.task, ref.key, ref.digest)]
+    if lengths != [16, 16, 16, 32] or min(ref.attempt, ref.size, ref.directory, ref.length, ref.count) < 0:
         raise ValueError("a reference to a stored payload is damaged")
-    return found
+    return ref
 
 
 def may_hold_references(data: bytes) -> bool:
-    """Say whether there may be a reference in encoded data that is not sealed."""
+    """Return whether unsealed encoded data may contain a reference."""
     return len(data) >= SHORTEST and MARK in data
 
 
 def owners_in(data: bytes) -> set[bytes]:
-    """Return the owners of the stored payloads that encoded data names."""
-    found: set[bytes] = set()
-    place = data.find(MARK) if len(data) >= SHORTEST else -1
-    while place >= 0:
-        owner = data[place + len(MARK) + 3 : place + len(MARK) + 19]  # [owner, …]: the array, then bytes of 16
+    """Return the owners of all payloads that encoded data references."""
+    owners: set[bytes] = set()
+    offset = data.find(MARK) if len(data) >= SHORTEST else -1
+    while offset >= 0:
+        owner = data[offset + len(MARK) + 3 : offset + len(MARK) + 19]  # [owner, …]: the array, then bytes of 16
         if len(owner) == 16:
-            found.add(owner)
-        place = data.find(MARK, place + 1)
-    return found
+            owners.add(owner)
+        offset = data.find(MARK, offset + 1)
+    return owners
 
 
 def as_reference(value: Any) -> Reference | None:
-    """Return the reference that a decoded value is, where its decoder reads none."""
+    """Return the reference that a decoded value is, or None."""
     return read_reference(bytes(value.data)) if isinstance(value, Ext) and value.code == CODE else None
 
 
 class StoredItems(Sequence[Any]):
-    """The items of a stored list, each of which is a reference."""
+    """The items of a stored list, each as a reference."""
 
     def __init__(self, reference: Reference) -> None:
         self._reference = reference
@@ -170,13 +170,13 @@ class StoredItems(Sequence[Any]):
     def __len__(self) -> int:
         return self._reference.count
 
-    def __getitem__(self, place: Any) -> Any:
-        if not 0 <= place < self._reference.count:
-            raise IndexError(place)
-        return self._reference.at(place).extension()
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < self._reference.count:
+            raise IndexError(index)
+        return self._reference.at(index).extension()
 
 
 def stored_items(value: Any) -> StoredItems | None:
-    """Return the items of a stored list; None if a value is none."""
-    found = as_reference(value)
-    return StoredItems(found) if found is not None and found.form == ITEMS and found.item is None else None
+    """Return the items of a stored list, or None for any other value."""
+    ref = as_reference(value)
+    return StoredItems(ref) if ref is not None and ref.form == ITEMS and ref.item is None else None

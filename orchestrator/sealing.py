@@ -1,12 +1,12 @@
-"""Values sealed with AES-256-GCM: a copy of Postgres or Redis reveals none of them.
+"""Sealing: values encrypted with AES-256-GCM, so that a copy of Postgres or Redis reveals none of them.
 
-A sealed value is an extension of MessagePack, so it stands wherever a value stands, and the scheduler copies it into
-others without opening it. In columns of text and JSON it is a text that begins with `sealed:`.
+A sealed value is a MessagePack extension, so it can take the place of any value, and the scheduler can copy it without
+decrypting it. In columns of text and JSON it is a text that starts with `sealed:`.
 
     kind (1 byte), length of the key's id (1), the id, nonce (12), ciphertext and tag
 
-The kind, and the namespace, from which the key is derived, are bound: the arguments of a task open as no result, and
-nothing opens in another namespace. What this process can open is known by the ids of its keys.
+Kind and namespace are authenticated: the arguments of a task cannot be decrypted as a result, and nothing can be
+decrypted in another namespace, because the key is derived from the namespace. Keys are looked up by id.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from orchestrator.secret_keys import decode_secret, read_secrets
 from orchestrator.settings import Settings
 
 CODE = 2
-"""Of the extension."""
+"""The code of the MessagePack extension."""
 CALL, VALUE = b"c", b"v"
-"""The kinds: the arguments of a call, and any other value or text."""
+"""The kinds of values: the arguments of a call, and everything else."""
 _TEXT = "sealed:"
 _PLAIN = "plain"
-"""In the first place of the keys, it says that nothing is sealed, and the others open."""
+"""As the first entry of the keys: do not seal values, but decrypt with the other keys."""
 _NONCE = 12
 _KEY_ID = re.compile(r"[A-Za-z0-9_.-]{1,32}")
 _ADVICE = "Make one with: orchestrator keys generate-data"
 
 _ciphers: dict[str, dict[bytes, Any]] = {}
-"""By the ids of keys, the ciphers of this process: several where namespaces or applications have the same id."""
+"""The ciphers of this process by key id. Different namespaces or applications may use the same id."""
 
 
 class Sealed(PayloadError):
-    """A value cannot be opened: its key is not here, or it was altered."""
+    """A value cannot be decrypted: the key is missing, or the value was altered."""
 
     def __init__(self, message: str, key: str = "", *, is_missing: bool = False) -> None:
         super().__init__(message)
         self.key = key
-        """The id of the data key that has sealed it."""
+        """The id of the data key that sealed it."""
         self.is_missing = is_missing
-        """This process lacks that key; otherwise the value was altered, or is of another place."""
+        """This process lacks the key. Otherwise the value was altered or comes from another namespace."""
 
 
 class Vault:
-    """Seals with the first of the data keys."""
+    """Seals values with the first of the data keys."""
 
     def __init__(self, namespace: str, keys: dict[str, bytes]) -> None:
         for id, secret in keys.items():
@@ -67,11 +67,11 @@ class Vault:
         self._first = first
 
     def digest(self, data: bytes) -> bytes:
-        """Return a digest by which only a holder of the key can recognise the data."""
+        """Return a keyed digest, which only holders of the key can compare with known data."""
         return blake2b(data, key=self._first, digest_size=8).digest()
 
     def seal(self, kind: bytes, data: bytes) -> bytes:
-        """Return encoded data, sealed; what is sealed already, or stored elsewhere, stays as it is."""
+        """Return encoded data, sealed. Sealed values and references stay as they are."""
         return data if is_sealed(data) or is_reference(data) else msgspec.msgpack.encode(self._extension(kind, data))
 
     def _extension(self, kind: bytes, data: bytes) -> Ext:
@@ -81,43 +81,43 @@ class Vault:
         return Ext(CODE, b"".join((head, nonce, self._cipher.encrypt(nonce, data, head))))
 
     def opened(self, kind: bytes, data: bytes) -> bytes:
-        """Return encoded data, opened if it is sealed."""
+        """Return encoded data, decrypted if it is sealed."""
         return open_data(data, kind)
 
     def other_keys(self) -> list[str]:
-        """Return the ids of the keys that open, and seal no more."""
+        """Return the ids of keys that only decrypt."""
         return [id for id in _ciphers if id != self.key]
 
     def seal_text(self, text: str) -> str:
-        """Return a text, sealed as a text; an empty one says nothing, and stays as it is."""
+        """Return a text, sealed as a text. An empty text stays empty."""
         if not text or is_sealed_text(text):
             return text
         return _TEXT + base64.b64encode(self.seal(VALUE, msgspec.msgpack.encode(text))).decode()
 
     def seal_value_text(self, plain: Any) -> str:
-        """Return plain data, sealed as a text; what no message can carry is nothing."""
+        """Return plain data, sealed as a text. Empty if the data cannot be encoded."""
         try:
             return _TEXT + base64.b64encode(self.seal(VALUE, msgspec.msgpack.encode(plain))).decode()
         except (TypeError, ValueError, OverflowError, RecursionError):
             return ""
 
     def seal_json(self, text: str) -> str:
-        """Return JSON, sealed as JSON: the text of a text."""
+        """Return a JSON text, sealed as a JSON string."""
         return f'"{self.seal_text(text)}"' if text and not is_sealed_text(text[1:-1]) else text
 
 
 def vault_of(settings: Settings) -> Vault | None:
-    """Return what seals by these settings; None where nothing is sealed. What they can open, this process can."""
+    """Return the vault for the settings, or None if they seal nothing. From now on, this process has their keys."""
     if not settings.data_keys and not settings.data_keys_file:
         return None
     return _vault(settings.root, settings.data_keys, settings.data_keys_file)
 
 
 @lru_cache(maxsize=100)
-def _vault(namespace: str, given: str, path: str) -> Vault | None:
+def _vault(namespace: str, text: str, path: str) -> Vault | None:
     name = "data_keys"
     keys: dict[str, bytes] = {}
-    parts = read_secrets(name, given, path, _ADVICE)
+    parts = read_secrets(name, text, path, _ADVICE)
     for part in parts[parts[:1] == [_PLAIN] :]:
         id, colon, secret = part.partition(":")
         if not colon or id in keys:
@@ -131,7 +131,7 @@ def _vault(namespace: str, given: str, path: str) -> Vault | None:
 
 
 def check_key_id(id: str) -> str:
-    """Return the id of a key, or say why it is none."""
+    """Return the id of a key, or raise ConfigurationError if it is invalid."""
     if not _KEY_ID.fullmatch(id):
         raise ConfigurationError(
             f"The id of a data key: expected up to 32 letters, digits, _, . and -, found one of {len(id)} characters."
@@ -151,7 +151,7 @@ def _cipher(key: bytes) -> Any:
 
 
 def key_names(settings: Settings) -> list[str]:
-    """Return how a worker says which data keys it has: what others can open, it may have to hand back."""
+    """Return the announcements of all data keys of this process. Empty if `settings` have none."""
     vault_of(settings)
     has_keys = settings.data_keys or settings.data_keys_file
     return [key_name(id) for id in sorted(_ciphers)] if has_keys else []
@@ -161,40 +161,40 @@ _KEY_NAME = "@data-key:"
 
 
 def key_name(id: str) -> str:
-    """Return what a worker that has a data key knows, besides its tasks."""
+    """Return the announcement of a data key, among the names of a worker's tasks."""
     return _KEY_NAME + id
 
 
 def key_of_name(name: str) -> str | None:
-    """Return the data key that a worker says that it has; None if it speaks of a task."""
+    """Return the data key in an announced name, or None if the name is something else."""
     return name[len(_KEY_NAME) :] if name.startswith(_KEY_NAME) else None
 
 
-# -- opening, with whatever keys this process has
+# -- decrypting with the keys of this process
 
 
 def is_sealed(data: bytes) -> bool:
-    """Say whether encoded data is sealed as a whole."""
+    """Return whether encoded data is sealed as a whole."""
     head = _SIZES.get(data[:1])
     return head is not None and data[head - 1 : head] == bytes([CODE])
 
 
 _SIZES = {b"\xc7": 3, b"\xc8": 4, b"\xc9": 6}
-"""By its first byte, the length of what stands before the data of an extension; it ends with the code."""
+"""By first byte, the length of an extension's header. The last byte of the header is the code."""
 
 
 def key_of(data: bytes) -> str:
-    """Return the id of the key with which the data of an extension is sealed."""
+    """Return the id of the key that sealed the data of an extension."""
     return data[2 : 2 + data[1]].decode("ascii", "replace") if len(data) > 1 else ""
 
 
 def can_open(data: bytes) -> bool:
-    """Say whether this process has a key of the id with which the data of an extension is sealed."""
+    """Return whether this process has a key with the id that sealed the data of an extension."""
     return key_of(data) in _ciphers
 
 
 def open_extension(data: bytes, kind: bytes) -> bytes:
-    """Return what the data of an extension holds, or say why it cannot be opened."""
+    """Decrypt the data of an extension, or raise Sealed."""
     id = key_of(data)
     ciphers = _ciphers.get(id)
     if ciphers is None:
@@ -210,7 +210,7 @@ def open_extension(data: bytes, kind: bytes) -> bytes:
         for cipher in ciphers.values():
             try:
                 return bytes(cipher.decrypt(nonce, body, head))
-            except Exception as error:  # whatever a library calls it that a tag does not fit
+            except Exception as error:  # wrong tag: the type of the error depends on the library
                 if type(error).__name__ != "InvalidTag" and not isinstance(error, ValueError):
                     raise
     raise Sealed(
@@ -221,7 +221,7 @@ def open_extension(data: bytes, kind: bytes) -> bytes:
 
 
 def open_data(data: bytes, kind: bytes) -> bytes:
-    """Return encoded data, opened if it is sealed as a whole."""
+    """Return encoded data, decrypted if it is sealed as a whole."""
     return open_extension(extension_of(data), kind) if is_sealed(data) else data
 
 
@@ -230,7 +230,7 @@ def reveal(data: bytes, kind: bytes = VALUE) -> bytes: ...
 @overload
 def reveal(data: bytes | None, kind: bytes = VALUE) -> bytes | None: ...
 def reveal(data: bytes | None, kind: bytes = VALUE) -> bytes | None:
-    """Return encoded data, opened where this process can: a client over HTTP may have no keys."""
+    """Return encoded data, decrypted if this process can. Clients over HTTP may have no keys."""
     try:
         return data and open_data(data, kind)
     except Sealed:
@@ -238,28 +238,28 @@ def reveal(data: bytes | None, kind: bytes = VALUE) -> bytes | None:
 
 
 def open_text(text: str) -> str:
-    """Return a text, opened if it is sealed; in the place of one that cannot be, with which key it is."""
+    """Return a text, decrypted if it is sealed. If that is impossible, return a note with the id of its key."""
     revealed = reveal_text(text)
     return described(extension_of(as_data(revealed))) if is_sealed_text(revealed) else revealed
 
 
 def reveal_text(text: str) -> str:
-    """Return a text, opened where this process can: a client over HTTP may have the key."""
+    """Return a text, decrypted if this process can. The rest stays sealed for an HTTP client that has the key."""
     if not is_sealed_text(text):
         return text
     try:
-        return _told(msgspec.msgpack.decode(open_data(as_data(text), VALUE)))
+        return _content_text(msgspec.msgpack.decode(open_data(as_data(text), VALUE)))
     except (Sealed, ValueError):
         return text
 
 
-def _told(plain: Any) -> str:
-    """Return what was sealed as a text: a text, or data as JSON."""
+def _content_text(plain: Any) -> str:
+    """Return the content of a sealed text: a text, or data as JSON."""
     return plain if isinstance(plain, str) else msgspec.json.encode(plain).decode()
 
 
 def described(data: bytes) -> str:
-    """Say of the data of an extension, in the place of its value, with which key it is sealed."""
+    """Return a note that replaces a sealed value and names its key."""
     id = key_of(data)
     return f"(sealed with key {id})" if _KEY_ID.fullmatch(id) else "(sealed)"
 
@@ -270,24 +270,24 @@ _MARK = _TEXT.encode()
 
 
 def legible(text: str) -> str:
-    """Return a text for people, in which each sealed one is opened, or replaced by a note."""
-    return _IN_TEXT.sub(lambda found: open_text(found[0]), text) if _TEXT in text else text
+    """Return a text for display, with sealed texts in it decrypted or replaced by notes."""
+    return _IN_TEXT.sub(lambda match: open_text(match[0]), text) if _TEXT in text else text
 
 
 def reveal_json(data: bytes) -> bytes:
-    """Return JSON that a server has sent, in which each sealed text is opened where this process can.
+    """Return JSON from a server, with sealed texts decrypted if this process can.
 
-    Only clients do so, for themselves: a server that opened whatever it is sent would open it for anybody.
+    Only clients may do this: a server that decrypts whatever it is sent would decrypt it for anybody.
     """
-    return _IN_JSON.sub(lambda found: _as_json(reveal_text(found[0].decode())), data) if _MARK in data else data
+    return _IN_JSON.sub(lambda match: _as_json(reveal_text(match[0].decode())), data) if _MARK in data else data
 
 
 def describe_json(data: bytes) -> bytes:
-    """Return JSON in which a note replaces each sealed text."""
+    """Return JSON with sealed texts replaced by notes."""
 
-    def describe(found: re.Match[bytes]) -> bytes:
-        text = found[0].decode()
-        return _as_json(described(extension_of(as_data(text)))) if is_sealed_text(text) else found[0]
+    def describe(match: re.Match[bytes]) -> bytes:
+        text = match[0].decode()
+        return _as_json(described(extension_of(as_data(text)))) if is_sealed_text(text) else match[0]
 
     return _IN_JSON.sub(describe, data) if _MARK in data else data
 
@@ -297,22 +297,22 @@ def _as_json(text: str) -> bytes:
 
 
 def extension_of(data: bytes) -> bytes:
-    """Return the data of the extension that encoded data is."""
+    """Return the data of an encoded extension."""
     return data[_SIZES[data[:1]] :]
 
 
 def as_text(data: bytes) -> str:
-    """Return a sealed value as a text, sealed as before."""
+    """Return a sealed value as a sealed text."""
     return _TEXT + base64.b64encode(data).decode()
 
 
 def as_data(text: str) -> bytes:
-    """Return a sealed text as a value of MessagePack, sealed as before."""
+    """Return a sealed text as a sealed MessagePack value."""
     return base64.b64decode(text.removeprefix(_TEXT))
 
 
 def is_sealed_text(text: str) -> bool:
-    """Say whether a text is sealed, and does not only begin so."""
+    """Return whether a text is sealed, and not merely starts with the prefix."""
     if not text.startswith(_TEXT):
         return False
     try:
@@ -322,7 +322,7 @@ def is_sealed_text(text: str) -> bool:
 
 
 def open_json(plain: Any) -> Any:
-    """Return decoded JSON, opened if it is sealed; where it cannot be, it stays a sealed value."""
+    """Return decoded JSON, decrypted if it is sealed. If that is impossible, return it as a sealed extension."""
     if not isinstance(plain, str) or not is_sealed_text(plain):
         return plain
     inner = extension_of(as_data(plain))

@@ -1,4 +1,4 @@
-"""Secrets that settings hold, or the file that a setting names, where secrets are kept in files."""
+"""Secrets in settings, or in files that settings name."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 from orchestrator.errors import ConfigurationError
 
 SHORTEST = 32
-"""Bytes."""
+"""The minimum length of a secret, in bytes."""
 
 
-def read_secrets(name: str, given: str, path: str, advice: str) -> list[str]:
-    """Return the secrets of a setting as they are written, by comma or by line, the one in use first."""
-    if given and path:
+def read_secrets(name: str, text: str, path: str, advice: str) -> list[str]:
+    """Return the secrets of a setting as written, separated by commas or lines, the one in use first."""
+    if text and path:
         raise ConfigurationError(f"Settings {name} and {name}_file are both set. Set one of them.")
     if path:
         try:
-            given = Path(path).read_text(encoding="ascii")
+            text = Path(path).read_text(encoding="ascii")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigurationError(f"Setting {name}_file: {path!r} cannot be read: {error}.") from error
-        if not given.strip():
+        if not text.strip():
             raise ConfigurationError(f"Setting {name}_file: {path!r} is empty. {advice}")
-    return given.replace(",", " ").split()
+    return text.replace(",", " ").split()
 
 
 def decode_secret(name: str, text: str, advice: str) -> bytes:
-    """Return the bytes of a secret, which is not shown where it is none."""
+    """Decode a secret. Error messages never contain the text."""
     try:
         secret = base64.b64decode(text.replace("-", "+").replace("_", "/") + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError):
@@ -44,13 +44,13 @@ def decode_secret(name: str, text: str, advice: str) -> bytes:
 _SERVICE_KEY = re.compile(r"[A-Za-z0-9+/=_.~-]{32,200}")
 
 
-def service_keys(given: str, path: str) -> list[str]:
-    """Return the keys of services, the one in use first; none of them is shown where it is none."""
+def service_keys(text: str, path: str) -> list[str]:
+    """Return the keys of services, the one in use first. Error messages never contain them."""
     advice = "Make one: openssl rand -hex 32"
-    found = read_secrets("service_keys", given, path, advice)
-    if not all(_SERVICE_KEY.fullmatch(key) for key in found):
+    keys = read_secrets("service_keys", text, path, advice)
+    if not all(_SERVICE_KEY.fullmatch(key) for key in keys):
         raise ConfigurationError(
             f"Setting service_keys: expected keys of 32 to 200 letters, digits and + / = _ . ~ -, by comma, the one in "
             f"use first; found one that is none. {advice}"
         )
-    return found
+    return keys

@@ -1,8 +1,8 @@
-"""Settings, read once: keyword arguments, then the environment, then pyproject.toml, then `orchestrator dev`'s file.
+"""Settings, from keyword arguments, the environment, pyproject.toml or the file of `orchestrator dev`, in this order.
 
-Each field below can be given as an argument of `Orchestrator(...)`, as `ORCHESTRATOR_<NAME>` in the
-environment, or under `[tool.orchestrator]` in the nearest pyproject.toml. The two URLs are also found in
-`.orchestrator/services.json`, which a running `orchestrator dev` leaves in its folder.
+Each field below can be given as an argument of `Orchestrator(...)`, as `ORCHESTRATOR_<NAME>` in the environment, or
+under `[tool.orchestrator]` in the nearest pyproject.toml. The two URLs are also read from
+`.orchestrator/services.json`, which a running `orchestrator dev` writes into its folder.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from orchestrator.errors import ConfigurationError, did_you_mean
 from orchestrator.terminal_safe import without_password
 
 _LARGEST_PAYLOAD = 50_000_000
-"""Bytes; Redis takes no message that is much larger than a few of these, and nobody wants to wait for it."""
-_MOST = 1_000_000.0
-"""Of anything else: seconds (eleven days), rows of a batch."""
+"""The maximum of payload sizes, in bytes. Redis does not accept messages much larger than a few of these."""
+_MAX_NUMBER = 1_000_000.0
+"""The maximum of all other numbers: seconds (eleven days), rows of a batch."""
 
 DEFAULT_NAMESPACE = "orchestrator"
 SHORTEST_RETENTION = 60.0
-"""Seconds for which an ended task is kept at least: so long may a report of it still be on its way."""
+"""Seconds that an ended task is kept at least, because a report of it may still arrive."""
 LONGEST_RETENTION = 100 * 365 * 86_400.0
 
 _PREFIX = "ORCHESTRATOR_"
@@ -41,18 +41,18 @@ CHOICES = {
 }
 _SECRETS = ("signing_keys", "data_keys", "service_keys", "api_key")
 _NO_SETTINGS = ("servers",)
-"""Variables of ours that are no settings: this one says which servers `orchestrator dev` starts."""
+"""Environment variables of ours that are not settings. This one names the servers that `orchestrator dev` starts."""
 _LISTS = ("redact", "webhook_allow", "api_proxies", "api_quotas")
-"""Texts that may be given as lists of texts."""
-_LARGEST = {**dict.fromkeys(("max_payload", "inline_payload", "inline_result"), _LARGEST_PAYLOAD), "shards": 64}
+"""Text settings that may also be given as lists of texts."""
+_MAX_BY_NAME = {**dict.fromkeys(("max_payload", "inline_payload", "inline_result"), _LARGEST_PAYLOAD), "shards": 64}
 _LARGEST_STORED = 10_000_000_000
-"""Bytes; what is larger is no value of a program's memory."""
-_FOR_EVER_IF_ZERO = ("retention_success", "retention_failed", "retention_audit", "retention_logs")
+"""Bytes. Larger values do not fit into the memory of a program."""
+_UNLIMITED_IF_ZERO = ("retention_success", "retention_failed", "retention_audit", "retention_logs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that can be set, with its default."""
+    """All settings, with their defaults."""
 
     database_url: str = ""
     """Postgres, e.g. postgresql://user:password@host/database."""
@@ -74,14 +74,14 @@ class Settings:
     namespace: str = DEFAULT_NAMESPACE
     """Postgres schema and prefix of all Redis keys. Give each application on shared servers its own."""
     shards: int = 1
-    """Leaders that share the work (experimental). Every process has the same number."""
+    """Number of leaders that share the work (experimental). All processes need the same number."""
 
     max_payload: int = 1_000_000
-    """Largest arguments or result of a task, in bytes, that Postgres and messages hold."""
+    """Largest arguments or result of a task, in bytes, that are stored in Postgres and sent in messages."""
     payload_store: str = ""
     """Where larger payloads go: a shared folder, s3://bucket/path, gs://bucket/path, …"""
     inline_payload: int = 64_000
-    """With a payload store: arguments and results from this many bytes on go there."""
+    """With a payload store, arguments and results of at least this many bytes are stored there."""
     payload_grace: float = 86_400.0
     """Seconds that a stored payload is kept although no row references it."""
     inline_result: int = 4_096
@@ -101,7 +101,7 @@ class Settings:
     retention_audit: float = 365 * 86_400.0
     """Seconds that lines of the audit log are kept; 0 keeps them forever."""
     retention_logs: float = 7 * 86_400.0
-    """Seconds that log lines of tasks are kept, at most as long as their task; 0 keeps them as long as it."""
+    """Seconds that log lines of tasks are kept, at most as long as the task; 0 keeps them as long as the task."""
     redact: str = ""
     """Fields of arguments and results to hide from people, separated by commas, e.g. password, card.*"""
     audit_as: str = ""
@@ -112,16 +112,16 @@ class Settings:
     safety_scan: float = 1.0
     """Seconds between scans for writes whose wake-up message was lost."""
     batch: int = 1_000
-    """Most events, requests or due tasks that one tick handles."""
+    """Maximum number of events, requests or due tasks that one tick handles."""
     unknown_task_timeout: float = 300.0
-    """Seconds that a task waits for a worker that knows it before it fails."""
+    """Seconds that a task waits for a worker that has registered it. Then it fails."""
     loss_limit: int = 3
-    """A task fails after it has crashed a process of its own this many times. A first crash in a shared one is free."""
+    """Crashes of processes of its own after which a task fails. Its first crash, in a shared process, is free."""
 
     max_depth: int = 100
     """Deepest nesting of runs that start runs."""
     max_descendants: int = 100_000
-    """Most runs that may descend from one run, through child workflows and `on`."""
+    """Maximum number of runs below one run, through child workflows and `on`."""
 
     long_transaction: float = 60.0
     """`status` reports transactions open for more than this many seconds: they hold back vacuum."""
@@ -131,13 +131,13 @@ class Settings:
     worker_ttl: float = 5.0
     """Seconds of silence after which a worker counts as dead."""
     drain_timeout: float = 30.0
-    """Seconds that a stopping worker gives its running tasks before it hands them back."""
+    """Seconds that a stopping worker gives its running tasks before it returns them to the queue."""
     stop_grace: float = 5.0
-    """Seconds that interrupted code has to end. Then its attempt ends without it, and its process is replaced."""
+    """Seconds that interrupted code has to end. After that, its attempt ends anyway, and its process is replaced."""
     run_timeout_grace: float = 300.0
-    """Seconds that the code of a timed-out run has to end. Then the run ends without it."""
+    """Seconds that the code of a timed-out run has to end. After that, the run ends anyway."""
     turn_timeout: float = 2.0
-    """Seconds that the code of a workflow may run without waiting for anything. Then its run is stuck."""
+    """Seconds that the code of a workflow may run without waiting for anything. After that, the run is stuck."""
     scale_down_after: float = 30.0
     """Seconds of low load after which a worker with --autoscale ends a process."""
 
@@ -155,9 +155,10 @@ class Settings:
     """Address of /metrics, /healthz and /readyz: host:port, or a port on this machine only."""
 
     api_connections: int = 1_000
-    """Most open connections to the HTTP API per address; this machine and api_proxies may have more."""
+    """Maximum number of open connections to the HTTP API per address; this machine and api_proxies may have more."""
     api_connection_rate: float = 500.0
-    """Most new connections per second and address, counted over ten seconds; the same are exempt."""
+    """Maximum new connections per second and address, averaged over ten seconds; this machine and api_proxies are
+    exempt."""
     api_quotas: str = ""
     """Quotas of all callers of the HTTP API together, e.g. rate=200, open_tasks=100000."""
     api_proxies: str = ""
@@ -169,7 +170,7 @@ class Settings:
     api_group_header: str = ""
     """Header in which these proxies name the user's groups, separated by commas."""
     api_group_scopes: str = ""
-    """Scopes of groups, e.g. ops=operate, platform=admin; the largest counts, and api_user_scope without any."""
+    """Scopes of groups, e.g. ops=operate, platform=admin. The highest counts; users without any get api_user_scope."""
 
     session_lifetime: float = 43_200.0
     """Seconds after which the dashboard asks for the key again."""
@@ -187,7 +188,7 @@ class Settings:
     executor_timeout: float = 30.0
     """Seconds before a request to an executor's cluster or cloud times out."""
     executor_pause: float = 30.0
-    """Longest pause, in seconds, between two tries to reach an executor that is away."""
+    """Longest pause, in seconds, between two attempts to reach an unavailable executor."""
 
     signing: str = "require"
     """With signing keys: `require` signatures on messages in Redis, or `sign` and accept unsigned ones too."""
@@ -205,13 +206,13 @@ class Settings:
     """A file that holds the service keys."""
 
     def __repr__(self) -> str:
-        """Show everything but passwords."""
-        shown = (f"{name}={_shown(name, getattr(self, name))}" for name in _FIELDS)
-        return f"{type(self).__name__}({', '.join(shown)})"
+        """Return all settings, without passwords and secrets."""
+        displayed = (f"{name}={_displayed(name, getattr(self, name))}" for name in _FIELDS)
+        return f"{type(self).__name__}({', '.join(displayed)})"
 
     @property
     def largest_value(self) -> int:
-        """Bytes that arguments or a result may have, wherever they are kept."""
+        """The maximum size of arguments or a result in bytes, wherever they are stored."""
         return _LARGEST_STORED if self.payload_store else self.max_payload
 
     @property
@@ -225,21 +226,21 @@ class Settings:
         return int(self.namespace.partition("/")[2] or 0)
 
     def of_shard(self, shard: int | str) -> Settings:
-        """Return the settings of one shard, or of `all` for those that read."""
+        """Return the settings of one shard, or of `all` shards for readers."""
         return dataclasses.replace(self, namespace=f"{self.root}/{shard}" if shard else self.root)
 
     def require_database(self) -> str:
-        """Return the database URL, or say what to set."""
+        """Return the database URL, or raise ConfigurationError if it is not set."""
         return self.database_url or self._missing("database_url", "postgresql://user:password@host/database")
 
     def require_redis(self) -> str:
-        """Return the Redis URL, or say what to set. That of a cluster ends with the shard, which has a slot."""
+        """Return the Redis URL, or raise ConfigurationError. The URL of a cluster ends with the shard's hash slot."""
         if "+cluster:" in self.redis_url:
             return f"{self.redis_url}#{self.namespace}"
         return self.redis_url or self._missing("redis_url", "redis://localhost:6379/0")
 
     def _missing(self, name: str, example: str) -> str:
-        """Return what an `orchestrator dev` that was started after the settings were read has left, or raise."""
+        """Return the URL of an `orchestrator dev` that was started after the settings were read, or raise."""
         path = nearest_file(Path.cwd(), str(SERVICES_FILE))
         late: str | None = read_services_file(path).get(name) if path is not None else None
         if late:
@@ -262,32 +263,32 @@ _FIELDS: Mapping[str, dataclasses.Field[Any]] = {field.name: field for field in 
 
 
 def load_settings(folder: Path | None = None, environ: Mapping[str, str] | None = None, **given: Any) -> Settings:
-    """Read the settings for `folder`; arguments win over environment, environment over files."""
+    """Load the settings for `folder`. Arguments override the environment, which overrides files."""
     folder = (folder or Path.cwd()).resolve()
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
-    for source, found in (
+    for source, source_values in (
         (str(SERVICES_FILE), _from_services_file(folder)),
         ("[tool.orchestrator]", _from_pyproject(folder)),
         ("environment", _from_environment(environ)),
     ):
-        for name, value in found.items():
+        for name, value in source_values.items():
             values[name] = _parse(name, value, source)
-        _choose_way(values, found)
+        _drop_overridden_api(values, source_values)
     arguments = check_arguments(given)
     values |= arguments
-    _choose_way(values, arguments)
+    _drop_overridden_api(values, arguments)
     return _validated(Settings(**values))
 
 
-def _choose_way(values: dict[str, Any], found: Mapping[str, Any]) -> None:
-    """Forget an API where a source that goes before names the database: the last that names either way decides."""
-    if found.get("database_url") and not found.get("api_url"):
+def _drop_overridden_api(values: dict[str, Any], source_values: Mapping[str, Any]) -> None:
+    """Remove an API URL if a source of higher precedence sets a database URL."""
+    if source_values.get("database_url") and not source_values.get("api_url"):
         values.pop("api_url", None)
 
 
 def misspelt(environ: Mapping[str, str]) -> Iterator[str]:
-    """Say which variables of the environment look like a setting's and are none's."""
+    """Yield a warning for each environment variable that looks like a misspelled setting."""
     for variable in sorted(environ):
         name = variable.removeprefix(_PREFIX).lower()
         is_ours = name in _FIELDS or name in _NO_SETTINGS
@@ -296,12 +297,12 @@ def misspelt(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def check_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings that were given as arguments, or refuse names and types that no setting has."""
+    """Return settings given as arguments, or raise ConfigurationError for unknown names and wrong types."""
     return {name: _parse(name, value, "argument") for name, value in given.items() if value is not None}
 
 
 def with_arguments(settings: Settings, given: Mapping[str, Any]) -> Settings:
-    """Return settings changed by those that were given as arguments."""
+    """Return settings with those given as arguments changed."""
     changes = check_arguments(given)
     if changes.get("database_url") and not changes.get("api_url"):
         changes["api_url"] = ""
@@ -332,17 +333,17 @@ def _from_services_file(folder: Path) -> dict[str, Any]:
 def _parse(name: str, value: Any, source: str) -> Any:
     if name not in _FIELDS:
         raise ConfigurationError(f"Unknown setting {name!r} in {source}.{did_you_mean(name, _FIELDS)}")
-    wanted: type[Any] = type(_FIELDS[name].default)
+    expected_type: type[Any] = type(_FIELDS[name].default)
     try:
-        if name in _LISTS and isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value):
+        if name in _LISTS and isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
             value = ", ".join(value)
-        if isinstance(value, bool) or (wanted is str and not isinstance(value, str)):
+        if isinstance(value, bool) or (expected_type is str and not isinstance(value, str)):
             raise ValueError
-        if name in _SECRETS or name.endswith("_url"):  # a file that holds it mostly ends with a newline
+        if name in _SECRETS or name.endswith("_url"):  # a value read from a file usually ends with a newline
             value = value.strip()
-        return value.lower() if name in CHOICES else wanted(value)
+        return value.lower() if name in CHOICES else expected_type(value)
     except (TypeError, ValueError):
-        raise _unfit(f"{name} in {source}", wanted.__name__, _shown(name, value)) from None
+        raise _unfit(f"{name} in {source}", expected_type.__name__, _displayed(name, value)) from None
 
 
 def _unfit(name: str, expected: str, found: str) -> ConfigurationError:
@@ -352,21 +353,21 @@ def _unfit(name: str, expected: str, found: str) -> ConfigurationError:
 def _validated(settings: Settings) -> Settings:
     for name, field in _FIELDS.items():
         value = getattr(settings, name)
-        if name in _FOR_EVER_IF_ZERO:
+        if name in _UNLIMITED_IF_ZERO:
             if value != 0 and not SHORTEST_RETENTION <= value <= LONGEST_RETENTION:
                 expected = f"{SHORTEST_RETENTION:g} seconds or more, up to a hundred years, or 0 to keep for ever"
                 raise _unfit(name, expected, repr(value))
         elif isinstance(field.default, (int, float)):
-            most = _LARGEST.get(name, _MOST)
-            if not 0 < value <= most:
-                raise _unfit(name, f"a positive number up to {most:,.0f}", repr(value))
+            limit = _MAX_BY_NAME.get(name, _MAX_NUMBER)
+            if not 0 < value <= limit:
+                raise _unfit(name, f"a positive number up to {limit:,.0f}", repr(value))
     if not _NAMESPACE.fullmatch(settings.namespace):
         expected = (
             "up to 40 small letters, digits and _ that begin with a letter and are no schema of Postgres's own "
             "(pg_…, public, information_schema)"
         )
         raise _unfit("namespace", expected, repr(settings.namespace))
-    if len(settings.release) > 100 or not settings.release.isprintable():  # it is a part of each heartbeat
+    if len(settings.release) > 100 or not settings.release.isprintable():  # sent with each heartbeat
         raise _unfit("release", "up to 100 printable characters", repr(settings.release))
     if settings.worker_ttl < 2 * settings.heartbeat:
         raise _unfit("worker_ttl", f"at least twice the heartbeat ({settings.heartbeat})", str(settings.worker_ttl))
@@ -377,16 +378,16 @@ def _validated(settings: Settings) -> Settings:
     ):
         value = getattr(settings, name)
         if value and value.split(":")[0].split("+")[0] not in schemes:
-            some = " or ".join(f"{scheme}://" for scheme in schemes)
-            raise _unfit(name, f"a URL that starts with {some}", _shown(name, value))
+            prefixes = " or ".join(f"{scheme}://" for scheme in schemes)
+            raise _unfit(name, f"a URL that starts with {prefixes}", _displayed(name, value))
     for name, choices in CHOICES.items():
         if getattr(settings, name) not in choices:
             raise _unfit(name, f"{', '.join(choices[:-1])} or {choices[-1]}", repr(getattr(settings, name)))
     return settings
 
 
-def _shown(name: str, value: object) -> str:
-    """Return a value for a message, without the password that an address may hold, and no secret at all."""
+def _displayed(name: str, value: object) -> str:
+    """Return a value for a message, without the password in a URL, and without secrets."""
     if name in _SECRETS:
         return "'…'" if value else "''"
     if not name.endswith("_url") and name != "payload_store":

@@ -1,4 +1,4 @@
-"""The log of a process of ours: one line per event, on stderr, where nobody need read it."""
+"""The log of our processes: one line per event on stderr, which never blocks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LOGGER_NAME = "orchestrator"
 
 
 def get_logger(role: str) -> logging.Logger:
-    """Return the logger of one role: scheduler, worker, client."""
+    """Return the logger of a role: scheduler, worker, client."""
     return logging.getLogger(f"{LOGGER_NAME}.{role}")
 
 
 def configure_logging(level: str = "info", form: str = "text", into: logging.Handler | None = None) -> None:
-    """Send the package's log to stderr, or into a handler; called by the commands, never by the library."""
+    """Send the package's log to stderr or a handler. Commands call this; the library never does."""
     handler = into or _handler()
     handler.setFormatter(_formatter(form))
     logger = logging.getLogger(LOGGER_NAME)
@@ -33,7 +33,7 @@ def configure_logging(level: str = "info", form: str = "text", into: logging.Han
 
 
 def adopt_logs(*names: str) -> None:
-    """Have the warnings of libraries written like our own log, where that is written: bare lines are no JSON."""
+    """Write warnings of libraries through our log handlers, so that the JSON log contains only JSON."""
     for name in names:
         logger = logging.getLogger(name)
         logger.handlers[:] = logging.getLogger(LOGGER_NAME).handlers
@@ -48,51 +48,51 @@ def _formatter(form: str) -> logging.Formatter:
 
 
 def has_colours(stream: TextIO) -> bool:
-    """Say whether what is written there may have colours."""
+    """Return whether output to the stream may have colors."""
     return is_watched(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def is_watched(stream: TextIO) -> bool:
-    """Say whether somebody looks at what is written there: at a terminal, or where FORCE_COLOR says so."""
+    """Return whether the output goes to a terminal, or FORCE_COLOR is set."""
     try:
         return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
-    except (AttributeError, ValueError):  # no file, but something in its place, or closed
+    except (AttributeError, ValueError):  # not a real file, or closed
         return False
 
 
 def _handler() -> logging.Handler:
     try:
         return NonblockingHandler(sys.stderr.fileno())
-    except (OSError, AttributeError):  # no file, but something in its place
+    except (OSError, AttributeError):  # not a real file
         return logging.StreamHandler(sys.stderr)
 
 
 def retry_log() -> None:
-    """Write what of the log could not be written before, without waiting."""
+    """Write buffered log lines, without waiting."""
     for handler in nonblocking_handlers():
         handler.retry()
 
 
 def close_output() -> None:
-    """Write what is left of the log and of what was printed, and give that a moment: the process ends."""
+    """Flush the log and printed output before the process ends, within a short timeout."""
     flush_within(2.0, sys.stdout, sys.stderr, *nonblocking_handlers())
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says, in one line and without the command that a driver quotes in front of it."""
+    """Return the first line of an error's message, without the command that the Redis driver quotes before it."""
     text = re.sub(r"^Command # \d+ .* of pipeline caused error: ", "", str(error).strip(), flags=re.DOTALL)
     return text.split("\n", 1)[0] or type(error).__name__
 
 
-_LONGEST_CALM = 60.0
-"""Seconds without a failure after which even a flapping outage is logged as over."""
+_MAX_CALM = 60.0
+"""Seconds without a failure after which even a flapping service counts as available."""
 
 
 class Outage:
-    """An outage: one line when it begins, and one when it is over.
+    """An outage of a service, logged once at its start and once at its end.
 
-    It is over when it has worked for `settled` seconds. Each outage that begins within a minute of the last one has to
-    be over for twice as long, up to a minute: flapping is logged, but not each time.
+    It ends when the service has worked for `settled` seconds. For each outage that starts within a minute of the last
+    one, this time is doubled, up to a minute, so that flapping is logged, but not every time.
     """
 
     def __init__(
@@ -112,29 +112,29 @@ class Outage:
         self._lock = threading.Lock()
         self._began = 0.0
         self._works_since: float | None = None
-        self._returns = 0
-        """How often it has begun again since it was logged."""
+        self._relapses = 0
+        """How often the service has failed again since the start was logged."""
         self._over_at = float("-inf")
         self.lasts = False
         self.reason = ""
-        """What the last failure said."""
+        """The error message of the last failure."""
         self.begun = 0
-        """How many outages there have been."""
+        """The number of outages so far."""
 
     @property
     def is_down(self) -> bool:
-        """Say whether it failed when it was last used; the log may say so a little longer."""
+        """Whether the last use failed. The log may report the outage a little longer."""
         return self.lasts and self._works_since is None
 
     def failed(self, reason: str, *, age: float = 0.0) -> None:
-        """Take note of a failure, which began so many seconds ago."""
+        """Record a failure that started `age` seconds ago."""
         self.reason = reason
         with self._lock:
             began = self._monotonic() - age
             if not self.lasts:
-                is_soon = began - self._over_at < _LONGEST_CALM
-                self._calm = min(2 * self._calm, _LONGEST_CALM) if is_soon else self._settled
-                self.lasts, self._began, self._returns = True, began, 0
+                is_soon = began - self._over_at < _MAX_CALM
+                self._calm = min(2 * self._calm, _MAX_CALM) if is_soon else self._settled
+                self.lasts, self._began, self._relapses = True, began, 0
                 self.begun += 1
                 self._log.warning(
                     "service.unavailable: %s cannot be used; %s: %s",
@@ -142,11 +142,11 @@ class Outage:
                     extra={"service": self._what},
                 )
             elif self._works_since is not None:
-                self._returns += 1
+                self._relapses += 1
             self._works_since = None
 
     def worked(self) -> None:
-        """Take note of a success; after a while of them, the outage is over."""
+        """Record a success. After enough time without failures, the outage is over."""
         if not self.lasts:
             return
         with self._lock:
@@ -155,10 +155,10 @@ class Outage:
                 self._works_since = now
             if self.lasts and now - self._works_since >= self._calm:
                 self.lasts, self._over_at = False, now
-                times = f", in which it worked for a moment {self._returns} times" if self._returns else ""
-                lasted = self._works_since - self._began
+                times = f", in which it worked for a moment {self._relapses} times" if self._relapses else ""
+                duration = self._works_since - self._began
                 self._log.warning(
                     "service.available: %s can be used again, after %.1f s%s",
-                    *(self._what, lasted, times),
+                    *(self._what, duration, times),
                     extra={"service": self._what},
                 )

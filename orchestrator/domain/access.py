@@ -1,4 +1,4 @@
-"""Keys of the HTTP API: what one looks like, and what it may do."""
+"""API keys of the HTTP API: their text form, and the permissions of each key."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from orchestrator.domain.quotas import DEFAULTS, Quotas
 
 _PREFIX = "orc"
 _KEY = re.compile(rf"{_PREFIX}_([0-9a-f]{{12}})_([\w-]{{43}})")
-"""Something to find it by, and 256 random bits; the prefix lets scanners of secrets know it."""
+"""The key's id and 256 random bits. The prefix lets secret scanners recognize the key."""
 _TICKET = re.compile(r"[A-Za-z0-9_-]{43}")
-_LOOKS_LIKE_ONE = re.compile(rf"{_PREFIX}_([0-9a-f]{{12}})_[\w-]+")
+_KEY_LIKE = re.compile(rf"{_PREFIX}_([0-9a-f]{{12}})_[\w-]+")
 
 
 class Scope(StrEnum):
-    """Scopes of a key; each includes those before it."""
+    """Scopes of a key. Each scope includes the scopes before it."""
 
     READ = "read"
-    """Look at everything."""
+    """Read everything."""
     ENQUEUE = "enqueue"
     """Start tasks and runs, and post events."""
     OPERATE = "operate"
     """Cancel, retry, delete, pause, limit, apply, signal."""
     ADMIN = "admin"
-    """Make and revoke keys."""
+    """Create and revoke keys."""
 
     def includes(self, other: Scope) -> bool:
         order = list(Scope)
@@ -36,24 +36,24 @@ class Scope(StrEnum):
 
 
 _NOTHING = "\n"
-"""Begins no name."""
+"""A prefix that no name has."""
 
 
 BUILT_IN = "orchestrator."
-"""How the names of tasks begin that every worker knows, such as `orchestrator.webhook`."""
+"""The prefix of the built-in tasks that every worker can run, such as `orchestrator.webhook`."""
 
 
 class KeyScope(NamedTuple):
-    """The queues, workflows and tasks that a key is for, by how their names begin."""
+    """The queues, workflows and tasks that a key may access, as prefixes of their names."""
 
     queues: str = ""
     workflows: str = ""
     tasks: tuple[str, ...] = ()
-    """Prefixes of the names of tasks that may be enqueued; empty for all."""
+    """Prefixes of the tasks that may be enqueued. Empty for all tasks."""
 
     @classmethod
     def of(cls, queues: str | None, workflows: str | None, tasks: str | None = None) -> KeyScope:
-        """Return the scope of a key. One that names only queues is for no workflow, and the other way round."""
+        """Return the scope of a key. A key with only queues has access to no workflow, and vice versa."""
         named = tuple(tasks.split(",")) if tasks else ()
         if queues is None and workflows is None:
             return cls(tasks=named)
@@ -61,27 +61,27 @@ class KeyScope(NamedTuple):
 
     @property
     def is_bound(self) -> bool:
-        """Say whether there is anything that is out of it."""
+        """Return whether the key is restricted at all."""
         return bool(self.queues or self.workflows or self.tasks)
 
     def has_task(self, name: str) -> bool:
-        """Say whether a task may be enqueued."""
+        """Return whether the key may enqueue a task."""
         return not self.tasks or name.startswith(self.tasks)
 
     def grants(self, name: str) -> bool:
-        """Say whether a built-in task is named explicitly: that permission comes with no other."""
+        """Return whether the key names a built-in task explicitly. No other permission includes built-in tasks."""
         return any(name.startswith(prefix) for prefix in self.tasks if prefix.startswith(BUILT_IN))
 
     def has_queue(self, name: str) -> bool:
         return name.startswith(self.queues)
 
     def has_workflow(self, name: str | None) -> bool:
-        """Say whether a workflow is in it. A run without a workflow is only for keys that see all workflows."""
+        """Return whether the key may access a workflow. Runs without a workflow need a key for all workflows."""
         return (name or "").startswith(self.workflows)
 
 
 class Secret(NamedTuple):
-    """A key in its two parts."""
+    """A key, split into its id and its secret."""
 
     id: str
     secret: str
@@ -91,12 +91,12 @@ class Secret(NamedTuple):
 
     @property
     def hash(self) -> bytes:
-        """The stored hash. The secret is random throughout, so nothing slower is needed."""
+        """The stored hash. SHA-256 is enough, because the secret is random and cannot be guessed."""
         return hashlib.sha256(self.secret.encode()).digest()
 
 
 class Ticket(NamedTuple):
-    """What the browser sends after a log-in instead of a key: 256 random bits, for a session."""
+    """A session token of 256 random bits. The browser sends it after log-in instead of the key."""
 
     text: str
 
@@ -110,7 +110,7 @@ class Ticket(NamedTuple):
 
     @property
     def form_token(self) -> str:
-        """The token of forms of this session; the ticket cannot be derived from it."""
+        """The CSRF token for forms of this session. The ticket cannot be derived from it."""
         return hashlib.sha256(f"form {self.text}".encode()).hexdigest()
 
 
@@ -119,14 +119,14 @@ def parse_ticket(text: str) -> Ticket | None:
 
 
 def parse(text: str) -> Secret | None:
-    """Return a key from its text, or None if it is none."""
-    found = _KEY.fullmatch(text)
-    return Secret(*found.groups()) if found else None
+    """Return the key in a text, or None if the text is not a key."""
+    match = _KEY.fullmatch(text)
+    return Secret(*match.groups()) if match else None
 
 
 def masked(text: str) -> str:
-    """Return a text in which every key is hidden."""
-    return _LOOKS_LIKE_ONE.sub(rf"{_PREFIX}_\1_•••", text)
+    """Return the text with the secrets of all keys hidden."""
+    return _KEY_LIKE.sub(rf"{_PREFIX}_\1_•••", text)
 
 
 class Key(NamedTuple):
@@ -138,29 +138,29 @@ class Key(NamedTuple):
     expires_at: datetime | None
     revoked_at: datetime | None
     queues: str | None = None
-    """The prefix of the names of its queues."""
+    """The prefix of the queues that the key may access."""
     workflows: str | None = None
-    """The prefix of the names of its workflows."""
+    """The prefix of the workflows that the key may access."""
     tasks: str | None = None
-    """The prefixes of the names of the tasks that it may enqueue, with commas between."""
+    """The prefixes of the tasks that the key may enqueue, separated by commas."""
     quotas: Quotas = DEFAULTS
-    """How much it may ask for."""
+    """How much the key may request."""
 
     @property
     def key_scope(self) -> KeyScope:
-        """Its key scope: everything, unless it is bound to something."""
+        """The queues, workflows and tasks that the key may access: all, unless the key is restricted."""
         return KeyScope.of(self.queues, self.workflows, self.tasks)
 
-    def is_of(self, given: Secret) -> bool:
-        """Say whether this is the very key, whatever its scope, in constant time."""
-        return compare_digest(self.hash, given.hash)
+    def is_of(self, secret: Secret) -> bool:
+        """Return whether the secret belongs to this key, in constant time. Its validity is not checked."""
+        return compare_digest(self.hash, secret.hash)
 
-    def refusal(self, given: Secret, now: datetime) -> str | None:
-        """Say why it does not let its bearer in; None if it does."""
-        return self.fault(now) if self.is_of(given) else "no such key"
+    def refusal(self, secret: Secret, now: datetime) -> str | None:
+        """Return why the key does not authenticate its bearer, or None if it does."""
+        return self.fault(now) if self.is_of(secret) else "no such key"
 
     def fault(self, now: datetime) -> str | None:
-        """Say why the key is invalid; None if it is valid."""
+        """Return why the key is invalid, or None if it is valid."""
         if self.revoked_at is not None:
             return "the key was revoked"
         if self.expires_at is not None and self.expires_at <= now:

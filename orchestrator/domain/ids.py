@@ -1,7 +1,7 @@
-"""Ids that sort by creation time (UUIDv7), and ids derived from others.
+"""Ids that sort by creation time (UUIDv7), and ids derived from other ids.
 
-Time-ordered ids keep the primary key's index growing at its right edge, so that inserts stay as cheap with
-ten million finished tasks as with none.
+Time-ordered ids are inserted at the right edge of the primary key's index, so that inserts stay cheap with ten million
+ended tasks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 
 _VERSION_7 = 0x7000_8000_0000_0000_0000
 _RANDOM = 0x0FFF_3FFF_FFFF_FFFF_FFFF
-"""The bits after the time that say nothing about the kind of id."""
+"""The mask of the bits that are neither time, version nor variant."""
 
 
 def time_ordered_id(milliseconds: int, noise: bytes) -> bytes:
@@ -20,9 +20,9 @@ def time_ordered_id(milliseconds: int, noise: bytes) -> bytes:
 
 
 def derived_id(parent: bytes, *parts: str | int) -> bytes:
-    """Return the same id for the same parent and parts, always; it sorts beside its parent.
+    """Return an id that depends only on the parent and the parts. It sorts next to its parent.
 
-    It is a UUIDv8: the parent's time stamp, then a hash.
+    It is a UUIDv8: the parent's timestamp, then a hash.
     """
     hashed = bytearray(hashlib.blake2b(repr((parent, parts)).encode(), digest_size=10).digest())
     hashed[0] = 0x80 | hashed[0] & 0x0F
@@ -31,17 +31,17 @@ def derived_id(parent: bytes, *parts: str | int) -> bytes:
 
 
 def tree_of(run: bytes) -> bytes:
-    """Return what the ids of all runs that came of one another begin with: the time stamp of the first."""
+    """Return the prefix that a run shares with all runs derived from it: the timestamp of the root run."""
     return run[:6]
 
 
 def is_derived(identifier: bytes) -> bool:
-    """Say whether an id looks like one that was derived from another."""
+    """Return whether an id has the form of a derived id."""
     return identifier[6] >> 4 == 8
 
 
 def successor_id(run: bytes) -> bytes:
-    """Return the id of the run in which a run goes on that continues as a new one, or is reset while it is open."""
+    """Return the id of the run that follows when a run continues as new, or is reset while open."""
     return derived_id(run, "continued")
 
 
@@ -52,5 +52,5 @@ def to_text(identifier: bytes) -> str:
 
 
 def about_run(run: bytes) -> dict[str, str]:
-    """Return what a line of the log about a run knows of it."""
+    """Return the log fields that identify a run."""
     return {"run_id": to_text(run)}

@@ -1,4 +1,4 @@
-"""Plain data: what travels in messages and is kept in Postgres, within bounds that every reader can bear."""
+"""Plain data, as sent in messages and stored in Postgres, with limits that every reader can handle."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import msgspec
 from orchestrator.domain.dag.operators import fits
 
 MOST_LEVELS = 200
-"""How deeply data may be nested. What a shallow stack can still write, a deep one could no longer read."""
+"""The maximum nesting of data. A process with a small stack must be able to read what another one wrote."""
 
 REFUSALS = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
-"""Errors of a serialiser for values that it cannot take."""
+"""Errors that a serializer raises for values it cannot encode."""
 
 
 _NESTS = frozenset((dict, list, tuple))
-"""Types that a decoder makes of maps and arrays; a tuple is one that is a key."""
+"""Types into which a decoder turns maps and arrays. An array that is a map key becomes a tuple."""
 
 
 def is_too_deep(plain: Any) -> bool:
-    """Say whether data that was decoded has more levels than are allowed."""
-    nests = [plain] if type(plain) in _NESTS else []
+    """Return whether decoded data has more nesting levels than allowed."""
+    containers = [plain] if type(plain) in _NESTS else []
     for _ in range(MOST_LEVELS - 1):
         inner: list[Any] = []
-        for nest in nests:
+        for nest in containers:
             if type(nest) is dict:
                 inner += [value for value in nest.values() if type(value) in _NESTS]
                 inner += [key for key in nest if type(key) is tuple]
@@ -35,12 +35,12 @@ def is_too_deep(plain: Any) -> bool:
                 inner += [value for value in nest if type(value) in _NESTS]
         if not inner:
             return False
-        nests = inner
-    return any(nests)
+        containers = inner
+    return any(containers)
 
 
 def unstorable(value: Any) -> str | None:
-    """Return why a value cannot be kept as JSON in Postgres, and read back as it was; None where it can."""
+    """Return why a value would not survive a round trip through jsonb, or None if it would."""
     if type(value) is bool or (type(value) is int and fits(value)):
         return None
     try:
@@ -62,11 +62,11 @@ def unstorable(value: Any) -> str | None:
 _POSSIBLY_LARGE = re.compile(rb"[0-9]e[0-9]")
 _POSSIBLY_TOO_LARGE = re.compile(r"[0-9]{19}")
 _INTEGER_LIKE = 1e16
-"""From here on, a float is written without a point, and jsonb takes it for a whole number."""
+"""msgspec writes floats from this size on without a decimal point, so jsonb reads them as integers."""
 
 
 def stored_json(value: Any) -> str:
-    """Return data as it is kept in a jsonb column, from which floats come back as floats."""
+    """Return data as JSON for a jsonb column. Floats are written so that they are read back as floats."""
     text = msgspec.json.encode(value)
     if _POSSIBLY_LARGE.search(text):
         text = msgspec.json.encode(_with_points(msgspec.to_builtins(value, str_keys=True)))
@@ -82,7 +82,7 @@ def _with_points(plain: Any) -> Any:
 
 
 def read_json(text: str) -> Any:
-    """Return data of a jsonb column. A whole number that no message can carry was a float when it was written."""
+    """Return data read from a jsonb column. Integers outside 64 bits were written as floats, and become floats."""
     plain = msgspec.json.decode(text)
     return _without_giants(plain) if _POSSIBLY_TOO_LARGE.search(text) else plain
 
@@ -95,22 +95,22 @@ def _without_giants(plain: Any) -> Any:
     return [_without_giants(item) for item in plain] if isinstance(plain, list) else plain
 
 
-def is_same(one: Any, other: Any) -> bool:
-    """Say whether two pieces of decoded data are the same, types included: neither True nor 1.0 is 1."""
-    if type(one) is not type(other):
+def is_same(left: Any, right: Any) -> bool:
+    """Return whether two decoded values are equal, types included: neither True nor 1.0 equals 1."""
+    if type(left) is not type(right):
         return False
-    if isinstance(one, dict):
-        found = {(type(key), key): value for key, value in other.items()}
-        return len(one) == len(found) and all(
-            (type(key), key) in found and is_same(value, found[type(key), key]) for key, value in one.items()
+    if isinstance(left, dict):
+        remaining = {(type(key), key): value for key, value in right.items()}
+        return len(left) == len(remaining) and all(
+            (type(key), key) in remaining and is_same(value, remaining[type(key), key]) for key, value in left.items()
         )
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    return bool(one == other or (one != one and other != other))  # two that are no numbers
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(map(is_same, left, right))
+    return bool(left == right or (left != left and right != right))  # both are NaN
 
 
 def _levels(plain: Any) -> Iterator[list[Any]]:
-    """Yield keys and values of each level, from the outermost in; never more than one level beyond those allowed."""
+    """Yield keys and values of each nesting level, outermost first, up to one level beyond the limit."""
     level = [plain]
     for _ in range(MOST_LEVELS + 1):
         yield level
@@ -127,5 +127,5 @@ def _levels(plain: Any) -> Iterator[list[Any]]:
 
 
 def whole(pattern: str) -> str:
-    """Return a pattern that only a whole text fits. msgspec searches, and `$` alone fits before a last line break."""
+    """Return a regex that matches only a whole text: msgspec searches, and `$` also matches before a final newline."""
     return rf"^(?:{pattern})(?!\n)$"

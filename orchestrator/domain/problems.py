@@ -1,4 +1,4 @@
-"""Problems of a definition, of a DAG or of a flow: where, and in which words."""
+"""Problems in the definition of a DAG or a flow: the location and the message."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from typing import Any
 import msgspec
 
 MOST_PROBLEMS = 100
-"""Most problems in one report: looking for the nearest of thousands of names takes long."""
+"""Problems in one report, at most: finding similar names for thousands of names is slow."""
 
 Path = tuple[str | int, ...]
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Something in a definition that cannot be accepted."""
+    """A reason why a definition is rejected."""
 
     path: Path
-    """Where, in the words of the file: `("tasks", "report", "depends_on", 0)`."""
+    """The location, in terms of the file: `("tasks", "report", "depends_on", 0)`."""
     message: str
 
 
-def first_problems(found: Iterable[Problem]) -> list[Problem]:
-    """Return all problems; of very many, the first."""
-    problems = list(islice(found, MOST_PROBLEMS + 1))
+def first_problems(all_problems: Iterable[Problem]) -> list[Problem]:
+    """Return all problems, or the first `MOST_PROBLEMS` of them."""
+    problems = list(islice(all_problems, MOST_PROBLEMS + 1))
     if len(problems) > MOST_PROBLEMS:
         problems[-1] = Problem((), f"there is more that is wrong: these are the first {MOST_PROBLEMS}.")
     return problems
 
 
 def shown(value: Any) -> str:
-    """Return a value as it stands in a message."""
+    """Return a value as text for a message, shortened if long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-# -- how the fields of a definition are written in a file. It stands beside each field, for the reader and for editors
+# -- how each field of a definition is written in a file, for the file reader and for editors
 
 
 class Key:
-    """A field that a file can say: what kind of value it holds, and what it means. Others are not for files."""
+    """The type and documentation of a field that a file may contain. Fields without a `Key` cannot be set in files."""
 
     def __init__(self, kind: str, doc: str = "", **rules: Any) -> None:
         self.kind = kind
-        """A name in `orchestrator.sdk.dag.fields.KINDS`, or `own` where the reader has one for this field alone."""
+        """A name in `orchestrator.sdk.dag.fields.KINDS`, or `own` if the reader has a function for this field alone."""
         self.doc = doc
         self.rules = rules
-        """What else the JSON schema says of the value, such as `minimum`."""
+        """Further JSON schema keywords of the value, such as `minimum`."""

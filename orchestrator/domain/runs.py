@@ -1,4 +1,4 @@
-"""When a run ends, and how."""
+"""The end of a run: when it ends, and in which state."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from orchestrator.domain.states import RunState
 from orchestrator.domain.tasks.task import TaskError
 
 TIMED_OUT = "timed out"
-"""The reason of a run that took longer than it may."""
+"""The reason of a run that ran longer than its timeout."""
 CONTINUED = "continued"
-"""The reason of a run of code that went on in another, with a history of its own."""
+"""The reason of a code run that continued as a new run, with a history of its own."""
 RESET = "reset"
-"""The reason of a run of code that was open when it was reset, and went on in the run that repeats it."""
+"""The reason of a code run that was reset while it was open. Its successor repeats it."""
 GOES_ON = (CONTINUED, RESET)
 TERMINATED = "terminated"
-"""The reason of a run of code that was ended without its code. Its state is `cancelled`, and people are shown this."""
+"""The reason of a code run ended without its code. Its state is `cancelled`, but displayed as `terminated`."""
 WAS_TERMINATED = TaskError("RunTerminated", "The run was terminated: its code was not asked.")
-"""Why such a run has no result."""
+"""The error of a terminated run."""
 RAN_TOO_LONG = TaskError("RunTimedOut", "The run took longer than it may.")
-"""Why a run of code has failed whose turn task was cancelled when its time was up."""
+"""The error of a code run whose turn task was cancelled because the run timed out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunCounters:
-    """How many of a run's tasks stand where; exact, and never recounted row by row."""
+    """How many of a run's tasks are in each state. The counters are exact and never recounted from rows."""
 
     total: int
     open: int
@@ -42,12 +42,12 @@ class RunCounters:
 
     @property
     def ended(self) -> int:
-        """Tasks that have come to an end."""
+        """Ended tasks."""
         return self.total - self.open
 
 
 def verdict(counters: RunCounters, cancelling: bool, timed_out: bool = False) -> RunState | None:
-    """Return the state in which a run ends, or None while a task of it is open."""
+    """Return the state in which a run ends, or None while it has open tasks."""
     if counters.open:
         return None
     if timed_out:
@@ -57,40 +57,40 @@ def verdict(counters: RunCounters, cancelling: bool, timed_out: bool = False) ->
     return RunState.FAILED if counters.failed or counters.cancelled else RunState.SUCCESS
 
 
-# -- how far runs may start runs
+# -- limits of runs that start runs
 
 
 class Nesting(NamedTuple):
-    """The limits of a tree of runs that start each other."""
+    """Limits of a tree of runs that start each other."""
 
     depth: int = 100
-    """Runs above a run."""
+    """Ancestors of a run, at most."""
     descendants: int = 100_000
-    """Runs below the first."""
+    """Runs below the root, at most."""
 
     def too_deep(self, workflow: str, depth: int) -> str:
-        """Say why a run of a workflow is not started."""
+        """Return the error message for a run that would be nested too deeply."""
         return (
             f"A run of workflow {workflow!r} would be {depth:,} runs below the first, and at most {self.depth:,} are "
             f"allowed. Does it start itself without end? Else raise the setting max_depth."
         )
 
     def too_many(self, workflow: str) -> str:
-        """Say why runs of a workflow are not started."""
+        """Return the error message for runs that would exceed the limit of descendants."""
         return (
             f"Runs of workflow {workflow!r} are not started: at most {self.descendants:,} are allowed below one run. "
             f"Does it start itself without end? Else raise the setting max_descendants."
         )
 
 
-# -- pending changes of a run: what its counters, its plan or its code have not seen yet.
+# -- pending changes: changes of a run that its counters, its plan or its code have not seen yet.
 #
-# Mostly a run is notified in the tick in which something happens. If it is stuck, or the tick has no time left, the
-# change waits in Postgres, in order, and nothing that comes later overtakes it.
+# Most changes are applied in the tick in which they happen. If the run is stuck, or the tick has no time left, they
+# wait in Postgres and are applied in order.
 
 
 class TurnTaskEnd(NamedTuple):
-    """The end of the turn task of a run of a workflow as code, which ends the run."""
+    """The end of a code run's turn task, which ends the run."""
 
     id: bytes
     state: str
@@ -101,49 +101,49 @@ class TurnTaskEnd(NamedTuple):
 
 
 Steps = dict[tuple[str, str], int]
-"""By step and state, how many of its tasks or child runs."""
+"""Number of tasks or child runs by step and state."""
 
 
 class RunChanges(msgspec.Struct, array_like=True):
-    """The changes of one run, in one tick. Its plan applies them in the order of the fields, but for `closed`."""
+    """The changes of one run in one tick. The plan applies them in the order of the fields, except `closed`."""
 
     delta: dict[str, int] = msgspec.field(default_factory=Counter)
-    """How much each counter changes by what moved."""
+    """By counter, the difference to add."""
     begun: bool = False
     ended: Steps = {}
     stopped: bool = False
-    """It was cancelled, or has timed out, while it was stuck."""
+    """The run was cancelled or timed out while it was stuck."""
     is_retried: bool = False
-    """A person retries it, and it has begun again."""
+    """A user retried the run, and it was started again."""
     reopened: Steps = {}
-    """Tasks that a person retries, with the states that these had."""
+    """Tasks that a user retried, with their states before."""
     is_expanding: bool = False
-    """More of its tasks are to be created."""
+    """More tasks of the run remain to be created."""
     facts: list[Fact] = []
-    """Events for its code, if it has any."""
+    """Events for the run's code or flow planner."""
     turn_task_end: TurnTaskEnd | None = None
     continuing: ContinueRun | None = None
     closed: bool = False
-    """It had ended, and its open tasks were cancelled with it. The plan gets this before a retry."""
+    """The run had ended, and its open tasks were cancelled with it. The plan applies this before a retry."""
     of_flow: bool = False
-    """It is a run of a flow, and the facts are for its planner."""
+    """The run is a flow, and the facts are for its planner."""
     heard: int | None = None
-    """The last event that its code was shown before it ended, if more has happened."""
+    """The number of the last event that the code saw before it ended, if later events exist."""
 
     def count_end(self, state: str) -> None:
-        """Count a task or a child run that has ended."""
+        """Count an ended task or child run."""
         self.delta[state] += 1
         self.delta["opened"] -= 1
 
     def count_reopened(self, step: str | None, before: str) -> None:
-        """Count a task that a person retries."""
+        """Count a task that a user retries."""
         self.delta[before] -= 1
         self.delta["opened"] += 1
         if step is not None:
             self.reopened[step, before] += 1
 
     def add(self, other: RunChanges) -> None:
-        """Add what else was counted in the same tick."""
+        """Add other changes of the same run and tick."""
         for name, number in other.delta.items():
             self.delta[name] += number
         for mine, more in ((self.ended, other.ended), (self.reopened, other.reopened)):
@@ -154,24 +154,24 @@ class RunChanges(msgspec.Struct, array_like=True):
 
     @property
     def facts_for_code(self) -> list[Fact]:
-        """Return what its code learns, if it has any."""
+        """The events for the run's code. Empty for a flow."""
         return [] if self.of_flow else self.facts
 
     @property
     def is_for_plan(self) -> bool:
-        """Say whether a plan must be notified, if the run has one."""
+        """Whether the run's plan, if it has one, must be notified."""
         return bool(self.ended) or self.of_flow or self.is_for_all_steps
 
     @property
     def is_for_all_steps(self) -> bool:
-        """Say whether a plan has to look at every step."""
+        """Whether the plan must examine every step."""
         return self.begun or self.stopped or self.is_retried or bool(self.reopened) or self.is_expanding
 
 
-def total(some: Iterable[RunChanges]) -> Counter[str]:
-    """Return how much each counter changes by all of these."""
+def total(all_changes: Iterable[RunChanges]) -> Counter[str]:
+    """Return the sum of all counter differences."""
     delta: Counter[str] = Counter()
-    for changes in some:
+    for changes in all_changes:
         for name, number in changes.delta.items():
             delta[name] += number
     return delta

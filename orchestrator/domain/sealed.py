@@ -1,7 +1,7 @@
-"""What is sealed of errors, reports and events, and what stays plain: kinds, names, ids and numbers do.
+"""Encryption of errors, reports and events. Values are sealed; kinds, names, ids and numbers stay plain.
 
-The fields that hold values have the same names everywhere: `payload` is a call, `result`, `value` and `details` are
-values, and `error` is an error. The caller seals tasks that it describes.
+Fields with values have the same names everywhere: `payload` is a call, `result`, `value` and `details` are values, and
+`error` is an error. The caller seals the calls of tasks that an item describes.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _Change = Callable[[bytes, bytes], bytes]
 
 
 def seal_error(error: TaskError, vault: Vault) -> TaskError:
-    """Return an error of which only the kind can be read."""
+    """Return an error with everything sealed but its kind and phase."""
     data = vault.seal_value_text(error.attributes) if error.data and not is_sealed_text(error.data) else error.data
     return TaskError(error.kind, vault.seal_text(error.message), vault.seal_text(error.traceback), data, error.phase)
 
 
 def open_error(error: TaskError) -> TaskError:
-    """Return an error as it was; what cannot be opened says with which key it is sealed."""
+    """Return a decrypted error. A text that cannot be decrypted is replaced by a note that names its key."""
     if not _has_sealed(error):
         return error
     data = reveal_text(error.data)
@@ -55,7 +55,7 @@ def open_error(error: TaskError) -> TaskError:
 
 
 def reveal_error(error: TaskError) -> TaskError:
-    """Return an error, opened where this process can: a client over HTTP may have the key."""
+    """Return an error, decrypted if this process can. The rest stays sealed for an HTTP client that has the key."""
     if not _has_sealed(error):
         return error
     message, traceback, data = map(reveal_text, (error.message, error.traceback, error.data))
@@ -81,14 +81,14 @@ def seal_struct(item: S, vault: Vault) -> S:
 
 
 def seal_violation(stuck: Violation, vault: Vault) -> Violation:
-    """Return why code is stuck, which quotes what it raised, sealed."""
+    """Return the reason why code is stuck, sealed: it quotes the exception of the code."""
     return msgspec.structs.replace(
         stuck, message=vault.seal_text(stuck.message), difference=vault.seal_text(stuck.difference)
     )
 
 
 def open_activation(activation: Activation) -> Activation:
-    """Return an activation with its events and queries opened, or raise `Sealed`."""
+    """Return an activation with its events and queries decrypted, or raise `Sealed`."""
     return msgspec.structs.replace(
         activation,
         events=[open_event(event) for event in activation.events],
@@ -97,13 +97,13 @@ def open_activation(activation: Activation) -> Activation:
 
 
 def open_event(event: Event) -> Event:
-    """Return an event with its values opened, or raise `Sealed`."""
+    """Return an event with its values decrypted, or raise `Sealed`."""
     what = changed(event.what, _opened, open_error)
     return event if what is event.what else Event(event.number, event.at, what)
 
 
 def reveal_event(event: Event) -> Event:
-    """Return an event for people: what cannot be opened stays sealed."""
+    """Return an event for display. Values that cannot be decrypted stay sealed."""
     what = changed(event.what, lambda kind, data: reveal(data, kind), reveal_error)
     return event if what is event.what else Event(event.number, event.at, what)
 
@@ -113,7 +113,7 @@ def _opened(kind: bytes, data: bytes) -> bytes:
 
 
 def changed(item: S, change: _Change, change_error: Callable[[TaskError], TaskError]) -> S:
-    """Return an item in which each value, with its kind, and each error was changed."""
+    """Return an item after applying `change` to each value and `change_error` to its error."""
     changes: dict[str, Any] = {}
     for name in item.__struct_fields__:
         if name in _KINDS:
@@ -125,18 +125,18 @@ def changed(item: S, change: _Change, change_error: Callable[[TaskError], TaskEr
     return msgspec.structs.replace(item, **changes) if changes else item
 
 
-# -- sealed values of old keys, sealed with the key in use; what was stored plain, before there were keys, too
+# -- key rotation: values sealed with old keys, or stored before there were keys, are sealed with the current key
 
 _items = msgspec.msgpack.Decoder(HistoryItem)
 _keep: Callable[[int, memoryview], Any] = lambda code, data: Ext(code, bytes(data))  # noqa: E731
 _plain = msgspec.msgpack.Decoder(ext_hook=_keep)
 _lines = msgspec.msgpack.Decoder(list[list[Any]])
 _TEXT = 3
-"""Where the text of a line stands (`transport.codec.LogLine`)."""
+"""The index of the text in a log line (`transport.codec.LogLine`)."""
 
 
 def renewed_value(vault: Vault, kind: bytes, data: bytes) -> bytes:
-    """Return an encoded value, and all that is sealed inside of it, sealed with the key in use."""
+    """Return an encoded value, and all values sealed within it, sealed with the current key."""
     if not data or (is_sealed(data) and key_of(extension_of(data)) == vault.key):
         return data
     content = vault.opened(kind, data)
@@ -144,7 +144,7 @@ def renewed_value(vault: Vault, kind: bytes, data: bytes) -> bytes:
 
 
 def renewed_inside(vault: Vault, data: bytes) -> bytes:
-    """Return encoded data with what is sealed in it sealed with the key in use."""
+    """Return encoded data with the values sealed within it sealed with the current key."""
     if not any(key.encode() in data for key in vault.other_keys()):
         return data
     plain = _plain.decode(data)
@@ -153,30 +153,30 @@ def renewed_inside(vault: Vault, data: bytes) -> bytes:
 
 
 def renewed_event(vault: Vault, data: bytes) -> bytes:
-    """Return an event of a history, as it is stored, with its values sealed with the key in use."""
+    """Return a stored history event with its values sealed with the current key."""
     what = _items.decode(data)
     new = changed(what, partial(renewed_value, vault), partial(renewed_error, vault))
     return data if new == what else msgspec.msgpack.encode(new)
 
 
 def renewed_lines(vault: Vault, data: bytes) -> bytes:
-    """Return encoded lines of a task with their texts sealed with the key in use."""
+    """Return a task's encoded log lines with their texts sealed with the current key."""
     try:
         plain = _lines.decode(data)
     except msgspec.DecodeError:
-        return data  # not ours, and unreadable
+        return data  # not written by this system, and unreadable
     new = [[*line[:_TEXT], vault.seal_text(renewed_json(vault, line[_TEXT])), *line[_TEXT + 1 :]] for line in plain]
     return data if new == plain else msgspec.msgpack.encode(new)
 
 
 def renewed_error(vault: Vault, error: TaskError) -> TaskError:
-    """Return an error, sealed with the key in use."""
+    """Return an error sealed with the current key."""
     texts = [renewed_json(vault, text) for text in (error.message, error.traceback, error.data)]
     return seal_error(TaskError(error.kind, *texts), vault)
 
 
 def renewed_json(vault: Vault, plain: Any) -> Any:
-    """Return decoded JSON with what is sealed in it sealed with the key in use."""
+    """Return decoded JSON with the values sealed within it sealed with the current key."""
     if isinstance(plain, dict):
         return {key: renewed_json(vault, value) for key, value in plain.items()}
     if isinstance(plain, (list, tuple)):
@@ -184,8 +184,8 @@ def renewed_json(vault: Vault, plain: Any) -> Any:
     if isinstance(plain, bytes):
         return renewed_value(vault, kind_of(extension_of(plain)), plain) if is_sealed(plain) else plain
     if isinstance(plain, Ext) and plain.code == CODE:
-        whole = msgspec.msgpack.encode(plain)
-        return Ext(CODE, extension_of(renewed_value(vault, kind_of(bytes(plain.data)), whole)))
+        encoded = msgspec.msgpack.encode(plain)
+        return Ext(CODE, extension_of(renewed_value(vault, kind_of(bytes(plain.data)), encoded)))
     if isinstance(plain, str) and is_sealed_text(plain):
         data = as_data(plain)
         return as_text(renewed_value(vault, kind_of(extension_of(data)), data))
@@ -193,5 +193,5 @@ def renewed_json(vault: Vault, plain: Any) -> Any:
 
 
 def kind_of(data: bytes) -> bytes:
-    """Return the kind of what the data of an extension holds."""
+    """Return the kind of value that the data of a sealed extension holds."""
     return data[:1]

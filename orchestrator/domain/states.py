@@ -1,7 +1,7 @@
-"""The states of tasks and runs, and every transition between them, as data.
+"""The states of tasks and runs, and the tables of all allowed transitions.
 
-SQL guards, API filters, documentation and the property tests derive from these two tables. A change of
-state that is not listed here does not happen.
+SQL guards, API filters, documentation and the property tests derive from these two tables. No other change of state is
+possible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ S = TypeVar("S", bound=StrEnum)
 
 
 class TaskState(StrEnum):
-    """Where a task stands."""
+    """The state of a task."""
 
     PENDING = "pending"
     DISPATCHED = "dispatched"
@@ -27,7 +27,7 @@ class TaskState(StrEnum):
 
 
 class RunState(StrEnum):
-    """Where a run stands."""
+    """The state of a run."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -37,7 +37,7 @@ class RunState(StrEnum):
 
 
 class ShownRunState(StrEnum):
-    """Where a run stands, in the words of people: one that is open may be stuck, a cancelled one was terminated."""
+    """The state of a run as displayed: an open run may be stuck, and a cancelled run may be terminated."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -50,7 +50,7 @@ class ShownRunState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transition(Generic[S]):
-    """One allowed change of state, and its occasion."""
+    """An allowed change of state, and when it happens."""
 
     source: S
     target: S

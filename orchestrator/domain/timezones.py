@@ -1,7 +1,7 @@
-"""Times that keep their zones in MessagePack, which knows only moments.
+"""Datetimes that keep their time zones in MessagePack, whose timestamps have none.
 
-A time in UTC travels as MessagePack's own timestamp, and one without a zone as text. Any other is an extension whose
-text is that of RFC 9557: `2026-11-15T12:00:00+01:00[Europe/Berlin]`.
+A UTC datetime is encoded as MessagePack's own timestamp, a naive one as text. Any other becomes an extension with RFC
+9557 text: `2026-11-15T12:00:00+01:00[Europe/Berlin]`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from orchestrator import references, sealing
 
 _CODE = 1
 _SHORT, _MEDIUM, _LONG = b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff"
-"""With which a timestamp begins; they may stand for something else, but without them there is none."""
+"""The first bytes of encoded timestamps. Other data may contain them, too, but no timestamp lacks them."""
 _TEXT = re.compile(r"([^\[]+)(?:\[([\w+/-]+)\])?", re.ASCII)
 _LONGEST = 100
 
 
 def may_hold_times(data: bytes) -> bool:
-    """Say whether there may be a timestamp in data."""
+    """Return whether encoded data may contain a timestamp."""
     return _SHORT in data or _MEDIUM in data or _LONG in data
 
 
 def with_zones(plain: Any) -> Any:
-    """Return plain data in which times of other zones than UTC are such extensions."""
+    """Return plain data with all datetimes outside UTC replaced by extensions."""
     if isinstance(plain, datetime):
         return _extension(plain)
     if isinstance(plain, dict):
@@ -50,14 +50,14 @@ class _Unopened:
 
 
 unopened = _Unopened()
-"""How many sealed values could not be opened, and how many stored ones were not read, so far.
+"""Counters of sealed values that could not be decrypted and of stored values that were not read.
 
-A decoder sees by it whether there was one.
+Callers compare them before and after decoding to learn whether the data held any.
 """
 
 
 def restore(code: int, data: memoryview) -> Any:
-    """Return what an extension stands for; a sealed value stays one where this process cannot open it."""
+    """Decode an extension. A sealed value stays sealed if this process cannot decrypt it."""
     if code == _CODE:
         return from_text(bytes(data).decode())
     if code == sealing.CODE and sealing.can_open(sealed := bytes(data)):
@@ -70,19 +70,19 @@ def restore(code: int, data: memoryview) -> Any:
 
 
 def to_text(time: datetime) -> str:
-    """Return a time as text, with the name of its zone if that has one."""
+    """Return a datetime as text, with the name of its zone if it has a named one."""
     zone = getattr(time.tzinfo, "key", None)
     return f"{time.isoformat()}[{zone}]" if zone else time.isoformat()
 
 
 def from_text(text: str) -> datetime:
-    """Return the time of a text. A zone that is unknown here leaves the offset that it had."""
+    """Parse a datetime. If this machine does not know the named zone, the datetime keeps its offset."""
     if len(text) > _LONGEST or not (match := _TEXT.fullmatch(text)):
         raise ValueError("a time, perhaps with its zone, was expected")
     time = datetime.fromisoformat(match[1])
     if not match[2]:
         return time
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # which most programs do without
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # imported late: most programs never need it
 
     try:
         return time.astimezone(ZoneInfo(match[2]))
@@ -95,6 +95,6 @@ decode = _decoder.decode
 
 
 def encode(plain: Any) -> bytes:
-    """Encode plain data, times with their zones."""
+    """Encode plain data. Datetimes keep their zones."""
     data = msgspec.msgpack.encode(plain)
     return msgspec.msgpack.encode(with_zones(plain)) if may_hold_times(data) else data

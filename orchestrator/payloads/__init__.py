@@ -1,1 +1,1 @@
-"""Payloads that are too large for a row or a message: kept in a folder, a bucket, or wherever fsspec reaches."""
+"""Storage for payloads too large for a row or a message: a folder, a bucket, or any fsspec file system."""

@@ -1,15 +1,15 @@
-"""Delete stored payloads that no row names any more, or never came to name.
+"""Garbage collection of stored payloads that no row references.
 
-An object is written before the row that names it, and deleted after it, so there may be objects without a row, and no
-row without its object. A process that dies between the two leaves an object for the collector, and so does retention.
+An object is written before the row that references it, and deleted after it. So there may be objects without a row, but
+no row without its object. Retention, and processes that die in between, leave such objects to the collector.
 
-An object is deleted if all of this holds:
+An object is deleted if all of these conditions hold:
 
-- it is older than the grace period: by then, its writer has committed, or never will;
-- the task or run that it goes with is no more, and nobody else names its payloads; or it is the result of an attempt
-  of a task that is there, and has been tried again since: no report of that attempt counts;
-- the same was found a while before. A transaction that has copied a reference from a row that was deleted at that
-  moment has ended by then, and what it has written is seen.
+- It is older than the grace period: its writer has committed by now, or never will.
+- Its owner, a task or run, no longer exists and nothing else references its payloads. Or it is the result of an attempt
+  of an existing task that has been retried since: no report of that attempt counts.
+- Both were found a while ago, too. By now, a transaction has ended that may have copied the reference from a row while
+  the row was deleted, and its writes are visible.
 """
 
 from __future__ import annotations
@@ -22,83 +22,83 @@ from orchestrator.payloads.stores import SHARDS, Store
 from orchestrator.references import RESULT, ObjectName
 
 _BATCH = 1_000
-"""Objects that are asked about, or deleted, at once."""
-_MOST = 100_000
-"""Objects that are found before some are deleted."""
+"""Objects checked or deleted at once."""
+_MAX_FOUND = 100_000
+"""Unreferenced objects found before the deletion starts."""
 
 FOLDER = "executions"
-"""Where executions have folders of their own."""
+"""The folder with one subfolder for each execution."""
 
 Gone = Callable[[Sequence[bytes]], set[bytes]]
-"""Says which owners are no more, and have no keepers."""
+"""Returns the owners that no longer exist and whose payloads nothing else references."""
 Attempts = Callable[[Sequence[bytes]], Mapping[bytes, int]]
-"""Says which attempt of tasks is the last."""
+"""Returns the last attempt of each task."""
 Open = Callable[[Sequence[bytes]], set[bytes]]
-"""Says which tasks are open."""
+"""Returns the tasks that are open."""
 
 
 class Collector:
-    """Walks along a store, and goes on where it has stopped."""
+    """Scans a store part by part, and continues where the last scan stopped."""
 
-    def __init__(self, store: Store, grace: float, gone: Gone, attempts: Attempts, *, most: int = _MOST) -> None:
+    def __init__(self, store: Store, grace: float, gone: Gone, attempts: Attempts, *, most: int = _MAX_FOUND) -> None:
         self._store = store
         self._grace = grace
         self._gone = gone
         self._attempts = attempts
-        self._most = most
+        self._max_found = most
         self._shard = 0
-        self._unnamed: list[ObjectName] = []
-        """What nobody named when it was looked at."""
+        self._unreferenced: list[ObjectName] = []
+        """Objects that were unreferenced when they were checked."""
 
     def look(self) -> Iterator[int]:
-        """Find what nobody names; yields after every batch how many objects were looked at."""
+        """Find unreferenced objects. Yields the number of objects checked after every batch."""
         for _ in range(len(SHARDS)):
-            found = self._store.listed(SHARDS[self._shard])
-            old = (one.name for one in found if one.age > self._grace)
+            objects = self._store.listed(SHARDS[self._shard])
+            old = (stored.name for stored in objects if stored.age > self._grace)
             while batch := list(islice(old, _BATCH)):
-                self._unnamed += self._unnamed_of(batch)
+                self._unreferenced += self._unreferenced_of(batch)
                 yield len(batch)
             self._shard = (self._shard + 1) % len(SHARDS)
-            if len(self._unnamed) >= self._most:
+            if len(self._unreferenced) >= self._max_found:
                 return
 
     def delete(self) -> Iterator[int]:
-        """Delete what was found so, and is so still; yields after every batch how many were deleted."""
-        found, self._unnamed = self._unnamed, []
-        for start in range(0, len(found), _BATCH):
-            names = self._unnamed_of(found[start : start + _BATCH])
+        """Delete the objects found before that are still unreferenced. Yields the number deleted after every batch."""
+        candidates, self._unreferenced = self._unreferenced, []
+        for start in range(0, len(candidates), _BATCH):
+            names = self._unreferenced_of(candidates[start : start + _BATCH])
             self._store.delete(names)
             yield len(names)
 
     @property
     def has_found(self) -> bool:
-        """Say whether there is something to delete."""
-        return bool(self._unnamed)
+        """Whether there are objects to delete."""
+        return bool(self._unreferenced)
 
-    def _unnamed_of(self, names: Sequence[ObjectName]) -> list[ObjectName]:
+    def _unreferenced_of(self, names: Sequence[ObjectName]) -> list[ObjectName]:
         gone = self._gone(list({name.owner for name in names}))
-        left = [name for name in names if name.owner not in gone and name.what == RESULT]
-        last = self._attempts(list({name.task for name in left})) if left else {}
-        given_up = {name for name in left if name.attempt < last.get(name.task, 0)}
-        return [name for name in names if name.owner in gone or name in given_up]
+        kept_results = [name for name in names if name.owner not in gone and name.what == RESULT]
+        last_attempts = self._attempts(list({name.task for name in kept_results})) if kept_results else {}
+        superseded = {name for name in kept_results if name.attempt < last_attempts.get(name.task, 0)}
+        return [name for name in names if name.owner in gone or name in superseded]
 
 
 def collect_leftovers(store: Store, grace: float, are_open: Open) -> Iterator[int]:
-    """Delete the folders of executions that are over; yields after every batch how many were deleted.
+    """Delete the folders of ended executions. Yields the number deleted after every batch.
 
-    A container that runs for a task writes its status and its output into a folder of the execution, below `executions`
-    (`workers/executors/left_outputs.py`). The worker that watches it deletes the folder when the end is in Postgres, or
-    when it has cancelled the work. If that worker was killed in between, or the container wrote once more, it stays.
+    A container that runs for a task writes its status and output to a folder below `executions`
+    (`workers/executors/left_outputs.py`). Its worker deletes the folder when the end is stored in Postgres, or when it
+    has cancelled the work. The folder is left over if the worker was killed before, or the container wrote once more.
 
-    A folder is deleted if nothing was written there during the grace period, and its task is not open: it has ended, or
-    is no more. While a task is open, its next watcher may read the folder. Unlike a stored payload, no row names it, so
-    no transaction could have begun to name it meanwhile.
+    A folder is deleted if nothing was written to it during the grace period, and its task is no longer open. While the
+    task is open, the next worker that watches it may read the folder. No row references a folder, so no transaction
+    can begin to reference it in the meantime.
     """
     old = ((name, task_of(name)) for name, age in store.folders(FOLDER) if age > grace)
-    ours = ((name, task) for name, task in old if task is not None)  # whatever else stands there is somebody else's
+    ours = ((name, task) for name, task in old if task is not None)  # other folders belong to somebody else
     while batch := dict(islice(ours, _BATCH)):
-        wanted = are_open(list({*batch.values()}))
-        over = [name for name, task in batch.items() if task not in wanted]
-        for name in over:
+        open_tasks = are_open(list({*batch.values()}))
+        ended = [name for name, task in batch.items() if task not in open_tasks]
+        for name in ended:
             store.delete_folder(f"{FOLDER}/{name}")
-        yield len(over)
+        yield len(ended)

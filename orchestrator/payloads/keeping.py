@@ -1,6 +1,6 @@
-"""What leaves a row for the store, and how this process finds it again.
+"""Moves large values to the payload store, and reads them back.
 
-A process can read from the stores that its settings have named, as it can open with its data keys.
+A process can read from all stores that its settings have named so far, just as it can decrypt with all its data keys.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ from orchestrator.settings import Settings
 
 T = TypeVar("T")
 MEANS = PAYLOAD_STORE
-"""What a worker without a store lacks, announced like the id of a data key."""
+"""Reported by a worker without a store, in the place of the id of a missing data key."""
 
 
 class NoStore(PayloadError):
-    """A payload is stored outside, and this process has no store."""
+    """A payload is stored externally, and this process has no payload store."""
 
 
 class Opener(Protocol):
-    """Reads what references name."""
+    """Reads the payloads of references."""
 
     def encoded(self, reference: Reference) -> bytes:
         """Return the value as encoded data."""
 
     def open(self, reference: Reference) -> IO[bytes]:
-        """Return stored bytes as a file."""
+        """Return the stored bytes as a file."""
 
 
 _openers: dict[str, Opener] = {}
-"""Of this process, by where they read."""
+"""The openers of this process, by location."""
 
 
 class PayloadStore:
-    """Takes what is too large for a row or a message, and reads it again."""
+    """Stores values too large for a row or a message, and reads them."""
 
     def __init__(self, store: Store, inline: int, vault: Vault | None) -> None:
         self.store = store
         self.inline = inline
-        """Bytes from which on a value leaves."""
+        """Bytes up to which a value stays inline."""
         self._vault = vault
         _openers.setdefault(store.place, self)
 
     def arguments(self, data: bytes, task: bytes, run: bytes | None) -> bytes:
-        """Return the arguments of a task, or what stands for them."""
-        return self._left(data, run or task, task, 0, ARGUMENTS)
+        """Return the arguments of a task, or a reference if they are large."""
+        return self._store_if_large(data, run or task, task, 0, ARGUMENTS)
 
     def result(self, data: bytes, task: bytes, run: bytes | None, attempt: int) -> bytes:
-        """Return the result of an attempt, or what stands for it."""
-        return self._left(data, run or task, task, attempt, RESULT)
+        """Return the result of an attempt, or a reference if it is large."""
+        return self._store_if_large(data, run or task, task, attempt, RESULT)
 
-    def _left(self, data: bytes, owner: bytes, task: bytes, attempt: int, what: str) -> bytes:
+    def _store_if_large(self, data: bytes, owner: bytes, task: bytes, attempt: int, what: str) -> bytes:
         if len(data) <= self.inline:
             return data
         return write(self.store, object_name(owner, task, attempt, what), data, self._vault).encoded()
 
     def output(self, task: bytes, run: bytes | None, attempt: int, patiently: Patiently = at_once) -> Output:
-        """Return a file whose bytes become the result of an attempt."""
+        """Return a file. The bytes written to it become the result of an attempt."""
         name = object_name(run or task, task, attempt, RESULT)
         return Output(partial(Writing, Patient(self.store, patiently), name, self._vault), self.inline, _never)
 
@@ -76,11 +76,11 @@ class PayloadStore:
             return reading.encoded()
 
     def open(self, reference: Reference) -> IO[bytes]:
-        """Return stored bytes as a file."""
+        """Return the stored bytes as a file."""
         return io.BufferedReader(Reader(Reading(self.store, reference)))
 
     def chunks(self, reference: Reference) -> Iterator[bytes]:
-        """Yield the value as encoded data; bytes as they are."""
+        """Yield the encoded value. Bytes are yielded raw, chunk by chunk."""
         if reference.form != BYTES:
             yield self.encoded(reference)
             return
@@ -93,7 +93,7 @@ def _never(size: int) -> PayloadError:
 
 
 def store_of(settings: Settings, notes: Callable[[Settings], Notes] | None = None) -> PayloadStore | None:
-    """Return the store that settings name; None where there is none. From then on this process reads from it.
+    """Return the store that the settings name, or None. From now on, this process reads from it.
 
     `notes` remembers which folders are in use.
     """
@@ -111,22 +111,22 @@ _known: dict[tuple[object, ...], PayloadStore] = {}
 
 
 def register(place: str, opener: Opener) -> None:
-    """Have this process read from somewhere else too."""
+    """Let this process also read through another opener."""
     _openers[place] = opener
 
 
 def forget(place: str) -> None:
-    """Have this process no longer read from there."""
+    """Stop reading through an opener."""
     _openers.pop(place, None)
 
 
 def read_encoded(reference: Reference) -> bytes:
-    """Return what a reference names as encoded data, from whichever store of this process has it."""
+    """Return the encoded value of a reference, from any store of this process."""
     return _first(reference, lambda opener: opener.encoded(reference))
 
 
 def open_bytes(reference: Reference) -> IO[bytes]:
-    """Return the bytes that a reference names as a file."""
+    """Return the bytes of a reference as a file."""
     return _first(reference, lambda opener: opener.open(reference))
 
 
@@ -137,7 +137,7 @@ def _first(reference: Reference, read: Callable[[Opener], T]) -> T:
             return read(opener)
         except Gone as error:
             problem = problem or error
-        except Unavailable as error:  # it may be there
+        except Unavailable as error:  # this store may have the payload
             problem = error if problem is None or isinstance(problem, Gone) else problem
     raise problem or NoStore(
         f"A payload of {reference.size:,} bytes is stored outside, and this process has no payload store. See the "

@@ -1,12 +1,12 @@
-"""How a payload is written into an object: chunks, and a directory behind them.
+"""The format of a payload in an object: chunks, followed by a directory.
 
     chunk, chunk, …, directory
 
-Each chunk is sealed by itself where there are data keys, and its SHA-256 stands in the directory, whose own stands in
-the reference. So a gigabyte is written and read by who holds one chunk of it, one item of a list is read without the
-others, and nothing that was altered, cut off or put in another place is taken for what it should be.
+With data keys, each chunk is sealed separately. The directory has the SHA-256 of each chunk, and the reference has the
+SHA-256 of the directory. So a gigabyte is written and read with one chunk in memory, a single list item can be read
+alone, and altered, truncated or swapped data is detected.
 
-The chunks of one value are pieces of it, those of bytes too. Those of a list are lists, which follow each other.
+The chunks of a value or of bytes are consecutive pieces. The chunks of a list are consecutive sublists.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from orchestrator.references import ARGUMENTS, BYTES, ITEMS, WHOLE, ObjectName, 
 from orchestrator.sealing import CALL, VALUE, Vault, is_sealed, open_data
 
 CHUNK = 1_048_576
-"""Bytes of a chunk of which no part is asked for alone."""
+"""Bytes of a chunk of a value or of bytes."""
 _ITEMS_CHUNK = 262_144
-"""Bytes of the items that are read together."""
-_LARGEST_DIRECTORY = 64_000_000
-_LARGEST_OBJECT = 2**50
+"""Bytes of list items in one chunk, about."""
+_MAX_DIRECTORY = 64_000_000
+_MAX_OBJECT = 2**50
 _raws = msgspec.msgpack.Decoder(list[msgspec.Raw])
 
 
 class Damaged(PayloadError):
-    """A stored payload is not what its reference says."""
+    """A stored payload does not match its reference."""
 
 
 class Gone(PayloadError):
-    """There is no such stored payload."""
+    """A stored payload does not exist."""
 
 
 class Directory(msgspec.Struct, array_like=True):
-    """What the chunks of an object are."""
+    """The sizes and hashes of an object's chunks."""
 
     sizes: list[int] = []
     hashes: list[bytes] = []
     firsts: list[int] = []
-    """Of a list: the number of the first item of each chunk."""
+    """For a list, the index of the first item of each chunk."""
     is_sealed: bool = False
-    """Its writer seals its chunks."""
+    """The chunks are sealed separately."""
 
 
 class Writing:
-    """An object that is being written, chunk by chunk."""
+    """Writes an object chunk by chunk."""
 
     def __init__(self, store: Creator, name: ObjectName, vault: Vault | None) -> None:
         self._name = name
@@ -67,7 +67,7 @@ class Writing:
         self.size = 0
 
     def add(self, chunk: bytes, first: int | None = None) -> None:
-        """Append one chunk."""
+        """Append a chunk."""
         self.size += len(chunk)
         data = chunk if self._vault is None else self._vault.seal(self._kind, chunk)
         self._sink.write(data)
@@ -78,7 +78,7 @@ class Writing:
             self._directory.firsts.append(first)
 
     def finish(self, form: Any, count: int = 0) -> Reference:
-        """Let the object appear; return what names it."""
+        """Commit the object and return its reference."""
         directory = msgspec.msgpack.encode(self._directory)
         self._sink.write(directory)
         self._sink.commit()
@@ -93,17 +93,17 @@ class Writing:
         )
 
     def abandon(self) -> None:
-        """Leave nothing of it."""
+        """Discard the object."""
         self._sink.abandon()
 
 
 def object_name(owner: bytes, task: bytes, attempt: int, what: str) -> ObjectName:
-    """Return a name that nothing has had, and nobody guesses."""
+    """Return a new, unguessable object name."""
     return ObjectName(owner, task, attempt, what, os.urandom(16))
 
 
 def write(store: Store, name: ObjectName, data: bytes, vault: Vault | None) -> Reference:
-    """Write encoded data; what is sealed already stays as it is."""
+    """Store encoded data and return its reference. Data that is sealed already is stored as it is."""
     writing = Writing(store, name, None if is_sealed(data) else vault)
     try:
         if name.what != ARGUMENTS and (items := _items(data)) is not None:
@@ -119,24 +119,24 @@ def write(store: Store, name: ObjectName, data: bytes, vault: Vault | None) -> R
 
 
 def _items(data: bytes) -> Sequence[msgspec.Raw] | None:
-    """Return the items of an encoded list; None if it is none."""
+    """Return the items of an encoded list, or None if the data is not a list."""
     if data[0] & 0xF0 != 0x90 and data[0] not in (0xDC, 0xDD):
         return None
     return _raws.decode(data)
 
 
 def _gathered(items: Iterable[msgspec.Raw]) -> Iterator[tuple[int, bytes]]:
-    """Yield lists of so many items that they are worth reading together, with the number of the first."""
+    """Yield chunks of list items, each with the index of its first item."""
     first = size = 0
-    some: list[bytes] = []
+    items_of_chunk: list[bytes] = []
     for item in items:
-        some.append(bytes(item))
-        size += len(some[-1])
+        items_of_chunk.append(bytes(item))
+        size += len(items_of_chunk[-1])
         if size >= _ITEMS_CHUNK:
-            yield first, _list(some)
-            first, size, some = first + len(some), 0, []
-    if some or not first:
-        yield first, _list(some)
+            yield first, _list(items_of_chunk)
+            first, size, items_of_chunk = first + len(items_of_chunk), 0, []
+    if items_of_chunk or not first:
+        yield first, _list(items_of_chunk)
 
 
 def _list(items: Sequence[bytes]) -> bytes:
@@ -148,7 +148,7 @@ def _array(length: int) -> bytes:
 
 
 class Reading:
-    """An object that is being read, chunk by chunk."""
+    """Reads an object chunk by chunk."""
 
     def __init__(self, store: Store, reference: Reference) -> None:
         self.reference = reference
@@ -172,23 +172,23 @@ class Reading:
             self._offsets.append(self._offsets[-1] + size)
 
     def close(self) -> None:
-        """Have it no longer open."""
+        """Close the file."""
         self._file.close()
 
     def _read_directory(self) -> Directory:
         reference = self.reference
-        if reference.length > _LARGEST_DIRECTORY:
+        if reference.length > _MAX_DIRECTORY:
             raise self._damaged()
         data = self._bytes(reference.directory, reference.length)
         if hashlib.sha256(data).digest() != reference.digest:
             raise self._damaged()
         try:
             return msgspec.msgpack.decode(data, type=Directory)
-        except msgspec.MsgspecError:  # a reference that was made up names something else
+        except msgspec.MsgspecError:  # a forged reference to other data
             raise self._damaged() from None
 
     def _bytes(self, offset: int, length: int) -> bytes:
-        if max(offset, length) > _LARGEST_OBJECT:
+        if max(offset, length) > _MAX_OBJECT:
             raise self._damaged()
         with answering(self._place):
             self._file.seek(offset)
@@ -203,42 +203,42 @@ class Reading:
 
     @property
     def chunks(self) -> int:
-        """How many there are."""
+        """The number of chunks."""
         return len(self._directory.sizes)
 
     def chunk(self, number: int) -> bytes:
-        """Return one chunk as it was given, or say that it is not that."""
+        """Return a chunk, or raise Damaged if its hash is wrong."""
         data = self._bytes(self._offsets[number], self._directory.sizes[number])
         if hashlib.sha256(data).digest() != self._directory.hashes[number]:
             raise self._damaged()
         return open_data(data, self._kind) if self._directory.is_sealed else data
 
     def each(self) -> Iterator[bytes]:
-        """Yield the chunks, one after the other."""
+        """Yield all chunks."""
         for number in range(self.chunks):
             yield self.chunk(number)
 
     def encoded(self) -> bytes:
-        """Return the value, or the one item, as encoded data."""
+        """Return the value, or the single item of the reference, as encoded data."""
         reference = self.reference
         return assembled(reference, self.each()) if reference.item is None else self._item(reference.item)
 
     def _item(self, number: int) -> bytes:
         if self.reference.form != ITEMS or not 0 <= number < self.reference.count:
             raise self._damaged()
-        place = bisect_right(self._directory.firsts, number) - 1
-        if place < 0:
+        chunk_index = bisect_right(self._directory.firsts, number) - 1
+        if chunk_index < 0:
             raise self._damaged()
-        items = _raws.decode(self.chunk(place))
-        if number - self._directory.firsts[place] >= len(items):
+        items = _raws.decode(self.chunk(chunk_index))
+        if number - self._directory.firsts[chunk_index] >= len(items):
             raise self._damaged()
-        return bytes(items[number - self._directory.firsts[place]])
+        return bytes(items[number - self._directory.firsts[chunk_index]])
 
 
 def assembled(reference: Reference, chunks: Iterable[bytes]) -> bytes:
     """Return a whole value as encoded data, from its chunks."""
     if reference.form == ITEMS:
-        return _array(reference.count) + b"".join(chunk[5:] for chunk in chunks)  # behind what `_array` has written
+        return _array(reference.count) + b"".join(chunk[5:] for chunk in chunks)  # without their headers
     data = b"".join(chunks)
     return msgspec.msgpack.encode(data) if reference.form == BYTES else data
 
@@ -248,29 +248,29 @@ class Chunks(Protocol):
 
     @property
     def chunks(self) -> int:
-        """How many there are."""
+        """The number of chunks."""
 
     def chunk(self, number: int) -> bytes:
-        """Return one chunk."""
+        """Return a chunk."""
 
     def close(self) -> None:
-        """Have it no longer open."""
+        """Close the file."""
 
 
 class Reader(io.RawIOBase):
-    """Stored bytes as a file, of which one chunk is in memory."""
+    """Stored bytes as a file, with one chunk in memory."""
 
-    def __init__(self, reading: Chunks) -> None:
-        self._reading = reading
+    def __init__(self, source: Chunks) -> None:
+        self._reading = source
         self._next = 0
         self._left = memoryview(b"")
 
     def readable(self) -> bool:
-        """It is there to be read."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into a buffer what is there of a chunk."""
+        """Read the rest of the current chunk into a buffer, or as much as fits."""
         while not self._left and self._next < self._reading.chunks:
             self._left = memoryview(self._reading.chunk(self._next))
             self._next += 1
@@ -281,17 +281,17 @@ class Reader(io.RawIOBase):
         return size
 
     def close(self) -> None:
-        """Have it no longer open."""
+        """Close the file."""
         if not self.closed:
             self._reading.close()
         super().close()
 
 
 class Output(io.RawIOBase):
-    """Bytes that are written into a payload: the first in memory, and from so many on in the store."""
+    """A file for a payload: a small one is kept in memory, a larger one is written to the store."""
 
     def __init__(self, begin: Callable[[], Writing] | None, inline: int, refuse: Callable[[int], PayloadError]) -> None:
-        """`begin` has an object begin; without it, no more than `inline` bytes can be written."""
+        """`begin` starts an object in the store. Without it, at most `inline` bytes can be written."""
         self._begin = begin
         self._inline = inline
         self._refuse = refuse
@@ -300,7 +300,7 @@ class Output(io.RawIOBase):
         self.size = 0
 
     def writable(self) -> bool:
-        """It is there to be written."""
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
@@ -327,7 +327,7 @@ class Output(io.RawIOBase):
             del self._kept[:CHUNK]
 
     def finish(self) -> bytes:
-        """Return what was written as encoded data: a reference, or the bytes themselves where they are few."""
+        """Return the payload as encoded data: a reference, or the bytes themselves if they are few."""
         if not self.closed:
             super().close()
         if self._writing is None and (self.size <= self._inline or self._begin is None):
@@ -337,7 +337,7 @@ class Output(io.RawIOBase):
         return self._writing.finish(BYTES).encoded()
 
     def abandon(self) -> None:
-        """Leave nothing of it."""
+        """Discard the output."""
         if not self.closed:
             super().close()
         if self._writing is not None:

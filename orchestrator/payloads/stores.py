@@ -1,6 +1,6 @@
-"""Where objects are: a folder, or what a plugin reaches. All that is asked of it is written here.
+"""Stores for payload objects: the interface, and the store in a folder. Plugins add others.
 
-An object appears whole or not at all, is never changed, and is called by the numbers of `references.ObjectName` alone.
+An object appears completely or not at all, never changes, and is named by `references.ObjectName`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from orchestrator.errors import ConfigurationError, Unavailable
 from orchestrator.references import ObjectName
 
 MARK = ".in-use"
-"""The file."""
+"""The name of the marker file in a store's folder."""
 
 
 class Notes(Protocol):
-    """Remembers, outside the stores, which are in use."""
+    """Remembers, outside the stores, which stores are in use."""
 
     def has(self, place: str) -> bool:
-        """Say whether a store was noted; raise `Unavailable` where that cannot be known now."""
+        """Return whether a store is noted as in use. Raises `Unavailable` if that cannot be checked now."""
 
     def note(self, place: str) -> None:
-        """Note that a store is in use, if that can be done now."""
+        """Note a store as in use, if possible now."""
 
 
 class InUseMarker:
-    """The mark of one folder."""
+    """The marker file of a folder, with which a missing mount is detected."""
 
     def __init__(self, root: Path, notes: Notes | None) -> None:
         self._root = root
@@ -43,28 +43,28 @@ class InUseMarker:
         self._seen = False
 
     def expect(self) -> None:
-        """Return if the folder may be written to; leave the mark in one that is new. Raise `Unavailable` otherwise."""
-        if self._is_there():
+        """Check that the folder may be written to, and create the marker in a new one. Raises `Unavailable`."""
+        if self._exists():
             return
         if self._seen or self._is_noted():
             raise self.away()
-        self._leave()
-        self._is_there()
+        self._create()
+        self._exists()
 
     def is_missing(self) -> bool:
-        """Say whether a folder in which something was not found is one that is not mounted."""
-        if self._is_there():
+        """Return whether the folder is probably not mounted, after an object was not found in it."""
+        if self._exists():
             return False
         return self._seen or not any(self._root.iterdir()) or self._is_noted()
 
     def away(self) -> Unavailable:
-        """Return why it cannot be used."""
+        """Return the error that the folder is not mounted."""
         return Unavailable(
             f"The payload store {self._root} cannot be used: it was in use, and its file {MARK} is not there, so it is "
             f"probably not mounted. Mount it. If what it held is lost, and it is to begin anew, make that file."
         )
 
-    def _is_there(self) -> bool:
+    def _exists(self) -> bool:
         if not (self._root / MARK).exists():
             return False
         if not self._seen:
@@ -76,8 +76,8 @@ class InUseMarker:
     def _is_noted(self) -> bool:
         return self._notes is not None and self._notes.has(str(self._root))
 
-    def _leave(self) -> None:
-        """Leave the mark, durably, before it is noted: a process that dies in between locks nobody out."""
+    def _create(self) -> None:
+        """Create the marker durably before it is noted, so that a crash in between locks nobody out."""
         self._root.mkdir(parents=True, exist_ok=True)
         for path in (self._root / MARK, self._root):
             descriptor = os.open(path, os.O_RDONLY | (os.O_CREAT if path.name == MARK else 0), 0o644)
@@ -88,27 +88,27 @@ class InUseMarker:
 
 
 SHARDS = tuple(f"{number:02x}" for number in range(256))
-_ANY = "fsspec"
-"""The plugin for all schemes that no other is for."""
+_FALLBACK = "fsspec"
+"""The plugin for all schemes without a plugin of their own."""
 _PART = ".part-"
-"""Between the name of a file and what keeps two writers apart, while it is being written."""
+"""The infix in the names of incomplete files, before a random suffix."""
 
 
 Patiently = Callable[[Callable[[], None]], None]
-"""Calls something, again and again while it raises `Unavailable`."""
+"""Calls a function, and repeats it while it raises `Unavailable`."""
 
 
 def at_once(call: Callable[[], None]) -> None:
-    """Call something, and wait for no store."""
+    """Call a function without retries."""
     call()
 
 
 class Absent(Exception):
-    """There is no such object."""
+    """An object does not exist."""
 
 
 class Found(NamedTuple):
-    """An object that stands in a store."""
+    """An object in a store."""
 
     name: ObjectName
     age: float
@@ -119,49 +119,49 @@ class Sink(Protocol):
     """An object that is being written."""
 
     def write(self, data: bytes) -> None:
-        """Append to it. What was left when it raised `Unavailable` is written by the next call, before all else."""
+        """Append data. After `Unavailable`, the next call first writes the unwritten rest."""
 
     def commit(self) -> None:
-        """Let it appear, durably; may be called again where that raised `Unavailable`."""
+        """Make the object appear, durably. May be repeated after `Unavailable`."""
 
     def abandon(self) -> None:
-        """Leave nothing of it."""
+        """Discard the object."""
 
 
 class Creator(Protocol):
-    """What begins objects."""
+    """Starts objects."""
 
     def create(self, name: ObjectName) -> Sink:
-        """Begin an object."""
+        """Start an object."""
 
 
 class Store(Creator, Protocol):
-    """What keeps objects."""
+    """A store of objects."""
 
     place: str
-    """Where it is, for people."""
+    """The location, for messages."""
 
     def open(self, name: ObjectName) -> IO[bytes]:
-        """Open an object to read it; raise `Absent` if there is none."""
+        """Open an object for reading. Raises `Absent` if it does not exist."""
 
     def listed(self, shard: str) -> Iterator[Found]:
-        """Yield the objects of one part of the store."""
+        """Yield the objects in one of the 256 parts of the store."""
 
     def delete(self, names: Iterable[ObjectName]) -> None:
-        """Delete objects, those that are gone already too."""
+        """Delete objects. Missing objects are ignored."""
 
     def folders(self, part: str) -> Iterator[tuple[str, float]]:
-        """Yield what the folders in a part of the store are called, and how many seconds ago each was written to."""
+        """Yield the name of each folder in a part of the store, and the seconds since its last write."""
 
     def delete_folder(self, path: str) -> None:
-        """Delete a folder with all that is in it, if it is there."""
+        """Delete a folder with its content, if it exists."""
 
 
-class answering:  # noqa: N801  # it is used like a function
-    """Turn what a store raises when it cannot be used into what a caller can act on; what is not there is `Absent`.
+class answering:  # noqa: N801  # used like a function
+    """Convert errors of a store into `Unavailable`, and errors about missing files into `Absent`.
 
-    It is no generator, so that no frame but ours stands in what is raised: a worker recognises a task's own errors by
-    that.
+    This is a class instead of a generator, so that tracebacks contain only our own frames: workers distinguish errors
+    of tasks by that.
     """
 
     def __init__(self, place: str, *, writing: bool = False) -> None:
@@ -169,10 +169,10 @@ class answering:  # noqa: N801  # it is used like a function
         self._writing = writing
 
     def __enter__(self) -> None:
-        """Begin to ask the store."""
+        """Enter the block."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Raise what came of it."""
+        """Raise the converted error."""
         if not isinstance(error, Exception) or isinstance(error, (Absent, Unavailable, ConfigurationError)):
             return
         if isinstance(error, (FileNotFoundError, NotADirectoryError)) and not self._writing:
@@ -182,14 +182,14 @@ class answering:  # noqa: N801  # it is used like a function
 
 
 class Patient:
-    """A store that is waited for while an object is written there."""
+    """Creates objects in a store, and retries while the store is unavailable."""
 
     def __init__(self, store: Store, patiently: Patiently) -> None:
         self._store = store
         self._patiently = patiently
 
     def create(self, name: ObjectName) -> Sink:
-        """Begin an object."""
+        """Start an object."""
         sinks: list[Sink] = []
         self._patiently(lambda: sinks.append(self._store.create(name)))
         return _PatientSink(sinks[0], self._patiently)
@@ -201,8 +201,8 @@ class _PatientSink:
         self._patiently = patiently
 
     def write(self, data: bytes) -> None:
-        left = [data]
-        self._patiently(lambda: self._sink.write(left.pop() if left else b""))
+        pending = [data]
+        self._patiently(lambda: self._sink.write(pending.pop() if pending else b""))
 
     def commit(self) -> None:
         self._patiently(self._sink.commit)
@@ -212,16 +212,16 @@ class _PatientSink:
 
 
 class Folder:
-    """Objects as files of a folder, which all machines that use them mount."""
+    """A store in a folder, which all machines that use it mount."""
 
     def __init__(self, root: Path, notes: Notes | None = None) -> None:
         self._root = root
-        self._mark = InUseMarker(root, notes)
+        self._marker = InUseMarker(root, notes)
         self.place = str(root)
 
     def create(self, name: ObjectName) -> Sink:
         with answering(self.place, writing=True):
-            self._mark.expect()
+            self._marker.expect()
             return _File(self._root / name.path, self.place)
 
     def open(self, name: ObjectName) -> IO[bytes]:
@@ -231,8 +231,8 @@ class Folder:
             try:
                 return (self._root / name.path).open("rb")
             except FileNotFoundError:
-                if self._mark.is_missing():
-                    raise self._mark.away() from None
+                if self._marker.is_missing():
+                    raise self._marker.away() from None
                 raise
 
     def listed(self, shard: str) -> Iterator[Found]:
@@ -241,8 +241,8 @@ class Folder:
             for owner in list(os.scandir(self._root / shard)):
                 for file in list(os.scandir(owner.path)):
                     yield from self._found(shard, owner.name, file, now)
-                with contextlib.suppress(OSError):  # it is not empty
-                    if now - owner.stat().st_mtime > _LEFT:
+                with contextlib.suppress(OSError):  # not empty
+                    if now - owner.stat().st_mtime > _ABANDONED_AFTER:
                         Path(owner.path).rmdir()
 
     def _found(self, shard: str, owner: str, file: os.DirEntry[str], now: float) -> Iterator[Found]:
@@ -251,15 +251,15 @@ class Folder:
             name = ObjectName.parse(f"{shard}/{owner}/{file.name}")
             if name is not None:
                 yield Found(name, age)
-            elif _PART in file.name and age > _LEFT:
-                Path(file.path).unlink()  # its writer has died
+            elif _PART in file.name and age > _ABANDONED_AFTER:
+                Path(file.path).unlink()  # the writer has died
 
     def delete(self, names: Iterable[ObjectName]) -> None:
         with answering(self.place, writing=True):
             for name in names:
                 path = self._root / name.path
                 path.unlink(missing_ok=True)
-                with contextlib.suppress(OSError):  # others are there
+                with contextlib.suppress(OSError):  # not empty
                     path.parent.rmdir()
 
     def folders(self, part: str) -> Iterator[tuple[str, float]]:
@@ -275,10 +275,10 @@ class Folder:
             shutil.rmtree(self._root / path)
 
 
-_ANSWERS = 2.0
-"""Seconds that a folder has to say how much room it has."""
-_LEFT = 86_400.0
-"""Seconds after which a file that is not complete, or an empty folder, is nobody's any more."""
+_FREE_SPACE_TIMEOUT = 2.0
+"""Seconds to wait for a folder's free space."""
+_ABANDONED_AFTER = 86_400.0
+"""Seconds after which an incomplete file or an empty folder is deleted."""
 
 
 class _File:
@@ -325,12 +325,12 @@ class _File:
 
 
 def open_store(url: str, namespace: str, notes: Notes | None = None) -> Store:
-    """Return the store of a setting, in which each namespace has a folder of its own."""
+    """Return the store for a setting. Each namespace has a folder of its own in it."""
     path = _path(url)
     if path is not None:
         return Folder(path / namespace, notes)
-    known = plugins(PAYLOAD_STORES)
-    plugin = known.get(urlsplit(url).scheme) or known[_ANY]
+    available = plugins(PAYLOAD_STORES)
+    plugin = available.get(urlsplit(url).scheme) or available[_FALLBACK]
     opened: Store = load(plugin, "Payload store", "what takes a URL and returns a store")(
         f"{url.rstrip('/')}/{namespace}"
     )
@@ -338,7 +338,7 @@ def open_store(url: str, namespace: str, notes: Notes | None = None) -> Store:
 
 
 def _path(url: str) -> Path | None:
-    """Return the folder of a setting; None if it names no folder."""
+    """Return the folder that a setting names, or None if the setting is another URL."""
     scheme = urlsplit(url).scheme
     if scheme not in ("", "file"):
         return None
@@ -352,15 +352,15 @@ def _path(url: str) -> Path | None:
 
 
 def free_bytes(url: str) -> int | None:
-    """Return how many bytes are free in the folder of a setting; None if it is none, or does not answer now."""
-    path, found = _path(url) if url else None, list[int]()
+    """Return the free bytes in the folder of a setting. None for other stores, or if the folder does not respond."""
+    path, free = _path(url) if url else None, list[int]()
 
-    def look() -> None:
+    def measure() -> None:
         with contextlib.suppress(OSError):
-            found.append(shutil.disk_usage(str(path)).free)
+            free.append(shutil.disk_usage(str(path)).free)
 
     if path is not None:
-        thread = threading.Thread(target=look, name="payload store", daemon=True)
+        thread = threading.Thread(target=measure, name="payload store", daemon=True)
         thread.start()
-        thread.join(_ANSWERS)  # a remote file system that hangs holds up nobody
-    return found[0] if found else None
+        thread.join(_FREE_SPACE_TIMEOUT)  # do not wait for a remote file system that hangs
+    return free[0] if free else None

@@ -342,7 +342,7 @@ def test_status_names_a_payload_store_that_is_full(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5_000_000))
     assert f"! The payload store {tmp_path} has 5.0 MB left." in invoke("status").stdout
     may_answer = threading.Event()
-    monkeypatch.setattr(stores, "_ANSWERS", 0.05)
+    monkeypatch.setattr(stores, "_FREE_SPACE_TIMEOUT", 0.05)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: may_answer.wait(60) and SimpleNamespace(free=0))
     assert "payload store" not in invoke("status").stdout, "one that hangs holds up nobody"
     may_answer.set()

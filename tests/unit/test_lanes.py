@@ -207,9 +207,9 @@ def test_a_full_lane_and_a_closed_gate_cost_nothing() -> None:
     looked = Counter[str]()
     original = bench.lanes._take
 
-    def counting(lane: lanes._Lane, wanted: int, now: float) -> int:
+    def counting(lane: lanes._Lane, requested: int, now: float) -> int:
         looked[lane.name] += 1
-        return original(lane, wanted, now)
+        return original(lane, requested, now)
 
     bench.lanes._take = counting  # type: ignore[method-assign]
     assert bench.serve(10) == ["|free"]

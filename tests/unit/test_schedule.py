@@ -81,7 +81,7 @@ expressions = st.tuples(field(0, 59), hours, days_of_month, months, days_of_week
 
 
 def turns(zone: str) -> list[datetime]:
-    found = [turn for year in range(2008, 2030) for turn in cron_module._turns(ZoneInfo(zone), year)]
+    found = [turn for year in range(2008, 2030) for turn in cron_module._clock_changes(ZoneInfo(zone), year)]
     return found or [utc("2026-03-29 01:00")]
 
 

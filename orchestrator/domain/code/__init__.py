@@ -1,1 +1,1 @@
-"""Workflows as code: turns, commands, histories."""
+"""Workflows as code: turns, commands and histories."""

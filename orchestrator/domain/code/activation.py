@@ -1,29 +1,29 @@
-"""One turn of a workflow's code: what the leader sends to a worker, and what it reports back.
+"""One turn of a workflow's code: the leader's message to a worker, and the worker's report.
 
-The run's turn task carries the turns: each activation is an attempt of it, and at most one is out at a time.
+Each activation is an attempt of the run's turn task. At most one is in flight.
 
     leader                                             worker
       │  Activation(after=0, cached=0, whole history) ──▶  begins or replays, runs until nothing is left to do
       │  ◀── Activated(through=1, commands=[…])             keeps the workflow in memory, under this attempt
-      │  applies the batch: mark, records, tasks, timers
+      │  applies the batch: marker, records, tasks, timers
       │  … a task ends: a fact is appended …
       │  Activation(after=6, cached=1, facts 7…8) ──────▶  shows the cached workflow the new facts
       │  ◀── Activated(through=8, commands=[…])
-      │  Activation(after=12, cached=2, …) ─────────────▶  has it no more, or not in that state
-      │  ◀── Activated(missing=True)                        nothing was run; send everything
+      │  Activation(after=12, cached=2, …) ─────────────▶  no longer cached, or in another state
+      │  ◀── Activated(missing=True)                        did not run; needs the whole history
 
-A worker uses what it has cached only if that was left by attempt `cached`, the last one whose report was applied: what
-an attempt did whose report came too late is no part of the history. An activation without events, which only asks
-queries, leaves the workflow as it was, and cached under the attempt that left it so. Records may be left out of what is
-sent to a cached workflow, which has no use for them.
+A worker uses its cached workflow only if attempt `cached` left it: the last one whose report was applied. An attempt
+whose report came too late is not part of the history. An activation without events, only with queries, does not change
+the workflow or the attempt under which it is cached. Records may be omitted for a cached workflow, which does not need
+them.
 
-**Next turns.** If the code waits for one task and for nothing else, the leader sends that task to the worker that has
-the code. When it succeeds, the worker shows its result to the code at once, as the event that must come next, and
-reports both together: `Flush.turns`. The leader takes the turn if that event has come next indeed; else it drops it and
-sends an activation, and the worker replays the history, because its code has seen something that is no part of it.
+**Next turns.** If the code waits only for one task, the leader sends that task to the worker that has the code cached.
+When the task succeeds, the worker shows the result to the code at once, as the expected next event, and reports both
+together in `Flush.turns`. If another event came first, the leader discards the turn and sends an activation. The worker
+then replays the history, because its code has seen an event that is not part of it.
 
-Events that are too many for one message stand beside it, in so many `pages`, each a list of events in order. If one of
-them is gone, nothing was run either: the workflow is missing.
+Events too large for one message are stored beside it, in a number of `pages`, each a list of events. If a page is lost,
+the worker does not run the code and reports `missing`.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from orchestrator.domain.code.history import Event
 from orchestrator.domain.tasks.task import TaskError
 
 NO_HANDLER = ", for which the code has no handler yet"
-"""Follows the name of such an update in `WaitingPlaces.updates`."""
+"""Appended to the names of updates without a handler in `WaitingPlaces.updates`."""
 
 
 class Query(msgspec.Struct, frozen=True, array_like=True):
-    """A question to the workflow's code, which may look at its state but not change it."""
+    """A query for the workflow's code, which may read its state but not change it."""
 
     id: bytes
     name: str
     payload: bytes
-    """The arguments, encoded like those of a task."""
+    """The arguments, encoded like a task's."""
 
 
 class QueryResult(msgspec.Struct, frozen=True, array_like=True):
-    """The answer of a query: a result or an error."""
+    """The answer to a query: a result or an error."""
 
     id: bytes
     result: bytes | None = None
@@ -58,50 +58,50 @@ class QueryResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Activation(msgspec.Struct, frozen=True, array_like=True):
-    """Show these events to the run's code, then answer these queries."""
+    """Show these events to the code of a run, then answer these queries."""
 
     run_id: bytes
     workflow: str
     version: int
     after: int
-    """The events follow this number; 0 means that they are the whole history."""
+    """The events follow this number. 0 if they are the whole history."""
     through: int
-    """The number of the last event there is, whether it was sent or left out."""
+    """The number of the last event in the history, whether sent or omitted."""
     events: list[Event]
     cached: int = 0
-    """The attempt that left the cached workflow to which these events are added; 0 where the history is whole."""
+    """The attempt that left the cached workflow to continue. 0 if the events are the whole history."""
     queries: list[Query] = []
     pages: int = 0
-    """In how many pages the events stand, if they are not here."""
+    """The number of pages with the events, if they are not in this message."""
     may_follow: bool = False
-    """The leader takes next turns; one of the previous release does not."""
+    """The leader accepts next turns. Leaders of the previous release do not."""
     tells: bool = False
-    """The leader says what became of signals, and how other runs end; one of the previous release does not."""
+    """The leader reports outcomes of signals and ends of other runs. Leaders of the previous release do not."""
 
 
 class Violation(msgspec.Struct, frozen=True, array_like=True):
-    """Why the code cannot go on with this history. The run is stuck until code comes that fits, and has not failed."""
+    """Why the code does not fit its history. The run is stuck, but not failed, until fitting code is deployed."""
 
     event: int
-    """The number of the event at which they part."""
+    """The number of the event where code and history differ."""
     kind: str
     message: str
-    """What history has and what the code did."""
+    """The event in the history and the command of the code."""
     difference: str = ""
-    """The commands of the history and of the code around that place, as a diff."""
+    """The surrounding commands of the history and of the code, as a diff."""
 
 
 class WaitingPlaces(msgspec.Struct, frozen=True, array_like=True):
-    """The waiting points of code, which only its worker knows, for people to read; what is open stands in Postgres."""
+    """Where the code waits, as displayed. Only its worker knows it; open tasks and timers are in Postgres."""
 
     places: list[str] = []
-    """Where in the code its function waits, and the first of the tasks beside it: `shop.py, line 7, in order: …`."""
+    """Where the main function waits, then the first coroutines beside it: `shop.py, line 7, in order: …`."""
     signals: list[str] = []
-    """Names of signals that it waits for."""
+    """Names of awaited signals."""
     updates: list[str] = []
-    """Names of updates that have no answer yet."""
+    """Names of updates without an answer."""
     handlers: list[tuple[str, str, list[str]]] = []
-    """What it answers: `query`, `update` or `signal`, the name, and the names of the arguments."""
+    """Handlers: `query`, `update` or `signal`, the name, and the names of the arguments."""
 
 
 class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
@@ -109,59 +109,59 @@ class Activated(msgspec.Struct, frozen=True, array_like=True, tag="activated"):
     attempt: int
     duration: float
     through: int = 0
-    """The number of the last event that the code was shown: the mark to be recorded. Events that came with the one at
-    which the code ended, and after it, are beyond it."""
+    """The number of the last event that the code was shown, for the marker. Events delivered with or after the one at
+    which the code ended are not included."""
     commands: list[Command] = []
-    """To be applied in one transaction; empty together with `stuck` and `missing`."""
+    """Commands to apply in one transaction. Empty with `stuck` or `missing`."""
     stuck: Violation | None = None
     missing: bool = False
-    """The workflow is not cached here as the leader thought, or pages are gone; it has to send the whole history."""
+    """The expected workflow is not cached, or pages are lost. The leader must send the whole history."""
     answers: list[QueryResult] = []
     cached: int = 0
-    """The attempt under which the worker keeps the workflow now: this one if the code was shown any events."""
+    """The attempt under which the worker now caches the workflow: this one if the code was shown events."""
     waiting: WaitingPlaces | None = None
-    """Where the code waits now, if it was shown any events."""
+    """Where the code waits now, if it was shown events."""
     version: int = 0
-    """The version of the code that took this turn; 0 where an older worker does not say."""
+    """The version of the code that ran this turn. Workers of older releases send 0."""
     awaits: bytes = b""
-    """The one task that the code waits for, if it waits for nothing else that it has started."""
+    """The only task that the code waits for, if it has started nothing else that is open."""
     follows: bytes = b""
-    """Of a next turn: the task whose success the code was shown as event `through`."""
+    """For a next turn, the task whose success was shown as event `through`."""
     at: float = 0.0
-    """Of a next turn: the time of that event, in Unix seconds."""
+    """For a next turn, the time of that event, in Unix seconds."""
     accepted: list[str] = []
-    """For the mark: see `history.ActivationApplied`."""
+    """For the marker: see `history.ActivationApplied`."""
     refusals: int = -1
-    """How many ends of the code were refused in a row, by its history; -1 where an older worker does not say. That
-    would show messages as if no end had been refused."""
+    """How many ends of the code in a row were refused, according to its history. Workers of older releases send -1:
+    they would order messages as if no end had been refused."""
 
 
-def json_text(known: Violation | WaitingPlaces, retry_at: float | None = None) -> str:
-    """Return what a worker has found out about a run as it is stored: its fields by name."""
-    fields = {name: getattr(known, name) for name in known.__struct_fields__}
+def json_text(finding: Violation | WaitingPlaces, retry_at: float | None = None) -> str:
+    """Return a worker's finding about a run as stored JSON: its fields by name."""
+    fields = {name: getattr(finding, name) for name in finding.__struct_fields__}
     if retry_at is not None:
         fields["retry_at"] = retry_at
     return msgspec.json.encode(fields).decode()
 
 
-# -- how the events that code is to be shown travel, and what has to wait so that they fill no memory
+# -- the delivery of events to workers, limited by memory
 
 PAGE = 1_000_000
-"""Bytes of events that go into one message, or into one page where there are more."""
+"""Bytes of events in one message or page, at most."""
 LARGEST_HISTORY = 1_000_000_000
-"""Bytes of a history that can be sent at all."""
+"""Bytes of a history that can be sent, at most."""
 MOST_IN_MESSAGES = 64_000_000
-"""Bytes that the messages of one tick may hold before others have to wait; the leader has them in memory."""
+"""Bytes of history in the messages of one tick, at most, because the leader holds them in memory."""
 MOST_IN_PAGES = 256_000_000
-"""Bytes of pages that may be out before others have to wait; Redis has them in memory."""
+"""Bytes of undelivered pages, at most, because Redis holds them in memory."""
 
 _BYTES_A_SECOND = 32_000_000
-"""How fast pages are sent, and read by workers, at a guess."""
+"""The estimated speed at which pages are sent and read."""
 _LONGEST_WAIT = 60.0
 
 
 class Delivery(Enum):
-    """How events reach a worker."""
+    """How events are delivered to a worker."""
 
     MESSAGE = "in the message"
     PAGES = "in pages beside it"
@@ -170,16 +170,16 @@ class Delivery(Enum):
 
 
 class HistoryBudget:
-    """The bytes that one tick may send. A history goes while there is room, however large, so none waits for ever."""
+    """The bytes of history that one tick may send. While there is room, a history of any size is sent."""
 
     def __init__(self, in_pages: int) -> None:
-        """Begin with so many bytes of pages that are out."""
+        """Start with `in_pages` bytes of undelivered pages."""
         self._in_pages = in_pages
         self._in_messages = 0
         self._waiting = 0
 
     def delivery(self, size: int) -> Delivery:
-        """Decide on one more, of so many bytes."""
+        """Return how to deliver a history of this size, and charge it."""
         if size > LARGEST_HISTORY:
             return Delivery.NEVER
         if size <= PAGE and self._in_messages < MOST_IN_MESSAGES:
@@ -193,17 +193,17 @@ class HistoryBudget:
 
     @property
     def wait(self) -> float:
-        """Return how many seconds the last one that has to wait should: until those before it have gone, roughly."""
+        """The estimated seconds until a history that must wait now has room."""
         return min(_LONGEST_WAIT, 1.0 + self._waiting / _BYTES_A_SECOND)
 
 
 def history_unreadable(error: Exception) -> Violation:
-    """Say that a history cannot be read."""
+    """Return the violation that a history cannot be read."""
     return Violation(0, type(error).__name__, f"The history cannot be sent to a worker: {error}")
 
 
 def history_too_long(size: int) -> Violation:
-    """Say that a history is too large."""
+    """Return the violation that a history is too large."""
     return Violation(
         0,
         "HistoryTooLong",

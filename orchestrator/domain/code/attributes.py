@@ -1,6 +1,6 @@
-"""Attributes of runs: names and scalars that code sets, and that lists are filtered by.
+"""Attributes of runs: named scalars that code sets and lists filter by.
 
-They are part of the run's state in its history, and stand in one column of its row as well, unsealed.
+They are part of the run's state in its history, and also stored unsealed in one column of its row.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from orchestrator.errors import InvalidWorkflow
 
 Scalar = str | int | float | bool
 MOST = 32
-"""Attributes of one run."""
+"""Attributes of one run, at most."""
 LONGEST = 255
-"""Characters of a text."""
+"""Characters of a text, at most."""
 LARGEST = 2**53
-"""Whole numbers stay below it, in JSON."""
+"""Integers must stay below this value, for JSON."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _FILTER = re.compile(rf" *({_NAME.pattern}) *(!=|<=|>=|=|<|>) *(.*?) *")
 _QUOTED = "=<>!~\"'[{"
-"""A text that begins with one of these stands in double quotes: more likely, the filter is not what was meant."""
-_MEANT = {"==": "=", "=>": ">=", "=<": "<=", "<>": "!=", "=!": "!="}
+"""Characters with which only a quoted text may start. An unquoted one is more likely a mistake."""
+_TYPOS = {"==": "=", "=>": ">=", "=<": "<=", "<>": "!=", "=!": "!="}
 _PYTHON = {"True": "true", "False": "false"}
 
 
-def checked(given: Mapping[str, object]) -> dict[str, Scalar]:
-    """Return attributes as they are stored, times as text in UTC; InvalidWorkflow if one is no scalar, or too large."""
-    if len(given) > MOST:
-        raise InvalidWorkflow(f"Attributes: a run has at most {MOST}, found {len(given)}.")
-    return {_name(name): _scalar(name, value) for name, value in given.items()}
+def checked(attributes: Mapping[str, object]) -> dict[str, Scalar]:
+    """Return attributes as stored, with datetimes as UTC text. Raises InvalidWorkflow for invalid values."""
+    if len(attributes) > MOST:
+        raise InvalidWorkflow(f"Attributes: a run has at most {MOST}, found {len(attributes)}.")
+    return {_name(name): _scalar(name, value) for name, value in attributes.items()}
 
 
 def _name(name: str) -> str:
@@ -61,12 +61,12 @@ def _scalar(name: str, value: object) -> Scalar:
 
 
 def as_json(value: Scalar) -> str:
-    """Return an attribute as the column has it."""
+    """Return an attribute as stored in the column."""
     return msgspec.json.encode(value).decode()
 
 
 def stored(text: str) -> dict[str, Scalar]:
-    """Return attributes as `RunStarted` has them; none of a text that is no such thing."""
+    """Return the attributes of `RunStarted`. Empty if the text is invalid."""
     try:
         return msgspec.json.decode(text, type=dict[str, Scalar]) if text else {}
     except msgspec.MsgspecError:
@@ -74,68 +74,67 @@ def stored(text: str) -> dict[str, Scalar]:
 
 
 def attributes_of(events: Iterable[HistoryItem]) -> dict[str, Scalar]:
-    """Return the attributes of a run with this history."""
-    found: dict[str, Scalar] = {}
+    """Return the attributes of a run from its history."""
+    attributes: dict[str, Scalar] = {}
     for what in events:
         match what:
             case history.RunStarted(attributes=text):
-                found |= stored(text)
+                attributes |= stored(text)
             case history.StateSet(key=key, attribute=text) if text:
-                found[key] = msgspec.json.decode(text)
+                attributes[key] = msgspec.json.decode(text)
             case history.StateCleared(key=key, is_attribute=True):
-                found.pop(key, None)
-    return found
+                attributes.pop(key, None)
+    return attributes
 
 
 def wanted(filters: Iterable[str]) -> dict[str, Scalar]:
-    """Return what runs must have: `stage=paid`. A value that reads as a number, true or false is one, unless quoted."""
-    found: dict[str, Scalar] = {}
-    for name, operator, value in map(_compared, filters):
-        if operator == "=" and found.setdefault(name, value) != value:
+    """Return the attributes that filters such as `stage=paid` require. Quotes make a text of a number or a boolean."""
+    required: dict[str, Scalar] = {}
+    for name, operator, value in map(_parse_filter, filters):
+        if operator == "=" and required.setdefault(name, value) != value:
             raise InvalidWorkflow(
-                f"Attribute {name!r}: a run has one value, found {found[name]!r:.100} and {value!r:.100}."
+                f"Attribute {name!r}: a run has one value, found {required[name]!r:.100} and {value!r:.100}."
             )
-    return found
+    return required
 
 
 def ranges(filters: Iterable[str]) -> str | None:
-    """Return the path by which Postgres finds what `total>=100` and `stage!=paid` ask for; None if nothing does.
+    """Return the jsonpath for filters such as `total>=100` and `stage!=paid`, or None if there are none.
 
-    Numbers compare with numbers and texts with texts, which times are; one with a time zone is compared in UTC. A run
-    without the attribute fits neither.
+    Numbers compare with numbers, and texts (also datetimes) with texts. Datetimes with a time zone are compared in UTC.
+    Runs without the attribute do not match.
     """
-    return " && ".join(_path(*one) for one in map(_compared, filters) if one[1] != "=") or None
+    return " && ".join(_path(*comparison) for comparison in map(_parse_filter, filters) if comparison[1] != "=") or None
 
 
 def text_ranges(filters: Iterable[str]) -> list[tuple[str, str]]:
-    """Return ranges such as `total>=abc`, with their attributes: by a text that is no time, which no number fits."""
-    found = ((text, *_compared(text)) for text in filters)
+    """Return filters such as `total>=abc`, with their attributes: a text that is not a date never matches numbers."""
+    comparisons = ((text, *_parse_filter(text)) for text in filters)
     return [
         (text, name)
-        for text, name, operator, value in found
+        for text, name, operator, value in comparisons
         if operator[0] in "<>" and isinstance(value, str) and not value[:1].isdigit()
     ]
 
 
 def _path(name: str, operator: str, value: Scalar) -> str:
     data = as_json(_in_utc(value))
-    if operator == "!=":  # as jsonpath has it, one of another type would not fit
+    if operator == "!=":  # the jsonpath operator != does not match values of other types
         return f'exists($."{name}") && !exists($."{name}" ? (@ == {data}))'
     return f'$."{name}" {operator} {data}'
 
 
-def _compared(text: str) -> tuple[str, str, Scalar]:
-    """Return the name, the operator and the value of a filter."""
-    found = _FILTER.fullmatch(text) if text.isprintable() else None
-    if found is None:
+def _parse_filter(text: str) -> tuple[str, str, Scalar]:
+    match = _FILTER.fullmatch(text) if text.isprintable() else None
+    if match is None:
         raise _malformed(text)
-    name, operator, value = found.groups()
+    name, operator, value = match.groups()
     try:
         scalar = _scalar(name, msgspec.json.decode(value, type=Scalar))
     except msgspec.MsgspecError:
         scalar = value
-        if (turned := _MEANT.get(operator + value[:1])) is not None:
-            raise _malformed(text, f"{name}{turned}{value[1:]}") from None
+        if (corrected := _TYPOS.get(operator + value[:1])) is not None:
+            raise _malformed(text, f"{name}{corrected}{value[1:]}") from None
         if value in _PYTHON:
             raise _malformed(text, f"{name}{operator}{_PYTHON[value]}") from None
         if not value or value[0] in _QUOTED:
@@ -146,10 +145,10 @@ def _compared(text: str) -> tuple[str, str, Scalar]:
     return name, operator, scalar
 
 
-def _malformed(text: str, meant: str = "") -> InvalidWorkflow:
+def _malformed(text: str, suggestion: str = "") -> InvalidWorkflow:
     return InvalidWorkflow(
         f"Attribute: expected NAME=VALUE, NAME!=VALUE or a range with < <= > or >=, such as stage=paid, stage!=paid or "
-        f"total>=100; found {text!r:.100}.{f' Did you mean {meant!r:.100}?' if meant else ''}"
+        f"total>=100; found {text!r:.100}.{f' Did you mean {suggestion!r:.100}?' if suggestion else ''}"
     )
 
 

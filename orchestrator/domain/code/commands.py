@@ -1,15 +1,15 @@
-"""What the code of a workflow asks for. A batch of commands is all that leaves an activation.
+"""Commands of a workflow's code. An activation has no effects but a batch of commands.
 
-Commands are queued while the code runs and leave together when it suspends or ends. The leader applies a batch in one
-transaction: for each command it does what is asked and appends the event of `domain/code/history.py` that records it.
+Commands are collected while the code runs and sent together when it suspends or ends. The leader applies a batch in one
+transaction: it executes each command and appends the event that records it (`domain/code/history.py`).
 
-**Ids.** Everything that can be waited for has an id derived from (run, kind, ordinal): `command_id`. The ordinal counts
-the commands of one kind within the run, from 1, and advances on replay too. So the n-th task of the code meets the
-n-th task of the history whatever else happens in between, a batch that is applied twice changes nothing, and an id that
-exists already under another name is a determinism violation, not a second task.
+**Ids.** Tasks, timers, promises and children have ids derived from (run, kind, ordinal): `command_id`. The ordinal
+counts the commands of one kind within the run, from 1, and also advances during replay. So the n-th task of the code
+matches the n-th task of the history whatever else happens in between, and a batch that is applied twice changes
+nothing. An id that exists with another name is a determinism violation, not a second task.
 
-**Ends.** `CompleteRun`, `FailRun`, `CancelRun` and `ContinueRun` end the run; one of them, if any, is the last of its
-batch. What is still open then is cancelled, except for detached children.
+**Ends.** `CompleteRun`, `FailRun`, `CancelRun` and `ContinueRun` end the run and are always the last of their batch.
+Everything that is still open is then cancelled, except detached children.
 
 Messages are MessagePack arrays, as in `domain/tasks/task.py`: new fields go last, with a default.
 """
@@ -25,30 +25,30 @@ from orchestrator.domain.ids import derived_id
 from orchestrator.domain.tasks.task import NewTask, TaskError
 
 Kind = Literal["task", "timer", "promise", "child", "operation", "state", "signal"]
-"""Kinds of commands with ordinals of their own."""
+"""Kinds of commands, each counted by ordinals of its own."""
 OnCancel = Literal["cancel", "wait", "abandon"]
 ClosePolicy = Literal["cancel", "terminate", "abandon"]
-"""What becomes of a child when its parent ends."""
+"""The effect of a parent's end on a child."""
 
 
 _REFUSALS = ("unknown", "arguments", "refused")
-"""Phases of an update before its handler."""
+"""Phases of an update before its handler runs."""
 
 
 class Message(
     msgspec.Struct, frozen=True, array_like=True, tag=lambda name: re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 ):
-    """A command or an event: an array that begins with its name, `schedule_task`."""
+    """A command or an event: a MessagePack array that starts with its name, such as `schedule_task`."""
 
 
 class OfId(Message, frozen=True):
-    """A command without fields beside its subject."""
+    """A command with only an id."""
 
     id: bytes
 
 
 def command_size(command: Command) -> int:
-    """Return about how many bytes a command takes in a message."""
+    """Return the approximate size of a command in a message, in bytes."""
     match command:
         case ScheduleTask(task=task):
             return 300 + len(task.payload)
@@ -68,12 +68,12 @@ def command_id(run: bytes, kind: Kind, ordinal: int) -> bytes:
 
 
 class ScheduleTask(Message, frozen=True):
-    """Create this task of the run; `task.position` is the ordinal."""
+    """Create a task of the run. `task.position` is the ordinal."""
 
     ordinal: int
     task: NewTask
     digest: str = ""
-    """Of its arguments, so that replay notices if they have become others; empty where they cannot be compared."""
+    """A hash of the arguments, with which replay detects changed arguments. Empty if they cannot be compared."""
 
     @property
     def id(self) -> bytes:
@@ -89,39 +89,39 @@ class CancelTask(OfId, frozen=True):
 
 
 class StartTimer(Message, frozen=True):
-    """Append `TimerFired` this many seconds after the leader has taken the command: no wait is shorter than asked."""
+    """Append `TimerFired` this many seconds after the leader applies the command: no wait is shorter than requested."""
 
     ordinal: int
     id: bytes
     seconds: float
     since: float
-    """The Unix time of the event at which the code asked for it; for `is_again`, when it was first taken."""
+    """The Unix time of the event at which the code started the timer. With `is_again`, when it was first applied."""
     name: str = ""
-    """For people to read; a timer need not have one."""
+    """A name for display. Optional."""
     is_again: bool = False
-    """It was open in the run from which this one was reset, and is due when it was due there."""
+    """The timer was open in the run from which this run was reset, and keeps its due time."""
 
     def due(self, now: float) -> float:
-        """Return the Unix time at which it is due, if the command is taken now."""
+        """Return the Unix time at which the timer is due if the command is applied now."""
         return (self.since if self.is_again else max(self.since, now)) + self.seconds
 
 
 class CancelTimer(OfId, frozen=True):
-    """Forget the timer, if it has not fired."""
+    """Remove the timer, if it has not fired."""
 
 
 class CreatePromise(Message, frozen=True):
-    """Let the world resolve or reject a promise of this name; of several that are open, the oldest comes first."""
+    """Create a promise that others settle by name. Of several with the same name, the oldest open one comes first."""
 
     ordinal: int
     id: bytes
     name: str
     schema: str = ""
-    """The JSON Schema of its type; empty where it may be anything, or only the code knows."""
+    """The JSON Schema of its type. Empty if any value is allowed or only the code knows the type."""
 
 
 class CancelPromise(OfId, frozen=True):
-    """The code no longer waits for the promise; a later resolution is refused."""
+    """The code no longer waits for the promise. Later resolutions are refused."""
 
 
 class StartChildRun(Message, frozen=True):
@@ -131,30 +131,30 @@ class StartChildRun(Message, frozen=True):
     id: bytes
     workflow: str
     payload: bytes
-    """Its arguments, encoded like those of a task."""
+    """The arguments, encoded like a task's."""
     name: str = ""
-    """For people to read; the workflow's own name where nothing else was given."""
+    """A name for display. Default: the workflow's name."""
     version: int | None = None
-    """The version to run, or None for the newest that the fleet has."""
+    """The version to run. None for the newest version that any worker has."""
     queue: str | None = None
     timeout: float | None = None
     """Seconds that the run may take."""
     detached: bool = False
-    """It goes on when the parent ends."""
+    """The child continues when its parent ends."""
     digest: str = ""
-    """Of its arguments, as in `ScheduleTask`."""
+    """A hash of the arguments, as in `ScheduleTask`."""
     terminates: bool = False
-    """When the parent ends, it ends without its code."""
+    """When the parent ends, the child is terminated without running its code."""
     pinned: bool = False
-    """It waits for workers that have its version."""
+    """The child waits for workers with its exact version."""
 
 
 class CancelChildRun(OfId, frozen=True):
-    """Ask the child to cancel itself, if it is still open; its end comes as an event like any other."""
+    """Request the child to cancel itself, if it is open. Its end is reported as an ordinary event."""
 
 
 class RecordOperation(Message, frozen=True):
-    """Remember what a side effect gave, so that replay need not have it again."""
+    """Record the outcome of a side effect, so that replay does not repeat it."""
 
     ordinal: int
     name: str
@@ -163,17 +163,17 @@ class RecordOperation(Message, frozen=True):
 
 
 class SetState(Message, frozen=True):
-    """Show this value under the run's state."""
+    """Publish a value under a key of the run's state."""
 
     ordinal: int
     key: str
     value: bytes
     attribute: str = ""
-    """Of an attribute of the run: the value as JSON, which lists are filtered by."""
+    """For an attribute of the run, the value as JSON, by which lists are filtered."""
 
 
 class ClearState(Message, frozen=True):
-    """Show nothing under this key any more. It shares its ordinals with `SetState`."""
+    """Remove a key from the run's state. Shares its ordinals with `SetState`."""
 
     ordinal: int
     key: str
@@ -181,9 +181,9 @@ class ClearState(Message, frozen=True):
 
 
 class SignalRun(Message, frozen=True):
-    """Send a signal to another run, or to the one in which that goes on; once, whatever is replayed.
+    """Send a signal to another run or its successor, exactly once despite replays.
 
-    A signal of the name `CANCEL` is a request to cancel (`domain/code/other_runs.py`).
+    A signal named `CANCEL` is a request to cancel (`domain/code/other_runs.py`).
     """
 
     ordinal: int
@@ -191,21 +191,21 @@ class SignalRun(Message, frozen=True):
     name: str
     value: bytes
     digest: str = ""
-    """Of the value, as in `ScheduleTask`."""
+    """A hash of the value, as in `ScheduleTask`."""
     id: bytes | None = None
-    """Under which the code waits for what becomes of it; None if it does not."""
+    """The id under which the code waits for the outcome. None if it does not wait."""
     key: str = ""
-    """The chosen id of the run, as `run_keys` has it, if that is all that is known of it."""
+    """The run's chosen id, as in `run_keys`, if the code addresses the run by it."""
 
 
 class RecordPatch(Message, frozen=True):
-    """Remember that this run took the new branch of a change to its code."""
+    """Record that this run took the new branch of a patch."""
 
     name: str
 
 
 class AnswerUpdate(Message, frozen=True):
-    """Send the answer of an update to its sender."""
+    """Send the answer to an update to its sender."""
 
     id: bytes
     result: bytes | None = None
@@ -213,7 +213,7 @@ class AnswerUpdate(Message, frozen=True):
 
     @property
     def was_refused(self) -> bool:
-        """Say whether no handler was run: none has the name, its arguments did not fit, or its validator raised."""
+        """Whether no handler ran: it is unknown, the arguments did not fit, or the validator raised."""
         return self.error is not None and self.error.phase in _REFUSALS
 
 
@@ -230,20 +230,20 @@ class FailRun(Message, frozen=True):
 
 
 class CancelRun(Message, frozen=True):
-    """The code was asked to cancel itself, and has done so."""
+    """The code ended after a cancel request."""
 
 
 class ContinueRun(Message, frozen=True):
-    """End this run and go on in a new one of the same workflow, with a new history.
+    """End this run and continue in a new run of the same workflow, with a new history.
 
-    What was said to the old run and its code has not heard is said to the new one (`domain/code/ends.py`);
-    `signals` says how many of each name the code took.
+    Messages to the old run that its code has not seen are passed to the new run (`domain/code/ends.py`). `signals`
+    counts the signals that the code consumed, by name.
     """
 
     payload: bytes
     signals: dict[str, int] = {}
     seen: int = 0
-    """The number of the last event that the code was shown: those that came with it after its end are not."""
+    """The number of the last event that the code was shown. Events delivered with it but after the end are not."""
 
 
 EndCommand = CompleteRun | FailRun | CancelRun | ContinueRun

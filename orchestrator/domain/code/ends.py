@@ -1,4 +1,4 @@
-"""How runs of code end, and what the code of others learns of it."""
+"""The ends of code runs, and how other runs learn of them."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from orchestrator.domain.tasks.task import TaskError
 
 C = TypeVar("C")
 NOTHING = b"\xc0"
-"""The result of what returns none."""
+"""The encoded result None."""
 PARENT_ASKS, PARENT_ENDED = "its parent asks for it", "its parent has ended"
-"""Why a child is asked to cancel itself, for its history."""
+"""Reasons of a child's cancel request, for its history."""
 ASKED = "somebody asked for it"
-"""Why any run is."""
+"""The reason of a cancel request from outside, for the history."""
 MOST_REFUSALS = 100
-"""How often in a row the end of a run is refused because there are messages that its code has not seen."""
+"""How often in a row the end of a run is refused because of messages that its code has not seen."""
 CAME_LATE = {"came_late": True}
-"""The data of the error of an update that its run ended without: none of it was done, so it may go to another run."""
+"""Error data of an update that arrived too late: nothing of it was done, so another run may take it."""
 MAY_BE_EARLY = (commands.CompleteRun, commands.FailRun)
-"""Ends that are refused then."""
+"""Ends that can be refused because of unseen messages."""
 _CANCELLED = TaskError("Cancelled", "Cancelled by request.")
 
 
-def _carried_out(batch: Sequence[Command]) -> Iterator[Command]:
-    """Yield the commands of a batch that are carried out beside being recorded.
+def _effective_commands(batch: Sequence[Command]) -> Iterator[Command]:
+    """Yield the commands of a batch that are executed rather than only recorded.
 
-    Where the batch ends the run, that is what reaches others: detached children, cancels of children, signals,
-    answers and attributes. All else that it asks for belongs to the run, whose end cancels it before it begins.
+    If the batch ends the run, these are the commands that affect others: detached children, cancels of children,
+    signals, answers and attributes. All other commands concern the run itself, whose end would cancel them at once.
     """
     ends = bool(batch) and isinstance(batch[-1], commands.EndCommand)
     for command in batch:
@@ -50,21 +50,21 @@ def _carried_out(batch: Sequence[Command]) -> Iterator[Command]:
 
 
 class CommandsByKind:
-    """The commands of batches that are carried out: a leader does all of a kind at once, for all runs."""
+    """The executed commands of batches, by kind: the leader executes each kind at once for all runs."""
 
     def __init__(self, batches: Mapping[bytes, Sequence[Command]]) -> None:
-        self._found: dict[type, list[tuple[bytes, Any]]] = defaultdict(list)
+        self._by_kind: dict[type, list[tuple[bytes, Any]]] = defaultdict(list)
         for run, batch in batches.items():
-            for command in _carried_out(batch):
-                self._found[type(command)].append((run, command))
+            for command in _effective_commands(batch):
+                self._by_kind[type(command)].append((run, command))
 
     def of(self, kind: type[C]) -> list[tuple[bytes, C]]:
         """Return the commands of a kind, each with its run."""
-        return self._found[kind]
+        return self._by_kind[kind]
 
 
 def end_of(run: bytes, last: commands.EndCommand) -> TurnTaskEnd:
-    """Return how the turn task of a run ends with the last command of its code."""
+    """Return the end of the run's turn task for the last command of its code."""
     match last:
         case commands.CompleteRun(result=result):
             return TurnTaskEnd(run, TaskState.SUCCESS, result, None)
@@ -77,12 +77,12 @@ def end_of(run: bytes, last: commands.EndCommand) -> TurnTaskEnd:
 
 
 def ends_too_early(report: Activated, unseen: Iterable[Event], *, has_messages: bool = False) -> bool:
-    """Say whether code has ended without messages that people have sent.
+    """Return whether the end of the code must be refused because of messages that it has not seen.
 
-    `unseen` are the first events that it was not shown; `has_messages`: some are not among the events yet. A run that
-    continues passes messages on; a request to cancel does not change an end that came before it; and a signal that may
-    begin a run of its own does so. After some refusals in a row the end counts all the same: otherwise a flood of
-    signals would keep the run open for ever. So does that of a worker that knows of no refusals.
+    `unseen` are the first events that it was not shown. `has_messages`: there are further ones not among the events
+    yet. The end is accepted if the run continues as new and passes the messages on, if the next message is a cancel
+    request, or if it is a signal that can start a run of its own. It is also accepted after some refusals in a row,
+    because a flood of signals could keep the run open for ever, and from a worker that does not know refusals.
     """
     if not isinstance(report.commands[-1], MAY_BE_EARLY) or not 0 <= report.refusals < MOST_REFUSALS:
         return False
@@ -98,19 +98,19 @@ def ends_too_early(report: Activated, unseen: Iterable[Event], *, has_messages: 
 
 
 def run_state(end: TurnTaskEnd, timed_out: bool) -> RunState:
-    """Return the state of a run whose turn task has ended. One that was cancelled when its time was up has failed."""
+    """Return the state of a run whose turn task has ended. A run cancelled because of its timeout has failed."""
     return RunState.FAILED if timed_out and end.state == TaskState.CANCELLED else RunState(end.state)
 
 
 def run_error(end: TurnTaskEnd, state: str, reason: str | None = None) -> TaskError | None:
-    """Return why a run ended in its state."""
+    """Return the error of a run that ended in this state."""
     if reason == TERMINATED:
         return WAS_TERMINATED
     return RAN_TOO_LONG if state == RunState.FAILED and end.state == TaskState.CANCELLED else end.error
 
 
 def child_outcome(child: bytes, state: str, end: TurnTaskEnd) -> Outcome:
-    """Return what a parent learns of the end of its child, by the id that it knows it by."""
+    """Return the event for the parent of an ended run. `child` is the id by which the parent knows it."""
     if state == RunState.SUCCESS:
         return history.ChildCompleted(child, end.result or NOTHING)
     if state == RunState.CANCELLED:
@@ -119,7 +119,7 @@ def child_outcome(child: bytes, state: str, end: TurnTaskEnd) -> Outcome:
 
 
 def task_outcome(task: bytes, state: str, result: bytes | None, error: TaskError | None) -> Outcome:
-    """Return what the code of a run learns of the end of one of its tasks."""
+    """Return the event for the code whose task has ended."""
     if state == TaskState.SUCCESS:
         return history.TaskCompleted(task, result or NOTHING)
     if state == TaskState.FAILED:
@@ -127,37 +127,35 @@ def task_outcome(task: bytes, state: str, result: bytes | None, error: TaskError
     return history.TaskCancelled(task)
 
 
-# -- what a run that continues as new leaves to the run in which it goes on.
+# -- messages that a run that continues as new passes to its successor.
 #
-# Whatever people say to a run is for its code to hear, and the code is gone once it has continued. So everything that
-# it had not been shown by then (`ContinueRun.seen`) is said again to the successor, in the same order: requests to
-# cancel, also because its time is up or its parent has ended, updates, and what became of promises. Signals are kept
-# until the code takes them, so of those it is the ones that were not taken. An update that the code was shown is its
-# own to answer.
+# All messages that the code had not been shown by its end (`ContinueRun.seen`) are passed on in the same order: cancel
+# requests (also those caused by a timeout or the parent's end), updates, and settled promises. Signals are passed on if
+# the code had not consumed them. Updates that the code was shown are not passed on: it had to answer them itself.
 
 SAID = (history.UpdateRequested, history.RunCancelRequested)
-"""Facts that hold for whichever run goes on."""
+"""Unseen facts that are passed on as they are."""
 
 
 class CarriedOver(NamedTuple):
-    """The beginning of the successor."""
+    """The first events of the successor."""
 
     facts: list[Fact]
-    """Shown to its code after its beginning."""
+    """Facts after its start."""
     settled: list[PromiseSettled]
-    """Answers to promises that the code waited for and has not seen; `id` is the promise's in the old run."""
+    """Settled promises that the code waited for and has not seen, with their ids in the old run."""
 
 
 def carried_over(events: Iterable[Event], command: ContinueRun) -> CarriedOver:
-    """Return what a run leaves, from those of its events that are signals, or that it has not been shown."""
-    left = dict(command.signals)
+    """Return what a run passes on. `events` are its signals and the events that it was not shown."""
+    counts = dict(command.signals)
     facts: list[Fact] = []
     settled: list[PromiseSettled] = []
     for event in events:
         what = event.what
         if isinstance(what, history.SignalReceived):
-            left[what.name] = left.get(what.name, 0) - 1
-            if left[what.name] < 0:
+            counts[what.name] = counts.get(what.name, 0) - 1
+            if counts[what.name] < 0:
                 facts.append(what)
         elif event.number <= command.seen:
             continue
@@ -169,9 +167,9 @@ def carried_over(events: Iterable[Event], command: ContinueRun) -> CarriedOver:
 
 
 def ignores_cancel(events: Iterable[Event], command: ContinueRun, began_at: float) -> bool:
-    """Say whether a run continues that began with a request to cancel itself, and never waited to hear of it.
+    """Return whether a run continues as new that started with a cancel request and never waited to see it.
 
-    Its successor would do the same, and could never be cancelled: so that one is ended without its code.
+    Its successor would do the same and could never be cancelled, so it is ended without running its code.
     """
     return command.seen == 1 and any(
         event.at <= began_at and isinstance(event.what, history.RunCancelRequested) for event in events
@@ -179,5 +177,5 @@ def ignores_cancel(events: Iterable[Event], command: ContinueRun, began_at: floa
 
 
 def with_seen(command: ContinueRun, through: int) -> ContinueRun:
-    """Return the command of a worker that does not say what its code was shown: everything that it was sent."""
+    """Return the command with `seen` set. Workers of older releases do not set it: their code saw all events sent."""
     return command if command.seen else ContinueRun(command.payload, command.signals, through)

@@ -1,28 +1,28 @@
-"""What happened in a run of a code workflow: an append-only list of numbered events.
+"""The history of a code run: an append-only list of numbered events.
 
 There are three families:
 
-    facts      the run began, a task ended, a timer fired, a signal came …: what the code could not know by itself
-    records    what the code commanded, one per command, in the order of the batch
-    marks      `ActivationApplied`: the batch of records that follows was made by code that had seen `through`;
-               and what only a run has that was reset: `RunReset`, `Reopened` (`domain/code/resets.py`)
+    facts      the run started, a task ended, a timer fired, a signal arrived …: what the code cannot compute
+    records    the commands of the code, in the order of the batch
+    markers    `ActivationApplied`: the records that follow come from code that had seen the facts up to `through`;
+               `RunReset` and `Reopened`: only in runs that were reset (`domain/code/resets.py`)
 
-**Replay.** The code is shown the facts one by one, in order, and runs after each until nothing is left to do. Records
-are never shown; they are what the code's commands are compared with (`domain/code/commands.py` says how). So what the
-code does is a function of the facts alone: it makes no difference how many of them came with one activation, in which
-batch a command left, or whether the workflow was cached in between.
+**Replay.** The code is shown the facts in order, one by one, and runs after each until it can do no more. Records are
+not shown, but compared with the commands of the code (see `domain/code/commands.py`). So the behavior of the code
+depends on the facts alone. It does not matter how many facts came with one activation, in which batch a command was
+sent, or whether the workflow was cached in between.
 
-**Marks** tell replay how far the code had come. What it does in answer to a fact up to the last mark's `through` was
-done before: the log stays silent, and `patched` takes the old branch unless the history says otherwise. A fact can
-arrive while an activation is out; it then stands before the mark and is beyond its `through`.
+**Markers** tell replay how far the code had come. Reactions to facts up to the last marker's `through` are repetitions:
+logging is off, and `patched` takes the old branch unless the history has a `PatchRecorded`. A fact can arrive during an
+activation; it is then stored before the marker, but its number is above `through`.
 
-**Ends.** If the code returns or fails, and there are signals or updates that it was not shown, nothing of that turn
-counts, and the leader appends a mark with `ended`. The code is replayed, and is shown these messages before the fact
-at which it ended, or together with it if that is a message, too: so it acts upon them, or leaves them knowingly. The
-mark makes the new order a part of the history. No record of the turn is kept, because the code may now do something
-else at the same place; so `ctx.run` may run again, as after the loss of a worker.
+**Ends.** If the code returns or fails although signals or updates have arrived that it was not shown, the leader
+discards that turn and appends a marker with `ended`. The code is replayed and shown these messages before the fact at
+which it ended, or together with that fact if it is a message itself. So it handles them, or ignores them knowingly. The
+marker makes the new order part of the history. Records of the discarded turn are not kept, because the code may now act
+differently; so `ctx.run` may run again, as after a lost worker.
 
-**Time** in the code is the time of the fact that it was last shown, read by the leader once per tick.
+**Time** in the code is the time of the last fact that it was shown. The leader reads the clock once per tick.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ class _Failed(OfId, frozen=True):
 
 
 class RunStarted(Message, frozen=True):
-    """The run began; always event 1."""
+    """The run started. Always event 1."""
 
     workflow: str
     version: int
     payload: bytes
-    """The arguments, encoded like those of a task."""
+    """The arguments, encoded like a task's."""
     queue: str = "default"
-    """Where its tasks go that ask for no other queue."""
+    """The default queue of the run's tasks."""
     parent: bytes | None = None
-    """The run that started this one as its child."""
+    """The parent, if this is a child run."""
     continued_from: bytes | None = None
-    """The run that this one goes on from."""
+    """The run that continued as this one."""
     origin: bytes | None = None
-    """The first of the runs that this one was reset from: it repeats that one's random numbers and UUIDs."""
+    """The first of the runs from which this one was reset. Its random numbers and UUIDs are repeated."""
     attributes: str = ""
-    """Those that it begins with, as JSON."""
+    """The initial attributes, as JSON."""
     first: bytes | None = None
-    """The first of the runs that went on in one another up to this one; None if it is that itself."""
+    """The first run of the chain that continued up to this one. None if it is this run."""
 
 
 class TaskCompleted(_Returned, frozen=True):
@@ -74,15 +74,15 @@ class TaskCompleted(_Returned, frozen=True):
 
 
 class TaskFailed(_Failed, frozen=True):
-    """A scheduled task failed for good."""
+    """A scheduled task failed, without retries left."""
 
 
 class TaskCancelled(OfId, frozen=True):
-    """A scheduled task was cancelled, by the code itself or by a person."""
+    """A scheduled task was cancelled, by the code or by a user."""
 
 
 class TimerFired(OfId, frozen=True):
-    """A timer came due."""
+    """A timer was due."""
 
 
 class PromiseResolved(Message, frozen=True):
@@ -109,24 +109,24 @@ class ChildCancelled(OfId, frozen=True):
 
 
 class RunWanted(msgspec.Struct, frozen=True, array_like=True):
-    """The run that is to begin with a signal if the one that has the chosen id ends before its code is shown it."""
+    """The run to start if the run with the chosen id ends before its code has seen the signal."""
 
     id: bytes
     key: str
-    """The chosen id, as `run_keys` has it."""
+    """The chosen id, as in `run_keys`."""
     workflow: str
     version: int
     payload: bytes
     queue: str
     timeout: float | None = None
     tags: str = "[]"
-    """JSON."""
+    """The run's tags, as JSON."""
     pinned: bool = False
     trace: str | None = None
     headers: str | None = None
-    """JSON."""
+    """The run's headers, as JSON."""
     attributes: str = ""
-    """JSON."""
+    """The run's initial attributes, as JSON."""
 
 
 class SignalReceived(Message, frozen=True):
@@ -138,7 +138,7 @@ class SignalReceived(Message, frozen=True):
 
 
 class UpdateRequested(Message, frozen=True):
-    """An update was requested; `id` is the request's own."""
+    """An update was requested. `id` is the id of the request."""
 
     id: bytes
     name: str
@@ -146,61 +146,61 @@ class UpdateRequested(Message, frozen=True):
 
 
 class RunCancelRequested(Message, frozen=True):
-    """A cancel of the run was requested, or it timed out."""
+    """A cancel was requested, or the run timed out."""
 
     reason: str = ""
 
 
-# -- marks
+# -- markers
 
 
 class ActivationApplied(Message, frozen=True):
-    """The code had been shown every fact up to number `through`; the records that follow are its commands."""
+    """The code had been shown all facts up to number `through`. The records that follow are its commands."""
 
     through: int
     accepted: list[str] = []
-    """Ids of updates whose handlers began in this turn and had not answered at its end."""
+    """Ids of updates whose handlers started in this turn and had not answered at its end."""
     ended: int = 0
-    """The event at which the code ended in a turn that does not count, because messages had come that it had not seen.
-    No records follow, and `through` is 0. From that event up to this mark, the code is shown the messages first."""
+    """The event at which the code ended in a discarded turn, because it had not seen all messages. No records follow,
+    and `through` is 0. Among the events from that one up to this marker, messages are shown first."""
 
 
 class RunReset(Message, frozen=True):
-    """The events above are a copy of another run up to its event `to`; those that follow are this run's own."""
+    """The events above are a copy of another run up to its event `to`. The events below are this run's own."""
 
     run: bytes
-    """That other run."""
+    """The copied run."""
     to: int
     reason: str = ""
-    """Why, for people to read."""
+    """The reason, for display."""
 
 
 class Reopened(Message, frozen=True):
-    """Stands in a copy for the record of something that was open when the copy ends: the code commands it again."""
+    """Replaces, in a copied history, the record of something that was still open there: the code commands it again."""
 
     what: str
-    """Its kind, number and name: `task 3 ship`."""
+    """Kind, ordinal and name: `task 3 ship`."""
 
 
-# -- records; one that keeps all that its command says has the fields of that
+# -- records; those that keep all fields of their command inherit from it
 
 
 class TaskScheduled(Message, frozen=True):
-    """By `ScheduleTask`."""
+    """The record of `ScheduleTask`."""
 
     ordinal: int
     id: bytes
     name: str
     digest: str = ""
-    """Of its arguments; empty in histories that were recorded before there were any."""
+    """A hash of the arguments. Empty in histories of earlier releases."""
 
 
 class TaskCancelRequested(OfId, frozen=True):
-    """By `CancelTask`."""
+    """The record of `CancelTask`."""
 
 
 class TimerStarted(Message, frozen=True):
-    """By `StartTimer`."""
+    """The record of `StartTimer`."""
 
     ordinal: int
     id: bytes
@@ -209,19 +209,19 @@ class TimerStarted(Message, frozen=True):
 
 
 class TimerCancelled(OfId, frozen=True):
-    """By `CancelTimer`."""
+    """The record of `CancelTimer`."""
 
 
 class PromiseCreated(commands.CreatePromise, frozen=True):
-    """By `CreatePromise`."""
+    """The record of `CreatePromise`."""
 
 
 class PromiseCancelled(OfId, frozen=True):
-    """By `CancelPromise`."""
+    """The record of `CancelPromise`."""
 
 
 class ChildStarted(Message, frozen=True):
-    """By `StartChildRun`."""
+    """The record of `StartChildRun`."""
 
     ordinal: int
     id: bytes
@@ -229,66 +229,66 @@ class ChildStarted(Message, frozen=True):
     name: str = ""
     detached: bool = False
     digest: str = ""
-    """Of its arguments, as in `TaskScheduled`."""
+    """A hash of the arguments, as in `TaskScheduled`."""
 
 
 class ChildCancelRequested(OfId, frozen=True):
-    """By `CancelChildRun`."""
+    """The record of `CancelChildRun`."""
 
 
 class OperationRecorded(commands.RecordOperation, frozen=True):
-    """By `RecordOperation`."""
+    """The record of `RecordOperation`."""
 
 
 class StateSet(commands.SetState, frozen=True):
-    """By `SetState`."""
+    """The record of `SetState`."""
 
 
 class StateCleared(commands.ClearState, frozen=True):
-    """By `ClearState`."""
+    """The record of `ClearState`."""
 
 
 class SignalSent(Message, frozen=True):
-    """By `SignalRun`."""
+    """The record of `SignalRun`."""
 
     ordinal: int
     run: bytes
-    """The run it was sent to, which may have gone on in another run."""
+    """The run that was addressed. Its successor may have got the signal."""
     name: str
     digest: str = ""
-    """Of the value, as in `TaskScheduled`."""
+    """A hash of the value, as in `TaskScheduled`."""
     id: bytes | None = None
-    """If the code waits for what becomes of it: the `id` of the `PromiseSettled` that says so."""
+    """If the code waits for the outcome, the `id` of the `PromiseSettled` that reports it."""
     key: str = ""
-    """The chosen id of the run, if it was sent by that."""
+    """The chosen id by which the run was addressed, if any."""
 
 
 class PatchRecorded(commands.RecordPatch, frozen=True):
-    """By `RecordPatch`."""
+    """The record of `RecordPatch`."""
 
 
 class UpdateAnswered(commands.AnswerUpdate, frozen=True):
-    """By `AnswerUpdate`."""
+    """The record of `AnswerUpdate`."""
 
 
 class RunCompleted(commands.CompleteRun, frozen=True):
-    """By `CompleteRun`."""
+    """The record of `CompleteRun`."""
 
 
 class RunFailed(commands.FailRun, frozen=True):
-    """By `FailRun`."""
+    """The record of `FailRun`."""
 
 
 class RunCancelled(Message, frozen=True):
-    """By `CancelRun`."""
+    """The record of `CancelRun`."""
 
 
 class RunContinued(commands.ContinueRun, frozen=True):
-    """By `ContinueRun`."""
+    """The record of `ContinueRun`."""
 
 
 Outcome = TaskCompleted | TaskFailed | TaskCancelled | ChildCompleted | ChildFailed | ChildCancelled
-"""The end of a task or a child run; `id` is the one that the code knows it by."""
+"""The end of a task or a child run. `id` is the id by which the code knows it."""
 PromiseSettled = PromiseResolved | PromiseRejected
 Fact = RunStarted | Outcome | TimerFired | PromiseSettled | SignalReceived | UpdateRequested | RunCancelRequested
 EndRecord = RunCompleted | RunFailed | RunCancelled | RunContinued
@@ -314,17 +314,17 @@ HistoryItem = Fact | Record | Marker
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
-    """One line of a history."""
+    """An event of a history."""
 
     number: int
-    """From 1, without gaps."""
+    """The number, from 1 without gaps."""
     at: float
-    """Unix seconds: the time of the tick that appended it; a copy keeps that of the original."""
+    """The Unix time of the tick that appended it. Copied events keep the original time."""
     what: HistoryItem
 
 
 def weight(what: HistoryItem) -> int:
-    """Return how many bytes the value has that a fact brings, if it brings any."""
+    """Return the size of a fact's value in bytes, or 0."""
     match what:
         case TaskCompleted(result=value) | ChildCompleted(result=value) | PromiseResolved(value=value):
             return len(value)
@@ -335,17 +335,17 @@ def weight(what: HistoryItem) -> int:
 
 
 _RECORDS: dict[type, type[Record]] = dict(zip(get_args(commands.Command), get_args(Record), strict=True))
-"""By command, what records it: each stands in the place of the other."""
+"""The record type of each command type. Both unions have the same order."""
 
 
 def record(command: commands.Command) -> Record:
-    """Return the event that records a command which has been applied: what it says, as far as that is kept."""
+    """Return the event that records an applied command."""
     kind = _RECORDS[type(command)]
     return kind(*(getattr(command, name) for name in kind.__struct_fields__))
 
 
 def shown_events(events: Sequence[Event]) -> list[Event]:
-    """Return a history without facts that the code of the run never saw; nothing if it saw none."""
+    """Return a history without facts that the code never saw. Empty if it saw none."""
     last = max((event.what.through for event in events if isinstance(event.what, ActivationApplied)), default=0)
     facts = get_args(Fact)
     return [event for event in events if event.number <= last or not isinstance(event.what, facts)] if last else []

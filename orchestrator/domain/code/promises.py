@@ -1,9 +1,9 @@
 """Promises that are settled before the code waits for them.
 
-A client that resolves or rejects a promise need not know how far the code has come. The first answer to a name that the
-code has not waited for yet is kept, and reaches the code as soon as it makes the promise. A second answer is refused,
-and so is one that comes when a promise of that name was settled or given up and no other is open. An answer that comes
-when the code has given the promise up, before the leader knows, counts for the next promise of the name.
+A client can settle a promise without knowing how far the code has come. The first answer to a name is stored, and given
+to the code as soon as it creates the promise. A second answer is refused. So is an answer after a promise of that name
+was settled or given up, unless another one is open. An answer that arrives after the code has given up the promise, but
+before the leader knows, counts for the next promise of that name.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from orchestrator.domain.tasks.task import TaskError
 
 
 class Resolution(NamedTuple):
-    """The answer to a promise, by its name: a value or an error."""
+    """The answer to a promise by name: a value or an error."""
 
     name: str
     value: bytes | None = None
     error: TaskError | None = None
 
     def of(self, promise: bytes) -> PromiseSettled:
-        """Return what the code learns, by the id that it knows the promise by."""
+        """Return the event for the code. `promise` is the id by which the code knows the promise."""
         if self.error is not None:
             return history.PromiseRejected(promise, self.error)
         return history.PromiseResolved(promise, self.value or b"\xc0")
 
 
 def resolutions(settled: Sequence[PromiseSettled], created: Iterable[history.PromiseCreated]) -> list[Resolution]:
-    """Return by name what became of promises, given how they were created; what became of signals is none."""
+    """Return settled promises by name, given their creation records. Outcomes of signals are left out."""
     names = {promise.id: promise.name for promise in created}
     return [
         Resolution(names[fact.id], fact.value)
@@ -45,8 +45,8 @@ def resolutions(settled: Sequence[PromiseSettled], created: Iterable[history.Pro
 
 
 def misfit(created: Iterable[history.PromiseCreated], waiting: Collection[bytes], name: str, value: Any) -> str | None:
-    """Say why a value is not of the type of the oldest promise of a name that is open; None if it may be."""
-    promise = next((one for one in created if one.name == name and one.id in waiting), None)
+    """Return why a value does not match the type of the oldest open promise of this name, or None."""
+    promise = next((record for record in created if record.name == name and record.id in waiting), None)
     if promise is None or not promise.schema:
         return None
     schema = msgspec.json.decode(promise.schema)
@@ -66,36 +66,36 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "array": ("a list", lambda value: isinstance(value, (list, tuple))),
     "object": ("an object", lambda value: isinstance(value, dict)),
 }
-"""By types of JSON Schema, what they are called and which values have them; what travels as text may be a time here."""
+"""By JSON Schema type, its description and a check. `string` also allows times, which are encoded as text."""
 _FREE = frozenset(("format", "contentEncoding"))
-"""Keywords of a schema for types with a form of their own, which are left to the code."""
+"""Schema keywords for types with special formats, which the code checks itself."""
 
 
-def _misfit(value: Any, schema: Mapping[str, Any], known: Mapping[str, Any], path: str) -> str | None:
-    """Say where a value is not of the types of a schema; lengths, ranges and formats are left to the code."""
+def _misfit(value: Any, schema: Mapping[str, Any], definitions: Mapping[str, Any], path: str) -> str | None:
+    """Return where a value does not match a schema. Lengths, ranges and formats are left to the code."""
     if "$ref" in schema:
-        return _misfit(value, known[schema["$ref"].rpartition("/")[2]], known, path)
-    found = f"{f' at {path!r}' if path else ''}, found {value!r:.100}"
+        return _misfit(value, definitions[schema["$ref"].rpartition("/")[2]], definitions, path)
+    suffix = f"{f' at {path!r}' if path else ''}, found {value!r:.100}"
     if "anyOf" in schema:
-        reasons = [_misfit(value, one, known, path) for one in schema["anyOf"]]
+        reasons = [_misfit(value, subschema, definitions, path) for subschema in schema["anyOf"]]
         return None if None in reasons else ", or ".join(dict.fromkeys(map(str, reasons)))
     if "enum" in schema:
-        return None if value in schema["enum"] else f"expected one of {str(schema['enum'])[1:-1]:.300}{found}"
-    words, fits = _TYPES.get(schema.get("type", ""), ("", lambda _: True))
+        return None if value in schema["enum"] else f"expected one of {str(schema['enum'])[1:-1]:.300}{suffix}"
+    description, fits = _TYPES.get(schema.get("type", ""), ("", lambda _: True))
     if not fits(value) and not _FREE & schema.keys():
-        return f"expected {words}{found}"
+        return f"expected {description}{suffix}"
     parts: list[tuple[Any, Any]] = []
     if isinstance(value, dict):
         missing = next((name for name in schema.get("required", ()) if name not in value), None)
         if missing is not None:
-            return f"expected a field {missing!r}{found}"
-        fields, others = schema.get("properties", {}), schema.get("additionalProperties")
-        parts = [(name, fields.get(name, others)) for name in value]
+            return f"expected a field {missing!r}{suffix}"
+        fields, other_fields = schema.get("properties", {}), schema.get("additionalProperties")
+        parts = [(name, fields.get(name, other_fields)) for name in value]
     elif isinstance(value, (list, tuple)):
-        parts = [(place, schema.get("items")) for place in range(len(value))]
+        parts = [(index, schema.get("items")) for index in range(len(value))]
     inner = (
-        _misfit(value[part], one, known, f"{path}.{part}" if path else str(part))
-        for part, one in parts
-        if isinstance(one, dict)
+        _misfit(value[part], subschema, definitions, f"{path}.{part}" if path else str(part))
+        for part, subschema in parts
+        if isinstance(subschema, dict)
     )
     return next((reason for reason in inner if reason is not None), None)

@@ -1,13 +1,13 @@
-"""The ledger of a run: what its code commands, held against what its history records.
+"""The ledger of a run compares the commands of its code with the records of its history.
 
-On replay the code commands again what it commanded before. The n-th command of a kind meets the n-th record of that
-kind: if they agree, nothing happens, for it was applied long ago; if they do not, the code no longer fits. A command
-without a record is progress, and goes into the next batch. A record without a command is allowed in a live run,
-whose code may have become shorter; a strict `replay` refuses it. But code that raises where it went on before does not
-fit: a deploy never fails a run.
+During replay, the code issues its commands again. The n-th command of a kind is compared with the n-th record of that
+kind. If they match, the command was applied before and is dropped. If they differ, the code no longer fits its history.
+A command without a record is progress, and is added to the next batch. A record without a command is allowed in a live
+run, whose code may have become shorter; a strict `replay` rejects it. Code that raises where it continued before does
+not fit, either: a deployment never fails a run.
 
-Cancelling is the one thing that is not counted: `CancelTimer` and its like name what they cancel, and answers to
-updates name the update.
+Cancels and answers have no ordinals: `CancelTimer` and similar commands name what they cancel, and answers name their
+update.
 """
 
 from __future__ import annotations
@@ -25,63 +25,63 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import DeterminismViolation
 
-_LONGEST_DIFFERENCE = 60
-_LONGEST_VALUE = 200
+_MAX_DIFFERENCE = 60
+_MAX_VALUE = 200
 _FACTS = get_args(history.Fact)
 
-Claim = tuple[Kind, int, dict[str, str]]
-"""A kind, an ordinal, and what must be the same on both sides: a field as people call it, and its value."""
+_Identity = tuple[Kind, int, dict[str, str]]
+"""Kind, ordinal, and the values that command and record must share, by their displayed names."""
 
 
 class Ledger:
-    """Counts commands, compares them with records, and collects those that are new."""
+    """Counts the commands of the code, compares them with records, and collects new ones."""
 
     def __init__(self, run_id: bytes) -> None:
         self._run = run_id
         self._counts: dict[Kind, int] = {}
         self._records: dict[tuple[Kind, int], tuple[int, Record]] = {}
-        """Records that the code has not come to yet, with their event's number."""
+        """Records that no command has matched yet, with the numbers of their events."""
         self._named: dict[bytes | str, tuple[int, Record]] = {}
-        """Ids that were cancelled or answered, and names of patches: records without ordinals."""
+        """Records without ordinals, by the id that was cancelled or answered, or by the name of the patch."""
         self._batch: list[Command] = []
         self._expected: list[str] = []
         self._commanded: list[str] = []
         self.shown = 0
         """The number of the last event that the code had been shown when its last batch was applied."""
         self.went_on = 0
-        """The number of the last event after which the code is known to have gone on."""
+        """The number of the last event after which the code is known to have continued."""
         self.has_answers = False
-        """The history has updates that were answered."""
+        """The history contains answers to updates."""
         self.accepted: set[str] = set()
-        """Ids of updates that were accepted in a turn in which they were not answered."""
+        """Ids of updates that were accepted, but not answered in the same turn."""
         self.refusals = 0
-        """How many ends of the code were refused after the last turn that counts."""
+        """The number of refused ends of the code since the last turn that counts."""
         self.together: dict[int, list[Event]] = {}
-        """Facts, by number, that the code is shown at once with others, because it had ended too early."""
+        """By number, facts that the code is shown together with others because it had ended too early."""
         self.is_copy = False
-        """The history is that of a run that was reset: records of what was open are left out of it."""
+        """The run was reset, and its history is a copy without records of what was open."""
         self.reopened: dict[str, float] = {}
-        """In such a copy, what was open, such as `timer 3`, and the time of its first record."""
+        """In a copy, what was open, such as `timer 3`, and the time of its first record."""
         self.violation: Violation | None = None
         self.end: Record | None = None
         """How the run ended, according to the history."""
         self.exactly = False
-        """Compare values, state and waits as well: whether the code does the same thing twice."""
+        """Also compare values, state and waits, to check that the code is deterministic."""
         self.in_order = False
-        """Compare the order of commands of different kinds as well."""
+        """Also compare the order of commands of different kinds."""
         self._last = 0, ""
-        """The number of the latest record that a command has met, and its line."""
+        """The number of the last record that a command has matched, and its description."""
         self.trace: list[Command] | None = None
-        """Every command, new or not; only if a list was put here."""
+        """Every command, old or new, if set to a list."""
 
     def learn(self, events: Iterable[Event]) -> None:
-        """Take in the records and marks of a whole history, before any code runs."""
-        joined: dict[int, int] = {}
+        """Read the records and markers of a whole history, before any code runs."""
+        refused_ends: dict[int, int] = {}
         for event in events:
             what = event.what
             if isinstance(what, history.ActivationApplied):
                 if what.ended:
-                    joined[what.ended] = event.number
+                    refused_ends[what.ended] = event.number
                     self.refusals += 1
                     continue
                 self.refusals = 0
@@ -98,16 +98,16 @@ class Ledger:
                 self.has_answers = self.has_answers or isinstance(what, history.UpdateAnswered)
             elif isinstance(what, history.EndRecord):
                 self.end = what
-            elif (claim := _claim(what)) is not None:
-                self._records[claim[:2]] = event.number, what  # type: ignore[assignment]  # a fact makes no claim
-                self._expected.append(_line(claim))
+            elif (identity := _identity_of(what)) is not None:
+                self._records[identity[:2]] = event.number, what  # type: ignore[assignment]  # a fact makes no claim
+                self._expected.append(_describe(identity))
         if self.end is None:
             self.went_on = self.shown
-        if joined:
-            self._join(events, joined)
+        if refused_ends:
+            self._join(events, refused_ends)
 
-    def _join(self, events: Iterable[Event], joined: Mapping[int, int]) -> None:
-        """Put facts together: those from one at which the code ended too early, up to the mark that says so."""
+    def _join(self, events: Iterable[Event], refused_ends: Mapping[int, int]) -> None:
+        """Group the facts from each refused end up to its marker."""
         group: list[Event] = []
         until = 0
         for event in events:
@@ -115,75 +115,75 @@ class Ledger:
                 continue
             if event.number > until:
                 group = []
-            until = max(until, joined.get(event.number, 0))
+            until = max(until, refused_ends.get(event.number, 0))
             if event.number < until:
                 group.append(event)
                 self.together[event.number] = group
 
     def next(self, kind: Kind) -> tuple[int, bytes]:
-        """Count one more command of a kind; return its ordinal and the id of what it creates."""
+        """Count one more command of a kind. Return its ordinal and the id of the object that it creates."""
         ordinal = self._counts[kind] = self._counts.get(kind, 0) + 1
         return ordinal, commands.command_id(self._run, kind, ordinal)
 
     def issue(self, command: Command) -> Record | None:
-        """Take a command from the code; return its record if it was applied before."""
-        self._note(command)
+        """Accept a command of the code. Return its record if it was applied before."""
+        self._trace(command)
         if not self._records:
             self._batch.append(command)
             return None
-        claim = _claim(history.record(command))
-        assert claim is not None, command
-        self._commanded.append(_line(claim))
-        found = self._records.pop(claim[:2], None)
-        if found is None:
+        identity = _identity_of(history.record(command))
+        assert identity is not None, command
+        self._commanded.append(_describe(identity))
+        match = self._records.pop(identity[:2], None)
+        if match is None:
             self._batch.append(command)
             return None
-        number, record = found
-        self._compare(number, claim, record)
-        if self.in_order and claim[0] != "operation":  # operations are recorded as they end
-            self._compare_order(number, claim)
-        self._compare_arguments(number, claim, history.record(command), record)
-        self._compare_values(number, _line(claim), history.record(command), record)
+        number, record = match
+        self._compare(number, identity, record)
+        if self.in_order and identity[0] != "operation":  # operations are recorded as they end
+            self._compare_order(number, identity)
+        self._compare_arguments(number, identity, history.record(command), record)
+        self._compare_values(number, _describe(identity), history.record(command), record)
         if not self._records:
             self._expected.clear()
             self._commanded.clear()
         return record
 
     def issue_once(self, command: Command, key: bytes | str) -> None:
-        """Take a command that has no ordinal but names what it is about."""
-        self._note(command)
-        found = self._named.pop(key, None)
-        if found is None:
+        """Accept a command that has a name or id instead of an ordinal."""
+        self._trace(command)
+        match = self._named.pop(key, None)
+        if match is None:
             self._batch.append(command)
         elif isinstance(command, commands.AnswerUpdate):
             if command.error is not None:
-                self._compare_answer(*found, command.error)
-            self._compare_values(found[0], "answer to an update", history.record(command), found[1])
+                self._compare_answer(*match, command.error)
+            self._compare_values(match[0], "answer to an update", history.record(command), match[1])
 
     def issue_end(self, command: commands.EndCommand, number: int) -> None:
-        """Take the last command of all, which the code gives when it has been shown event `number`."""
-        self._note(command)
+        """Accept the final command of the code, given after event `number`."""
+        self._trace(command)
         if isinstance(command, commands.FailRun) and number <= self.went_on:
             self.violate_by_raising(number, command.error)
         if self.end is None:
             self._batch.append(command)
         elif type(history.record(command)) is not type(self.end):
-            expected, found = type(self.end).__name__, type(history.record(command)).__name__
-            self.violate(0, "RunEndMismatch", f"Run end mismatch: history has {expected} and the code says {found}.")
+            expected, actual = type(self.end).__name__, type(history.record(command)).__name__
+            self.violate(0, "RunEndMismatch", f"Run end mismatch: history has {expected} and the code says {actual}.")
         else:
             self._compare_values(0, "end of the run", history.record(command), self.end)
 
     def is_patched(self, name: str) -> bool:
-        """Say whether the history records that the run took the new branch of a change."""
+        """Return whether the history records that the run took the new branch of a patch."""
         return name in self._named
 
     def answer(self, update: bytes) -> history.UpdateAnswered | None:
-        """Return the recorded answer to an update, if the code has not come to it."""
+        """Return the recorded answer to an update that the code has not answered yet."""
         record = self._named.get(update, (0, None))[1]
         return record if isinstance(record, history.UpdateAnswered) else None
 
     def check_answered(self, update: history.UpdateRequested, kind: Kind, ordinal: int) -> None:
-        """Refuse a command of an update's handler that gave its answer without it: it would act again."""
+        """Reject a new command of an update's handler if the history has its answer without it."""
         number, record = self._named.get(update.id, (0, None))
         if not was_handled(record) or self.is_copy or (kind, ordinal) in self._records:
             return
@@ -196,7 +196,7 @@ class Ledger:
         )
 
     def operation(self, ordinal: int, name: str) -> history.OperationRecorded | None:
-        """Return what the `ordinal`-th operation gave when it was run, or None if it never was."""
+        """Return the recorded outcome of the `ordinal`-th operation, or None if it has not run."""
         if ("operation", ordinal) not in self._records:
             return None
         record = self._records["operation", ordinal][1]
@@ -205,60 +205,60 @@ class Ledger:
         return record
 
     def check_met(self) -> None:
-        """Refuse code that has not given every command of the history that it was shown.
+        """Reject code that has not issued every command in the history.
 
-        A copy is exempt: what was open in it is done again by other code.
+        Copies are exempt: their open work is commanded again, perhaps by different code.
         """
-        answers = (found for found in self._named.values() if isinstance(found[1], history.UpdateAnswered))
-        left = sorted((*self._records.values(), *answers), key=lambda found: found[0])
-        if not left or self.is_copy:
+        answers = (match for match in self._named.values() if isinstance(match[1], history.UpdateAnswered))
+        unmatched = sorted((*self._records.values(), *answers), key=lambda match: match[0])
+        if not unmatched or self.is_copy:
             return
-        number, record = left[0]
-        claim = _claim(record)
+        number, record = unmatched[0]
+        identity = _identity_of(record)
         self.violate(
             number,
             "CommandMissing",
-            f"Command missing at {'an answer to an update' if claim is None else _line(claim)} (event {number}): "
-            f"the history has it, and the code does not give it any more.",
+            f"Command missing at {'an answer to an update' if identity is None else _describe(identity)} "
+            f"(event {number}): the history has it, and the code does not give it any more.",
         )
 
     def withdraw(self, command: commands.StartTimer) -> bool:
-        """Take a timer back that has not left yet; False if it has."""
-        for place in range(len(self._batch) - 1, -1, -1):
-            if self._batch[place] is command:
-                del self._batch[place]
+        """Remove a timer from the unsent batch. Return False if it was sent."""
+        for index in range(len(self._batch) - 1, -1, -1):
+            if self._batch[index] is command:
+                del self._batch[index]
                 if self.trace is not None:
                     self.trace.remove(command)
                 return True
         return False
 
     def take(self) -> list[Command]:
-        """Return the new commands, in order, and start the next batch."""
+        """Return the new commands in order, and start the next batch."""
         batch, self._batch = self._batch, []
         return batch
 
-    def _note(self, command: Command) -> None:
+    def _trace(self, command: Command) -> None:
         if self.trace is not None:
             self.trace.append(command)
 
-    def _compare(self, number: int, claim: Claim, record: Record) -> None:
-        recorded = _claim(record)
+    def _compare(self, number: int, identity: _Identity, record: Record) -> None:
+        recorded = _identity_of(record)
         assert recorded is not None
-        kind, ordinal, fields = claim
-        for field, found in fields.items():
+        kind, ordinal, fields = identity
+        for field, actual in fields.items():
             expected = recorded[2][field]
-            if found == expected or (kind == "timer" and not (found and expected)):  # a name may be added or dropped
+            if actual == expected or (kind == "timer" and not (actual and expected)):  # names are optional
                 continue
-            del self._expected[self._expected.index(_line(recorded)) + 1 :]  # what follows is not the code's fault
+            del self._expected[self._expected.index(_describe(recorded)) + 1 :]  # later records are not to blame
             self.violate(
                 number,
                 f"{field.title().replace(' ', '')}Mismatch",
                 f"{field} mismatch at {kind} {ordinal} (event {number}): "
-                f"history has {expected!r} and the code says {found!r}.",
+                f"history has {expected!r} and the code says {actual!r}.",
             )
 
     def violate_by_raising(self, number: int, error: TaskError) -> NoReturn:
-        """Remember that the code raises where, according to the history, it went on."""
+        """Record the violation that the code raises where it continued according to the history."""
         self.violate(
             number,
             "RunEndMismatch",
@@ -268,7 +268,7 @@ class Ledger:
         )
 
     def _compare_answer(self, number: int, record: Record, error: TaskError) -> None:
-        """Compare an update that is refused, or has failed, with its recorded answer."""
+        """Compare a refused or failed update with its recorded answer."""
         assert isinstance(record, history.UpdateAnswered)
         if record.error is None:
             self.violate(
@@ -279,56 +279,56 @@ class Ledger:
                 error.traceback,
             )
 
-    def _compare_order(self, number: int, claim: Claim) -> None:
-        """Refuse a command whose record stands before that of a command that the code has given before it."""
-        last, before = self._last
+    def _compare_order(self, number: int, identity: _Identity) -> None:
+        """Reject a command whose record precedes the record of an earlier command."""
+        last, previous = self._last
         if number < last:
             self.violate(
                 number,
                 "OrderMismatch",
-                f"Order mismatch at {_line(claim)} (event {number}): the history has it before {before} "
+                f"Order mismatch at {_describe(identity)} (event {number}): the history has it before {previous} "
                 f"(event {last}), and the code gives it afterwards.",
             )
-        self._last = number, _line(claim)
+        self._last = number, _describe(identity)
 
-    def _compare_arguments(self, number: int, claim: Claim, made: Record, record: Record) -> None:
-        """Compare what is passed to a task or a child, as far as both sides have a digest of it."""
-        recorded, found = getattr(record, "digest", ""), getattr(made, "digest", "")
-        if recorded and found and recorded != found:
-            line = _line(claim)
-            del self._expected[self._expected.index(line) + 1 :]
-            self._commanded[-1] = f"{line}, with other arguments"
+    def _compare_arguments(self, number: int, identity: _Identity, issued: Record, record: Record) -> None:
+        """Compare the arguments of a task or child, if both sides have a digest."""
+        recorded, actual = getattr(record, "digest", ""), getattr(issued, "digest", "")
+        if recorded and actual and recorded != actual:
+            entry = _describe(identity)
+            del self._expected[self._expected.index(entry) + 1 :]
+            self._commanded[-1] = f"{entry}, with other arguments"
             self.violate(
                 number,
                 "ArgumentsMismatch",
-                f"Arguments mismatch at {line} (event {number}): the code passes others than the history records. "
+                f"Arguments mismatch at {entry} (event {number}): the code passes others than the history records. "
                 f"Either it has changed, or what it does depends on something that is not in the history.",
             )
 
-    def _compare_values(self, number: int, what: str, made: Record, record: Record) -> None:
-        """Compare what else a command says, where that is wanted: a deploy may well change it."""
-        expected, found = _value(record), _value(made)
-        if self.exactly and found != expected:
+    def _compare_values(self, number: int, subject: str, issued: Record, record: Record) -> None:
+        """Compare all other values of a command, if requested. A deployment may legitimately change them."""
+        expected, actual = _value(record), _value(issued)
+        if self.exactly and actual != expected:
             self.violate(
                 number,
                 "ValueMismatch",
-                f"Value mismatch at {what} (event {number}): history has {_shown(expected)} and the code says "
-                f"{_shown(found)}. What it does depends on something that is not in the history.",
+                f"Value mismatch at {subject} (event {number}): history has {_displayed(expected)} and the code says "
+                f"{_displayed(actual)}. What it does depends on something that is not in the history.",
             )
 
     def violate(self, number: int, kind: str, message: str, difference: str = "") -> NoReturn:
-        """Remember that the code no longer fits its history, and stop it."""
+        """Record that the code does not fit its history, and stop the code."""
         if self.violation is None:
-            from difflib import unified_diff  # which code that fits its history does without
+            from difflib import unified_diff  # imported late: only needed for violations
 
             lines = unified_diff(self._expected, self._commanded, "history", "code", lineterm="")
-            difference = difference or "\n".join(islice(lines, _LONGEST_DIFFERENCE))
+            difference = difference or "\n".join(islice(lines, _MAX_DIFFERENCE))
             self.violation = Violation(number, kind, message, difference)
         raise DeterminismViolation(self.violation.message, self.violation.event, self.violation.difference)
 
 
 def was_handled(answer: Record | None) -> bool:
-    """Say whether this is the answer of an update's handler, which has returned or failed."""
+    """Return whether an answer comes from an update's handler, which returned or failed."""
     return isinstance(answer, history.UpdateAnswered) and (answer.error is None or answer.error.phase == "failed")
 
 
@@ -341,8 +341,8 @@ _NAMED_RECORDS = (
 )
 
 
-def _claim(what: history.HistoryItem) -> Claim | None:
-    """Return what a record says that is counted; None for all other events."""
+def _identity_of(what: history.HistoryItem) -> _Identity | None:
+    """Return the kind, ordinal and compared values of a record, or None for other events."""
     match what:
         case history.TaskScheduled(ordinal=ordinal, name=name):
             return "task", ordinal, {"Task type": name}
@@ -365,7 +365,7 @@ def _claim(what: history.HistoryItem) -> Claim | None:
 
 
 def _value(record: Record) -> object:
-    """Return what a record says beyond the names of things."""
+    """Return the value of a record beyond its names."""
     match record:
         case history.StateSet(value=data) | history.RunCompleted(result=data) | history.RunContinued(payload=data):
             return data
@@ -379,10 +379,10 @@ def _value(record: Record) -> object:
             return None
 
 
-def _shown(value: object) -> str:
-    return repr(timezones.decode(value) if isinstance(value, bytes) else value)[:_LONGEST_VALUE]
+def _displayed(value: object) -> str:
+    return repr(timezones.decode(value) if isinstance(value, bytes) else value)[:_MAX_VALUE]
 
 
-def _line(claim: Claim) -> str:
-    kind, ordinal, fields = claim
+def _describe(identity: _Identity) -> str:
+    kind, ordinal, fields = identity
     return " ".join([kind, str(ordinal), *dict.fromkeys(filter(None, fields.values()))])

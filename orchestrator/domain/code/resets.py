@@ -1,20 +1,20 @@
-"""Reset: how a run begins that repeats another one up to one of its events, and goes on by itself from there.
+"""Reset: a new run repeats another run up to one of its events, and continues on its own from there.
 
-    old run   1 … to │ to + 1 …                                   never touched
-    new run   1 … to │ run_reset │ what people told the old run after `to` │ its own events
+    old run   1 … to │ to + 1 …                                   unchanged
+    new run   1 … to │ run_reset │ messages to the old run after `to` │ its own events
 
-**The copy** has the same facts at the same times under the same numbers, so that the code does again what it did, and
-knows by the marks how far that was done before. Ids are those of the new run, derived from kind and ordinal as ever.
+**The copy** has the same facts with the same times and numbers, so that the code repeats its actions, and the markers
+tell which of them are repetitions. Ids are those of the new run, derived from kind and ordinal as usual.
 
-**What was open** at `to` belongs to the old run, and is nothing that the new one could wait for. The record of a task,
-a timer or a child is replaced by `Reopened`: a command without a record is progress, so the code commands it again,
-and a timer is due when it was due, for it counts from the time of the record. A promise needs nobody's work: it is open
-in the new run from the start. A detached child outlives the old run, so the new one takes it over instead of starting
-another. What the code had cancelled by then stays cancelled.
+**Open work** at `to` belongs to the old run, so the new run cannot wait for it. The record of an open task, timer or
+child is replaced by `Reopened`. The command then has no record, so the code issues it again. A timer keeps its due
+time, because it counts from the time of the old record. A promise needs no work: it is open in the new run from the
+start. A detached child outlives the old run, so the new run takes it over. Work that the code had cancelled stays
+cancelled.
 
-**What people said** after `to` is said again, right behind the mark: signals, updates that were not refused, and what
-became of promises that were open at `to`. Requests to cancel are not. What was said of promises that the code has never
-made by the end is kept for the new run, too.
+**Messages** to the old run after `to` are repeated right after the marker: signals, updates that were not refused, and
+answers to promises that were open at `to`. Cancel requests are not repeated. Stored answers to promises that the code
+never created are kept for the new run, too.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from orchestrator.domain.ids import successor_id, to_text
 from orchestrator.errors import WrongState
 
 Created = history.TaskScheduled | history.TimerStarted | history.PromiseCreated | history.ChildStarted
-"""Records of what can be waited for."""
+"""Records of tasks, timers, promises and children."""
 Cancelled = (
     history.TaskCancelRequested | history.TimerCancelled | history.PromiseCancelled | history.ChildCancelRequested
 )
 EndFact = history.Outcome | history.TimerFired | history.PromiseSettled
-"""How that ended."""
+"""Facts that report the end of a task, timer, promise or child."""
 T = TypeVar("T", bound=HistoryItem)
 
 _KINDS: dict[type, Kind] = {
@@ -52,28 +52,28 @@ _KINDS: dict[type, Kind] = {
 
 
 class ResetBeginning(NamedTuple):
-    """How the new run begins."""
+    """The start of the new run."""
 
     copy: list[Event]
-    """The beginning of its history, up to the mark."""
+    """The first events of its history, up to the marker."""
     facts: list[Fact]
-    """The next event that it is shown."""
+    """The next facts to append."""
     promises: list[history.PromiseCreated]
-    """Those that are open in it."""
+    """Promises that are open in the new run."""
     settled: list[str]
-    """Names of promises that are not open any more."""
+    """Names of promises that are no longer open."""
     handed_over: dict[bytes, bytes]
-    """Detached children whose ends the old run never learnt: their ids there, and here."""
+    """Detached children whose end the old run has not learned: their ids in the old and the new run."""
 
     @property
     def shown(self) -> int:
-        """The last event that code has been shown before, as the marks say."""
+        """The number of the last event that the code had been shown, according to the markers."""
         marks = (event.what for event in self.copy if isinstance(event.what, history.ActivationApplied))
         return max((mark.through for mark in marks), default=0)
 
 
 class Cut:
-    """A history that is cut behind one of its events, and what was open there."""
+    """A history cut after one of its events, and what was open there."""
 
     def __init__(self, run: bytes, events: Sequence[Event], to: int) -> None:
         check(run, events, to)
@@ -81,11 +81,11 @@ class Cut:
         ended = {event.what.id for event in self.past if isinstance(event.what, EndFact)}
         cancelled = {event.what.id for event in self.past if isinstance(event.what, Cancelled)}
         self.reopened: set[bytes] = set()
-        """The commands that the code gives again."""
+        """Ids of commands that the code issues again."""
         self.waiting: dict[bytes, history.PromiseCreated] = {}
-        """Open promises."""
+        """The promises open at the cut, by id."""
         self.followed: dict[bytes, history.ChildStarted] = {}
-        """Children that are not started again, and whose ends the code may still wait for."""
+        """Children that are not started again, but whose end the code may await."""
         for event in self.past:
             what = event.what
             if not isinstance(what, Created) or what.id in ended:
@@ -100,18 +100,18 @@ class Cut:
                 self.reopened.add(what.id)
         sent = {event.what.id: event for event in events if isinstance(event.what, history.SignalSent)}
         self.sent = {id for id in sent if id is not None}
-        """Signals whose sender learns what became of them."""
+        """Signals whose sender waits for the outcome."""
         self.undelivered = {id for id in self.sent if sent[id].number <= to and id not in ended}
-        """Those of which it learnt after the cut."""
+        """Signals sent before the cut whose outcome was reported after it."""
         self.refused = {
             event.what.id
             for event in self.later
             if isinstance(event.what, history.UpdateAnswered) and event.what.error is not None
         }
-        """Updates that were answered with a failure."""
+        """Updates that were answered with an error."""
 
     def facts_after(self) -> list[Fact]:
-        """Return what happened after the cut and holds for the new run as well, with ids of the old one."""
+        """Return the facts after the cut that apply to the new run, too, with ids of the old run."""
         facts: list[Fact] = []
         for event in self.later:
             match event.what:
@@ -129,36 +129,36 @@ class Cut:
 
 
 def allowed(events: Sequence[Event]) -> list[int]:
-    """Return the events that a run can be reset to: neither amid what its code commanded at once, nor its end."""
-    found: list[int] = []
-    for place, event in enumerate(events, 1):
+    """Return the events to which a run can be reset: those not within a batch of commands, and before its end."""
+    numbers: list[int] = []
+    for position, event in enumerate(events, 1):
         if isinstance(event.what, history.EndRecord):
             break
-        if place == len(events) or not isinstance(events[place].what, history.Record):
-            found.append(event.number)
-    return found
+        if position == len(events) or not isinstance(events[position].what, history.Record):
+            numbers.append(event.number)
+    return numbers
 
 
 def check(run: bytes, events: Sequence[Event], to: int) -> None:
-    """Refuse an event that a run cannot be reset to, and name those that come nearest."""
+    """Raise WrongState if a run cannot be reset to an event, and name the nearest possible events."""
     possible = allowed(events)
     if to in possible:
         return
     start = f"Run {to_text(run)} cannot be reset to event {to}: "
     if not 1 <= to <= len(events):
         raise WrongState(f"{start}its events have the numbers 1 to {len(events)}.")
-    before = max(number for number in possible if number < to)
-    after = min((number for number in possible if number > to), default=None)
-    if after is None:
-        raise WrongState(f"{start}there the code ended it. The last one that it can be reset to is {before}.")
+    lower = max(number for number in possible if number < to)
+    upper = min((number for number in possible if number > to), default=None)
+    if upper is None:
+        raise WrongState(f"{start}there the code ended it. The last one that it can be reset to is {lower}.")
     raise WrongState(
         f"{start}it is amid what the code commanded at once, which is kept as a whole or not at all. "
-        f"Reset it to event {before} or {after}."
+        f"Reset it to event {lower} or {upper}."
     )
 
 
 def reset(run: bytes, events: Sequence[Event], new: bytes, to: int, now: float, reason: str = "") -> ResetBeginning:
-    """Return how the run `new` begins that repeats `run` up to event `to`."""
+    """Return the start of the run `new`, which repeats `run` up to event `to`."""
     if any(isinstance(event.what, history.EndRecord) for event in events):
         events = [msgspec.structs.replace(event, what=_delivered(event.what)) for event in events]
     cut = Cut(run, events, to)
@@ -169,22 +169,22 @@ def reset(run: bytes, events: Sequence[Event], new: bytes, to: int, now: float, 
     }
     copy = [Event(event.number, event.at, _copied(event.what, run, ids, cut.reopened)) for event in cut.past]
     copy.append(Event(to + 1, now, history.RunReset(run, to, reason)))
-    again = cut.facts_after()
-    known = {fact.id for fact in again if isinstance(fact, EndFact)}
-    facts = [_renamed(fact, ids) for fact in again]
-    made = [event.what for event in cut.past if isinstance(event.what, history.PromiseCreated)]
-    lost = {child: what for child, what in cut.followed.items() if child not in known}
-    facts += [history.ChildCancelled(ids[child]) for child, what in lost.items() if not what.detached]
+    repeated = cut.facts_after()
+    settled_ids = {fact.id for fact in repeated if isinstance(fact, EndFact)}
+    facts = [_with_new_ids(fact, ids) for fact in repeated]
+    created = [event.what for event in cut.past if isinstance(event.what, history.PromiseCreated)]
+    unfinished = {child: what for child, what in cut.followed.items() if child not in settled_ids}
+    facts += [history.ChildCancelled(ids[child]) for child, what in unfinished.items() if not what.detached]
     return ResetBeginning(
         copy,
         facts,
         [
-            msgspec.structs.replace(promise, id=ids[promise.id])  # a wait goes on for the child that there is
+            msgspec.structs.replace(promise, id=ids[promise.id])  # a wait continues for the existing child
             for promise in cut.waiting.values()
-            if promise.id not in known
+            if promise.id not in settled_ids
         ],
-        sorted({promise.name for promise in made if promise.id not in cut.waiting or promise.id in known}),
-        {child: ids[child] for child, what in lost.items() if what.detached},
+        sorted({promise.name for promise in created if promise.id not in cut.waiting or promise.id in settled_ids}),
+        {child: ids[child] for child, what in unfinished.items() if what.detached},
     )
 
 
@@ -194,37 +194,37 @@ def _copied(what: HistoryItem, run: bytes, ids: dict[bytes, bytes], reopened: se
         return msgspec.structs.replace(what, origin=what.origin or run, first=first)
     if isinstance(what, Created) and what.id in reopened:
         return history.Reopened(f"{kind_of(what)} {what.ordinal} {what.name}".rstrip())
-    return _renamed(what, ids)
+    return _with_new_ids(what, ids)
 
 
-def _renamed(what: T, ids: Mapping[bytes, bytes]) -> T:
-    """Give what belonged to the old run its id in the new one; an update has an id of its own."""
-    if isinstance(what, history.PromiseCreated) and is_wait(what.name):  # it may be for a child, or for itself
+def _with_new_ids(what: T, ids: Mapping[bytes, bytes]) -> T:
+    """Replace ids of the old run by ids of the new run. Updates keep their ids."""
+    if isinstance(what, history.PromiseCreated) and is_wait(what.name):  # for a child, or the run itself
         target = Target.of_wait(what.name)
         name = target._replace(run=ids.get(target.run, target.run)).wait
         return msgspec.structs.replace(what, id=ids[what.id], name=name)
     if isinstance(what, (Created, Cancelled, EndFact)):
         return msgspec.structs.replace(what, id=ids.get(what.id, what.id))
-    if isinstance(what, history.SignalSent):  # it may have been to itself
+    if isinstance(what, history.SignalSent):  # the signal may be to the run itself
         return msgspec.structs.replace(what, run=ids.get(what.run, what.run), id=ids.get(what.id or b""))
     return what
 
 
 def _delivered(what: HistoryItem) -> HistoryItem:
-    """Return an event of a run that has ended: signals that it was not shown have started another run by then."""
+    """Return a signal of an ended run without the run to start: unseen signals have already started it."""
     return msgspec.structs.replace(what, otherwise=None) if isinstance(what, history.SignalReceived) else what
 
 
 def kind_of(record: Created | history.SignalSent) -> Kind:
-    """Return what kind of thing a record created or sent."""
+    """Return the kind of command that a record belongs to."""
     return _KINDS[type(record)]
 
 
-# -- previews: what a reset would do
+# -- previews of resets
 
 
 class Fate(StrEnum):
-    """The fate of something that the old run has or had."""
+    """The effect of a reset on something in the old run."""
 
     KEPT = "is kept"
     AGAIN = "was open, and is done again"
@@ -238,7 +238,7 @@ class Fate(StrEnum):
 
 
 class PreviewLine(NamedTuple):
-    """So many things of a kind and name have the same fate."""
+    """A number of objects of the same kind and name that have the same fate."""
 
     number: int
     what: str
@@ -246,7 +246,7 @@ class PreviewLine(NamedTuple):
 
 
 def preview(run: bytes, events: Sequence[Event], to: int) -> list[PreviewLine]:
-    """Return what would become of everything if a run were reset to an event; WrongState if it cannot be."""
+    """Return the effects of a reset to an event, without doing it. Raises WrongState if it is impossible."""
     cut = Cut(run, events, to)
     names = {event.what.id: _named(event.what) for event in events if isinstance(event.what, Created)}
     settled = {fact.id for fact in cut.facts_after() if isinstance(fact, EndFact)}
@@ -265,7 +265,7 @@ def preview(run: bytes, events: Sequence[Event], to: int) -> list[PreviewLine]:
 
 
 def _past(what: HistoryItem, cut: Cut, settled: set[bytes]) -> Fate | None:
-    """Return the fate of what was recorded up to the cut; what a later fact settles is listed there."""
+    """Return the fate of a record up to the cut. If a later fact settles the object, that fact is listed instead."""
     if isinstance(what, (history.OperationRecorded, history.SignalSent)):
         return Fate.KEPT
     if not isinstance(what, Created) or what.id in settled:

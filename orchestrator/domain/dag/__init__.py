@@ -1,1 +1,1 @@
-"""Workflows as data: definitions, expressions, and the plan of a run."""
+"""DAG workflows: definitions, expressions, and the plan of a run."""

@@ -1,4 +1,4 @@
-"""Whether the parts of a workflow definition make sense together."""
+"""Validation of a workflow definition as a whole."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from orchestrator.domain.problems import Path, Problem, first_problems
 from orchestrator.errors import ExpressionError, did_you_mean
 
 RESERVED = frozenset({"params", "run", "item", "index", "count"})
-"""Names that expressions know beside the steps."""
+"""Names in expressions that are not steps."""
 _OF_ITEM = frozenset({"item", "index", "count"})
 IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,127}")
 STEP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")
 NAME = re.compile(r"[\w.:/-]{1,128}")
 _CENTURY = 100 * 365 * 86_400
 MOST_STEPS = 10_000
-"""Tasks of a workflow. Planning is linear in them, and a tick has a second."""
+"""Tasks of a workflow, at most. Planning takes linear time, and a tick has a second."""
 MOST_DEPENDENCIES = 200_000
 MOST_HOOKS = 20
-"""Hooks for one end of a run: each is a task with all parameters of the run."""
-_MOST_CYCLES = 10
+"""Hooks for one outcome of a run, at most: each gets a copy of all parameters."""
+_MAX_CYCLES = 10
 
 
 def check(definition: Definition) -> list[Problem]:
-    """Return everything that is wrong with a definition; of very much, the first part."""
+    """Return the problems of a definition, or the first of very many."""
     if size := _too_large(definition):
         return [Problem(("tasks",), size)]
     return first_problems(_problems(definition))
 
 
 def _too_large(definition: Definition) -> str | None:
-    """Say how a definition is larger than the leader can plan in the time that it has."""
+    """Return why a definition is too large for the leader to plan in time, or None."""
     steps, edges = len(definition.steps), sum(len(step.depends_on) for step in definition.steps)
     if steps > MOST_STEPS:
         return (
@@ -83,9 +83,9 @@ def _workflow(definition: Definition) -> Iterator[Problem]:
     yield from _timeout(("timeout",), definition.timeout)
     if definition.version is not None and definition.version < 1:
         yield Problem(("version",), f"expected 1 or more, found {definition.version}.")
-    for place, tag in enumerate(definition.tags):
+    for index, tag in enumerate(definition.tags):
         if not 1 <= len(tag) <= 128 or not tag.isprintable():
-            yield Problem(("tags", place), f"a tag has 1 to 128 printable characters, found {describe(tag)}.")
+            yield Problem(("tags", index), f"a tag has 1 to 128 printable characters, found {describe(tag)}.")
     if definition.concurrency is not None:
         if definition.concurrency.limit < 1:
             yield Problem(("concurrency", "limit"), f"expected 1 or more, found {definition.concurrency.limit}.")
@@ -94,14 +94,14 @@ def _workflow(definition: Definition) -> Iterator[Problem]:
     for key, hooks in (("on_failure", definition.on_failure), ("on_success", definition.on_success)):
         if len(hooks) > MOST_HOOKS:
             yield Problem((key,), f"{len(hooks):,} hooks, and at most {MOST_HOOKS} are allowed: let one task do more.")
-        for place, hook in enumerate(hooks):
+        for index, hook in enumerate(hooks):
             if (hook.task is None) is (hook.webhook is None):
-                yield Problem((key, place), "expected either task or webhook.")
+                yield Problem((key, index), "expected either task or webhook.")
             if hook.task is not None:
-                yield from _name((key, place, "task"), hook.task)
+                yield from _name((key, index, "task"), hook.task)
             if hook.webhook is not None and not re.match(r"https?://[^/\s]", hook.webhook):
-                found = describe(hook.webhook)
-                yield Problem((key, place, "webhook"), f"expected an http:// or https:// address, found {found}.")
+                actual = describe(hook.webhook)
+                yield Problem((key, index, "webhook"), f"expected an http:// or https:// address, found {actual}.")
 
 
 def _params(definition: Definition) -> Iterator[Problem]:
@@ -113,14 +113,14 @@ def _params(definition: Definition) -> Iterator[Problem]:
 
 
 def _starts(definition: Definition) -> Iterator[Problem]:
-    """Check what starts runs without a person: each must give the parameters that have no default."""
+    """Check triggers and the schedule: each must give the parameters that have no default."""
     if definition.schedule is not None:
-        yield from _given(("schedule",), definition.schedule.get("params", {}), "run", definition.params)
+        yield from _start_params(("schedule",), definition.schedule.get("params", {}), "run", definition.params)
         if definition.schedule.get("overlap") == "queue" and (problem := queueing_problem(definition)):
             yield Problem(("schedule", "overlap"), problem)
     certain = certain_triggers(definition)
-    for place, trigger in enumerate(definition.on):
-        path: Path = ("on", place)
+    for index, trigger in enumerate(definition.on):
+        path: Path = ("on", index)
         if trigger.workflow == definition.name and trigger in certain:
             message = f"every run of {definition.name!r} that ends so would start the next, without end. Add a filter."
             yield Problem(path, message)
@@ -135,20 +135,20 @@ def _starts(definition: Definition) -> Iterator[Problem]:
         if trigger.filter is not None:
             scope = _Scope(frozenset({"event"}), definition.params)
             yield from _expression((*path, "filter"), trigger.filter, scope)
-        yield from _given(path, trigger.params, "event", definition.params)
+        yield from _start_params(path, trigger.params, "event", definition.params)
 
 
-def _given(path: Path, given: Mapping[str, Any], known: str, params: Mapping[str, Param]) -> Iterator[Problem]:
-    for name in given:
+def _start_params(path: Path, provided: Mapping[str, Any], root: str, params: Mapping[str, Param]) -> Iterator[Problem]:
+    for name in provided:
         if name not in params:
             yield Problem((*path, "params", name), unknown_param(name, params))
-    yield from _template((*path, "params"), given, _Scope(frozenset({known}), params))
+    yield from _template((*path, "params"), provided, _Scope(frozenset({root}), params))
     for name, param in params.items():
-        if param.required and name not in given:
+        if param.required and name not in provided:
             yield Problem(path, f"parameter {name!r} has no default: give it here, under params.")
 
 
-# -- its steps
+# -- steps
 
 
 def _step(step: Step) -> Iterator[Problem]:
@@ -159,8 +159,8 @@ def _step(step: Step) -> Iterator[Problem]:
         yield Problem(path, f"{step.name!r} has its own meaning in expressions: choose another name.")
     kinds = [kind for kind in ("task", "workflow", "executor") if getattr(step, kind) is not None]
     if len(kinds) != 1:
-        found = " and ".join(kinds) or "none of them"
-        yield Problem(path, f"expected exactly one of task, workflow and executor, found {found}.")
+        actual = " and ".join(kinds) or "none of them"
+        yield Problem(path, f"expected exactly one of task, workflow and executor, found {actual}.")
     if step.with_ and step.executor is None:
         yield Problem((*path, "with"), "with goes with executor, which it is for; what a task is given is its input.")
     for kind in kinds:
@@ -188,8 +188,8 @@ def _step(step: Step) -> Iterator[Problem]:
 
 def _dependencies(step: Step, graph: _Graph) -> Iterator[Problem]:
     seen: set[str] = set()
-    for place, name in enumerate(step.depends_on):
-        path: Path = ("tasks", step.name, "depends_on", place)
+    for index, name in enumerate(step.depends_on):
+        path: Path = ("tasks", step.name, "depends_on", index)
         if name in seen:
             yield Problem(path, f"{name!r} is there twice.")
         elif name not in graph.steps:
@@ -199,19 +199,19 @@ def _dependencies(step: Step, graph: _Graph) -> Iterator[Problem]:
 
 def _expressions(step: Step, definition: Definition, graph: _Graph) -> Iterator[Problem]:
     path: Path = ("tasks", step.name)
-    known = frozenset({"params", "run"})
-    scope = _Scope(known, definition.params, step, graph)
+    names = frozenset({"params", "run"})
+    scope = _Scope(names, definition.params, step, graph)
     for key in ("when", "foreach", "parallel"):
         text = getattr(step, key)
         if isinstance(text, str):
             yield from _expression((*path, key), text, scope)
     if step.foreach is not None:
-        known |= _OF_ITEM
+        names |= _OF_ITEM
     elif step.parallel is not None:
-        known |= _OF_ITEM - {"item"}
-    of_task = _Scope(known, definition.params, step, graph)
-    yield from _template((*path, "input"), step.input, of_task)
-    yield from _template((*path, "concurrency_key"), step.concurrency_key, of_task)
+        names |= _OF_ITEM - {"item"}
+    task_scope = _Scope(names, definition.params, step, graph)
+    yield from _template((*path, "input"), step.input, task_scope)
+    yield from _template((*path, "concurrency_key"), step.concurrency_key, task_scope)
 
 
 def _name(path: Path, name: str) -> Iterator[Problem]:
@@ -235,25 +235,25 @@ _NOT_A_NAME = (
 
 @dataclass(frozen=True)
 class _Scope:
-    """The names that an expression may refer to."""
+    """The names that an expression may use."""
 
-    known: frozenset[str]
+    names: frozenset[str]
     params: Mapping[str, Param]
     step: Step | None = None
     graph: _Graph | None = None
 
-    def complaints(self, paths: Iterable[ExpressionPath]) -> Iterator[str]:
-        """Yield what to say of each path that leads nowhere."""
+    def problems(self, paths: Iterable[ExpressionPath]) -> Iterator[str]:
+        """Yield an error message for each path that does not exist."""
         steps = self.graph.steps if self.graph else {}
         for root, field in sorted(paths, key=str):
-            if root in self.known:
+            if root in self.names:
                 if root == "params" and field is not None and field not in self.params:
                     yield unknown_param(field, self.params)
             elif self.step is None or self.graph is None or (root not in steps and root not in _OF_ITEM):
-                minus = " A minus wants spaces around it." if "-" in root else ""
-                hint = self._quoting(root, steps) or did_you_mean(root, self.known)
+                spacing = " A minus wants spaces around it." if "-" in root else ""
+                hint = self._quoting(root, steps) or did_you_mean(root, self.names)
                 hint = hint or (self.graph.hint(root) if self.graph else "")
-                yield f"unknown name {root!r}.{hint}{minus}"
+                yield f"unknown name {root!r}.{hint}{spacing}"
             elif root in _OF_ITEM:
                 owner = "foreach" if root == "item" else "foreach or parallel"
                 yield f"{root!r} is known only in the input and the concurrency_key of a task with {owner}."
@@ -264,9 +264,9 @@ class _Scope:
 
     @staticmethod
     def _quoting(root: str, steps: Mapping[str, Step]) -> str:
-        """Say how a step is named that has a dot in its name, where that may have been meant."""
-        found = next((name for name in steps if name.startswith(f"{root}.")), None)
-        return f" A dot asks for a field; the task {found!r} is written in backquotes: `{found}`." if found else ""
+        """Return a hint to quote a step name that contains a dot, if one may have been meant."""
+        step = next((name for name in steps if name.startswith(f"{root}.")), None)
+        return f" A dot asks for a field; the task {step!r} is written in backquotes: `{step}`." if step else ""
 
 
 def _expression(path: Path, text: str, scope: _Scope) -> Iterator[Problem]:
@@ -275,76 +275,76 @@ def _expression(path: Path, text: str, scope: _Scope) -> Iterator[Problem]:
     except ExpressionError as error:
         yield Problem(path, str(error))
         return
-    yield from (Problem(path, complaint) for complaint in scope.complaints(paths))
+    yield from (Problem(path, message) for message in scope.problems(paths))
 
 
 def _template(path: Path, value: Any, scope: _Scope) -> Iterator[Problem]:
-    for place, text in _strings(value, path):
+    for location, text in _strings(value, path):
         try:
             template: Template = parse_template(text)
         except ExpressionError as error:
-            yield Problem(place, str(error))
+            yield Problem(location, str(error))
             continue
-        yield from (Problem(place, complaint) for complaint in scope.complaints(template.paths))
+        yield from (Problem(location, message) for message in scope.problems(template.paths))
 
 
 def _strings(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    """Yield each string within a value, and where it stands."""
+    """Yield each string in a value, with its path."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield from _strings(item, (*path, key))
     elif isinstance(value, (list, tuple)):
-        for place, item in enumerate(value):
-            yield from _strings(item, (*path, place))
+        for index, item in enumerate(value):
+            yield from _strings(item, (*path, index))
 
 
 # -- the graph
 
 
 class _Graph:
-    """Which steps stand above which, and which stand above themselves."""
+    """The ancestors of each step, and cycles."""
 
     def __init__(self, steps: Iterable[Step]) -> None:
         self.steps = {step.name: step for step in steps}
-        self._bits = {name: 1 << place for place, name in enumerate(self.steps)}
+        self._bits = {name: 1 << index for index, name in enumerate(self.steps)}
         self._upstreams = {
             name: [up for up in dict.fromkeys(step.depends_on) if up in self.steps] for name, step in self.steps.items()
         }
-        self._above = self._sort()
-        """For each step that is on no cycle nor below one, all above it, as bits of one number."""
+        self._above = self._ancestors()
+        """The ancestors of each step as a bit set, without steps on or below cycles."""
 
-    def _sort(self) -> dict[str, int]:
+    def _ancestors(self) -> dict[str, int]:
         below: dict[str, list[str]] = {name: [] for name in self.steps}
         for name, upstreams in self._upstreams.items():
             for upstream in upstreams:
                 below[upstream].append(name)
-        waiting = {name: len(upstreams) for name, upstreams in self._upstreams.items()}
-        ready = [name for name, count in waiting.items() if not count]
+        remaining = {name: len(upstreams) for name, upstreams in self._upstreams.items()}
+        ready = [name for name, count in remaining.items() if not count]
         above: dict[str, int] = {}
-        for name in ready:  # which grows meanwhile
+        for name in ready:  # grows during the loop
             above[name] = 0
             for upstream in self._upstreams[name]:
                 above[name] |= above[upstream] | self._bits[upstream]
-            for other in below[name]:
-                waiting[other] -= 1
-                if not waiting[other]:
-                    ready.append(other)
+            for child in below[name]:
+                remaining[child] -= 1
+                if not remaining[child]:
+                    ready.append(child)
         return above
 
     def hint(self, name: str) -> str:
-        """Suggest the nearest name."""
+        """Return a suggestion of the most similar step name."""
         return did_you_mean(name, self.steps)
 
-    def is_above(self, name: str, other: str) -> bool:
-        """Say whether a step has always ended before another starts; yes around a cycle, where it is unknown."""
-        return other not in self._above or bool(self._above[other] & self._bits[name])
+    def is_above(self, name: str, descendant: str) -> bool:
+        """Return whether a step always ends before another starts. True around cycles, where it is unknown."""
+        return descendant not in self._above or bool(self._above[descendant] & self._bits[name])
 
     def cycles(self) -> Iterator[Problem]:
-        """Yield a problem for each of the first few cycles, drawn as a path from a step to one it depends on."""
+        """Yield a problem for each of the first few cycles, with the path of its steps."""
         seen: dict[str, str] = {}
-        found = 0
+        count = 0
         for start in self.steps:
             trail: list[str] = []
             name = start
@@ -352,8 +352,8 @@ class _Graph:
                 seen[name] = start
                 trail.append(name)
                 name = next(up for up in self._upstreams[name] if up not in self._above)
-            if name in trail and found < _MOST_CYCLES:
-                found += 1
+            if name in trail and count < _MAX_CYCLES:
+                count += 1
                 path = " → ".join([*trail[trail.index(name) :], name])
                 message = f"cycle: {path}, where each depends on the next. Remove one of these dependencies."
                 yield Problem(("tasks", name, "depends_on"), message)

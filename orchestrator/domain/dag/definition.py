@@ -1,8 +1,7 @@
-"""A workflow as data: its steps, parameters and triggers. Whether they make sense together is for `checks`.
+"""A workflow definition as data: steps, parameters and triggers. `checks` validates it.
 
-Files and the Python builder are two ways to write a `Definition`. It is immutable, and its JSON is what the database
-keeps and the content hash covers: an option left out of the JSON has its default, so a new option with a default
-changes no hash.
+Files and the Python builder both produce a `Definition`. It is immutable. Its JSON is stored in the database and
+covered by the content hash. Default values are left out of the JSON, so a new option with a default changes no hash.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ from orchestrator.domain.redaction import handed_on
 from orchestrator.errors import InvalidWorkflow, did_you_mean
 
 Trigger = Literal["all_success", "all_ended", "any_success", "any_failed", "none_failed"]
-"""Which ends of its upstreams let a step start."""
+"""The outcomes of its upstream steps with which a step starts."""
 ParamType = Literal["string", "integer", "number", "boolean", "date", "datetime", "list", "object", "any"]
 
 
 class _Data(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The base of all parts of a definition: compact JSON, and back."""
+    """The base class of all parts of a definition, which are encoded as compact JSON."""
 
 
 class Param(_Data, frozen=True, kw_only=True):
-    """A value that a run is started with."""
+    """A parameter of a run."""
 
     type: Annotated[ParamType, Key("choice")] = "any"
     default: Annotated[Any, Key("any", "Left out: a run must be given it. A date may be today, a datetime now.")] = (
@@ -43,33 +42,32 @@ class Param(_Data, frozen=True, kw_only=True):
 
     @property
     def required(self) -> bool:
-        """Say whether a run must be given this value."""
+        """Whether a run must be given a value."""
         return self.default is UNSET
 
 
 class Registered(_Data, frozen=True, kw_only=True):
-    """Options of a registered task, copied when the workflow is applied; those of a step go before them.
+    """Options of a registered task, copied when the workflow is applied. The options of the step take precedence.
 
-    The scheduler knows no functions: it knows the options of `@app.task` from here.
+    The scheduler cannot import functions: it reads the options of `@app.task` here.
     """
 
     options: dict[str, Any] = {}
     """TaskOptions: retries, timeouts, isolation, limits."""
     queue: str | None = None
-    """Its own queue, or that of the application's routes; None: the workflow's."""
+    """The queue of the task, or of the application's routes. None for the workflow's queue."""
     priority: int = 0
     delay: float | None = None
     expires: float | None = None
     key: str | None = None
-    """Its concurrency_key."""
     callbacks: str | None = None
-    """Its callbacks, as JSON."""
+    """The task's callbacks, as JSON."""
     ignored: tuple[str, ...] = ()
-    """Inputs of its step that it has no parameter for: outputs of other steps, and `item`."""
+    """Inputs of the step without a parameter of the task: outputs of other steps, and `item`."""
 
 
 class Step(_Data, frozen=True, kw_only=True):
-    """One node of the graph: a task, or a fan-out of tasks. Exactly one of task, workflow and executor is set."""
+    """A step of the graph: a task, or a fan-out of tasks. Exactly one of task, workflow and executor is set."""
 
     name: str
     task: Annotated[str | None, Key("name", "A registered task, module:function or file.py:function.")] = None
@@ -87,7 +85,7 @@ class Step(_Data, frozen=True, kw_only=True):
         ),
     ] = {}
     foreach: Annotated[str | None, Key("items", "One task per item of a list: such as discover.files.")] = None
-    """Kept without `${}`, like all expressions."""
+    """Stored without `${}`, like all expressions."""
     parallel: Annotated[
         int | str | None, Key("copies", "This many tasks: a number, or such as discover.count.", minimum=1)
     ] = None
@@ -96,7 +94,7 @@ class Step(_Data, frozen=True, kw_only=True):
     when: Annotated[str | None, Key("condition", "Skipped where this is false: such as report.ok.")] = None
     """Evaluated once, before any fan-out."""
     retries: Annotated[int | None, Key("integer", "Tries after the first.", minimum=0, maximum=1_000_000)] = None
-    """This and the next three are None where the task decides."""
+    """Retries, timeout, queue and priority are None if the task decides."""
     timeout: Annotated[float | None, Key("duration", "How long one attempt may run.")] = None
     queue: Annotated[str | None, Key("name", "Where it runs.")] = None
     priority: Annotated[int | None, Key("integer", "Higher goes first.", minimum=-100, maximum=100)] = None
@@ -104,43 +102,43 @@ class Step(_Data, frozen=True, kw_only=True):
         str | None, Key("text", "Whom a task is for, such as ${item.customer}: its task's limits hold for each.")
     ] = None
     registered: Registered | None = None
-    """The options of its task; None where there are none, or it was not registered when the workflow was applied."""
+    """The options of the task. None if it was not registered when the workflow was applied."""
 
     @property
     def runs_task(self) -> bool:
-        """Say whether its instances are tasks, and not runs of another workflow."""
+        """Whether the step consists of tasks rather than runs of another workflow."""
         return self.task is not None or self.executor is not None
 
 
 class Concurrency(_Data, frozen=True, kw_only=True):
-    """How many runs of the workflow, or of the same key, run at once."""
+    """Concurrent runs of the workflow, or of one key of it, at most."""
 
     limit: Annotated[int, Key("integer", minimum=1)]
     key: Annotated[str | None, Key("text", "Such as ${params.customer}.")] = None
 
 
 class EventTrigger(_Data, frozen=True, kw_only=True):
-    """Starts a run when another workflow's run ends, or when an event is posted."""
+    """Starts a run when a run of another workflow ends, or when an event is posted."""
 
     workflow: Annotated[str | None, Key("name", "Another workflow, whose runs start this one.")] = None
     state: Annotated[Literal["success", "failed", "ended"], Key("choice")] = "success"
     event: Annotated[str | None, Key("name", "A posted event.")] = None
     filter: Annotated[str | None, Key("condition", "Such as event.kind == 'order'.")] = None
-    """Over `event`: what was posted, or the run that ended."""
+    """A condition over `event`: the posted event, or the run that ended."""
     params: Annotated[dict[str, Any], Key("object", "Parameters of the run, such as {day: ${event.day}}.")] = {}
 
 
 class Hook(_Data, frozen=True, kw_only=True):
-    """A hook at the end of a run. Exactly one field is set."""
+    """A task or webhook at the end of a run. Exactly one of task and webhook is set."""
 
     task: Annotated[str | None, Key("name")] = None
     webhook: Annotated[str | None, Key("text", pattern=r"^https?://[^/\s]")] = None
     registered: Registered | None = None
-    """The options of its task; None as in a step."""
+    """The options of the task. None if it was not registered."""
 
 
 class Definition(_Data, frozen=True, kw_only=True):
-    """A workflow."""
+    """A workflow definition."""
 
     name: Annotated[str, Key("name", "What the workflow is called.")]
     version: Annotated[
@@ -149,7 +147,7 @@ class Definition(_Data, frozen=True, kw_only=True):
     description: Annotated[str, Key("text")] = ""
     params: Annotated[dict[str, Param], Key("own", "What a run is started with.")] = {}
     schedule: Annotated[dict[str, Any] | None, Key("own", "When runs start by themselves.")] = None
-    """Checked plain data; `every` and `jitter` are seconds."""
+    """Validated plain data. `every` and `jitter` are in seconds."""
     timeout: Annotated[float | None, Key("duration", "How long a run may take.")] = None
     concurrency: Annotated[
         Concurrency | None, Key("own", "How many runs there may be at once, altogether or per key.")
@@ -160,36 +158,36 @@ class Definition(_Data, frozen=True, kw_only=True):
     on_success: Annotated[tuple[Hook, ...], Key("own", "What happens when a run has succeeded.")] = ()
     queue: Annotated[str, Key("name", "Where its tasks run.")] = "default"
     steps: tuple[Step, ...] = ()
-    """In the order of the file, which has them by name, as `tasks`."""
+    """In the order of the file, where they are named `tasks`."""
 
 
 def hooks_of(definition: Definition, state: str) -> tuple[Hook, ...]:
-    """Return what happens when a run has ended in a state."""
+    """Return the hooks for runs that end in a state."""
     return {"success": definition.on_success, "failed": definition.on_failure}.get(state, ())
 
 
 def hidden_by(tasks: Iterable[Registered | None]) -> tuple[str, ...]:
-    """Return what any of these tasks does not want shown, and so none of them shows."""
-    stored = [one.options for one in tasks if one is not None]
-    patterns = (pattern for name in ("redact", "inherited") for one in stored for pattern in one.get(name, ()))
+    """Return the redaction patterns of all these tasks, which apply to each of them."""
+    stored = [options.options for options in tasks if options is not None]
+    patterns = (pattern for name in ("redact", "inherited") for options in stored for pattern in options.get(name, ()))
     return tuple(dict.fromkeys(handed_on(patterns)))
 
 
 def content_hash(definition: Definition) -> str:
-    """Return a SHA-256 of everything but the version."""
+    """Return the SHA-256 of everything except the version."""
     body = msgspec.structs.replace(definition, version=None)
     return hashlib.sha256(msgspec.json.encode(body, order="sorted")).hexdigest()
 
 
 def named_queues(definition: Definition) -> set[str]:
-    """Return the queues that the tasks of a workflow may wait in."""
+    """Return the queues of a workflow's tasks."""
     tasks = [(step.queue, step.registered) for step in definition.steps if step.workflow is None]
     tasks += [(None, hook.registered) for hook in (*definition.on_failure, *definition.on_success)]
     return {own or (registered and registered.queue) or definition.queue for own, registered in tasks}
 
 
 def queueing_problem(definition: Definition) -> str | None:
-    """Return why runs of a schedule cannot queue up behind each other, or None where they can."""
+    """Return why a schedule's runs cannot use `overlap: queue`, or None if they can."""
     own = definition.concurrency
     if own is None or (own.limit == 1 and own.key is None):
         return None
@@ -200,17 +198,18 @@ def queueing_problem(definition: Definition) -> str | None:
 
 # -- parameters
 
-_MOST_UNKNOWN = 20
-"""Most unknown parameters that one error names."""
+_MAX_UNKNOWN = 20
+"""Unknown parameters named in one error, at most."""
 
 
 def resolve_params(definition: Definition, given: Mapping[str, Any], now: datetime) -> dict[str, Any]:
-    """Return the parameters of a run as plain data: what was given, and defaults.
+    """Return the parameters of a run as plain data, with defaults filled in.
 
-    `now` is when the run is started or, for a schedule, due. `today` is its date in the schedule's time zone, if any.
+    `now` is the time of the start or, for a schedule, of the fire. `today` is its date in the schedule's time zone, if
+    any.
     """
     unknown = (name for name in given if name not in definition.params)
-    problems = [unknown_param(name, definition.params) for name in islice(unknown, _MOST_UNKNOWN)]
+    problems = [unknown_param(name, definition.params) for name in islice(unknown, _MAX_UNKNOWN)]
     resolved: dict[str, Any] = {}
     for name, param in definition.params.items():
         value = given.get(name, param.default)
@@ -228,7 +227,7 @@ def resolve_params(definition: Definition, given: Mapping[str, Any], now: dateti
 
 
 def check_size(params: str, what: str, limit: int) -> None:
-    """Refuse the parameters of a run, as JSON, if they are too large."""
+    """Raise InvalidWorkflow if the parameters of a run are too large as JSON."""
     if len(params.encode()) > limit:
         raise InvalidWorkflow(
             f"{what}: {len(params.encode()):,} bytes, and at most {limit:,} are allowed. Pass a reference to the data "
@@ -247,13 +246,13 @@ _PLAIN_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def unknown_param(name: str, params: Mapping[str, Param]) -> str:
-    """Return what to say of a parameter that does not exist."""
-    known = f" Known: {listed(params)}." if params else " The workflow has none."
-    return f"unknown parameter {name!r}.{did_you_mean(name, params) or known}"
+    """Return the message that a parameter does not exist."""
+    hint = f" Known: {listed(params)}." if params else " The workflow has none."
+    return f"unknown parameter {name!r}.{did_you_mean(name, params) or hint}"
 
 
 def misfit(kind: ParamType, value: Any) -> str | None:
-    """Return why a value is not of a type, or None where it is."""
+    """Return why a value does not match a type, or None if it does."""
     if kind == "date":
         expected = "a date such as 2024-01-31, or today"
         fits_type = value == "today" or _read_time(date, value) is not None
@@ -285,7 +284,7 @@ def _read_time(kind: type[date], value: Any) -> date | None:
 
 def _plain(kind: ParamType, value: Any, now: datetime, timezone: str | None) -> Any:
     if kind == "date":
-        from zoneinfo import ZoneInfo  # which most programs do without
+        from zoneinfo import ZoneInfo  # imported late: most programs never need it
 
         today = now.astimezone(ZoneInfo(timezone)) if timezone else now
         return (today.date() if value == "today" else _read_time(date, value) or value).isoformat()
@@ -296,36 +295,36 @@ def _plain(kind: ParamType, value: Any, now: datetime, timezone: str | None) -> 
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
-# -- on what condition a definition is stored: by the hashes that its newest version may have, or may not
+# -- conditions for storing a definition, as the hashes that its newest version may or may not have (If-Match)
 
 
 ANY = "*"
-"""In the place of a hash: that there is one at all."""
+"""Matches any hash."""
 
 
 class Condition(NamedTuple):
-    """A condition on the newest version before another takes its place."""
+    """A condition on the newest version, checked before a new version is stored."""
 
     one_of: frozenset[str] | None = None
-    """It has one of these hashes."""
+    """The newest version must have one of these hashes."""
     none_of: frozenset[str] | None = None
-    """There is none, or it has none of these hashes."""
+    """The newest version must have none of these hashes."""
 
     def refusal(self, name: str, version: int | None, hash: str | None) -> str | None:
-        """Say why the condition does not hold of this version, or of there being none; None where it does."""
-        found = "there is none" if hash is None else f"its version {version} has the hash {hash!r}"
+        """Return why the condition is not met, or None. Version and hash are None without a version."""
+        actual = "there is none" if hash is None else f"its version {version} has the hash {hash!r}"
         if self.one_of is not None and not _has(self.one_of, hash):
             if ANY in self.one_of:
-                return f"Workflow {name!r} was to be there already, and {found}."
+                return f"Workflow {name!r} was to be there already, and {actual}."
             expected = " or ".join(map(repr, sorted(self.one_of)))
             return (
-                f"Workflow {name!r} was changed meanwhile: expected the hash {expected}, but {found}. Read it again, "
+                f"Workflow {name!r} was changed meanwhile: expected the hash {expected}, but {actual}. Read it again, "
                 f"and apply what is to be changed in that."
             )
         if self.none_of is not None and _has(self.none_of, hash):
             if ANY in self.none_of:
                 return f"Workflow {name!r} was to be new, and there is version {version}, with the hash {hash!r}."
-            return f"Workflow {name!r} was not to have this hash any more, and {found}."
+            return f"Workflow {name!r} was not to have this hash any more, and {actual}."
         return None
 
 

@@ -1,12 +1,12 @@
 """A small, safe language for inputs and conditions: `${discover.files[0].name}`, `${len(params.days) > 3}`.
 
-There is no eval, no attribute access, no loop, no way to make a value larger than `LARGEST`, and a limit to the work
-that an evaluation may cost (`scope.py`). From the loosest to the tightest:
+There is no eval, no attribute access and no loop. Values cannot grow beyond `LARGEST`, and the work of an evaluation is
+limited (`scope.py`). Operators by increasing precedence:
 
     or    and    not    == != < <= > >= in, not in    + -    * / %    - (sign)    .field [index] function(...)
 
-A name may contain `-`, as names of steps do; so a minus between two names wants spaces around it. A dot always asks for
-a field: the step `load.orders` is written in backquotes, as in ${`load.orders`.rows}. Comparisons are not chained.
+Names may contain `-`, so a minus between two names needs spaces around it. A dot always selects a field: a step named
+`load.orders` is written in backquotes, as in ${`load.orders`.rows}. Comparisons are not chained.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from orchestrator.errors import ExpressionError
 
 
 class Expression:
-    """An expression that has been read and can be evaluated any number of times."""
+    """A parsed expression."""
 
     __slots__ = ("_evaluate", "_is_name", "paths", "roots", "text")
 
     def __init__(self, text: str, evaluate: Evaluate, paths: Iterable[Path]) -> None:
         self.text = text
         self.paths = frozenset(paths)
-        """The first name of each path in it and, where it is plain, the field asked of that."""
+        """The first name of each path, with the field selected from it, if that is a plain name."""
         self.roots = frozenset(root for root, _ in self.paths)
         self._evaluate = evaluate
         self._is_name = text.strip().strip("`") in self.roots
@@ -42,7 +42,7 @@ class Expression:
         return f"<Expression {self.text}>"
 
     def evaluate(self, names: Names) -> Any:
-        """Return the value, or say what does not fit."""
+        """Return the value, or raise ExpressionError."""
         scope = scope_of(names)
         if (scope.sealed or scope.stored) and not self._is_name:
             scope.check_readable(self.roots, f"Expression {shortened(self.text)}")
@@ -57,7 +57,7 @@ class Expression:
 
 
 class Template:
-    """A plain value in which strings may hold `${...}`. What it renders is shared: do not change it."""
+    """Plain data in which strings may contain `${...}`. Rendered values are shared: do not modify them."""
 
     __slots__ = ("_render", "expressions", "is_constant", "paths", "roots")
 
@@ -65,26 +65,26 @@ class Template:
         self.paths = frozenset(paths)
         self.roots = frozenset(root for root, _ in self.paths)
         self.is_constant = is_constant
-        """It renders the same value whatever the names."""
+        """The template contains no expressions."""
         self.expressions = expressions
-        """How many there are in it."""
+        """The number of expressions in the template."""
         self._render = render
 
     def render(self, names: Names) -> Any:
         """Return the value with every expression evaluated."""
         scope = scope_of(names)
         value = self.fill(scope)
-        if self.expressions > _FEW:
+        if self.expressions > _MAX_UNCHECKED:
             _check_size(value, scope.budget)
         return value
 
     def fill(self, names: Scope) -> Any:
-        """Return the value as a part of a larger one."""
+        """Return the rendered value for use within a larger one, whose size is checked as a whole."""
         return self._render(names)
 
 
-_FEW = 10
-"""Expressions in a template that cannot make much of little: each value that they name has a limited size itself."""
+_MAX_UNCHECKED = 10
+"""Expressions in a template whose size needs no check: each value is limited itself, so few cannot grow large."""
 
 
 def _check_size(value: Any, budget: EvaluationBudget) -> None:
@@ -103,20 +103,20 @@ def _check_size(value: Any, budget: EvaluationBudget) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def parse(text: str) -> Expression:
-    """Read an expression, with or without `${}` around it."""
+    """Parse an expression, with or without `${}` around it."""
     text = unwrap(text)
     return Expression(text, *read(text))
 
 
 def unwrap(text: str) -> str:
-    """Return an expression without the `${}` that may stand around it."""
+    """Return an expression without surrounding `${}`."""
     text = text.strip()
-    whole = WRAPPED.fullmatch(text)
-    return whole["inside"].strip() if whole else text
+    match = WRAPPED.fullmatch(text)
+    return match["inside"].strip() if match else text
 
 
 def parse_template(value: Any) -> Template:
-    """Read a plain value: a string that is one `${...}` gives its value, other strings have theirs filled in."""
+    """Parse plain data. A string that is a single `${...}` becomes its value. In others, values become text."""
     return _template(value, 0)
 
 
@@ -156,22 +156,22 @@ def _collected(parts: Iterable[Template], plain: Any, render: Evaluate) -> Templ
 
 def _text_template(text: str) -> Template:
     pieces: list[str | Expression] = []
-    place = 0
-    while (opening := _OPENING.search(text, place)) is not None:
-        pieces.append(text[place : opening.start()])
+    offset = 0
+    while (opening := _OPENING.search(text, offset)) is not None:
+        pieces.append(text[offset : opening.start()])
         if opening[0] == "$${":
             pieces.append("${")
-            place = opening.end()
+            offset = opening.end()
             continue
-        whole = WRAPPED.match(text, opening.start())
-        if whole is None:
+        match = WRAPPED.match(text, opening.start())
+        if match is None:
             raise ExpressionError(
                 f"Expression in {shortened(text)}: `${{` at character {opening.start() + 1} has no `}}`, or a string "
                 f"in it has no end. Write $${{ for one that is plain text."
             )
-        pieces.append(parse(whole["inside"]))
-        place = whole.end()
-    pieces.append(text[place:])
+        pieces.append(parse(match["inside"]))
+        offset = match.end()
+    pieces.append(text[offset:])
     pieces = [piece for piece in pieces if piece != ""]
     expressions = [piece for piece in pieces if isinstance(piece, Expression)]
     if not expressions:
@@ -196,7 +196,7 @@ def _text_template(text: str) -> Template:
 
 
 def _as_text(expression: Expression, names: Scope) -> str:
-    """Return a value as it stands in a text: a string as it is, all else as JSON, but for numbers that JSON lacks."""
+    """Return a value as text within a string: strings unchanged, everything else as JSON, with NaN and Infinity."""
     value = expression.evaluate(names)
     try:
         names.budget.copy(names.budget.weight(value))
@@ -206,7 +206,7 @@ def _as_text(expression: Expression, names: Scope) -> str:
         if isinstance(plain, str):
             return plain
         text = msgspec.json.encode(plain)
-        return (msgspec.json.encode(_with_words(plain)) if b"null" in text else text).decode()
+        return (msgspec.json.encode(_with_non_finite(plain)) if b"null" in text else text).decode()
     except TooMuch as reason:
         raise ExpressionError(f"Expression {shortened(expression.text)}: {reason}.") from None
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
@@ -215,10 +215,10 @@ def _as_text(expression: Expression, names: Scope) -> str:
         ) from None
 
 
-def _with_words(plain: Any) -> Any:
-    """Return data whose numbers that are infinite, or none at all, are written as Python and JavaScript write them."""
+def _with_non_finite(plain: Any) -> Any:
+    """Return data with NaN and infinities encoded as in Python and JavaScript."""
     if isinstance(plain, float) and not math.isfinite(plain):
         return msgspec.Raw(b"NaN" if math.isnan(plain) else b"Infinity" if plain > 0 else b"-Infinity")
     if isinstance(plain, dict):
-        return {key: _with_words(value) for key, value in plain.items()}
-    return [_with_words(item) for item in plain] if isinstance(plain, (list, tuple)) else plain
+        return {key: _with_non_finite(value) for key, value in plain.items()}
+    return [_with_non_finite(item) for item in plain] if isinstance(plain, (list, tuple)) else plain

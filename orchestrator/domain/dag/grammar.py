@@ -1,6 +1,6 @@
-"""How an expression is read: by precedence climbing, with no recursion that the text can drive deeper than `DEEPEST`.
+"""The parser of expressions: precedence climbing, with recursion limited to `DEEPEST`.
 
-Operators of one level in a row make one flat chain, never a deep tree.
+Consecutive operators of one level form a flat chain, not a deep tree.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from orchestrator.domain.dag.operators import (
 from orchestrator.errors import ExpressionError, did_you_mean
 
 LONGEST = 10_000
-"""Characters that an expression may have."""
+"""Characters of an expression, at most."""
 DEEPEST = 100
-"""Levels to which it may be nested."""
+"""Nesting levels of an expression, at most."""
 
 Path = tuple[str, str | None]
-"""The first name of a path and, where that comes next, a plain field."""
+"""The first name of a path, and the plain field after it, if any."""
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_-]*"
 _QUOTED = r"`[^`]*+`"
 _STRING = r"""'(?:[^'\\]|\\.)*+'|"(?:[^"\\]|\\.)*+\""""
 WRAPPED = re.compile(rf"\$\{{(?P<inside>(?:[^'\"`}}]|{_STRING}|{_QUOTED})*+)\}}", re.DOTALL)
-"""One `${...}`."""
+"""A `${...}`."""
 _TOKEN = re.compile(
     rf"""[ \t\r\n]*+(?:
         (?P<number>[0-9]++(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+)
@@ -68,56 +68,56 @@ _ADVICE = {
 
 
 def read(text: str) -> tuple[Evaluate, set[Path]]:
-    """Return how an expression is evaluated, and the paths in it."""
+    """Parse an expression. Return a function that evaluates it, and its paths."""
     if len(text) > LONGEST:
         raise ExpressionError(
             f"Expression {shortened(text)}: {len(text):,} characters, and at most {LONGEST:,} are allowed."
         )
     try:
-        return _Reader(text).whole()
-    except RecursionError:  # the caller itself stands deep
+        return _Parser(text).parse()
+    except RecursionError:  # the caller's own stack is deep
         raise ExpressionError(f"Expression {shortened(text)}: nested too deeply.") from None
 
 
-class _Reader:
-    """Stands before one token of an expression: its kind, its text and where it starts."""
+class _Parser:
+    """A parser that looks at one token at a time: its kind, text and start."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._place = 0
+        self._offset = 0
         self._depth = 0
         self._paths: set[Path] = set()
         self._advance()
 
-    def whole(self) -> tuple[Evaluate, set[Path]]:
+    def parse(self) -> tuple[Evaluate, set[Path]]:
         evaluate = self._chain(Level.OR)
         if self._kind != "end":
-            self._refuse("an operator")
+            self._expected("an operator")
         return evaluate, self._paths
 
     def _advance(self) -> None:
-        self._before = self._place
-        found = _TOKEN.match(self._text, self._place)
-        if found is None:
-            place = len(self._text) - len(self._text[self._place :].lstrip(" \t\r\n"))
-            sign = self._text[place]
-            advice = f": {_ADVICE[sign]}" if sign in _ADVICE else ""
-            self._fail(f"unexpected {sign!r} at character {place + 1}{advice}")
-        self._kind = found.lastgroup or ""
-        self._token = found[self._kind]
-        self._start = found.start(self._kind)
-        self._place = found.end()
+        self._previous_end = self._offset
+        match = _TOKEN.match(self._text, self._offset)
+        if match is None:
+            position = len(self._text) - len(self._text[self._offset :].lstrip(" \t\r\n"))
+            character = self._text[position]
+            advice = f": {_ADVICE[character]}" if character in _ADVICE else ""
+            self._fail(f"unexpected {character!r} at character {position + 1}{advice}")
+        self._kind = match.lastgroup or ""
+        self._token = match[self._kind]
+        self._start = match.start(self._kind)
+        self._offset = match.end()
 
     def _chain(self, lowest: int) -> Evaluate:
-        """Read operands and the operators between them that bind at least as tightly as `lowest`."""
+        """Parse operands and the operators between them that bind at least as tightly as `lowest`."""
         self._depth += 1
         if self._depth > DEEPEST:
             self._fail(f"nested more than {DEEPEST} levels deep")
         value = self._operand(lowest)
         current: Level | None = None
         links: Links = []
-        while (found := self._operator()) is not None and found[0] >= lowest:
-            level, operation = found
+        while (next_operator := self._operator()) is not None and next_operator[0] >= lowest:
+            level, operation = next_operator
             if level is current is Level.COMPARE:
                 self._fail(f"comparisons cannot be chained (at character {self._start + 1}): join them with `and`")
             if level is not current:
@@ -132,8 +132,8 @@ class _Reader:
 
     def _operator(self) -> tuple[Level, Operation] | None:
         if self._is("name", "not"):
-            following = _TOKEN.match(self._text, self._place)
-            return (Level.COMPARE, not_in) if following and following["name"] == "in" else None
+            lookahead = _TOKEN.match(self._text, self._offset)
+            return (Level.COMPARE, not_in) if lookahead and lookahead["name"] == "in" else None
         return OPERATORS.get(self._token) if self._kind in ("sign", "name") else None
 
     def _operand(self, lowest: int) -> Evaluate:
@@ -141,8 +141,8 @@ class _Reader:
             if lowest > Level.NOT:
                 self._fail(f"`not` at character {self._start + 1} wants parentheses around it")
             self._advance()
-            denied = self._chain(Level.NOT)
-            return lambda names: not denied(names)
+            operand = self._chain(Level.NOT)
+            return lambda names: not operand(names)
         if self._is("sign", "-"):
             self._advance()
             number = self._chain(Level.SIGN)
@@ -155,18 +155,18 @@ class _Reader:
         field: str | None = None
         accesses: list[tuple[str | Evaluate, str]] = []
         while self._is("sign", ".") or self._is("sign", "["):
-            so_far = self._text[start : self._before]
+            prefix = self._text[start : self._previous_end]
             if self._is("sign", "["):
                 self._advance()
-                accesses.append((self._chain(Level.OR), so_far))
+                accesses.append((self._chain(Level.OR), prefix))
                 self._expect("]")
                 continue
             self._advance()
             if self._kind != "name":
-                self._refuse("the name of a field")
+                self._expected("the name of a field")
             if not accesses:
                 field = self._token
-            accesses.append((self._token, so_far))
+            accesses.append((self._token, prefix))
             self._advance()
         if value is None:
             self._paths.add((name, field))
@@ -174,7 +174,7 @@ class _Reader:
         return follow(value, accesses) if accesses else value
 
     def _primary(self) -> Evaluate | None:
-        """Return a value, or None for a name that is to be looked up."""
+        """Return the evaluation of a value, or None for a name."""
         kind, token = self._kind, self._token
         if kind == "number":
             number = self._number(token)
@@ -198,7 +198,7 @@ class _Reader:
             self._advance()
             items = self._items("]")
             return lambda names: [item(names) for item in items]
-        self._refuse("a value")
+        self._expected("a value")
 
     def _name(self, name: str) -> Evaluate | None:
         if name in LITERALS:
@@ -206,15 +206,15 @@ class _Reader:
             self._advance()
             return lambda _: literal
         if name in KEYWORDS:
-            self._refuse("a value")
+            self._expected("a value")
         start = self._start
         self._advance()
         if not self._is("sign", "("):
             return None
         if name not in FUNCTIONS:
-            known = ", ".join(FUNCTIONS)
+            names = ", ".join(FUNCTIONS)
             self._fail(
-                f"unknown function {name!r} at character {start + 1}.{did_you_mean(name, FUNCTIONS)} Known: {known}"
+                f"unknown function {name!r} at character {start + 1}.{did_you_mean(name, FUNCTIONS)} Known: {names}"
             )
         self._advance()
         count, function = FUNCTIONS[name]
@@ -240,15 +240,15 @@ class _Reader:
         return number
 
     def _string(self, token: str) -> str:
-        def unescape(found: re.Match[str]) -> str:
-            if found[1]:
-                return chr(int(found[1], 16))
-            if found[2] not in _ESCAPES:
-                self._fail(f"unknown escape {found[0]!r} in the string at character {self._start + 1}")
-            return _ESCAPES[found[2]]
+        def unescape(escape: re.Match[str]) -> str:
+            if escape[1]:
+                return chr(int(escape[1], 16))
+            if escape[2] not in _ESCAPES:
+                self._fail(f"unknown escape {escape[0]!r} in the string at character {self._start + 1}")
+            return _ESCAPES[escape[2]]
 
         string = _ESCAPE.sub(unescape, token[1:-1])
-        # Two escapes may make one character beyond the sixteen bits of each, as in JSON; half of one is none.
+        # As in JSON, two escapes may form a surrogate pair. A lone surrogate is replaced.
         return string.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def _is(self, kind: str, token: str) -> bool:
@@ -256,12 +256,12 @@ class _Reader:
 
     def _expect(self, sign: str) -> None:
         if not self._is("sign", sign):
-            self._refuse(f"`{sign}`")
+            self._expected(f"`{sign}`")
         self._advance()
 
-    def _refuse(self, wanted: str) -> NoReturn:
-        found = "the end" if self._kind == "end" else f"`{self._token:.40}`"
-        self._fail(f"expected {wanted} at character {self._start + 1}, found {found}")
+    def _expected(self, expected: str) -> NoReturn:
+        token = "the end" if self._kind == "end" else f"`{self._token:.40}`"
+        self._fail(f"expected {expected} at character {self._start + 1}, found {token}")
 
     def _fail(self, message: str) -> NoReturn:
         raise ExpressionError(f"Expression {shortened(self._text)}: {message}.")

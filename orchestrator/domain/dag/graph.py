@@ -1,4 +1,4 @@
-"""The steps of a workflow, and which follow which."""
+"""The graph of a workflow's steps, and checks for workflows that start themselves endlessly."""
 
 from __future__ import annotations
 
@@ -10,54 +10,54 @@ from orchestrator.domain.dag.definition import Definition, EventTrigger, Step
 
 
 class Graph:
-    """A definition, compiled for planning; shared by all runs of it."""
+    """A definition prepared for planning, shared by all runs of it."""
 
     def __init__(self, definition: Definition) -> None:
         self.definition = definition
         self.steps = definition.steps
-        self.index = {step.name: place for place, step in enumerate(self.steps)}
+        self.index = {step.name: index for index, step in enumerate(self.steps)}
         self.upstream = [tuple(dict.fromkeys(self.index[name] for name in step.depends_on)) for step in self.steps]
         below: list[list[int]] = [[] for _ in self.steps]
-        for place, parents in enumerate(self.upstream):
+        for index, parents in enumerate(self.upstream):
             for parent in parents:
-                below[parent].append(place)
+                below[parent].append(index)
         self.downstream = [tuple(children) for children in below]
-        self.leaves = [place for place, children in enumerate(self.downstream) if not children]
+        self.leaves = [index for index, children in enumerate(self.downstream) if not children]
 
     @functools.cached_property
     def order(self) -> list[int]:
-        """All steps, each after those that it depends on."""
-        waits = [len(parents) for parents in self.upstream]
-        order = [place for place, number in enumerate(waits) if not number]
-        for place in order:  # which grows meanwhile
-            for child in self.downstream[place]:
-                waits[child] -= 1
-                if not waits[child]:
+        """The indexes of all steps in topological order."""
+        remaining = [len(parents) for parents in self.upstream]
+        order = [index for index, number in enumerate(remaining) if not number]
+        for index in order:  # grows during the loop
+            for child in self.downstream[index]:
+                remaining[child] -= 1
+                if not remaining[child]:
                     order.append(child)
         return order
 
-    def below(self, places: Iterable[int]) -> set[int]:
-        found: set[int] = set()
-        unvisited = list(places)
+    def below(self, indexes: Iterable[int]) -> set[int]:
+        descendants: set[int] = set()
+        unvisited = list(indexes)
         while unvisited:
             for child in self.downstream[unvisited.pop()]:
-                if child not in found:
-                    found.add(child)
+                if child not in descendants:
+                    descendants.add(child)
                     unvisited.append(child)
-        return found
+        return descendants
 
 
-# -- workflows that would start themselves without end: refused where that is certain, whatever their tasks return
+# -- workflows that would start themselves endlessly: rejected if that is certain, whatever their tasks return
 
 MOST_FOLLOWED = 1_000
-"""Workflows that are looked at from one that is applied."""
+"""Workflows read to check one definition, at most."""
 
 Read = Callable[[str], Definition | None]
 """Returns the newest version of a workflow."""
 
 
 def certain_children(definition: Definition) -> list[Step]:
-    """Return the steps that start a child run in every run in which nothing fails."""
+    """Return the steps that start a child run in every run without failures."""
     names = {step.name for step in definition.steps}
     below: defaultdict[str, list[Step]] = defaultdict(list)
     uncertain: dict[str, int] = {}
@@ -69,7 +69,7 @@ def certain_children(definition: Definition) -> list[Step]:
             below[up].append(step)
         if not above:
             certain.append(step)
-    for step in certain:  # which grows meanwhile
+    for step in certain:  # grows during the loop
         for down in below[step.name]:
             uncertain[down.name] -= 1
             if not uncertain[down.name]:
@@ -83,7 +83,7 @@ def _is_unconditional(step: Step) -> bool:
 
 
 def certain_triggers(definition: Definition) -> list[EventTrigger]:
-    """Return what starts a run of the workflow whenever a run of another succeeds."""
+    """Return the triggers that start a run whenever a run of another workflow succeeds."""
     return [
         trigger
         for trigger in definition.on
@@ -92,12 +92,14 @@ def certain_triggers(definition: Definition) -> list[EventTrigger]:
 
 
 def find_cycle(definition: Definition, read: Read) -> list[str] | None:
-    """Return the way on which every run of a workflow would lead to another run of it, by names; None if there is none.
+    """Return a cycle of workflow names in which every run would lead to another run of the first, or None.
 
-    That is followed forwards through child workflows and backwards through `on`, so that only what is named is read.
+    The search follows child workflows forwards and `on` backwards, so that it reads only workflows that are named.
     """
-    started = _reach(definition, read, lambda found: (str(step.workflow) for step in certain_children(found)))
-    starting = _reach(definition, read, lambda found: (str(one.workflow) for one in certain_triggers(found)))
+    started = _reach(definition, read, lambda current: (str(step.workflow) for step in certain_children(current)))
+    starting = _reach(
+        definition, read, lambda current: (str(trigger.workflow) for trigger in certain_triggers(current))
+    )
     for name in started:
         if name == definition.name or name in starting:
             back = starting.get(name, [])
@@ -108,15 +110,15 @@ def find_cycle(definition: Definition, read: Read) -> list[str] | None:
 
 
 def _reach(definition: Definition, read: Read, follow: Callable[[Definition], Iterable[str]]) -> dict[str, list[str]]:
-    """Return the workflows that can be reached from one, each with the names on the way to it, its own last."""
-    ways: dict[str, list[str]] = {}
-    ahead: list[tuple[Definition, list[str]]] = [(definition, [])]
-    for found, way in ahead:  # which grows meanwhile
-        for name in follow(found):
-            if name in ways or len(ways) >= MOST_FOLLOWED:
+    """Return the workflows that can be reached from one, with the names on the path to each, its own name last."""
+    paths: dict[str, list[str]] = {}
+    pending: list[tuple[Definition, list[str]]] = [(definition, [])]
+    for current, path in pending:  # grows during the loop
+        for name in follow(current):
+            if name in paths or len(paths) >= MOST_FOLLOWED:
                 continue
-            ways[name] = [*way, name]
-            other = read(name) if name != definition.name else None
-            if other is not None:
-                ahead.append((other, ways[name]))
-    return ways
+            paths[name] = [*path, name]
+            reached = read(name) if name != definition.name else None
+            if reached is not None:
+                pending.append((reached, paths[name]))
+    return paths

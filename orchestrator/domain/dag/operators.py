@@ -1,7 +1,7 @@
-"""What the operators and functions of an expression do to values, and what they say when they cannot.
+"""The operators and functions of expressions, and their error messages.
 
-They mean what they mean in Python, but only numbers are multiplied, only like is ordered with like, nothing can be
-made larger than `LARGEST`, and whatever goes through long values is charged to a budget before it is done.
+They work as in Python, with exceptions: only numbers are multiplied, only values of the same type are ordered, no
+result may be larger than `LARGEST`, and work on long values is charged to a budget in advance.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orchestrator.errors import did_you_mean
 from orchestrator.references import as_reference
 
 LARGEST = 1_000_000
-"""Characters of a string, or items of a list, that an expression may make."""
+"""The largest result of an expression, in characters of a string or items of a list."""
 
 KEYWORDS = frozenset({"and", "or", "not", "in", "true", "false", "null"})
 
@@ -29,11 +29,11 @@ Names = Mapping[str, Any]
 Evaluate = Callable[[Scope], Any]
 Operation = Callable[[Any, Any, EvaluationBudget], Any]
 Links = list[tuple[Operation, Evaluate]]
-"""Operators of one level with what stands to the right of each."""
+"""Operators of one level, each with its right operand."""
 
 
 class Level(IntEnum):
-    """How tightly an operator binds."""
+    """Precedence levels of operators."""
 
     OR = 0
     AND = 1
@@ -45,7 +45,7 @@ class Level(IntEnum):
 
 
 class Fault(Exception):
-    """Something does not fit; the expression adds its own text to the message."""
+    """An operand is invalid. The expression adds its own text to the message."""
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -53,14 +53,14 @@ class Fault(Exception):
 
 
 class Missing(Fault):
-    """A missing value, which `default` forgives; the message is made only if it is needed."""
+    """A value is missing, which the function `default` catches. The message is built only when needed."""
 
-    def __init__(self, say: Callable[[], str]) -> None:
-        self._say = say
+    def __init__(self, message: Callable[[], str]) -> None:
+        self._message = message
         super().__init__()
 
     def __str__(self) -> str:
-        self.args = (self._say(),)
+        self.args = (self._message(),)
         return super().__str__()
 
 
@@ -68,41 +68,41 @@ def look_up(name: str, names: Scope) -> Any:
     try:
         return names[name]
     except KeyError:
-        spaces = ". A minus wants spaces around it" if "-" in name else ""
-        raise Missing(lambda: f"there is no {name!r} here. Known: {listed(names)}{spaces}") from None
+        hint = ". A minus wants spaces around it" if "-" in name else ""
+        raise Missing(lambda: f"there is no {name!r} here. Known: {listed(names)}{hint}") from None
 
 
 def follow(base: Evaluate, accesses: list[tuple[str | Evaluate, str]]) -> Evaluate:
-    """Return what stands at the end of a path; each access is a field or index, and the text before it."""
+    """Return a function that evaluates a path. Each access is a field or index, with the text before it."""
 
     def value_at_end(names: Scope) -> Any:
         value = base(names)
-        for key, so_far in accesses:
-            value = _pick(value, key if isinstance(key, str) else key(names), so_far)
+        for key, prefix in accesses:
+            value = _pick(value, key if isinstance(key, str) else key(names), prefix)
         return value
 
     return value_at_end
 
 
-def _pick(value: Any, key: Any, so_far: str) -> Any:
+def _pick(value: Any, key: Any, prefix: str) -> Any:
     if value is None:
-        raise Missing(lambda: f"{so_far} is null, which has no {_field(key)}")
+        raise Missing(lambda: f"{prefix} is null, which has no {_field(key)}")
     if isinstance(value, Mapping) and isinstance(key, str):
         try:
             return value[key]
         except KeyError:
-            raise Missing(lambda: _no_field(value, key, so_far)) from None
+            raise Missing(lambda: _no_field(value, key, prefix)) from None
     if isinstance(value, (list, tuple)) and isinstance(key, int) and not isinstance(key, bool):
         try:
             return value[key]
         except IndexError:
-            raise Missing(lambda: f"{so_far} has no {_field(key)}; found {describe(value)}") from None
-    raise Fault(f"{so_far} has no {_field(key)}; found {describe(value)}")
+            raise Missing(lambda: f"{prefix} has no {_field(key)}; found {describe(value)}") from None
+    raise Fault(f"{prefix} has no {_field(key)}; found {describe(value)}")
 
 
-def _no_field(value: Mapping[str, Any], key: str, so_far: str) -> str:
+def _no_field(value: Mapping[str, Any], key: str, prefix: str) -> str:
     near = did_you_mean(key, (name for name in value if isinstance(name, str)))
-    return f"{so_far} has no {_field(key)}; found {describe(value)}{near and '.'}{near}"
+    return f"{prefix} has no {_field(key)}; found {describe(value)}{near and '.'}{near}"
 
 
 def _field(key: Any) -> str:
@@ -112,7 +112,7 @@ def _field(key: Any) -> str:
 
 
 def chain(level: Level, first: Evaluate, links: Links) -> Evaluate:
-    """Return the value of operators of one level in a row. They are run one after another, so depth costs nothing."""
+    """Return a function that applies operators of one level in a loop, so that long chains need no recursion."""
 
     def value_of_all(names: Scope) -> Any:
         value = first(names)
@@ -134,7 +134,7 @@ def _is_number(value: Any) -> bool:
 
 
 def fits(number: int | float) -> bool:
-    """Say whether a number can be sent in a message: 64 bits, and finite."""
+    """Return whether a number can be encoded in a message: 64 bits, and finite."""
     return -(2**63) <= number < 2**64 if isinstance(number, int) else math.isfinite(number)
 
 
@@ -172,7 +172,7 @@ def _add(left: Any, right: Any, budget: EvaluationBudget) -> Any:
 
 
 def negate(value: Any) -> Any:
-    """Change the sign of a number."""
+    """Return a number with its sign changed."""
     if not _is_number(value):
         raise Fault(f"cannot negate {describe(value)}: expected a number")
     if not fits(-value):
@@ -220,7 +220,7 @@ def _in(left: Any, right: Any, budget: EvaluationBudget) -> bool:
 
 
 def not_in(left: Any, right: Any, budget: EvaluationBudget) -> bool:
-    """Say whether a value is not among others."""
+    """Return whether a value is not in a container."""
     return not _in(left, right, budget)
 
 
@@ -284,11 +284,11 @@ FUNCTIONS: dict[str, tuple[int, Callable[..., Evaluate]]] = {
 }
 
 
-# -- words
+# -- descriptions for messages
 
 
 def describe(value: Any) -> str:
-    """Return what a value is, for messages."""
+    """Return a description of a value for messages."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, (int, float)):
@@ -307,12 +307,12 @@ def describe(value: Any) -> str:
 
 
 def listed(names: Iterable[Any]) -> str:
-    """Return the first few names."""
+    """Return the first few names, for messages."""
     names = list(names)
-    shown = ", ".join(f"{name!s:.40}" for name in names[:10])
-    return (f"{shown} and {len(names) - 10:,} more" if len(names) > 10 else shown) or "nothing"
+    text = ", ".join(f"{name!s:.40}" for name in names[:10])
+    return (f"{text} and {len(names) - 10:,} more" if len(names) > 10 else text) or "nothing"
 
 
 def shortened(text: str, limit: int = 200) -> str:
-    """Return a text in quotes, cut where it is long."""
+    """Return a text in quotes, shortened if long."""
     return repr(text if len(text) <= limit else text[:limit] + "…")

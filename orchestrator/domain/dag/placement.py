@@ -1,4 +1,4 @@
-"""How the tasks of a step or a hook run: as it says, else as its task is registered, else as the workflow says."""
+"""How tasks of steps and hooks run: by their own options, else those of the registered task, else the workflow's."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from orchestrator.domain.tasks.retry import RetryPolicy
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, NewTask, TaskOptions
 
 WEBHOOK_TASK = "orchestrator.webhook"
-"""A task that every worker knows: it posts JSON to a URL."""
+"""A built-in task that posts JSON to a URL."""
 HOOK_OPTIONS = TaskOptions(retry=RetryPolicy(max=5), timeout=60.0)
-"""Options of a hook whose task does not say otherwise, because nothing waits for it or looks whether it failed."""
+"""Default options of a hook's task. They include retries, because nobody waits for the task or notices a failure."""
 
 
 class Origin(NamedTuple):
-    """The place of a task in its run."""
+    """The position of a task in its run."""
 
     run_id: bytes | None = None
     position: int | None = None
@@ -27,7 +27,7 @@ class Origin(NamedTuple):
 
 
 class Placement:
-    """All that the tasks of one step, or of one hook, have in common; worked out once."""
+    """The common properties of all tasks of one step or hook, computed once."""
 
     def __init__(self, task: str, queue: str, priority: int, options: TaskOptions, registered: Registered) -> None:
         self._task = task
@@ -38,7 +38,7 @@ class Placement:
         self._registered = registered
 
     def new(self, identifier: bytes, payload: bytes, key: str | None, origin: Origin) -> NewTask:
-        """Return a task; `key` is its concurrency key."""
+        """Return a new task. `key` is its concurrency key."""
         return NewTask(
             id=identifier,
             name=self._task,
@@ -57,7 +57,7 @@ class Placement:
 
 
 def of_step(step: Step, queue: str) -> Placement:
-    """Return how the tasks of a step run; `queue` is the workflow's."""
+    """Return the placement of a step's tasks. `queue` is the workflow's."""
     registered = step.registered or Registered()
     options = msgspec.convert(registered.options, TaskOptions)
     if step.retries is not None:
@@ -73,7 +73,7 @@ def of_step(step: Step, queue: str) -> Placement:
 
 
 def of_hook(hook: Hook, queue: str) -> Placement:
-    """Return how the task of a hook runs; `queue` is the workflow's."""
+    """Return the placement of a hook's task. `queue` is the workflow's."""
     registered = hook.registered or Registered()
     options = msgspec.convert(hook.registered.options, TaskOptions) if hook.registered is not None else HOOK_OPTIONS
     name = WEBHOOK_TASK if hook.webhook is not None else str(hook.task)

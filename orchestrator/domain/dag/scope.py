@@ -1,8 +1,8 @@
 """The names in expressions of one run, and the cost of evaluating them.
 
-Expressions come from people, and their values come from tasks: a comparison of two long lists in each of ten thousand
-items is quickly written. So everything that takes time or makes data is charged here before it is done, and an
-evaluation that costs too much fails its step, not the leader that evaluates it.
+Users write the expressions, and tasks return the values, so an expensive expression is easily written: a comparison of
+two long lists for each of ten thousand items. So all work is charged to a budget in advance. An evaluation that exceeds
+it fails its step and does not block the leader.
 """
 
 from __future__ import annotations
@@ -13,112 +13,113 @@ from typing import Any
 from orchestrator.errors import ExpressionError, InvalidWorkflow
 
 MOST_WORK = 5_000_000
-"""The most that one evaluation may cost; a unit is a simple comparison, some tens of nanoseconds."""
+"""The maximum cost of one evaluation. A unit is a simple comparison, some tens of nanoseconds."""
 ENOUGH_WORK = MOST_WORK // 5
-"""After so much of it, a run goes on in the next tick."""
-_MOST_AT_ONCE = 2 * MOST_WORK
-"""After so much of it, all others go on in the next tick."""
-_INDEXED = 32
-"""Items from which on it pays to look into a list through an index."""
-_COPIED_AT_ONCE = 16
-"""Characters or items that are copied or searched in the time of a unit."""
-_COMPARED_AT_ONCE = 32
-"""Characters of two texts that are compared in the time of a unit."""
-_A_NUMBER = 4
-"""Bytes that a number may take, on average."""
-_LONG = (str, list, tuple, dict)
-"""Types that may be long: plain data has no other."""
+"""The cost after which a run continues in the next tick."""
+_MAX_PER_TICK = 2 * MOST_WORK
+"""The total cost after which all other runs wait for the next tick."""
+_MIN_INDEXED = 32
+"""The length from which an index pays for lookups in a list."""
+_COPIED_PER_UNIT = 16
+"""Characters or items copied or searched per unit of cost."""
+_COMPARED_PER_UNIT = 32
+"""Characters of two strings compared per unit of cost."""
+_NUMBER_SIZE = 4
+"""Average bytes of a number."""
+_CONTAINERS = (str, list, tuple, dict)
+"""Types of plain data that may be long."""
 
 
 class TooMuch(Exception):
-    """Evaluating costs more than a run may cost the leader."""
+    """An evaluation exceeds its budget."""
 
 
 class EvaluationBudget:
-    """The cost of evaluating so far."""
+    """The cost of evaluations so far."""
 
     __slots__ = ("_began", "_members", "_weights", "most_data", "spent")
 
     def __init__(self, most_data: int | None = None) -> None:
         self.most_data = most_data
-        """Bytes that one value may be made of; None: any."""
+        """Bytes of one rendered template, at most. None for no limit."""
         self.spent = 0
         self._began = 0
         self._weights: dict[int, tuple[int, Any]] = {}
         self._members: dict[int, tuple[frozenset[Any] | None, Any]] = {}
 
     def begin(self) -> None:
-        """Begin another evaluation, which may cost as much as each."""
+        """Begin another evaluation with the full budget."""
         self._began = self.spent
 
     def spend(self, units: int) -> None:
-        """Charge work before it is done."""
+        """Charge work in advance."""
         self.spent += units
         if self.spent - self._began > MOST_WORK:
             raise TooMuch("it takes too much work: it goes through too many values, or through some too often")
 
     def copy(self, length: int) -> None:
-        """Charge the copying, or the searching, of so many characters or items."""
-        self.spend(1 + length // _COPIED_AT_ONCE)
+        """Charge copying or searching `length` characters or items."""
+        self.spend(1 + length // _COPIED_PER_UNIT)
 
     def compare(self, left: Any, right: Any) -> None:
-        """Charge a comparison, which may go through the smaller of two values."""
+        """Charge a comparison, which may traverse the smaller value."""
         if isinstance(left, str) and isinstance(right, str):
-            self.spend(1 + min(len(left), len(right)) // _COMPARED_AT_ONCE)
-        elif isinstance(left, _LONG) and isinstance(right, _LONG):
-            self.spend(1 + min(self.weight(left), self.weight(right)) // _A_NUMBER)
+            self.spend(1 + min(len(left), len(right)) // _COMPARED_PER_UNIT)
+        elif isinstance(left, _CONTAINERS) and isinstance(right, _CONTAINERS):
+            self.spend(1 + min(self.weight(left), self.weight(right)) // _NUMBER_SIZE)
 
     def weight(self, value: Any) -> int:
-        """Return about how many bytes a value takes. What several values share is looked at, and charged, once."""
+        """Return the approximate size of a value in bytes. Shared parts are measured and charged once."""
         if isinstance(value, str):
             return len(value) + 2
-        if not isinstance(value, _LONG):
-            return _A_NUMBER
-        known = self._weights.get(id(value))
-        if known is None:
+        if not isinstance(value, _CONTAINERS):
+            return _NUMBER_SIZE
+        cached = self._weights.get(id(value))
+        if cached is None:
             self.spend(len(value))
             total = 2
             if isinstance(value, dict):
-                total += sum(len(key) if isinstance(key, str) else _A_NUMBER for key in value)
+                total += sum(len(key) if isinstance(key, str) else _NUMBER_SIZE for key in value)
             for item in value.values() if isinstance(value, dict) else value:
                 total += self.weight(item)
-            known = self._weights[id(value)] = total, value  # kept, so that nothing else gets this id
-        return known[0]
+            cached = self._weights[id(value)] = total, value  # keep a reference, so that the id is not reused
+        return cached[0]
 
     def members(self, items: list[Any] | tuple[Any, ...]) -> frozenset[Any] | list[Any] | tuple[Any, ...]:
-        """Return where to look for a simple value among items: an index, if the list is long and has one."""
-        if len(items) < _INDEXED:
+        """Return a container for looking up a simple value among items: a frozenset if the list is long."""
+        if len(items) < _MIN_INDEXED:
             self.spend(len(items))
             return items
-        known = self._members.get(id(items))
-        if known is None:
+        cached = self._members.get(id(items))
+        if cached is None:
             self.spend(2 * len(items))
             try:
-                known = frozenset(items), items
-            except TypeError:  # a list or an object among them
-                known = None, items
-            self._members[id(items)] = known
-        if known[0] is None:
+                cached = frozenset(items), items
+            except TypeError:  # unhashable items
+                cached = None, items
+            self._members[id(items)] = cached
+        if cached[0] is None:
             self.spend(len(items))
-        return items if known[0] is None else known[0]
+        return items if cached[0] is None else cached[0]
 
 
 class Work:
-    """The cost of evaluating for many runs. A step that finds the budget of its run, or of all, used up has to wait."""
+    """The cost of evaluations for all runs in one tick. Steps wait when the share of their run, or the total, is used
+    up."""
 
     def __init__(self) -> None:
         self._spent = 0
 
     def has_room(self, budget: EvaluationBudget) -> bool:
-        """Say whether something may be evaluated for a step."""
-        return budget.spent <= ENOUGH_WORK and self._spent <= _MOST_AT_ONCE
+        """Return whether another step may be evaluated."""
+        return budget.spent <= ENOUGH_WORK and self._spent <= _MAX_PER_TICK
 
     def count(self, cost: int) -> None:
         self._spent += cost
 
 
 class Scope(dict[str, Any]):
-    """Names for expressions. An output that cannot be read fails only the expressions that name it."""
+    """Names for expressions. An unreadable output fails only expressions that use it."""
 
     def __init__(
         self,
@@ -130,9 +131,9 @@ class Scope(dict[str, Any]):
     ) -> None:
         super().__init__(names)
         self.sealed = set() if sealed is None else sealed
-        """Names whose values are sealed, and this process has no key: they can be copied, and not looked at."""
+        """Names with sealed values that this process cannot decrypt: they can be copied but not read."""
         self.stored = set() if stored is None else stored
-        """Names whose values, or parts of them, are in the payload store: they can be copied, and not looked at."""
+        """Names with values in the payload store: they can be copied but not read."""
         self.budget = budget or EvaluationBudget()
         self.unreadable = {} if unreadable is None else unreadable
 
@@ -142,7 +143,7 @@ class Scope(dict[str, Any]):
         raise KeyError(name)
 
     def check_readable(self, roots: Set[str], what: str) -> None:
-        """Refuse to compute with sealed values, for which there is no key, and with stored ones, which are not read."""
+        """Raise ExpressionError if sealed or stored values would have to be read."""
         if self.stored and not self.stored.isdisjoint(roots):
             raise ExpressionError(
                 f"{what}: {', '.join(sorted(self.stored & roots))} is large and in the payload store, which the "
@@ -156,12 +157,12 @@ class Scope(dict[str, Any]):
             )
 
     def extended(self, more: Mapping[str, Any]) -> Scope:
-        """Return a scope that knows more names, at the same expense."""
+        """Return a scope with more names and the same budget."""
         wider = Scope(self, self.budget, self.unreadable, self.sealed, self.stored)
         wider.update(more)
         return wider
 
 
 def scope_of(names: Mapping[str, Any]) -> Scope:
-    """Return names as a scope, with a budget of its own if they have none."""
+    """Return names as a scope, with a new budget if they have none."""
     return names if isinstance(names, Scope) else Scope(names)

@@ -1,4 +1,4 @@
-"""The state of a run of a DAG: its steps, and how far its fan-outs have come."""
+"""The state of a DAG run: its steps, and the progress of its fan-outs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.domain.dag.graph import Graph
 
 
 class StepState(IntEnum):
-    """Where a step of a run stands; one byte of the run's state."""
+    """The state of a step, stored as one byte."""
 
     WAITING = 0
     OPEN = 1
@@ -35,7 +35,7 @@ STATE_OF_TASK = {name: state for state, name in COUNTER_OF.items()}
 
 
 class Fan(msgspec.Struct, array_like=True):
-    """How far a fan-out has come."""
+    """The progress of a fan-out."""
 
     total: int
     created: int = 0
@@ -44,7 +44,7 @@ class Fan(msgspec.Struct, array_like=True):
     cancelled: int = 0
     skipped: int = 0
     held: int = 0
-    """Tasks that did not succeed and are to be opened again, as soon as there is room."""
+    """Unsuccessful tasks to reopen when there is room."""
 
     @property
     def ended(self) -> int:
@@ -52,28 +52,28 @@ class Fan(msgspec.Struct, array_like=True):
 
 
 class DagState(msgspec.Struct, array_like=True):
-    """All that is remembered of a run between two ticks."""
+    """The stored state of a run between two ticks."""
 
     steps: bytes
     fans: dict[int, Fan] = {}
     reasons: dict[int, str] = {}
     """Why steps were skipped, or failed without a task."""
     stopping: bool = False
-    """Nothing new is started: the run is being cancelled or has timed out."""
+    """No further steps start: the run is being cancelled or has timed out."""
     retried: int = 0
-    """How often it was tried again."""
+    """The number of retries of the run."""
     retried_at: float = 0.0
-    """When that was the last time, in seconds since 1970."""
+    """The time of the last retry, in Unix seconds."""
 
     @property
     def successes(self) -> list[int]:
-        """The steps that have succeeded."""
-        return [place for place, state in enumerate(self.steps) if state == StepState.SUCCESS]
+        """The successful steps."""
+        return [index for index, state in enumerate(self.steps) if state == StepState.SUCCESS]
 
 
 @dataclass
 class Delta:
-    """Changes of a plan to the counters of its run."""
+    """Changes to the counters of a run."""
 
     total: int = 0
     opened: int = 0
@@ -86,22 +86,22 @@ class Delta:
 
 
 def kept_state(graph: Graph, state: DagState, from_step: str) -> DagState:
-    """Return the state with which a run is started over from a step: all that succeeded and is not below it stays."""
+    """Return the initial state of a run that starts over from a step: successful steps not below it are kept."""
     start = graph.index[from_step]
     below = {start, *graph.below([start])}
     steps = bytes(
-        StepState.SUCCESS if now == StepState.SUCCESS and place not in below else StepState.WAITING
-        for place, now in enumerate(state.steps)
+        StepState.SUCCESS if step_state == StepState.SUCCESS and index not in below else StepState.WAITING
+        for index, step_state in enumerate(state.steps)
     )
-    return DagState(steps, {place: fan for place, fan in state.fans.items() if steps[place]})
+    return DagState(steps, {index: fan for index, fan in state.fans.items() if steps[index]})
 
 
 def step_output(
     state: int, fan: Fan | None, results: Iterable[tuple[int, bytes | None]], decode: Callable[[bytes], Any]
 ) -> Any:
-    """Return a step's output from the results of its tasks, by position.
+    """Return the output of a step from the results of its tasks, by position.
 
-    Of a fan-out that is the ordered list, with None for what did not succeed; of a step that did not succeed, None.
+    For a fan-out it is a list with None for each unsuccessful task. For an unsuccessful step it is None.
     """
     if fan is not None:
         values: list[Any] = [None] * fan.total
@@ -113,11 +113,11 @@ def step_output(
     return next((decode(result) for _, result in results if result is not None), None)
 
 
-# -- when the trigger of a step fires, from how the steps above it have ended
+# -- triggers: whether a step starts, from the outcomes of the steps above it
 
 
 def decide(trigger: Trigger, parents: int, tally: Mapping[int, int] | list[int]) -> bool | None:
-    """Say whether a trigger fires (True), can no longer fire (False), or is not certain yet (None)."""
+    """Return whether a trigger fires (True), can no longer fire (False), or is not certain yet (None)."""
     success = tally[StepState.SUCCESS]
     failed = tally[StepState.FAILED] + tally[StepState.CANCELLED]
     skipped = tally[StepState.SKIPPED]
@@ -135,40 +135,40 @@ def decide(trigger: Trigger, parents: int, tally: Mapping[int, int] | list[int])
     return complete or None
 
 
-# -- what a retry of a failed run tries again: one rule, from the top of the graph to its end
+# -- the steps that a retry of a failed run repeats, decided from the top of the graph to its end
 #
-# - What succeeded stays as it is.
-# - What failed or was cancelled is tried again. If nothing above it is tried again, it has the input that it had: of a
-#   fan-out only the tasks that did not succeed run again, and a child run is retried in its turn.
-# - Else it is considered anew, when all that is tried again above it has ended: its trigger, condition, fan-out and
-#   input are evaluated as if it had never run. So is what was skipped, if something above it is tried again.
-# - What a person has opened already goes on. Of a fan-out the other tasks that did not succeed run again, too.
+# - Successful steps stay as they are.
+# - Failed and cancelled steps are retried. Without a retried step above, they resume with their previous input: in a
+#   fan-out only the unsuccessful tasks run again, and a child run is retried itself.
+# - With a retried step above, they start over when all of these have ended: trigger, condition, fan-out and input are
+#   evaluated as if the step had never run. The same holds for skipped steps below a retried step.
+# - Steps that a user has reopened already continue. In a fan-out, the other unsuccessful tasks run again, too.
 
 
 class Retry(NamedTuple):
-    """The steps of a run that are tried again."""
+    """The steps of a run that a retry repeats."""
 
     again: list[int]
-    """Fan-outs and child workflows that go on with the input that they had."""
+    """Steps that resume with the input that they had."""
     anew: list[int]
-    """Steps that are considered as if they had never run."""
+    """Steps that start over as if they had never run."""
 
 
 def to_retry(graph: Graph, steps: bytes | bytearray, resumable: Container[int]) -> Retry:
-    """Return what is tried again of a run that had ended; `resumable` are the steps that can go on where they are."""
+    """Return the steps to retry in an ended run. `resumable` are the steps that can resume."""
     again: list[int] = []
     anew: list[int] = []
-    tried = bytearray(len(graph.steps))
-    """Steps that are tried again, or stand below one."""
-    for place in graph.order:
-        below = any(tried[parent] for parent in graph.upstream[place])
-        state = steps[place]
-        if state in (StepState.FAILED, StepState.CANCELLED) or (state == StepState.SKIPPED and below):
-            (again if place in resumable and not below else anew).append(place)
-            below = True
+    affected = bytearray(len(graph.steps))
+    """Steps that are retried, or below one that is."""
+    for index in graph.order:
+        is_below = any(affected[parent] for parent in graph.upstream[index])
+        state = steps[index]
+        if state in (StepState.FAILED, StepState.CANCELLED) or (state == StepState.SKIPPED and is_below):
+            (again if index in resumable and not is_below else anew).append(index)
+            is_below = True
         elif state in (StepState.OPEN, StepState.WAITING):
-            if place in resumable and not below:
-                again.append(place)
-            below = True
-        tried[place] = below
+            if index in resumable and not is_below:
+                again.append(index)
+            is_below = True
+        affected[index] = is_below
     return Retry(again, anew)

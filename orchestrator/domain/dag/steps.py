@@ -1,10 +1,10 @@
-"""What a step of a DAG evaluates when it starts: its condition, its fan-out, the input and the keys of its tasks.
+"""The evaluation of a step when it starts: its condition, its fan-out, and the input and keys of its tasks.
 
-Names that expressions see: `params`, `run`, every step above by its name (its output; a list for a fan-out; None where
-it did not succeed), and in a fan-out's input `item`, `index` and `count`.
+Names in expressions: `params`, `run`, every step above by name (its output: a list for a fan-out, None if it did not
+succeed), and in a fan-out's input `item`, `index` and `count`.
 
-The input of a task is one mapping: the outputs of the steps it depends on under their names, then the step's own keys,
-which win. A fan-out does not repeat in each of its tasks the output that it was made from.
+The input of a task is one mapping: the outputs of the steps in `depends_on` by name, overridden by the step's own
+`input`. The output from which a fan-out is made is not repeated in each of its tasks.
 """
 
 from __future__ import annotations
@@ -40,24 +40,23 @@ class Single:
 
 @dataclass(frozen=True)
 class FanOut:
-    """The step is as many tasks as there are items, or as a number says."""
+    """The step has one task for each item, or a given number of tasks."""
 
     total: int
 
 
 class Instance(NamedTuple):
-    """The input of one task, or one child run, of a step."""
+    """The input of one task or child run of a step."""
 
     input: dict[str, Any]
     key: str | None
-    """Its concurrency key."""
 
 
 class StepProgram:
-    """A step's expressions, parsed once."""
+    """The parsed expressions of a step."""
 
-    def __init__(self, graph: Graph, place: int) -> None:
-        step = graph.steps[place]
+    def __init__(self, graph: Graph, index: int) -> None:
+        step = graph.steps[index]
         self.step: Step = step
         self._when = _expression(step.when)
         self._foreach = _expression(step.foreach)
@@ -65,7 +64,7 @@ class StepProgram:
         self._input = parse_template(step.input)
         self._key = parse_template(step.concurrency_key)
         self.is_single = self._when is None and self._foreach is None and step.parallel is None
-        """It is one task whatever others have come to."""
+        """The step is always one task, without a condition or a fan-out."""
         source = fan_out_sources(step)
         ignored = step.registered.ignored if step.registered is not None else ()
         self._merged = tuple(name for name in step.depends_on if name not in source and name not in ignored)
@@ -73,13 +72,13 @@ class StepProgram:
         self.decision_needs = tuple(
             graph.index[name] for name in sorted({*source, *(self._when.roots if self._when else ())} - _NOT_STEPS)
         )
-        """Steps whose outputs the decision reads."""
+        """The steps whose outputs are needed to decide condition and fan-out."""
         items = self._foreach.roots if self._foreach is not None else frozenset()
         roots = {*self._input.roots, *self._key.roots, *items} - _NOT_STEPS
         self.creation_needs = tuple(
             graph.index[name] for name in sorted({*roots, *(self._merged if step.runs_task else ())})
         )
-        """Steps whose outputs its tasks, or child runs, are made from."""
+        """The steps whose outputs are needed to create the tasks or child runs."""
 
     def decide(self, names: Scope) -> Skip | Single | FanOut:
         """Evaluate the condition and the fan-out."""
@@ -103,34 +102,33 @@ class StepProgram:
         return Single()
 
     def instances(self, names: Scope, positions: Sequence[int], count: int | None) -> Iterator[Instance]:
-        """Yield the input and concurrency key of each of these tasks of the step; `count` is the size of its fan-out.
+        """Yield input and concurrency key of the tasks at these positions. `count` is the size of the fan-out.
 
-        It ends before the last of them where evaluating more would take long.
+        The iterator ends early when evaluating more would take too long for this tick.
         """
         budget = names.budget
-        before = budget.spent
+        spent_before = budget.spent
         budget.begin()
         base = {name: names[name] for name in self._merged} if self.step.runs_task else {}
         if count is None:
             yield Instance(base | self._input.render(names), self._key_of(names))
             return
         items = self._items(names) if self._foreach is not None else None
-        differ, keys_differ = bool(self._input.roots & _OF_ITEM), bool(self._key.roots & _OF_ITEM)
-        own = {} if differ else self._input.render(names)
+        inputs_differ, keys_differ = bool(self._input.roots & _OF_ITEM), bool(self._key.roots & _OF_ITEM)
+        own = {} if inputs_differ else self._input.render(names)
         key = None if keys_differ else self._key_of(names)
-        here = names
+        scope = names
         for position in positions:
-            if budget.spent - before > ENOUGH_WORK and position != positions[0]:
+            if budget.spent - spent_before > ENOUGH_WORK and position != positions[0]:
                 return
             budget.begin()
-            if differ or keys_differ:
-                here = names.extended(_of_item(items, position, count))
+            if inputs_differ or keys_differ:
+                scope = names.extended(_of_item(items, position, count))
             item = {"item": items[position]} if items is not None and self._with_item else {}
-            given = self._input.render(here) if differ else own
-            yield Instance(base | item | given, self._key_of(here) if keys_differ else key)
+            task_input = self._input.render(scope) if inputs_differ else own
+            yield Instance(base | item | task_input, self._key_of(scope) if keys_differ else key)
 
     def _key_of(self, names: Scope) -> str | None:
-        """Return the concurrency key of a task of the step."""
         if self.step.concurrency_key is None:
             return self.step.registered.key if self.step.registered is not None else None
         return self._checked_key(self._key.render(names))
@@ -155,13 +153,13 @@ class StepProgram:
 
 
 def fan_out_sources(step: Step) -> frozenset[str]:
-    """Return what a fan-out is made from; its tasks are not given that again."""
+    """Return the names from which a fan-out is made, which its tasks do not get as input."""
     fan_out = _expression(step.foreach) or (_expression(step.parallel) if isinstance(step.parallel, str) else None)
     return fan_out.roots if fan_out is not None else frozenset()
 
 
 def _of_item(items: Sequence[Any] | None, position: int, count: int) -> dict[str, Any]:
-    """Return what expressions of one task of a fan-out may name beside the rest."""
+    """Return the names for expressions of one task of a fan-out."""
     of_item: dict[str, Any] = {"index": position, "count": count}
     if items is not None:
         of_item["item"] = items[position]

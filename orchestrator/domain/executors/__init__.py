@@ -1,1 +1,1 @@
-"""Work that is done outside the worker's own Python: what a task asks for, and what came of it."""
+"""Executors: work done outside the worker's own Python, its options and outcomes."""

@@ -1,6 +1,6 @@
-"""Options of executors, and how an executor is declared.
+"""Base class for the options of executors, and the declaration of an executor.
 
-Each executor has a class of options, checked where a task is declared or a workflow is applied.
+Options are checked when a task is declared or a workflow is applied.
 """
 
 from __future__ import annotations
@@ -16,83 +16,83 @@ import msgspec
 from orchestrator.errors import PayloadError
 
 OUTPUT_VARIABLE = "TASK_OUTPUT_PATH"
-"""The variable that holds the folder for a container's output."""
-_LATER = 10.0
-"""Seconds; the worker that watches goes first, and says why."""
+"""The environment variable with the output folder of a container."""
+_BACKSTOP_DELAY = 10.0
+"""Seconds after the timeout: the worker should stop the work first and report why."""
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LONGEST_VARIABLE = 200
+_MAX_VARIABLE = 200
 
 Problems = list[tuple[str, str]]
-"""Options, and what is wrong with each."""
+"""Pairs of an option and the problem with it."""
 
 
 class ExecutorOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Options of a task for its executor. They are constants: values that differ from task to task are input."""
+    """Options of a task for its executor. They are constants: values that differ between tasks belong to the input."""
 
     executor: ClassVar[str]
-    """The name under which files and tasks ask for it."""
+    """The executor's name in files and task declarations."""
     is_local: ClassVar[bool] = False
-    """The work is done on the machine of the worker that starts it, and only a worker there can watch it."""
+    """The work runs on the machine of the worker that starts it, and only a worker there can watch it."""
 
     @property
     def wants(self) -> str:
-        """The requirement of a worker: the executor itself, and perhaps something that only some workers have."""
+        """The requirement for a worker: the executor, perhaps with something that only some workers have."""
         return self.executor
 
     @staticmethod
     def backstop(limit: float | None) -> float | None:
-        """Return after how many seconds the other side may end the work by itself, if no worker has by then."""
-        return None if limit is None else limit + _LATER
+        """Return the seconds after which the external service may stop the work if no worker has done so."""
+        return None if limit is None else limit + _BACKSTOP_DELAY
 
     def problems(self) -> Problems:
-        """Return what types cannot say: the option, and what is wrong with it."""
+        """Return problems that types cannot express: the option, and what is wrong with it."""
         return []
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutorPlugin:
-    """An executor as an entry point declares it, where clients and the scheduler need not load what does the work."""
+    """The declaration of an executor by an entry point. Clients and the scheduler need not load the driver."""
 
     options: type[ExecutorOptions]
     driver: str | type[Any]
-    """The class that does the work, or where workers find it: `package.module:Class`."""
+    """The class that does the work, or its path `package.module:Class`, which only workers import."""
     needs: tuple[str, ...] = ()
-    """Packages without which a worker does not have this executor."""
+    """Packages that a worker must have installed to offer this executor."""
     equipment: Callable[[Mapping[str, str]], list[str]] | None = None
-    """Returns, for the environment of a worker, what that worker has (the `wants` of options); if it is not given, the
-    executor itself. What a worker lacks it does not announce, and tasks wait for a worker that has it."""
+    """Returns what a worker with this environment can offer: the `wants` that it announces. Default: the executor
+    itself. Tasks wait for a worker that announces what they need."""
 
 
 def address_variables(executor: str, *schemes: str, or_given: bool = False) -> Callable[[Mapping[str, str]], list[str]]:
-    """Return an `equipment` that announces each variable whose value is an address: `rq RQ_REDIS_URL`.
+    """Return an `equipment` function that announces each environment variable with an address: `rq RQ_REDIS_URL`.
 
-    A task names the variable, because addresses may hold secrets, and options are shown to people. With `or_given`, a
-    task may give the address instead, and needs nothing but the executor.
+    A task names the variable instead of the address, because addresses may hold secrets and options are displayed. With
+    `or_given`, a task may contain the address itself, and then needs only the executor.
     """
 
     prefixes = tuple(f"{scheme}://" for scheme in schemes)
 
-    def found(environ: Mapping[str, str]) -> list[str]:
-        given = (one for one, value in environ.items() if value.startswith(prefixes) and len(one) <= _LONGEST_VARIABLE)
-        return [*([executor] if or_given else []), *(f"{executor} {variable}" for variable in sorted(given))]
+    def equipment(environ: Mapping[str, str]) -> list[str]:
+        names = (name for name, value in environ.items() if value.startswith(prefixes) and len(name) <= _MAX_VARIABLE)
+        return [*([executor] if or_given else []), *(f"{executor} {variable}" for variable in sorted(names))]
 
-    return found
+    return equipment
 
 
 def function_problems(function: str) -> Problems:
-    """Return what is wrong with the name of a function, given as the option `function`."""
+    """Return what is wrong with the option `function`."""
     is_right = _FUNCTION.fullmatch(function)
     return [] if is_right else [("function", f"expected package.module:function, found {function!r}.")]
 
 
 def variable_problems(option: str, variable: str) -> Problems:
-    """Return what is wrong with an option that names a variable of the environment."""
+    """Return what is wrong with an option that names an environment variable."""
     return [] if is_variable(variable) else [(option, f"expected the name of a variable, found {variable!r}.")]
 
 
 def resource_problems(resources: Mapping[str, float]) -> Problems:
-    """Return what is wrong with amounts of resources, given as the option `resources`."""
+    """Return what is wrong with the option `resources`."""
     return [
         ("resources", f"{name}: expected more than zero, found {amount:g}.")
         for name, amount in resources.items()
@@ -101,36 +101,35 @@ def resource_problems(resources: Mapping[str, float]) -> Problems:
 
 
 def is_variable(name: str) -> bool:
-    """Say whether this can be the name of a variable of the environment."""
+    """Return whether a text is a valid name of an environment variable."""
     return _VARIABLE.fullmatch(name) is not None
 
 
-# -- one piece of work outside the worker's own Python, and how it ends.
+# -- executions: work outside the worker's own Python, and its outcome.
 #
-# An execution has a name that is chosen, and stored with the attempt, before anything is started under it. If its
-# watcher dies or is stopped, the next one finds it by that name and does not start it again. It belongs to one try of
-# the task: after a failure that counts, the next try has another name.
+# The name of an execution is chosen and stored with the attempt before the execution starts. If the worker that watches
+# it dies or is stopped, the next one finds it by that name and does not start it again. After a failure that counts,
+# the next try is a new execution with another name.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """One execution, as its executor gets it."""
+    """An execution, as given to its executor."""
 
     name: str
-    """Unique for each try of a task, the same for all its watchers: letters, digits and `-`, at most 63, so that it can
-    be the name of a job elsewhere."""
+    """Unique for each try of a task, and the same for all workers that watch it. Letters, digits and `-`, at most 63,
+    so that it is a valid job name in other systems."""
     task: str
-    """The name of the task."""
     task_id: str
     attempt: int
-    """The first attempt that this execution was started by; later ones watch it."""
+    """The attempt that started this execution. Later attempts only watch it."""
     queue: str
     options: ExecutorOptions
     arguments: tuple[Any, ...] = ()
     input: Mapping[str, Any] = field(default_factory=dict)
-    """Plain data: the keywords of a call, or the merged input of a step."""
+    """Plain data: the keyword arguments of a call, or the merged input of a step."""
     timeout: float | None = None
-    """Seconds that it may run in all; then the worker cancels it."""
+    """Seconds that it may run in total before the worker cancels it."""
     run_id: str | None = None
     workflow: str | None = None
     step: str | None = None
@@ -139,8 +138,8 @@ class Execution:
 
     @property
     def specification(self) -> bytes:
-        """The specification for a program that does the work, as one JSON document."""
-        said = {
+        """The task and its input for the program that does the work, as one JSON document."""
+        fields = {
             "task": self.task,
             "task_id": self.task_id,
             "attempt": self.attempt,
@@ -152,60 +151,60 @@ class Execution:
             "arguments": self.arguments,
             "input": self.input,
         }
-        known = {name: value for name, value in said.items() if value not in (None, ())}
-        return strict_json(known, f"The input of task {self.task!r}")
+        present = {name: value for name, value in fields.items() if value not in (None, ())}
+        return strict_json(present, f"The input of task {self.task!r}")
 
 
 @dataclass(frozen=True)
 class Finished:
-    """It has done its work."""
+    """The execution succeeded."""
 
     output: Any = None
-    """Plain data."""
+    """The result, as plain data."""
 
 
 @dataclass(frozen=True)
 class Broken:
-    """It has failed. Where the executor itself cannot be reached there is no outcome yet: it goes on trying."""
+    """The execution failed. An executor that cannot be reached is not a failure: the worker keeps trying."""
 
     kind: str
-    """As the name of an exception: `ExitCode`, `ServiceError`, `JobFailed`."""
+    """The kind of error, like the name of an exception: `ExitCode`, `ServiceError`, `JobFailed`."""
     message: str
     retryable: bool = True
-    """Another try may succeed; whether there is one, the task's own policy says."""
+    """Another try may succeed. The task's retry policy decides whether there is one."""
     detail: str = ""
-    """Details for people: the end of stderr, a remote traceback."""
+    """Details for display: the end of stderr, a remote traceback."""
     delay: float | None = None
-    """Seconds before the next try; None: the task's own policy says."""
+    """Seconds before the next try. None: the task's retry policy decides."""
 
 
 Outcome = Finished | Broken
 
 
 def strict_json(value: Any, what: str) -> bytes:
-    """Return plain data as JSON, or say which number of it JSON does not have: NaN or infinity would arrive as null."""
+    """Return plain data as JSON, or raise PayloadError if it holds NaN or infinity, which would arrive as null."""
     data = msgspec.json.encode(value)
-    if b"null" in data:  # which stands for None as well
-        found = _no_number(value)
-        if found is not None:
-            place, number = found
-            at = f" at `{place}`" if place else ""
+    if b"null" in data:  # msgspec writes NaN and infinity as null, like None
+        non_finite = _find_non_finite(value)
+        if non_finite is not None:
+            path, number = non_finite
+            at = f" at `{path}`" if path else ""
             raise PayloadError(
                 f"{what} goes out as JSON, which has no NaN and no infinity; found {number!r}{at}. Give null or a text."
             )
     return data
 
 
-def _no_number(value: Any) -> tuple[str, float] | None:
-    """Return a number that JSON does not have, with its place, if there is one."""
-    left = [("", value)]
-    while left:
-        place, item = left.pop()
+def _find_non_finite(value: Any) -> tuple[str, float] | None:
+    """Return the path and the value of a NaN or infinity in the data, or None."""
+    pending = [("", value)]
+    while pending:
+        path, item = pending.pop()
         if isinstance(item, float):
             if not math.isfinite(item):
-                return place, item
+                return path, item
         elif isinstance(item, dict):
-            left += [(f"{place}.{key}" if place else str(key), inner) for key, inner in item.items()]
+            pending += [(f"{path}.{key}" if path else str(key), inner) for key, inner in item.items()]
         elif isinstance(item, (list, tuple)):
-            left += [(f"{place}[{number}]", inner) for number, inner in enumerate(item)]
+            pending += [(f"{path}[{index}]", inner) for index, inner in enumerate(item)]
     return None

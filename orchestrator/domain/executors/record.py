@@ -1,8 +1,8 @@
-"""What is stored of an execution with its task, for its next watcher.
+"""The record of an execution, stored with its task for the next worker that watches it.
 
-The leader chooses the name when it first claims a try of the task, in the transaction that claims it. So all attempts
-of that try use the same name, also one whose worker was cut off and does not know that another has it by now. The
-worker adds the external id before the attempt counts as started.
+The leader chooses the name in the transaction that claims the first attempt of a try. So all attempts of that try use
+the same name, even one whose worker was cut off and does not know that another worker has taken over. The worker adds
+the external id before the attempt counts as started.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from orchestrator.domain.ids import to_text
 
 _NAME = re.compile(r"task-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})-[0-9]+")
 _TAG = b"\xa9execution"
-"""The text `execution` in MessagePack, with which the details of such a task begin."""
+"""The text `execution` in MessagePack. Details that hold a record start with it."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One execution, as the row of its task has it."""
+    """The record of one execution."""
 
     name: str
     attempt: int
-    """The first attempt that it was given to."""
+    """The attempt that started the execution."""
     failures: int
-    """How often the task had failed before: after another failure, this execution is over."""
+    """The task's failures before. After another failure, this execution is over."""
     since: float
-    """When it was first given to a worker, in seconds since 1970 by the clock of Postgres."""
+    """The time of its first dispatch, in Unix seconds by the clock of Postgres."""
     external_id: str = ""
-    """The executor's own id; empty until it is known to be started."""
+    """The executor's own id. Empty until the execution is known to be started."""
     host: str = ""
-    """The machine whose workers alone can watch it, if so."""
+    """The only machine whose workers can watch it. Empty for any."""
     elapsed: float = 0.0
-    """Seconds since then, sent by the leader with each attempt, so that no two clocks are compared."""
+    """Seconds since `since`. The leader sends them with each attempt, so that no two clocks are compared."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -45,23 +45,23 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 
 def execution_name(task: bytes, attempt: int) -> str:
-    """Return the name of the execution that an attempt begins: unlike that of any other try of any task."""
+    """Return the name of the execution that an attempt starts, unique for each try of each task."""
     return f"task-{to_text(task)}-{attempt}"
 
 
 def task_of(execution: str) -> bytes | None:
-    """Return the task that an execution is of, by its name; None if it is not one that `execution_name` gives."""
-    found = _NAME.fullmatch(execution)
-    return UUID(found[1]).bytes if found else None
+    """Return the task's id in an execution's name, or None if `execution_name` did not create the name."""
+    match = _NAME.fullmatch(execution)
+    return UUID(match[1]).bytes if match else None
 
 
 def encode_record(record: Record) -> bytes:
-    """Return a record as it is kept."""
+    """Encode a record for storage."""
     return b"\x92" + _TAG + _encoder.encode(record)
 
 
 def decode_record(details: bytes | None) -> Record | None:
-    """Return what is kept of an execution; None if nothing is, or it is something else."""
+    """Return the record in a task's details, or None if they hold none."""
     if details is None or not is_record(details):
         return None
     try:
@@ -71,74 +71,74 @@ def decode_record(details: bytes | None) -> Record | None:
 
 
 def is_record(details: bytes) -> bool:
-    """Say whether details are about an execution. They hold no user data, and are never sealed."""
+    """Return whether details hold a record. Records contain no user data, and are never sealed."""
     return details.startswith(b"\x92" + _TAG)
 
 
 def next_record(task: bytes, attempt: int, failures: int, details: bytes | None, now: float) -> tuple[Record, bool]:
-    """Return the record that goes with an attempt, and whether it is new and is to be kept."""
-    known = decode_record(details)
-    if known is None or known.failures != failures:
+    """Return the record for an attempt, and whether it is new and must be stored."""
+    previous = decode_record(details)
+    if previous is None or previous.failures != failures:
         return Record(name=execution_name(task, attempt), attempt=attempt, failures=failures, since=now), True
-    if not known.external_id:  # as far as known, its time has not begun
-        return msgspec.structs.replace(known, since=now, elapsed=0.0), False
-    return msgspec.structs.replace(known, elapsed=max(0.0, now - known.since)), False
+    if not previous.external_id:  # not known to be started: its time has not begun
+        return msgspec.structs.replace(previous, since=now, elapsed=0.0), False
+    return msgspec.structs.replace(previous, elapsed=max(0.0, now - previous.since)), False
 
 
-# -- the call of a task that is done outside the worker's own Python, and what a worker must have for it
+# -- executor calls, and what a worker must have for them
 
 _ANNOUNCED = "@executor:"
 
 
 class ExecutorCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Which executor does a task, and how."""
+    """The executor of a task, and its options."""
 
     name: str
     options: dict[str, Any] = {}
-    """Its `ExecutorOptions`, as plain data."""
+    """The `ExecutorOptions`, as plain data."""
     wants: str = ""
-    """The requirement of a worker, where that is more than the executor itself: `process /usr/bin/convert`."""
+    """The requirement for a worker, if more than the executor itself: `process /usr/bin/convert`."""
     ends: Record | None = None
-    """The execution of another task, which was cancelled: there is nothing to do but to end it."""
+    """The execution of a cancelled task, which this call only has to end."""
 
     @property
     def means(self) -> str:
-        """The name that a worker that can do it announces, beside the names of its tasks, or a pattern that fits
-        this."""
+        """The requirement as workers announce it, beside the names of their tasks. They may announce a matching
+        pattern."""
         return announced(self.wants or self.name)
 
 
 def announced(wants: str) -> str:
-    """Return how a worker says that it has an executor; `*` in it stands for any text without a slash."""
+    """Return a requirement as workers announce it. `*` stands for any text without a slash."""
     return _ANNOUNCED + wants
 
 
 def is_announced(name: str) -> bool:
-    """Say whether what a worker knows is an executor, and no task."""
+    """Return whether an announced name is an executor, not a task."""
     return name.startswith(_ANNOUNCED)
 
 
 def is_program(name: str) -> bool:
-    """Say whether what a worker knows is a program of its machine, or a pattern for some."""
+    """Return whether an announced name is a program of the machine, or a pattern for programs."""
     return name.startswith(f"{_ANNOUNCED}process ")
 
 
 def wanted(means: str) -> str:
-    """Return what is announced, in the words of people."""
+    """Return an announced requirement for display."""
     return means.removeprefix(_ANNOUNCED)
 
 
-def has_means(known: Iterable[str], means: str) -> bool:
-    """Say whether one of the things that a worker announces is what a task needs."""
-    return any(name == means or ("*" in name and is_announced(name) and _fits(means, name)) for name in known)
+def has_means(announcements: Iterable[str], means: str) -> bool:
+    """Return whether one of a worker's announcements meets the requirement of a task."""
+    return any(name == means or ("*" in name and is_announced(name) and _fits(means, name)) for name in announcements)
 
 
 def is_one_of(program: str, pattern: str) -> bool:
-    """Say whether a program is what a pattern means: `*` stands for any text without a slash; alone, for everything."""
+    """Return whether a program matches a pattern. `*` stands for any text without a slash; alone, for any program."""
     parts, named = program.split("/"), pattern.split("/")
     return pattern == "*" or (len(parts) == len(named) and all(map(fnmatchcase, parts, named)))
 
 
 def _fits(means: str, pattern: str) -> bool:
-    (executor, _, thing), (known, _, things) = wanted(means).partition(" "), wanted(pattern).partition(" ")
-    return fnmatchcase(executor, known) and is_one_of(thing, things)
+    (executor, _, program), (known, _, programs) = wanted(means).partition(" "), wanted(pattern).partition(" ")
+    return fnmatchcase(executor, known) and is_one_of(program, programs)

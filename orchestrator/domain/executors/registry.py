@@ -1,7 +1,7 @@
-"""The executors, and the options of each.
+"""The registry of executors.
 
-Three are part of the core; all others are plugins, those in `orchestrator/plugins/executors` and those of other
-packages, and are loaded on demand, by name.
+Three are part of the core. All others are plugins, in `orchestrator/plugins/executors` or in other packages, loaded on
+demand by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orchestrator.entry_points import EXECUTORS, load, own_plugins, plugins
 from orchestrator.errors import ConfigurationError, did_you_mean
 
 IN_WORKER = "python"
-"""The worker's own Python: what runs a task that names no other executor."""
+"""The name for the worker's own Python, which runs tasks that name no executor."""
 _CORE = {
     "http": ExecutorPlugin(options=Http, driver="orchestrator.workers.executors.http:HttpExecutor"),
     "process": ExecutorPlugin(options=Process, driver="orchestrator.workers.executors.process:ProcessExecutor"),
@@ -29,97 +29,97 @@ _REASON = " - at `$"
 
 
 def executor_names() -> list[str]:
-    """Return all executors but the worker's own Python."""
+    """Return the names of all executors, without the worker's own Python."""
     return sorted({*_CORE, *plugins(EXECUTORS)})
 
 
 def built_in(name: str) -> type[ExecutorOptions] | None:
-    """Return what can be said to an executor that comes with the package; None if this does not."""
+    """Return the options class of an executor that comes with the package, or None."""
     return options_of(name) if name in _CORE or name in own_plugins(EXECUTORS) else None
 
 
 def all_built_in() -> dict[str, type[ExecutorOptions]]:
-    """Return what can be said to each executor that comes with the package."""
-    found = {name: options_of(name) for name in sorted({*_CORE, *own_plugins(EXECUTORS)})}
-    return {name: kind for name, kind in found.items() if kind is not None}
+    """Return the options class of each executor that comes with the package."""
+    options = {name: options_of(name) for name in sorted({*_CORE, *own_plugins(EXECUTORS)})}
+    return {name: kind for name, kind in options.items() if kind is not None}
 
 
 def plugin_of(name: str) -> ExecutorPlugin | None:
-    """Return an executor by its name; None if there is none."""
+    """Return the executor of this name, or None."""
     if (core := _CORE.get(name)) is not None:
         return core
     point = plugins(EXECUTORS).get(name)
     if point is None:
         return None
-    found = load(point, "Executor", "a class with `options`, a subclass of ExecutorOptions, or an ExecutorPlugin")
-    plugin = found if isinstance(found, ExecutorPlugin) else _of_class(found)
+    loaded = load(point, "Executor", "a class with `options`, a subclass of ExecutorOptions, or an ExecutorPlugin")
+    plugin = loaded if isinstance(loaded, ExecutorPlugin) else _of_class(loaded)
     if plugin is None or plugin.options.executor != name:
-        said = "has no `options`" if plugin is None else f"says that it is called {plugin.options.executor!r}"
-        raise ConfigurationError(f"Executor {name!r}: the entry point {point.value!r} {said}. Give both the same name.")
+        flaw = "has no `options`" if plugin is None else f"says that it is called {plugin.options.executor!r}"
+        raise ConfigurationError(f"Executor {name!r}: the entry point {point.value!r} {flaw}. Give both the same name.")
     return plugin
 
 
 def options_of(name: str) -> type[ExecutorOptions] | None:
-    """Return what can be said to an executor; None if there is none of that name."""
+    """Return the options class of an executor, or None if there is no executor of this name."""
     plugin = plugin_of(name)
     return None if plugin is None else plugin.options
 
 
 def task_name(executor: str) -> str:
-    """Return what the task of a step is called that names an executor and no task."""
+    """Return the name of the task of a step that names an executor but no task."""
     return f"executor:{executor}"
 
 
 def call_of(options: ExecutorOptions) -> ExecutorCall:
-    """Return options as they travel with a task."""
+    """Return options as an executor call."""
     wants = options.wants
     return ExecutorCall(options.executor, msgspec.to_builtins(options), "" if wants == options.executor else wants)
 
 
-def call_from(executor: str, given: Mapping[str, Any]) -> ExecutorCall:
-    """Return options that have been checked where they were given.
+def call_from(executor: str, options: Mapping[str, Any]) -> ExecutorCall:
+    """Return validated options as an executor call.
 
-    The scheduler calls this, and loads no plugins of other packages: these want nothing but the executor itself.
+    The scheduler calls this without loading plugins of other packages: their only requirement is the executor itself.
     """
     kind = built_in(executor)
-    return ExecutorCall(executor, dict(given)) if kind is None else call_of(msgspec.convert(given, kind))
+    return ExecutorCall(executor, dict(options)) if kind is None else call_of(msgspec.convert(options, kind))
 
 
-def find_problems(name: str, given: Mapping[str, Any]) -> Problems:
-    """Return what is wrong with an executor and its options, by option; the executor itself is the option ``."""
+def find_problems(name: str, options: Mapping[str, Any]) -> Problems:
+    """Return what is wrong with an executor's options, by option. Problems of the executor itself have the key ``."""
     kind = options_of(name)
-    return [("", unknown_executor(name))] if kind is None else option_problems(kind, given)
+    return [("", unknown_executor(name))] if kind is None else option_problems(kind, options)
 
 
 def unknown_executor(name: str) -> str:
-    """Return what to say of an executor that does not exist."""
+    """Return the message that an executor does not exist."""
     names = sorted({*executor_names(), IN_WORKER})
     return f"unknown executor {name!r}.{did_you_mean(name, names)} Known: {', '.join(names)}."
 
 
-def option_problems(kind: type[ExecutorOptions], given: Mapping[str, Any]) -> Problems:
-    """Return what is wrong with options, each with its name; empty where that is about all of them."""
+def option_problems(kind: type[ExecutorOptions], options: Mapping[str, Any]) -> Problems:
+    """Return what is wrong with options, by option. Problems that concern all of them have an empty name."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    found: Problems = []
-    for name, value in given.items():
+    problems: Problems = []
+    for name, value in options.items():
         if name not in fields:
             advice = did_you_mean(name, fields) or f" Known: {', '.join(fields)}."
-            found.append((name, f"executor {kind.executor} has no such option.{advice}"))
+            problems.append((name, f"executor {kind.executor} has no such option.{advice}"))
             continue
         try:
             msgspec.convert(value, fields[name].type)
         except msgspec.ValidationError as error:
-            reason, _, place = str(error).partition(_REASON)
-            found.append((name, f"{reason[:1].lower()}{reason[1:]}{f' at {place[:-1]}' if place[:-1] else ''}."))
+            reason, _, path = str(error).partition(_REASON)
+            problems.append((name, f"{reason[:1].lower()}{reason[1:]}{f' at {path[:-1]}' if path[:-1] else ''}."))
             continue
         if (why := unstorable(value)) is not None:
-            found.append((name, f"{why}."))
-    found += [
+            problems.append((name, f"{why}."))
+    problems += [
         ("", f"option {name!r} of executor {kind.executor} is missing.")
         for name, field in fields.items()
-        if field.required and name not in given
+        if field.required and name not in options
     ]
-    return found or msgspec.convert(given, kind).problems()
+    return problems or msgspec.convert(options, kind).problems()
 
 
 def _of_class(kind: Any) -> ExecutorPlugin | None:

@@ -1,4 +1,4 @@
-"""Services over HTTP, and the order in which to ask them."""
+"""HTTP services, and the order in which their workers are asked."""
 
 from __future__ import annotations
 
@@ -9,40 +9,41 @@ from urllib.parse import urlsplit
 import msgspec
 
 SERVICE_NAME = r"[\w.:/-]{1,200}"
-"""The pattern of names of services: that of tasks."""
+"""The pattern for names of services, the same as for tasks."""
 
 
 class ServiceWorker(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A process that answers `POST /exec/<service>`, as the registry knows it."""
+    """A process that answers `POST /exec/<service>`, as registered."""
 
     id: str
     url: str
-    """The address before `/exec/`."""
+    """The base URL, to which `/exec/<service>` is appended."""
     services: tuple[str, ...] = ()
     load: float = 0.0
-    """Its load, by its last heartbeat."""
+    """The load in its last heartbeat."""
     heard_at: float = 0.0
-    """When it said so: seconds since 1970, by the clock of Redis."""
+    """The time of its last heartbeat, in Unix seconds by the clock of Redis."""
     kept_at: float = 0.0
-    """When its last sign of life was stored in Postgres."""
+    """The time of the last heartbeat that was stored in Postgres."""
 
 
 def in_order(
     workers: Sequence[ServiceWorker], draws: Sequence[float], busy: Mapping[str, int], *, by_load: bool = True
 ) -> list[ServiceWorker]:
-    """Return workers in the order in which they are asked: by chance, and the less loaded ones rather.
+    """Return workers in random order, with less loaded ones more likely first.
 
-    A worker with a load of 3 comes first a quarter as often as one without. `draws` has a random number between 0 and 1
-    for each; `busy` counts by worker what it was asked for since it last spoke, which its load does not hold yet.
+    A worker with a load of 3 comes first a quarter as often as an idle one. `draws` has a random number between 0 and 1
+    for each worker. `busy` counts the requests to each worker since its last heartbeat, which its load does not
+    include.
     """
-    weights = [1.0 / (1.0 + max(0.0, one.load) + busy.get(one.id, 0)) if by_load else 1.0 for one in workers]
-    # The largest of u ** (1 / w) is a choice by weight, and so is the next among those that are left.
+    weights = [1.0 / (1.0 + max(0.0, worker.load) + busy.get(worker.id, 0)) if by_load else 1.0 for worker in workers]
+    # Weighted sampling without replacement (Efraimidis and Spirakis): sort by u ** (1 / weight).
     ranks = [draw ** (1.0 / weight) for draw, weight in zip(draws, weights, strict=True)]
-    return [workers[place] for place in sorted(range(len(workers)), key=lambda place: -ranks[place])]
+    return [workers[index] for index in sorted(range(len(workers)), key=lambda index: -ranks[index])]
 
 
 def address_problem(url: str) -> str | None:
-    """Return what is wrong with the address of a service; None if nothing is."""
+    """Return what is wrong with the URL of a service, or None if it is valid."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -60,7 +61,7 @@ def address_problem(url: str) -> str | None:
 
 
 def service_problem(name: str) -> str | None:
-    """Return what is wrong with the name of a service; None if nothing is."""
+    """Return what is wrong with the name of a service, or None if it is valid."""
     if re.fullmatch(SERVICE_NAME, name):
         return None
     return f"expected up to 200 letters, digits and the signs _ . : / -, found {name!r:.100}"

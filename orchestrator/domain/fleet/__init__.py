@@ -1,1 +1,1 @@
-"""Dispatch windows, generations and announced names."""
+"""Dispatch windows, generations, and the names that workers announce."""

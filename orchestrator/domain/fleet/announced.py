@@ -1,4 +1,4 @@
-"""Names that workers announce: tasks and workflows, and beside them requirements of some of these."""
+"""Names that workers announce: tasks, workflows, and requirements of some of them."""
 
 from __future__ import annotations
 
@@ -18,160 +18,160 @@ from orchestrator.errors import did_you_mean
 from orchestrator.sealing import key_of_name
 
 WITH_DATABASE = "--database"
-"""Published with the names that a worker knows, so that it is of another kind than one without."""
-_OURS = "orchestrator."
-"""With which the names of built-in tasks begin."""
+"""Announced by workers with the database, so that they count as a different kind of worker."""
+_BUILT_IN = "orchestrator."
+"""The prefix of the names of built-in tasks."""
 _REDACTED = "@redact:"
-"""With which begins what a task names in `redact`, for those that call it by its name alone."""
+"""The prefix of a task's announced `redact` patterns, used for calls by name."""
 SIGNALS = "@signals:"
-"""With which begin the names of the signals that a workflow as a class takes; others may take any."""
+"""The prefix of the announced signals of a class workflow. Other workflows may take any signal."""
 
 
 def tasks_among(names: Collection[str]) -> list[str]:
-    """Return the tasks of the application among what workers know."""
+    """Return the application's tasks among the names that workers announce."""
     workflows = set(workflows_among(names))
     return sorted(name for name in _named(names) if "@" not in name and name not in workflows)
 
 
 def workflows_among(names: Collection[str]) -> list[str]:
-    """Return the workflows among what workers know: each is there with its versions, too."""
+    """Return the workflows among announced names. A workflow is announced as `name` and as `name@version`."""
     return sorted({name.rpartition("@")[0] for name in _named(names) if "@" in name})
 
 
 def count_known(names: Collection[str]) -> int:
-    """Return how many tasks and workflows of the application are among what a worker knows."""
+    """Return the number of the application's tasks and workflows among announced names."""
     return sum("@" not in name for name in _named(names))
 
 
 def _named(names: Collection[str]) -> Iterator[str]:
-    """Yield names, and no means: no database, executor, key or store, nor leave to import whatever is asked for."""
+    """Yield the names of tasks and workflows, without requirements such as databases, executors, keys and stores."""
     for name in names:
         is_means = name == WITH_DATABASE or "*" in name or is_announced(name) or key_of_name(name) is not None
-        if not is_means and not name.startswith((_OURS, _REDACTED, SIGNALS)):
+        if not is_means and not name.startswith((_BUILT_IN, _REDACTED, SIGNALS)):
             yield name
 
 
 def upgrading(workflow: str, version: int) -> str:
-    """Return how a worker says that open runs of older versions of a workflow are to go on with this one."""
+    """Return the announcement that open runs of older versions of a workflow continue with this version."""
     return f"{workflow}@{version}+"
 
 
 def upgrades_among(names: Iterable[str]) -> dict[str, int]:
-    """Return the versions with which open runs of older ones are to go on, by workflow."""
-    found = (name[:-1].rpartition("@") for name in names if name.endswith("+") and "@" in name)
-    return {workflow: int(version) for workflow, _, version in found if version.isdecimal()}
+    """Return, by workflow, the version with which open runs of older versions continue."""
+    parts = (name[:-1].rpartition("@") for name in names if name.endswith("+") and "@" in name)
+    return {workflow: int(version) for workflow, _, version in parts if version.isdecimal()}
 
 
 def redacting(task: str, patterns: Iterable[str]) -> str:
-    """Return how a worker says what a task does not want shown; quoted, so that it is like no name of anything."""
+    """Return the announcement of a task's redaction patterns, quoted so that it equals no task name."""
     return f"{_REDACTED}{','.join(quote(pattern, safe='') for pattern in patterns)} {task}"
 
 
 def redacted_among(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return what tasks do not want shown, by their names; where workers differ, what any of them says."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Return the redaction patterns of each task. If workers differ, the patterns of all count."""
+    redacted: dict[str, tuple[str, ...]] = {}
     for name in sorted(name for name in names if name.startswith(_REDACTED)):
         patterns, _, task = name.removeprefix(_REDACTED).partition(" ")
-        said = (unquote(pattern) for pattern in patterns.split(","))
-        found[task] = tuple(dict.fromkeys((*found.get(task, ()), *said)))
-    return found
+        announced = (unquote(pattern) for pattern in patterns.split(","))
+        redacted[task] = tuple(dict.fromkeys((*redacted.get(task, ()), *announced)))
+    return redacted
 
 
 def taking(workflow: str, signals: Iterable[str]) -> str:
-    """Return how a worker says which signals a workflow takes."""
+    """Return the announcement of the signals that a workflow takes."""
     return f"{SIGNALS}{','.join(sorted(signals))} {workflow}"
 
 
 def signals_among(kinds: Iterable[Sequence[str]]) -> frozenset[str] | None:
-    """Return the names of signals that a workflow takes, by what each kind of worker that knows it says.
+    """Return the signals that a workflow takes, as announced by each kind of worker that knows it.
 
-    None if it may take any: no worker knows it, or one does not say.
+    Return None if the workflow may take any: no worker knows it, or some worker does not announce signals.
     """
-    found: set[str] = set()
-    is_said = False
+    signals: set[str] = set()
+    is_known = False
     for names in kinds:
         if not names:
             return None
-        is_said = True
-        found.update(*(name.removeprefix(SIGNALS).partition(" ")[0].split(",") for name in names))
-    return frozenset(found - {""}) if is_said else None
+        is_known = True
+        signals.update(*(name.removeprefix(SIGNALS).partition(" ")[0].split(",") for name in names))
+    return frozenset(signals - {""}) if is_known else None
 
 
-def unknown_signal(workflow: str, name: str, known: Collection[str]) -> str:
-    """Say that a workflow takes no signals of a name."""
+def unknown_signal(workflow: str, name: str, signals: Collection[str]) -> str:
+    """Return the message that a workflow takes no signal of this name."""
     return (
-        f"Workflow {workflow!r} takes no signal {name!r:.100}.{did_you_mean(name, sorted(known))} It takes: "
-        f"{', '.join(sorted(known)) or 'none'}. Nothing was sent."
+        f"Workflow {workflow!r} takes no signal {name!r:.100}.{did_you_mean(name, sorted(signals))} It takes: "
+        f"{', '.join(sorted(signals)) or 'none'}. Nothing was sent."
     )
 
 
 def hiding(options: str | None, patterns: Iterable[str]) -> str | None:
-    """Return the stored options of a call by name, with what its task does not want shown.
+    """Return the stored options of a call by name, with the redaction patterns of its task added.
 
-    What the call has not named itself is marked as `inherited`, so that the same call is the same with and without it.
+    Patterns that the call does not name are marked as `inherited`, so that equal calls still compare equal.
     """
-    known = parse_options(options)
-    if not (more := tuple(pattern for pattern in patterns if pattern not in known.redact)):
+    parsed = parse_options(options)
+    if not (more := tuple(pattern for pattern in patterns if pattern not in parsed.redact)):
         return options
-    changed = msgspec.structs.replace(known, redact=(*known.redact, *more), inherited=(*known.inherited, *more))
+    changed = msgspec.structs.replace(parsed, redact=(*parsed.redact, *more), inherited=(*parsed.inherited, *more))
     return msgspec.json.encode(changed).decode()
 
 
-# -- schedulers that stand by
+# -- standby schedulers
 
 
 class Standby(msgspec.Struct, frozen=True, kw_only=True):
-    """A scheduler that stands by."""
+    """A standby scheduler."""
 
     address: Annotated[str, Meta(max_length=300)]
-    """Its host and process id."""
+    """The host and process id."""
     since: datetime
-    """When it began to, by its own clock."""
+    """The start of its standby, by its own clock."""
 
 
-# -- the worker that people mean by a name: it is one parent process, and people see its processes
+# -- finding a worker by name. A worker is one parent process; users see its child processes
 
 
-_OVER = "stopped"
-_SILENT = ("dead", _OVER)
+_STOPPED = "stopped"
+_SILENT = ("dead", _STOPPED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetProcess:
-    """One process of a worker, as people see it."""
+    """A process of a worker, as displayed."""
 
     id: str
-    """The name of its worker, and something random."""
+    """The name of its worker, and a random part."""
     host: str
     state: str
     parent: UUID | None
-    """The id of its parent process; None if that takes no orders."""
+    """The id of its parent process. None if the parent takes no orders."""
 
     @property
     def worker(self) -> str:
-        """The name of its worker: the host and the number of the parent process, which others may have later."""
+        """The name of the worker: the host and the parent's process id, which another worker may have later."""
         return self.id.rpartition("-")[0] or self.id
 
     @property
     def is_over(self) -> bool:
-        """Say whether it has ended in good order, and so will not be heard of again."""
-        return self.state == _OVER
+        """Return whether the process has shut down cleanly and will send no more heartbeats."""
+        return self.state == _STOPPED
 
     @property
     def is_heard(self) -> bool:
-        """Say whether it has been heard of lately."""
+        """Return whether the process has sent a heartbeat lately."""
         return self.state not in _SILENT
 
 
-def workers_meant(processes: Sequence[FleetProcess], wanted: str) -> list[list[FleetProcess]]:
-    """Return the workers, as lists of their processes, that an id, a worker's name or a host may mean.
+def workers_meant(processes: Sequence[FleetProcess], name: str) -> list[list[FleetProcess]]:
+    """Return the workers, as lists of processes, that match a process id, a worker's name or a host.
 
-    Live workers come before silent ones: a restarted worker may have the name of an earlier one.
+    Live workers take precedence over silent ones, because a restarted worker may have the name of an earlier one.
     """
-    for way in ("id", "worker", "host"):
-        found = [one for one in processes if getattr(one, way) == wanted]
-        found = [one for one in found if one.is_heard] or [one for one in found if not one.is_over] or found
-        if found:
-            lives = dict.fromkeys(one.parent or one.worker for one in found)
-            return [[one for one in processes if (one.parent or one.worker) == life] for life in lives]
+    for attribute in ("id", "worker", "host"):
+        matches = [p for p in processes if getattr(p, attribute) == name]
+        matches = [p for p in matches if p.is_heard] or [p for p in matches if not p.is_over] or matches
+        if matches:
+            workers = dict.fromkeys(p.parent or p.worker for p in matches)
+            return [[p for p in processes if (p.parent or p.worker) == worker] for worker in workers]
     return []

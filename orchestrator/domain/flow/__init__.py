@@ -1,1 +1,1 @@
-"""Flow graphs: nodes and the actions that lead from one to the next, as data, and the plans of their runs."""
+"""Flows: graphs of nodes connected by actions, as data, and the planner of their runs."""

@@ -1,7 +1,7 @@
-"""Problems of a flow, by part of the data as it was written, so that a reader can name the line.
+"""Validation of a flow. Problems have a path in the data as written, so that a reader can find the line.
 
-A flow that passes can be planned: every path and expression in it can be read, every edge leads somewhere, and every
-node can be reached and left.
+A valid flow can be planned: all paths and expressions parse, all edges lead to nodes, and every node can be reached and
+left.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from orchestrator.errors import ExpressionError, did_you_mean
 
 KINDS: tuple[str, ...] = get_args(Kind)
 MOST_NODES = 10_000
-"""Of a flow, together with those of the flows in its nodes: each may stand in many, and the leader reads them all."""
+"""Nodes of a flow including its subflows, at most: the leader reads all of them."""
 TOO_MANY = f"more than {MOST_NODES:,} nodes, with those of the flows in its nodes; at most so many are allowed."
 DEEPEST = 20
-"""Flows that stand in each other's nodes."""
+"""Levels of nested flows, at most."""
 LONGEST_KEY = 128
-"""Characters of the key of a node."""
+"""Characters of a node's key, at most."""
 _LONGEST_PATH = 2_000
-"""Bytes of the key of a node, with those of the nodes above it: an index has to take it."""
+"""Bytes of a node's path (its key and those of the nodes above it), at most, because it is indexed."""
 
 
 class Known(NamedTuple):
-    """The names that a flow may use; None where anything may stand."""
+    """The names that a flow may use. None if any name is allowed."""
 
     functions: Collection[str] | None = None
-    """For `local_func`."""
+    """Functions for `local_func`."""
     services: Collection[str] | None = None
     executors: Collection[str] | None = None
     flows: bool = True
-    """Whether those that it names have been looked for, and stand in it where they were found."""
+    """Whether the referenced flows have been looked up and inserted."""
 
 
 ANYTHING = Known()
@@ -62,7 +62,7 @@ _PARTS: dict[str, type[msgspec.Struct]] = {"prep": Prep, "post": Post, "script":
 
 
 def check(plain: Any, known: Known = ANYTHING) -> list[Problem]:
-    """Return everything that is wrong with a flow as it was written; of very much, the first part."""
+    """Return the problems of a flow as written, or the first of very many."""
     return first_problems(_problems(plain, known))
 
 
@@ -87,11 +87,11 @@ def _problems(plain: Any, known: Known, *, path: Path = (), depth: int = 0) -> I
             yield Problem(at, f"node {key!r} is a mapping with a kind; found {shown(node)}.")
         else:
             if not 1 <= len(str(key)) <= LONGEST_KEY or "/" in str(key):
-                told = f"its key is a text of 1 to {LONGEST_KEY} characters without `/`."
-                yield Problem(at, f"a node cannot be called {shown(key)}: {told}")
+                reason = f"its key is a text of 1 to {LONGEST_KEY} characters without `/`."
+                yield Problem(at, f"a node cannot be called {shown(key)}: {reason}")
             elif _path_size(at) > _LONGEST_PATH:
-                told = f"have {_path_size(at):,} bytes together, and at most {_LONGEST_PATH:,} are allowed."
-                yield Problem(at, f"node {key!r}: its key and those of the nodes in whose subflows it stands {told}")
+                reason = f"have {_path_size(at):,} bytes together, and at most {_LONGEST_PATH:,} are allowed."
+                yield Problem(at, f"node {key!r}: its key and those of the nodes in whose subflows it stands {reason}")
             name = f"{key!r:.140}"
             yield from (
                 Problem(problem.path, f"node {name}: {problem.message}") for problem in _node(node, known, at, depth)
@@ -100,19 +100,19 @@ def _problems(plain: Any, known: Known, *, path: Path = (), depth: int = 0) -> I
 
 
 def count_nodes(plain: Any) -> int:
-    """Return how many nodes a flow has as it was written, with those of the flows in them; of too many, not all."""
-    found, waiting = 0, [plain]
-    while waiting and found <= MOST_NODES:
-        flow = waiting.pop()
+    """Return the number of nodes including subflows. Counting stops above `MOST_NODES`."""
+    count, pending = 0, [plain]
+    while pending and count <= MOST_NODES:
+        flow = pending.pop()
         nodes = flow.get("nodes") if isinstance(flow, dict) else None
         if isinstance(nodes, dict):
-            found += len(nodes)
-            waiting += [node["subflow"] for node in nodes.values() if isinstance(node, dict) and "subflow" in node]
-    return found
+            count += len(nodes)
+            pending += [node["subflow"] for node in nodes.values() if isinstance(node, dict) and "subflow" in node]
+    return count
 
 
 def _path_size(path: Path) -> int:
-    """Return how many bytes the key of a node has, with those of the nodes above it, as it stands in rows of tasks."""
+    """Return the bytes of a node's path, as stored in rows of tasks."""
     return len("/".join(str(key) for key in path[1::3]).encode(errors="replace"))
 
 
@@ -134,7 +134,7 @@ def _node(node: dict[str, Any], known: Known, path: Path, depth: int) -> Iterato
 
 
 def _types(node: dict[str, Any], path: Path) -> Iterator[Problem]:
-    """Yield values of other types than their fields have."""
+    """Yield values whose type does not match their field."""
     for key, value in node.items():
         if key in ("subflow", "choice_cases", *EXECS, *_PARTS) or key not in _NODE_KEYS or value is None:
             continue
@@ -142,7 +142,7 @@ def _types(node: dict[str, Any], path: Path) -> Iterator[Problem]:
             msgspec.convert(value, _TYPES[key])
         except msgspec.ValidationError as error:
             words = " or ".join(_WORDS.get(key, ()))
-            expected = f"{key} is {words}" if words else f"{key}: {_said(error)}"
+            expected = f"{key} is {words}" if words else f"{key}: {_reason(error)}"
             yield Problem((*path, key), f"{expected}; found {shown(value)}.")
         else:
             if isinstance(value, int) and not isinstance(value, bool) and key != "priority" and value < 0:
@@ -160,7 +160,7 @@ def _types(node: dict[str, Any], path: Path) -> Iterator[Problem]:
             try:
                 msgspec.convert(without_nulls(part), kind)
             except msgspec.ValidationError as error:
-                yield Problem((*path, name), f"{name}: {_said(error)}.")
+                yield Problem((*path, name), f"{name}: {_reason(error)}.")
             else:
                 if part.get("timeout_ms") and not 0 <= part["timeout_ms"] <= MOST_MS:
                     at = (*path, name, "timeout_ms")
@@ -174,7 +174,7 @@ _TYPES = {field.name: field.type for field in msgspec.structs.fields(Node)}
 
 
 def _mapping(node: dict[str, Any], path: Path) -> Iterator[Problem]:
-    """Yield paths of prep and post that cannot be read."""
+    """Yield invalid paths in prep and post."""
     prep, post = node.get("prep"), node.get("post")
     if isinstance(prep, dict):
         at = (*path, "prep")
@@ -185,7 +185,7 @@ def _mapping(node: dict[str, Any], path: Path) -> Iterator[Problem]:
     if isinstance(post, dict):
         at = (*path, "post")
         for name in ("output_key", "action_key"):
-            if post.get(name):  # of a choice, the action may stand anywhere
+            if post.get(name):  # the action of a choice may come from any path
                 within = "" if (name, node.get("kind")) == ("action_key", "choice") else name
                 yield from _path(post[name], (*at, name), within=within)
         for name, text in _items(post.get("output_map")):
@@ -193,8 +193,8 @@ def _mapping(node: dict[str, Any], path: Path) -> Iterator[Problem]:
             yield from _path(text, (*at, "output_map", name), within="output_map", is_result=True)
 
 
-def _items(found: Any) -> list[tuple[str, Any]]:
-    return list(found.items()) if isinstance(found, dict) else []
+def _items(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
 
 
 def _path(text: Any, path: Path, *, within: str = "", is_result: bool = False) -> Iterator[Problem]:
@@ -223,7 +223,7 @@ def _executor(node: dict[str, Any], _params: Any, known: Known, path: Path, _dep
 
 
 def _runs(node: dict[str, Any], known: Known, path: Path, *, of: str = "") -> Iterator[Problem]:
-    """Yield why a node or a branch has no executor."""
+    """Yield problems with the executor of a node or a branch."""
     kind = node.get("exec_type") or ""
     executors = known.executors
     if kind and executors is not None and kind not in executors:
@@ -273,7 +273,7 @@ def _choice(node: dict[str, Any], _params: Any, _known: Known, path: Path, _dept
 
 def _parallel(node: dict[str, Any], params: dict[str, Any], known: Known, path: Path, _: int) -> Iterator[Problem]:
     execs = node.get("parallel_execs") or []
-    services = node.get("parallel_services") or params.get("services") or []  # or they are parameters of the run
+    services = node.get("parallel_services") or params.get("services") or []  # else they are parameters of the run
     yield from _execs(node, "parallel_execs", known, path)
     if isinstance(services, list) and known.services is not None and not execs:
         for number, name in enumerate(services):
@@ -292,37 +292,37 @@ def _foreach(node: dict[str, Any], _params: Any, known: Known, path: Path, _dept
 
 
 def _execs(node: dict[str, Any], name: str, known: Known, path: Path) -> Iterator[Problem]:
-    """Yield what is wrong with the executors of branches, items or nodes of a subflow."""
+    """Yield problems with the executors of branches, items or nodes of a subflow."""
     execs = node.get(name) or []
     if not isinstance(execs, list):
         yield Problem((*path, name), f"{name} is a list.")
         return
-    for number, one in enumerate(execs):
+    for number, entry in enumerate(execs):
         at = (*path, name, number)
-        if not isinstance(one, dict):
-            yield Problem(at, f"{name}: expected a mapping; found {shown(one)}.")
+        if not isinstance(entry, dict):
+            yield Problem(at, f"{name}: expected a mapping; found {shown(entry)}.")
             continue
-        unknown = [*islice(unknown_keys(one, Exec.__struct_fields__, at, name), MOST_PROBLEMS)]
+        unknown = [*islice(unknown_keys(entry, Exec.__struct_fields__, at, name), MOST_PROBLEMS)]
         yield from unknown
-        yield from _mapping(one, at)
+        yield from _mapping(entry, at)
         try:
-            msgspec.convert(without_nulls(one), Exec)
+            msgspec.convert(without_nulls(entry), Exec)
         except msgspec.ValidationError as error:
             if not unknown:
-                yield Problem(at, f"{name} {number}: {_said(error)}.")
-        own = _inner_executor(node, one.get("node")) if name == "subflow_execs" else node
-        if not unknown and own is not None:
-            merged = {key: own.get(key) for key in ("service", "exec_type", "func", "script", "options")}
-            merged |= {key: value for key, value in one.items() if value}
+                yield Problem(at, f"{name} {number}: {_reason(error)}.")
+        base = _inner_executor(node, entry.get("node")) if name == "subflow_execs" else node
+        if not unknown and base is not None:
+            merged = {key: base.get(key) for key in ("service", "exec_type", "func", "script", "options")}
+            merged |= {key: value for key, value in entry.items() if value}
             yield from _runs(merged, known, at, of=f" in {name} {number}")
 
 
 def _inner_executor(node: dict[str, Any], key: Any) -> dict[str, Any] | None:
-    """Return a node of a subflow, if it is one that runs something."""
+    """Return a node of a subflow if its kind is `executor`, else None."""
     inner = node.get("subflow")
     nodes = inner.get("nodes") if isinstance(inner, dict) else None
-    found = nodes.get(key) if isinstance(nodes, dict) and isinstance(key, str) else None
-    return found if isinstance(found, dict) and (found.get("kind") or "executor") == "executor" else None
+    inner_node = nodes.get(key) if isinstance(nodes, dict) and isinstance(key, str) else None
+    return inner_node if isinstance(inner_node, dict) and (inner_node.get("kind") or "executor") == "executor" else None
 
 
 def _subflow(node: dict[str, Any], _params: Any, known: Known, path: Path, depth: int) -> Iterator[Problem]:
@@ -339,11 +339,11 @@ def _subflow(node: dict[str, Any], _params: Any, known: Known, path: Path, depth
     yield from _problems(inner, known, path=at, depth=depth + 1)
     yield from _execs(node, "subflow_execs", known, path)
     nodes = inner.get("nodes")
-    for number, one in enumerate(node.get("subflow_execs") or []):
-        wanted = one.get("node") if isinstance(one, dict) else None
-        if isinstance(nodes, dict) and not (isinstance(wanted, str) and wanted in nodes):
-            hint = did_you_mean(str(wanted), nodes)
-            yield Problem((*path, "subflow_execs", number), f"its subflow has no node {wanted!r}.{hint}")
+    for number, entry in enumerate(node.get("subflow_execs") or []):
+        requested = entry.get("node") if isinstance(entry, dict) else None
+        if isinstance(nodes, dict) and not (isinstance(requested, str) and requested in nodes):
+            hint = did_you_mean(str(requested), nodes)
+            yield Problem((*path, "subflow_execs", number), f"its subflow has no node {requested!r}.{hint}")
 
 
 def _timer(_node: Any, params: dict[str, Any], _known: Known, path: Path, _depth: int) -> Iterator[Problem]:
@@ -385,5 +385,5 @@ _OF_KIND: dict[str, Callable[[dict[str, Any], dict[str, Any], Known, Path, int],
 }
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return str(error).split(" - at")[0].lower().rstrip(".").replace("`", "").replace(" | null", "")

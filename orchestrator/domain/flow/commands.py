@@ -1,4 +1,4 @@
-"""Events of a run of a flow, and the commands of its planner. Both are data, and the leader applies the commands."""
+"""Events that a flow's planner handles, and the commands that it returns for the leader to apply."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import Any, NamedTuple
 
 from orchestrator.domain.flow.definition import Exec, Node
 
-# -- what happens
+# -- events
 
 
 class Begun(NamedTuple):
-    """The run begins."""
+    """The run started."""
 
 
 class CallEnded(NamedTuple):
-    """A task of the run has ended."""
+    """A task of the run ended."""
 
     id: bytes
     value: Any = None
     error: str | None = None
-    """Why it has no value; None if it has."""
+    """The error message. None if the task succeeded."""
 
 
 class TimerFired(NamedTuple):
-    """A timer came due."""
+    """A timer is due."""
 
     id: bytes
 
@@ -38,39 +38,39 @@ class Signalled(NamedTuple):
 
 
 class Retried(NamedTuple):
-    """A person lets a run go on that has failed."""
+    """A user retries a failed run."""
 
 
 Event = Begun | CallEnded | TimerFired | Signalled | Retried
 
-# -- what is to be done
+# -- commands
 
 
 class Call(NamedTuple):
-    """Have a worker run something: a task."""
+    """Create a task for a worker."""
 
     id: bytes
     path: str
-    """The node: its key, behind those of the nodes above it."""
+    """The node's path: its key after those of the nodes above it."""
     node: Node
     exec: Exec
-    """Its executor: that of the branch or item, else that of the node."""
+    """The executor: that of the branch or item, else that of the node."""
     position: int
-    """Which branch or item it is."""
+    """The index of the branch or item."""
     of: int | None
-    """Of how many; None where the node is only one."""
+    """The number of branches or items. None if the node is a single call."""
     input: Any
     params: dict[str, Any]
 
 
 class CancelCalls(NamedTuple):
-    """Cancel tasks whose results are not needed."""
+    """Cancel tasks whose results are no longer needed."""
 
     ids: list[bytes]
 
 
 class StartTimer(NamedTuple):
-    """Notify the run at this time."""
+    """Notify the run at the time `due`."""
 
     id: bytes
     due: float
@@ -81,7 +81,7 @@ class CancelTimer(NamedTuple):
 
 
 class NodeRun(NamedTuple):
-    """Keep for people what became of one visit to a node."""
+    """Record one visit to a node, for display."""
 
     number: int
     path: str
@@ -94,15 +94,15 @@ class NodeRun(NamedTuple):
     input: Any
     output: Any
     first_call: int
-    """The number of the first of its tasks."""
+    """The number of the visit's first task."""
     calls: int
-    """How many it had."""
+    """The number of tasks."""
     started: float
 
 
 class End(NamedTuple):
     error: str | None
-    """Why it failed; None if it succeeded."""
+    """The error message. None if the run succeeded."""
 
 
 Command = Call | CancelCalls | StartTimer | CancelTimer | NodeRun | End

@@ -1,6 +1,6 @@
-"""The cursor of a run of a flow: where it stands, what the node there takes in and leaves behind, and where it goes.
+"""The cursor of a flow run: the current node, its input and output, and the step to the next node.
 
-What the node does is for others: `calls` has those that wait for tasks, `waits` those that wait for something else.
+Subclasses do the work of nodes: `plan.Calling` calls tasks, and `waits.Waiting` waits for timers and signals.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from orchestrator.domain.flow.state import Calls, FlowState, Frame, Wait
 from orchestrator.errors import ExpressionError
 
 FAILURE = "_error"
-"""The key of the shared state that holds the error, for a node that is reached after a failure."""
+"""The key of the shared state that holds the error after a failure, for the node that handles it."""
 
 
 class CurrentNode(NamedTuple):
-    """The node at which the cursor stands."""
+    """The node at the cursor."""
 
     graph: Graph
     frame: Frame
     node: Node
     params: dict[str, Any]
-    """Those of the run, of the nodes above, and of the node."""
+    """The merged parameters of the run, of the nodes above, and of the node."""
 
-    def names(self, given: Any) -> Names:
-        return Names(self.params, self.frame.shared, given)
+    def names(self, node_input: Any) -> Names:
+        return Names(self.params, self.frame.shared, node_input)
 
 
 class Cursor:
-    """Stands at a node of one run, and leaves it along an edge."""
+    """Enters and leaves the nodes of one run."""
 
     def __init__(
         self, graph: Graph, params: dict[str, Any], state: FlowState, now: float, new_id: Callable[[int], bytes]
@@ -57,7 +57,7 @@ class Cursor:
         return CurrentNode(graph, frame, node, params | node.params if node.params else params)
 
     def _input(self, current: CurrentNode, prep: Prep) -> Any:
-        """Return what a node takes in; `$input` is there what the flow around it was given."""
+        """Return the input of a node. In a subflow, `$input` is the input of the subflow's node."""
         frame = current.frame
         outer = self._params if frame is self._state.frames[0] else frame.input
         names = Names(current.params, frame.shared, outer)
@@ -65,11 +65,11 @@ class Cursor:
             return {name: find(path, names) for name, path in prep.input_map.items()}
         return find(prep.input_key, names) if prep.input_key else None
 
-    def _given(self, current: CurrentNode, calls: Calls) -> Any:
-        return self._input(current, current.node.prep) if calls.is_looked_up else calls.input
+    def _call_input(self, current: CurrentNode, calls: Calls) -> Any:
+        return self._input(current, current.node.prep) if calls.recomputes_input else calls.input
 
-    def _finish(self, given: Any, result: Any, *, action: str = "", shown: Any = None) -> None:
-        """End the present node well: write what it gave, and go on along its action."""
+    def _finish(self, node_input: Any, result: Any, *, action: str = "", recorded_output: Any = None) -> None:
+        """End the current node successfully: write its result to the shared state and follow its action."""
         current = self._current()
         post, shared = current.node.post, current.frame.shared
         if post.output_key:
@@ -77,17 +77,17 @@ class Cursor:
         for key, part in post.output_map.items():
             write(shared, key, part_of(result, part))
         action = action or action_of(current.node, result)
-        self._record(current, "success", given, result if shown is None else shown, action)
+        self._record(current, "success", node_input, result if recorded_output is None else recorded_output, action)
         self._follow(current, action)
 
-    def _fail(self, given: Any, error: str, *, output: Any = None) -> None:
-        """End the present node badly: an edge catches that, or it ends the flow that it stands in."""
+    def _fail(self, node_input: Any, error: str, *, output: Any = None) -> None:
+        """End the current node as failed: follow an edge that handles the failure, or fail the surrounding flow."""
         current = self._current()
         key = current.frame.node
-        is_tried_again = current.node.kind == "subflow" and current.frame.attempt <= (current.node.max_retries or 0)
-        caught = not is_tried_again and current.graph.goes_on(key)
-        self._record(current, "failed", given, output, ERROR if caught else "", error)
-        if is_tried_again:
+        is_retried = current.node.kind == "subflow" and current.frame.attempt <= (current.node.max_retries or 0)
+        caught = not is_retried and current.graph.handles_failure(key)
+        self._record(current, "failed", node_input, output, ERROR if caught else "", error)
+        if is_retried:
             current.frame.attempt += 1
             if current.node.wait_ms:
                 self._wait(Wait("retry"), self._now + current.node.wait_ms / 1000)
@@ -101,11 +101,11 @@ class Cursor:
             self._fail(inner.input, f"Node {key!r}: {error}", output=inner.shared)
 
     def _break(self, error: str | None) -> None:
-        """End the present node badly; where that ends the flow around it, its result may be what cannot be written."""
+        """Fail the current node. If the result of a surrounding flow cannot be written, that fails, too."""
         while error is not None:
-            told, error = error, None
+            message, error = error, None
             try:
-                self._fail(None, told)
+                self._fail(None, message)
             except ExpressionError as another:
                 error = str(another)
 
@@ -123,7 +123,7 @@ class Cursor:
             self._end(None)
 
     def _end(self, error: str | None) -> None:
-        """End the flow; of what is open, nothing is waited for but the news that it was cancelled."""
+        """End the flow. Open tasks are cancelled, and the run waits only until they have ended."""
         state = self._state
         if isinstance(state.work, Calls):
             self._abandon(state.work)
@@ -132,14 +132,14 @@ class Cursor:
         state.work, state.is_over, state.error = None, True, error
 
     def _abandon(self, calls: Calls) -> None:
-        """Cancel what still runs; the run does not end before that is known to have ended."""
+        """Cancel open tasks. The run does not end before they have ended."""
         if calls.running:
             self._commands.append(commands.CancelCalls(list(calls.running)))
             self._state.closing += calls.running
             calls.running = {}
 
     def _wait(self, wait: Wait, due: float) -> None:
-        wait.timer, wait.due = self._made(), due
+        wait.timer, wait.due = self._next_id(), due
         self._state.work = wait
         self._commands.append(commands.StartTimer(wait.timer, due))
 
@@ -148,12 +148,12 @@ class Cursor:
             self._commands.append(commands.CancelTimer(wait.timer))
         self._state.work = None
 
-    def _made(self) -> bytes:
+    def _next_id(self) -> bytes:
         self._state.made += 1
         return self._new_id(self._state.made - 1)
 
     def _record(
-        self, current: CurrentNode, status: str, given: Any, output: Any, action: str, error: str | None = None
+        self, current: CurrentNode, status: str, node_input: Any, output: Any, action: str, error: str | None = None
     ) -> None:
         state, work = self._state, self._state.work
         calls = work if isinstance(work, Calls) else None
@@ -167,7 +167,7 @@ class Cursor:
                 attempt=current.frame.attempt,
                 action=action,
                 error=error,
-                input=given,
+                input=node_input,
                 output=output,
                 first_call=calls.first if calls else 0,
                 calls=calls.created if calls else 0,

@@ -1,7 +1,7 @@
-"""A flow as data: nodes, and edges that are taken by their actions. Whether they make sense together is for `checks`.
+"""A flow as data: nodes, and edges followed by action. `checks` validates it.
 
-Files, JSON and the Python builder are three ways to write a `Flow`. It is immutable, and its JSON is what the database
-keeps and the content hash covers.
+Files, JSON and the Python builder all produce a `Flow`. It is immutable. Its JSON is stored in the database and covered
+by the content hash.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ Kind = Literal["executor", "choice", "parallel", "subflow", "timer", "foreach", 
 Mode = Literal["sequential", "concurrent"]
 Strategy = Literal["fail_fast", "collect_errors", "ignore_errors", "continue"]
 OnError = Literal["fail", "continue"]
-"""What a failed node without an `error` edge does: fail its flow, or go on."""
+"""The behavior of a failed node without an `error` edge: fail its flow, or continue."""
 Rule = Literal["default", "fail"]
-"""The default of that for the nodes of a version: take their `default` edge, or fail. It is stored beside it."""
+"""The default of `on_error` for a version: failed nodes take their `default` edge, or fail. Stored with the version."""
 
 DEFAULT: Final = "default"
-"""The default action, and the edge of actions that have none of their own."""
+"""The default action, and the edge for actions without an edge of their own."""
 ERROR = "error"
-"""The edge of a node that has failed."""
+"""The edge that a failed node takes."""
 TIMEOUT = "timeout"
-"""The edge of a node whose time to wait is up."""
+"""The edge that a node takes when its wait times out."""
 MOST_STEPS = 100_000
-"""Nodes that a run visits at most, unless its flow says otherwise."""
+"""Node visits of a run, at most, unless its flow sets another limit."""
 
 MOST_MS = 100 * 366 * 86_400_000
-"""Milliseconds that anything may take or wait: a hundred years, which every timestamp can hold."""
+"""The longest timeout or delay in milliseconds: a hundred years, which every timestamp can hold."""
 
 
 class _Data(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The base of all parts of a flow: compact JSON, and back."""
+    """The base class of all parts of a flow, which are encoded as compact JSON."""
 
 
 class Prep(_Data, frozen=True, kw_only=True):
     """The input of a node."""
 
     input_key: str = ""
-    """A path: `$params.order`, `$shared.list[0]`, `$input`; without a root, of the shared state."""
+    """A path: `$params.order`, `$shared.list[0]`, `$input`. Without a root, a path in the shared state."""
     input_map: dict[str, str] = {}
-    """Several paths, each under a name of its own."""
+    """Several paths by name."""
 
 
 class Post(_Data, frozen=True, kw_only=True):
-    """Where a node's result goes."""
+    """Where a node's result is written, and which action follows."""
 
     output_key: str = ""
-    """Where in the shared state it is written."""
+    """The path in the shared state where the result is written."""
     output_map: dict[str, str] = {}
-    """Parts of it, as paths in it, by where in the shared state they are written."""
+    """By path in the shared state, the path in the result to write there."""
     action_static: str = ""
-    """The action that it ends with, whatever the result is."""
+    """The action, whatever the result."""
     action_key: str = ""
-    """A path in the result, at which the action stands."""
+    """The path of the action in the result."""
 
 
 class Script(_Data, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ class Script(_Data, frozen=True, kw_only=True):
 
 
 class Exec(_Data, frozen=True, kw_only=True):
-    """The executor of one branch, item or node of a subflow; missing fields are those of its node."""
+    """The executor of one branch, item or subflow node. Missing fields default to those of its node."""
 
     service: str = ""
     exec_type: str = ""
@@ -88,24 +88,24 @@ class Exec(_Data, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
     """Options of the executor."""
     index: int | None = None
-    """Which item of a foreach; its place in the list, if it does not say."""
+    """The index of the foreach item. Default: the position in the list."""
     node: str = ""
-    """Which node of a subflow."""
+    """The key of the subflow node."""
 
 
 EXECS = ("parallel_execs", "foreach_execs", "subflow_execs")
-"""Where a node has such."""
+"""The fields of a node that hold lists of `Exec`."""
 
 
 class ChoiceCase(_Data, frozen=True, kw_only=True):
-    """An action, and the expression that must hold for it."""
+    """An action and its condition."""
 
     action: str
     expr: Any = None
 
 
 class Node(_Data, frozen=True, kw_only=True):
-    """One node."""
+    """A node of a flow."""
 
     kind: Kind = "executor"
     description: str = ""
@@ -117,22 +117,22 @@ class Node(_Data, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
     """Options of the executor."""
     params: dict[str, Any] = {}
-    """Added to the parameters of the run, and passed on."""
+    """Merged into the parameters of the run for this node and its subflow."""
     prep: Prep = Prep()
     post: Post = Post()
     default_action: str = ""
     choice_key: str = ""
     choice_cases: tuple[ChoiceCase, ...] = ()
     max_retries: int | None = None
-    """Tries after the first: 3 means up to four, 0 one; if it is not said, as its task says."""
+    """Retries after the first attempt. Default: as the task declares."""
     wait_ms: int = 0
-    """Between two tries."""
+    """Milliseconds between two attempts."""
     max_attempts: int = 0
-    """Workers of a service that one try asks, one after another."""
+    """Workers of a service that one attempt asks, one after another, at most."""
     attempt_delay_ms: int = 0
     weighted_by_load: bool = False
     timeout_ms: int = 0
-    """How long one try may take; of a wait, see `params.timeout_ms`."""
+    """Milliseconds that one attempt may run. For the timeout of a wait, see `params.timeout_ms`."""
     queue: str = ""
     priority: int = 0
     parallel_services: tuple[str, ...] = ()
@@ -141,19 +141,19 @@ class Node(_Data, frozen=True, kw_only=True):
     max_parallel: int = 0
     failure_strategy: Strategy = "fail_fast"
     on_error: OnError | None = None
-    """What follows a failure without an `error` edge; by default, the rule of the version."""
+    """The behavior after a failure without an `error` edge. Default: the rule of the version."""
     foreach_execs: tuple[Exec, ...] = ()
     subflow: Flow | None = None
     subflow_execs: tuple[Exec, ...] = ()
 
     @property
     def ignores_errors(self) -> bool:
-        """Say whether it goes on as if nothing had failed."""
+        """Whether the node succeeds even if its branches fail."""
         return self.failure_strategy in ("ignore_errors", "continue")
 
 
 class Edge(_Data, frozen=True, kw_only=True, rename={"source": "from"}):
-    """Where an action leads; to nowhere, the flow ends."""
+    """The node that follows an action. Without `to`, the flow ends."""
 
     source: str
     action: str = DEFAULT
@@ -161,52 +161,52 @@ class Edge(_Data, frozen=True, kw_only=True, rename={"source": "from"}):
 
 
 class Flow(_Data, frozen=True, kw_only=True):
-    """A graph of nodes, or a part of one that stands in a node."""
+    """A graph of nodes: a flow, or a subflow of a node."""
 
     start: str
     nodes: dict[str, Node]
     edges: tuple[Edge, ...] = ()
     max_steps: int = 0
-    """Nodes that a run visits at most; 0 for the usual number."""
+    """Node visits of a run, at most. 0 for the default."""
     description: str = ""
     flow: str = ""
-    """Of one that stands in a node: the flow that it was taken over from."""
+    """For a subflow, the name of the flow that it was copied from."""
     version: int = 0
-    """Of that flow, which version."""
+    """For a subflow, the version of that flow."""
     functions: dict[str, Registered] = {}
-    """Options of the application's tasks that it runs, copied when it is published."""
+    """Options of the application's tasks that the flow calls, copied when it is published."""
     takes: dict[str, tuple[str, ...]] = {}
-    """Parameters of those, so that they get no more; one that is not here may take anything."""
+    """Parameters of the tasks in `functions`: only these are passed. A task that is missing here gets all."""
     schedule: dict[str, Any] | None = None
-    """When runs start by themselves, as it was written; this is stored beside the flow, and is no part of a version."""
+    """When runs start automatically, as written. It is stored separately and is not part of a version."""
 
     @property
     def most_steps(self) -> int:
-        """Return how many nodes a run visits at most."""
+        """Node visits of a run, at most."""
         return self.max_steps or MOST_STEPS
 
 
 def content_hash(flow: Flow) -> str:
-    """Return a SHA-256 of all of it."""
+    """Return the SHA-256 of the whole flow."""
     return hashlib.sha256(msgspec.json.encode(flow, order="sorted")).hexdigest()
 
 
 def body_of(flow: Flow) -> dict[str, Any]:
-    """Return a flow as plain data, in the shape of a file: with lists, where `to_builtins` leaves tuples."""
+    """Return a flow as plain data in the shape of a file. `to_builtins` would leave tuples instead of lists."""
     own = msgspec.structs.replace(flow, functions={}, takes={})
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(own))
     return plain
 
 
 def without_nulls(plain: Any) -> Any:
-    """Return a part of a flow without what is null: some write every field, with nothing in it."""
+    """Return a part of a flow without null fields: some tools write every field."""
     if isinstance(plain, dict):
         return {key: value for key, value in plain.items() if value is not None}
     return plain
 
 
 def normal(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return a flow that has passed the checks as its definition has it."""
+    """Return a validated flow, normalized for its definition."""
     flow = {key: value for key, value in plain.items() if value is not None and key not in ("name",)}
     if "nodes" not in flow:
         return flow
@@ -218,25 +218,25 @@ def normal(plain: dict[str, Any]) -> dict[str, Any]:
 
 
 def _normal_node(node: dict[str, Any]) -> dict[str, Any]:
-    found = {key: value for key, value in node.items() if value not in (None, "")}
+    normalized = {key: value for key, value in node.items() if value not in (None, "")}
     for key in ("prep", "post", "script"):
-        if key in found:
-            found[key] = without_nulls(found[key])
-            if not found[key]:
-                del found[key]
+        if key in normalized:
+            normalized[key] = without_nulls(normalized[key])
+            if not normalized[key]:
+                del normalized[key]
     for key in EXECS:
-        if key in found:
-            found[key] = [
-                {name: without_nulls(value) for name, value in one.items() if value not in (None, "")}
-                for one in found[key]
+        if key in normalized:
+            normalized[key] = [
+                {name: without_nulls(value) for name, value in entry.items() if value not in (None, "")}
+                for entry in normalized[key]
             ]
-    if "subflow" in found:
-        found["subflow"] = normal(found["subflow"])
-    return found
+    if "subflow" in normalized:
+        normalized["subflow"] = normal(normalized["subflow"])
+    return normalized
 
 
 def from_plain(plain: dict[str, Any]) -> Flow:
-    """Return a flow that has passed the checks."""
+    """Return the definition of a validated flow."""
     try:
         return msgspec.convert(normal(plain), Flow)
     except msgspec.ValidationError as error:
@@ -244,7 +244,7 @@ def from_plain(plain: dict[str, Any]) -> Flow:
 
 
 def node_at(flow: Flow, path: str) -> Node | None:
-    """Return the node at a path: its key, behind those of the nodes above it."""
+    """Return the node at a path: its key after those of the nodes above it."""
     node, inner = None, cast(Flow | None, flow)
     for key in path.split("/"):
         if inner is None or key not in inner.nodes:
@@ -255,52 +255,52 @@ def node_at(flow: Flow, path: str) -> Node | None:
 
 
 def size_of(flow: Flow) -> int:
-    """Return how many nodes a flow has, with those of the flows in it."""
+    """Return the number of nodes, including subflows."""
     return len(flow.nodes) + sum(size_of(node.subflow) for node in flow.nodes.values() if node.subflow is not None)
 
 
 def named_queues(flow: Flow) -> set[str]:
-    """Return the queues that the tasks of a flow wait in."""
-    found = {node.queue or "default" for node in flow.nodes.values()}
-    found |= {function.queue for function in flow.functions.values() if function.queue}
-    return found.union(*(named_queues(node.subflow) for node in flow.nodes.values() if node.subflow is not None))
+    """Return the queues of the flow's tasks."""
+    queues = {node.queue or "default" for node in flow.nodes.values()}
+    queues |= {function.queue for function in flow.functions.values() if function.queue}
+    return queues.union(*(named_queues(node.subflow) for node in flow.nodes.values() if node.subflow is not None))
 
 
 def functions_of(flow: Flow) -> set[str]:
-    """Return the names of all that the nodes of a flow run."""
-    found: set[str] = set()
+    """Return the names of all functions and services that a flow calls."""
+    names: set[str] = set()
     for node in flow.nodes.values():
         execs = (*node.parallel_execs, *node.foreach_execs, *node.subflow_execs)
-        found |= {
+        names |= {
             node.func,
             node.service,
             *node.parallel_services,
-            *(name for one in execs for name in (one.func, one.service)),
+            *(name for entry in execs for name in (entry.func, entry.service)),
         }
         if node.subflow is not None:
-            found |= functions_of(node.subflow)
-    return found - {""}
+            names |= functions_of(node.subflow)
+    return names - {""}
 
 
 def named_flows(flow: Flow) -> set[str]:
-    """Return the flows that stand in a flow by their names."""
+    """Return the flows that are used as subflows by name."""
     inner = [node.subflow for node in flow.nodes.values() if node.subflow is not None]
-    return {one.flow for one in inner if one.flow}.union(*map(named_flows, inner))
+    return {subflow.flow for subflow in inner if subflow.flow}.union(*map(named_flows, inner))
 
 
 class Edges:
-    """Where the actions of a flow's nodes lead."""
+    """The edges of a flow, by node and action."""
 
     def __init__(self, flow: Flow) -> None:
         self._to = {(edge.source, edge.action or DEFAULT): edge.to for edge in flow.edges}
 
     def follow(self, node: str, action: str) -> str:
-        """Return the node that an action leads to; an empty text where the flow ends."""
-        found = self._to.get((node, action))
-        return self._to.get((node, DEFAULT), "") if found is None else found
+        """Return the node that follows an action. Empty if the flow ends."""
+        target = self._to.get((node, action))
+        return self._to.get((node, DEFAULT), "") if target is None else target
 
     def catches(self, node: str, action: str) -> bool:
-        """Say whether an action of a node has an edge of its own."""
+        """Return whether a node has an edge for this very action."""
         return (node, action) in self._to
 
 
@@ -308,15 +308,15 @@ _STEP = "flow:"
 
 
 def step_of(path: str) -> str:
-    """Return what stands in the row of a task as its step; no step of a workflow can be called so."""
+    """Return the step name of a node in rows of tasks. No step of a DAG can have this name."""
     return _STEP + path
 
 
 def name_of(step: str | None) -> str | None:
-    """Return what people call a step of a workflow or a node of a flow, by what stands in the row of a task."""
+    """Return the displayed name of a step or a node, from the step name in the row of a task."""
     return None if step is None else step.removeprefix(_STEP)
 
 
 def is_node(step: str | None) -> bool:
-    """Say whether a task belongs to a node of a flow."""
+    """Return whether a task belongs to a node of a flow."""
     return step is not None and step.startswith(_STEP)

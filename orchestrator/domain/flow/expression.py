@@ -1,9 +1,9 @@
-"""Expressions of choices: twelve operators over paths and constants, as data.
+"""Conditions of choices: twelve operators over paths and constants, as data.
 
     {"and": [{"gt": ["$shared.total", 100]}, {"in": ["$params.country", ["DE", "FR"]]}]}
 
-Numbers are compared with numbers, texts with texts, lists with lists; true is no number. What cannot be compared is
-neither greater nor less, and two things of different kinds are never equal.
+Numbers compare with numbers, texts with texts, lists with lists. Booleans are not numbers. Values that cannot be
+compared are neither greater nor less, and values of different types are never equal.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ OPERATORS = ("and", "or", "not", "eq", "ne", "gt", "lt", "ge", "le", "exists", "
 _DEEPEST = 50
 
 
-def same(one: Any, other: Any) -> bool:
-    """Say whether two values are equal; 1 is 1.0, and true is neither."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, (int, float)) and isinstance(other, (int, float)):
-        return one == other
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    return type(one) is type(other) and bool(one == other)
+def same(left: Any, right: Any) -> bool:
+    """Return whether two values are equal. 1 equals 1.0, but neither equals true."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, (int, float)) and isinstance(right, (int, float)):
+        return left == right
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(same(value, right[key]) for key, value in left.items())
+    return type(left) is type(right) and bool(left == right)
 
 
 def _kind(value: Any) -> str | None:
@@ -41,13 +41,13 @@ def _kind(value: Any) -> str | None:
 
 
 def _ordered(holds: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]:
-    def compare(one: Any, other: Any) -> bool:
-        kind = _kind(one)
-        if kind is None or kind != _kind(other):
+    def compare(left: Any, right: Any) -> bool:
+        kind = _kind(left)
+        if kind is None or kind != _kind(right):
             return False
         try:
-            return bool(holds(one, other))
-        except TypeError:  # lists of things that cannot be compared, times with and without a zone
+            return bool(holds(left, right))
+        except TypeError:  # lists of different types, times with and without a zone
             return False
 
     return compare
@@ -58,40 +58,40 @@ def _is_in(item: Any, container: Any) -> bool:
         return isinstance(item, str) and item in container
     if isinstance(container, dict):
         return isinstance(item, str) and item in container
-    return isinstance(container, list) and any(same(item, other) for other in container)
+    return isinstance(container, list) and any(same(item, right) for right in container)
 
 
-_OF_TWO: dict[str, Callable[[Any, Any], bool]] = {
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "eq": same,
-    "ne": lambda one, other: not same(one, other),
-    "gt": _ordered(lambda one, other: one > other),
-    "lt": _ordered(lambda one, other: one < other),
-    "ge": _ordered(lambda one, other: one >= other),
-    "le": _ordered(lambda one, other: one <= other),
+    "ne": lambda left, right: not same(left, right),
+    "gt": _ordered(lambda left, right: left > right),
+    "lt": _ordered(lambda left, right: left < right),
+    "ge": _ordered(lambda left, right: left >= right),
+    "le": _ordered(lambda left, right: left <= right),
     "in": _is_in,
     "contains": lambda container, item: _is_in(item, container),
 }
 
 
 def evaluate(expr: Any, names: Names) -> bool:
-    """Say whether an expression holds."""
+    """Return whether an expression holds."""
     if not isinstance(expr, dict):
         return same(_operand(expr, names), True)
-    ((operator, given),) = expr.items()
+    ((operator, operands),) = expr.items()
     if operator == "and":
-        return all(evaluate(one, names) for one in given)
+        return all(evaluate(operand, names) for operand in operands)
     if operator == "or":
-        return any(evaluate(one, names) for one in given)
+        return any(evaluate(operand, names) for operand in operands)
     if operator == "not":
-        return not evaluate(_only(given), names)
+        return not evaluate(_single(operands), names)
     if operator == "exists":
-        return _operand(_only(given), names) is not None
-    one, other = (_operand(part, names) for part in given)
-    return _OF_TWO[operator](one, other)
+        return _operand(_single(operands), names) is not None
+    left, right = (_operand(part, names) for part in operands)
+    return _COMPARISONS[operator](left, right)
 
 
-def _only(given: Any) -> Any:
-    return given[0] if isinstance(given, list) and len(given) == 1 else given
+def _single(operands: Any) -> Any:
+    return operands[0] if isinstance(operands, list) and len(operands) == 1 else operands
 
 
 def _operand(value: Any, names: Names) -> Any:
@@ -99,12 +99,12 @@ def _operand(value: Any, names: Names) -> Any:
 
 
 def is_path(value: Any) -> bool:
-    """Say whether an operand is looked up, and not taken as it stands."""
+    """Return whether an operand is a path rather than a constant."""
     return isinstance(value, str) and value.startswith("$")
 
 
 def problems(expr: Any, depth: int = 0) -> Iterator[str]:
-    """Yield what is wrong with an expression."""
+    """Yield the problems of an expression."""
     if depth > _DEEPEST:
         yield f"an expression is nested at most {_DEEPEST} levels deep."
     elif isinstance(expr, bool) or is_path(expr):
@@ -115,30 +115,30 @@ def problems(expr: Any, depth: int = 0) -> Iterator[str]:
             f"found {shown(expr)}. Operators: {', '.join(OPERATORS)}."
         )
     else:
-        ((operator, given),) = expr.items()
-        yield from _problems_with(str(operator), given, depth)
+        ((operator, operands),) = expr.items()
+        yield from _problems_with(str(operator), operands, depth)
 
 
-def _problems_with(operator: str, given: Any, depth: int) -> Iterator[str]:
+def _problems_with(operator: str, operands: Any, depth: int) -> Iterator[str]:
     if operator not in OPERATORS:
         hint = did_you_mean(operator, OPERATORS)
         yield f"there is no operator {operator!r}.{hint} Operators: {', '.join(OPERATORS)}."
     elif operator in ("and", "or"):
-        if not isinstance(given, list) or not given:
-            yield f"{operator} takes a list of expressions; found {shown(given)}."
+        if not isinstance(operands, list) or not operands:
+            yield f"{operator} takes a list of expressions; found {shown(operands)}."
         else:
-            for one in given:
-                yield from problems(one, depth + 1)
+            for operand in operands:
+                yield from problems(operand, depth + 1)
     elif operator == "not":
-        yield from problems(_only(given), depth + 1)
+        yield from problems(_single(operands), depth + 1)
     elif operator == "exists":
-        if not is_path(_only(given)):
-            yield f"exists takes a path, such as $shared.name; found {shown(given)}."
-        yield from _problems_of(_only(given))
-    elif not isinstance(given, list) or len(given) != 2:
-        yield f"{operator} takes a list of two; found {shown(given)}."
+        if not is_path(_single(operands)):
+            yield f"exists takes a path, such as $shared.name; found {shown(operands)}."
+        yield from _problems_of(_single(operands))
+    elif not isinstance(operands, list) or len(operands) != 2:
+        yield f"{operator} takes a list of two; found {shown(operands)}."
     else:
-        for part in given:
+        for part in operands:
             yield from _problems_of(part)
 
 

@@ -1,6 +1,6 @@
 """Paths into the data of a run: `$params.order.lines[0].price`, `$shared.total`, `$input`.
 
-Without a root, a path is one of the shared state. What does not stand there is null.
+A path without a root belongs to the shared state. A missing value is null.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ _LONGEST = 1_000
 
 
 class Path(NamedTuple):
-    """A root, and the way from there."""
+    """A root, and the keys and indexes below it."""
 
     root: str
     parts: tuple[str | int, ...]
 
     @property
     def key(self) -> str:
-        """Return the way as text, without its root: what a signal is called that is looked for here."""
+        """The path as text without its root. A signal for this path has it as its key."""
         return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.parts).lstrip(".")
 
 
 class Names(NamedTuple):
-    """The data that paths lead into."""
+    """The data that paths refer to."""
 
     params: Any
     shared: Any
@@ -39,35 +39,35 @@ class Names(NamedTuple):
 
 @lru_cache(maxsize=4_096)
 def parse(text: str, root: str = "shared") -> Path:
-    """Return a path, or say what is wrong with it. Every step of every run reads the same ones."""
+    """Parse a path, or raise ExpressionError. Cached, because all runs use the same paths."""
     if len(text) > _LONGEST:
         raise ExpressionError(f"A path has at most {_LONGEST:,} characters; found {len(text):,}.")
     rest = text
-    found = _ROOT.match(text)
-    if found is not None:
-        root, rest = found[1], text[found.end() :]
+    root_match = _ROOT.match(text)
+    if root_match is not None:
+        root, rest = root_match[1], text[root_match.end() :]
         if root not in ROOTS:
             raise ExpressionError(f"Path {text!r} begins with none of $params, $shared and $input.")
         if rest and rest[0] not in ".[":
             raise ExpressionError(f"Path {text!r} cannot be read after ${root}: expected `.name` or `[0]`.")
     parts: list[str | int] = []
-    place = 0
+    offset = 0
     if rest == "." or rest.startswith(".."):
         raise ExpressionError(f"Path {text!r} cannot be read at {rest[:40]!r}: expected `.name` or `[0]`.")
     rest = rest.removeprefix(".")
-    while place < len(rest):
-        part = _PART.match(rest, place)
-        if part is None or (place and part[1] is not None and rest[place] != "."):
-            raise ExpressionError(f"Path {text!r} cannot be read at {rest[place:][:40]!r}: expected `.name` or `[0]`.")
+    while offset < len(rest):
+        part = _PART.match(rest, offset)
+        if part is None or (offset and part[1] is not None and rest[offset] != "."):
+            raise ExpressionError(f"Path {text!r} cannot be read at {rest[offset:][:40]!r}: expected `.name` or `[0]`.")
         parts.append(part[1] if part[1] is not None else int(part[2]))
-        place = part.end()
-    if found is None and not parts:
+        offset = part.end()
+    if root_match is None and not parts:
         raise ExpressionError(f"Path {text!r} is empty: expected something like `$shared.name`.")
     return Path(root, tuple(parts))
 
 
 def look_up(value: Any, parts: tuple[str | int, ...]) -> Any:
-    """Return what stands at the end of a way; None where it leads nowhere."""
+    """Return the value at a path below `value`, or None."""
     for part in parts:
         if isinstance(part, int):
             if not isinstance(value, list) or part >= len(value):
@@ -85,19 +85,19 @@ def resolve(path: Path, names: Names) -> Any:
 
 
 def find(text: str, names: Names) -> Any:
-    """Return what the path of a text leads to."""
+    """Return the value at a path."""
     return resolve(parse(text), names)
 
 
 def part_of(value: Any, text: str) -> Any:
-    """Return a part of a value, by the way to it."""
+    """Return the part of a value at a path within it."""
     return look_up(value, parse(text).parts) if text else value
 
 
 def write(shared: dict[str, Any], text: str, value: Any) -> None:
-    """Put a value into the shared state, or say why it cannot stand there.
+    """Write a value to the shared state, or raise ExpressionError if it cannot be written there.
 
-    `a.b` is `b` of the mapping `a`, which is made if there is none; `a[1]` is an item that the list `a` has.
+    `a.b` is the key `b` of the mapping `a`, which is created if missing. `a[1]` is an existing item of the list `a`.
     """
     first, *rest = parse(text).parts or ("",)
     if isinstance(first, int):
@@ -105,22 +105,22 @@ def write(shared: dict[str, Any], text: str, value: Any) -> None:
     shared[first] = _written(shared.get(first), tuple(rest), value, Path("shared", (first,)), text)
 
 
-def _written(held: Any, rest: tuple[str | int, ...], value: Any, above: Path, text: str) -> Any:
-    """Return what is held with a value in it. It is a copy, because parameters or another result may hold the same."""
+def _written(container: Any, rest: tuple[str | int, ...], value: Any, above: Path, text: str) -> Any:
+    """Return a copy of `held` with the value in it. It is copied because parameters or other results may share it."""
     if not rest:
         return value
     part, below = rest[0], rest[1:]
-    at = Path(above.root, (*above.parts, part))
+    path = Path(above.root, (*above.parts, part))
     if isinstance(part, int):
-        if not isinstance(held, list):
-            raise ExpressionError(f"Path {text!r} cannot be written: {above.key!r} is {_kind(held)}, and no list.")
-        if part >= len(held):
-            raise ExpressionError(f"Path {text!r} cannot be written: {above.key!r} has {len(held):,} items.")
-        return [*held[:part], _written(held[part], below, value, at, text), *held[part + 1 :]]
-    if held is not None and not isinstance(held, dict):
-        raise ExpressionError(f"Path {text!r} cannot be written: {above.key!r} is {_kind(held)}, and no mapping.")
-    found = {} if held is None else held
-    return {**found, part: _written(found.get(part), below, value, at, text)}
+        if not isinstance(container, list):
+            raise ExpressionError(f"Path {text!r} cannot be written: {above.key!r} is {_kind(container)}, and no list.")
+        if part >= len(container):
+            raise ExpressionError(f"Path {text!r} cannot be written: {above.key!r} has {len(container):,} items.")
+        return [*container[:part], _written(container[part], below, value, path, text), *container[part + 1 :]]
+    if container is not None and not isinstance(container, dict):
+        raise ExpressionError(f"Path {text!r} cannot be written: {above.key!r} is {_kind(container)}, and no mapping.")
+    mapping = {} if container is None else container
+    return {**mapping, part: _written(mapping.get(part), below, value, path, text)}
 
 
 def _kind(value: Any) -> str:

@@ -1,11 +1,11 @@
 """The planner of flows: `(definition, state, event) → commands`.
 
-A run has one cursor. It stands at a node that waits for tasks, a timer or a signal; when that comes, the node ends with
-an action, and the cursor goes on along its edge, through all nodes that need not wait. In a node that is a flow
-itself, the cursor goes down a level, and comes up again when that flow ends. Nothing is read here, and nothing is known
-that is not in the state: so a leader may forget it all between any two events.
+A run has one cursor. The current node waits for tasks, a timer or a signal. When it ends with an action, the cursor
+follows the action's edge and passes all nodes that need not wait. A subflow adds a level to the cursor until it ends.
+The planner reads nothing but the state, so the leader may forget a run between two events.
 
-This file takes events and visits nodes; `cursor` moves from node to node, `calls` and `waits` are what nodes wait for.
+This file handles events and visits nodes. `cursor` moves from node to node, and `waits` has nodes that wait for timers
+and signals.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from orchestrator.domain.flow.state import Calls, Frame, Kept, Wait
 from orchestrator.domain.flow.waits import Waiting
 from orchestrator.errors import ExpressionError
 
-# -- nodes of flows that wait for tasks: one, one for each branch, or one for each item of a list
+# -- nodes that call tasks: a single one, one per branch, or one per list item
 
 MOST_ITEMS = 10_000
-"""Items of one foreach: what they come to is kept with the run until the last has ended."""
+"""Items of one foreach, at most: their results are kept in the run's state until the last has ended."""
 AT_ONCE = 100
-"""Tasks of one node that are open at the same time, where it sets no limit itself."""
+"""Open tasks of one node, unless the node sets a limit."""
 MOST_AT_ONCE = 1_000
 DATA_AT_ONCE = 1_000_000
-"""Bytes of parameters that the open tasks of one node are given, taken together; one is always open."""
+"""Bytes of parameters sent to the open tasks of one node, at most. One task is always open."""
 
 
 class Calling(Cursor):
-    """Has tasks run for the node at which the cursor stands."""
+    """Calls tasks for the current node."""
 
     _sized: tuple[str, int] | None = None
 
@@ -55,67 +55,67 @@ class Calling(Cursor):
                 self._write_branch(position, event.value)
             self._follow_calls(work)
 
-    def _call_each(self, current: CurrentNode, given: Any) -> None:
-        if not isinstance(given, list):
-            self._fail(given, f"A foreach takes a list; its input is {_described(given)}.")
-        elif len(given) > MOST_ITEMS:
-            self._fail(None, f"Its list has {len(given):,} items, and at most {MOST_ITEMS:,} are allowed.")
-        elif not given:
-            self._finish(given, [])
+    def _call_each(self, current: CurrentNode, node_input: Any) -> None:
+        if not isinstance(node_input, list):
+            self._fail(node_input, f"A foreach takes a list; its input is {_described(node_input)}.")
+        elif len(node_input) > MOST_ITEMS:
+            self._fail(None, f"Its list has {len(node_input):,} items, and at most {MOST_ITEMS:,} are allowed.")
+        elif not node_input:
+            self._finish(node_input, [])
         else:
-            self._call(current, given, len(given))
+            self._call(current, node_input, len(node_input))
 
-    def _call(self, current: CurrentNode, given: Any, total: int) -> None:
+    def _call(self, current: CurrentNode, node_input: Any, total: int) -> None:
         state = self._state
-        calls = Calls(given, total, state.made, [None] * total)
+        calls = Calls(node_input, total, state.made, [None] * total)
         kept, state.kept = state.kept, None
         if kept is not None and kept.path == state.cursor and len(kept.values) == total:
             calls.values, calls.kept = kept.values, kept.positions
         if current.node.kind == "foreach":
-            calls.input, calls.is_looked_up = None, True
+            calls.input, calls.recomputes_input = None, True
         state.work = calls
         self._create(current, calls)
 
     def _create(self, current: CurrentNode, calls: Calls) -> None:
-        """Create as many tasks as the node lets be open at once."""
+        """Create as many tasks as may be open at once."""
         if calls.created == calls.total - len(calls.kept):
             return
         node = current.node
         common = current.graph.executor(current.frame.node)
-        is_one = common.exec_type == "local_func" and node.kind != "parallel" and not node.foreach_execs
-        names = self._graph.flow.takes.get(common.func or common.service) if is_one else None
+        has_one_function = common.exec_type == "local_func" and node.kind != "parallel" and not node.foreach_execs
+        names = self._graph.flow.takes.get(common.func or common.service) if has_one_function else None
         params = passed_on(node, current.params, names)
         width = 1 if node.parallel_mode == "sequential" else min(node.max_parallel or AT_ONCE, MOST_AT_ONCE)
         if width > 1:
             width = min(width, max(1, DATA_AT_ONCE // (1 + self._size(params))))
-        positions, given = calls.open_positions, self._given(current, calls)
+        positions, node_input = calls.open_positions, self._call_input(current, calls)
         while calls.created < len(positions) and len(calls.running) < width:
             position = positions[calls.created]
-            executor, own = self._branch(current, given, position)
-            identifier = self._made()
+            executor, own = self._branch(current, node_input, position)
+            identifier = self._next_id()
             calls.running[identifier] = position
             calls.created += 1
             count = None if node.kind == "executor" else calls.total
-            more = params | executor.params if executor.params else params
+            task_params = params | executor.params if executor.params else params
             path = self._state.cursor
-            self._commands.append(commands.Call(identifier, path, node, executor, position, count, own, more))
+            self._commands.append(commands.Call(identifier, path, node, executor, position, count, own, task_params))
 
     def _size(self, params: dict[str, Any]) -> int:
-        """Return how many bytes every task of the present node is given of the parameters."""
+        """Return the encoded size of the parameters for each task of the current node."""
         cursor = self._state.cursor
         if self._sized is None or self._sized[0] != cursor:
             self._sized = cursor, len(timezones.encode(params))
         return self._sized[1]
 
-    def _branch(self, current: CurrentNode, given: Any, position: int) -> tuple[Exec, Any]:
+    def _branch(self, current: CurrentNode, node_input: Any, position: int) -> tuple[Exec, Any]:
         graph, key, node = current.graph, current.frame.node, current.node
         if node.kind == "foreach":
-            return of_item(graph, key, node, position), given[position]
+            return of_item(graph, key, node, position), node_input[position]
         if node.kind == "executor":
-            return graph.executor(key), given
+            return graph.executor(key), node_input
         executor = branches(graph, key, node, current.params)[position]
         own = executor.prep.input_key or executor.prep.input_map
-        return executor, self._input(current, executor.prep) if own else given
+        return executor, self._input(current, executor.prep) if own else node_input
 
     def _write_branch(self, position: int, value: Any) -> None:
         current = self._current()
@@ -125,7 +125,7 @@ class Calling(Cursor):
                 write(current.frame.shared, post.output_key, value)
 
     def _follow_calls(self, calls: Calls) -> None:
-        """Go on after a task of the present node has ended."""
+        """Continue after a task of the current node has ended."""
         current = self._current()
         node = current.node
         if calls.errors and not node.ignores_errors and node.failure_strategy != "collect_errors":
@@ -133,27 +133,27 @@ class Calling(Cursor):
             self._abandon(calls)
             position, error = next(iter(calls.errors.items()))
             text = error if node.kind == "executor" else f"Branch {position}: {error}"
-            self._fail_calls(self._given(current, calls), text, calls, done)
+            self._fail_calls(self._call_input(current, calls), text, calls, done)
             return
         self._create(current, calls)
         if calls.running:
             return
-        given = self._given(current, calls)
+        node_input = self._call_input(current, calls)
         result = calls.values[0] if node.kind == "executor" else calls.values
         if calls.errors and not node.ignores_errors:
             if node.post.output_key:
                 write(current.frame.shared, node.post.output_key, result)
-            told = "; ".join(f"branch {position}: {error}" for position, error in sorted(calls.errors.items())[:10])
-            of = f"{len(calls.errors)} of {calls.total} branches failed: "
-            text = calls.errors[0] if node.kind == "executor" else of + told
-            self._fail_calls(given, text, calls, calls.done, output=result)
+            errors = "; ".join(f"branch {position}: {error}" for position, error in sorted(calls.errors.items())[:10])
+            prefix = f"{len(calls.errors)} of {calls.total} branches failed: "
+            text = calls.errors[0] if node.kind == "executor" else prefix + errors
+            self._fail_calls(node_input, text, calls, calls.done, output=result)
             return
-        self._finish(given, result)
+        self._finish(node_input, result)
 
-    def _fail_calls(self, given: Any, error: str, calls: Calls, done: list[int], *, output: Any = None) -> None:
-        """End a node whose tasks failed; if that ends the run, a retry does not call again what had ended well."""
+    def _fail_calls(self, node_input: Any, error: str, calls: Calls, done: list[int], *, output: Any = None) -> None:
+        """Fail a node whose tasks failed. If that ends the run, keep the successful results for a retry."""
         state, path = self._state, self._state.cursor
-        self._fail(given, error, output=output)
+        self._fail(node_input, error, output=output)
         if done and state.is_over and state.cursor == path:
             state.kept = Kept(path, calls.values, done)
 
@@ -167,14 +167,14 @@ def _described(value: Any) -> str:
 # -- the planner
 
 TURN = 100
-"""Nodes that are passed without a pause; a loop that never waits lets others have their turn."""
+"""Nodes visited in one go. A loop that never waits yields to other runs after that many."""
 
 
 class Planner(Calling, Waiting):
-    """Brings one run on, event by event."""
+    """Advances one run, event by event."""
 
     def tell(self, event: Event) -> list[Command]:
-        """Say what follows from an event. What comes too late, or twice, changes nothing."""
+        """Apply an event and return the commands that follow. Late or repeated events change nothing."""
         state = self._state
         if state.has_ended and isinstance(event, commands.Signalled):
             self.keep(event)
@@ -183,25 +183,25 @@ class Planner(Calling, Waiting):
             return []
         self._commands = []
         try:
-            self._take_note(event)
-        except ExpressionError as error:  # what has come cannot be written where its node wants it, or decides nothing
+            self._apply(event)
+        except ExpressionError as error:  # the value cannot be written where the node wants it, or decides nothing
             if isinstance(state.work, Calls):
                 self._abandon(state.work)
             self._break(str(error))
-        self._go_on()
+        self._advance()
         if state.has_ended:
             self._commands.append(commands.End(state.error))
         return self._commands
 
     def abort(self, error: str, events: Iterable[Event] = ()) -> list[Command]:
-        """End the flow: it cannot go on. Of what has happened, only what has ended counts, and what was sent."""
+        """Fail a run that cannot continue. Of the given events, only ended calls and signals are applied."""
         self._commands = []
         state = self._state
         for event in events:
             if isinstance(event, commands.CallEnded):
                 if isinstance(state.work, Calls):
                     state.work.running.pop(event.id, None)
-                state.closing = [one for one in state.closing if one != event.id]
+                state.closing = [call for call in state.closing if call != event.id]
             elif isinstance(event, commands.Signalled):
                 self.keep(event)
         self._end(error)
@@ -209,7 +209,7 @@ class Planner(Calling, Waiting):
             self._commands.append(commands.End(error))
         return self._commands
 
-    def _take_note(self, event: Event) -> None:
+    def _apply(self, event: Event) -> None:
         match event:
             case commands.Begun():
                 self._begin()
@@ -226,7 +226,7 @@ class Planner(Calling, Waiting):
         if not self._state.frames:
             self._state.frames = [Frame(self._graph.flow.start, {**(self._state.initial or {})})]
             for key, value in self._state.signals.items():
-                self._show(key, value)
+                self._share_signal(key, value)
 
     def _retried(self) -> None:
         state = self._state
@@ -234,8 +234,7 @@ class Planner(Calling, Waiting):
             state.is_over, state.error, state.work, state.steps, state.closing = False, None, None, 0, []
             state.frames[-1].attempt = 1
 
-    def _go_on(self) -> None:
-        """Visit nodes until one waits."""
+    def _advance(self) -> None:
         state = self._state
         for _ in range(TURN):
             if state.is_over or state.work is not None or not state.frames:
@@ -257,44 +256,46 @@ class Planner(Calling, Waiting):
 
     def _visit(self, current: CurrentNode) -> None:
         node = current.node
-        given = self._input(current, node.prep)
+        node_input = self._input(current, node.prep)
         if node.kind == "executor":
-            self._call(current, given, 1)
+            self._call(current, node_input, 1)
         elif node.kind == "choice":
-            self._choose(current, given)
+            self._choose(current, node_input)
         elif node.kind == "parallel":
             number = len(branches(current.graph, current.frame.node, node, current.params))
             if number:
-                self._call(current, given, number)
+                self._call(current, node_input, number)
             else:
-                self._fail(given, "It has no branches: expected parallel_services, parallel_execs or params.services.")
+                self._fail(
+                    node_input, "It has no branches: expected parallel_services, parallel_execs or params.services."
+                )
         elif node.kind == "foreach":
-            self._call_each(current, given)
+            self._call_each(current, node_input)
         elif node.kind == "subflow":
             below = f"{self._state.cursor}/"
-            for key in [one for one in self._state.deciders if one.startswith(below)]:
+            for key in [decider for decider in self._state.deciders if decider.startswith(below)]:
                 if key not in self._state.signals:
-                    del self._state.deciders[key]  # it was of an earlier visit
-            self._state.frames.append(Frame(current.graph.inner(current.frame.node).flow.start, input=given))
+                    del self._state.deciders[key]  # from an earlier visit
+            self._state.frames.append(Frame(current.graph.inner(current.frame.node).flow.start, input=node_input))
         elif node.kind == "timer":
-            self._start_timer(current, given)
+            self._start_timer(current, node_input)
         else:
-            value = self._awaited(current, given)
+            value = self._find_signal(current, node_input)
             if value is not None:
-                self._met(current, given, value)
+                self._receive(current, node_input, value)
             else:
-                self._wait_for_signal(current, given)
+                self._wait_for_signal(current, node_input)
 
-    def _choose(self, current: CurrentNode, given: Any) -> None:
-        node, names = current.node, current.names(given)
+    def _choose(self, current: CurrentNode, node_input: Any) -> None:
+        node, names = current.node, current.names(node_input)
         if node.choice_key:
             source = find(node.choice_key, names)
             chosen = str(source) if isinstance(source, (str, int, float)) else ""
             if current.graph.edges.catches(current.frame.node, chosen):
-                self._finish(given, given, action=chosen)
+                self._finish(node_input, node_input, action=chosen)
                 return
         for case in node.choice_cases:
             if evaluate(case.expr, names):
-                self._finish(given, given, action=case.action)
+                self._finish(node_input, node_input, action=case.action)
                 return
-        self._finish(given, given, action=fallback_of(node, given, names))
+        self._finish(node_input, node_input, action=fallback_of(node, node_input, names))

@@ -1,4 +1,4 @@
-"""The rule for failed nodes: each version of a flow has one, and a subflow keeps its own."""
+"""The rule for failed nodes. Each version of a flow has one, and a subflow keeps the rule of its own version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.domain.flow.definition import DEFAULT, ERROR, TIMEOUT, Edge, F
 
 
 def left_to_rule(flow: Flow) -> dict[str, str]:
-    """Return the nodes of which only the rule says what follows a failure, and where their `default` edges lead."""
+    """Return the nodes whose failures are handled by the rule alone, with the targets of their `default` edges."""
     targets = {edge.source: edge.to for edge in flow.edges if (edge.action or DEFAULT) == DEFAULT}
     caught = {edge.source for edge in flow.edges if edge.action == ERROR}
     nodes = flow.nodes
@@ -18,36 +18,36 @@ def left_to_rule(flow: Flow) -> dict[str, str]:
 
 
 def named_versions(flow: Flow) -> set[tuple[str, int]]:
-    """Return the versions of other flows that stand in a flow; not those that stand in these."""
-    found: set[tuple[str, int]] = set()
+    """Return the flow versions used directly as subflows."""
+    versions: set[tuple[str, int]] = set()
     for node in flow.nodes.values():
         inner = node.subflow
         if inner is not None:
-            found |= {(inner.flow, inner.version)} if inner.flow else named_versions(inner)
-    return found
+            versions |= {(inner.flow, inner.version)} if inner.flow else named_versions(inner)
+    return versions
 
 
-def with_rules(flow: Flow, taken: Mapping[tuple[str, int], Rule], rule: Rule) -> Flow:
-    """Return a flow in which those that were taken over do under `rule` what their versions do under their own."""
+def with_rules(flow: Flow, rules: Mapping[tuple[str, int], Rule], rule: Rule) -> Flow:
+    """Return a flow whose copied subflows behave under `rule` as they did under the rules of their own versions."""
 
     def change(inner: Flow) -> Flow:
         if not inner.flow:
-            return with_rules(inner, taken, rule)
-        return _under(inner, taken.get((inner.flow, inner.version), rule), rule)
+            return with_rules(inner, rules, rule)
+        return _under(inner, rules.get((inner.flow, inner.version), rule), rule)
 
     return _with_subflows(flow, change)
 
 
-def _under(flow: Flow, own: Rule, rule: Rule) -> Flow:
-    """Return a flow that says at each node what its own rule has left open."""
-    if own == rule:
+def _under(flow: Flow, old_rule: Rule, rule: Rule) -> Flow:
+    """Return a flow that states at each node what its own rule implied."""
+    if old_rule == rule:
         return flow
-    flow = _with_subflows(flow, lambda inner: _under(inner, own, rule))
-    left = left_to_rule(flow)
-    if own == DEFAULT:
-        more = [Edge(source=key, action=ERROR, to=to) for key, to in left.items()]
+    flow = _with_subflows(flow, lambda inner: _under(inner, old_rule, rule))
+    open_nodes = left_to_rule(flow)
+    if old_rule == DEFAULT:
+        more = [Edge(source=key, action=ERROR, to=to) for key, to in open_nodes.items()]
         return replace(flow, edges=(*flow.edges, *more))
-    nodes = {key: replace(node, on_error="fail") if key in left else node for key, node in flow.nodes.items()}
+    nodes = {key: replace(node, on_error="fail") if key in open_nodes else node for key, node in flow.nodes.items()}
     return replace(flow, nodes=nodes)
 
 
@@ -58,17 +58,17 @@ def _with_subflows(flow: Flow, change: Callable[[Flow], Flow]) -> Flow:
     return replace(flow, nodes={key: changed(node) for key, node in flow.nodes.items()})
 
 
-# -- what a flow means here and would not mean to the flow schedulers that its format comes from
+# -- differences from the flow schedulers that the format comes from
 
 
 _NODE_KEYS = ("description", "options", "timeout_ms", "queue", "priority", "on_error")
 _FLOW_KEYS = ("max_steps", "schedule")
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 _THERE = "the flow schedulers that this format comes from"
 
 
 def differences(flow: Flow) -> list[str]:
-    """Return how a run differs that another flow scheduler makes of the same definition."""
+    """Return where a run differs from runs of the same definition in other flow schedulers."""
     failing, edges, keys = list[str](), list[str](), set[str]()
     for path, inner in _flows(flow):
         failing += [path + key for key in left_to_rule(inner)]
@@ -76,17 +76,17 @@ def differences(flow: Flow) -> list[str]:
         keys.update(name for name in _FLOW_KEYS if getattr(inner, name))
         for node in inner.nodes.values():
             keys.update(_own_keys(node))
-    found = []
+    messages = []
     if failing:
-        found.append(
+        messages.append(
             f"if {_named(failing)} fails, the run fails; {_THERE} take the default edge. Give it an error edge, or say "
             f"`on_error: fail` or `on_error: continue`."
         )
     if edges:
-        found.append(f"{_named(edges)} has an error or timeout edge, which {_THERE} do not take.")
+        messages.append(f"{_named(edges)} has an error or timeout edge, which {_THERE} do not take.")
     if keys:
-        found.append(f"{', '.join(sorted(keys))}: {_THERE} do not know that.")
-    return found
+        messages.append(f"{', '.join(sorted(keys))}: {_THERE} do not know that.")
+    return messages
 
 
 def _flows(flow: Flow, path: str = "") -> Iterator[tuple[str, Flow]]:
@@ -105,6 +105,6 @@ def _own_keys(node: Node) -> Iterator[str]:
 
 
 def _named(paths: list[str]) -> str:
-    first = " or ".join(repr(path) for path in paths[:_MOST_NAMED])
-    more = len(paths) - _MOST_NAMED
+    first = " or ".join(repr(path) for path in paths[:_MAX_NAMED])
+    more = len(paths) - _MAX_NAMED
     return f"node {first}" + (f" or one of {more:,} more" if more > 0 else "")

@@ -1,1 +1,1 @@
-"""Lanes, rates and limits: which tasks may start, and when."""
+"""Lanes, rates and limits: how many tasks may start, and when."""

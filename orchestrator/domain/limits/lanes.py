@@ -1,19 +1,19 @@
-"""Whose turn it is: priority first, then keys by turns, then age; and never more than the limits allow.
+"""Fair scheduling of tasks within limits: by priority, then round-robin over keys, then by age.
 
-A task with a key or a limit of its own waits in a *lane*, `task|key`. The lanes of a task that has limits stand before
-its *gate*, which holds for all of them together. Where there is nothing but a key, the gate has no name, and keys
-share their turns whatever the task. What has neither key nor limit is the queue's plain traffic: one more lane.
+A task with a key or a limit of its own waits in a *lane*, `task|key`. All lanes of a task with limits belong to its
+*gate*, which holds their shared limits. Lanes of tasks with a key but no limit belong to the gate without a name, and
+take turns whatever the task. Tasks with neither key nor limit are the queue's plain traffic, which is one more lane.
 
     queue ─┬─ plain
-           ├─ gate ""       ── lane "|acme"      lane "|globex"  …      fairness alone
+           ├─ gate ""       ── lane "|acme"      lane "|globex"  …      fairness only
            └─ gate "mail"   ── lane "mail|acme"  lane "mail|zorg" …     limits of the task `mail`
 
-Every lane has a clock that moves by 1/weight with each task it is given, and the lane that is furthest behind is next.
-A lane that was empty starts where the others are, so nobody can save turns up. A lane that is at its limit, or whose
-rate allows nothing yet, does not stand in line at all, so that a million tasks behind it cost nothing.
+Every lane has a virtual clock that advances by 1/weight per turn. The next turn goes to the lane with the lowest clock.
+A lane that was empty starts at the clock of its queue, so that lanes cannot save up turns. A lane at its limit, or
+without tokens, is not in the heap at all, so that a million tasks in it cost nothing.
 
-Of each lane it is known how many tasks can be had, so that a turn is rarely given to nobody. When those have been given
-away the lane is *in doubt*, and Postgres is asked what is left, unless it has just said that there is nothing else.
+Each lane counts its known ready tasks, so that few turns are wasted. When all known tasks have had a turn, the lane is
+*in doubt*: Postgres is asked for more, unless its last answer said that there are none.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from orchestrator.domain.limits.lane_limits import LaneLimits, gate_of
 from orchestrator.domain.tasks.task import DEFAULT_OPTIONS, TaskOptions
 
 MOST_LANES = 50_000
-"""Lanes that are remembered at once. Of those beyond, Postgres is asked when there is room again."""
+"""Lanes in memory, at most. Further lanes are read from Postgres when there is room."""
 
 FINE, COARSE = 128, 16
-"""Parts into which a queue's room is cut, where it has no more lanes than the first number, and where it has more: a
-lane that is next is given a part. So ten thousand lanes cost no more than ten."""
+"""Parts into which a queue's room is split: `FINE` for up to `FINE` lanes, else `COARSE`. The next lane gets one part
+at once, so that ten thousand lanes cost no more than ten."""
 
 
 class Share(NamedTuple):
-    """The share of one lane in a queue's room."""
+    """The turns of one lane in a queue's room."""
 
     queue: str
     lane: str | None
-    """None for the plain traffic."""
+    """The name of the lane. None for the plain traffic."""
     priority: int
     turns: int
 
 
 class Rest(IntEnum):
-    """Whether a lane has more than the known tasks."""
+    """Whether a lane has more ready tasks than the known ones."""
 
     NOTHING = 0
-    """So Postgres has said, and nothing has arrived since."""
+    """Postgres said that there are none, and no task has arrived since."""
     PERHAPS = 1
     SOMETHING = 2
 
@@ -61,9 +61,9 @@ class Stock(NamedTuple):
     """Ready tasks of a lane."""
 
     top: int
-    """The priority of its most urgent task."""
+    """The highest priority in the lane."""
     known: int
-    """How many of that priority there are, at least."""
+    """The number of tasks of that priority, at least."""
     rest: Rest
 
 
@@ -73,44 +73,43 @@ class _Lane:
     name: str
     options: TaskOptions
     top: int
-    """The priority of its most urgent task."""
+    """The highest priority in the lane."""
     clock: float
     known: int = 0
-    """Tasks of that priority that can be given a turn; the lane stands in line only while there are any."""
+    """Tasks of the top priority that can be given a turn. The lane is in its heap only while there are any."""
     rest: Rest = Rest.PERHAPS
     ticket: int = 0
-    """Its place in line; an older ticket is void."""
+    """The number of the lane's valid heap entry. Entries with other numbers are void."""
     waits: bool = False
-    """For its limits, where it will be found again: once, whatever arrives meanwhile."""
+    """The lane waits for its limits, and is in `_full` or `_asleep` exactly once."""
 
     @property
     def position(self) -> tuple[int, float]:
-        """Before which others it comes: the more urgent, and then the further behind."""
+        """The sort key: higher priority first, then the lower clock."""
         return -self.top, self.clock
 
 
 _LAST = (1_000, 0.0)
-"""Behind every lane."""
+"""Sorts after every lane."""
 
 _Entry = tuple[int, float, int, _Lane]
-"""A place in line: urgency, clock, ticket, lane."""
+"""A heap entry: urgency, clock, ticket, lane."""
 
 
 @dataclass(slots=True)
 class _Queue:
-    lines: defaultdict[str, list[_Entry]] = field(default_factory=lambda: defaultdict(list))
-    """By gate, the lanes that may be served: heaps."""
+    heaps: defaultdict[str, list[_Entry]] = field(default_factory=lambda: defaultdict(list))
+    """Heaps of the lanes that may be served, by gate."""
     plain: _Lane = field(default_factory=lambda: _Lane("", "", DEFAULT_OPTIONS, 0, 0.0))
     clock: float = 0.0
-    """Of the lane that was served last."""
+    """The clock of the lane that was served last."""
     size: int = 0
-    """How many lanes it has."""
     in_doubt: dict[str, _Lane] = field(default_factory=dict)
-    """Lanes whose known tasks have all been given a turn."""
+    """Lanes whose known tasks have all had a turn."""
 
 
 class Lanes:
-    """The lanes in which something is ready, and what each of them may be given."""
+    """The lanes with ready tasks, and the turns that each may get."""
 
     def __init__(self, buckets: Buckets) -> None:
         self._limits = LaneLimits(buckets)
@@ -118,33 +117,33 @@ class Lanes:
         self._queues: dict[str, _Queue] = {}
         self._gates: dict[str, TaskOptions] = {}
         self._full: defaultdict[str, list[_Lane]] = defaultdict(list)
-        """Lanes that are at their limit, by name."""
+        """Lanes at their limit, by name."""
         self._asleep: list[tuple[float, int, _Lane]] = []
-        """Lanes whose rate allows nothing before a time: a heap."""
+        """A heap of lanes whose rate allows nothing before a certain time."""
         self._tickets = 0
         self._is_partial = False
-        """Not all lanes are remembered."""
+        """There are more lanes in Postgres than in memory."""
 
     # -- what is ready
 
     def has(self, queue: str) -> bool:
-        """Say whether a queue has a lane in which something is ready."""
-        place = self._queues.get(queue)
-        return place is not None and place.size > 0
+        """Return whether a queue has a lane with ready tasks."""
+        state = self._queues.get(queue)
+        return state is not None and state.size > 0
 
     def filled(self) -> Iterator[str]:
-        """Yield the queues that have a lane in which something is ready."""
+        """Yield the queues that have a lane with ready tasks."""
         return filter(self.has, self._queues)
 
     def has_next(self, queue: str, now: float) -> bool:
-        """Say whether a lane of a queue could be given a turn now, or perhaps could."""
-        if (place := self._queues.get(queue)) is None:
+        """Return whether a lane of the queue can be given a turn now, or is in doubt with more tasks."""
+        if (state := self._queues.get(queue)) is None:
             return False
-        in_doubt = any(lane.rest is Rest.SOMETHING for lane in place.in_doubt.values())
-        return in_doubt or self._next_line(place, None, now) is not None
+        in_doubt = any(lane.rest is Rest.SOMETHING for lane in state.in_doubt.values())
+        return in_doubt or self._next_heap(state, None, now) is not None
 
     def arrive(self, queue: str, name: str, priority: int, options: TaskOptions, is_first: bool = False) -> None:
-        """Take note that a task is ready in a lane, or that it is the first of several."""
+        """Count a task that became ready in a lane. With `is_first` more tasks of the lane follow."""
         if (lane := self._open(queue, name, priority, options)) is None:
             return
         lane.rest = max(lane.rest, Rest.PERHAPS)
@@ -152,7 +151,7 @@ class Lanes:
             if lane.known:
                 lane.rest = Rest.SOMETHING
             lane.top, lane.known = priority, 1
-            self._line_up(lane)
+            self._push(lane)
         elif priority == lane.top:
             lane.known += 1
         else:
@@ -161,7 +160,7 @@ class Lanes:
             self._doubt(lane, Rest.SOMETHING)
 
     def was_overtaken(self, queue: str, name: str, priority: int, options: TaskOptions) -> None:
-        """Note that a task was claimed before it was counted: it took the turn of another, which may be left."""
+        """Record that a task was claimed before it was counted. It used the turn of another ready task."""
         lane = self._lanes.get((queue, name))
         if lane is not None:
             lane.rest = max(lane.rest, Rest.PERHAPS)
@@ -169,7 +168,7 @@ class Lanes:
             self._doubt(lane, Rest.PERHAPS)
 
     def learn(self, queue: str, name: str, stock: Stock | None, options: TaskOptions | None = None) -> None:
-        """Take note of what Postgres says is ready in a lane: None if nothing is."""
+        """Apply the answer of Postgres: the ready tasks of a lane, or None if there are none."""
         lane = self._lanes.get((queue, name))
         if stock is not None and options is not None:
             lane = self._open(queue, name, stock.top, options)
@@ -179,13 +178,13 @@ class Lanes:
         if stock is None:
             self._close(lane)
             return
-        is_other = stock.known != lane.known or stock.top != lane.top
+        has_changed = stock.known != lane.known or stock.top != lane.top
         lane.top, lane.known, lane.rest = stock
-        if is_other:
-            self._line_up(lane)
+        if has_changed:
+            self._push(lane)
 
     def in_doubt(self, queue: str, limit: int) -> list[str]:
-        """Return lanes of a queue of which Postgres has to be asked what is left; forget those that are empty."""
+        """Return lanes of a queue whose ready tasks must be read from Postgres. Forget lanes known to be empty."""
         doubts = self._queues[queue].in_doubt
         for lane in [lane for lane in doubts.values() if lane.rest is Rest.NOTHING]:
             del doubts[lane.name]
@@ -193,17 +192,17 @@ class Lanes:
         return list(islice(doubts, limit))
 
     def _open(self, queue: str, name: str, priority: int, options: TaskOptions) -> _Lane | None:
-        """Return a lane, a new one if need be; None if there is no room for it."""
-        place = self._queues.get(queue)
-        if place is None:
-            place = self._queues[queue] = _Queue()
-        self._gates[gate_of(name)] = options  # the newest task says what the limits are
+        """Return a lane, created if necessary, or None if memory has no room for it."""
+        state = self._queues.get(queue)
+        if state is None:
+            state = self._queues[queue] = _Queue()
+        self._gates[gate_of(name)] = options  # the limits of the newest task apply
         lane = self._lanes.get((queue, name))
         if lane is not None:
             lane.options = options
         elif len(self._lanes) < MOST_LANES:
-            lane = self._lanes[queue, name] = _Lane(queue, name, options, priority, place.clock)
-            place.size += 1
+            lane = self._lanes[queue, name] = _Lane(queue, name, options, priority, state.clock)
+            state.size += 1
         else:
             self._is_partial = True
         return lane
@@ -214,18 +213,18 @@ class Lanes:
         self._queues[lane.queue].size -= 1
 
     def _doubt(self, lane: _Lane, rest: Rest) -> None:
-        """Let a lane leave the line until it is known what it has left."""
+        """Remove a lane from its heap until Postgres has been asked for its ready tasks."""
         lane.known = lane.ticket = 0
         lane.rest = rest
         self._queues[lane.queue].in_doubt[lane.name] = lane
 
     def options_of(self, name: str, queue: str = "") -> TaskOptions | None:
-        """Return the options of a lane of a queue, or of its gate; None if they are not known yet."""
+        """Return the options of a lane of a queue, or of its gate. None if they are not loaded yet."""
         lane = self._lanes.get((queue, name))
         return self._gates.get(gate_of(name)) if lane is None else lane.options
 
     def should_read(self) -> bool:
-        """Say, once, that lanes should be read again: not all could be remembered, and now there is room."""
+        """Return, once, whether lanes should be read again: some did not fit into memory, and now there is room."""
         if not self._is_partial or len(self._lanes) > MOST_LANES // 2:
             return False
         self._is_partial = False
@@ -234,7 +233,7 @@ class Lanes:
     # -- what is in flight
 
     def recount(self, lanes: Iterable[str]) -> None:
-        """Start from what is in flight, one name for each task."""
+        """Replace the counts of tasks in flight. `lanes` holds one name for each task."""
         self._limits.recount(lanes)
         self._release_open()
 
@@ -244,101 +243,100 @@ class Lanes:
                 self._release(lane)
 
     def share(self, elsewhere: Mapping[str, int]) -> None:
-        """Take note of what other shards have in flight, by lane and gate."""
+        """Set the tasks in flight in other shards, by lane and gate."""
         if elsewhere != self._limits.elsewhere:
             self._limits.elsewhere = elsewhere
             self._release_open()
 
     def limited(self) -> set[str]:
-        """Return the names of lanes and gates that have limits, and in which something is ready."""
+        """Return the names of limited lanes and gates that have ready tasks."""
         lanes = {name for _, name in self._lanes if gate_of(name)}
         return lanes.union(map(gate_of, lanes))
 
     def held(self) -> dict[str, int]:
-        """Return what is in flight, by lane and gate, where there are limits."""
+        """Return the tasks in flight by lane and gate, for those with limits."""
         return self._limits.limited()
 
     def took_off(self, lane: str) -> None:
-        """Note a running task of a lane that was unknown."""
+        """Count a task in flight that was not known before."""
         self._limits.count(lane, 1)
 
     def landed(self, lane: str, number: int = 1) -> None:
-        """Take note that tasks of a lane are no longer in flight."""
+        """Count tasks of a lane as no longer in flight."""
         self._limits.count(lane, -number)
         self._release(lane)
 
     def heard(self, lane: str) -> None:
-        """Take note that it was heard of a task of a lane: its rate may allow more now."""
+        """Record that the start of a task was reported: the lane's rate may allow more now."""
         self._release(lane)
 
     def _release(self, name: str) -> None:
         if name in self._full:
             for lane in self._full.pop(name):
                 lane.waits = False
-                self._line_up(lane)
+                self._push(lane)
 
     # -- turns
 
     def allot(self, queue: str, room: int, plain_top: int | None, now: float) -> list[Share]:
-        """Give `room` turns away; `plain_top` is the priority of the first plain task, if there is one.
+        """Give up to `room` turns to the lanes of a queue. `plain_top` is the priority of the first plain task, if any.
 
-        Fewer are given if a lane would be next of which it is not known what it has left.
+        It stops early before a lane in doubt whose turn would be next.
         """
         self._wake(now)
-        place = self._queues[queue]
-        plain = place.plain
-        plain.clock = max(plain.clock, place.clock)
+        state = self._queues[queue]
+        plain = state.plain
+        plain.clock = max(plain.clock, state.clock)
         if plain_top is not None:
             plain.top = plain_top
-        given: dict[tuple[str | None, int], int] = {}
-        at_once = -(-room // (FINE if place.size <= FINE else COARSE))
-        barrier = min((lane.position for lane in place.in_doubt.values() if lane.rest is Rest.SOMETHING), default=_LAST)
+        shares: dict[tuple[str | None, int], int] = {}
+        part = -(-room // (FINE if state.size <= FINE else COARSE))
+        barrier = min((lane.position for lane in state.in_doubt.values() if lane.rest is Rest.SOMETHING), default=_LAST)
         while room > 0:
-            line = self._next_line(place, None if plain_top is None else plain.position, now)
-            if line is None and plain_top is None:
+            heap = self._next_heap(state, None if plain_top is None else plain.position, now)
+            if heap is None and plain_top is None:
                 break
-            lane = plain if line is None else line[0][3]
+            lane = plain if heap is None else heap[0][3]
             if lane.position > barrier:
                 break
-            wanted = min(room, at_once)
-            if line is not None:
-                wanted = 1 if self._is_shared(lane) else min(wanted, lane.known)
-            turns = wanted if line is None else self._take(lane, wanted, now)
+            requested = min(room, part)
+            if heap is not None:
+                requested = 1 if self._is_shared(lane) else min(requested, lane.known)
+            turns = requested if heap is None else self._take(lane, requested, now)
             if turns:
-                turn = None if line is None else lane.name, lane.top
-                given[turn] = given.get(turn, 0) + turns
-                place.clock = lane.clock
+                turn = None if heap is None else lane.name, lane.top
+                shares[turn] = shares.get(turn, 0) + turns
+                state.clock = lane.clock
                 lane.clock += turns / lane.options.weight
                 room -= turns
-            if line is not None:
+            if heap is not None:
                 lane.known -= turns
-                if self._goes_on(line, has_time=turns == wanted):
+                if self._requeue_first(heap, has_time=turns == requested):
                     continue
                 if not lane.known and lane.rest is Rest.SOMETHING:
                     barrier = min(barrier, lane.position)
-        return [Share(queue, name, top, turns) for (name, top), turns in given.items()]
+        return [Share(queue, name, top, turns) for (name, top), turns in shares.items()]
 
-    def _goes_on(self, line: list[_Entry], *, has_time: bool) -> bool:
-        """Let the first lane of a line stand in it again, if it has tasks and is not waiting for its limits."""
-        lane = line[0][3]
+    def _requeue_first(self, heap: list[_Entry], *, has_time: bool) -> bool:
+        """Put the first lane of a heap back with its new clock. Return False if it has no known tasks, or waits."""
+        lane = heap[0][3]
         if lane.known and has_time:
-            heapq.heapreplace(line, self._entry(lane))
+            heapq.heapreplace(heap, self._entry(lane))
             return True
-        heapq.heappop(line)
+        heapq.heappop(heap)
         lane.ticket = 0
         if not lane.known:
             self._doubt(lane, lane.rest)
         return False
 
     def _is_shared(self, lane: _Lane) -> bool:
-        """Say whether lanes of one gate use up what is allowed to all of them together: then they go one by one."""
+        """Return whether the gate has shared limits. Then its lanes get one turn at a time."""
         options = self._gates[gate_of(lane.name)]
         return options.total_concurrency is not None or options.total_rate is not None
 
-    def _take(self, lane: _Lane, wanted: int, now: float) -> int:
-        """Count as many turns as a lane's own limits allow, and return how many. With fewer than are wanted, it waits
-        where it will be found again."""
-        granted = self._limits.take(lane.name, lane.options, wanted, now)
+    def _take(self, lane: _Lane, requested: int, now: float) -> int:
+        """Return how many turns a lane's own limits allow, and count them. Park a lane at its limit."""
+        granted = self._limits.take(lane.name, lane.options, requested, now)
         lane.waits = granted.is_full or granted.until is not None
         if granted.is_full:
             self._full[lane.name].append(lane)
@@ -348,7 +346,7 @@ class Lanes:
         return granted.turns
 
     def give_back(self, queue: str, name: str, unused: int, now: float) -> None:
-        """Take back turns that a lane was given and could not use."""
+        """Take back turns that a lane could not use."""
         lane = self._lanes[queue, name]
         self._limits.spend(lane.name, lane.options, now, -unused)
         lane.clock -= unused / lane.options.weight
@@ -357,27 +355,27 @@ class Lanes:
         self._release(lane.name)
 
     def refuse(self, queue: str, name: str) -> None:
-        """Note that a task which was given a turn was put back at once.
+        """Record that a task was given a turn and put back to pending at once.
 
-        It may be ready again before a message says so, and take the turn of another that was counted.
+        It may be claimed again before it is counted, and use the turn of another counted task.
         """
         self.landed(name)
         if (lane := self._lanes.get((queue, name))) is not None:
             lane.rest = max(lane.rest, Rest.PERHAPS)
 
     def next_due(self, now: float) -> float | None:
-        """Return when a rate will next allow something that waits for it."""
+        """Return the earliest time at which a rate allows a waiting task to start."""
         times = [time for time, _, _ in self._asleep[:1]]
-        lines = (line for place in self._queues.values() for line in place.lines.items())
-        times += filter(None, (self._limits.opens_at(gate, self._gates[gate], now) for gate, line in lines if line))
+        heaps = (heap for state in self._queues.values() for heap in state.heaps.items())
+        times += filter(None, (self._limits.opens_at(gate, self._gates[gate], now) for gate, heap in heaps if heap))
         return min(times, default=None)
 
-    def _line_up(self, lane: _Lane) -> None:
+    def _push(self, lane: _Lane) -> None:
         if lane.known and not lane.waits and self._lanes.get((lane.queue, lane.name)) is lane:
-            heapq.heappush(self._queues[lane.queue].lines[gate_of(lane.name)], self._entry(lane))
+            heapq.heappush(self._queues[lane.queue].heaps[gate_of(lane.name)], self._entry(lane))
 
     def _entry(self, lane: _Lane) -> _Entry:
-        """Return a lane's new place in its line; an older one is void."""
+        """Return a new heap entry for a lane. It voids the previous one."""
         self._tickets += 1
         lane.ticket = self._tickets
         return -lane.top, lane.clock, lane.ticket, lane
@@ -386,15 +384,15 @@ class Lanes:
         while self._asleep and self._asleep[0][0] <= now:
             lane = heapq.heappop(self._asleep)[2]
             lane.waits = False
-            self._line_up(lane)
+            self._push(lane)
 
-    def _next_line(self, place: _Queue, plain: tuple[int, float] | None, now: float) -> list[_Entry] | None:
-        """Return the line whose first lane is next; None if it is the plain traffic's turn, or there is none."""
+    def _next_heap(self, state: _Queue, plain: tuple[int, float] | None, now: float) -> list[_Entry] | None:
+        """Return the heap whose first lane is next. None for the plain traffic, or if no lane is ready."""
         best: tuple[int, float, int] | None = None if plain is None else (*plain, 0)
         chosen = None
-        for gate, line in place.lines.items():
-            while line and line[0][2] != line[0][3].ticket:
-                heapq.heappop(line)
-            if line and (best is None or line[0][:3] < best) and self._limits.is_open(gate, self._gates[gate], now):
-                best, chosen = line[0][:3], line
+        for gate, heap in state.heaps.items():
+            while heap and heap[0][2] != heap[0][3].ticket:
+                heapq.heappop(heap)
+            if heap and (best is None or heap[0][:3] < best) and self._limits.is_open(gate, self._gates[gate], now):
+                best, chosen = heap[0][:3], heap
         return chosen

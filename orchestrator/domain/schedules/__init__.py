@@ -1,1 +1,1 @@
-"""When schedules fire."""
+"""The times at which schedules fire."""

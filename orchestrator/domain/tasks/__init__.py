@@ -1,1 +1,1 @@
-"""Tasks: what they are asked to be, what is reported of them, what follows."""
+"""Tasks: their options, the reports about them, and the decisions after each attempt."""

@@ -1,4 +1,4 @@
-"""Tasks that follow when another ends: what was asked for, and what it becomes."""
+"""Callbacks: tasks to create when another task ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NO_RESULT = b"\xc0"
 
 
 class Callback(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A task to be created; its only argument is the result, or the failure."""
+    """A task to create. Its only argument is the result or the failure."""
 
     name: str
     queue: str
@@ -26,14 +26,14 @@ class Callback(msgspec.Struct, frozen=True, omit_defaults=True):
     lane: str | None = None
     expires: float | None = None
     callbacks: str | None = None
-    """Its own callbacks, as JSON."""
+    """The callback's own callbacks, as JSON."""
 
 
 class Callbacks(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Callbacks of a task, stored with it as JSON."""
+    """The callbacks of a task, stored with it as JSON."""
 
     task: str
-    """The name of the task that they follow."""
+    """The name of the task whose end triggers them."""
     success: tuple[Callback, ...] = ()
     failure: tuple[Callback, ...] = ()
 
@@ -42,15 +42,15 @@ class TaskFailure(msgspec.Struct, frozen=True):
     """The argument of an `on_failure` task."""
 
     task_id: str
-    """The id of the task that failed."""
+    """The id of the failed task."""
     task: str
-    """The name of the task that failed."""
+    """The name of the failed task."""
     kind: str
-    """The type of its error."""
+    """The type of the exception."""
     message: str
-    """The text of its error."""
+    """The message of the exception."""
     traceback: str = ""
-    """Where it was raised."""
+    """The traceback of the exception."""
     data: dict[str, Any] = {}
     """The exception's attributes."""
 
@@ -63,7 +63,7 @@ def after_success(
     trace: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Iterable[NewTask]:
-    """Return the tasks that follow a success. They belong to the span that the task came of, and have its headers."""
+    """Return the tasks to create after a success, with the trace and the headers of the ended task."""
     payload = b"\x92\x91" + (result or _NO_RESULT) + b"\x80"  # [[result], {}]
     return _tasks(task, attempt, "success", callbacks.success, payload, trace, headers)
 
@@ -76,11 +76,13 @@ def after_end(
     trace: str | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Iterable[NewTask]:
-    """Return the tasks that follow a failure."""
-    what = error or TaskError("", "")
-    failure: Any = TaskFailure(to_text(task), callbacks.task, what.kind, what.message, what.traceback, what.attributes)
-    if is_sealed_text(what.message):  # only its worker opens it
-        texts = {"message": what.message, "traceback": what.traceback, "data": what.data}
+    """Return the tasks to create after a failure."""
+    failed = error or TaskError("", "")
+    failure: Any = TaskFailure(
+        to_text(task), callbacks.task, failed.kind, failed.message, failed.traceback, failed.attributes
+    )
+    if is_sealed_text(failed.message):  # only a worker decrypts it
+        texts = {"message": failed.message, "traceback": failed.traceback, "data": failed.data}
         parts = {name: msgspec.Raw(as_data(text)) for name, text in texts.items() if is_sealed_text(text)}
         failure = msgspec.structs.asdict(failure) | parts
     payload = msgspec.msgpack.encode(((failure,), {}))
@@ -96,9 +98,9 @@ def _tasks(
     trace: str | None,
     headers: Mapping[str, str] | None,
 ) -> Iterable[NewTask]:
-    for place, callback in enumerate(callbacks):
+    for index, callback in enumerate(callbacks):
         fields = msgspec.structs.asdict(callback)
         if headers:
             fields["options"] = inheriting(callback.options, headers)
-        identifier = derived_id(task, attempt, when, place)
+        identifier = derived_id(task, attempt, when, index)
         yield NewTask(id=identifier, payload=payload, trace=trace, parent=task, **fields)

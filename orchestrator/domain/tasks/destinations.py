@@ -1,8 +1,8 @@
-"""Where webhooks may go: the author of a workflow gives the address, and the operator of the workers allows it.
+"""The addresses that webhooks may be sent to.
 
-A worker is inside the network: it reaches databases, internal services and the cloud's metadata service, which trust
-requests from there. So only public addresses are posted to, and those that the operator allows by name or network. What
-counts is the address that a name was resolved to, and to which the connection is then made.
+Workflow authors choose the URL, but a worker runs inside the network: it reaches databases, internal services and the
+cloud's metadata service, which trust its requests. So webhooks go only to public addresses, and to hosts and networks
+that the operator of the workers allows. The check applies to the resolved address that the connection uses.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Network = IPv4Network | IPv6Network
 
 _HOST = re.compile(r"(\*\.)?[\w-]+(\.[\w-]+)*\.?")
 _TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")))
-"""Ways to write an address of IPv4 as one of IPv6, with which a gateway may lead anywhere."""
+"""IPv6 ranges that embed IPv4 addresses. A gateway may route them anywhere."""
 _NEWER = tuple(map(ipaddress.IPv6Network, ("3fff::/20", "5f00::/16")))
-"""For documentation and for segment routing; Python releases before 3.13 take them for public."""
+"""Ranges for documentation and segment routing. Python releases before 3.13 classify them as public."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,19 +30,19 @@ class Destinations:
     """The addresses that the operator of a worker allows for webhooks."""
 
     mode: str
-    """`public`, `allowed` or `off`, as the setting webhooks says."""
+    """`public`, `allowed` or `off`: the setting `webhooks`."""
     hosts: tuple[str, ...] = ()
-    """Names, or patterns such as *.corp, whatever they are resolved to."""
+    """Host names, or patterns such as *.corp, allowed whatever they resolve to."""
     networks: tuple[Network, ...] = ()
 
     def refusal(self, host: str, address: str) -> str | None:
-        """Return why a host that was resolved to this address is not posted to; None where it may be."""
-        found = parse_address(address)
-        if self._is_allowed(host, found):
+        """Return why a webhook to a host with this resolved address is refused, or None if it is allowed."""
+        resolved = parse_address(address)
+        if self._is_allowed(host, resolved):
             return None
         if self.mode == "allowed":
-            return f"{host} ({found}) is not among the hosts of the setting webhook_allow"
-        return None if is_public(found) else f"{host} ({found}) is an internal address, and not in webhook_allow"
+            return f"{host} ({resolved}) is not among the hosts of the setting webhook_allow"
+        return None if is_public(resolved) else f"{host} ({resolved}) is an internal address, and not in webhook_allow"
 
     def _is_allowed(self, host: str, address: Address) -> bool:
         name = host.lower().rstrip(".")
@@ -51,7 +51,7 @@ class Destinations:
 
 
 def parse_destinations(mode: str, allow: str) -> Destinations:
-    """Read the settings webhooks and webhook_allow."""
+    """Parse the settings `webhooks` and `webhook_allow`."""
     hosts: list[str] = []
     networks: list[Network] = []
     for entry in filter(None, re.split(r"[,\s]+", allow)):
@@ -68,14 +68,14 @@ def parse_destinations(mode: str, allow: str) -> Destinations:
 
 
 def parse_address(address: str) -> Address:
-    """Return an address as the system writes it; one of IPv4 that is written as IPv6 is what it is."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
-    return found if mapped is None else mapped
+    """Parse an address from the operating system. An IPv4-mapped IPv6 address is returned as IPv4."""
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
+    return parsed if mapped is None else mapped
 
 
 def is_public(address: Address) -> bool:
-    """Say whether an address is one of the whole world: none of a house, a machine, a cable, a cloud or a group."""
+    """Return whether an address is publicly routable: not private, local, reserved or multicast."""
     if isinstance(address, IPv6Address) and (
         address.is_site_local or any(address in network for network in (*_TRANSLATED, *_NEWER))
     ):

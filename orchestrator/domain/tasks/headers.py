@@ -1,4 +1,4 @@
-"""Headers: a few short texts, by name, that travel with a task or a run and with all that comes of it.
+"""Headers: a few short texts, by name, that a task or run passes on to everything it starts.
 
 They are part of the options of a task, and a column of a run.
 """
@@ -14,23 +14,23 @@ from orchestrator.domain.tasks.task import parse_options
 from orchestrator.errors import InvalidTask
 
 MOST_BYTES = 4_096
-"""All headers of a task or run, as JSON."""
+"""The maximum size of all headers of a task or run, as JSON."""
 
 HTTP_HEADER = "Orchestrator-Headers"
-"""In which a request has the headers of the run that it starts, as JSON."""
+"""The HTTP header that carries the headers of the run to start, as JSON."""
 
 of_start: ContextVar[Mapping[str, str] | None] = ContextVar("orchestrator_headers", default=None)
 """The headers of the run that the current call starts."""
 
 
 def headers_of_start() -> str | None:
-    """Return the same as JSON; None where there are none."""
+    """Return `of_start` as JSON, or None without headers."""
     headers = of_start.get()
     return msgspec.json.encode(headers).decode() if headers else None
 
 
 def check_headers(headers: object) -> dict[str, str]:
-    """Return headers as they are kept, if they can be."""
+    """Return the headers as a dict, or raise InvalidTask."""
     if not isinstance(headers, Mapping):
         raise InvalidTask(f'Headers: expected texts by name, such as {{"tenant": "acme"}}, found {headers!r:.200}.')
     for name, value in headers.items():
@@ -56,7 +56,7 @@ def _is_encodable(text: str) -> bool:
 
 
 def read_headers(text: str | bytes) -> dict[str, str]:
-    """Return headers that came as JSON, if they are what they should be."""
+    """Parse headers from JSON, or raise InvalidTask."""
     try:
         return check_headers(msgspec.json.decode(text))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -68,12 +68,12 @@ def headers_of(options: str | None) -> dict[str, str]:
 
 
 def with_headers(options: str | None, headers: Mapping[str, str]) -> str | None:
-    """Return stored options with these headers in place of theirs."""
+    """Return stored options with their headers replaced."""
     if not headers and not headers_of(options):
         return options
     return msgspec.json.encode(msgspec.structs.replace(parse_options(options), headers=dict(headers))).decode()
 
 
 def inheriting(options: str | None, headers: Mapping[str, str]) -> str | None:
-    """Return the stored options of what comes of something with these headers; those that it has itself go first."""
+    """Return stored options with inherited headers added. The task's own headers take precedence."""
     return with_headers(options, {**headers, **headers_of(options)})

@@ -1,4 +1,4 @@
-"""Why a task does not go on, in words for its caller."""
+"""Messages that tell a caller why a task does not progress."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NONE_CAN_LEAD = "No scheduler leads, so nothing moves: those that run cannot use
 
 
 def no_leader(shard: int) -> str:
-    """Say that no scheduler leads a shard."""
+    """Return the message that no scheduler leads a shard."""
     if not shard:
         return NO_LEADER
     return (
@@ -22,13 +22,13 @@ def no_leader(shard: int) -> str:
     )
 
 
-def is_without_leader(said: Iterable[str]) -> bool:
-    """Say whether it is the leader that is missing."""
-    return any(one.startswith("No scheduler leads") for one in said)
+def is_without_leader(messages: Iterable[str]) -> bool:
+    """Return whether a message reports a missing leader."""
+    return any(message.startswith("No scheduler leads") for message in messages)
 
 
 def no_worker(queue: str) -> str:
-    """Say that no worker serves a queue."""
+    """Return the message that no worker serves a queue."""
     return (
         f"Queue {queue!r} has ready tasks and no live worker. Start one: "
         f"orchestrator worker --app module:app --queues {queue}; if one runs, its log says whether its application "
@@ -37,12 +37,12 @@ def no_worker(queue: str) -> str:
 
 
 def unknown_task(queue: str, what: str) -> str:
-    """Say that no worker of a queue knows something."""
+    """Return the message that no worker of a queue knows `what`."""
     return f"No live worker of queue {queue!r} knows {what}. Start a worker whose application has it."
 
 
 def no_database(queue: str, what: str) -> str:
-    """Say that the workers of a queue that know something lack the database."""
+    """Return the message that the workers of a queue lack the database for `what`."""
     return (
         f"No live worker of queue {queue!r} was given the database, which ctx.transaction() needs in {what}. "
         f"Start one: orchestrator worker --app module:app --queues {queue} --database"
@@ -50,11 +50,11 @@ def no_database(queue: str, what: str) -> str:
 
 
 PAYLOAD_STORE = "@payload-store"
-"""Stands for a store where the id of a data key does: no key can have such an id."""
+"""Takes the place of a data key's id in a hold for a missing payload store. No key has this id."""
 
 
 def no_data_key(queue: str, what: str, key: str) -> str:
-    """Say that the workers of a queue cannot open something, or cannot read it where it is stored."""
+    """Return the message that the workers of a queue lack the data key or the payload store for `what`."""
     if key == PAYLOAD_STORE:
         return (
             f"No live worker of queue {queue!r} has the payload store (setting payload_store) with large values of "
@@ -70,12 +70,12 @@ _NO_KEY = "no data key: "
 
 
 def hold_for_key(key: str) -> str:
-    """Return why a task is kept back that waits for a worker with a data key, as it is stored."""
+    """Return the stored hold of a task that waits for a worker with a data key."""
     return _NO_KEY + key
 
 
 def key_of_hold(hold: str) -> str | None:
-    """Return the data key that a task waits for which is kept back; None if it waits for something else."""
+    """Return the data key that a held task waits for, or None if it waits for something else."""
     return hold[len(_NO_KEY) :] if hold.startswith(_NO_KEY) else None
 
 
@@ -83,7 +83,7 @@ _NO_EXECUTOR = "no executor: "
 
 
 def no_executor(queue: str, what: str, wants: str) -> str:
-    """Say that no worker of a queue has an executor; `wants` is the executor, and what it needs."""
+    """Return the message that no worker of a queue has an executor. `wants` is the executor and its requirement."""
     executor, _, need = wants.partition(" ")
     start = f"Start one: orchestrator worker --app module:app --queues {queue}"
     if executor == "process":
@@ -103,24 +103,24 @@ def no_executor(queue: str, what: str, wants: str) -> str:
 
 
 def hold_for_executor(wants: str) -> str:
-    """Return why a task is kept back that waits for a worker with an executor, as it is stored."""
+    """Return the stored hold of a task that waits for a worker with an executor."""
     return _NO_EXECUTOR + wants
 
 
 def executor_of_hold(hold: str) -> str | None:
-    """Return the executor, and what it needs, that a task waits for; None if it waits for something else."""
+    """Return the executor and requirement that a held task waits for, or None if it waits for something else."""
     return hold[len(_NO_EXECUTOR) :] if hold.startswith(_NO_EXECUTOR) else None
 
 
 def paused(queue: str, what: str = "") -> str:
-    """Say that a queue is paused, and what waits there."""
+    """Return the message that a queue is paused."""
     return f"Queue {queue!r} is paused{what}. Resume it: orchestrator queues resume {queue}"
 
 
-# -- names that are enqueued as tasks, and that may be none
+# -- names that are enqueued as tasks, but are workflows or unknown
 
 
-_DOORS = {
+_WORKFLOWS = {
     "code": ("a workflow as code", "workflows", "runs"),
     "workflow": ("a workflow", "workflows", "runs"),
     "flow": ("a flow", "flows", "flows"),
@@ -128,12 +128,12 @@ _DOORS = {
 
 
 def wrong_door(name: str, kind: str | None) -> str | None:
-    """Return the message for a caller that enqueues a workflow as a task; None if it may be a task."""
-    if kind not in _DOORS:
+    """Return the message for a caller that enqueues a workflow as a task. None if the name may be a task."""
+    if kind not in _WORKFLOWS:
         return None
-    what, path, command = _DOORS[kind]
-    ways = f"POST /api/v1/{path}/{name}/runs or `orchestrator {command} start {name}`"
-    return f"{name!r} is {what}, and no task. Start a run of it instead: {ways}."
+    what, path, command = _WORKFLOWS[kind]
+    routes = f"POST /api/v1/{path}/{name}/runs or `orchestrator {command} start {name}`"
+    return f"{name!r} is {what}, and no task. Start a run of it instead: {routes}."
 
 
 def unregistered(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What follows an attempt that failed, or whose process died: another one, or the end of the task."""
+"""The decision after a failed or lost attempt: another attempt, or the end of the task."""
 
 from __future__ import annotations
 
@@ -27,53 +27,53 @@ AttemptReport = Started | Succeeded | Failed | Returned | Lost | Activated
 
 
 class Flush(msgspec.Struct, frozen=True, array_like=True):
-    """Everything that one worker reports at once."""
+    """A batch of reports from one worker."""
 
     worker: str
     reports: list[Report]
     turns: list[Activated] = []
-    """Next turns, which follow successes among the reports."""
+    """The turns that follow successes among the reports."""
 
 
 _RANK = {Started: 0, Returned: 1, Lost: 2, Failed: 3, Succeeded: 4, Activated: 4}
 
 
 def fold(reports: Iterable[tuple[str, AttemptReport]]) -> dict[bytes, tuple[str, AttemptReport]]:
-    """Reduce reports to one per task: the newest attempt's, and of that the one that says most.
+    """Reduce reports to one per task: the newest attempt's, and among these the most conclusive.
 
-    A worker that was cut off may repeat itself or be contradicted by its parent; what it finished stands.
+    A worker that was cut off may repeat itself, and its parent may contradict it. A finished attempt stands.
     """
     folded: dict[bytes, tuple[str, AttemptReport]] = {}
     for pair in reports:
         report = pair[1]
-        other = folded.get(report.id)
-        if other is None or _weight(report) > _weight(other[1]):
+        previous = folded.get(report.id)
+        if previous is None or _precedence(report) > _precedence(previous[1]):
             folded[report.id] = pair
     return folded
 
 
 def fold_notes(notes: Iterable[Noted]) -> dict[bytes, Noted]:
-    """Reduce notes to one per task: the newest attempt's last."""
+    """Reduce notes to one per task: the last note of the newest attempt."""
     folded: dict[bytes, Noted] = {}
     for note in notes:
-        other = folded.get(note.id)
-        if other is None or note.attempt >= other.attempt:
+        previous = folded.get(note.id)
+        if previous is None or note.attempt >= previous.attempt:
             folded[note.id] = note
     return folded
 
 
-def _weight(report: AttemptReport) -> tuple[int, int]:
+def _precedence(report: AttemptReport) -> tuple[int, int]:
     return report.attempt, _RANK[type(report)]
 
 
 class RetryTask(msgspec.Struct, frozen=True):
-    """The task goes back to pending."""
+    """Put the task back to pending."""
 
     delay: float
     failures: int = 0
-    """Failures that are charged for this attempt."""
+    """Failures to add to the task's count."""
     losses: int = 0
-    """Losses that are charged for this attempt."""
+    """Losses to add to the task's count."""
 
 
 class FailTask(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ class FailTask(msgspec.Struct, frozen=True):
 
 
 def after_failure(report: Failed, policy: RetryPolicy, failures: int, roll: float) -> RetryTask | FailTask:
-    """Decide what follows a failed attempt of a task that had failed `failures` times before it."""
+    """Decide what follows a failed attempt of a task that had failed `failures` times before."""
     if not report.charged:
         return RetryTask(delay=report.delay or 0.0)
     failures += 1
@@ -96,7 +96,7 @@ def after_failure(report: Failed, policy: RetryPolicy, failures: int, roll: floa
 def within_starts(
     decision: RetryTask | FailTask, options: TaskOptions, starts: int, *, lost: bool
 ) -> RetryTask | FailTask:
-    """Return what follows an attempt of a task that had started `starts` times before it: another only if it may."""
+    """Replace a retry with a failure if the task, started `starts` times before this attempt, may not start again."""
     may_start = not (lost and options.on_loss == "fail") and starts + 1 < (options.max_starts or inf)
     if may_start or isinstance(decision, FailTask):
         return decision
@@ -105,16 +105,15 @@ def within_starts(
 
 
 DEATHS_PER_LOSS = 10
-"""Deaths of shared processes and machines that count as much as that of a process of its own."""
+"""How many deaths of shared processes or machines count as much as one death of a process of the task's own."""
 
 
 def after_loss(alone: bool, losses: int, deaths: int, limit: int) -> RetryTask | FailTask:
-    """Decide what follows the death of a task's process, after `losses` of its own processes and `deaths` of any.
+    """Decide what follows the death of a task's process, after `losses` of processes of its own and `deaths` of any.
 
-    Only the death of a process that it had to itself is held against the task: where others were, in the same worker or
-    on the same machine, one of them may have been the cause. So the first loss is free, and from then on it runs in a
-    process of its own, and dies with its worker free of charge. Still, one that is there whenever a worker dies is
-    not tried for ever.
+    Only the death of a process that the task had to itself is charged: a shared process may have died from another
+    task. So the first loss is free, and all later attempts run in a process of their own, where the death of their
+    worker is free. A task that is present in many deaths is not retried for ever, either: see `DEATHS_PER_LOSS`.
     """
     charged = 1 if alone else 0
     if losses + charged >= limit or deaths + 1 >= DEATHS_PER_LOSS * limit:
@@ -123,18 +122,18 @@ def after_loss(alone: bool, losses: int, deaths: int, limit: int) -> RetryTask |
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 60.0, 3600.0
-"""Seconds before a stuck run is tried again: twice as many each time."""
+"""Seconds before a stuck run is retried, doubled each time."""
 
 
 def pause_after_loss(times: int) -> float:
-    """Return in how many seconds a run that is stuck because its processes died is tried again, after so many times."""
+    """Return the seconds before the next retry of a run that is stuck because its processes died `times` times."""
     return min(FIRST_PAUSE * 2.0 ** min(times, 16), LONGEST_PAUSE)
 
 
 def after_loss_of_turn(alone: bool, losses: int, deaths: int, limit: int) -> RetryTask | FailTask:
-    """Decide what follows the death of the process of a turn; a failure means that its run is stuck.
+    """Decide what follows the death of a turn's process. A FailTask means that the run is stuck.
 
-    Only the deaths of processes of its own make a run stuck. One that is there whenever a worker dies is tried rarely.
+    Only deaths of processes of its own make a run stuck. With too many shared deaths, it is retried rarely.
     """
     decision = after_loss(alone, losses, deaths, limit)
     if isinstance(decision, FailTask) and losses + decision.losses < limit:
@@ -143,5 +142,5 @@ def after_loss_of_turn(alone: bool, losses: int, deaths: int, limit: int) -> Ret
 
 
 def counts_starts(options: str | None) -> bool:
-    """Say whether a task with these stored options may be started only so often."""
+    """Return whether stored options limit the number of starts."""
     return options is not None and ('"on_loss"' in options or '"max_starts"' in options)

@@ -1,4 +1,4 @@
-"""Parameters of tasks and workflows as code, as workers announce them. Calls by name are checked by them."""
+"""Parameters of tasks and code workflows, as announced by workers and used to check calls by name."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _POSITIONAL = (_P.POSITIONAL_ONLY, _P.POSITIONAL_OR_KEYWORD)
 class Parameter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: _Name
     kind: Annotated[str, Meta(max_length=30)] = _P.POSITIONAL_OR_KEYWORD.description
-    """As Python calls it: `keyword-only`, `variadic positional`."""
+    """The kind, in Python's words: `keyword-only`, `variadic positional`."""
     type: _Name = ""
-    """Its annotation, as text."""
+    """The annotation, as text."""
     optional: bool = False
-    """It has a default."""
+    """Whether the parameter has a default."""
     default: _Name | int | float | bool | UnsetType | None = UNSET
-    """The default, if it is short, plain data that may be shown."""
+    """The default, if it is short, plain and not secret."""
 
 
 Parameters = Annotated[list[Parameter], Meta(max_length=1_000)]
 
 
 class Misfit(Exception):
-    """Arguments do not fit a function; `field` says where to look: `args` or `kwargs`."""
+    """Arguments do not fit a function. `field` is the argument list at fault: `args` or `kwargs`."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -42,67 +42,67 @@ class Misfit(Exception):
 
 
 def signature_of(parameters: Sequence[Parameter]) -> inspect.Signature:
-    """Return the signature that the parameters are of; ValueError if there is no such function."""
+    """Return the signature with these parameters. Raises ValueError if Python allows no such function."""
     return inspect.Signature(
         [
             inspect.Parameter(
-                one.name,
-                _KINDS.get(one.kind, _P.POSITIONAL_OR_KEYWORD),
-                default=_P.empty if not one.optional else _Default(one.default),
-                annotation=_Text(one.type) if one.type else _P.empty,
+                parameter.name,
+                _KINDS.get(parameter.kind, _P.POSITIONAL_OR_KEYWORD),
+                default=_P.empty if not parameter.optional else _Default(parameter.default),
+                annotation=_Text(parameter.type) if parameter.type else _P.empty,
             )
-            for one in parameters
+            for parameter in parameters
         ]
     )
 
 
 def check_call(parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments that the function cannot take; raises Misfit."""
+    """Raise Misfit if the function cannot be called with these arguments."""
     try:
         signature = signature_of(parameters)
-    except ValueError:  # of a language or a release with other rules
+    except ValueError:  # announced by a worker in another language, or of a Python release with other rules
         return
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        takes = sum(signature.parameters[name].kind in _POSITIONAL for name in signature.parameters)
-        by_name = len(args) <= takes and not any(
-            one.name not in kwargs and one.default is _P.empty and one.kind in _POSITIONAL
-            for one in [*signature.parameters.values()][len(args) :]
+        positional = sum(signature.parameters[name].kind in _POSITIONAL for name in signature.parameters)
+        is_about_keywords = len(args) <= positional and not any(
+            parameter.name not in kwargs and parameter.default is _P.empty and parameter.kind in _POSITIONAL
+            for parameter in [*signature.parameters.values()][len(args) :]
         )
-        raise Misfit("kwargs" if by_name else "args", f"{error}. Expected {signature}") from None
+        raise Misfit("kwargs" if is_about_keywords else "args", f"{error}. Expected {signature}") from None
 
 
 def by_name(parameters: Sequence[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the arguments of a call by name; None if they do not fit."""
+    """Return the arguments of a call by name, or None if they do not fit."""
     try:
-        given = signature_of(parameters).bind_partial(*args, **kwargs)
+        bound = signature_of(parameters).bind_partial(*args, **kwargs)
     except (TypeError, ValueError):
         return None
-    rest = next((one.name for one in given.signature.parameters.values() if one.kind is _P.VAR_KEYWORD), None)
-    found = dict(given.arguments)
-    return found | found.pop(rest, {}) if rest is not None else found
+    variadic = next((p.name for p in bound.signature.parameters.values() if p.kind is _P.VAR_KEYWORD), None)
+    arguments = dict(bound.arguments)
+    return arguments | arguments.pop(variadic, {}) if variadic is not None else arguments
 
 
 def as_call(
     parameters: Sequence[Parameter], values: Mapping[str, Any], positional: int
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return a call with arguments by name, of which the first so many go by position: the opposite of `by_name`."""
+    """Return a call from arguments by name, the first `positional` of them by position. The opposite of `by_name`."""
     args: list[Any] = []
-    left = dict(values)
-    for one in parameters:
-        kind = _KINDS.get(one.kind, _P.POSITIONAL_OR_KEYWORD)
-        if kind is _P.VAR_POSITIONAL and isinstance(left.get(one.name), (list, tuple)):
-            args += left.pop(one.name)
+    remaining = dict(values)
+    for parameter in parameters:
+        kind = _KINDS.get(parameter.kind, _P.POSITIONAL_OR_KEYWORD)
+        if kind is _P.VAR_POSITIONAL and isinstance(remaining.get(parameter.name), (list, tuple)):
+            args += remaining.pop(parameter.name)
         elif kind is _P.POSITIONAL_ONLY or (kind is _P.POSITIONAL_OR_KEYWORD and len(args) < positional):
-            if one.name not in left:
+            if parameter.name not in remaining:
                 break
-            args.append(left.pop(one.name))
-    return args, left
+            args.append(remaining.pop(parameter.name))
+    return args, remaining
 
 
 class _Text(str):
-    """A text that a signature shows without quotes."""
+    """A text that a signature displays without quotes."""
 
     __slots__ = ()
 
@@ -111,7 +111,7 @@ class _Text(str):
 
 
 class _Default:
-    """A default in a signature, as it would be written there."""
+    """A default as a signature displays it."""
 
     def __init__(self, value: object) -> None:
         self._value = value

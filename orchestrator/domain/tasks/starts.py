@@ -1,8 +1,8 @@
-"""Runs that a running task starts.
+"""Requests of running tasks to start runs.
 
-A worker has no database, so the request goes where tasks go that a task enqueues, and in the same shape: a task of the
-name `START`, with the id of the run, which the leader never creates. It starts the run instead, and answers which run
-that is, or why there is none, as it does for tasks with unique keys.
+A worker has no database, so it sends the request like a task that a task enqueues: a task named `START` with the id of
+the run. The leader does not create that task. It starts the run, and answers with the run's id or an error, as it does
+for tasks with unique keys.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from orchestrator.domain.tasks.task import NewTask, UniqueKey
 
 START = "orchestrator.start_run"
 OnConflict = Literal["reject", "return", "anew"]
-"""What a start under a chosen id does if a run has it: refuse, return that run, or start anew if that has ended."""
+"""The behavior if a run already has the chosen id: refuse, return that run, or start a new one if it has ended."""
 
 
 class StartSteps(msgspec.Struct, frozen=True, array_like=True, tag="steps"):
-    """Start a run of the newest version of a workflow of steps, or of a flow."""
+    """Start a run of the newest version of a DAG or a flow."""
 
     workflow: str
     params: str = "{}"
-    """JSON."""
+    """The parameters, as JSON."""
     key: str | None = None
     tags: tuple[str, ...] = ()
     flow: bool = False
-    """It is a flow."""
+    """The workflow is a flow."""
     version: int | None = None
-    """Of a flow: which one, unless it is the newest."""
+    """The version of the flow. None for the newest."""
     name: str | None = None
-    """The name of the run, if it is not that of its workflow."""
+    """The name of the run. None for the name of its workflow."""
     definitions: tuple[str, ...] = ()
-    """Of a composition: what it is a run of, and its child runs, as JSON; they are stored unless they are known."""
+    """Definitions of a composition and of its child runs, as JSON. They are stored if not stored yet."""
 
 
 class StartCode(msgspec.Struct, frozen=True, array_like=True, tag="code"):
@@ -44,16 +44,16 @@ class StartCode(msgspec.Struct, frozen=True, array_like=True, tag="code"):
     started: RunStarted
     timeout: float | None = None
     tags: str = "[]"
-    """JSON."""
+    """The tags, as JSON."""
     key: str | None = None
-    """An id of people's own, as `run_keys` has it."""
+    """An id chosen by the caller, as in `run_keys`."""
     on_conflict: str = "reject"
     signal: SignalReceived | None = None
     pinned: bool = False
 
 
 class StartMany(msgspec.Struct, frozen=True, array_like=True, tag="many"):
-    """Start a run of tasks."""
+    """Start a run of independent tasks."""
 
     name: str
     tasks: list[NewTask]
@@ -74,17 +74,17 @@ _decoder: msgspec.msgpack.Decoder[Start] = msgspec.msgpack.Decoder(Start)
 
 
 def as_task(run: bytes, start: Start, trace: str | None = None) -> NewTask:
-    """Return the request as it travels; the run will belong to the span `trace`, and have the headers of the call."""
+    """Return a start request encoded as a task. The run gets the span `trace` and the headers of the current call."""
     key = UniqueKey(f"{START} {run.hex()}", "pending")
     options = with_headers(None, of_start.get() or {})
     return NewTask(run, START, "default", _encode(start), options=options, unique=key, trace=trace)
 
 
 def is_start(task: NewTask) -> bool:
-    """Say whether a task that was enqueued stands for a run to be started."""
+    """Return whether an enqueued task is a request to start a run."""
     return task.name == START
 
 
 def of_task(task: NewTask) -> Start:
-    """Return the request that a task stands for."""
+    """Decode the start request in a task."""
     return _decoder.decode(task.payload)

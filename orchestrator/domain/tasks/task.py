@@ -1,7 +1,7 @@
-"""Tasks as they are created, and reports of workers.
+"""New tasks, and the reports of workers.
 
-Messages between processes are these structs as MessagePack arrays: small, fast, typed, and never pickle.
-Ids are 16 raw bytes in messages. Field order is the wire format; new fields go last, with a default.
+Messages between processes are these structs as MessagePack arrays: small, fast, typed, and never pickle. Ids in
+messages are 16 raw bytes. Field order is the wire format; new fields go last, with a default.
 """
 
 from __future__ import annotations
@@ -25,45 +25,45 @@ AttemptNumber = Annotated[int, msgspec.Meta(ge=1, lt=2**31)]
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Options that travel with a task beside its arguments; the default of each costs nothing to store."""
+    """Options stored and sent with a task beside its arguments. Default values take no space."""
 
     retry: RetryPolicy = RetryPolicy()
     timeout: float | None = None
     """Seconds that one attempt may run."""
     isolation: Isolation = "thread"
-    """Where a synchronous function runs: a thread of the worker, or a child process that can be killed."""
+    """Where a synchronous function runs: in a thread of the worker, or in a child process that can be killed."""
     concurrency: int | None = None
-    """How many of its lane may be in flight at once."""
+    """Tasks in flight at once in the task's lane, at most."""
     total_concurrency: int | None = None
-    """How many of the task may be in flight at once, all lanes together."""
+    """Tasks in flight at once in all lanes of this task name together, at most."""
     rate: Rate | None = None
-    """How often one of its lane may start."""
+    """The rate limit for starts in the task's lane."""
     total_rate: Rate | None = None
-    """How often the task may start, all lanes together."""
+    """The rate limit for starts in all lanes of this task name together."""
     weight: float = 1.0
-    """How many turns its lane gets for one of another."""
+    """Turns of the task's lane for each turn of a lane with weight 1."""
     store_result: bool = True
-    """Keep what it returns."""
+    """Store the return value."""
     soft_timeout: float | None = None
     """Seconds after which `SoftTimeout` is raised inside the task."""
     unique_for: Literal["pending", "running"] | None = None
-    """How long it keeps its unique key, which it takes back when it is opened again; None for a period."""
+    """How long the task keeps its unique key, which it takes back when retried. None for a period."""
     redact: tuple[str, ...] = ()
-    """Fields of its arguments and result that are not shown: patterns of `domain.redaction`."""
+    """Fields of the arguments and the result to redact: patterns of `domain.redaction`."""
     executor: ExecutorCall | None = None
-    """The executor call; None: the worker's own Python runs it."""
+    """The executor call. None if the worker's own Python runs the task."""
     inherited: tuple[str, ...] = ()
-    """`redact` patterns of tasks that it may have values from."""
+    """`redact` patterns of other tasks whose values this task may have received."""
     headers: dict[str, str] = {}
-    """Texts that middleware and the task read (`ctx.headers`); `domain/tasks/headers.py` has their bounds."""
+    """Texts for middleware and the task (`ctx.headers`). `domain/tasks/headers.py` has the limits."""
     on_loss: OnLoss = "retry"
-    """Whether it is started again if its worker is lost with it."""
+    """Whether the task is started again after its worker was lost."""
     max_starts: int | None = None
-    """How often it is started at most, however its attempts end."""
+    """Starts of the task, at most, however its attempts end."""
 
     @property
     def hidden(self) -> tuple[str, ...]:
-        """All patterns of what is not shown."""
+        """All redaction patterns, own and inherited."""
         return (*self.redact, *self.inherited)
 
 
@@ -72,7 +72,7 @@ DEFAULT_OPTIONS = TaskOptions()
 
 @lru_cache(maxsize=4096)
 def parse_options(text: str | None) -> TaskOptions:
-    """Decode stored options; tasks of one kind share them. What another release wrote and makes no sense is default."""
+    """Decode stored options, cached because many tasks share them. Undecodable options count as defaults."""
     try:
         return msgspec.json.decode(text, type=TaskOptions) if text else DEFAULT_OPTIONS
     except (msgspec.DecodeError, RecursionError):
@@ -81,7 +81,7 @@ def parse_options(text: str | None) -> TaskOptions:
 
 @lru_cache(maxsize=4096)
 def with_inherited(text: str | None, patterns: tuple[str, ...]) -> str | None:
-    """Return stored options with patterns of those that a task may have values from."""
+    """Return stored options with redaction patterns of other tasks added."""
     options = parse_options(text)
     if not {*patterns}.difference(options.hidden):
         return text
@@ -93,57 +93,57 @@ _NAMES_EXECUTOR = '"executor"'
 
 
 def executor_of(options: str | None) -> ExecutorCall | None:
-    """Return what does a task with these stored options outside the worker's own Python, if anything."""
+    """Return the executor call in stored options, or None for the worker's own Python."""
     return None if options is None or _NAMES_EXECUTOR not in options else parse_options(options).executor
 
 
 class UniqueKey(msgspec.Struct, frozen=True, array_like=True):
-    """A key that only one task may have at a time."""
+    """A key that only one task may hold at a time."""
 
     key: str
     scope: KeyScope
-    """Until when: the task is claimed, it has ended, or a period has passed."""
+    """When the key is released: when the task is claimed, when it ends, or after a period."""
     period: float | None = None
     """Seconds, for the scope `period`."""
     on_duplicate: DuplicatePolicy = "return"
     same_call: bool = False
-    """It belongs to one call: another one under this key is refused."""
+    """The key identifies one call: a different call with this key is rejected."""
     same_options: bool = False
-    """The queue, the priority and the options belong to that call, as they do where a request names all of them."""
+    """The queue, the priority and the options must be equal, too, for the call to be the same."""
 
 
 class KeyHolder(msgspec.Struct, frozen=True, array_like=True):
-    """The answer to a running task that wants another one under a key."""
+    """The answer to a running task that enqueued a task with a unique key that is taken."""
 
     id: Id
-    """The task that has the key."""
+    """The task that holds the key."""
     is_other_call: bool = False
-    """The key belongs to another call, and what was wanted was refused."""
+    """The key belongs to a different call, and the new task was rejected."""
     error: TaskError | None = None
-    """Why there is nothing under this id, if so."""
+    """Why no task or run with this id exists, if so."""
 
 
 def own_key(kind: Literal["once", "unique"], task: str, key: str) -> str:
-    """Return a key of one task as it stands among those of all; no two that differ give the same."""
-    return f"{_before_key(kind, task)}{key}"
+    """Return a task's key as a key among those of all tasks. Different pairs give different keys."""
+    return f"{_key_prefix(kind, task)}{key}"
 
 
 def given_key(task: str, key: str) -> str:
-    """Return the key of a task as it was given, without what keeps it apart from others."""
-    for prefix in (_before_key("once", task), _before_key("unique", task), _before_key("once", "")):
+    """Return the caller's key from a stored key, without the prefix that `own_key` adds."""
+    for prefix in (_key_prefix("once", task), _key_prefix("unique", task), _key_prefix("once", "")):
         if key.startswith(prefix):
             return key[len(prefix) :]
     return key
 
 
-def _before_key(kind: str, task: str) -> str:
-    if ":" in task:  # of which `a:b` and `c` would read like `a` and `b:c`; no name has this separator
+def _key_prefix(kind: str, task: str) -> str:
+    if ":" in task:  # otherwise `a:b` and `c` would give the same key as `a` and `b:c`; no name contains `|`
         return f"{kind}|{task}|"
     return f"{kind}:{task}:"
 
 
 class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A task to be created. It is part of no cycle, and a million of them are nothing for a collector to go through."""
+    """A task to create. It holds no reference cycles, so `gc=False` spares the garbage collector a million objects."""
 
     id: bytes
     name: str
@@ -152,21 +152,21 @@ class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
     priority: int = 0
     delay: float = 0.0
     options: str | None = None
-    """TaskOptions as JSON, or None where all are defaults."""
+    """TaskOptions as JSON. None if all are defaults."""
     run_id: bytes | None = None
     position: int | None = None
     step: str | None = None
     lane: str | None = None
-    """Its lane, `task|key`; see `domain/limits/lanes.py`."""
+    """The lane, `task|key`; see `domain/limits/lanes.py`."""
     expires: float | None = None
-    """Seconds within which it must have started."""
+    """Seconds within which the task must start."""
     unique: UniqueKey | None = None
     callbacks: str | None = None
-    """Tasks to create when it ends, as JSON."""
+    """Tasks to create when the task ends, as JSON."""
     trace: str | None = None
-    """The span that it came of, as a W3C traceparent. It says nothing about the call: others may differ in it."""
+    """The parent span, as a W3C traceparent. It is not part of the call: equal calls may differ in it."""
     parent: bytes | None = None
-    """The task that enqueued it while it ran, or that it follows."""
+    """The task that enqueued this task while running, or whose callback it is."""
 
     @property
     def unique_key(self) -> str | None:
@@ -174,26 +174,26 @@ class NewTask(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def is_ready(self) -> bool:
-        """Say whether it can be claimed at once, and that is all: it has no time, limit or key to look at first."""
+        """Whether the task can be claimed at once: it has no delay, lane, expiry or unique key."""
         return self.delay <= 0 and self.lane is None and self.expires is None and self.unique is None
 
 
 def differing_options(task: NewTask, queue: str, priority: int, options: str | None, lane: str | None) -> Iterator[str]:
-    """Yield in words what is not the same where another task has this queue, priority, options and lane."""
+    """Yield a description of each difference between a task's options and the given ones."""
     if queue != task.queue:
         yield f"the queue {queue!r}, here {task.queue!r}"
     if priority != task.priority:
         yield f"the priority {priority}, here {task.priority}"
-    before, after = _asked(parse_options(options)), _asked(parse_options(task.options))
+    theirs, own = _options_of_call(parse_options(options)), _options_of_call(parse_options(task.options))
     for name in TaskOptions.__struct_fields__:
-        if getattr(before, name) != getattr(after, name):
+        if getattr(theirs, name) != getattr(own, name):
             yield "other retries" if name == "retry" else f"another {name}"
     if _concurrency_key(lane) != _concurrency_key(task.lane):
         yield "another concurrency_key"
 
 
-def _asked(options: TaskOptions) -> TaskOptions:
-    """Return options without what is no part of the call: names to hide that came from the task itself, and headers."""
+def _options_of_call(options: TaskOptions) -> TaskOptions:
+    """Return options without parts that do not belong to the call: inherited redaction patterns and headers."""
     own = tuple(pattern for pattern in options.redact if pattern not in options.inherited)
     return msgspec.structs.replace(options, redact=own, inherited=(), headers={})
 
@@ -203,7 +203,7 @@ def _concurrency_key(lane: str | None) -> str:
 
 
 class Dispatch(msgspec.Struct, frozen=True, array_like=True):
-    """One task on its way to a worker."""
+    """A task in a message to a worker."""
 
     id: Id
     attempt: AttemptNumber
@@ -214,19 +214,19 @@ class Dispatch(msgspec.Struct, frozen=True, array_like=True):
     run_id: Id | None = None
     position: int | None = None
     alone: bool = False
-    """Run in a child process: its last attempt took a worker down, and its neighbours must not pay again."""
+    """Run in a child process: an earlier attempt's process died, and another death must not affect other tasks."""
     failures: int = 0
-    """How often it has failed before."""
+    """How many attempts have failed before."""
     details: bytes | None = None
-    """The details that an earlier attempt left for this one."""
+    """The details that an earlier attempt recorded for this one."""
     trace: str | None = None
-    """The span that it came of, as a W3C traceparent."""
+    """The parent span, as a W3C traceparent."""
     at: float = 0.0
-    """Of a task of a run: when it was sent, by the leader's clock, in Unix seconds."""
+    """For a task of a run, the time of dispatch by the leader's clock, in Unix seconds."""
 
     @property
     def is_turn_task(self) -> bool:
-        """Say whether this is a turn of a workflow's code: a run's turn task has the run's id."""
+        """Whether this is a turn of a workflow's code: a run's turn task has the run's id."""
         return self.run_id == self.id
 
 
@@ -235,7 +235,7 @@ LOST = "worker lost"
 
 
 def error_text(kind: str, message: str) -> str:
-    """Return an error as Python prints it: one without a message is only its kind."""
+    """Return an error as Python prints it: without a message, only the kind."""
     return f"{kind}: {message}" if message else kind
 
 
@@ -246,13 +246,13 @@ class TaskError(msgspec.Struct, frozen=True, array_like=True):
     message: str
     traceback: str = ""
     data: str = ""
-    """The exception's attributes, as a JSON object; empty if there are none."""
+    """The exception's attributes, as a JSON object. Empty if there are none."""
     phase: str = ""
-    """Of a query or an update, how far it came: a key of `errors.HANDLER_ERRORS`."""
+    """How far a query or an update got: a key of `errors.HANDLER_ERRORS`."""
 
     @classmethod
     def stored(cls, fields: Mapping[str, str] | None) -> TaskError | None:
-        """Return an error as `to_json` has written it."""
+        """Return the error that `to_json` encoded."""
         if fields is None:
             return None
         named = (fields.get(name, "") for name in ("traceback", "data", "phase"))
@@ -260,25 +260,25 @@ class TaskError(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The exception's attributes; none where they cannot be read."""
+        """The exception's attributes. Empty if they cannot be decoded."""
         try:
             return msgspec.json.decode(self.data, type=dict[str, Any]) if self.data else {}
         except (msgspec.DecodeError, RecursionError):
             return {}
 
     def to_json(self) -> str:
-        """Return it as it is stored. The data stays a text, in which no store finds anything to change or refuse."""
+        """Return the error as stored. `data` stays a string, so that jsonb neither changes nor rejects its content."""
         fields = {"kind": self.kind, "message": self.message, "traceback": self.traceback}
         more = {"data": self.data, "phase": self.phase}
         return msgspec.json.encode(fields | {name: text for name, text in more.items() if text}).decode()
 
 
 WITHDRAWN = "TaskWithdrawn"
-"""The kind of error of a task that was cancelled because no worker had been given it."""
+"""The error kind of a task that was cancelled before it was given to a worker."""
 
 
 class Started(msgspec.Struct, frozen=True, array_like=True, tag="started"):
-    """The worker has begun to run the attempt, `age` seconds ago."""
+    """The worker started the attempt `age` seconds ago."""
 
     id: bytes
     attempt: int
@@ -293,7 +293,7 @@ class Succeeded(msgspec.Struct, frozen=True, array_like=True, tag="succeeded"):
     duration: float
     result: bytes
     children: list[NewTask] = []
-    """Tasks that exist only if this success is the one that counts."""
+    """Tasks to create only if this success is applied."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
@@ -305,51 +305,51 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     error: TaskError
     retryable: bool = True
     delay: float | None = None
-    """Seconds before the next try, where the task itself has decided them."""
+    """Seconds before the next attempt, if the task itself decides."""
     charged: bool = True
-    """It counts as a failure; a task that asked to be tried again later has not failed."""
+    """Count it as a failure. A task that asked to be retried later has not failed."""
     lingering: bool = False
-    """The attempt has ended, but its code would not: it still runs, until its worker process has been replaced."""
+    """The attempt timed out but its code still runs, until its worker process is replaced."""
 
 
 class Returned(msgspec.Struct, frozen=True, array_like=True, tag="returned"):
-    """The worker gives the attempt back unstarted or unfinished; it costs no try."""
+    """The worker returns the attempt unstarted or unfinished. It does not count as a failure."""
 
     id: bytes
     attempt: int
     reason: str
     delay: float = 0.0
     unknown: str = ""
-    """Its name, if the worker does not know it, or was not given what it needs."""
+    """The task's name, if the worker does not know the task or lacks something that the task needs."""
     data_key: str = ""
-    """The id of the data key that the worker lacks: that is this task's own trouble, and none of its name."""
+    """The id of the data key that the worker lacks. Only this task is affected, not all tasks of its name."""
     executor: ExecutorCall | None = None
-    """What the task is declared with, where it was enqueued by its name alone: from now on that does it."""
+    """The executor of the task's declaration, if the task was enqueued by name alone. It is used from now on."""
     begun: bool = False
-    """Its code may have begun. A worker of an earlier release does not say."""
+    """The code may have begun. Workers of earlier releases do not report it."""
 
 
 class Lost(msgspec.Struct, frozen=True, array_like=True, tag="lost"):
-    """The process that had the attempt died, as its parent reports, or was not heard from, as the leader finds."""
+    """The attempt's process died, as its parent reports, or was silent for too long, as the leader finds."""
 
     id: bytes
     attempt: int
     alone: bool
-    """It had the process that died to itself, so nobody else can have brought it down."""
+    """The dead process ran only this attempt, so no other task can have caused the death."""
     reason: str = ""
-    """What the process died of, e.g. `exit code 3`, or why it was given up; empty if nobody knows."""
+    """The cause of death, e.g. `exit code 3`, or why the process was given up. Empty if unknown."""
     unheard: float = 0.0
-    """Seconds for which its worker was not heard from, if that is all that is known."""
+    """Seconds since the worker's last heartbeat, if nothing else is known."""
 
 
 class Enqueued(msgspec.Struct, frozen=True, array_like=True, tag="enqueued"):
-    """A running task enqueued others."""
+    """A running task enqueued other tasks."""
 
     tasks: list[NewTask]
 
 
 class Noted(msgspec.Struct, frozen=True, array_like=True, tag="noted"):
-    """The running attempt leaves something for the next one, in place of what it left before."""
+    """The running attempt recorded details for the next attempt. They replace earlier ones."""
 
     id: bytes
     attempt: int
@@ -362,13 +362,13 @@ class KnownTask(msgspec.Struct, frozen=True, array_like=True):
     id: bytes
     name: str
     state: str
-    """What it last did: `running`, or the kind of the report that ended its attempt."""
+    """The last known state: `running`, or the kind of the report that ended the attempt."""
 
 
 class Recalled(msgspec.Struct, frozen=True, array_like=True, tag="recalled"):
-    """Postgres has lost commits, and these are tasks that it should know.
+    """Tasks that a worker has had and that Postgres may be missing after it lost commits.
 
-    It is sent only to a leader that announces lost commits: earlier releases do neither.
+    Workers send it only to a leader that announces lost commits. Earlier releases know neither message.
     """
 
     tasks: list[KnownTask]
