@@ -182,7 +182,7 @@ class Orchestrator(Cell):
         """Support a class of your own in arguments and results.
 
         For example, `app.register_type(Money, encode=str, decode=Money.parse)`. `encode` returns plain data; `decode`
-        makes a value from that data where an annotation names the class. All applications of the process share the type.
+        makes a value from that data where an annotation names the class. All applications of the process share it.
         """
         register_type(kind, encode, decode)
 
