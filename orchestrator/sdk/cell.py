@@ -57,7 +57,7 @@ class Cell(Deployment):
     # -- starting work
 
     def enqueue(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:
-        """Enqueue a task by its name: `app.enqueue("shop.mail.send", "ann@example.com")`."""
+        """Enqueue a registered task by name: `app.enqueue("shop.mail.send", "ann@example.com")`."""
         return self.find_task(name).enqueue(*args, **kwargs)
 
     async def aenqueue(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:
