@@ -106,7 +106,7 @@ class EndWaiters:
                     with limit:
                         found = self._try(find_end)
                         if found is None and pause.seconds == _LOOK_AGAIN and not heard:
-                            self._obstacles.look(identifier)
+                            self._obstacles.check(identifier)
                     if over:
                         break
             return found
@@ -143,7 +143,7 @@ class EndWaiters:
                 if not heard:
                     heard.append(None)
                     with limit:
-                        self._obstacles.look(next(iter(left)))
+                        self._obstacles.check(next(iter(left)))
         finally:
             for identifier in left:
                 self.announcements.forget(identifier, wake)

@@ -185,7 +185,7 @@ class _Polls:
     def _look(self, identifier: bytes) -> None:
         """Say what is in the way of one that has not come for a while."""
         with contextlib.suppress(OrchestratorError):
-            self._obstacles.look(identifier)
+            self._obstacles.check(identifier)
 
     def _next(self) -> list[Key]:
         """Return what to ask for next; nothing if this thread is not needed any more."""

@@ -13,7 +13,7 @@ import msgspec
 
 from orchestrator.errors import InvalidTask, PayloadError, did_you_mean
 from orchestrator.sdk.tasks.context import TaskContext, current_task
-from orchestrator.sdk.values.conversion import can_convert, convert, same_types, sure_types, why_not
+from orchestrator.sdk.values.conversion import accepted_types, can_convert, conversion_problem, convert, unchanged_types
 from orchestrator.sdk.values.payload import Payload, decode_call, decode_value, encode_value, is_payload, loaded
 
 _CONVERSION_ERRORS = (msgspec.ValidationError, TypeError, ValueError)
@@ -53,7 +53,7 @@ class Signature:
         visible = [p for p in parameters if not _is_context(hints.get(p.name))]
         self._signature = inspect.Signature(visible)
         for named in (*(p.name for p in visible), "return"):
-            if (reason := why_not(hints.get(named, Any))) is not None:
+            if (reason := conversion_problem(hints.get(named, Any))) is not None:
                 raise InvalidTask(
                     f"{what} {name!r}, {'its result' if named == 'return' else f'argument {named!r}'}: data cannot be "
                     f"turned into {_describe(hints[named])}: {reason}."
@@ -65,9 +65,9 @@ class Signature:
         self.wants_unread = bool(self._payload_parameters)
         """Whether the function has a parameter annotated with `Payload`, whose value is not loaded."""
         self._result = hints["return"] if can_convert(hints.get("return", Any)) else Any
-        self._unchanged = {name: same_types(kind) for name, kind in self._kinds.items()}
-        self._accepted = {name: sure_types(kind) for name, kind in self._kinds.items()}
-        self._accepted_results = sure_types(self._result)
+        self._unchanged = {name: unchanged_types(kind) for name, kind in self._kinds.items()}
+        self._accepted = {name: accepted_types(kind) for name, kind in self._kinds.items()}
+        self._accepted_results = accepted_types(self._result)
         positional = [p for p in visible if p.kind in _POSITIONAL]
         self._positional = [p.name for p in positional]
         self._accepted_by_position = [self._accepted.get(name) for name in self._positional]
