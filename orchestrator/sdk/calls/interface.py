@@ -1,4 +1,4 @@
-"""All calls of a client, by subject."""
+"""The interface of a client's backend: all calls, by subject."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.sdk.calls.tasks import TaskWork
 
 
 class Calls(Protocol):
-    """Everything, by subject."""
+    """The calls of a client, by subject."""
 
     @property
     def tasks(self) -> TaskWork: ...
