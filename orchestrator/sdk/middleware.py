@@ -77,7 +77,7 @@ class TurnContext:
     workflow: str
     """The name of the workflow."""
     run_id: UUID
-    """The run that the turn belongs to."""
+    """The run of the turn."""
     headers: Mapping[str, str]
     """The headers of the run."""
     is_replay: bool
@@ -302,8 +302,6 @@ class HookStack(ExitStack):
 
 
 class _AsyncHookStack(AsyncExitStack):
-    """The async variant of `HookStack`."""
-
     async def __aexit__(self, *raised: Any) -> Literal[False]:
         await super().__aexit__(*raised)
         return False

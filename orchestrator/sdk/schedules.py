@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from orchestrator.store.schedules.definitions import SchedulePage, StoredSchedule
 
 _PAGE_SIZE = 1_000
-"""Schedules per page."""
 _POLL_INTERVAL = 0.2
 """Seconds between two polls of a backfill."""
 
@@ -55,10 +54,7 @@ def pages(schedules: ScheduleCalls) -> Iterator[list[StoredSchedule]]:
 
 
 class Schedules(Mapping[str, "Scheduled"]):
-    """`app.schedules`: all schedules in the database by key, `workflow/name`.
-
-    The name of the workflow is enough for a workflow with a single schedule.
-    """
+    """`app.schedules`: all schedules in the database, by `workflow/name`, or by workflow if it has one schedule."""
 
     def __init__(self, client: Client, registry: Registry) -> None:
         self._client = client
@@ -105,12 +101,8 @@ class Schedules(Mapping[str, "Scheduled"]):
         """Store all schedules that the code declares, in one transaction, and return their names. Idempotent."""
         self._registry.modules.load()
         declared = self._declared.values()
-        tasks = [schedule.definition() for schedule in declared if isinstance(schedule, TaskDeclaration)]
-        of_code = [
-            (schedule.target.name, schedule.data, schedule.code)
-            for schedule in declared
-            if isinstance(schedule, CodeDeclaration)
-        ]
+        tasks = [item.definition() for item in declared if isinstance(item, TaskDeclaration)]
+        of_code = [(item.target.name, item.data, item.code) for item in declared if isinstance(item, CodeDeclaration)]
         self._client.backend.schedules.apply(tasks, STEP, of_code)
         return list(self._declared)
 

@@ -226,7 +226,7 @@ def request_of(connection: Connection, run: bytes, what: Literal["signal", "upda
 
 
 def last_try(connection: Connection, chain: Sequence[bytes], request: bytes) -> tuple[bytes, UpdateEvents]:
-    """Return the last request with which an update was sent, and its events in the histories of a chain (`keeping`).
+    """Return the last request with which an update was sent, and its events in the histories of a `chain`.
 
     A refused update was not applied. If it is sent again with its id, it becomes another request. A run that was reset
     may have only the later request.

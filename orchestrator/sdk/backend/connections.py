@@ -201,11 +201,11 @@ class Connections:
 
     def _raise_known(self, error: exc.SQLAlchemyError, written: str) -> None:
         """Raise the error of this package that a database error means; return if there is none."""
-        known = self.known(error, written)
-        if isinstance(known, SchemaError) and self._settings.shards > 1 and (text := self._other_shards()):
+        translated = self.known(error, written)
+        if isinstance(translated, SchemaError) and self._settings.shards > 1 and (text := self._other_shards()):
             raise SchemaError(text) from error
-        if known is not None:
-            raise known
+        if translated is not None:
+            raise translated
 
     def _other_shards(self) -> str | None:
         """Return a message if the database has tables for another number of shards than the setting."""
@@ -234,9 +234,9 @@ def _refuse_late() -> None:
         raise Unavailable("Postgres is not asked any more: the time of the call is over.")
 
 
-def _caused(known: OrchestratorError, error: Exception) -> OrchestratorError:
-    known.__cause__ = error
-    return known
+def _caused(translated: OrchestratorError, error: Exception) -> OrchestratorError:
+    translated.__cause__ = error
+    return translated
 
 
 class _Links:
@@ -266,8 +266,6 @@ class _Links:
 
 
 class _Thread(threading.local):
-    """Thread-local state."""
-
     is_busy = False
     """Whether the thread is checking a connection out of a pool or in. Only a signal handler can observe this."""
 

@@ -43,9 +43,9 @@ def _only(listed: Sequence[FleetProcess], worker: str) -> list[FleetProcess]:
     matches = workers_meant(listed, worker)
     if not matches:
         names = sorted({process.worker for process in listed if process.is_heard})
-        known = f"There are {', '.join(names[:10])}" if names else "There is none"
+        available = f"There are {', '.join(names[:10])}" if names else "There is none"
         raise NotFound(
-            f"No worker is called {worker!r:.300}, runs on such a host or has such a process. {known}"
+            f"No worker is called {worker!r:.300}, runs on such a host or has such a process. {available}"
             f"{' and more' if len(names) > 10 else ''}: see `orchestrator workers`."
         )
     if len(matches) > 1:

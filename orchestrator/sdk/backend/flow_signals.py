@@ -36,8 +36,6 @@ _SIGNAL_PAYLOADS = 3
 
 
 class _Approval(NamedTuple):
-    """An approval of a flow."""
-
     node: str
     """The key of the approval's node, with the keys of the nodes above as prefix."""
     address: str
@@ -183,7 +181,6 @@ def _moment(at: float) -> str:
 
 
 def _approvals(connection: Connection, run: bytes) -> tuple[Flow, list[_Approval]]:
-    """Return the flow of a run, and its approvals."""
     version = flow_runs.which(connection, run)
     stored = None if version is None else flow_runs.read(connection, *version)
     if stored is None:

@@ -109,7 +109,6 @@ class RunBackend(Part, RunWork):
         return True
 
     def _rerun_steps(self, connection: Connection, run: bytes, new: bytes, from_step: str | None) -> None:
-        """Start a new run of the same DAG."""
         stored = next(iter(dags.load(connection, [run])), None)
         definition = workflows.of_run(connection, run)
         if stored is None or definition is None:
@@ -259,7 +258,6 @@ class RunBackend(Part, RunWork):
 
 
 def _collecting_ids(tasks: Iterable[NewTask], ids: list[bytes]) -> Iterator[NewTask]:
-    """Yield tasks, and append their ids to a list."""
     for task in tasks:
         ids.append(task.id)
         yield task

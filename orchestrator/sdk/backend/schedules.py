@@ -158,7 +158,6 @@ def _flow_target(connection: Connection, name: str, version: int | None) -> Targ
 
 
 def _check_workflow(definition: Definition, schedule: dict[str, Any], version: int | None) -> None:
-    """Refuse a schedule that does not fit a workflow."""
     if version is not None:
         raise InvalidWorkflow(
             f"{definition.name!r} is a workflow, of which a schedule starts the newest version: leave out the version, "

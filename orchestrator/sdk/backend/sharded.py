@@ -106,8 +106,6 @@ class ShardedBackend:
 
 
 class _Part:
-    """The calls about one subject."""
-
     def __init__(self, backend: ShardedBackend, name: str) -> None:
         self._backend = backend
         self._name = name
@@ -255,7 +253,6 @@ def _withdraw(backend: ShardedBackend, of: Callable[[int], Method], tasks: Seque
 
 
 def _drain(backend: ShardedBackend, of: Callable[[int], Method], worker: str) -> Drained:
-    """Drain a worker in the shard that it serves."""
     missing: NotFound | None = None
     for number in range(len(backend.shards)):
         try:

@@ -79,9 +79,9 @@ class SharedCommits:
         except OrchestratorError as error:
             return [error for _ in tasks]
         except Exception as error:  # noqa: BLE001  # the caller of the enqueue raises it
-            known = [self._connections.known(error, f"task {to_text(task.id)} was stored") for task in tasks]
-            if known[0] is not None:
-                return known
+            translated = [self._connections.known(error, f"task {to_text(task.id)} was stored") for task in tasks]
+            if translated[0] is not None:
+                return translated
             if len(tasks) == 1:
                 return [error]
             half = len(tasks) // 2
@@ -151,7 +151,6 @@ class _Batches:
             self._commit()
 
     def _commit(self) -> None:
-        """Begin to commit the waiting calls."""
         self._is_due = False
         calls = self._take()
         if not calls:
@@ -203,7 +202,6 @@ class _Batches:
 
     @staticmethod
     def _settle(calls: Iterable[_Call], outcomes: Iterable[Outcome]) -> None:
-        """Set the results of the calls that still wait."""
         for call, outcome in zip(calls, outcomes, strict=True):
             if call.stored.done() or outcome is None:
                 continue

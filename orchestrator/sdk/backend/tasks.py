@@ -336,7 +336,6 @@ class TaskBackend(Part, TaskWork):
 
 
 def _criteria(wanted: FailedFilter) -> dict[str, str]:
-    """Return the criteria of a filter, as texts for the audit log."""
     criteria = {name: getattr(wanted, name) for name in wanted.__struct_fields__}
     criteria["type"] = criteria.pop("kind")  # an entry of the audit log has another field `kind`
     return {name: str(value) for name, value in criteria.items() if value is not None}

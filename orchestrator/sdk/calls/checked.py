@@ -153,4 +153,3 @@ Concurrency = Annotated[int | None, _within("Option concurrency", 1, 2**31 - 1, 
 SuccessRetention = Annotated[float | None, _retention("success")]
 FailedRetention = Annotated[float | None, _retention("failed")]
 Distinct = Checked(_distinct)
-"""The check that tasks in a list have different ids."""

@@ -123,7 +123,6 @@ class Rules:
     """A REST route that serves the call, too."""
 
     def __call__(self, method: F) -> F:
-        """Attach the rules to a method."""
         if self.about is None and not self.within and not self.keeps and self.bound_result is None:
             raise TypeError(f"Call {method.__qualname__}: say what it is about, or what a bound key gets of the list.")
         setattr(method, _RULES, self)
@@ -138,7 +137,6 @@ class Declared:
     """A declared call."""
 
     part: str
-    """The subject."""
     name: str
     rules: Rules
     knows_repeats: bool
@@ -229,7 +227,6 @@ def _wire(kind: Any) -> Any:
 
 
 def _for_request(value: Any) -> Any:
-    """Return a value as its field in the request expects it."""
     if isinstance(value, datetime) or not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
         return value
     return list(value) if not hasattr(value, "__len__") else value

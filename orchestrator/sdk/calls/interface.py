@@ -44,4 +44,3 @@ class Calls(Protocol):
 PARTS: dict[str, type] = {
     name: get_type_hints(part.fget)["return"] for name, part in vars(Calls).items() if isinstance(part, property)
 }
-"""The protocol of each subject, by name."""

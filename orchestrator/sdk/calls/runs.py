@@ -29,7 +29,7 @@ class RunCalls(Protocol):
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True, expensive=True)
     def rerun(self, run: Id, new: Id, from_step: str | None, *, repeated: bool = False) -> None:
-        """Start a new run with the same version and parameters. Keep results of steps before `from_step`."""
+        """Start a new run with the same version and parameters. Keep results that do not depend on `from_step`."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True, rest=Rest("POST /runs/{id}/cancel", "cancel", 202))
     def cancel(self, run: Id) -> None:

@@ -39,7 +39,6 @@ _KEY_HINT = (
     "Set ORCHESTRATOR_API_KEY to one that `orchestrator keys create NAME --scope SCOPE` has shown; `orchestrator keys "
     "list` has all of them."
 )
-"""The hint in errors about API keys."""
 _INCONCLUSIVE = (Unavailable, ConfigurationError, Forbidden, OrchestratorError)
 """Errors of a request that was not executed. They do not tell whether an earlier try of the request was executed."""
 _PROXY_ERRORS = (502, 503, 504)

@@ -29,7 +29,6 @@ _MAX_IDLE = 16
 _MAX_IDLE_TIME = 60.0
 """Seconds after which an idle connection is discarded."""
 _CONNECT_TIMEOUT = 10.0
-"""Seconds for opening a connection, at most."""
 
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
 """OpenSSL's errors for a server that answers in plain text."""

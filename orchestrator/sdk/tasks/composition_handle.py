@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 O_co = TypeVar("O_co", covariant=True)
 _MAX_LISTED_STEPS = 20
-"""Steps listed in an error message, at most."""
 _PAGE_SIZE = 1_000
-"""Runs per page."""
 _MAX_RETRIES = 100
 """Retries of a run, at most, up to which its child runs are found."""
 

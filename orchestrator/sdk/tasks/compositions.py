@@ -316,7 +316,6 @@ def arguments_of(task: str, position: int, call: Arguments) -> tuple[Sequence[An
 
 _NO_ARGUMENTS: Mapping[str, Any] = {}
 _SCALAR_SEQUENCES = (str, bytes, bytearray, memoryview)
-"""Sequences that count as a single value."""
 
 
 def _listed(parts: tuple[Any, ...]) -> Iterable[Any]:

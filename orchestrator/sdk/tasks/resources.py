@@ -324,7 +324,6 @@ class Resources:
 
 @cache
 def _all_needed(function: Function) -> frozenset[Function]:
-    """Return all direct and indirect dependencies of a function."""
     needed = dependencies_of(function).values()
     return frozenset(needed).union(*map(_all_needed, needed))
 

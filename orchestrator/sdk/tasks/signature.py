@@ -95,13 +95,13 @@ class Signature:
 
     def _advice(self, keywords: Mapping[str, Any]) -> str:
         """Return a hint about an unknown keyword argument; empty if there is none."""
-        known = self._signature.parameters
-        unknown = None if self._double_star else next((name for name in keywords if name not in known), None)
+        parameters = self._signature.parameters
+        unknown = None if self._double_star else next((name for name in keywords if name not in parameters), None)
         if not isinstance(unknown, str):
             return ""
         if unknown in self._options:
             return f" That is an option: give it with .options({unknown}=…)."
-        return did_you_mean(unknown, known)
+        return did_you_mean(unknown, parameters)
 
     def check_types(self, arguments: Sequence[Any], keywords: Mapping[str, Any], payload: bytes) -> None:
         """Refuse a call whose arguments the worker cannot convert to the annotated types.

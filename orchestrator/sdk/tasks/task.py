@@ -74,7 +74,6 @@ class Task(Parts[P, R]):
         self._is_variant = False
         """Whether the task was made by `options`. Only the original is registered."""
         self._is_via = False
-        """Whether the deployment was set with `via`."""
         self._is_async = inspect.iscoroutinefunction(function)
         self._headers: Mapping[str, str] | None = None
         """In a copy for one call, the headers after middleware."""

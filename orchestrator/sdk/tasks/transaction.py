@@ -28,7 +28,6 @@ _END_STATEMENT = re.compile(
     r"\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*(COMMIT|END|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b",
     re.IGNORECASE | re.DOTALL,
 )
-"""A statement that ends its transaction."""
 _HINT = "For a part that may be undone by itself, use connection.begin_nested()."
 
 

@@ -57,7 +57,6 @@ def stored_value(data: bytes) -> Any:
 
 
 def _placeholder(error: Sealed) -> str:
-    """Return the text in place of a value that cannot be decrypted."""
     return f"(sealed with key {error.key})" if error.is_missing else str(error)
 
 

@@ -61,7 +61,6 @@ def is_made_of_data(kind: Any) -> bool:
 
 
 def _needs_stand_in(kind: Any, seen: set[Any]) -> bool:
-    """Return whether a type or one of its parts needs a stand-in."""
     if kind in seen:
         return False
     if isinstance(kind, type) and get_origin(kind) is None:

@@ -24,15 +24,11 @@ _STEPS = "_steps_of_call"
 
 
 class _Client(Protocol):
-    """A client with threads in which methods can run."""
-
     @property
     def threads(self) -> Threads: ...
 
 
 class _Owner(Protocol):
-    """The owner of methods with async variants."""
-
     @property
     def _client(self) -> _Client: ...
 

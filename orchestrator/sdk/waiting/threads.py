@@ -108,7 +108,6 @@ class _Segment(Generic[R]):
 
 
 def _run_to_pause(steps: Generator[Any, None, Any], called_at: float | None = None) -> _Segment[Any]:
-    """Run a call up to its next pause."""
     if called_at is not None:
         CALLED_AT.set(called_at)
     items: list[Any] = []
