@@ -1,1 +1,1 @@
-"""The Python API: the application, its tasks, and handles to what it started."""
+"""The Python API: the application, its tasks, and handles to started tasks and runs."""

@@ -1,4 +1,4 @@
-"""The actor in the audit log: the caller that the HTTP API serves at the moment, else the user of this process."""
+"""The actor in the audit log: the caller of the current HTTP request, else the user of this process."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import NamedTuple
 
 
 class Actor(NamedTuple):
-    """The actor of an action."""
+    """The author of an entry in the audit log."""
 
     who: str
     origin: str
-    """From where: an address, or the process."""
+    """The caller's address, or host and id of the process."""
 
 
 served: ContextVar[Actor | None] = ContextVar("orchestrator_served", default=None)
-"""The actor for whom this is done; None where the process acts for itself."""
+"""The caller of the current HTTP request; None where the process acts for itself."""
 
 may_operate: ContextVar[bool] = ContextVar("orchestrator_may_operate", default=True)
-"""Whether the actor may act on open work, and not only start new work."""
+"""Whether the caller may change existing tasks and runs; otherwise the caller may only start new ones."""
 
 
-def current(called: str) -> Actor:
-    """Return the actor; the settings may give the process a name."""
+def current(name: str) -> Actor:
+    """Return the actor. `name` is the name that the settings give to the process, or empty."""
     actor = served.get()
     if actor is not None:
         return actor
     host = socket.gethostname()
-    return Actor(called or f"{_user()}@{host}", f"{host}:{os.getpid()}")
+    return Actor(name or f"{_user()}@{host}", f"{host}:{os.getpid()}")
 
 
 @cache
 def _user() -> str:
-    """Return the user of this process; perhaps only its number."""
+    """Return the name of the user of this process, or the user id if there is no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

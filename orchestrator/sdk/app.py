@@ -66,20 +66,20 @@ V = TypeVar("V")
 
 
 class Orchestrator(Cell):
-    """An application. Settings are read when they are first needed, so importing a module needs none.
+    """An application. Settings are read on first use, so modules can be imported without any.
 
-    `with Orchestrator() as app:` and `async with` close its connections at the end; so does `app.close()`.
+    `with Orchestrator() as app:` and `async with` close all connections at the end, as `app.close()` does.
 
     Args:
-        settings: All settings, or a function that returns them on first use, and again after `close()`; read from the
-            environment and pyproject.toml if none are given.
-        include: Modules in which further tasks stand, such as `shop.mail`. They are imported when a worker or a command
-            starts, and when something is asked for that is not known yet.
-        autodiscover: Packages whose modules called `tasks` are imported in the same way, with all below them.
-        routes: Queues of tasks by their names: `{"shop.mail.*": "mail"}`; the first that fits counts.
-        middleware: Hooks around enqueues, attempts and turns, the outermost first; see `Middleware`.
-        context: Context variables whose values, JSON data, travel from callers to tasks and to all that comes of them.
-        overrides: Single settings, by name, that go before `settings` and those of the environment.
+        settings: All settings, or a function that returns them; it is called on first use, and again after `close()`.
+            By default, settings come from the environment and pyproject.toml.
+        include: Modules that define more tasks, such as `shop.mail`. They are imported when a worker or a command
+            starts, and when a task is looked up that is not registered yet.
+        autodiscover: Packages whose modules named `tasks` are imported in the same way, at any depth.
+        routes: Queues by pattern of task names: `{"shop.mail.*": "mail"}`. The first matching pattern wins.
+        middleware: Hooks around enqueues, attempts and turns, outermost first; see `Middleware`.
+        context: Context variables, with JSON values, that travel from callers to tasks and to all tasks these start.
+        overrides: Single settings by name. They override `settings` and the environment.
     """
 
     def __init__(
@@ -97,16 +97,16 @@ class Orchestrator(Cell):
         modules = Modules(include, autodiscover)
         super().__init__(Client(settings, overrides, routes or {}), Registry({}, CodeWorkflows(modules), modules))
         self._clients = WeakSet([self._client])
-        """Its own, and those of its cells, which share its middleware."""
+        """The clients of the application and of its cells; all share one middleware chain."""
         self._resources = Resources()
         self.tasks = self._registry.tasks
         """The registered tasks, by name."""
         self.code_workflows = self._registry.workflows
-        """Workflows that are code, registered with `@app.workflow`."""
+        """Workflows as code, registered with `@app.workflow`."""
         self.schedules = Schedules(self._client, self._registry)
-        """Schedules: those that the code declares, and all that are in the database."""
+        """Schedules that the code declares, and all schedules in the database."""
         self.middleware = MiddlewareList(self._install)
-        """Hooks around enqueues, attempts and turns, the outermost first."""
+        """Hooks around enqueues, attempts and turns, outermost first."""
         carried = CarriedContext(context)
         self.middleware.add(*([carried] if carried.variables else []), *each_of("middleware", middleware))
 
@@ -153,11 +153,11 @@ class Orchestrator(Cell):
     def resource(self, /, *, scope: Scope = "task") -> Callable[[F], F]: ...
 
     def resource(self, function: Any = None, /, *, scope: Scope = "task") -> Any:
-        """Say how long what a function yields to `Depends` is open: an attempt of a task, or the process.
+        """Set the scope of a dependency that tasks name in `Depends`: one attempt of a task, or the whole process.
 
-        `@app.resource(scope="process")` is for engines and clients. It is opened on first use and closed when the
-        worker process has drained; elsewhere by `app.close()`, or when the program ends. Of an asynchronous one, each
-        event loop has its own.
+        `@app.resource(scope="process")` suits engines and clients. The resource is opened on first use and closed
+        when the worker process has drained; outside of workers, by `app.close()` or when the program ends. An
+        asynchronous resource is opened once for each event loop.
         """
 
         def declare(function: F) -> F:
@@ -167,48 +167,48 @@ class Orchestrator(Cell):
         return declare if function is None else declare(function)
 
     def lifespan(self, function: F, /) -> F:
-        """Run a function with `yield` around the life of each worker process: what precedes it before the first task.
+        """Run a function with `yield` around each worker process: the part before the `yield` runs before any task.
 
-        If that raises, the process does not start. It may be a dependency of tasks, too.
+        If that part raises, the process does not start. The function can also be a dependency of tasks.
         """
         self._resources.declare_lifespan(function)
         return function
 
     def override(self, function: Callable[..., Any], value: Any) -> AbstractContextManager[None]:
-        """Give tasks of this process a value in place of a dependency: `with app.override(session, fake):`."""
+        """Replace a dependency of tasks in this process with a value: `with app.override(session, fake):`."""
         return self._resources.override(function, value)
 
     def register_type(self, kind: type[V], *, encode: Callable[[V], Any], decode: Callable[[Any], V]) -> None:
-        """Let values of a class of your own travel: `app.register_type(Money, encode=str, decode=Money.parse)`.
+        """Support a class of your own in arguments and results.
 
-        `encode` returns plain data, and `decode` makes a value of it where an annotation names the class. This holds
-        for all applications of the process.
+        For example, `app.register_type(Money, encode=str, decode=Money.parse)`. `encode` returns plain data; `decode`
+        makes a value from that data where an annotation names the class. All applications of the process share it.
         """
         register_type(kind, encode, decode)
 
     def _adapted(self, function: Callable[..., Any], find: Callable[[str], Any]) -> Callable[..., Any]:  # noqa: ARG002
-        """Return how a worker calls a function that it may run by name; `find` finds others that it may."""
+        """Return a function as a worker calls it for a task by name; `find` looks up other functions by name."""
         return function
 
     def load_modules(self) -> None:
-        """Import the modules of `include` and `autodiscover`; ConfigurationError if one cannot be.
+        """Import the modules of `include` and `autodiscover`. Raise ConfigurationError if a module cannot be imported.
 
-        It is done without being asked for when a worker or a command starts, and when a task is looked up that is not
-        known, schedules or workflows are applied, or queues listed. Call it to learn of mistakes at once.
+        This happens automatically when a worker or a command starts, an unknown task is looked up, schedules or
+        workflows are applied, or queues are listed. Call it yourself to find import errors early.
         """
         self._registry.modules.load()
 
     def schedule(
         self, *, name: str | None = None, params: Mapping[str, Any] | None = None, **times: Unpack[Times]
     ) -> Callable[[T], T]:
-        """Let a task run by itself: `@app.schedule(cron="0 3 * * *", timezone="Europe/Berlin")` above `@app.task`.
+        """Schedule a task: put `@app.schedule(cron="0 3 * * *", timezone="Europe/Berlin")` above `@app.task`.
 
-        It is stored by `orchestrator schedules apply`, which belongs to a deploy, and by `orchestrator dev`. There it
-        is a workflow of one step, called like the task unless `name` says otherwise; a second schedule of the same
-        task wants a name. `params` are the task's arguments; `${run.fire_time}` in them is the time that a run is for.
+        Run `orchestrator schedules apply` on each deploy to store the schedule; `orchestrator dev` stores it, too. It
+        is stored as a workflow of one step, named like the task unless `name` is given; a second schedule of the same
+        task needs a name. `params` are the task's arguments; `${run.fire_time}` in them is the scheduled time of a run.
 
-        Above `@app.workflow`, it starts runs of that. Another thing is `task.schedule(…)`: inside a workflow, it has a
-        worker run a task now.
+        Above `@app.workflow`, it starts runs of that workflow. Do not confuse it with `task.schedule(…)`, which runs a
+        task now from inside a workflow.
         """
         return self.schedules._declare(name, params or {}, times)
 
@@ -233,7 +233,7 @@ class Orchestrator(Cell):
 
     def workflow(
         self,
-        given: Callable[..., Any] | None = None,
+        target: Callable[..., Any] | None = None,
         /,
         *,
         name: str | None = None,
@@ -244,23 +244,23 @@ class Orchestrator(Cell):
         """Register an `async def` function or a class as a workflow: `@app.workflow`, or `@app.workflow(version=2)`."""
         checked = with_code_options(CodeOptions(), options)
 
-        def register(given: Callable[..., Any]) -> Any:
-            chosen = registered_name(given, name, "workflow")
-            function = function_of(given) if isinstance(given, type) else given
+        def register(target: Callable[..., Any]) -> Any:
+            chosen = registered_name(target, name, "workflow")
+            function = function_of(target) if isinstance(target, type) else target
             check_workflow_function(chosen, version, versioning, function)
             workflow: CodeWorkflow[..., Any] = CodeWorkflow(
                 self._client, self._registry, chosen, version, function, checked, versioning=versioning
             )
             self.code_workflows._add(workflow)
-            if not isinstance(given, type):
+            if not isinstance(target, type):
                 return workflow
-            registered(given, workflow)
-            return given
+            registered(target, workflow)
+            return target
 
-        return register if given is None else register(given)
+        return register if target is None else register(target)
 
     def queues(self) -> list[str]:
-        """Return every queue that the code names: for tasks, what follows them, workflows as code, and by routes."""
+        """Return all queues that the code names, in tasks, their callbacks, workflows as code, and routes."""
         self.load_modules()
         tasks = {queue for task in self.tasks.values() for queue in queues_of(task)}
         code = {workflow._queue for workflow in self.code_workflows.values()}
@@ -269,20 +269,20 @@ class Orchestrator(Cell):
     # -- settings and closing
 
     def at(self, settings: Settings | Callable[[], Settings] | None = None, /, **overrides: Any) -> Cell:
-        """Return the same tasks and workflows on another deployment, a cell: one database, Redis and their processes.
+        """Return a cell: the same tasks and workflows on another deployment, with its own database, Redis and workers.
 
-        `europe = app.at(database_url=…, redis_url=…)` takes all other settings, `shards` too, from here. Then
-        `resize.via(europe).enqueue(…)` and `order.via(europe).start(…)` return handles of that cell. Make it once.
+        `europe = app.at(database_url=…, redis_url=…)` inherits all other settings, including `shards`. Then
+        `resize.via(europe).enqueue(…)` and `order.via(europe).start(…)` return handles of that cell. Create it once.
         """
         _check_settings("at", settings)
-        given = settings or (lambda: self.settings)
-        cell = Cell(Client(given, overrides, self._client.routes, is_cell=True), self._registry)
+        base_settings = settings or (lambda: self.settings)
+        cell = Cell(Client(base_settings, overrides, self._client.routes, is_cell=True), self._registry)
         cell._client.middleware = self._client.middleware
         self._clients.add(cell._client)
         return cell
 
     def close(self) -> None:
-        """Close all connections and resources; the application can be used again afterwards."""
+        """Close all connections and resources. The application can be used again afterwards."""
         self._resources.close()
         super().close()
 
@@ -298,5 +298,5 @@ def _check_settings(called: str, settings: object) -> None:
 
 
 def _code(function: Callable[..., Any]) -> object:
-    """Return what two functions share of which one is the other, imported again."""
+    """Return the code object of a function. A module that is imported twice defines a function twice, with one code."""
     return getattr(inspect.unwrap(function), "__code__", function)

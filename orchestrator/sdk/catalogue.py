@@ -1,4 +1,4 @@
-"""The shared part of `app.workflows` and `app.flows`: a mapping by name, and the start of a run."""
+"""The base class of `app.workflows` and `app.flows`, a mapping by name, and the function that starts their runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Catalogue(Mapping[str, T]):
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return the names of all."""
+        """Return all names."""
 
 
 def start_run(
@@ -55,9 +55,10 @@ def start_run(
     hand_over: Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None = None,
     parts: Callable[[], Sequence[EnqueueCall]] | None = None,
 ) -> bytes:
-    """Start a run, and return which one it is: `create` makes it under a new id, or the leader if a task asks.
+    """Start a run and return its id, which is that of an earlier run if the start has a key that is taken.
 
-    `hand_over` is how the task asks, if not at once. `parts` are the calls of a composition, for middleware.
+    Outside of tasks, `create` inserts the run. Inside a task, the leader does: `hand_over` submits the request, by
+    default `runtime.enqueue`. `parts` are the calls of a composition, for middleware.
     """
     if client.middleware is not None and of_start.get() is None:
         called = start.name or start.workflow
@@ -81,14 +82,14 @@ def _start_in_task(
     hand_over: Callable[[Sequence[NewTask]], Mapping[bytes, bytes]],
     start: StartSteps,
     params: Mapping[str, Any],
-    wanted: bytes,
+    run_id: bytes,
 ) -> bytes:
-    """Have the leader start a run with these parameters, for a worker has no database."""
-    what = f"The parameters of {'flow' if start.flow else 'workflow'} {start.workflow!r}"
+    """Ask the leader to start a run. A task cannot insert the run, because its worker has no database."""
+    subject = f"The parameters of {'flow' if start.flow else 'workflow'} {start.workflow!r}"
     if problem := unstorable(params):
-        raise PayloadError(f"{what} cannot be kept as JSON: {problem}.")
-    check_size(stored_json(params), what, client.settings.max_payload)
+        raise PayloadError(f"{subject} cannot be kept as JSON: {problem}.")
+    check_size(stored_json(params), subject, client.settings.max_payload)
     vault = vault_of(client.settings)
-    given = stored_json(params) if vault is None else vault.seal_json(stored_json(params))
-    request = as_task(wanted, msgspec.structs.replace(start, params=given), current_trace())
-    return hand_over([request]).get(wanted, wanted)
+    sealed_params = stored_json(params) if vault is None else vault.seal_json(stored_json(params))
+    request = as_task(run_id, msgspec.structs.replace(start, params=sealed_params), current_trace())
+    return hand_over([request]).get(run_id, run_id)

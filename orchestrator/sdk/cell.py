@@ -1,7 +1,7 @@
-"""One deployment of an application: where its tasks and workflows are started, and found again.
+"""A cell is one deployment of an application: it starts tasks and workflows there, and looks them up.
 
-A cell has a database, a Redis, schedulers and workers of its own, and shares nothing with others. The application is
-the cell that the settings of its process name; `app.at(…)` makes others.
+Each cell has its own database, Redis, schedulers and workers, and shares nothing with other cells. The application
+itself is the cell that the settings of its process name; `app.at(…)` creates more.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from orchestrator.tracing.entry import sending
 
 R = TypeVar("R")
 
-_FEW = 1_000
-"""Calls that are checked before anything is sent; more are checked while Postgres stores those before."""
+_MAX_CHECKED_FIRST = 1_000
+"""Calls that are all checked before any is sent. A longer list is checked while Postgres stores its first calls."""
 
 
 class Cell(Deployment):
-    """The calls to one deployment. Connections are opened on first use."""
+    """A deployment of the application. Connections are opened on first use."""
 
     def __init__(self, client: Client, registry: Registry) -> None:
         self._client = client
@@ -47,9 +47,9 @@ class Cell(Deployment):
         client.composer = Composer(client)
         client.run_handle = partial(CompositionHandle, client)
         self.workflows = Workflows(client, registry)
-        """Workflows that are data: files and graphs, stored in the database."""
+        """DAG workflows from YAML files and `Workflow` objects, stored in the database."""
         self.flows = Flows(client, registry)
-        """Flow graphs: nodes and the actions that lead from one to the next, stored in the database."""
+        """Flow graphs, stored in the database: nodes, and the actions that lead from node to node."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}{self._client.via.removeprefix(' via the cell')}>"
@@ -57,44 +57,44 @@ class Cell(Deployment):
     # -- starting work
 
     def enqueue(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:
-        """Enqueue a task by its name: `app.enqueue("shop.mail.send", "ann@example.com")`."""
+        """Enqueue a registered task by name: `app.enqueue("shop.mail.send", "ann@example.com")`."""
         return self.find_task(name).enqueue(*args, **kwargs)
 
     async def aenqueue(self, name: str, /, *args: Any, **kwargs: Any) -> Handle[Any]:
         """Do the same as `enqueue` without blocking the event loop."""
         task = self._registry.tasks.get(name)
         if task is None:
-            task = await self._client.threads.run(self.find_task, name)  # which may load modules
+            task = await self._client.threads.run(self.find_task, name)  # may import modules
         return await self._own(task).aenqueue(*args, **kwargs)
 
     def enqueue_many(self, task: Task[..., R], calls: Iterable[Arguments]) -> list[Handle[R]]:
-        """Enqueue any number of calls in one transaction: all of them or, if one is refused, none.
+        """Enqueue any number of calls in one transaction. If one call is invalid, none is enqueued.
 
-        A call is a tuple or list of arguments, or a mapping of named ones, also where there is a single one:
-        `app.enqueue_many(resize, [("a.png", 50), ("c.png",), {"path": "b.png"}])`.
+        Each call is a tuple or list of positional arguments, or a mapping of keyword arguments. This holds for a
+        single argument, too: `app.enqueue_many(resize, [("a.png", 50), ("c.png",), {"path": "b.png"}])`.
         """
         task = self._own(task)
         if self._client.middleware is not None and not task._is_hooked:
-            with HookStack() as afterwards:
-                return self.enqueue_many(task._for_many(afterwards), calls)
+            with HookStack() as hook_stack:
+                return self.enqueue_many(task._for_many(hook_stack), calls)
         with sending("enqueue", task.name, task.queue):
             trace = current_trace()
-            hand_over = task._enqueue_path()
+            submit = task._enqueue_path()
             tasks = new_tasks(task, calls, trace)
-            if hand_over is not None:
-                holders = hand_over(made := [*tasks])
+            if submit is not None:
+                holders = submit(made := [*tasks])
                 ids = [holders.get(new.id, new.id) for new in made]
-            elif task._is_hooked or not isinstance(calls, Sequence) or len(calls) < _FEW:
+            elif task._is_hooked or not isinstance(calls, Sequence) or len(calls) < _MAX_CHECKED_FIRST:
                 ids = self._client.backend.tasks.enqueue_many(made) if (made := [*tasks]) else []
             else:
                 ids = self._client.backend.tasks.enqueue_many(tasks)
         return [Handle(self._client, identifier, task._signature) for identifier in ids]
 
     def start_many(self, task: Task[..., R], items: Iterable[Any], *, name: str | None = None) -> RunHandle[R]:
-        """Start a run of one task per item: one argument, a tuple or list of all, or a mapping of named ones.
+        """Start a run with one task for each item: `app.start_many(resize, ["a.png", "b.png"]).results()`.
 
-        `app.start_many(resize, ["a.png", "b.png"]).results()` waits for all of them. Inside a task, the scheduler
-        starts it, and all of it travels in one message.
+        An item is a single argument, a tuple or list of positional arguments, or a mapping of keyword arguments.
+        Inside a task, the scheduler starts the run, and all items travel in one message.
         """
         task = self._own(task)
         check_iterable(task, items)
@@ -103,7 +103,7 @@ class Cell(Deployment):
         return RunHandle(self._client, run_id, task._signature)
 
     def post_event(self, name: str, payload: Any = None) -> None:
-        """Say that something happened; workflows that wait for it are started. The payload is JSON data."""
+        """Post an event, which starts the workflows that wait for events of this name. The payload is JSON data."""
         self._client.backend.workflows.post_event(new_id(), check_name("event", name), payload)
 
     def retry_failed(
@@ -115,12 +115,12 @@ class Cell(Deployment):
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> int:
-        """Open every failed task again that matches all that is given; return how many match.
+        """Retry every failed task that matches all given filters, and return the number of matches.
 
-        `error` is part of the error's type or message; `since` and `until` say when the tasks failed.
+        `error` is a substring of the error's type or message; `since` and `until` bound the time of the failure.
         """
         from orchestrator.store.tasks.redrive import (
-            FailedFilter,  # with the backend's other parts, which workers do without
+            FailedFilter,  # loads SQLAlchemy, which workers do without
         )
 
         return self._client.backend.tasks.retry_failed(
@@ -132,10 +132,10 @@ class Cell(Deployment):
     apost_event = async_variant(post_event)
     aretry_failed = async_variant(retry_failed)
 
-    # -- finding it again
+    # -- looking up tasks and runs
 
     def find_task(self, name: str) -> Task[..., Any]:
-        """Return the registered task of that name."""
+        """Return the registered task with this name."""
         return self._own(self._registry.find_task(name))
 
     def _own(self, task: Task[..., R]) -> Task[..., R]:
@@ -143,13 +143,13 @@ class Cell(Deployment):
         return task if task._client is self._client else task.via(self)
 
     def handle(self, task_id: str | UUID) -> Handle[Any]:
-        """Return a handle to a task that was enqueued elsewhere."""
+        """Return a handle to an existing task by its id."""
         return Handle(self._client, parse_id("task", task_id))
 
     def run(self, run_id: str | UUID) -> CompositionHandle[Any]:
-        """Return a handle to a run that was started elsewhere."""
-        found: CompositionHandle[Any] = self._client.run_handle(parse_id("run", run_id))
-        return found
+        """Return a handle to an existing run by its id."""
+        handle: CompositionHandle[Any] = self._client.run_handle(parse_id("run", run_id))
+        return handle
 
     @overload
     def workflow_run(self, run_id: str | UUID) -> WorkflowHandle[Any]: ...
@@ -157,11 +157,11 @@ class Cell(Deployment):
     def workflow_run(self, run_id: str | UUID, workflow: CodeWorkflow[..., R, W_co]) -> WorkflowHandle[R, W_co]: ...
 
     def workflow_run(self, run_id: str | UUID, workflow: CodeWorkflow[..., Any] | None = None) -> WorkflowHandle[Any]:
-        """Return a handle to a run of a workflow as code that was started elsewhere; typed if that is given."""
+        """Return a handle to an existing run of a workflow as code; with `workflow`, results have its types."""
         return WorkflowHandle(self._client, parse_id("run", run_id), None if workflow is None else workflow._signature)
 
     def queue(self, name: str) -> Queue:
-        """Return a queue, to pause, limit or empty it."""
+        """Return a queue, to pause, limit or purge it."""
         return Queue(self._client, name)
 
     # -- settings and closing
@@ -172,7 +172,7 @@ class Cell(Deployment):
         return self._client.settings
 
     def close(self) -> None:
-        """Close all connections; they are opened again when needed."""
+        """Close all connections. They are reopened when needed."""
         self._client.close()
 
     aclose = async_variant(close)

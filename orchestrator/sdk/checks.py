@@ -1,4 +1,4 @@
-"""Checks of arguments: names, labels, lengths of time, rates and keys."""
+"""Checks of arguments: names, labels, durations, rates and keys."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from orchestrator.settings import SHORTEST_RETENTION
 SECONDS = "a number of seconds or a timedelta, up to a hundred years"
 _NAME = re.compile(r"[\w.:/-]{1,128}")
 _CENTURY = 100 * 365 * 86_400
-_LONGEST_LABEL = 500
-_MOST_TAGS = 100
+_MAX_LABEL_LENGTH = 500
+_MAX_TAGS = 100
 
 
 def check_options(what: str, given: Iterable[str], known: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ def check_options(what: str, given: Iterable[str], known: Sequence[str]) -> None
 
 
 def check_name(what: str, name: object) -> str:
-    """Refuse a name that could not be typed, logged or used as a key."""
+    """Refuse a name that cannot be typed, logged or used as a key."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         article = "An" if what[0] in "aeio" else "A"
         expected = f"{article} {what} name has 1 to 128 letters, digits, or any of _ . : / -"
@@ -41,25 +41,25 @@ def check_name(what: str, name: object) -> str:
 
 
 def check_tags(tags: object) -> tuple[str, ...]:
-    """Refuse tags that could not be stored and looked for."""
-    if isinstance(tags, (str, bytes)) or not isinstance(tags, Sequence) or len(tags) > _MOST_TAGS:
+    """Refuse tags that cannot be stored and searched."""
+    if isinstance(tags, (str, bytes)) or not isinstance(tags, Sequence) or len(tags) > _MAX_TAGS:
         found = shown(tags) if isinstance(tags, (str, bytes)) or not isinstance(tags, Sequence) else f"{len(tags):,}"
-        raise InvalidWorkflow(f"Option tags: expected a list of at most {_MOST_TAGS} texts, found {found}.")
+        raise InvalidWorkflow(f"Option tags: expected a list of at most {_MAX_TAGS} texts, found {found}.")
     return tuple(check_label("tag", tag) for tag in tags)
 
 
 def check_label(what: str, text: object) -> str:
-    """Refuse a key or tag that could not be stored, looked for and shown; any other text will do."""
-    if not isinstance(text, str) or not 1 <= len(text) <= _LONGEST_LABEL or not text.isprintable():
+    """Refuse a key or tag that cannot be stored, searched and displayed. Any other text is allowed."""
+    if not isinstance(text, str) or not 1 <= len(text) <= _MAX_LABEL_LENGTH or not text.isprintable():
         raise InvalidWorkflow(
-            f"A {what} is a text of 1 to {_LONGEST_LABEL} printable characters, in one line and without controls; "
+            f"A {what} is a text of 1 to {_MAX_LABEL_LENGTH} printable characters, in one line and without controls; "
             f"found {shown(text)}."
         )
     return text
 
 
 def shown(value: object) -> str:
-    """Return a value for a message; of what may be endless, only the type."""
+    """Return a value as text for an error message; only its type, if the text could be very long."""
     if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) < 10**20):
         return repr(value)
     if isinstance(value, str):
@@ -68,7 +68,7 @@ def shown(value: object) -> str:
 
 
 def check_seconds(name: str, value: object) -> float:
-    """Return a length of time in seconds, or refuse it."""
+    """Return a duration in seconds. Refuse anything but a number or a timedelta."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not abs(seconds) <= _CENTURY:
         raise InvalidTask(f"Option {name}: expected {SECONDS}, found {value!r}.{in_seconds(value)}")
@@ -76,7 +76,7 @@ def check_seconds(name: str, value: object) -> float:
 
 
 def in_seconds(value: object) -> str:
-    """Return what to write instead of a length of time that is given as text, or nothing."""
+    """Return a hint with the number to write instead of a duration as text, such as `5m`; empty if there is none."""
     if not isinstance(value, str):
         return ""
     try:
@@ -88,7 +88,7 @@ def in_seconds(value: object) -> str:
 
 
 def check_retention(name: str, value: object) -> float | None:
-    """Return for how many seconds ended tasks are kept, or refuse it."""
+    """Return a retention of ended tasks in seconds, or None. Refuse a retention that is too short."""
     if value is None:
         return None
     seconds = check_seconds(name, value)
@@ -100,7 +100,7 @@ def check_retention(name: str, value: object) -> float | None:
 
 
 def check_rate(name: str, value: object) -> Rate | None:
-    """Return a rate given as `Rate(...)` or as text like `10/s`, or refuse it."""
+    """Return a rate that is given as `Rate(...)` or as text such as `10/s`. Refuse anything else."""
     if value is None:
         return None
     rate = parse_rate(value) if isinstance(value, str) else value
@@ -120,7 +120,7 @@ def _is_possible(rate: Rate) -> bool:
 
 
 def check_key(name: str, value: object) -> str:
-    """Return a key as text that can be stored, compared and shown."""
+    """Return a key as text. Refuse a key that cannot be stored, compared and displayed."""
     if (text := key_text(value)) is not None:
         return text
     raise InvalidTask(
@@ -130,14 +130,14 @@ def check_key(name: str, value: object) -> str:
 
 
 def check_weight(value: object) -> float:
-    """Return how much of a share a key has, or refuse it."""
+    """Return the weight of a concurrency key. Refuse one out of range."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.001 <= value <= 1000:
         raise InvalidTask(f"Option weight: expected a number from 0.001 to 1000, found {value!r}.")
     return float(value)
 
 
 def check_timezone(name: str, value: object) -> None:
-    """Refuse a time that is not the same everywhere."""
+    """Refuse a datetime without a time zone."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise InvalidTask(
             f"Option {name}: expected a datetime with a time zone, e.g. datetime.now(UTC), found {value!r}."
@@ -151,4 +151,4 @@ def check_timezone(name: str, value: object) -> None:
 
 
 _LAST_YEAR = 9_998
-"""Python's times end with the year 9999, and what is counted from another clock may come to a little later."""
+"""Python's datetimes end with the year 9999. One year of margin covers clocks that differ."""

@@ -1,4 +1,4 @@
-"""What an application shares with its tasks, handles and queues: settings, routes, connections and threads."""
+"""The state that an application shares with its tasks, handles and queues: settings, routes, connections, threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """One application's way to Postgres and Redis, or to an API. Everything is read and opened on first use."""
+    """The connections of one application to Postgres and Redis, or to the HTTP API. They are opened on first use."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class Client:
         check_arguments(overrides)
         self._is_cell = is_cell
         self.runtime: Callable[[], TaskRuntime | None] = (lambda: None) if is_cell else current_runtime
-        """Returns the way out of the worker; None outside of a task, and for what goes to another deployment."""
-        self._given = with_arguments(settings, overrides) if isinstance(settings, Settings) else settings
+        """Returns the runtime of the running task; None outside of a task, and always None for a cell."""
+        self._source = with_arguments(settings, overrides) if isinstance(settings, Settings) else settings
         self._overrides = overrides
         self._settings: Settings | None = None
         self._backend: Calls | None = None
@@ -52,29 +52,29 @@ class Client:
         self._transactions: Transactions | None = None
         self._lock = ProcessLock()
         self.threads = Threads()
-        """Where the async variants of blocking calls run."""
+        """The threads in which the async variants of blocking calls run."""
         self.shard: str | None = None
-        """Of a worker's process: whose tasks it runs."""
+        """In a worker process, the shard whose tasks the process runs."""
         self.middleware: Chain | None = None
-        """The hooks around calls, attempts and turns; None where the application has none."""
+        """The hooks around calls, attempts and turns; None if the application has no middleware."""
         self.composer: Callable[..., Any]
         """Starts compositions; the application provides it."""
         self.run_handle: Callable[[bytes], Any]
-        """Makes the handle of a run that is found by its id; the application provides it."""
+        """Makes the handle of a run from its id; the application provides it."""
 
     @property
     def settings(self) -> Settings:
         """The settings, read on first use."""
         if self._settings is None:
-            given = with_arguments(self._given(), self._overrides) if callable(self._given) else self._given
-            self._settings = given or load_settings(**self._overrides)
+            provided = with_arguments(self._source(), self._overrides) if callable(self._source) else self._source
+            self._settings = provided or load_settings(**self._overrides)
         return self._settings
 
     def __str__(self) -> str:
-        """Name its deployment by what is known of it, for settings may not be read yet; without a password."""
-        known = self._settings or self._given
+        """Name the deployment, without a password. Settings may not be read yet, so look at the overrides, too."""
+        settings = self._settings or self._source
         url, namespace = (
-            next((found for name in names if (found := self._overrides.get(name) or getattr(known, name, None))), "")
+            next((found for name in names if (found := self._overrides.get(name) or getattr(settings, name, None))), "")
             for names in (("api_url", "database_url"), ("namespace",))
         )
         named = [without_password(str(url))] if url else []
@@ -84,7 +84,7 @@ class Client:
 
     @property
     def via(self) -> str:
-        """The end of a repr of what goes to a cell, or is there."""
+        """The suffix in the repr of a task or handle that belongs to a cell; empty otherwise."""
         return f" via {self}" if self._is_cell else ""
 
     def refuse_other(self, what: str, target: Any) -> None:
@@ -97,7 +97,7 @@ class Client:
             )
 
     def refuse_cell(self, what: str) -> None:
-        """Refuse to let a workflow reach into another deployment: its own scheduler does what its code asks for."""
+        """Refuse a call from a workflow to another deployment: only its own scheduler executes its commands."""
         if self._is_cell:
             raise NotDeterministic(
                 f"{what} was reached via a cell inside a workflow, whose own deployment does all that its code asks "
@@ -105,12 +105,12 @@ class Client:
             )
 
     def route(self, name: str, otherwise: str = DEFAULT_QUEUE) -> str:
-        """Return the queue to which a task of this name goes, unless it says otherwise itself."""
+        """Return the queue that the routes give to a task of this name; without a match, `otherwise`."""
         return next((queue for pattern, queue in self.routes.items() if fnmatchcase(name, pattern)), otherwise)
 
     @property
     def backend(self) -> Calls:
-        """The calls, over connections that are opened on first use; the code of a workflow has none."""
+        """The backend for all calls, opened on first use. The code of a workflow may not use it."""
         if inside_workflow():
             raise NotDeterministic(
                 "Inside a workflow nothing is asked or told directly: it would be so again on every replay. Make it a "
@@ -124,12 +124,12 @@ class Client:
                     made = signal_safe(self._make_backend)
                     if self._backend is None:
                         self._backend = made
-                    else:  # a signal handler has been here meanwhile
+                    else:  # a signal handler opened one meanwhile
                         made.close()
         return self._backend
 
     async def opened(self) -> Calls:
-        """Return the same on an event loop, which goes on while the store is loaded; waiting calls keep their order."""
+        """Return the backend; import SQLAlchemy in a thread, not on the event loop. Waiting calls keep their order."""
         if self._backend is None:
             loop, opening = asyncio.get_running_loop(), self._opening
             if opening is None or opening.done() or opening.get_loop() is not loop:
@@ -139,7 +139,7 @@ class Client:
 
     def _make_backend(self) -> Calls:
         if self.settings.api_url:
-            from orchestrator.sdk.remote import RemoteBackend  # loads SQLAlchemy too, for the types of what is read
+            from orchestrator.sdk.remote import RemoteBackend  # loads SQLAlchemy too, for the types of rows
 
             return RemoteBackend(self.settings)
         from orchestrator.sdk.backend import backend_of  # loads SQLAlchemy, which workers do without
@@ -165,7 +165,7 @@ class Client:
         return Transactions(self.settings if self.shard is None else self.settings.of_shard(self.shard))
 
     def close(self) -> None:
-        """Close all connections; they are opened again when needed, with the settings that a function then returns."""
+        """Close all connections. They are reopened when needed; a settings function is then called again."""
         with self._lock:
             self.threads.close()
             if self._transactions is not None:
@@ -174,18 +174,18 @@ class Client:
             if self._backend is not None:
                 self._backend.close()
                 self._backend = None
-            if callable(self._given):
+            if callable(self._source):
                 self._settings = None
 
 
 class Deployment:
-    """What has a client: an application, and each cell of it."""
+    """An object with a client: an application or one of its cells."""
 
     _client: Client
 
 
 def client_of(cell: object) -> Client:
-    """Return the client of what was given to `via`."""
+    """Return the client of a cell or application that is passed to `via`."""
     if isinstance(cell, Deployment):
         return cell._client
     raise TypeError(f"via(…): expected a cell, as `app.at(…)` returns it, or the application, found {shown(cell)}.")

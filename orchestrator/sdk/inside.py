@@ -1,7 +1,7 @@
 """Whether the code of a workflow is running in this thread.
 
-Such code runs in one go, in one thread, from the arrival of an event until nothing is left to do. So this is a plain
-value per thread, and asking for it costs next to nothing. Which workflow it is, `code/commander.py` says.
+A turn of a workflow runs in one thread without interruption, from the arrival of an event until the code waits. So a
+thread-local value is enough, and cheap to read. Its commander is an object of `code/commander.py`.
 """
 
 from __future__ import annotations
@@ -18,5 +18,5 @@ running = _Running()
 
 
 def inside_workflow() -> bool:
-    """Say whether the code of a workflow is running here."""
+    """Return whether the code of a workflow is running in this thread."""
     return running.commander is not None

@@ -1,7 +1,8 @@
 """Middleware: hooks of an application around every enqueue, every attempt of a task and every turn of a workflow.
 
-A hook is a method that is called before, or a generator: before, `yield`, after. Exceptions arrive at the `yield`. The
-middleware that was added first stands outermost. Without any, `client.middleware` is None and nothing is called.
+A hook is a plain method, called before the action, or a generator with code before and after its `yield`. Exceptions
+of the action arrive at the `yield`. The first middleware added is the outermost. Without middleware,
+`client.middleware` is None and no hook is called.
 """
 
 from __future__ import annotations
@@ -31,42 +32,42 @@ from orchestrator.telemetry import get_logger
 
 log = get_logger("middleware")
 
-_CARRIED = "context."
-"""Before the name of a context variable, in the header that carries it."""
+_HEADER_PREFIX = "context."
+"""The prefix of headers that carry context variables; the name of the variable follows."""
 
 
 @dataclass(kw_only=True)
 class EnqueueCall:
-    """One call that is about to be stored: of a task, or the start of a workflow or flow."""
+    """One enqueue of a task, or one start of a workflow or flow, before it is stored."""
 
     kind: Literal["task", "workflow", "flow"]
-    """What is called."""
+    """The type of the call."""
     name: str
     """The name of the task, workflow or flow."""
     args: Sequence[Any] = ()
-    """Its arguments, which a hook may read."""
+    """The positional arguments, which a hook may read."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Those by name; of a workflow or flow, its parameters."""
+    """The keyword arguments; for a workflow or flow, its parameters."""
     options: dict[str, Any] = field(default_factory=dict)
-    """The options that were given to a task; a hook may set others: `call.options["priority"] = 5`."""
+    """The task options that the caller set. A hook may set more: `call.options["priority"] = 5`."""
     headers: dict[str, str] = field(default_factory=dict)
-    """Texts that travel with it, with those of the task around this code; a hook may add to them."""
+    """Text headers that travel with the call, including those of the calling task. A hook may add headers."""
     id: str | None = None
-    """The id of the task, once it is stored; None where many are stored together."""
+    """The id of the task after it was stored; None when many calls are stored together."""
     parts: Sequence[EnqueueCall] = ()
-    """The calls of tasks in a composition, which a hook may read; a map in it is one, without its items."""
+    """The task calls of a composition, which a hook may read. A map counts as one call, without its items."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttemptEnd:
-    """How an attempt has ended, as the worker process sees that reports it."""
+    """The outcome of an attempt, as the worker process reports it."""
 
     outcome: Literal["success", "retry", "failure", "cancelled", "lost"]
-    """`retry` if it failed and will be tried again; `lost` if its child process died."""
+    """`retry` if the attempt failed and the task will be retried; `lost` if the child process of the attempt died."""
     error: TaskError | None = None
-    """What went wrong: `kind`, `message` and `traceback`."""
+    """The error, with `kind`, `message` and `traceback`."""
     seconds: float = 0.0
-    """How long it ran."""
+    """Run time of the attempt in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,43 +77,43 @@ class TurnContext:
     workflow: str
     """The name of the workflow."""
     run_id: UUID
-    """The run that the turn belongs to."""
+    """The run of the turn."""
     headers: Mapping[str, str]
     """The headers of the run."""
     is_replay: bool
-    """The code runs again from its beginning, over what it has done before."""
+    """Whether the code is replayed from its beginning."""
 
 
 class Middleware:
-    """The hooks of an application; override those that you need.
+    """The base class of middleware; override the hooks that you need.
 
-    `enqueue`, `execute` and `turn` may be generators with one `yield`, around which the call, attempt or turn happens.
+    `enqueue`, `execute` and `turn` may be generators with one `yield`, which stands for the call, attempt or turn.
     """
 
     def enqueue(self, call: EnqueueCall) -> Any:
-        """Act before a call is stored: change its options and headers, or raise to refuse it."""
+        """Run before a call is stored. The hook may change its options and headers, or raise to refuse the call."""
 
     def aenqueue(self, call: EnqueueCall) -> Any:
-        """Do the same as `enqueue`, as `async def`, for `aenqueue`; without it, `enqueue` is called."""
+        """Run in place of `enqueue` for `aenqueue` calls, as an `async def`. Without this hook, `enqueue` runs."""
 
     def execute(self, ctx: TaskContext) -> Any:
-        """Act around an attempt of a task, in its thread, on its event loop or in its child process."""
+        """Run around an attempt of a task, in the thread, event loop or child process of the attempt."""
 
     def aexecute(self, ctx: TaskContext) -> Any:
-        """Do the same as `execute`, as `async def`, for asynchronous tasks; without it, `execute` is called."""
+        """Run in place of `execute` for asynchronous tasks, as an `async def`. Without this hook, `execute` runs."""
 
     def turn(self, ctx: TurnContext) -> Any:
-        """Act around a turn of a workflow, outside of its code: it cannot change what the code decides."""
+        """Run around a turn of a workflow, outside of its code. The hook cannot change the decisions of the code."""
 
     def ended(self, ctx: TaskContext, end: AttemptEnd) -> None:
-        """Act after the end of an attempt was reported, whether a thread, a child process or an executor ran it."""
+        """Run after the end of an attempt was reported, in the worker process, wherever the attempt itself ran."""
 
 
 _HOOKS = [name for name in vars(Middleware) if not name.startswith("_")]
 
 
 class Chain:
-    """The middleware of an application, in order: what each of its hooks is has been looked up."""
+    """The middleware of an application, in order, with the methods of each hook looked up in advance."""
 
     def __init__(self, members: Sequence[Middleware]) -> None:
         self._enqueue = _hooks(members, "enqueue")
@@ -123,15 +124,15 @@ class Chain:
         self._ended = _hooks(members, "ended")
 
     def enqueuing(self, call: EnqueueCall) -> AbstractContextManager[None]:
-        """Stand around one enqueue of a task."""
+        """Call the hooks around one enqueue of a task."""
         return _around(self._enqueue, call)
 
     def aenqueuing(self, call: EnqueueCall) -> AbstractAsyncContextManager[None]:
-        """Do the same on an event loop."""
+        """Call the hooks around one enqueue of a task on an event loop."""
         return _async_around(self._aenqueue, call)
 
     def enter_enqueue(self, stack: ExitStack, call: EnqueueCall) -> None:
-        """Begin to stand around one enqueue of many; the stack ends it."""
+        """Call the hooks before one of many enqueues. Closing the stack runs the parts after their `yield`."""
         _enter(stack, self._enqueue, call)
 
     @contextmanager
@@ -143,7 +144,7 @@ class Chain:
         kwargs: Mapping[str, Any],
         parts: Sequence[EnqueueCall] = (),
     ) -> Iterator[EnqueueCall]:
-        """Stand around the start of a run, which has the headers of the call."""
+        """Call the hooks around the start of a run. The run gets the headers of the call."""
         call = EnqueueCall(kind=kind, name=name, args=args, kwargs=kwargs, headers=headers_here(), parts=parts)
         with _around(self._enqueue, call):
             if call.options:
@@ -158,11 +159,11 @@ class Chain:
                 of_start.reset(token)
 
     def executing(self, ctx: TaskContext) -> AbstractContextManager[None]:
-        """Stand around an attempt."""
+        """Call the hooks around an attempt."""
         return _around(self._execute, ctx)
 
     def aexecuting(self, ctx: TaskContext) -> AbstractAsyncContextManager[None]:
-        """Stand around an attempt of an asynchronous task."""
+        """Call the hooks around an attempt of an asynchronous task."""
         return _async_around(self._aexecute, ctx)
 
     def turning(self, ctx: TurnContext) -> AbstractContextManager[None]:
@@ -170,11 +171,11 @@ class Chain:
 
     @property
     def sees_ends(self) -> bool:
-        """Say whether anybody is told of the ends of attempts."""
+        """Whether any middleware has an `ended` hook."""
         return bool(self._ended)
 
     def ended(self, ctx: TaskContext, end: AttemptEnd) -> None:
-        """Tell of the end of an attempt; what a hook raises is logged, for the report is on its way."""
+        """Call the `ended` hooks. Log their exceptions: the report of the attempt was already sent."""
         for hook in self._ended:
             try:
                 hook(ctx, end)
@@ -183,29 +184,29 @@ class Chain:
 
 
 class MiddlewareList(Sequence[Middleware]):
-    """`app.middleware`: the middleware of an application, the outermost first."""
+    """`app.middleware`: the middleware of an application, outermost first."""
 
     def __init__(self, install: Callable[[Chain], object]) -> None:
         self._install = install
         self._members: list[Middleware] = []
 
     def add(self, *members: Middleware) -> None:
-        """Add middleware, inside that which is there; before the first call is made."""
+        """Add middleware inside the existing one. Do this before the first call."""
         for member in members:
             _check(member)
         self._members += members
         if self._members:
             self._install(Chain(self._members))
 
-    def __getitem__(self, place: Any) -> Any:
-        return self._members[place]
+    def __getitem__(self, index: Any) -> Any:
+        return self._members[index]
 
     def __len__(self) -> int:
         return len(self._members)
 
 
 class CarriedContext(Middleware):
-    """Context variables that travel from a caller to the task, and on to all that comes of it."""
+    """Middleware that carries context variables from a caller to the task, and on to all tasks and runs it starts."""
 
     def __init__(self, variables: Iterable[ContextVar[Any]]) -> None:
         self.variables: dict[str, ContextVar[Any]] = {}
@@ -223,16 +224,16 @@ class CarriedContext(Middleware):
             if value is ...:
                 continue
             try:
-                call.headers[_CARRIED + name] = json.dumps(value, allow_nan=False, separators=(",", ":"))
+                call.headers[_HEADER_PREFIX + name] = json.dumps(value, allow_nan=False, separators=(",", ":"))
             except (TypeError, ValueError, RecursionError) as error:
                 raise InvalidTask(
                     f"Context variable {name!r}: expected JSON data, found {value!r:.200}: {error}."
                 ) from None
 
     def execute(self, ctx: TaskContext | TurnContext) -> None:
-        """Set the variables that came along."""
+        """Set the variables from the headers."""
         for name, variable in self.variables.items():
-            text = ctx.headers.get(_CARRIED + name)
+            text = ctx.headers.get(_HEADER_PREFIX + name)
             if text is not None:
                 variable.set(json.loads(text))
 
@@ -245,8 +246,8 @@ _Hook = Callable[..., Any]
 
 
 def _hooks(members: Iterable[Middleware], *names: str) -> tuple[_Hook, ...]:
-    found = (next((name for name in names if _has(member, name)), None) for member in members)
-    return tuple(getattr(member, name) for member, name in zip(members, found, strict=True) if name is not None)
+    method_names = (next((name for name in names if _has(member, name)), None) for member in members)
+    return tuple(getattr(member, name) for member, name in zip(members, method_names, strict=True) if name is not None)
 
 
 def _has(member: Middleware, name: str) -> bool:
@@ -254,7 +255,7 @@ def _has(member: Middleware, name: str) -> bool:
 
 
 def each_of(option: str, values: Iterable[Any]) -> Iterable[Any]:
-    """Return the values of an option of `Orchestrator`; refuse one that is no list."""
+    """Return the values of an option of `Orchestrator`. Refuse a value that is not iterable."""
     if not isinstance(values, Iterable):
         raise ConfigurationError(f"Orchestrator({option}=…): expected a list, found {shown(values)}.")
     return values
@@ -263,37 +264,37 @@ def each_of(option: str, values: Iterable[Any]) -> Iterable[Any]:
 def _check(member: object) -> None:
     if not isinstance(member, Middleware):
         raise ConfigurationError(f"Middleware: expected an object of a class below Middleware, found {shown(member)}.")
-    from difflib import get_close_matches  # which a process without middleware does without
+    from difflib import get_close_matches  # only processes with middleware need it
 
-    whose = type(member).__name__
+    class_name = type(member).__name__
     for name, _ in inspect.getmembers(type(member), inspect.isroutine):
         nearest = [] if name.startswith("_") else get_close_matches(name, _HOOKS, n=1, cutoff=0.82)
         if nearest and name not in _HOOKS:
             raise ConfigurationError(
-                f"Middleware {whose}.{name} is never called. Did you mean {nearest[0]!r}? "
+                f"Middleware {class_name}.{name} is never called. Did you mean {nearest[0]!r}? "
                 f"If it is a method of your own, begin its name with an underscore."
             )
     for name in ("enqueue", "execute", "turn", "ended"):
         hook = getattr(member, name)
         if inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook):
             raise ConfigurationError(
-                f"Middleware {whose}.{name} is called where nothing can be awaited: make it a def."
+                f"Middleware {class_name}.{name} is called where nothing can be awaited: make it a def."
             )
     for name, plain in (("aenqueue", "enqueue"), ("aexecute", "execute")):
         if _has(member, name) and not _has(member, plain):
             raise ConfigurationError(
-                f"Middleware {whose} has {name} and no {plain}: blocking calls would pass it by. Add {plain}."
+                f"Middleware {class_name} has {name} and no {plain}: blocking calls would pass it by. Add {plain}."
             )
 
 
 def headers_here() -> dict[str, str]:
-    """Return the headers of the task around the current code."""
+    """Return the headers of the running task; outside of a task, none."""
     task = current_task()
     return {} if task is None else dict(task.headers)
 
 
 class HookStack(ExitStack):
-    """What hooks do afterwards: they may replace an exception, and do not swallow it."""
+    """Runs the parts of hooks after their `yield`. A hook may replace an exception, but cannot swallow it."""
 
     def __exit__(self, *raised: Any) -> Literal[False]:
         super().__exit__(*raised)
@@ -301,31 +302,29 @@ class HookStack(ExitStack):
 
 
 class _AsyncHookStack(AsyncExitStack):
-    """The async variant of `HookStack`."""
-
     async def __aexit__(self, *raised: Any) -> Literal[False]:
         await super().__aexit__(*raised)
         return False
 
 
 @contextmanager
-def _around(hooks: Iterable[_Hook], about: object) -> Iterator[None]:
+def _around(hooks: Iterable[_Hook], subject: object) -> Iterator[None]:
     with HookStack() as stack:
-        _enter(stack, hooks, about)
+        _enter(stack, hooks, subject)
         yield
 
 
-def _enter(stack: ExitStack, hooks: Iterable[_Hook], about: object) -> None:
+def _enter(stack: ExitStack, hooks: Iterable[_Hook], subject: object) -> None:
     for hook in hooks:
-        if (entered := hook(about)) is not None:
+        if (entered := hook(subject)) is not None:
             stack.enter_context(_manager(entered))
 
 
 @asynccontextmanager
-async def _async_around(hooks: Iterable[_Hook], about: object) -> AsyncIterator[None]:
+async def _async_around(hooks: Iterable[_Hook], subject: object) -> AsyncIterator[None]:
     async with _AsyncHookStack() as stack:
         for hook in hooks:
-            entered = hook(about)
+            entered = hook(subject)
             if inspect.iscoroutine(entered):
                 entered = await entered
             if inspect.isasyncgen(entered):

@@ -1,6 +1,6 @@
 """The modules with an application's tasks, imported on demand.
 
-They import the application themselves (`from shop.app import app`), so it cannot import them while it is made.
+These modules import the application (`from shop.app import app`), so its constructor cannot import them.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from orchestrator.errors import ConfigurationError, did_you_mean
 
 TASKS = "tasks"
 """The name of modules that autodiscovery imports."""
-_NOT_THEIRS = ("<frozen", importlib.__file__, str(Path(__file__).parent.parent))
-"""Files whose frames do not help: Python's import, and this package."""
+_HIDDEN_FILES = ("<frozen", importlib.__file__, str(Path(__file__).parent.parent))
+"""Files left out of tracebacks: Python's import machinery, and this package."""
 
 
 class ImportFailed(ConfigurationError):
-    """A module cannot be imported, and a change of a file may help; the cause is what it raised."""
+    """A module raised an exception while it was imported, which is the cause. An edit of a file may help."""
 
 
 class Modules:
-    """Modules by name, and packages in which modules called `tasks` are looked for."""
+    """Modules to import: those listed by name, and those named `tasks` in some packages."""
 
     def __init__(self, include: Iterable[str], autodiscover: Iterable[str]) -> None:
         self._include = _names("include", include)
         self._packages = _names("autodiscover", autodiscover)
         self._are_loaded = False
         self.afterwards: list[Callable[[], object]] = []
-        """What is called when all of them are imported."""
+        """Callbacks that run once all modules are imported."""
 
     def load(self) -> None:
-        """Import them all, once, or say which cannot be imported and why."""
+        """Import all modules, once. Raise ConfigurationError if a module cannot be imported."""
         if self._are_loaded:
             return
         for name in self._include:
             _import("include", name)
         for package in self._packages:
-            for name in _found_in(package):
+            for name in _discovered(package):
                 _import("autodiscover", name)
         for function in self.afterwards:
             function()
         self._are_loaded = True
 
 
-def _names(option: str, given: Iterable[str]) -> list[str]:
-    names = None if isinstance(given, str) else list(given)
+def _names(option: str, values: Iterable[str]) -> list[str]:
+    names = None if isinstance(values, str) else list(values)
     if names is None or not all(isinstance(name, str) and name.replace(".", "_").isidentifier() for name in names):
         raise ConfigurationError(
-            f"Orchestrator({option}=…): expected a list of names such as ['shop.mail'], found {given!r:.200}."
+            f"Orchestrator({option}=…): expected a list of names such as ['shop.mail'], found {values!r:.200}."
         )
     return names
 
@@ -63,15 +63,15 @@ def _import(option: str, name: str) -> None:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise _broken(option, name, error) from error
         raise _missing(option, name) from error
-    except (Exception, SystemExit) as error:  # whatever a module raises when it is imported
+    except (Exception, SystemExit) as error:  # anything may be raised on import
         raise _broken(option, name, error) from error
 
 
 def _missing(option: str, name: str) -> ConfigurationError:
     parent, _, _ = name.rpartition(".")
-    beside = [f"{parent}.{path.stem}" for path in _python_files(_folders(parent))] if parent else []
+    siblings = [f"{parent}.{path.stem}" for path in _python_files(_folders(parent))] if parent else []
     return ConfigurationError(
-        f"Orchestrator({option}=…): there is no module {name!r}.{did_you_mean(name, beside)} "
+        f"Orchestrator({option}=…): there is no module {name!r}.{did_you_mean(name, siblings)} "
         f"It is looked for in the current folder and the installed packages."
     )
 
@@ -81,27 +81,27 @@ def _broken(option: str, name: str, error: BaseException) -> ImportFailed:
 
 
 def what_failed(error: BaseException) -> str:
-    """Say what a module raised when it was imported, in which line of the user's and, if elsewhere, in which there."""
+    """Describe the exception of an import: its text, the line in the user's code, and the line that raised it."""
     if isinstance(error, SyntaxError):
-        what, places = error.msg, [_place(error.filename, error.lineno, error.text)]
+        message, locations = error.msg, [_location(error.filename, error.lineno, error.text)]
     else:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THEIRS)]
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_HIDDEN_FILES)]
         own = [frame for frame in frames if _is_own(frame.filename)] or frames
-        what, places = str(error), [_place(f.filename, f.lineno, f.line) for f in (*own[-1:], *frames[-1:])]
-    return "\n  in ".join([f"{type(error).__name__}: {what}", *dict.fromkeys(places)])
+        message, locations = str(error), [_location(f.filename, f.lineno, f.line) for f in (*own[-1:], *frames[-1:])]
+    return "\n  in ".join([f"{type(error).__name__}: {message}", *dict.fromkeys(locations)])
 
 
 def _is_own(file: str) -> bool:
-    """Say whether a file is of the program, and not of a library that it uses."""
+    """Return whether a file belongs to the program rather than to an installed library."""
     return Path(file).is_relative_to(Path.cwd()) and "site-packages" not in file
 
 
-def _place(file: str | None, line: int | None, code: str | None) -> str:
+def _location(file: str | None, line: int | None, code: str | None) -> str:
     return f"{file}, line {line}" + (f": {code.strip()}" if code else "")
 
 
-def _found_in(package: str) -> list[str]:
-    """Return the modules called `tasks` in a package and all below it; where that is a package, its modules too."""
+def _discovered(package: str) -> list[str]:
+    """Return the modules named `tasks` in a package at any depth. If `tasks` is a package, return its modules too."""
     folders = _folders(package)
     if not folders:
         raise ConfigurationError(

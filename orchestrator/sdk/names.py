@@ -1,4 +1,4 @@
-"""Names that are the same in every process."""
+"""Names of functions and classes that are the same in every process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def module_name(thing: object) -> str:
     """Return the module of a function or class, as another process would import it."""
     if thing.__module__ != "__main__":
         return thing.__module__
-    # A script that is run directly must give its tasks the same names as when a worker imports it.
+    # A script that runs directly must give its tasks the same names as when a worker imports it.
     main = sys.modules["__main__"]
     if main.__spec__ is not None:
         return main.__spec__.name.removesuffix(".__main__")
@@ -23,7 +23,7 @@ def module_name(thing: object) -> str:
 
 
 def registered_name(function: Callable[..., Any], name: str | None, what: str = "task") -> str:
-    """Return the name under which a function is registered: its own, or `module.function`."""
+    """Return the name under which a function is registered: `name` if given, else `module.function`."""
     if name is not None:
         return check_name(what, name)
     if not hasattr(function, "__qualname__"):
@@ -41,9 +41,9 @@ def type_names(error: BaseException) -> frozenset[str]:
 
 
 def also_called(error: BaseException, names: Iterable[str]) -> frozenset[str]:
-    """Return those of some names under which modules know an error's type, or one that it derives from.
+    """Return those of the names that refer to the type of an error or to one of its base classes.
 
-    A package often shows what another module of it defines: `requests.Timeout` is `requests.exceptions.Timeout`.
+    A class often has several names: `requests.Timeout` is `requests.exceptions.Timeout`.
     """
     kinds = type(error).__mro__
     return frozenset(name for name in names if _known_as(name) in kinds)

@@ -12,42 +12,43 @@ from orchestrator.sdk.client import Client
 from orchestrator.sdk.waiting.async_variants import async_variant, blocking
 from orchestrator.sdk.waiting.steps import Pause, Steps, time_limit
 
-_LOOK_AGAIN = 0.25
+_POLL_INTERVAL = 0.25
+"""Seconds between two polls of a queue that drains."""
 
 
 def refuse_unnamed(name: str, known: Iterable[str], *, nor: str = "", if_new: str = "") -> None:
-    """Refuse an unknown queue, and suggest the nearest: it is a typing error more often than a new one.
+    """Refuse an unknown queue, which is a typing error more often than a new queue, and suggest the nearest name.
 
-    `nor` says where else was looked, and `if_new` how to create one.
+    `nor` names further places that were searched, and `if_new` says how to create a queue.
     """
     known = {*known}
     if name not in known:
-        looked = f"no task, worker, workflow or setting{f', nor {nor}' if nor else ''}"
+        searched = f"no task, worker, workflow or setting{f', nor {nor}' if nor else ''}"
         hint = f" If it is one to come: {if_new}" if if_new else ""
-        raise NotFound(f"Nobody has named a queue {name!r}: {looked}.{did_you_mean(name, known)}{hint}")
+        raise NotFound(f"Nobody has named a queue {name!r}: {searched}.{did_you_mean(name, known)}{hint}")
 
 
 class Queue:
-    """One queue of an application. What is set for it stands in Postgres and holds for the whole fleet."""
+    """One queue of an application. Its settings are stored in Postgres and apply to the whole fleet."""
 
     def __init__(self, client: Client, name: str) -> None:
         self._client = client
         self.name = check_name("queue", name)
-        """Its name."""
+        """The name of the queue."""
 
     def __repr__(self) -> str:
         return f"<Queue {self.name}{self._client.via}>"
 
     def pause(self) -> None:
-        """Hand out nothing more of it; what is with the workers goes on."""
+        """Pause the queue: dispatch no more of its tasks. Tasks that workers already have continue."""
         self._client.backend.queues.pause(self.name, True)
 
     def resume(self) -> None:
-        """Hand its tasks out again."""
+        """Dispatch the tasks of the queue again."""
         self._client.backend.queues.pause(self.name, False)
 
     def limit(self, *, concurrency: int | None = None, rate: str | Rate | None = None) -> None:
-        """Set how many of its tasks may run at once, and how often one may start; None lifts a limit.
+        """Set how many tasks of the queue may run at once, and how often a task may start. None removes a limit.
 
         A rate is a text such as `10/s` or `100/minute`, or a `Rate`.
         """
@@ -56,44 +57,44 @@ class Queue:
         self._client.backend.queues.limit(self.name, concurrency, check_rate("rate", rate))
 
     def retain(self, *, success: float | timedelta | None = None, failed: float | timedelta | None = None) -> None:
-        """Set how long its tasks are kept after they have succeeded, or ended otherwise.
+        """Set how long tasks are kept, in seconds: `success` for successful tasks, `failed` for all other ended tasks.
 
-        0 keeps them for ever; None leaves it to the settings. Tasks of a run are kept as long as their run.
+        0 keeps tasks forever; None applies the settings. Tasks of a run are kept as long as the run.
         """
         self._client.backend.queues.retain(
             self.name, check_retention("success", success), check_retention("failed", failed)
         )
 
     def purge(self) -> None:
-        """Cancel everything that waits in it now."""
+        """Cancel all tasks that wait in the queue now."""
         self._client.backend.queues.purge(self.name)
 
     def open(self) -> int:
-        """Return how many of its tasks have not ended."""
+        """Return the number of tasks in the queue that have not ended."""
         return self._client.backend.queues.open_tasks(self.name)
 
     @blocking
     def drain(self, timeout: float | None = None, *, show: Callable[[int], None] = lambda _: None) -> Steps[None]:
-        """Wait until all of its tasks have ended; `show` is called with how many are still open."""
+        """Wait until all tasks of the queue have ended. Each poll calls `show` with the number of open tasks."""
         limit = time_limit(timeout)
         while True:
             with limit:
-                left = self.open()
-            show(left)
-            if not left:
+                open_tasks = self.open()
+            show(open_tasks)
+            if not open_tasks:
                 return
             if limit.is_up:
                 with limit:
-                    raise ResultTimeout(self._still_holds(left, timeout))
-            yield Pause(_LOOK_AGAIN)
+                    raise ResultTimeout(self._still_holds(open_tasks, timeout))
+            yield Pause(_POLL_INTERVAL)
 
-    def _still_holds(self, left: int, timeout: float | None) -> str:
+    def _still_holds(self, open_tasks: int, timeout: float | None) -> str:
         count, first = self._client.backend.queues.delayed(self.name)
-        what = f"Queue {self.name!r} still holds {left:,} tasks after {timeout:g} s."
+        message = f"Queue {self.name!r} still holds {open_tasks:,} tasks after {timeout:g} s."
         if first is None:
-            return what
+            return message
         moment = first.astimezone().isoformat(" ", "seconds")
-        return f"{what} Of these {count:,} wait for their time, the first until {moment}."
+        return f"{message} Of these {count:,} wait for their time, the first until {moment}."
 
     apause = async_variant(pause)
     aresume = async_variant(resume)

@@ -1,4 +1,4 @@
-"""Schedules as they stand in the code of an application: above a task, or above a workflow as code."""
+"""Schedules declared in the code of an application: `@app.schedule` above a task or a workflow as code."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ S = TypeVar("S")
 T = TypeVar("T", bound="Task[..., Any] | CodeWorkflow[..., Any] | type[Any]")
 
 DEFAULT_NAME = "default"
-"""The name of a schedule without a name."""
+"""The name of a schedule that is declared without a name."""
 STEP = "task"
-"""The one step of the workflow that a scheduled task becomes."""
-_A_RUN, _A_FIRE = "00000000-0000-7000-8000-000000000000", "2000-01-01T00:00:00+00:00"
-"""Values with which parameters are tried."""
-_WHOLE = re.compile(r"\$\{([^{}]+)\}")
-"""A value that is one expression."""
+"""The name of the only step of the workflow that runs a scheduled task."""
+_SAMPLE_RUN_ID, _SAMPLE_TIME = "00000000-0000-7000-8000-000000000000", "2000-01-01T00:00:00+00:00"
+"""Example values of `${run.id}` and `${run.fire_time}`, to check parameters in advance."""
+_EXPRESSION = re.compile(r"\$\{([^{}]+)\}")
+"""A value that consists of one expression only."""
 
 
 class Times(TypedDict, total=False):
-    """When a schedule fires, and what happens then; exactly one of cron, every and at is given."""
+    """The options of a schedule. Exactly one of `cron`, `every` and `at` is required."""
 
     cron: str
     every: float | str | timedelta
     at: str | datetime
     start: str | date
-    """Not before this moment, or this day; `end`: only before it. A datetime is a date, too."""
+    """The schedule fires from `start` on and before `end`, each a moment or a day."""
     end: str | date
     timezone: str
     overlap: Literal["skip", "queue", "allow", "cancel_previous"]
@@ -60,22 +60,22 @@ class _Declaration(Generic[S]):
 
 
 class TaskDeclaration(_Declaration[Task[..., Any]]):
-    """A task that is to run by itself."""
+    """A schedule of a task."""
 
     @property
     def key(self) -> str:
-        """Its key in the database."""
+        """The key of the schedule in the database."""
         return f"{self.name}/{DEFAULT_NAME}"
 
     def definition(self) -> Definition:
-        """Return it as a workflow of one step, or say what is wrong with it."""
+        """Return a workflow of one step that runs the task. Raise InvalidWorkflow if the schedule is invalid."""
         from orchestrator.sdk.dag import (
-            definitions,  # loads YAML and cron, which a worker without schedules does without
+            definitions,  # loads YAML and cron, which a worker without schedules does not need
         )
 
         source = f"schedule of task {self.target.name!r}"
         further = partial(take_over, tasks={self.target.name: self.target})
-        # By the fire, so that a run has them among its parameters.
+        # Evaluated at each fire, so that a run has the values among its parameters.
         computed = {name: value for name, value in self.params.items() if _is_expression(value)}
 
         def complete_with(parts: Mapping[str, Any]) -> Definition:
@@ -86,30 +86,30 @@ class TaskDeclaration(_Declaration[Task[..., Any]]):
 
         try:
             return complete_with(_parameters(self.target, self.params))
-        except InvalidWorkflow:  # a key that a function computes wants constants
+        except InvalidWorkflow:  # a key that a function computes needs constants
             return complete_with({"tasks": {STEP: {"task": self.target.name, "input": dict(self.params)}}})
 
 
 class CodeDeclaration(_Declaration[CodeWorkflow[..., Any]]):
-    """A workflow as code that is to start by itself."""
+    """A schedule of a workflow as code."""
 
     @property
     def key(self) -> str:
-        """Its key in the database."""
+        """The key of the schedule in the database."""
         return f"{self.target.name}/{self.name}"
 
     @property
     def data(self) -> dict[str, Any]:
-        """The schedule in the shape of a file."""
+        """The schedule as plain data, with the fields of a YAML file."""
         return {"name": self.name, "params": dict(self.params), **plain_times(self.times)}
 
     @property
     def code(self) -> CodeTarget:
-        """How it starts runs."""
+        """The version, queue and timeout of the runs that the schedule starts."""
         return code_target(self.target)
 
     def check(self) -> None:
-        """Say what is wrong with it."""
+        """Raise InvalidWorkflow if the schedule is invalid."""
         from orchestrator.sdk.dag.schedule_fields import schedule_of_code  # loads YAML and cron, too
 
         try:
@@ -122,7 +122,7 @@ class CodeDeclaration(_Declaration[CodeWorkflow[..., Any]]):
 def declaration(
     target: object, name: str | None, params: Mapping[str, Any], times: Times
 ) -> TaskDeclaration | CodeDeclaration:
-    """Return what `@app.schedule` declares, or say what is wrong with it, here where it stands."""
+    """Return the schedule that an `@app.schedule` declares. Raise on mistakes, so that the traceback shows its line."""
     target = workflow_of(target)
     if isinstance(target, CodeWorkflow):
         chosen = check_name("schedule", name or DEFAULT_NAME)
@@ -142,44 +142,44 @@ def declaration(
 
 
 def _is_expression(value: Any) -> bool:
-    return isinstance(value, str) and _WHOLE.fullmatch(value) is not None
+    return isinstance(value, str) and _EXPRESSION.fullmatch(value) is not None
 
 
-def _parameters(task: Task[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters and the step of the workflow that a scheduled task is.
+def _parameters(task: Task[..., Any], provided: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters and the step of the workflow that runs a scheduled task.
 
-    What the declaration gives, and the defaults of the function, are defaults of parameters, so that another schedule
-    of the workflow can give others. A value that is put together from several expressions stays as it is.
+    The values in the declaration and the defaults of the function become defaults of the workflow's parameters, so
+    that another schedule can override them. A value that mixes text and expressions stays as it is.
     """
     params: dict[str, Any] = {}
-    filled = {**task._signature.plain_defaults(), **given}
-    for name, value in filled.items():
+    inputs = {**task._signature.plain_defaults(), **provided}
+    for name, value in inputs.items():
         is_constant = unstorable(value) is None and "${" not in stored_json(value)
         if _is_expression(value):
             params[name] = {"default": None}
-            filled[name] = f"${{default(params.{name}, {value[2:-1]})}}"
+            inputs[name] = f"${{default(params.{name}, {value[2:-1]})}}"
         elif is_constant:
             params[name] = {"default": value}
-            filled[name] = f"${{params.{name}}}"
-    return {"params": params, "tasks": {STEP: {"task": task.name, "input": filled}}}
+            inputs[name] = f"${{params.{name}}}"
+    return {"params": params, "tasks": {STEP: {"task": task.name, "input": inputs}}}
 
 
 def check_params(workflow: CodeWorkflow[..., Any], params: Mapping[str, Any]) -> None:
-    """Refuse what a workflow's function could not be called with at a fire."""
+    """Refuse parameters with which the workflow's function could not be called when the schedule fires."""
     workflow._signature.check((), params)
-    info = {"id": _A_RUN, "workflow": workflow.name, "version": workflow.version, "fire_time": _A_FIRE}
+    info = {"id": _SAMPLE_RUN_ID, "workflow": workflow.name, "version": workflow.version, "fire_time": _SAMPLE_TIME}
     workflow._signature.restore([], parse_template(dict(params)).render({"run": info}))
 
 
 def code_target(workflow: CodeWorkflow[..., Any]) -> CodeTarget:
-    """Return how a schedule starts runs of a workflow."""
+    """Return the version, queue and timeout with which a schedule starts runs of a workflow."""
     timeout = workflow._code_options.seconds or None
     pinned = workflow.versioning == "pinned"
     return CodeTarget(version=workflow.version, queue=workflow._queue, timeout=timeout, pinned=pinned)
 
 
 def plain_times(times: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a schedule in the shape of a file."""
+    """Return the options of a schedule as plain data, as in a YAML file."""
     return {name: _plain(value) for name, value in times.items() if value is not None}
 
 

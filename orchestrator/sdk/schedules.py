@@ -1,8 +1,8 @@
-"""Schedules of an application: those that stand in its code, and all that are in the database.
+"""Schedules of an application: those declared in its code, and all that are in the database.
 
-Workers have no database, and importing a module should change nothing; so what `@app.schedule` declares is checked at
-once, and stored when `orchestrator schedules apply` or `app.schedules.apply()` says so, as a part of deploying.
-`orchestrator dev` does it when it starts and when a file changes.
+`@app.schedule` checks a schedule at once, but does not store it: workers have no database, and an import should change
+nothing. A deploy stores it with `orchestrator schedules apply` or `app.schedules.apply()`. `orchestrator dev` stores
+it on start and when a file changes.
 """
 
 from __future__ import annotations
@@ -38,30 +38,29 @@ if TYPE_CHECKING:
     from orchestrator.store.schedules.backfills import BackfillView
     from orchestrator.store.schedules.definitions import SchedulePage, StoredSchedule
 
-_PAGE = 1_000
-"""Schedules that are read at once."""
-_LOOK_AGAIN = 0.2
-"""Seconds between two looks at a backfill."""
+_PAGE_SIZE = 1_000
+_POLL_INTERVAL = 0.2
+"""Seconds between two polls of a backfill."""
 
 
 def pages(schedules: ScheduleCalls) -> Iterator[list[StoredSchedule]]:
-    """Yield all schedules, a page at a time, in order of their names."""
+    """Yield all schedules, page by page, ordered by name."""
     after: str | None = None
     while True:
-        found, after = schedules.page(limit=_PAGE, after=after)
+        found, after = schedules.page(limit=_PAGE_SIZE, after=after)
         yield found
         if after is None:
             return
 
 
 class Schedules(Mapping[str, "Scheduled"]):
-    """`app.schedules`: all schedules in the database, by `workflow/name`, or by the workflow where it has one."""
+    """`app.schedules`: all schedules in the database, by `workflow/name`, or by workflow if it has one schedule."""
 
     def __init__(self, client: Client, registry: Registry) -> None:
         self._client = client
         self._registry = registry
         self._declared: dict[str, TaskDeclaration | CodeDeclaration] = {}
-        """The schedules in the code: by name, and by workflow and name where it is one of code with several."""
+        """The schedules in the code, by key; the key of an unnamed schedule is the name of its task or workflow."""
 
     def __getitem__(self, key: str) -> Scheduled:
         return Scheduled(self._client, key, self._registry)
@@ -76,42 +75,42 @@ class Schedules(Mapping[str, "Scheduled"]):
         return sum(1 for _ in self)
 
     def names(self) -> list[str]:
-        """Return what all schedules in the database are called. To iterate over `app.schedules` reads page by page."""
+        """Return the keys of all schedules in the database. Iterate over `app.schedules` to read page by page."""
         return list(self)
 
     def page(self, limit: int = 50, after: str | None = None) -> SchedulePage:
-        """Return how some schedules are doing, in order of their names; `after` is the `next` of the page before."""
+        """Return one page of schedules and their status, ordered by name. `after` is `next` of the previous page."""
         return self._client.backend.schedules.page(limit=limit, after=after)
 
     def _declare(self, name: str | None, params: Mapping[str, Any], times: Times) -> Callable[[T], T]:
-        """Return the decorator that notes a schedule of a task or a workflow as code."""
+        """Return a decorator that registers a schedule of a task or a workflow as code."""
 
-        def note(target: T) -> T:
+        def register(target: T) -> T:
             new = declaration(target, name, params, times)
             self._client.refuse_other("@app.schedule", new.target)
-            called = new.key.removesuffix(f"/{DEFAULT_NAME}")
-            other = self._declared.get(called)
+            key = new.key.removesuffix(f"/{DEFAULT_NAME}")
+            other = self._declared.get(key)
             if other is not None and (other.target.name, other.times) != (new.target.name, new.times):
-                raise InvalidTask(f"Two schedules want to be called {called!r}. Give one of them another name=.")
-            self._declared[called] = new
+                raise InvalidTask(f"Two schedules want to be called {key!r}. Give one of them another name=.")
+            self._declared[key] = new
             return target
 
-        return note
+        return register
 
     def apply(self) -> list[str]:
-        """Store what the code declares, all or nothing; return the names. The same again changes nothing."""
+        """Store all schedules that the code declares, in one transaction, and return their names. Idempotent."""
         self._registry.modules.load()
         declared = self._declared.values()
-        tasks = [one.definition() for one in declared if isinstance(one, TaskDeclaration)]
-        of_code = [(one.target.name, one.data, one.code) for one in declared if isinstance(one, CodeDeclaration)]
+        tasks = [item.definition() for item in declared if isinstance(item, TaskDeclaration)]
+        of_code = [(item.target.name, item.data, item.code) for item in declared if isinstance(item, CodeDeclaration)]
         self._client.backend.schedules.apply(tasks, STEP, of_code)
         return list(self._declared)
 
     def forget(self, origin: str, *, prune: bool = False) -> list[str]:
-        """Note that what the code declares is of the application `origin`, such as `shop.tasks:app`.
+        """Record that the application `origin`, such as `shop.tasks:app`, declares the schedules in the code.
 
-        Return the keys of those that this application once declared and does no more. They are marked, and go on to
-        fire until they are deleted; `prune` deletes them.
+        Return the keys of schedules that the application declared before and no longer declares. They are marked, but
+        continue to fire until they are deleted; `prune` deletes them.
         """
         self._registry.modules.load()
         keys = [declaration.key for declaration in self._declared.values()]
@@ -127,10 +126,10 @@ class Schedules(Mapping[str, "Scheduled"]):
         version: int | None = None,
         **times: Unpack[Times],
     ) -> None:
-        """Set a schedule of a workflow, beside the one in its definition; the same name again replaces it.
+        """Create a schedule of a workflow, in addition to the one in its definition, or replace the one of this name.
 
-        The workflow may be one of code that this application has, or a flow. Of a flow, the version is started that is
-        the newest published one at each fire, or always this `version`.
+        The workflow may also be a flow, or a workflow as code of this application. Each fire starts the newest
+        published version of a flow, or always `version` if given.
         """
         data = {"name": name, "params": dict(params or {}), **plain_times(times)}
         self._registry.modules.load()
@@ -160,29 +159,29 @@ class Scheduled:
         self._client = client
         self._registry = registry
         self.key = key
-        """Its key: `workflow/name`, or the workflow alone where it has one schedule."""
+        """The key of the schedule: `workflow/name`, or the workflow alone if it has one schedule."""
 
     def __repr__(self) -> str:
         return f"<Schedule {self.key}>"
 
     def status(self) -> StoredSchedule:
-        """Return how it is doing: paused or not, the last and the next fire, the last run, and what went wrong."""
+        """Return the status of the schedule: whether it is paused, its last and next fire, its last run and error."""
         return self._client.backend.schedules.find(self.key)
 
     def next(self, count: int = 5) -> list[datetime]:
-        """Return the fires that come next."""
+        """Return the times of the next fires."""
         return self._client.backend.schedules.upcoming(self.key, count)
 
     def pause(self) -> None:
-        """Fire no more until it is resumed. Applying a definition again does not end the pause."""
+        """Pause the schedule until it is resumed. Applying its definition again does not end the pause."""
         self._client.backend.schedules.pause(self.key)
 
     def resume(self) -> None:
-        """Fire again, from now on; what came during the pause is not made up for."""
+        """Resume the schedule. Fires missed during the pause are not made up."""
         self._client.backend.schedules.resume(self.key)
 
     def trigger(self) -> RunHandle[Any] | WorkflowHandle[Any] | FlowHandle:
-        """Start a run right now, whatever else is open; the fire time is now."""
+        """Start a run now, even if other runs are open. Its fire time is the current time."""
         run = new_id()
         stored = self._client.backend.schedules.trigger(self.key, run)
         if stored.flow:
@@ -193,7 +192,7 @@ class Scheduled:
         return WorkflowHandle(self._client, run, None if workflow is None else workflow._signature)
 
     def delete(self) -> None:
-        """Remove the schedule; its runs stay."""
+        """Delete the schedule. Its runs remain."""
         self._client.backend.schedules.delete(self.key)
 
     def backfill(
@@ -204,13 +203,13 @@ class Scheduled:
         concurrency: int | None = None,
         again: bool = False,
     ) -> Backfill:
-        """Start the runs of all fires from `start` on and before `end` (now), `concurrency` (1) at a time.
+        """Start the runs of all fires from `start` until before `end` (default: now), `concurrency` (1) at a time.
 
-        A workflow that has a concurrency of its own keeps to that. A fire that has had its run gets no other, unless
-        `again` is said. Times without an offset are in the schedule's time zone.
+        A concurrency limit of the workflow itself applies, too. A fire that already had a run is skipped, unless
+        `again` is true. Times without an offset are in the schedule's time zone.
         """
-        started = self._client.backend.schedules.backfill(self.key, start, end, concurrency, again)
-        return Backfill(self._client, started)
+        backfill_id = self._client.backend.schedules.backfill(self.key, start, end, concurrency, again)
+        return Backfill(self._client, backfill_id)
 
     astatus = async_variant(status)
     anext = async_variant(next)
@@ -222,24 +221,24 @@ class Scheduled:
 
 
 class Backfill:
-    """A backfill that was asked for."""
+    """A backfill that was started."""
 
     def __init__(self, client: Client, number: int) -> None:
         self._client = client
         self.id = number
-        """Its number, as `orchestrator schedules backfills` shows it."""
+        """The number of the backfill, as `orchestrator schedules backfills` displays it."""
 
     def progress(self) -> BackfillView:
-        """Return how far it is."""
+        """Return the progress of the backfill."""
         return self._client.backend.schedules.show_backfill(self.id)
 
     def cancel(self) -> None:
-        """Start no more of it, and cancel its open runs."""
+        """Stop the backfill and cancel its open runs."""
         self._client.backend.schedules.cancel_backfill(self.id)
 
     @blocking
     def wait_ended(self, timeout: float | None = None) -> Steps[BackfillView]:
-        """Wait until its last run has ended, and return how that went."""
+        """Wait until the last run of the backfill has ended, and return the final progress."""
         limit = time_limit(timeout)
         while True:
             with limit:
@@ -248,7 +247,7 @@ class Backfill:
                 return view
             if limit.is_up:
                 raise ResultTimeout(f"Backfill {self.id} has not ended: {view.done} of {view.total} after {timeout} s.")
-            yield Pause(_LOOK_AGAIN)
+            yield Pause(_POLL_INTERVAL)
 
     aprogress = async_variant(progress)
     acancel = async_variant(cancel)

@@ -40,7 +40,7 @@ def test_arguments_are_found_as_in_the_dashboard(house: House) -> None:
 
 
 def test_a_reset_that_nobody_comes_to_is_answered(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code_backend, "_RESETTING", 0.3)
+    monkeypatch.setattr(code_backend, "_RESET_LIMIT", 0.3)
     answer = house.send("POST", f"/api/v1/runs/{code_run(house)}/reset", house.make_key(None, None), json={"to": 1})
     assert answer.status_code == 409, answer.text
     assert "was not reset within 0.3 s" in answer.json()["detail"]

@@ -603,7 +603,7 @@ def test_a_backfill_shows_its_fires_before_it_is_asked_for(house: House, anyone:
 def test_a_range_with_too_many_fires_is_refused_with_where_to_end(
     house: House, anyone: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedules, "_MOST_FIRES", 10)
+    monkeypatch.setattr(schedules, "_MAX_FIRES", 10)
     said = "Fill in what comes before 2026-01-11T06:00:00+00:00 first, and then from there on."
     page = anyone.get("/ui/schedules/mail-flow/default/backfills?start=2026-01-01&end=2026-02-01")
     assert page.status_code == 422
@@ -621,7 +621,7 @@ def test_a_range_with_too_many_fires_is_refused_with_where_to_end(
     with pytest.raises(InvalidWorkflow, match="at most 20 years.* Fill in what comes before 2020-01-16 first"):
         backend.schedules.preview_backfill("mail-flow/default", "2000-01-01", "2026-02-01", None, False)
     monkeypatch.undo()
-    monkeypatch.setattr(schedules, "_MOST_PREVIEWED", 10)
+    monkeypatch.setattr(schedules, "_MAX_PREVIEWED", 10)
     with pytest.raises(InvalidWorkflow, match="has more than 10 fires between"):
         backend.schedules.preview_backfill("mail-flow/default", "2026-01-01", "2026-02-01", None, False)
     backend.close()

@@ -198,7 +198,7 @@ def test_a_form_of_a_promise_that_was_decided_decides_no_other_of_its_name(
 def test_without_a_scheduler_it_is_said_that_what_was_decided_of_a_promise_is_stored(
     house: House, monkeypatch: pytest.MonkeyPatch, act: str, form: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(code_requests, "_SETTLING", 0.1)
+    monkeypatch.setattr(code_requests, "_LEADER_CHECK_INTERVAL", 0.1)
     run = code_that_asks(house, "mail")
     visitor = Visitor(house.app)
     visitor.get("/ui/approvals")
@@ -215,7 +215,7 @@ def test_without_a_scheduler_a_program_hears_that_its_answer_is_stored(
     house: House, monkeypatch: pytest.MonkeyPatch, act: str
 ) -> None:
     """Before, it waited until a scheduler came."""
-    monkeypatch.setattr(code_requests, "_SETTLING", 0.1)
+    monkeypatch.setattr(code_requests, "_LEADER_CHECK_INTERVAL", 0.1)
     app = Orchestrator(house.settings)
     handle = app.workflow_run(code_that_asks(house, "mail"))
     said: list[str] = []

@@ -87,7 +87,7 @@ def test_a_wait_for_a_run_tells_what_is_in_the_way(system: System, app: Orchestr
 def test_whoever_waits_without_a_limit_finds_it_in_the_log(
     system: System, app: Orchestrator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(waiting, "_LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(waiting, "_POLL_INTERVAL", 0.05)
     handles = [app.enqueue("ship") for _ in range(2)]
     system.sql("UPDATE orchestrator.leases SET expires_at = now() - interval '1 second'")
 
@@ -173,7 +173,7 @@ def test_a_query_waits_for_a_standby(system: System, monkeypatch: pytest.MonkeyP
 
     find = CodeRequests._is_without_leader
     monkeypatch.setattr(CodeRequests, "_is_without_leader", is_without_leader)
-    monkeypatch.setattr(code_requests, "_FIRST_LOOKS", (0.05, 0.05))
+    monkeypatch.setattr(code_requests, "_FIRST_LEADER_CHECKS", (0.05, 0.05))
     with pytest.raises(ResultTimeout, match="within 0.3 s"):
         handle.query("look", timeout=0.3)
     assert looks == [True, False]

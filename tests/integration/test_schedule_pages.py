@@ -45,7 +45,7 @@ def test_in_a_program(stored: list[str], database_url: str, redis_url: str, monk
         second = app.schedules.page(limit=5, after=first.next)
         assert ([one.key for one in second.schedules], second.next) == (stored[3:], stored[7])
         assert app.schedules.page(limit=5, after=second.next) == ([], None)
-        monkeypatch.setattr(sdk_schedules, "_PAGE", 3)
+        monkeypatch.setattr(sdk_schedules, "_PAGE_SIZE", 3)
         read: list[int] = []
         page = definitions.page
 

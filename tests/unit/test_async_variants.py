@@ -233,4 +233,4 @@ def test_closed_loops_are_forgotten() -> None:
     threads = Threads()
     for _ in range(5):
         asyncio.run(threads.run(int))
-    assert len(threads._thread_pool._made()) == 1
+    assert len(threads._thread_pool._values()) == 1

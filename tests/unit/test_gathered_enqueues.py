@@ -23,7 +23,7 @@ class Commits:
         self.alone: list[list[int]] = []
         self._ends: list[Future[Sequence[Outcome]]] = []
         self._last: list[Future[Sequence[Outcome]]] = []
-        self.gathering = shared._Gathering(asyncio.get_running_loop(), self._store, self._store_alone)
+        self.gathering = shared._Batches(asyncio.get_running_loop(), self._store, self._store_alone)
 
     def _store(self, tasks: Sequence[NewTask]) -> Future[Sequence[Outcome]]:
         self.begun.append([task.id[0] for task in tasks])
@@ -104,28 +104,28 @@ def test_nobody_waits_for_company_longer_than_two_milliseconds(monkeypatch: pyte
 
         commits = Commits()
         monkeypatch.setattr(loop, "call_at", watched)
-        for number in range(shared._COMMITS):
+        for number in range(shared._MAX_COMMITS):
             commits.add(number)
             await turns()
             async with asyncio.timeout(30):
                 while len(commits.begun) == number:
                     await asyncio.sleep(0)
-        assert commits.begun == [[number] for number in range(shared._COMMITS)]
+        assert commits.begun == [[number] for number in range(shared._MAX_COMMITS)]
         commits.add(8)
         commits.add(9)
-        await asyncio.sleep(10 * shared._LONGEST_WAIT)
-        assert len(commits.begun) == shared._COMMITS  # and no more connections than that
+        await asyncio.sleep(10 * shared._MAX_WAIT)
+        assert len(commits.begun) == shared._MAX_COMMITS  # and no more connections than that
         await commits.end(2)
         assert commits.begun[-1] == [8, 9]
 
     asyncio.run(main())
-    assert len(waits) == shared._COMMITS
+    assert len(waits) == shared._MAX_COMMITS
     assert max(waits) <= 0.002
 
 
 def test_a_commit_is_bounded_in_tasks_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared, "_MOST_TASKS", 3)
-    monkeypatch.setattr(shared, "_MOST_BYTES", 100)
+    monkeypatch.setattr(shared, "_MAX_TASKS", 3)
+    monkeypatch.setattr(shared, "_MAX_BYTES", 100)
 
     async def main() -> None:
         commits = Commits()

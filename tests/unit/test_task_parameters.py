@@ -43,7 +43,7 @@ def test_a_default_that_cannot_be_stored_is_left_out(default: Any) -> None:
 
 
 def test_as_many_tasks_are_announced_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announcing, "_MOST_BYTES", 300)
+    monkeypatch.setattr(announcing, "_MAX_BYTES", 300)
     found = announced_parameters([(f"job{number}", Signature("job", resize), ()) for number in range(100)])
     assert 0 < len(found) < 10
 

@@ -1,12 +1,12 @@
-"""The client's side of everything that is stored: one part for each subject, on connections that they share.
+"""The calls of a client on Postgres and Redis: one part for each subject, with shared connections.
 
-    backend ─┬─ tasks  runs  workflows  code  schedules  queues  fleet  insights   what a client can do with each
-             ├─ waiting                                      subscribe, look, and look again
+    backend ─┬─ tasks  runs  workflows  code  schedules  queues  fleet  insights   the calls about each subject
+             ├─ waiting                                      subscribe to ends, and poll Postgres
              ├─ shared_commits                               one commit for concurrent coroutines
              └─ connections                                  Postgres to write and read, Redis to nudge
 
-This is the one package of the SDK that loads the store. A worker process never needs it, and so never loads SQLAlchemy
-and a database driver; a program that only enqueues does not load what schedules and workflows need.
+Only this package of the SDK imports the store. A worker process never uses it, and so never imports SQLAlchemy and a
+database driver. A program that only enqueues does not import the code for schedules and workflows.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ T = TypeVar("T")
 
 
 class _Lazy(Generic[T]):
-    """A part whose module is loaded when it is first asked for; from then on it is an attribute like any other."""
+    """A part whose module is imported on first access. Later accesses find a plain attribute."""
 
     def __init__(self, kind: str, module: str = "") -> None:
-        """The module has the name of the part, if not said otherwise."""
+        """Create a descriptor; by default, the module has the name of the part."""
         self._kind = kind
         self._module = module
 
@@ -53,8 +53,8 @@ class _Lazy(Generic[T]):
 
     def __get__(self, backend: Backend, owner: type) -> T:
         kind = signal_safe(lambda: getattr(import_module(f"{__name__}.{self._module or self._name}"), self._kind))
-        found: T = backend.__dict__.setdefault(self._name, kind(backend.shared))  # of two threads, both get the same
-        return found
+        part: T = backend.__dict__.setdefault(self._name, kind(backend.shared))  # of two threads, both get the same
+        return part
 
 
 class Backend:
@@ -71,7 +71,7 @@ class Backend:
     quarantine: _Lazy[QuarantineBackend] = _Lazy("QuarantineBackend", "fleet")
 
     def __init__(self, settings: Settings, first: Backend | None = None) -> None:
-        """With several shards, those after the `first` hear of ends from it."""
+        """Create a backend. The backends of further shards share the waiters of the `first`."""
         self.connections = Connections(settings)
         self.waiting: EndWaiters = (
             first.waiting if first else EndWaiters(settings, partial(obstacles, self.connections))
@@ -84,7 +84,7 @@ class Backend:
         return [self.connections]
 
     def ask_all(self, request: RequestKind, targets: Sequence[bytes], seen: Seen = NOTHING_SEEN) -> set[UUID]:
-        """Ask for the same about several tasks or runs; return those that are in a state for it."""
+        """Send one request for several tasks or runs. Return those whose state allows the request."""
         return self.connections.ask_all(request, targets, seen)
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class Backend:
 
 
 def backend_of(settings: Settings) -> Backend:
-    """Return the calls on the servers that settings name."""
+    """Return the backend for the servers in the settings."""
     if settings.shards == 1:
         return Backend(settings)
     from orchestrator.sdk.backend.sharded import ShardedBackend  # loads the declarations of all calls

@@ -1,4 +1,4 @@
-"""Runs of workflows as code: started, signalled, asked, cancelled and reset, by requests to the leader."""
+"""Calls about runs of workflows as code: start, signal, query, update, cancel and reset, by requests to the leader."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from orchestrator.sdk.backend.code_requests import (
     SETTLED_WITHIN,
     CodeRequests,
     add_request,
-    kept_by,
+    chain_of,
     last_try,
     refuse_other_name,
     request_of,
@@ -58,9 +58,9 @@ from orchestrator.store.runs import creation
 from orchestrator.time_limits import TimeLimit
 from orchestrator.trace_context import current_trace
 
-_DECIDING = 1.0
-"""Seconds to wait for which run gets a signal whose run has ended; a handle learns of it later, too."""
-_RESETTING = 20.0
+_DECISION_TIMEOUT = 1.0
+"""Seconds to wait until the leader decides which run receives a signal to an ended run. Handles can learn it later."""
+_RESET_LIMIT = 20.0
 """Seconds to wait for the run that a reset starts."""
 
 
@@ -86,16 +86,16 @@ class CodeBackend(CodeRequests):
         update_id: str = "",
         repeated: bool = False,
     ) -> tuple[bytes, Sent | None]:
-        """Create a run; return its id, or that of the run which has the chosen id, as `on_conflict` says.
+        """Create a run and return its id, or the id of the run that holds `key`, depending on `on_conflict`.
 
-        With a signal, an open run under that id is signalled instead, and an ended one is followed by a new one. If the
-        run ends before the signal reaches it, the leader starts the new one: the signal and its run are returned as
-        well. If this is `repeated`, the run may have been created before.
+        With a signal, an open run under the key receives the signal instead, and an ended run is followed by a new one.
+        If the open run ends before it receives the signal, the leader starts the new run. In this case the result also
+        describes the signal. With `repeated`, the run may have been created by an earlier try.
 
-        An update, which has an id of the sender's, goes to the open run or begins the new one, too. If the newest run
-        under the chosen id has had it, or the one which that continues, it is not applied again.
+        An update, which has an id from its sender, works in the same way. It is not applied again if the newest run
+        under the key, or a run that this run continues, has received it.
         """
-        if repeated and self._is_there(run_id):
+        if repeated and self._exists(run_id):
             return run_id, None
         if repeated and signal is not None:
             raise Uncertain(f"It is not known whether signal {signal.name!r} was sent to the run under the id {key!r}.")
@@ -122,8 +122,8 @@ class CodeBackend(CodeRequests):
                 applied = _applied(connection, first[0], update.name, update_id)
                 if applied is not None:
                     return applied, None
-            held = None if key is None else take(anew=anew, in_order=in_order)
-            if held is None:
+            holder = None if key is None else take(anew=anew, in_order=in_order)
+            if holder is None:
                 creation.create(connection, [run])
             elif message is not None and not may_operate.get():
                 raise Forbidden(
@@ -133,11 +133,11 @@ class CodeBackend(CodeRequests):
                 )
             elif update is not None:
                 body = {"name": update.name, "value": update.payload, "once": True}
-                request = request_of(connection, held[0], "update", update_id)
-                request, tried = last_try(connection, kept_by(connection, held[0]), request)
+                request = request_of(connection, holder[0], "update", update_id)
+                request, tried = last_try(connection, chain_of(connection, holder[0]), request)
                 request = next_try(request) if tried.was_refused else request
-                add_request(connection, RequestKind.UPDATE, held[0], request=request, **body)
-                self._connections.record(connection, "update", "run", to_text(held[0]), name=update.name)
+                add_request(connection, RequestKind.UPDATE, holder[0], request=request, **body)
+                self._connections.record(connection, "update", "run", to_text(holder[0]), name=update.name)
             elif signal is not None:
                 start = {"key": full_key, "id": run_id, "timeout": timeout, "tags": tags, "pinned": pinned}
                 start |= {name: getattr(started, name) for name in ("workflow", "version", "payload", "queue")}
@@ -145,23 +145,23 @@ class CodeBackend(CodeRequests):
                 start |= {} if run.headers is None else {"headers": run.headers}
                 start |= {"attributes": started.attributes} if started.attributes else {}
                 number = add_request(
-                    connection, RequestKind.SIGNAL, held[0], name=signal.name, value=signal.value, start=start
+                    connection, RequestKind.SIGNAL, holder[0], name=signal.name, value=signal.value, start=start
                 )
-                sent = Sent(held[0], run_id, number)
-                self._connections.record(connection, "signal", "run", to_text(held[0]), name=signal.name)
+                sent = Sent(holder[0], run_id, number)
+                self._connections.record(connection, "signal", "run", to_text(holder[0]), name=signal.name)
             elif on_conflict != "return":
                 raise Duplicate(
-                    f"Workflow {started.workflow!r} has run {to_text(held[0])} ({held[1]}) under the id {key!r}. "
+                    f"Workflow {started.workflow!r} has run {to_text(holder[0])} ({holder[1]}) under the id {key!r}. "
                     f"Start with on_conflict='return' to have that one, or 'anew' to start another once it has ended.",
-                    to_text(held[0]),
+                    to_text(holder[0]),
                 )
-        if sent is not None and held is not None and held[1] in ENDED_RUN_STATES:
-            return self._decided(sent) or held[0], sent
-        return run.id if held is None else held[0], sent
+        if sent is not None and holder is not None and holder[1] in ENDED_RUN_STATES:
+            return self._await_decision(sent) or holder[0], sent
+        return run.id if holder is None else holder[0], sent
 
-    def _decided(self, sent: Sent) -> bytes | None:
-        """Return the run that gets a signal to a run that has ended, as soon as the leader has decided."""
-        give_up_at = time.monotonic() + _DECIDING
+    def _await_decision(self, sent: Sent) -> bytes | None:
+        """Wait until the leader has decided which run receives a signal to an ended run, and return that run."""
+        give_up_at = time.monotonic() + _DECISION_TIMEOUT
         pause = 0.002
         while (reached := self.reached(sent)) is None and time.monotonic() < give_up_at:
             time.sleep(pause)
@@ -169,19 +169,19 @@ class CodeBackend(CodeRequests):
         return reached
 
     def rerun(self, connection: Connection, run: bytes, new: bytes, from_step: str | None = None) -> bool:
-        """Start a run over, in this transaction; False if this is no run of code at all."""
-        again = reads.repeated(connection, run, new)
-        if again is None:
+        """Start a new run of the same workflow, in this transaction. Return False if this is no run of code."""
+        new_run = reads.repeated(connection, run, new)
+        if new_run is None:
             return False
         if from_step is not None:
             raise WrongState(
                 f"Run {to_text(run)} is of a workflow as code, which has no steps to begin at. To keep what was done "
                 f"up to an event of its history: orchestrator runs reset {to_text(run)} --to EVENT"
             )
-        creation.create(connection, [again._replace(trace=current_trace())])
+        creation.create(connection, [new_run._replace(trace=current_trace())])
         return True
 
-    # -- telling
+    # -- signals, cancels and retries
 
     def signal(self, run: bytes, name: str, value: bytes, request: bytes | None = None, known: bool = False) -> None:
         if request is not None and (applied := self._find_answer(request)) is not None:
@@ -215,7 +215,7 @@ class CodeBackend(CodeRequests):
         self._send(run, RequestKind.TERMINATE, "terminate")
 
     def retry(self, run: bytes) -> bool:
-        """Let a stuck run try again; False if this is no run of code at all."""
+        """Retry a stuck run. Return False if this is no run of code."""
         with self._connections.changing(f"the request to retry run {to_text(run)} was stored") as connection:
             outcome = reads.outcome(connection, run)
             if outcome is None:
@@ -230,15 +230,16 @@ class CodeBackend(CodeRequests):
             self._connections.record(connection, "retry", "run", to_text(run))
         return True
 
-    # -- asking
+    # -- requests with an answer
 
     def resolve(
         self, run: bytes, promise: str, value: bytes, why: str = "", timeout: float = SETTLED_WITHIN
     ) -> Steps[bytes]:
-        """Resolve the oldest open promise of a name; the audit log has the value, and why.
+        """Resolve the oldest open promise with this name. The audit log records the value and the reason (`why`).
 
-        Return None or, where that is kept for one to come, the names of the first promises that are open, encoded.
-        ResultTimeout says that it is stored and was not done by then, or sooner if there is no leader.
+        Return None, encoded. If no such promise is open, keep the value for a later promise, and return the names of
+        the first open promises instead. ResultTimeout means that the request is stored, but not applied yet; it is
+        raised early if there is no leader.
         """
         with time_limit(timeout, writes=True):
             self._check_type(run, promise, value)
@@ -249,11 +250,11 @@ class CodeBackend(CodeRequests):
         )
 
     def _check_type(self, run: bytes, promise: str, value: bytes) -> None:
-        """Refuse a value that is not of the type of the promise which it is for, if that is open."""
+        """Refuse a value that does not match the type of the open promise with this name."""
         with self._reading() as connection:
             last = runs.latest(connection, [run]).get(run, run)
             created = histories.promises(connection, [last]).get(last, [])
-            if not any(one.schema for one in created if one.name == promise):
+            if not any(expected.schema for expected in created if expected.name == promise):
                 return
             waiting = {id for _, id, _ in expectations.open_promises(connection, [last])}
         if problem := misfit(created, waiting, promise, decode_value(value)):
@@ -262,7 +263,7 @@ class CodeBackend(CodeRequests):
     def reject(
         self, run: bytes, promise: str, reason: str, why: str = "", timeout: float = SETTLED_WITHIN
     ) -> Steps[bytes]:
-        """Reject the oldest open promise of a name; the audit log has the reason, and why. Return the same."""
+        """Reject the oldest open promise with this name. Return the same as `resolve`. The audit log records both."""
         audited = {} if self._vault is not None or not reason else {"reason": reason[:LONGEST_AUDITED]}
         audited |= {"why": why[:LONGEST_AUDITED]} if why else {}
         reason = reason if self._vault is None else self._vault.seal_text(reason)
@@ -271,13 +272,13 @@ class CodeBackend(CodeRequests):
         )
 
     def query(self, run: bytes, name: str, payload: bytes, timeout: float) -> Steps[bytes]:
-        """Ask the code something; its arguments and the answer are encoded."""
+        """Send a query to the code. The arguments and the answer are encoded."""
         return self._request(run, RequestKind.QUERY, "query", timeout, name=name, value=self._sealed(CALL, payload))
 
     def update(
         self, run: bytes, name: str, payload: bytes, timeout: float, request: bytes | None = None, answered: bool = True
     ) -> Steps[bytes]:
-        """Ask the code to do something; its arguments and the answer are encoded."""
+        """Send an update to the code. The arguments and the answer are encoded."""
         value = self._sealed(CALL, payload)
         if request is None:
             return (yield from self._request(run, RequestKind.UPDATE, "update", timeout, name=name, value=value))
@@ -303,31 +304,29 @@ class CodeBackend(CodeRequests):
         last, outcome = self._last(run)
         request, found = self._last_try(run, request)
         answer = self._find_update(run, request)
-        came_late = found.request is None and answer is not None and answer.error is not None
-        if answer is not None and not came_late:
+        was_late = found.request is None and answer is not None and answer.error is not None
+        if answer is not None and not was_late:
             return "completed"
         with self._reading() as connection:
             waiting = reads.waiting(connection, last)
-        if found.request is None and not came_late:
+        if found.request is None and not was_late:
             self._refuse_unsent(run, request)
         if outcome.status in ENDED_RUN_STATES:
             return f"run {named(outcome)}"
         name = "" if found.request is None else found.request.name
-        has_handler = not any(one.startswith(f"{name}{NO_HANDLER}") for one in waiting.get("updates", []))
+        has_handler = not any(text.startswith(f"{name}{NO_HANDLER}") for text in waiting.get("updates", []))
         return "accepted" if found.is_shown and has_handler else "sent"
 
     def reset(self, run: bytes, to: int, reason: str) -> Steps[bytes]:
-        resets.check(
-            run, self.history(run).events, to
-        )  # so that a mistake is refused at once, whether or not a scheduler leads
+        resets.check(run, self.history(run).events, to)  # report mistakes at once, even if no scheduler leads
         request = new_id()
         with self._connections.changing(f"the request to reset run {to_text(run)} was stored") as connection:
             add_request(connection, RequestKind.RESET, run, request=request, to=to, reason=reason)
             self._connections.record(connection, "reset", "run", to_text(run), to=to, reason=reason)
-        answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), TimeLimit(_RESETTING))
+        answer = yield from self._waiting.wait(request, lambda: self._find_answer(request), TimeLimit(_RESET_LIMIT))
         if answer is None:
             raise ResultTimeout(
-                f"Run {to_text(run)} was not reset within {_RESETTING:g} s, and will be as soon as a scheduler comes "
+                f"Run {to_text(run)} was not reset within {_RESET_LIMIT:g} s, and will be as soon as a scheduler comes "
                 f"to it: do not ask again, and look for the new run with `orchestrator runs list`. What is in the way, "
                 f"`orchestrator status` says."
             )
@@ -337,12 +336,12 @@ class CodeBackend(CodeRequests):
 
 
 def _applied(connection: Connection, run: bytes, name: str, update_id: str) -> bytes | None:
-    """Return the first run of its chain if one of that has had an update.
+    """Return the first run of a chain if any run of the chain has applied an update; else None.
 
-    One that came too late for the code of an ended run was not applied, nor was one that was refused.
+    An update that was refused, or that arrived after the code had ended, was not applied.
     """
     request = request_of(connection, run, "update", update_id)
-    _, found = last_try(connection, kept_by(connection, run), request)
+    _, found = last_try(connection, chain_of(connection, run), request)
     if found.request is None or found.was_refused or not (found.is_shown or found.answer is not None):
         return None
     refuse_other_name("update", name, found.request.name)

@@ -1,4 +1,4 @@
-"""Runs of workflows as code: how they stand, what happened in them, and how they end."""
+"""Read calls about runs of workflows as code: their state, history and end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from orchestrator.transport.codec import Ended
 
 
 class CodeReading(Part, CodeWork):
-    """Reads about runs of code."""
+    """Read calls about runs of code."""
 
     reached = reading(run_keys.reached)
     known = reading(runs.known)
@@ -46,13 +46,13 @@ class CodeReading(Part, CodeWork):
     def state(self, run: bytes) -> bytes:
         last, _ = self._last(run)
         with self._reading() as connection:
-            said = histories.said_by_code(connection, last, with_timers=False)
+            commands = histories.said_by_code(connection, last, with_timers=False)
         state: dict[str, msgspec.Raw] = {}
-        for what in said:
-            if isinstance(what, history.StateSet) and not what.attribute:
-                state[what.key] = msgspec.Raw(reveal(what.value))
-            elif isinstance(what, history.StateCleared) and not what.is_attribute:
-                state.pop(what.key, None)
+        for command in commands:
+            if isinstance(command, history.StateSet) and not command.attribute:
+                state[command.key] = msgspec.Raw(reveal(command.value))
+            elif isinstance(command, history.StateCleared) and not command.is_attribute:
+                state.pop(command.key, None)
         return msgspec.msgpack.encode(state)
 
     def attributes(self, run: bytes) -> bytes:
@@ -61,7 +61,7 @@ class CodeReading(Part, CodeWork):
             return msgspec.msgpack.encode(reads.attributes(connection, last))
 
     def _stuck(self, run: bytes) -> dict[str, Any] | None:
-        """Return why a run, or the one in which it goes on, is stuck; None if it is not, or cannot be asked."""
+        """Return why the newest run of a chain is stuck; None if it is not stuck, or Postgres is unavailable."""
         try:
             with self._reading() as connection:
                 return stuck.reason(connection, runs.latest(connection, [run]).get(run, run))
@@ -69,9 +69,9 @@ class CodeReading(Part, CodeWork):
             return None
 
     def overdue(self, run: bytes, update: str | None = None) -> str:
-        """Say why a run, or the one in which it goes on, has not ended or answered in time.
+        """Describe why the newest run of a chain has not ended or answered in time.
 
-        Of an update, say whether the code has a handler for it.
+        For an update, say if the code has no handler for it.
         """
         try:
             with self._reading() as connection:
@@ -82,22 +82,22 @@ class CodeReading(Part, CodeWork):
         if reason is not None:
             return f"It is stuck: {reason['kind']}: {reveal_text(reason['message'])}".removesuffix(".")
         waiting_updates: list[str] = waiting.get("updates", [])
-        without = next((text for text in waiting_updates if text.startswith(f"{update}{NO_HANDLER}")), None)
-        if without is not None:
-            return f"It has got update {without}"
+        unhandled = next((text for text in waiting_updates if text.startswith(f"{update}{NO_HANDLER}")), None)
+        if unhandled is not None:
+            return f"It has got update {unhandled}"
         why = overdue(self._connections, last)
         return why if update is None or why != GOING_ON else self._unanswered(last)
 
     def _unanswered(self, run: bytes) -> str:
-        """Say which workers could answer what is asked of a run, where nothing is known to be in the way."""
+        """Describe which workers could answer a request to a run that has no known obstacle."""
         with self._reading() as connection:
-            found = reads.answering(connection, run)
-        if found is None:
+            answering = reads.answering(connection, run)
+        if answering is None:
             return GOING_ON
-        has = f"A worker of queue {found.queue!r} that has workflow {found.workflow!r} answers, and"
-        if not found.workers:
-            return f"{has} none is live. Start one: orchestrator worker --app module:app --queues {found.queue}"
-        return f"{has} none of the {found.workers} live ones has: busy, or lost a moment ago. Ask again"
+        subject = f"A worker of queue {answering.queue!r} that has workflow {answering.workflow!r} answers, and"
+        if not answering.workers:
+            return f"{subject} none is live. Start one: orchestrator worker --app module:app --queues {answering.queue}"
+        return f"{subject} none of the {answering.workers} live ones has: busy, or lost a moment ago. Ask again"
 
     def find(self, workflow: str, key: str) -> bytes | None:
         full = scoped(workflow, key)
@@ -109,28 +109,28 @@ class CodeReading(Part, CodeWork):
         with self._reading() as connection:
             return Recording(run, [reveal_event(event) for event in histories.read(connection, run)])
 
-    # -- one run, or those in which it goes on
+    # -- a run, or the newest run of its chain
 
-    def _is_there(self, run: bytes) -> bool:
+    def _exists(self, run: bytes) -> bool:
         with self._reading() as connection:
             return bool(results.run_states(connection, [run]))
 
     def _outcome(self, run: bytes) -> CodeRunOutcome:
         with self._reading() as connection:
-            found = reads.outcome(connection, run)
-            is_there = found is not None or results.progress(connection, run) is not None
-        if not is_there:
+            outcome = reads.outcome(connection, run)
+            exists = outcome is not None or results.progress(connection, run) is not None
+        if not exists:
             raise NotFound.by_id("run", to_text(run))
-        if found is None:
+        if outcome is None:
             raise NotFound(
                 f"Run {to_text(run)} is no run of a workflow as code: only those have a history, and can be told, "
                 f"asked and reset. What became of its steps or tasks: orchestrator runs show {to_text(run)}. To do "
                 f"steps again: orchestrator runs rerun {to_text(run)} --from STEP"
             )
-        return found
+        return outcome
 
     def _last(self, run: bytes) -> tuple[bytes, CodeRunOutcome]:
-        """Return the run in which a run goes on, or itself, and how that stands."""
+        """Return the newest run of the chain of a run, and the outcome of that run."""
         outcome = self._outcome(run)
         while outcome.reason in GOES_ON:
             with self._reading() as connection:
@@ -139,7 +139,7 @@ class CodeReading(Part, CodeWork):
         return run, outcome
 
     def _open(self, run: bytes, verb: str) -> bytes:
-        """Return the same run, if it is open; `verb` says what cannot be done otherwise."""
+        """Return the newest run of a chain. Raise WrongState if it has ended; `verb` is for the message."""
         run, outcome = self._last(run)
         if outcome.status in ENDED_RUN_STATES:
             raise WrongState(f"Cannot {verb} run {to_text(run)}: it is in state {named(outcome)!r}.")
@@ -148,9 +148,9 @@ class CodeReading(Part, CodeWork):
     # -- ends
 
     def wait(self, run: bytes, limit: TimeLimit, sent: Sent | None = None) -> Steps[Ended | None]:
-        """Wait until a run, or the last of those in which it goes on, has ended; None if it has not by then.
+        """Wait until the last run of a chain has ended, and return its end; None on timeout.
 
-        It goes on in the run that got the signal which was `sent` to it, if it had ended by then.
+        If the run had ended before the signal `sent` arrived, the chain continues with the run that received it.
         """
         while True:
             ended = yield from self._waiting.wait(run, self._end_finder(run, sent), limit)
@@ -161,7 +161,7 @@ class CodeReading(Part, CodeWork):
             run, sent = following
 
     def _following(self, run: bytes, ended: Ended, sent: Sent | None) -> tuple[bytes, Sent | None] | None:
-        """Return what is to be waited for after the end of a run; None if that was it."""
+        """Return the run to wait for after the end of a run; None if the chain has ended."""
         if ended.state == RunState.SUCCESS and ended.error is not None:
             return successor_id(run), sent
         if sent is None:
@@ -171,7 +171,7 @@ class CodeReading(Part, CodeWork):
         except Unavailable:
             reached = None
         if reached is None:
-            return run, sent  # unknown yet: look again
+            return run, sent  # not decided yet: wait again
         return None if reached == sent.run else (reached, None)
 
     def _end_finder(self, run: bytes, sent: Sent | None) -> FindEnd:
@@ -186,12 +186,12 @@ class CodeReading(Part, CodeWork):
 
         return find_end
 
-    def find_ends(self, wanted: Sequence[bytes]) -> list[Ended]:
-        """Return those that have ended, go on in another, or are no runs of code; the error of the last says so."""
+    def find_ends(self, runs: Sequence[bytes]) -> list[Ended]:
+        """Return the ends of runs that have ended, continue in another run, or (with an error) are no runs of code."""
         with self._reading() as connection:
-            states = results.run_states(connection, wanted)
+            states = results.run_states(connection, runs)
         ends = []
-        for run in wanted:
+        for run in runs:
             if run in states and states[run] not in ENDED_RUN_STATES:
                 continue
             try:
@@ -204,6 +204,6 @@ class CodeReading(Part, CodeWork):
 
 
 def named(outcome: CodeRunOutcome) -> str:
-    """Return the state of a run; one that was terminated is stored as cancelled."""
+    """Return the state of a run. A terminated run is stored as cancelled."""
     was_terminated = outcome.status == RunState.CANCELLED and outcome.reason == TERMINATED
     return TERMINATED if was_terminated else outcome.status

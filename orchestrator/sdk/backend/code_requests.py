@@ -1,4 +1,4 @@
-"""Requests to the leader about runs of code, and the answers to those that have one."""
+"""Requests to the leader about runs of code, and their answers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from orchestrator.store.code.histories import UpdateEvents
 from orchestrator.store.inbox import RequestKind
 from orchestrator.transport.codec import Ended
 
-_ASK_AGAIN = 5.0
-"""Seconds after which a query is asked again: it may have been lost with a worker or a leader."""
+_RESEND_AFTER = 5.0
+"""Seconds after which a query is sent again. It may have been lost with a worker or a leader."""
 
 SETTLED_WITHIN = 20.0
-"""Seconds to wait for the leader to settle a promise; less if there is no leader."""
-_SETTLING = 2.0
-"""Seconds after which it is checked whether there is one."""
-_FIRST_LOOKS = (1.0, 1.0)
-"""Seconds after which it is checked whether a leader could pass on a query; a standby takes over between the two."""
-_STUCK_LOOK = 1.0
-"""Seconds after which it is checked whether the run of an update is stuck."""
+"""Seconds to wait until the leader settles a promise; less if there is no leader."""
+_LEADER_CHECK_INTERVAL = 2.0
+"""Seconds between two checks whether there is a leader, while a promise is being settled."""
+_FIRST_LEADER_CHECKS = (1.0, 1.0)
+"""Seconds before the two first checks whether a leader could pass on a query. A standby may take over in between."""
+_STUCK_CHECK_AFTER = 1.0
+"""Seconds before the check whether the run of an update is stuck."""
 _QUEUED = " The update stays queued: the run applies it when it goes on."
 
 _SETTLES = frozenset({RequestKind.RESOLVE, RequestKind.REJECT})
@@ -45,30 +45,30 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class CodeRequests(CodeReading):
-    """Sends requests, and waits for answers."""
+    """Sends requests and waits for answers."""
 
     def _send(
         self, run: bytes, request_kind: RequestKind, verb: str, audited: Mapping[str, Any] = _NOTHING, **body: Any
     ) -> bytes:
-        """Put a request for an open run into the inbox; return the run, which may be a successor."""
-        is_act = request_kind != RequestKind.QUERY
+        """Put a request for an open run into the inbox. Return the run, which may be a successor."""
+        is_write = request_kind != RequestKind.QUERY
         try:
-            run = self._open(run, verb) if is_act else self._last(run)[0]
+            run = self._open(run, verb) if is_write else self._last(run)[0]
         except WrongState as error:
-            if request_kind not in _SETTLES or (known := self._decision(run, body["name"])) is None:
+            if request_kind not in _SETTLES or (decision := self._decision(run, body["name"])) is None:
                 raise
-            raise WrongState(f"{error} Promise {body['name']!r} was {known}.") from None
-        what = f"the request to {verb} run {to_text(run)} was stored"
-        with self._connections.writing(what, transaction=request_kind in _SETTLES) as connection:
+            raise WrongState(f"{error} Promise {body['name']!r} was {decision}.") from None
+        written = f"the request to {verb} run {to_text(run)} was stored"
+        with self._connections.writing(written, transaction=request_kind in _SETTLES) as connection:
             if request_kind in _SETTLES:
                 _refuse_second(connection, run, body["name"])
-            if is_act:
+            if is_write:
                 detail = ({"name": body["name"]} if "name" in body else {}) | dict(audited)
                 text = msgspec.json.encode(body).decode()
                 is_stored = self._connections.ask(connection, request_kind, run, text, **detail)
             else:
                 is_stored = bool(add_request(connection, request_kind, run, **body))
-        if not is_stored:  # it has ended since the look: say so, or send it to the run in which it goes on
+        if not is_stored:  # the run has ended meanwhile: raise, or send the request to its successor
             return self._send(run, request_kind, verb, audited, **body)
         self._connections.nudge()
         return run
@@ -82,12 +82,12 @@ class CodeRequests(CodeReading):
         audited: Mapping[str, Any] = _NOTHING,
         **body: Any,
     ) -> Steps[bytes]:
-        """Ask for something that is answered, and return the answer; `audited` goes into the audit log."""
+        """Send a request, wait for the answer, and return it. `audited` goes into the audit log."""
         request = new_id()
         with time_limit(timeout, writes=True):
             run = self._send(run, request_kind, verb, audited, request=request, **body)
-        again = partial(self._send, run, request_kind, verb, request=request, **body)
-        return (yield from self._answer(run, request_kind, verb, request, timeout, body["name"], again))
+        resend = partial(self._send, run, request_kind, verb, request=request, **body)
+        return (yield from self._answer(run, request_kind, verb, request, timeout, body["name"], resend))
 
     def _answer(
         self,
@@ -97,20 +97,20 @@ class CodeRequests(CodeReading):
         request: bytes,
         timeout: float,
         name: str,
-        again: Callable[[], object] | None = None,
+        resend: Callable[[], object] | None = None,
     ) -> Steps[bytes]:
-        """Wait for the answer to a request, and return it; `again` asks a query again.
+        """Wait for the answer to a request, and return it. `resend` sends a query again.
 
-        An update whose run ends without an answer raises WrongState.
+        Raise WrongState if the run of an update ends without an answer.
         """
         limit = time_limit(timeout, writes=True)
-        find = partial(self._find_answer, request) if again else partial(self._find_update, run, request)
+        find = partial(self._find_answer, request) if resend else partial(self._find_update, run, request)
         is_settled = request_kind in _SETTLES
         target = run if request_kind is RequestKind.UPDATE else None
-        pauses = [*_FIRST_LOOKS] if request_kind is RequestKind.QUERY else []
+        pauses = [*_FIRST_LEADER_CHECKS] if request_kind is RequestKind.QUERY else []
         if request_kind is RequestKind.UPDATE and name:
-            pauses = [_STUCK_LOOK]
-        pause = _SETTLING if is_settled else _ASK_AGAIN
+            pauses = [_STUCK_CHECK_AFTER]
+        pause = _LEADER_CHECK_INTERVAL if is_settled else _RESEND_AFTER
         was_led = True
         while True:
             is_early = bool(pauses)
@@ -136,8 +136,8 @@ class CodeRequests(CodeReading):
                 was_led = is_led
                 if is_early:
                     continue
-                if request_kind is RequestKind.QUERY and again is not None:
-                    again()
+                if request_kind is RequestKind.QUERY and resend is not None:
+                    resend()
                 elif find() is None:
                     target = self._open(run, verb)
         if answer.error is not None:
@@ -146,7 +146,7 @@ class CodeRequests(CodeReading):
         return answer.result or b"\xc0"
 
     def _decision(self, run: bytes, name: str) -> str | None:
-        """Say who decided a promise of a run, or of the run in which it goes on, and how, if that is known."""
+        """Describe who settled a promise of the newest run of a chain, and how; None if unknown."""
         last, _ = self._last(run)
         with self._reading() as connection:
             return audit.decision(connection, to_text(last), name)
@@ -159,18 +159,18 @@ class CodeRequests(CodeReading):
 
     def _find_answer(self, request: bytes) -> Ended | None:
         with self._reading() as connection:
-            found = expectations.find_answer(connection, request)
-        if found is None:
+            stored = expectations.find_answer(connection, request)
+        if stored is None:
             return None
-        state = RunState.FAILED if found.error is not None else RunState.SUCCESS
-        return Ended(request, state, reveal(found.result or b"\xc0"), found.error and reveal_error(found.error))
+        state = RunState.FAILED if stored.error is not None else RunState.SUCCESS
+        return Ended(request, state, reveal(stored.result or b"\xc0"), stored.error and reveal_error(stored.error))
 
     def _find_update(self, run: bytes, request: bytes) -> Ended | None:
-        """Return the answer to an update, also long after."""
+        """Return the answer to an update, however old."""
         if (found := self._find_answer(request)) is not None:
             return found
         with self._reading() as connection:
-            answer = histories.update_events(connection, kept_by(connection, run), request).answer
+            answer = histories.update_events(connection, chain_of(connection, run), request).answer
         if answer is None:
             return None
         state = RunState.FAILED if answer.error is not None else RunState.SUCCESS
@@ -178,23 +178,23 @@ class CodeRequests(CodeReading):
 
     def _last_try(self, run: bytes, request: bytes) -> tuple[bytes, UpdateEvents]:
         with self._reading() as connection:
-            return last_try(connection, kept_by(connection, run), request)
+            return last_try(connection, chain_of(connection, run), request)
 
     def _update_name(self, run: bytes, request: bytes) -> str:
-        """Return the name under which an update was sent; nothing if no history has it."""
+        """Return the name of an update; empty if it is in no history."""
         with self._reading() as connection:
-            found = histories.update_events(connection, kept_by(connection, run), request).request
+            found = histories.update_events(connection, chain_of(connection, run), request).request
         return "" if found is None else found.name
 
     def _refuse_unsent(self, run: bytes, request: bytes) -> None:
-        """Raise NotFound for an update that is in no history, nor on its way there."""
-        with self._reading() as connection:  # before the history: it moves from one to the other
-            is_on_its_way = inbox.has_request(connection, RequestKind.UPDATE, request)
-        if not is_on_its_way and not self._update_name(run, request):
+        """Raise NotFound for an update that is neither in a history nor in the inbox."""
+        with self._reading() as connection:  # first the inbox, from which the update moves to the history
+            is_queued = inbox.has_request(connection, RequestKind.UPDATE, request)
+        if not is_queued and not self._update_name(run, request):
             raise NotFound(f"No update was sent to run {to_text(run)} under this id.")
 
     def _outgoing(self, kind: bytes, data: bytes, run: bytes) -> bytes:
-        """Return what a run is given as it is stored: what is large elsewhere, and what is here sealed."""
+        """Return an encoded value as it is stored: sealed, or a reference to the payload store if it is large."""
         payloads = self._connections.payloads
         return self._sealed(kind, data if payloads is None else payloads.arguments(data, run, None))
 
@@ -202,53 +202,53 @@ class CodeRequests(CodeReading):
         return data if self._vault is None else self._vault.seal(kind, data)
 
 
-def kept_by(connection: Connection, run: bytes) -> list[bytes]:
-    """Return the runs whose histories may have an update to a run, in order: those of its chain."""
-    return [one for past in reversed(runs.pasts(connection, run)) for one in past.runs]
+def chain_of(connection: Connection, run: bytes) -> list[bytes]:
+    """Return the runs of the chain of a run, in order. Their histories may contain an update to the run."""
+    return [member for past in reversed(runs.pasts(connection, run)) for member in past.runs]
 
 
 def request_of(connection: Connection, run: bytes, what: Literal["signal", "update"], id: str) -> bytes:
-    """Return the id of the request that a message is whose sender has given it one of its own.
+    """Return the request id of a message whose sender chose an id.
 
-    It counts once in all runs that follow the first. If a run repeats one that had ended, the messages which it has
-    from there keep the ids that they had.
+    The id is unique among all runs of a chain. If a run repeats an ended run, the messages it takes over keep their
+    request ids.
     """
     own, *repeated = runs.pasts(connection, run)
     for past in repeated:
         request = request_id(past.first, what, id)
         if what == "signal":
-            is_known = expectations.find_answer(connection, request) is not None
+            is_used = expectations.find_answer(connection, request) is not None
         else:
-            is_known = last_try(connection, kept_by(connection, run), request)[1].request is not None
-        if is_known:
+            is_used = last_try(connection, chain_of(connection, run), request)[1].request is not None
+        if is_used:
             return request
     return request_id(own.first, what, id)
 
 
-def last_try(connection: Connection, keeping: Sequence[bytes], request: bytes) -> tuple[bytes, UpdateEvents]:
-    """Return the request by which an update was sent last, and what became of it by the histories of these runs.
+def last_try(connection: Connection, chain: Sequence[bytes], request: bytes) -> tuple[bytes, UpdateEvents]:
+    """Return the last request with which an update was sent, and its events in the histories of a `chain`.
 
-    One that was refused was not applied: sent again with its id, it is another request. A run that was reset may have
-    only that.
+    A refused update was not applied. If it is sent again with its id, it becomes another request. A run that was reset
+    may have only the later request.
     """
-    found = histories.update_events(connection, keeping, request)
-    while found.was_refused or (found.request is None and any(map(is_derived, keeping))):
-        again = next_try(request)
-        is_on_its_way = inbox.has_request(connection, RequestKind.UPDATE, again)
-        later = histories.update_events(connection, keeping, again)
-        if later.request is None and not is_on_its_way:
+    events = histories.update_events(connection, chain, request)
+    while events.was_refused or (events.request is None and any(map(is_derived, chain))):
+        retry = next_try(request)
+        is_queued = inbox.has_request(connection, RequestKind.UPDATE, retry)
+        later = histories.update_events(connection, chain, retry)
+        if later.request is None and not is_queued:
             break
-        request, found = again, later
-    return request, found
+        request, events = retry, later
+    return request, events
 
 
 def add_request(connection: Connection, request_kind: RequestKind, run: bytes, **body: Any) -> int:
-    """Put a request into the inbox; return its number."""
+    """Put a request into the inbox and return its number."""
     return inbox.add(connection, request_kind, run, msgspec.json.encode(body).decode())
 
 
 def refuse_other_name(what: str, name: str, first: object) -> None:
-    """Refuse a message under the id of one that was applied under another name."""
+    """Refuse a message with the id of an applied message that had another name."""
     if first and first != name:
         raise Duplicate(
             f"The {what} {name!r} was not sent: {what} {first!r} was sent to this run under the same id. Only the same "
@@ -257,7 +257,7 @@ def refuse_other_name(what: str, name: str, first: object) -> None:
 
 
 def _refuse_second(connection: Connection, run: bytes, name: str) -> None:
-    """Refuse to decide a promise that is decided, so that the audit log has only what was done."""
+    """Refuse to settle a promise again, so that the audit log records only decisions that took effect."""
     if expectations.take_turn(connection, run, name):
-        known = audit.decision(connection, to_text(run), name) or "resolved, rejected or given up before"
-        raise WrongState(f"No promise {name!r} is open in run {to_text(run)}: it was {known}.")
+        decision = audit.decision(connection, to_text(run), name) or "resolved, rejected or given up before"
+        raise WrongState(f"No promise {name!r} is open in run {to_text(run)}: it was {decision}.")

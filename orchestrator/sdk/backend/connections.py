@@ -1,4 +1,4 @@
-"""The client's connections, opened on first use: Postgres to write and read, Redis to be quick about it."""
+"""The client's connections, opened on first use: Postgres for writes and reads, Redis for nudges to the leader."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ from orchestrator.transport.connection import connect, connect_shared
 from orchestrator.transport.keys import Keys
 
 LONGEST_AUDITED = 300
-"""Characters of a value or a reason that the audit log has."""
+"""Characters of a value or a reason in the audit log, at most."""
 
 
 class Connections:
-    """Pools of connections whose errors a caller can act on, and the nudges to the leader.
+    """Connection pools that raise the errors of this package, and the nudges to the leader.
 
-    A fork opens its own. So does a signal handler that has interrupted a call: that holds locks, and goes on only when
-    the handler has returned.
+    A forked process opens connections of its own. So does a signal handler that has interrupted a call, because the
+    interrupted call holds locks until the handler has returned.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.namespace = settings.namespace
         self.keys = Keys.of(settings)
         self.payloads = store_of(settings)
-        """Where large values go, and are read; None if nowhere."""
+        """The payload store; None if there is none."""
         self._settings = settings
         self._links = PerProcess(lambda: _Links(settings))
-        self._links()  # and so refuse settings that will not do
+        self._links()  # refuses invalid settings at once
         self._thread = _Thread()
         self.retries = 0
-        """How often this program has asked for what ended to be tried again."""
+        """How many retries of ended tasks and runs this program has requested. A retry invalidates cached ends."""
 
     def close(self) -> None:
         links = self._links.take()
@@ -66,11 +66,11 @@ class Connections:
 
     @property
     def shared_redis(self) -> Redis:
-        """Those to the keys that all shards use."""
+        """The connections for Redis keys that all shards share."""
         return self._links().shared_redis
 
     def nudge(self, *, is_task: bool = False) -> None:
-        """Wake the leader, after the commit of what is new: tasks that it can claim at once, or anything."""
+        """Wake the leader after a commit. `is_task` says that only claimable tasks are new."""
         self._links().nudges.send(is_task=is_task)
 
     def reading(self) -> AbstractContextManager[Connection]:
@@ -78,7 +78,7 @@ class Connections:
 
     @contextmanager
     def writing(self, what: str, *, transaction: bool = False) -> Iterator[Connection]:
-        """Open a connection to write: one statement, or as many as the transaction needs. `what` is then done."""
+        """Open a connection for one writing statement, or for a transaction. `what` describes the write in errors."""
         with self._connected(what, transaction=transaction) as connection:
             if not transaction:
                 yield connection
@@ -87,55 +87,55 @@ class Connections:
                 connection.begin()
                 yield connection
             except exc.SQLAlchemyError as error:
-                self._raise_known(error, written="")  # nothing is: it is not committed
+                self._raise_known(error, written="")  # nothing was committed
                 raise
             with deadlines.limited(connection, "COMMIT"):
                 connection.commit()
 
     @contextmanager
     def changing(self, what: str, *, nudge: bool = True) -> Iterator[Connection]:
-        """Open a transaction, and nudge the leader when it is committed. `what` is then done."""
+        """Open a transaction, and nudge the leader after its commit. `what` describes the write in errors."""
         with self.writing(what, transaction=True) as connection:
             yield connection
         if nudge:
             self.nudge()
 
     def record(self, connection: Connection, act: str, kind: str, target: str, **detail: Any) -> None:
-        """Write into the audit log who did this to which thing, in the transaction that does it."""
+        """Write an entry into the audit log, in the transaction of the action."""
         who, origin = acting.current(self._settings.audit_as)
         audit.add(connection, who=who, origin=origin, act=act, kind=kind, target=target, detail=detail)
 
     def ask(self, connection: Connection, request: RequestKind, run: bytes, body: str, **detail: Any) -> bool:
-        """Put a request about a run into the inbox, and write into the audit log who did: one statement.
+        """Put a request about a run into the inbox and an entry into the audit log, in one statement.
 
-        False if it is a message and the run has ended.
+        Return False for a message to a run that has ended.
         """
         who, origin = acting.current(self._settings.audit_as)
-        line = {"who": who, "origin": origin, "act": request.split(" ")[0], "kind": "run", "target": to_text(run)}
-        return audit.ask(connection, request, run, body, **line, detail=detail)
+        entry = {"who": who, "origin": origin, "act": request.split(" ")[0], "kind": "run", "target": to_text(run)}
+        return audit.ask(connection, request, run, body, **entry, detail=detail)
 
     def ask_all(
         self, request: RequestKind, targets: Sequence[bytes], seen: audit.Seen = audit.NOTHING_SEEN
     ) -> set[UUID]:
-        """Ask for the same about several tasks or runs, in one statement; return those that are in a state for it."""
+        """Send one request for several tasks or runs, in one statement. Return those whose state allows it."""
         who, origin = acting.current(self._settings.audit_as)
         act, _, kind = request.partition(" ")
         with self.changing(f"the requests to {request} were stored") as connection:
-            line = {"who": who, "origin": origin, "act": act, "kind": kind, "detail": {}}
-            asked = audit.ask_all(connection, request, targets, seen, **line)
+            entry = {"who": who, "origin": origin, "act": act, "kind": kind, "detail": {}}
+            accepted = audit.ask_all(connection, request, targets, seen, **entry)
         self.retries += act == "retry"
-        return asked
+        return accepted
 
     def audited(self, name: str, data: bytes) -> str:
-        """Return a value as it stands in the audit log: shortened and redacted, or only that it is sealed."""
+        """Return a value for the audit log: shortened and redacted, or a placeholder if values are sealed."""
         if self.keys.vault is not None:
             return "(sealed)"
-        shown = Redaction(words(self._settings.redact)).shown({name: as_json(stored_value(data))})[name]
-        text = msgspec.json.encode(shown).decode()
+        redacted = Redaction(words(self._settings.redact)).shown({name: as_json(stored_value(data))})[name]
+        text = msgspec.json.encode(redacted).decode()
         return text if len(text) <= LONGEST_AUDITED else f"{text[:LONGEST_AUDITED]}…"
 
     def insert(self, task: NewTask) -> None:
-        """Create one task without a unique key, on the shortest way."""
+        """Insert one task without a unique key, with as little overhead as possible."""
         if time_limits.spares_writes():
             with time_limits.endless():
                 return self.insert(task)
@@ -154,7 +154,7 @@ class Connections:
             thread.is_busy = False
 
     def outcomes(self, tasks: Sequence[bytes]) -> dict[bytes, TaskOutcome]:
-        """Return where tasks stand, on the shortest way."""
+        """Return the outcomes of tasks, with as little overhead as possible."""
         _refuse_late()
         thread = self._thread
         if thread.is_busy:
@@ -170,7 +170,7 @@ class Connections:
             thread.is_busy = False
 
     def insert_shared(self, tasks: Sequence[NewTask]) -> set[bytes]:
-        """Create tasks with one commit; return those whose keys could not be had at once. Errors are the driver's."""
+        """Insert tasks with one commit. Return those whose unique keys are locked. Raise errors of the driver."""
         return shared.insert_shared(self._links().engine, tasks)
 
     @contextmanager
@@ -200,15 +200,15 @@ class Connections:
             return (links.transactions if transaction else links.reading if is_reading else links.engine).connect()
 
     def _raise_known(self, error: exc.SQLAlchemyError, written: str) -> None:
-        """Raise what a caller can act on, where it is that."""
-        known = self.known(error, written)
-        if isinstance(known, SchemaError) and self._settings.shards > 1 and (said := self._other_shards()):
-            raise SchemaError(said) from error
-        if known is not None:
-            raise known
+        """Raise the error of this package that a database error means; return if there is none."""
+        translated = self.known(error, written)
+        if isinstance(translated, SchemaError) and self._settings.shards > 1 and (text := self._other_shards()):
+            raise SchemaError(text) from error
+        if translated is not None:
+            raise translated
 
     def _other_shards(self) -> str | None:
-        """Say that the database has tables, but of another number of shards than the setting."""
+        """Return a message if the database has tables for another number of shards than the setting."""
         with self._open(transaction=False, is_reading=True) as connection:
             found = shards.list_shards(connection) if shards.are_there(connection) else ()
             if not found and not self._settings.shard and database.current_revision(connection) is None:
@@ -216,27 +216,27 @@ class Connections:
             return shards.mismatch(found, self._settings.shards)
 
     def known(self, error: Exception, written: str) -> OrchestratorError | None:
-        """Return an error as what a caller can act on, where it is that; `written` is what may have been done."""
+        """Return the error of this package that a database error means, if any. `written` may have been committed."""
         if isinstance(error, exc.ProgrammingError) and compatibility.lacks_tables(error, self.namespace):
             return _caused(SchemaError(compatibility.no_tables(self.namespace)), error)
         if not database.is_outage(error):
             return None
         reason = database.explain(error, self.namespace)
         if written and database.is_broken_off(error):
-            said = f"The connection to Postgres broke, and it is not known whether {written}: {reason}"
-            return _caused(Uncertain(said), error)
+            message = f"The connection to Postgres broke, and it is not known whether {written}: {reason}"
+            return _caused(Uncertain(message), error)
         return _caused(Unavailable(f"Postgres cannot be used: {reason}"), error)
 
 
 def _refuse_late() -> None:
-    """Ask nothing for a call whose time is over."""
+    """Refuse a query after the time limit of the call."""
     if time_limits.is_over():
         raise Unavailable("Postgres is not asked any more: the time of the call is over.")
 
 
-def _caused(known: OrchestratorError, error: Exception) -> OrchestratorError:
-    known.__cause__ = error
-    return known
+def _caused(translated: OrchestratorError, error: Exception) -> OrchestratorError:
+    translated.__cause__ = error
+    return translated
 
 
 class _Links:
@@ -248,7 +248,7 @@ class _Links:
         self.nudges = Nudges(settings.require_redis(), Keys.of(settings))
         self.deadlines = deadlines.Deadlines(settings.database_timeout)
         self.engine = _engine(settings, self.deadlines, autocommit=True)
-        # A pool of its own: changing the mode of a connection that had died would leave it in the pool, dead for ever.
+        # A separate pool: if a dead connection changed its mode, it would stay in the pool, dead forever.
         self.transactions = _engine(settings, self.deadlines, autocommit=False)
         self.of_readers = settings.of_shard("all") if settings.shards > 1 else settings
         self.reading = self.engine
@@ -266,14 +266,12 @@ class _Links:
 
 
 class _Thread(threading.local):
-    """The state of one thread."""
-
     is_busy = False
-    """It is taking a connection from a pool or giving it back; only a signal handler can come in between."""
+    """Whether the thread is checking a connection out of a pool or in. Only a signal handler can observe this."""
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Mark what must not be entered a second time."""
+        """Mark a section that must not be entered again."""
         before, self.is_busy = self.is_busy, True
         try:
             yield
@@ -292,37 +290,37 @@ def _engine(settings: Settings, limit: deadlines.Deadlines, *, autocommit: bool,
     )
 
 
-def callers_connection(given: object, namespace: str) -> Connection:
-    """Return the connection of a caller's transaction, however that is given."""
-    if (other := other_driver(given, namespace)) is not None:
+def callers_connection(value: object, namespace: str) -> Connection:
+    """Return the connection of a caller's transaction, from any supported connection or session."""
+    if (other := other_driver(value, namespace)) is not None:
         return cast(Connection, other)
-    if not isinstance(given, Connection):
+    if not isinstance(value, Connection):
         from sqlalchemy.orm import Session, scoped_session  # a caller with a session has loaded it
 
-        if isinstance(given, (Session, scoped_session)):
-            given = given.connection()
-    if isinstance(given, Connection):
-        if given.dialect.name != "postgresql":
+        if isinstance(value, (Session, scoped_session)):
+            value = value.connection()
+    if isinstance(value, Connection):
+        if value.dialect.name != "postgresql":
             raise InvalidTask(
                 f"enqueue_in: expected a connection to the Postgres that holds the orchestrator's tables, found one to "
-                f"{given.dialect.name}. Elsewhere, call `task.enqueue(…)` after your commit."
+                f"{value.dialect.name}. Elsewhere, call `task.enqueue(…)` after your commit."
             )
-        return given
-    if hasattr(given, "run_sync"):
-        raise asynchronous(given)
-    raise no_connection(given)
+        return value
+    if hasattr(value, "run_sync"):
+        raise asynchronous(value)
+    raise no_connection(value)
 
 
-def no_connection(given: object) -> InvalidTask:
-    """Return the error of a call in a transaction without one."""
+def no_connection(value: object) -> InvalidTask:
+    """Return the error for a value that is no supported connection."""
     return InvalidTask(
         f"enqueue_in: expected a connection or a session of SQLAlchemy, or a connection of psycopg2, psycopg, asyncpg "
-        f"or Django to Postgres, found {shown(given)}."
+        f"or Django to Postgres, found {shown(value)}."
     )
 
 
 def refuse_replacing(task: NewTask) -> None:
-    """Refuse a task in the caller's transaction that would replace another."""
+    """Refuse `on_duplicate="replace"` in a caller's transaction."""
     if task.unique is not None and task.unique.on_duplicate == "replace":
         raise InvalidTask(
             "Option on_duplicate: 'replace' does not go with enqueue_in, because the scheduler would have to wait "
@@ -330,9 +328,9 @@ def refuse_replacing(task: NewTask) -> None:
         )
 
 
-def asynchronous(given: object) -> InvalidTask:
-    """Return the error of a blocking call with an asynchronous connection."""
+def asynchronous(value: object) -> InvalidTask:
+    """Return the error for an asynchronous connection in a blocking call."""
     return InvalidTask(
-        f"enqueue_in: {shown(given)} is asynchronous, and nothing was enqueued. Call "
+        f"enqueue_in: {shown(value)} is asynchronous, and nothing was enqueued. Call "
         f"`await task.aenqueue_in(session, …)`."
     )

@@ -1,4 +1,4 @@
-"""Workers, queues, and messages in quarantine."""
+"""Calls about workers, queues and quarantined messages."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class FleetBackend(Part, FleetCalls):
     def drain(self, worker: str) -> Drained:
         with self._connections.changing(f"the request to drain worker {worker!r} was stored") as connection:
             listed = [
-                FleetProcess(id=one.id, host=one.host, state=one.state, parent=one.parent)
-                for one in insights.list_workers(connection)
+                FleetProcess(id=process.id, host=process.host, state=process.state, parent=process.parent)
+                for process in insights.list_workers(connection)
             ]
             processes = _only(listed, worker)
             first = processes[0]
@@ -33,30 +33,30 @@ class FleetBackend(Part, FleetCalls):
                     f"release. Send SIGTERM to process {number} on {first.host} instead."
                 )
             fleet.ask_drain(connection, first.parent.bytes)
-            ids = tuple(one.id for one in processes if not one.is_over)
+            ids = tuple(process.id for process in processes if not process.is_over)
             self._connections.record(connection, "drain", "worker", first.worker, processes=list(ids))
-        return Drained(worker=first.worker, processes=ids, is_heard=any(one.is_heard for one in processes))
+        return Drained(worker=first.worker, processes=ids, is_heard=any(process.is_heard for process in processes))
 
 
-def _only(listed: Sequence[FleetProcess], wanted: str) -> list[FleetProcess]:
-    """Return the processes of the one worker that is meant, or say why that is none."""
-    found = workers_meant(listed, wanted)
-    if not found:
-        names = sorted({one.worker for one in listed if one.is_heard})
-        known = f"There are {', '.join(names[:10])}" if names else "There is none"
+def _only(listed: Sequence[FleetProcess], worker: str) -> list[FleetProcess]:
+    """Return the processes of the worker with this name, host or process. Refuse none, several, and an ended one."""
+    matches = workers_meant(listed, worker)
+    if not matches:
+        names = sorted({process.worker for process in listed if process.is_heard})
+        available = f"There are {', '.join(names[:10])}" if names else "There is none"
         raise NotFound(
-            f"No worker is called {wanted!r:.300}, runs on such a host or has such a process. {known}"
+            f"No worker is called {worker!r:.300}, runs on such a host or has such a process. {available}"
             f"{' and more' if len(names) > 10 else ''}: see `orchestrator workers`."
         )
-    if len(found) > 1:
-        names = sorted(processes[0].id for processes in found)
+    if len(matches) > 1:
+        names = sorted(processes[0].id for processes in matches)
         raise OrchestratorError(
-            f"{wanted!r:.300} may be {len(found)} workers. Give the id of a process of the one that is meant: "
+            f"{worker!r:.300} may be {len(matches)} workers. Give the id of a process of the one that is meant: "
             f"{', '.join(names[:10])}{' and more' if len(names) > 10 else ''}."
         )
-    if all(one.is_over for one in found[0]):
-        raise WrongState(f"Worker {found[0][0].worker} has drained and ended already.")
-    return found[0]
+    if all(process.is_over for process in matches[0]):
+        raise WrongState(f"Worker {matches[0][0].worker} has drained and ended already.")
+    return matches[0]
 
 
 class QuarantineBackend(Part, QuarantineCalls):

@@ -1,7 +1,7 @@
-"""Signals and decisions for runs of flows. Each approval is decided once, whichever call or key the decision comes by.
+"""Signals and decisions for runs of flows. Each approval is decided once, whichever call or key decides it.
 
-The run's lock is held from the look at the run to the commit, so of many that decide at once one succeeds. The others
-are refused, and the audit log has one line, which names the decision.
+A decision holds the lock of the run from reading its state to the commit, so one of several concurrent decisions
+succeeds. The others are refused, and the audit log has one entry.
 """
 
 from __future__ import annotations
@@ -31,21 +31,19 @@ from orchestrator.store.flow import runs as flow_runs
 from orchestrator.store.flow.runs import Standing
 from orchestrator.store.inbox import RequestKind
 
-_STATES = 3
-"""Signals may fill a run's state up to so many payloads; the rest of the four that it may have is for its nodes."""
+_SIGNAL_PAYLOADS = 3
+"""The share of signals in a run's state, in units of `max_payload`. The state may have four; its nodes get the rest."""
 
 
 class _Approval(NamedTuple):
-    """An approval of a flow."""
-
     node: str
-    """Its key, behind those of the nodes above it."""
+    """The key of the approval's node, with the keys of the nodes above as prefix."""
     address: str
-    """The key of its decision."""
+    """The key of the decision in the shared state."""
 
     @property
     def local(self) -> str:
-        """Return the key of its decision in the flow that it stands in."""
+        """The key of the decision inside its nested flow."""
         return self.address[self.node.rfind("/") + 1 :]
 
 
@@ -53,7 +51,7 @@ class FlowSignals(Part):
     """Sends values to runs of flows."""
 
     def signal(self, run: bytes, key: str, value: Any, why: str = "") -> None:
-        """Send a value to a run under a key; if that is the key of an approval, decide it."""
+        """Send a value to a run under a key. If the key belongs to an approval, decide the approval."""
         path = parse(key)
         if path.root != "shared" or not path.parts:
             raise ExpressionError(
@@ -61,41 +59,45 @@ class FlowSignals(Part):
             )
         data = self._encoded(path.key, value, why)
         with self._connections.changing(f"signal {key!r} was stored") as connection:
-            flow, known = _approvals(connection, run)
-            touched = [one for one in known if path.key in (one.address, one.local) or _overlaps(one, path)]
-            standing = _standing(connection, run, touched)
-            asked = _meant(standing, touched, path.key)
-            if asked is not None:
-                self._decide(connection, run, flow, standing, asked, value, why, data)
+            flow, approvals = _approvals(connection, run)
+            touched = [
+                approval
+                for approval in approvals
+                if path.key in (approval.address, approval.local) or _overlaps(approval, path)
+            ]
+            current = _lock_run(connection, run, touched)
+            approval = _approval_for(current, touched, path.key)
+            if approval is not None:
+                self._decide(connection, run, flow, current, approval, value, why, data)
             else:
-                self._send(connection, run, standing, touched, path, value, why, data)
+                self._send(connection, run, current, touched, path, value, why, data)
 
     def decide(self, run: bytes, decision: Any, why: str = "", node: str | None = None) -> str:
-        """Decide the approval for which a run waits; return its key. One that has not come yet must be named."""
+        """Decide the approval for which a run waits, and return its key. `node` names an approval in advance."""
         data = self._encoded(node or "approval", decision, why)
         with self._connections.changing(f"decision {decision!r:.60} was stored") as connection:
-            flow, known = _approvals(connection, run)
-            if node is not None and not (known := [one for one in known if one.node == node]):
+            flow, approvals = _approvals(connection, run)
+            if node is not None and not (approvals := [candidate for candidate in approvals if candidate.node == node]):
                 found = flow_runs.which(connection, run)
                 raise NotFound(f"Flow {found[0] if found else ''!r} has no approval {node!r}.")
-            standing = _standing(connection, run, known)
-            asked = known[0] if node is not None else _asked(standing.state, known)
-            if asked is None:
+            current = _lock_run(connection, run, approvals)
+            approval = approvals[0] if node is not None else _awaited_approval(current.state, approvals)
+            if approval is None:
                 view = reads.show(connection, run)
-                waits = (view and reads.waiting_for(view)) or "nothing"
+                awaited = (view and reads.waiting_for(view)) or "nothing"
                 raise WrongState(
-                    f"Run {to_text(run)} waits for no approval: it stands at {standing.state.cursor or 'no node'!r} "
-                    f"and waits for {waits}.{_last_decision(connection, run)} To decide one that is still to come, "
+                    f"Run {to_text(run)} waits for no approval: it stands at {current.state.cursor or 'no node'!r} "
+                    f"and waits for {awaited}.{_last_decision(connection, run)} To decide one that is still to come, "
                     f"name its node."
                 )
-            self._decide(connection, run, flow, standing, asked, decision, why, data)
-        return asked.address
+            self._decide(connection, run, flow, current, approval, decision, why, data)
+        return approval.address
 
     def _send(
         self,
         connection: Connection,
         run: bytes,
-        standing: Standing,
+        current: Standing,
         touched: list[_Approval],
         path: Path,
         value: Any,
@@ -103,15 +105,15 @@ class FlowSignals(Part):
         data: bytes,
     ) -> None:
         """Write a value into the shared state of a run."""
-        for one in touched:
-            if _overlaps(one, path):
+        for approval in touched:
+            if _overlaps(approval, path):
                 raise ExpressionError(
-                    f"Signal {path.key!r} would write over the decision of approval {one.node!r}, which stands at "
-                    f"{one.address!r}. Approve or reject that, or send {one.address!r}."
+                    f"Signal {path.key!r} would write over the decision of approval {approval.node!r}, which stands at "
+                    f"{approval.address!r}. Approve or reject that, or send {approval.address!r}."
                 )
-        write({**standing.state.shared}, path.key, value)  # or it says why it cannot stand there
-        self._add(connection, run, standing, f"$shared.{path.key}", data)
-        detail = {"key": path.key, "node": standing.state.cursor} | ({"why": why} if why else {})
+        write({**current.state.shared}, path.key, value)  # raises if the value cannot be stored there
+        self._add(connection, run, current, f"$shared.{path.key}", data)
+        detail = {"key": path.key, "node": current.state.cursor} | ({"why": why} if why else {})
         self._connections.record(connection, "signal", "run", to_text(run), **detail)
 
     def _decide(
@@ -119,29 +121,29 @@ class FlowSignals(Part):
         connection: Connection,
         run: bytes,
         flow: Flow,
-        standing: Standing,
-        asked: _Approval,
+        current: Standing,
+        approval: _Approval,
         value: Any,
         why: str,
         data: bytes,
     ) -> None:
-        """Decide an approval, unless it is decided: the leader has taken that over, or will."""
-        said = check_decision(flow, asked.node, value)
-        known = f"Approval {asked.address!r} of run {to_text(run)} is decided already"
-        by, at, reason = standing.state.deciders.get(asked.address, ("", 0.0, ""))
+        """Decide an approval. Refuse if it is decided, or if a decision is waiting for the leader."""
+        decision = check_decision(flow, approval.node, value)
+        prefix = f"Approval {approval.address!r} of run {to_text(run)} is decided already"
+        by, at, reason = current.state.deciders.get(approval.address, ("", 0.0, ""))
         if at and not by:
-            raise WrongState(f"{known}, by the data of the run at {_moment(at)}.")
-        if at or asked.address in standing.under_way:
-            logged = audit.decision(connection, to_text(run), asked.address)
+            raise WrongState(f"{prefix}, by the data of the run at {_moment(at)}.")
+        if at or approval.address in current.under_way:
+            logged = audit.decision(connection, to_text(run), approval.address)
             fallback = f"decided by {by} at {_moment(at)}{f' ({reason})' if reason else ''}" if at else "a moment ago"
-            raise WrongState(f"{known}: {logged or fallback}.")
-        self._add(connection, run, standing, asked.address, data)
-        act = said if said in (APPROVED, REJECTED) else "decide"
-        detail = {"key": asked.address, "node": asked.node, "decision": said} | ({"why": why} if why else {})
+            raise WrongState(f"{prefix}: {logged or fallback}.")
+        self._add(connection, run, current, approval.address, data)
+        act = decision if decision in (APPROVED, REJECTED) else "decide"
+        detail = {"key": approval.address, "node": approval.node, "decision": decision} | ({"why": why} if why else {})
         self._connections.record(connection, act, "run", to_text(run), **detail)
 
-    def _add(self, connection: Connection, run: bytes, standing: Standing, key: str, data: bytes) -> None:
-        _check_room(connection, run, standing.state, key, len(data), self._limit)
+    def _add(self, connection: Connection, run: bytes, current: Standing, key: str, data: bytes) -> None:
+        _check_room(connection, run, current.state, key, len(data), self._limit)
         body = stored_json({"key": key, "value": base64.b64encode(data).decode()})
         inbox.add(connection, RequestKind.FLOW_SIGNAL, run, body)
 
@@ -153,25 +155,25 @@ class FlowSignals(Part):
 
 
 def _check_room(connection: Connection, run: bytes, state: FlowState, key: str, size: int, max_payload: int) -> None:
-    """Refuse a signal that a run has no room for: the run keeps all of them."""
-    most = _STATES * max_payload
-    keeps = flow_runs.keeps(connection, run) + 2 * size
+    """Refuse a signal that exceeds the limit of the run's state, which keeps all signals."""
+    limit = _SIGNAL_PAYLOADS * max_payload
+    total = flow_runs.keeps(connection, run) + 2 * size
     name = parse(key).key
-    if keeps > most:
-        before = state.signals.get(name)
-        keeps -= 2 * len(timezones.encode(before)) if before is not None else 0
-    if keeps > most:
+    if total > limit:
+        previous = state.signals.get(name)
+        total -= 2 * len(timezones.encode(previous)) if previous is not None else 0
+    if total > limit:
         raise StateTooLarge(
-            f"Signal {name!r} cannot be kept: run {to_text(run)} would keep {keeps:,} bytes in its shared state, and "
-            f"signals may fill it up to {most:,}. Send less, or null under keys that nobody waits for; or raise the "
-            f"setting max_payload, of which that is {_STATES} times as much."
+            f"Signal {name!r} cannot be kept: run {to_text(run)} would keep {total:,} bytes in its shared state, and "
+            f"signals may fill it up to {limit:,}. Send less, or null under keys that nobody waits for; or raise the "
+            f"setting max_payload, of which that is {_SIGNAL_PAYLOADS} times as much."
         )
 
 
 def _last_decision(connection: Connection, run: bytes) -> str:
-    """Say in a sentence which approval of a run was decided last, by whom and how."""
-    known = audit.decision(connection, to_text(run))
-    return "" if known is None else f" Approval {known}."
+    """Return a sentence about the last decision of a run, for a message; empty if there is none."""
+    decision = audit.decision(connection, to_text(run))
+    return "" if decision is None else f" Approval {decision}."
 
 
 def _moment(at: float) -> str:
@@ -179,51 +181,50 @@ def _moment(at: float) -> str:
 
 
 def _approvals(connection: Connection, run: bytes) -> tuple[Flow, list[_Approval]]:
-    """Return the flow of a run, and its approvals."""
-    found = flow_runs.which(connection, run)
-    stored = None if found is None else flow_runs.read(connection, *found)
+    version = flow_runs.which(connection, run)
+    stored = None if version is None else flow_runs.read(connection, *version)
     if stored is None:
         raise NotFound(f"No run of a flow has the id {to_text(run)}.")
-    return stored.flow, [_Approval(*one) for one in approvals(stored.flow)]
+    return stored.flow, [_Approval(*approval) for approval in approvals(stored.flow)]
 
 
-def _standing(connection: Connection, run: bytes, known: list[_Approval]) -> Standing:
-    """Return how a run stands, after taking its lock, or refuse one that takes no more signals."""
-    standing = flow_runs.take_turn(connection, run, [one.address for one in known])
-    why = ""
-    if standing.status in ENDED_RUN_STATES:
-        why = f"it is in state {standing.status!r}"
-    elif standing.is_cancelling:
-        why = "it is being cancelled"
-    elif standing.state.is_over:
-        why = "it has ended"
-    if why:
-        raise WrongState(f"Run {to_text(run)} hears nothing any more: {why}.{_last_decision(connection, run)}")
-    return standing
+def _lock_run(connection: Connection, run: bytes, known_approvals: list[_Approval]) -> Standing:
+    """Lock a run and return its status. Refuse a run that accepts no more signals."""
+    current = flow_runs.take_turn(connection, run, [approval.address for approval in known_approvals])
+    reason = ""
+    if current.status in ENDED_RUN_STATES:
+        reason = f"it is in state {current.status!r}"
+    elif current.is_cancelling:
+        reason = "it is being cancelled"
+    elif current.state.is_over:
+        reason = "it has ended"
+    if reason:
+        raise WrongState(f"Run {to_text(run)} hears nothing any more: {reason}.{_last_decision(connection, run)}")
+    return current
 
 
-def _asked(state: FlowState, known: list[_Approval]) -> _Approval | None:
+def _awaited_approval(state: FlowState, approvals: list[_Approval]) -> _Approval | None:
     if not isinstance(state.work, Wait) or state.work.what != "signal":
         return None
-    return next((one for one in known if one.node == state.cursor), None)
+    return next((approval for approval in approvals if approval.node == state.cursor), None)
 
 
-def _meant(standing: Standing, touched: list[_Approval], key: str) -> _Approval | None:
-    """Return the approval that a signal is for: the one that asks now, the one of that key, or one that is decided."""
-    work, state = standing.state.work, standing.state
-    asked = _asked(state, touched)
-    if asked is not None and key in (asked.address, asked.local):
-        return asked
-    if (named := next((one for one in touched if key == one.address), None)) is not None:
+def _approval_for(current: Standing, approvals: list[_Approval], key: str) -> _Approval | None:
+    """Return the approval that a signal decides: the awaited one, one with this key, or a decided one; else None."""
+    work, state = current.state.work, current.state
+    awaited = _awaited_approval(state, approvals)
+    if awaited is not None and key in (awaited.address, awaited.local):
+        return awaited
+    if (named := next((approval for approval in approvals if key == approval.address), None)) is not None:
         return named
     if isinstance(work, Wait) and work.key == key:
         return None
-    decided = standing.under_way | state.deciders.keys()
-    return next((one for one in touched if key == one.local and one.address in decided), None)
+    decided = current.under_way | state.deciders.keys()
+    return next((approval for approval in approvals if key == approval.local and approval.address in decided), None)
 
 
 def _overlaps(approval: _Approval, path: Path) -> bool:
-    """Say whether a signal writes over the decision of an approval in the shared state of the run, or into it."""
+    """Return whether a signal would overwrite the decision of an approval, or a part of it, in the shared state."""
     if "/" in approval.node:
         return False
     own = parse(approval.address).parts

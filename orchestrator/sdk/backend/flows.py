@@ -1,4 +1,4 @@
-"""Flow graphs: published, started, signalled, and looked at."""
+"""Calls about flow graphs and their runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from orchestrator.store.schedules.fires import Target, run_of
 
 
 def _find(connection: Connection, name: str, version: int | None = None) -> StoredFlow | None:
-    if "\0" in name:  # which Postgres cannot be asked for
+    if "\0" in name:  # Postgres refuses it in texts
         return None
     return flow_runs.latest(connection, name) if version is None else flow_runs.read(connection, name, version)
 
@@ -97,7 +97,7 @@ class FlowBackend(FlowSignals, FlowCalls):
     def publish(
         self, name: str, graph: Flow, version: int | None = None, *, published: bool = True, rule: Rule = "fail"
     ) -> Published:
-        """Store a version of a flow, and the schedule in its file; the same body again is a no-op."""
+        """Store a version of a flow, and the schedule in its file. The same body again is a no-op."""
         check_name("flow", name)
         if version is not None and version < 1:
             raise InvalidWorkflow(f"Flow {name!r}: expected a version from 1 on, found {version}.")
@@ -105,14 +105,14 @@ class FlowBackend(FlowSignals, FlowCalls):
             raise InvalidWorkflow(f"schedule: {problem}.")
         if graph.schedule is not None:
             checked_schedule(graph.schedule)
-        what, is_scheduled = f"flow {name!r} was stored", graph.schedule is not None
-        with self._connections.changing(what, nudge=is_scheduled) as connection:
-            done = flow_runs.publish(connection, name, graph, rule, version, published=published)
+        written, is_scheduled = f"flow {name!r} was stored", graph.schedule is not None
+        with self._connections.changing(written, nudge=is_scheduled) as connection:
+            result = flow_runs.publish(connection, name, graph, rule, version, published=published)
             if published:
-                _declare_schedule(connection, name, done.version, graph.schedule)
-            if done.created:
-                self._connections.record(connection, "publish", "flow", name, version=done.version)
-        return done
+                _declare_schedule(connection, name, result.version, graph.schedule)
+            if result.created:
+                self._connections.record(connection, "publish", "flow", name, version=result.version)
+        return result
 
     # -- runs
 
@@ -127,7 +127,7 @@ class FlowBackend(FlowSignals, FlowCalls):
         tags: Sequence[str] = (),
         shared: Mapping[str, Any] | None = None,
     ) -> bytes:
-        """Create a run of a flow, with a shared state to begin with; return its id, or that of the run of the key."""
+        """Create a run of a flow with an initial shared state. Return its id, or the id of the run that has the key."""
         stored = self.latest(name) if version is None else self.read(name, version)
         self._check_parameters(stored, params)
         if problem := unstorable(dict(params)):
@@ -138,32 +138,32 @@ class FlowBackend(FlowSignals, FlowCalls):
         return create_run(self, run, params)
 
     def _checked_shared(self, stored: StoredFlow, shared: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a shared state to begin with, or refuse one that cannot be kept, or that decides an approval."""
-        what = f"The shared state of flow {stored.name!r}"
+        """Return an initial shared state. Refuse a state that cannot be stored or that decides an approval."""
+        subject = f"The shared state of flow {stored.name!r}"
         if problem := unstorable(dict(shared)):
-            raise InvalidWorkflow(f"{what} cannot be kept as JSON: {problem}.")
-        check_size(stored_json(dict(shared)), what, self._limit)
+            raise InvalidWorkflow(f"{subject} cannot be kept as JSON: {problem}.")
+        check_size(stored_json(dict(shared)), subject, self._limit)
         for key, node in stored.flow.nodes.items():
             path = signal_path(key, node) if node.kind == "approval" else None
             if path is not None and path.root == "shared" and look_up(shared, path.parts) is not None:
-                raise InvalidWorkflow(f"{what} decides approval {key!r} at {path.key!r}: leave that to `approve`.")
+                raise InvalidWorkflow(f"{subject} decides approval {key!r} at {path.key!r}: leave that to `approve`.")
         return dict(shared)
 
     def _check_parameters(self, stored: StoredFlow, params: Mapping[str, Any]) -> None:
-        """Refuse a parameter that no node and no function of a flow can use, where they use others.
+        """Refuse a parameter that no node and no function of a flow can use, if they use other parameters.
 
-        Versions of the previous release take anything, and so do those that other schedulers' clients publish.
+        Versions from the previous release, or without the rule `fail`, accept any parameter.
         """
         known = parameters(stored.flow) if params else None
         unknown = [name for name in params if name not in known] if known else []
         if known and unknown and self.rule(stored) == "fail":
             hint = did_you_mean(unknown[0], known)
-            takes = ", ".join(sorted(known))
+            names = ", ".join(sorted(known))
             raise InvalidWorkflow(
-                f"Flow {stored.name!r} has no parameter {unknown[0]!r:.200}.{hint} Its parameters: {takes:.1000}."
+                f"Flow {stored.name!r} has no parameter {unknown[0]!r:.200}.{hint} Its parameters: {names:.1000}."
             )
 
-    # -- looking
+    # -- reading
 
     def shared(self, run: bytes) -> Any:
         return self.show(run).shared
@@ -174,19 +174,21 @@ class FlowBackend(FlowSignals, FlowCalls):
         states = None if state is None else (state,)
         return self.list_page(FlowRunFilter(workflow, None, states, within=within), limit=limit)
 
-    def list_page(self, wanted: FlowRunFilter, *, limit: int, offset: int = 0) -> list[FlowRunView]:
+    def list_page(self, run_filter: FlowRunFilter, *, limit: int, offset: int = 0) -> list[FlowRunView]:
         """Return a page of the runs that match, newest first."""
-        if "\0" in (wanted.flow or ""):
+        if "\0" in (run_filter.flow or ""):
             return []
         with self._connections.reading() as connection:
-            return [_shown(view) for view in reads.list_page(connection, wanted, limit=limit, offset=offset)]
+            return [_shown(view) for view in reads.list_page(connection, run_filter, limit=limit, offset=offset)]
 
 
 def _declare_schedule(connection: Connection, name: str, version: int, data: dict[str, Any] | None) -> None:
     now = schedules.clock(connection)
     schedule = None if data is None else from_data(data)
     if schedule is not None:
-        run_of(Target(name, version, None, flow=True), schedule, now, bytes(16), name)  # or it says what is wrong
+        run_of(
+            Target(name, version, None, flow=True), schedule, now, bytes(16), name
+        )  # raises if the schedule is invalid
     schedules.declare_flow(connection, name, schedule, now)
 
 

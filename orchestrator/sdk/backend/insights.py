@@ -1,4 +1,4 @@
-"""Read queries, each on a connection of its own."""
+"""Read queries for people and monitoring, each on a connection of its own."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.inspection import RedisHealth, RedisView, connected_shards, distinct, inspect_all
 
 _TIMEOUT = 2.0
-"""Seconds that a look at Redis may take."""
+"""Seconds for reads from Redis, at most."""
 
 
 def _lineage(connection: Connection, task: UUID) -> Lineage:
     found = insights.show_task(connection, task)
     if found is None:
         raise NotFound.by_id("task", str(task))
-    return insights.lineage(connection, task, found.parent_id, [one.attempt for one in found.attempts])
+    return insights.lineage(connection, task, found.parent_id, [attempt.attempt for attempt in found.attempts])
 
 
 def _definition_of_run(connection: Connection, run: UUID) -> Definition | None:
@@ -40,7 +40,7 @@ def _definition_of_run(connection: Connection, run: UUID) -> Definition | None:
 
 
 class InsightBackend(Part, InsightCalls):
-    """Reads of everything."""
+    """Read calls about all subjects."""
 
     page_of_tasks = reading(insights.page_of_tasks)
     show_task = reading(insights.show_task)
@@ -80,7 +80,7 @@ class InsightBackend(Part, InsightCalls):
             self._connections.record(connection, act, HANDLED, target_of((name, queue, kind)), **detail)
 
     def standbys(self) -> tuple[Standby, ...] | None:
-        """Return the schedulers that stand by; None if Redis cannot say."""
+        """Return the standby schedulers; None if Redis is unavailable."""
         try:
             with connected_shards(self._settings, _TIMEOUT) as shards:
                 return distinct(list_standbys(redis, keys) for redis, keys in shards)

@@ -1,4 +1,4 @@
-"""The logs of tasks, read from Postgres, where the leader stores them, and their progress, read from Redis."""
+"""Reads of task logs from Postgres, where the leader stores them, and of task progress from Redis."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from orchestrator.transport.codec import LogLine, Malformed, decode
 from orchestrator.transport.journal import LOSSES, read_progress
 
 PAGE = 200
-"""Chunks that are read at once."""
-_MOST_PAGES = 10
-"""Of chunks that are looked at for lines that fit."""
-_PAUSE = 0.5
-"""Seconds between two looks while Redis is away."""
+"""Chunks per page."""
+_MAX_PAGES = 10
+"""Pages of chunks that are searched for matching lines, at most."""
+_POLL_INTERVAL = 0.5
+"""Seconds between two polls while Redis is unavailable."""
 
 
 class LogPosition(NamedTuple):
@@ -35,13 +35,13 @@ class LogPosition(NamedTuple):
 
     @classmethod
     def of(cls, entry: str) -> LogPosition:
-        """Return the position that an entry names; the beginning, if it names none."""
+        """Return the position that a log cursor encodes; for an empty cursor, the beginning."""
         chunk, _, line = entry.partition("-")
         return cls(min(int(chunk or 0), 2**63 - 1), int(line or 0))
 
 
 def entries_of(chunks: Sequence[Chunk], after: LogPosition) -> Iterator[LogEntry]:
-    """Yield the lines of chunks that come after a position, opened where this process can."""
+    """Yield the lines of chunks after a position, decrypted if this process has the key."""
     for chunk in chunks:
         task = to_text(chunk.task_id.bytes)
         for number, line in enumerate(_lines(chunk), 1):
@@ -55,18 +55,18 @@ def _lines(chunk: Chunk) -> list[LogLine]:
     try:
         return decode(list[LogLine], bytes(chunk.lines))
     except Malformed:
-        return []  # of another release, or not ours
+        return []  # from another release, or damaged
 
 
 def read_task(
     connections: Connections, task: bytes, after: str = "", wait: float = 0.0, attempt: int | None = None
 ) -> LogPage:
-    """Return what a task said after an entry; wait so many seconds for something new."""
+    """Return a page of a task's log after a cursor. Wait up to `wait` seconds for new lines."""
     return _read(connections, task, after, wait, lambda on, first: logs.of_task(on, task, first, PAGE, attempt))
 
 
 def read_run(connections: Connections, run: bytes, after: str = "", wait: float = 0.0) -> LogPage:
-    """Return what the tasks of a run said after an entry; wait so many seconds for something new."""
+    """Return a page of the log of a run after a cursor. Wait up to `wait` seconds for new lines."""
     return _read(connections, run, after, wait, lambda on, first: logs.of_run(on, run, first, PAGE))
 
 
@@ -77,17 +77,17 @@ def read_last(connections: Connections, task: bytes, lines: int, attempt: int | 
 
 
 class LogPart(NamedTuple):
-    """Lines of a task or run, and how many stand before them."""
+    """Some lines of the log of a task or run, and the number of earlier lines."""
 
     lines: list[LogEntry]
     first: str
-    """The first line that was looked at: older ones stand before it."""
+    """The cursor of the first line that was searched. Older lines precede it."""
     last: str
-    """The last one that was looked at."""
+    """The cursor of the last line that was searched."""
     earlier: int
-    """How many lines are kept before these."""
+    """The number of stored lines before these."""
     left_out: list[LogEntry]
-    """Some of those, which were read as well."""
+    """Matching lines before these that were read as well."""
 
 
 def read_before(
@@ -100,44 +100,44 @@ def read_before(
     *,
     is_run: bool = False,
 ) -> LogPart:
-    """Return the last lines that fit before an entry, or the last of all; it looks at a bounded number of them."""
+    """Return the last matching lines before a cursor, or at the end of the log. The search is bounded."""
     end = LogPosition.of(before) if before else LogPosition(logs.LAST, 0)
-    found: list[LogEntry] = []
+    matches: list[LogEntry] = []
     last = ""
     with connections.reading() as connection:
-        for _ in range(_MOST_PAGES):
+        for _ in range(_MAX_PAGES):
             if is_run:
-                chunks = logs.last_of_run(connection, target, PAGE, _behind(end))
+                chunks = logs.last_of_run(connection, target, PAGE, _chunk_bound(end))
             else:
-                chunks = logs.last_of_task(connection, target, PAGE, attempt, _behind(end))
-            read = [one for one in entries_of(chunks, LogPosition(0, 0)) if LogPosition.of(one.entry) < end]
-            found = [*filter(fits, read), *found]
-            last = last or (read[-1].entry if read else "")
+                chunks = logs.last_of_task(connection, target, PAGE, attempt, _chunk_bound(end))
+            page = [entry for entry in entries_of(chunks, LogPosition(0, 0)) if LogPosition.of(entry.entry) < end]
+            matches = [*filter(fits, page), *matches]
+            last = last or (page[-1].entry if page else "")
             end = LogPosition(chunks[0].id, 1) if chunks else end
-            if len(found) >= lines or len(chunks) < PAGE:
+            if len(matches) >= lines or len(chunks) < PAGE:
                 break
-        shown = found[-lines:]
-        if len(found) > lines:
-            end = LogPosition.of(shown[0].entry)
+        selected = matches[-lines:]
+        if len(matches) > lines:
+            end = LogPosition.of(selected[0].entry)
         earlier = logs.count_lines(connection, target, attempt, end.chunk, is_run=is_run) + max(0, end.line - 1)
-    return LogPart(shown, f"{end.chunk}-{end.line}", last, earlier, found[:-lines])
+    return LogPart(selected, f"{end.chunk}-{end.line}", last, earlier, matches[:-lines])
 
 
-def _behind(end: LogPosition) -> int:
-    """Return the id that all chunks with lines before a position are below."""
+def _chunk_bound(end: LogPosition) -> int:
+    """Return the exclusive upper bound of the ids of chunks with lines before a position."""
     return end.chunk + 1 if end.line > 1 else end.chunk
 
 
 def read_many(connections: Connections, after: Mapping[bytes, str]) -> dict[bytes, list[LogEntry]]:
-    """Return what tasks have said, each after an entry of its log."""
+    """Return the log lines of several tasks, each after a cursor."""
     positions = {task: LogPosition.of(entry) for task, entry in after.items()}
-    found: dict[bytes, list[LogEntry]] = {task: [] for task in after}
+    entries: dict[bytes, list[LogEntry]] = {task: [] for task in after}
     with connections.reading() as connection:
         chunks = logs.of_tasks(connection, {task: position.chunk for task, position in positions.items()}, PAGE)
     for chunk in chunks:
         task = chunk.task_id.bytes
-        found[task] += entries_of([chunk], positions[task])
-    return found
+        entries[task] += entries_of([chunk], positions[task])
+    return entries
 
 
 def _read(
@@ -145,42 +145,42 @@ def _read(
 ) -> LogPage:
     position = LogPosition.of(after)
     give_up_at = time.monotonic() + wait
-    spoken = _last(connections) if wait > 0 else None
+    stream_end = _stream_end(connections) if wait > 0 else None
     while True:
         with connections.reading() as connection:
             entries = list(entries_of(read(connection, position.chunk), position))
-        left = give_up_at - time.monotonic()
-        if entries or left <= 0:
+        remaining = give_up_at - time.monotonic()
+        if entries or remaining <= 0:
             return LogPage(entries, entries[-1].entry if entries else after)
-        spoken = _wait(connections, target, spoken, left)
+        stream_end = _wait(connections, target, stream_end, remaining)
 
 
-def _last(connections: Connections) -> str | None:
-    """Return the end of the stream of tasks that have logged something; None while Redis is away."""
+def _stream_end(connections: Connections) -> str | None:
+    """Return the last entry of the Redis stream that announces new log lines; None while Redis is unavailable."""
     try:
         return last_spoken(connections.shared_redis, connections.keys)
     except LOSSES:
         return None
 
 
-def _wait(connections: Connections, target: bytes, spoken: str | None, seconds: float) -> str | None:
-    """Wait until the task or run has logged something, or so many seconds."""
+def _wait(connections: Connections, target: bytes, stream_end: str | None, seconds: float) -> str | None:
+    """Wait until the task or run has new log lines, for `seconds` at most. Return the new end of the stream."""
     try:
-        if spoken is not None:
-            return wait_spoken(connections.shared_redis, connections.keys, target, spoken, seconds)
+        if stream_end is not None:
+            return wait_spoken(connections.shared_redis, connections.keys, target, stream_end, seconds)
     except LOSSES:
         pass
-    time.sleep(min(_PAUSE, seconds))
-    return _last(connections)
+    time.sleep(min(_POLL_INTERVAL, seconds))
+    return _stream_end(connections)
 
 
 def progress_of(connections: Connections, task: bytes) -> TaskProgress | None:
-    """Return a task's last progress, or None if it has said nothing, or long ago."""
+    """Return the last progress of a task; None if it reported none, or long ago."""
     try:
         found = read_progress(connections.shared_redis, connections.keys, task)
     except LOSSES as error:
         raise OrchestratorError(f"Redis, which keeps the progress of tasks, cannot tell: {error}") from error
     if found is None:
         return None
-    mark, age = found
-    return TaskProgress(fraction=mark.fraction, text=mark.text, attempt=mark.attempt, age=age)
+    progress, age = found
+    return TaskProgress(fraction=progress.fraction, text=progress.text, attempt=progress.attempt, age=age)

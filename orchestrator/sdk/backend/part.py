@@ -1,4 +1,4 @@
-"""The calls of one subject: a query (`open_tasks = reading(queues.open_tasks)`), or a request to the leader."""
+"""The base class of backend parts, and helpers for their calls: queries, and requests to the leader."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Shared(NamedTuple):
-    """The shared parts of all subjects of a backend."""
+    """The objects that all parts of a backend share."""
 
     settings: Settings
     connections: Connections
@@ -33,22 +33,22 @@ class Shared(NamedTuple):
 
 
 class Part:
-    """The calls of one subject."""
+    """The calls about one subject."""
 
     def __init__(self, shared: Shared, reading: Callable[[], AbstractContextManager[Connection]] | None = None) -> None:
-        """`reading` opens the connections on which queries run, if that is not for the backend to do."""
+        """Create a part. `reading` opens connections for queries, by default those of the backend."""
         self._settings = shared.settings
         self._connections = shared.connections
         self._waiting = shared.waiting
         self._vault = shared.connections.keys.vault
         self._payloads = shared.connections.payloads
         self._limit = shared.settings.max_payload
-        """The most bytes that one value may have here."""
+        """Bytes of one value, at most."""
         self._reading = reading or shared.connections.reading
 
 
 def reading(find: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[Part, P], T]:
-    """Return the call that runs a query, on a connection of its own."""
+    """Make a call from a query, which runs on a connection of its own: `open_tasks = reading(queues.open_tasks)`."""
 
     @wraps(find)
     def call(self: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -61,7 +61,7 @@ def reading(find: Callable[Concatenate[Connection, P], T]) -> Callable[Concatena
 def reading_one(
     find: Callable[Concatenate[Connection, P], T | None], missing: Callable[P, NotFound]
 ) -> Callable[Concatenate[Part, P], T]:
-    """Return the call that runs a query, and raises what `missing` returns where it finds nothing."""
+    """Make a call from a query. The call raises the error that `missing` returns if there is no result."""
 
     @wraps(find)
     def call(self: Part, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -75,18 +75,18 @@ def reading_one(
 
 
 GOING_ON = "It goes on"
-"""Said where nothing is known to be in the way."""
+"""The message for a task or run without a known obstacle."""
 
 
 def check_state(kind: RequestKind, target: bytes, state: str, *, allowed: bool) -> None:
-    """Say that the state of its target rules a request out, where it does."""
+    """Raise WrongState unless the state of the target allows the request."""
     if not allowed:
-        verb, what = kind.split(" ")
-        raise WrongState(f"Cannot {verb} {what} {to_text(target)}: it is in state {state!r}.")
+        verb, subject = kind.split(" ")
+        raise WrongState(f"Cannot {verb} {subject} {to_text(target)}: it is in state {state!r}.")
 
 
 def ask(connections: Connections, kind: RequestKind, target: bytes, state: str, *, allowed: bool) -> None:
-    """Put a request into the inbox, or say that the state of its target rules it out."""
+    """Put a request into the inbox. Raise WrongState unless the state of the target allows it."""
     check_state(kind, target, state, allowed=allowed)
     with connections.changing(f"the request to {kind} {to_text(target)} was stored") as connection:
         inbox.add(connection, kind, target)
@@ -96,7 +96,7 @@ def ask(connections: Connections, kind: RequestKind, target: bytes, state: str, 
 
 
 def obstacles(connections: Connections, target: bytes) -> list[str]:
-    """Return what keeps a task or a run from going on, in words."""
+    """Describe the obstacles that keep a task or a run from continuing."""
     began = time.monotonic()
     find = signal_safe(_obstacle_finder)
     with time_limits.extended(time.monotonic() - began), connections.reading() as connection:
@@ -110,7 +110,7 @@ def _obstacle_finder() -> Callable[[Connection, bytes], list[str]]:
 
 
 def overdue(connections: Connections, target: bytes) -> str:
-    """Say why a task or a run has not ended in time."""
+    """Describe why a task or a run has not ended in time."""
     try:
         return " ".join(obstacles(connections, target)).removesuffix(".") or GOING_ON
     except Unavailable:
@@ -118,5 +118,5 @@ def overdue(connections: Connections, target: bytes) -> str:
 
 
 def cannot_be_asked() -> str:
-    """Say that it is not known what keeps something from its end."""
+    """Return the message if the obstacles cannot be queried."""
     return f"Postgres {'has not said in time' if time_limits.is_over() else 'cannot be asked'} how it is"

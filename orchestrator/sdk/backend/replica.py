@@ -1,7 +1,7 @@
-"""A read replica: lists and charts are read from a standby of Postgres, which may lag. Nothing that decides reads it.
+"""A read replica: lists and charts come from a standby of Postgres, which may lag. Decisions never read the standby.
 
-Positions are places in the write-ahead log. After an action, lists come from the primary until the standby has replayed
-as much as was committed then: people see what they have done.
+Positions are those of the write-ahead log. After an action, lists come from the primary until the standby has replayed
+the log up to that commit, so that people see the effects of their actions.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from orchestrator.time_limits import TimeLimit
 
 T = TypeVar("T")
 SHOWN = 1.0
-"""Seconds of lag from which on people are told."""
+"""Seconds of lag above which pages display the lag."""
 lag_of_list: ContextVar[float] = ContextVar("orchestrator_lag", default=0.0)
-"""Seconds by which the list of this request is old, if people are told."""
-_LOOK_EVERY = 1.0
-"""Seconds for which it is known how far the standby is."""
-_TRIES, _TRY_AGAIN = 4, 0.05
-"""How often, and after how many seconds, a look is repeated. On an idle system the last commit is old; a standby that
-does not lag has the next one soon."""
-_LONGEST_LOOK = 1.0
-"""Seconds, and a second of grace, after which a standby that does not answer is away."""
-_AWAY = 5.0
-"""Seconds in which a standby that could not be used is left alone."""
+"""Seconds of lag of the list in this request, if the page displays it; else 0."""
+_CHECK_INTERVAL = 1.0
+"""Seconds between two checks of the standby's position."""
+_MAX_TRIES, _TRY_INTERVAL = 4, 0.05
+"""The tries of a check, and the seconds between them. On an idle system the last replayed commit is old although the
+standby does not lag; then a later try finds the current position."""
+_CHECK_TIMEOUT = 1.0
+"""Seconds after which a check times out, plus a second of grace."""
+_RETRY_AFTER = 5.0
+"""Seconds before a standby that failed is used again."""
 
 
 class Replica:
-    """A standby for lists. `primary` opens a connection for all that must not be old, or while the standby is away."""
+    """A standby for lists. `primary` opens a connection for reads while the standby lags too far or is unavailable."""
 
     def __init__(self, settings: Settings, primary: Callable[[], AbstractContextManager[Connection]]) -> None:
         self._links = PerProcess(lambda: _links(settings))
@@ -48,27 +48,27 @@ class Replica:
         self._replayed = -1
         self._lock = ProcessLock()
         self._needed = 0
-        """The position of the last action."""
-        self._next_look = self._known_until = 0.0
+        """The log position of the last action."""
+        self._next_check = self._valid_until = 0.0
         self.lag = 0.0
-        """Seconds by which lists may be old, when it was last looked at."""
+        """Seconds of lag at the last check."""
 
     @property
     def is_behind(self) -> bool:
-        """Say whether it lags so far that people are told."""
+        """Whether pages display the lag."""
         return self.lag > SHOWN
 
     def read(self, find: Callable[[Connection], T]) -> T:
-        """Run a query: on the standby, or on the primary if the standby is away or lacks the last action."""
-        if time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + _AWAY  # one looks; others go by what is known, for a moment
-            self._look()
-        if self._replayed >= self._needed and time.monotonic() < self._known_until:
+        """Run a query on the standby, or on the primary if the standby is unavailable or lacks the last action."""
+        if time.monotonic() >= self._next_check:
+            self._next_check = time.monotonic() + _RETRY_AFTER  # other threads use the last check meanwhile
+            self._check()
+        if self._replayed >= self._needed and time.monotonic() < self._valid_until:
             try:
                 with self._links()[0].connect() as connection:
-                    found = find(connection)
+                    rows = find(connection)
                 lag_of_list.set(self.lag if self.is_behind else 0.0)
-                return found
+                return rows
             except exc.SQLAlchemyError as error:  # recovery may also have cancelled it
                 if database.is_outage(error):
                     self._give_up(database.explain(error))
@@ -76,7 +76,7 @@ class Replica:
             return find(connection)
 
     def acted(self) -> int:
-        """Read from the primary until the standby has all that is committed now; return that position."""
+        """Read from the primary until the standby has replayed all commits up to now. Return the current position."""
         with self._primary() as connection:
             position = server.position(connection)
         with self._lock:
@@ -84,7 +84,7 @@ class Replica:
         return position
 
     def has_heard(self, position: int) -> bool:
-        """Say whether an action at this position, of another process perhaps, is known."""
+        """Return whether an action at this position, perhaps of another process, was recorded with `acted`."""
         return position <= self._needed
 
     def close(self) -> None:
@@ -92,16 +92,16 @@ class Replica:
             links[0].dispose()
             links[1].close()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         with self._primary() as connection:
             committed = server.position(connection)
         try:
-            with TimeLimit(_LONGEST_LOOK), self._links()[0].connect() as connection:
-                for _ in range(_TRIES):
+            with TimeLimit(_CHECK_TIMEOUT), self._links()[0].connect() as connection:
+                for _ in range(_MAX_TRIES):
                     replayed = server.replayed(connection)
                     if replayed.position is None or replayed.position >= committed or replayed.age < SHOWN:
                         break
-                    time.sleep(_TRY_AGAIN)
+                    time.sleep(_TRY_INTERVAL)
         except exc.SQLAlchemyError as error:
             self._give_up(database.explain(error))
             return
@@ -109,15 +109,15 @@ class Replica:
             self._give_up("it is a primary. Name a standby in the setting read_database_url.")
             return
         self._outage.worked()
-        self._next_look = time.monotonic() + _LOOK_EVERY
-        self._known_until = self._next_look + _LOOK_EVERY
+        self._next_check = time.monotonic() + _CHECK_INTERVAL
+        self._valid_until = self._next_check + _CHECK_INTERVAL
         self._replayed = replayed.position
         self.lag = 0.0 if replayed.position >= committed else replayed.age
 
     def _give_up(self, reason: str) -> None:
         self._outage.failed(reason)
         self._replayed, self.lag = -1, 0.0
-        self._next_look = time.monotonic() + _AWAY
+        self._next_check = time.monotonic() + _RETRY_AFTER
 
 
 def _links(settings: Settings) -> tuple[Engine, Deadlines]:

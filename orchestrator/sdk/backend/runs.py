@@ -1,4 +1,4 @@
-"""Runs: of many tasks, and of workflows that are data; some of it holds for runs of code too."""
+"""Calls about runs of many tasks and of DAG workflows. Some work for runs of flows and of workflows as code, too."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ from orchestrator.transport.changes import Entry, Follower
 from orchestrator.transport.codec import Ended
 from orchestrator.transport.connection import UNAVAILABLE
 
-_PAGE = 5_000
-_LARGEST_OUTPUTS = 1_000_000_000
-"""Bytes; each of them has been within the limit of a result."""
+_PAGE_SIZE = 5_000
+_MAX_OUTPUTS_SIZE = 1_000_000_000
+"""Bytes of encoded outputs, at most. Each output was already checked against the limit of a result."""
 
 
 class RunBackend(Part, RunWork):
@@ -63,7 +63,7 @@ class RunBackend(Part, RunWork):
     progress = reading_one(results.progress, lambda run: NotFound.by_id("run", to_text(run)))
 
     def start(self, run_id: bytes, name: str, tasks: Iterable[NewTask], *, repeated: bool = False) -> None:
-        """Create a run and its tasks, all or none; if this is `repeated`, they may have been created before."""
+        """Create a run and its tasks in one transaction. With `repeated`, an earlier try may have created them."""
         try:
             with self._connections.writing(f"run {to_text(run_id)} was stored", transaction=True) as connection:
                 if repeated and results.run_states(connection, [run_id]):
@@ -73,15 +73,15 @@ class RunBackend(Part, RunWork):
                 if (vault := self._vault) is not None:
                     tasks = (seal_task(task, vault) for task in tasks)
                 ids: list[bytes] = []
-                total = enqueue.copy_tasks(connection, _noted(tasks, ids) if repeated else tasks)
+                total = enqueue.copy_tasks(connection, _collecting_ids(tasks, ids) if repeated else tasks)
                 if ids and results.has_ended(connection, ids):
                     raise InvalidTask("An id of these tasks is that of another task: make a new one for each task.")
                 if not creation.create(connection, [NewRun(run_id, name, total, trace=current_trace())]) and repeated:
-                    connection.rollback()  # the first time has come to its end meanwhile
+                    connection.rollback()  # the first try has succeeded meanwhile
         except IntegrityError:
             if not repeated:
                 raise
-            self.progress(run_id)  # it is there
+            self.progress(run_id)  # raises unless the run exists
         self._connections.nudge()
 
     def rerun(self, run: bytes, new: bytes, from_step: str | None, *, repeated: bool = False) -> None:
@@ -89,53 +89,52 @@ class RunBackend(Part, RunWork):
             if repeated and results.run_states(connection, [new]):
                 return
             self._connections.record(connection, "rerun", "run", to_text(run), new=to_text(new), from_step=from_step)
-            is_other = self._code.rerun(connection, run, new, from_step) or self._flow_again(
+            is_done = self._code.rerun(connection, run, new, from_step) or self._rerun_flow(
                 connection, run, new, from_step
             )
-            if not is_other:
-                self._steps_again(connection, run, new, from_step)
+            if not is_done:
+                self._rerun_steps(connection, run, new, from_step)
 
-    def _flow_again(self, connection: Connection, run: bytes, new: bytes, from_step: str | None) -> bool:
-        """Start a run of a flow over; False if it is none."""
-        again = flow_runs.again(connection, run, new)
-        if again is None:
+    def _rerun_flow(self, connection: Connection, run: bytes, new: bytes, from_step: str | None) -> bool:
+        """Start a new run of the same flow. Return False if the run is not one of a flow."""
+        new_run = flow_runs.again(connection, run, new)
+        if new_run is None:
             return False
         if from_step is not None:
             raise WrongState(
                 f"Run {to_text(run)} is of a flow, which begins at its start: leave out the step. To go on at the node "
                 f"that failed: orchestrator runs retry {to_text(run)}"
             )
-        creation.create(connection, [dags.sealed(again._replace(trace=current_trace()), self._vault)])
+        creation.create(connection, [dags.sealed(new_run._replace(trace=current_trace()), self._vault)])
         return True
 
-    def _steps_again(self, connection: Connection, run: bytes, new: bytes, from_step: str | None) -> None:
-        """Start a run of a DAG over."""
-        found = next(iter(dags.load(connection, [run])), None)
+    def _rerun_steps(self, connection: Connection, run: bytes, new: bytes, from_step: str | None) -> None:
+        stored = next(iter(dags.load(connection, [run])), None)
         definition = workflows.of_run(connection, run)
-        if found is None or definition is None:
+        if stored is None or definition is None:
             raise WrongState(f"Run {to_text(run)} cannot be run again: it is not a run of a workflow.")
         graph = Graph(definition)
         if from_step is not None and from_step not in graph.index:
             raise InvalidWorkflow(
                 f"Workflow {definition.name!r} has no task {from_step!r}.{did_you_mean(from_step, graph.index)}"
             )
-        state = msgspec.msgpack.decode(found.state, type=DagState) if found.state is not None else None
+        state = msgspec.msgpack.decode(stored.state, type=DagState) if stored.state is not None else None
         kept = kept_state(graph, state, from_step) if from_step is not None and state is not None else None
-        again = dags.new_run(definition, found.version, new, found.params)
-        again = again._replace(
-            fire_time=found.fire_time.isoformat(),
-            tags=stored_json(found.tags),
+        new_run = dags.new_run(definition, stored.version, new, stored.params)
+        new_run = new_run._replace(
+            fire_time=stored.fire_time.isoformat(),
+            tags=stored_json(stored.tags),
             trace=current_trace(),
-            headers=found.headers,
+            headers=stored.headers,
         )
-        creation.create(connection, [dags.sealed(again, self._vault)])
+        creation.create(connection, [dags.sealed(new_run, self._vault)])
         if kept is not None:
-            names = [graph.steps[place].name for place in kept.successes]
+            names = [graph.steps[index].name for index in kept.successes]
             dags.keep(connection, run, new, names, msgspec.msgpack.encode(kept))
-        if kept is not None or is_composed(definition.name):  # whose arguments may be stored
+        if kept is not None or is_composed(definition.name):  # a composition's arguments may be in the payload store
             payloads.keep_all(connection, run, new)
 
-    # -- asking
+    # -- requests
 
     def cancel(self, run: bytes) -> None:
         state, _ = self.progress(run)
@@ -185,21 +184,21 @@ class RunBackend(Part, RunWork):
 
     def ends_after(self, run: bytes, position: int) -> list[EndedAt]:
         with self._reading() as connection:
-            ends = results.run_results(connection, run, position, _PAGE)
+            ends = results.run_results(connection, run, position, _PAGE_SIZE)
         return [end._replace(result=reveal(end.result), error=end.error and reveal_error(end.error)) for end in ends]
 
     def outputs(self, run: bytes, steps: Sequence[str] | None = None) -> dict[str, Any]:
         return self._outputs(run, lambda _, result: decode_value(result), steps)
 
     def stored_outputs(self, run: bytes) -> dict[str, Any]:
-        """Return outputs whose values are bytes, to be compared with those of another run."""
+        """Return outputs as encoded bytes, for comparison with another run."""
         return self._outputs(run, lambda _, result: reveal(result))
 
     def outputs_within(
         self, run: bytes, most: int, steps: Sequence[str] | None = None
     ) -> tuple[dict[str, Any], dict[str, list[Reference]]]:
-        """Return the same with no more than so many bytes from the payload store, and, by step, what is left there."""
-        left: dict[str, list[Reference]] = {}
+        """Return outputs with at most `most` bytes from the payload store, and the references not loaded, by step."""
+        skipped: dict[str, list[Reference]] = {}
         budget = most
 
         def take(step: str, reference: Reference) -> bool:
@@ -208,39 +207,39 @@ class RunBackend(Part, RunWork):
             if fits:
                 budget -= reference.size
             else:
-                left.setdefault(step, []).append(reference)
+                skipped.setdefault(step, []).append(reference)
             return fits
 
-        return self._outputs(run, lambda step, result: decode_within(result, partial(take, step)), steps), left
+        return self._outputs(run, lambda step, result: decode_within(result, partial(take, step)), steps), skipped
 
     def encoded_outputs(self, run: bytes, steps: Sequence[str] | None = None) -> bytes:
-        """Return them as one encoded value with references to stored values, which the caller reads."""
+        """Return outputs as one encoded value, with references to stored values for the caller to load."""
         what = f"The outputs of run {to_text(run)}"
 
         def encoded(_: str, result: bytes) -> msgspec.Raw:
             if is_reference(result):
                 return msgspec.Raw(result)
-            return msgspec.Raw(encode_value(decode_value(result), what, _LARGEST_OUTPUTS))
+            return msgspec.Raw(encode_value(decode_value(result), what, _MAX_OUTPUTS_SIZE))
 
         return msgspec.msgpack.encode(self._outputs(run, encoded, steps))
 
     def _outputs(
         self, run: bytes, decode: Callable[[str, bytes], Any], steps: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """Return outputs, or those of some steps, whose results are read by `decode`, which gets the step."""
+        """Return the outputs of all or some steps; `decode` decodes a result of a step."""
         with self._reading() as connection:
-            found = next(iter(dags.load(connection, [run])), None)
+            stored = next(iter(dags.load(connection, [run])), None)
             definition = workflows.of_run(connection, run)
-            if found is None or definition is None or found.state is None:
+            if stored is None or definition is None or stored.state is None:
                 return {}
             results = dags.results_of_run(connection, run, steps)
-        state = msgspec.msgpack.decode(found.state, type=DagState)
+        state = msgspec.msgpack.decode(stored.state, type=DagState)
         return {
             step.name: step_output(
-                state.steps[place], state.fans.get(place), results.get(step.name, []), partial(decode, step.name)
+                state.steps[index], state.fans.get(index), results.get(step.name, []), partial(decode, step.name)
             )
-            for place, step in enumerate(definition.steps)
-            if state.steps[place] != StepState.SKIPPED and (steps is None or step.name in steps)
+            for index, step in enumerate(definition.steps)
+            if state.steps[index] != StepState.SKIPPED and (steps is None or step.name in steps)
         }
 
     def wait(self, run: bytes, limit: TimeLimit) -> Steps[Ended | None]:
@@ -251,26 +250,25 @@ class RunBackend(Part, RunWork):
         return Ended(run, state) if state in ENDED_RUN_STATES else None
 
     def find_ends(self, runs: Sequence[bytes]) -> list[Ended]:
-        """Return those that have ended, or do not exist."""
+        """Return the ends of runs that have ended or do not exist."""
         with self._reading() as connection:
             states = results.run_states(connection, runs)
         found = ((run, states.get(run, MISSING)) for run in runs)
         return [Ended(run, state) for run, state in found if state in ENDED_RUN_STATES or state == MISSING]
 
 
-def _noted(tasks: Iterable[NewTask], ids: list[bytes]) -> Iterator[NewTask]:
-    """Yield tasks, and keep their ids."""
+def _collecting_ids(tasks: Iterable[NewTask], ids: list[bytes]) -> Iterator[NewTask]:
     for task in tasks:
         ids.append(task.id)
         yield task
 
 
-_PAUSE = 0.5
-"""Seconds between two looks while Redis is away."""
+_POLL_INTERVAL = 0.5
+"""Seconds between two polls while Redis is unavailable."""
 
 
 class RunListener:
-    """Hears of one run; for one thread. It only makes a wait faster."""
+    """Listens for changes of one run, for one thread. It is an optimization: callers poll as well."""
 
     def __init__(self, connections: Connections, run: bytes) -> None:
         self._connections = connections
@@ -278,9 +276,9 @@ class RunListener:
         self._follower: Follower | None = None
 
     def wait(self, seconds: float) -> None:
-        """Wait until the run may have changed since this was called last, or so many seconds; then look at it.
+        """Wait until the run may have changed since the last call, for `seconds` at most. Then read the run again.
 
-        The first time, it begins to listen, and what was looked at before may have changed already.
+        The first call only subscribes and returns: the run may have changed before.
         """
         give_up_at = time.monotonic() + seconds
         try:
@@ -290,17 +288,17 @@ class RunListener:
                 self._follower = follower
                 return
             while time.monotonic() < give_up_at:
-                heard = self._follower.wait()
-                if heard.has_gap or any(map(self._is_about, heard.entries)):
+                update = self._follower.wait()
+                if update.has_gap or any(map(self._is_about, update.entries)):
                     return
         except UNAVAILABLE:
             self._follower = None
-            time.sleep(max(0.0, min(_PAUSE, give_up_at - time.monotonic())))
+            time.sleep(max(0.0, min(_POLL_INTERVAL, give_up_at - time.monotonic())))
 
     def _is_about(self, entry: Entry) -> bool:
         changes = entry.changes
         return changes.is_first or any(run.id == self._run for run in changes.runs)
 
     def close(self) -> None:
-        """Listen no more; the leader notices after a while."""
+        """Stop listening. The leader notices after a while."""
         self._follower = None

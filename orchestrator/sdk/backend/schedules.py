@@ -1,4 +1,4 @@
-"""Schedules and backfills in Postgres. The leader fires them."""
+"""Calls about schedules and backfills, which Postgres stores and the leader fires."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from orchestrator.store.schedules.backfills import NewBackfill
 from orchestrator.store.schedules.definitions import SchedulePage, StoredSchedule
 from orchestrator.store.schedules.fires import Target
 
-_MOST_FIRES = 100_000
-"""Of one backfill."""
-_MOST_COMPARED = 1_000
-"""Schedules among which the nearest name is looked for."""
-_MOST_PREVIEWED = 20_000
-"""Fires of a backfill that is shown before it is asked for."""
-_LONGEST = timedelta(days=20 * 366)
-"""That a backfill reaches back: each day of it is looked at when it is asked for."""
+_MAX_FIRES = 100_000
+"""Fires of one backfill, at most."""
+_MAX_COMPARED = 1_000
+"""Schedules that are searched for a similar name, at most."""
+_MAX_PREVIEWED = 20_000
+"""Fires in the preview of a backfill, at most."""
+_MAX_RANGE = timedelta(days=20 * 366)
+"""The longest range of a backfill, because its creation computes the fires of every day."""
 
 
 def upcoming(schedule: Schedule, after: datetime, count: int) -> list[datetime]:
-    found: list[datetime] = []
+    times: list[datetime] = []
     fire: datetime | None = after
-    while len(found) < count and fire is not None and (fire := next_fire(schedule, fire)) is not None:
-        found.append(fire)
-    return found
+    while len(times) < count and fire is not None and (fire := next_fire(schedule, fire)) is not None:
+        times.append(fire)
+    return times
 
 
 def _upcoming(connection: Connection, key: str, count: int) -> list[datetime]:
-    return upcoming(_one(connection, key).schedule, schedules.clock(connection), count)
+    return upcoming(_find(connection, key).schedule, schedules.clock(connection), count)
 
 
 def _no_backfill(number: int) -> NotFound:
@@ -59,7 +59,7 @@ def _no_backfill(number: int) -> NotFound:
 
 
 def _schedule_of_code(workflow: str, data: dict[str, Any], target: CodeTarget) -> Schedule:
-    """Return a schedule of a workflow as code, or say what is wrong with it."""
+    """Return a schedule of a workflow as code. Raise InvalidWorkflow if its data is invalid."""
     schedule = schedule_of_code(data)
     try:
         store.run_of(_code_target(workflow, target), schedule, datetime.now(UTC), bytes(16), workflow)
@@ -77,20 +77,20 @@ def _new_backfill(
     again: bool,
     most: int | None = None,
 ) -> tuple[NewBackfill, list[datetime], StoredSchedule]:
-    """Return what is asked for, with its fires and its schedule, or say why that cannot be done."""
-    stored = _one(connection, key)
+    """Return a new backfill, its fires and its schedule. Raise InvalidWorkflow if the arguments are invalid."""
+    stored = _find(connection, key)
     now = schedules.clock(connection)
     first, last = _moment("start", start, stored.schedule), _moment("end", end or now, stored.schedule)
     if not first < last <= now:
         raise InvalidWorkflow(f"A backfill is of the past: expected start < end <= now, found {start} and {end}.")
-    if last - first > _LONGEST:
+    if last - first > _MAX_RANGE:
         raise InvalidWorkflow(
             f"A backfill reaches over at most 20 years, found {start} and {end}. Fill in what comes before "
-            f"{(first + _LONGEST).astimezone(stored.schedule.zone).date()} first, and then from there on."
+            f"{(first + _MAX_RANGE).astimezone(stored.schedule.zone).date()} first, and then from there on."
         )
     target = _target(connection, stored)
     limit = _limit(target, concurrency)
-    most = min(_MOST_FIRES, most or _MOST_FIRES)
+    most = min(_MAX_FIRES, most or _MAX_FIRES)
     due = list(islice(fires(stored.schedule, first, last), most + 1))
     if not due:
         raise InvalidWorkflow(f"Schedule {stored.key} has no fire between {first} and {last}: choose another range.")
@@ -99,7 +99,7 @@ def _new_backfill(
             f"Schedule {stored.key} has more than {most:,} fires between {first} and {last}. Fill in what comes "
             f"before {due[-1].astimezone(stored.schedule.zone).isoformat()} first, and then from there on."
         )
-    store.run_of(target, stored.schedule, due[0], bytes(16), stored.key)  # says what would go wrong
+    store.run_of(target, stored.schedule, due[0], bytes(16), stored.key)  # raises if a run could not be created
     new = NewBackfill(stored.workflow, stored.schedule, first, last, limit, again, len(due), due[0])
     return new, due, stored
 
@@ -112,18 +112,18 @@ def _preview(
     concurrency: int | None,
     again: bool,
 ) -> tuple[NewBackfill, list[tuple[datetime, bool]]]:
-    new, due, _ = _new_backfill(connection, key, start, end, concurrency, again, _MOST_PREVIEWED)
+    new, due, _ = _new_backfill(connection, key, start, end, concurrency, again, _MAX_PREVIEWED)
     had = set() if again else backfills.had_runs(connection, new, due)
     return new, [(fire, fire not in had) for fire in due]
 
 
-def _one(connection: Connection, key: str) -> StoredSchedule:
-    found = schedules.find(connection, key)
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise NotFound(f"{key!r} has {len(found)} schedules. Say which: {', '.join(one.key for one in found)}.")
-    keys = [one.key for one in schedules.page(connection, limit=_MOST_COMPARED).schedules]
+def _find(connection: Connection, key: str) -> StoredSchedule:
+    matches = schedules.find(connection, key)
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise NotFound(f"{key!r} has {len(matches)} schedules. Say which: {', '.join(match.key for match in matches)}.")
+    keys = [match.key for match in schedules.page(connection, limit=_MAX_COMPARED).schedules]
     raise NotFound(f"There is no schedule {key!r}.{did_you_mean(key, keys)} See: orchestrator schedules list")
 
 
@@ -142,7 +142,7 @@ def _code_target(name: str, code: CodeTarget) -> Target:
 
 
 def _flow_target(connection: Connection, name: str, version: int | None) -> Target:
-    """Return a flow, in its newest published version unless one is named, or say that there is no such one."""
+    """Return a version of a flow, by default the newest published one. Raise NotFound if there is none."""
     newest = flows.latest(connection, name)
     if newest is None and version is None:
         names = [other.name for other in workflows.list_latest(connection)]
@@ -158,7 +158,6 @@ def _flow_target(connection: Connection, name: str, version: int | None) -> Targ
 
 
 def _check_workflow(definition: Definition, schedule: dict[str, Any], version: int | None) -> None:
-    """Say what a workflow and a schedule have against each other."""
     if version is not None:
         raise InvalidWorkflow(
             f"{definition.name!r} is a workflow, of which a schedule starts the newest version: leave out the version, "
@@ -170,15 +169,15 @@ def _check_workflow(definition: Definition, schedule: dict[str, Any], version: i
         if problem.path[0] == "schedule"
     ]
     if problems:
-        raise InvalidWorkflow("\n".join(f"{_place(problem.path)}: {problem.message}" for problem in problems))
+        raise InvalidWorkflow("\n".join(f"{_dotted(problem.path)}: {problem.message}" for problem in problems))
 
 
-def _limit(target: Target, asked: int | None) -> int:
-    """Return how many runs of a backfill there may be at once."""
+def _limit(target: Target, requested: int | None) -> int:
+    """Return how many runs of a backfill may be open at once."""
     own = target.definition and msgspec.json.decode(target.definition, type=Definition).concurrency
-    if own and asked is not None:
+    if own and requested is not None:
         raise InvalidWorkflow(f"Workflow {target.name!r} has a concurrency of its own: leave out that of the backfill.")
-    limit = own.limit if own else 1 if asked is None else asked
+    limit = own.limit if own else 1 if requested is None else requested
     if limit < 1:
         raise InvalidWorkflow(f"A backfill runs at least 1 at a time, found a concurrency of {limit}.")
     return limit
@@ -188,18 +187,18 @@ def _moment(what: str, value: datetime | str, schedule: Schedule) -> datetime:
     try:
         found = datetime.fromisoformat(value) if isinstance(value, str) else value
         return moment_of(found, schedule.zone) if found.tzinfo is None else found.astimezone(UTC)
-    except (ValueError, OverflowError):  # the latter of the years 1 and 9999, in another zone than UTC
+    except (ValueError, OverflowError):  # OverflowError: the years 1 and 9999 in a zone other than UTC
         raise InvalidWorkflow(f"{what}: expected a time such as 2024-01-31T09:30, found {value!s:.100}.") from None
 
 
-def _place(path: Iterable[str | int]) -> str:
+def _dotted(path: Iterable[str | int]) -> str:
     return ".".join(map(str, path))
 
 
 class ScheduleBackend(Part, ScheduleCalls):
     """Calls about schedules and backfills, by name."""
 
-    find = reading(_one)
+    find = reading(_find)
     upcoming = reading(_upcoming)
     preview_backfill = reading(_preview)
     show_backfill = reading_one(backfills.show, _no_backfill)
@@ -208,16 +207,16 @@ class ScheduleBackend(Part, ScheduleCalls):
     # -- schedules
 
     def page(self, *, limit: int, after: str | None, within: str = "") -> SchedulePage:
-        """Return a page of the schedules of workflows whose names begin with `within`, in order of their names."""
+        """Return a page of schedules, ordered by name, of workflows whose names begin with `within`."""
         with self._reading() as connection:
             return schedules.page(connection, limit=limit, after=after, within=within)
 
     def apply(
         self, definitions: Iterable[Definition], step: str, of_code: Iterable[tuple[str, dict[str, Any], CodeTarget]]
     ) -> None:
-        """Store workflows that consist of one scheduled task; one of another kind is not overwritten.
+        """Store workflows of one scheduled task each, and schedules of workflows as code (`of_code`).
 
-        `of_code` are schedules of workflows as code.
+        Do not overwrite a workflow with other steps.
         """
         with self._connections.changing("the schedules were stored, all of them or none") as connection:
             for definition in definitions:
@@ -239,7 +238,7 @@ class ScheduleBackend(Part, ScheduleCalls):
             forgotten = schedules.claim_origin(connection, origin, keys)
             if prune:
                 for key in forgotten:
-                    stored = _one(connection, key)
+                    stored = _find(connection, key)
                     schedules.delete(connection, stored.workflow, stored.name)
                     self._connections.record(connection, "delete", "schedule", stored.key)
         return forgotten
@@ -260,7 +259,7 @@ class ScheduleBackend(Part, ScheduleCalls):
                 _check_workflow(stored.definition, read, version)
             else:
                 target, now = _flow_target(connection, workflow, version), schedules.clock(connection)
-                store.run_of(target, schedule, now, bytes(16), workflow)  # says what is wrong with its parameters
+                store.run_of(target, schedule, now, bytes(16), workflow)  # raises if its parameters are invalid
             return self._put(connection, workflow, schedule, flow=stored is None, flow_version=version)
 
     def _put(self, connection: Connection, workflow: str, schedule: Schedule, **target: Any) -> StoredSchedule:
@@ -268,34 +267,34 @@ class ScheduleBackend(Part, ScheduleCalls):
         if next_fire(schedule, now) is None:
             raise InvalidWorkflow(f"The schedule {schedule.words()} would never fire: that time has passed.")
         schedules.put(connection, workflow, schedule, now, **target)
-        found = _one(connection, f"{workflow}/{schedule.name}")
+        found = _find(connection, f"{workflow}/{schedule.name}")
         self._connections.record(connection, "set", "schedule", found.key, when=schedule.words())
         return found
 
     def pause(self, key: str) -> None:
         with self._connections.changing(f"schedule {key!r} was paused", nudge=False) as connection:
-            stored = _one(connection, key)
+            stored = _find(connection, key)
             if not schedules.pause(connection, stored.workflow, stored.name):
                 raise WrongState(f"Schedule {stored.key} is paused already.")
             self._connections.record(connection, "pause", "schedule", stored.key)
 
     def resume(self, key: str) -> None:
         with self._connections.changing(f"schedule {key!r} was resumed") as connection:
-            stored = _one(connection, key)
+            stored = _find(connection, key)
             if not schedules.resume(connection, stored, schedules.clock(connection)):
                 raise WrongState(f"Schedule {stored.key} is not paused.")
             self._connections.record(connection, "resume", "schedule", stored.key)
 
     def delete(self, key: str) -> StoredSchedule:
         with self._connections.changing(f"schedule {key!r} was deleted", nudge=False) as connection:
-            stored = _one(connection, key)
+            stored = _find(connection, key)
             schedules.delete(connection, stored.workflow, stored.name)
             self._connections.record(connection, "delete", "schedule", stored.key)
         return stored
 
     def trigger(self, key: str, run_id: bytes) -> StoredSchedule:
         with self._connections.changing(f"run {to_text(run_id)} was stored") as connection:
-            stored = _one(connection, key)
+            stored = _find(connection, key)
             target, now = _target(connection, stored), schedules.clock(connection)
             run = store.run_of(target, stored.schedule, now, run_id, stored.key, self._vault)
             creation.create(connection, [dags.sealed(run, self._vault)])
@@ -308,8 +307,8 @@ class ScheduleBackend(Part, ScheduleCalls):
         self, key: str, start: datetime | str, end: datetime | str | None, concurrency: int | None, again: bool
     ) -> int:
         with self._connections.changing(f"the backfill of schedule {key!r} was stored") as connection:
-            new, _, of = _new_backfill(connection, key, start, end, concurrency, again)
-            number = backfills.add(connection, new, flow=of.flow, flow_version=of.flow_version)
+            new, _, schedule = _new_backfill(connection, key, start, end, concurrency, again)
+            number = backfills.add(connection, new, flow=schedule.flow, flow_version=schedule.flow_version)
             self._connections.record(connection, "backfill", "schedule", key, number=number, fires=new.total)
         return number
 

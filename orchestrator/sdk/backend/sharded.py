@@ -1,11 +1,11 @@
-"""The same calls where several leaders share the work: each goes to the shard that it is about.
+"""The same calls for several shards, each with its own leader. Each call goes to the shard that it concerns.
 
-    new tasks and runs          by hash: of the lane (whose limits and turns are kept in one place), the key, or the id
-    by id                       to the shard that has it, which one query finds
-    lists, and all that reads   to the first: it reads the views of all
-    queues, bulk requests       to each
+    new tasks and runs          by hash: of the lane (so that one shard keeps its limits and turns), the key, or the id
+    calls by id                 to the shard that has the task or run, found with one query
+    lists and other reads       to the first shard, which reads views over all shards
+    queues, bulk requests       to each shard
 
-What tasks and runs start themselves stays in their shard, with the same leader.
+Tasks and runs that are started by tasks and runs stay in the shard of these.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from orchestrator.store.inbox import RequestKind
 from orchestrator.store.tasks import unique
 
 Method = Callable[..., Any]
-_LOOK_AGAIN = 2.0
-"""Seconds after which it is looked whether a shard is closing."""
+_CHECK_INTERVAL = 2.0
+"""Seconds between two checks whether a shard is closing."""
 
 
 class ShardedBackend:
-    """Backends of all shards as one. Its own connections are those of the first."""
+    """The backends of all shards as one. Its own connections are those of the first shard."""
 
     def __init__(self, settings: Settings, make: Callable[[Settings, Any], Any]) -> None:
-        """`make` makes the backend of one shard; those after the first share what that one has."""
+        """Create the backends with `make`. Later backends share the waiters of the first."""
         first = make(settings, None)
         self._make: Callable[[int], Any] = lambda number: make(settings.of_shard(number), first)
         self.shards = [first, *map(self._make, range(1, settings.shards))]
-        self._width, self._look_at = settings.shards, 0.0
+        self._width, self._next_check = settings.shards, 0.0
         self.connections: Connections = first.connections
         self.waiting = first.waiting
         self.shared: Shared = first.shared
@@ -62,52 +62,50 @@ class ShardedBackend:
         return part
 
     def of(self, number: int) -> Any:
-        """Return the backend of a shard; the database may have more than this program knows."""
+        """Return the backend of a shard. The database may have more shards than this program's settings."""
         while len(self.shards) <= number:
             self.shards.append(self._make(len(self.shards)))
         return self.shards[number]
 
     @property
     def knows_width(self) -> bool:
-        """Say whether it was looked lately how many shards take new tasks and runs."""
-        return time.monotonic() < self._look_at
+        """Whether the number of shards that accept new tasks and runs was read recently."""
+        return time.monotonic() < self._next_check
 
     def place(self, value: bytes | str) -> int:
-        """Return the shard for something new: none that is closing."""
+        """Return the shard for a new task or run, by hash of a value. A closing shard gets none."""
         if not self.knows_width:
             with self.connections.reading() as connection:
-                is_closing = [one.is_closing for one in shards.list_shards(connection)]
+                is_closing = [shard.is_closing for shard in shards.list_shards(connection)]
             self._width = max(1, min(len(self.shards), is_closing.count(False)))
-            self._look_at = time.monotonic() + _LOOK_AGAIN
+            self._next_check = time.monotonic() + _CHECK_INTERVAL
         return crc32(value.encode() if isinstance(value, str) else value) % self._width
 
     @property
     def each(self) -> list[Connections]:
-        return [one.connections for one in self.shards]
+        return [shard.connections for shard in self.shards]
 
     def ask_all(self, request: RequestKind, targets: Sequence[bytes], seen: Seen = NOTHING_SEEN) -> set[UUID]:
-        """Ask for the same about several tasks or runs; return those that are in a state for it."""
+        """Send one request for several tasks or runs. Return those whose state allows the request."""
         shared = self.by_shard(targets).items()
         return {id for number, ids in shared for id in self.of(number).ask_all(request, ids, seen)}
 
     def by_shard(self, ids: Iterable[bytes]) -> dict[int, list[bytes]]:
-        """Return ids by their shards; those that are nowhere are the first one's."""
+        """Group ids by shard. Unknown ids go to the first shard."""
         ids = list(ids)
         with self.connections.reading() as connection:
-            found = shards.locate(connection, ids)
-        shared: dict[int, list[bytes]] = {}
+            located = shards.locate(connection, ids)
+        groups: dict[int, list[bytes]] = {}
         for id in ids:
-            shared.setdefault(found.get(id, 0), []).append(id)
-        return shared
+            groups.setdefault(located.get(id, 0), []).append(id)
+        return groups
 
     def close(self) -> None:
-        for one in self.shards:
-            one.close()
+        for shard in self.shards:
+            shard.close()
 
 
 class _Part:
-    """The calls about one subject."""
-
     def __init__(self, backend: ShardedBackend, name: str) -> None:
         self._backend = backend
         self._name = name
@@ -115,13 +113,13 @@ class _Part:
 
     def __getattr__(self, name: str) -> Any:
         first = getattr(getattr(self._backend.shards[0], self._name), name)
-        route = _ROUTES.get(f"{self._name}.{name}") or self._usual(name)
+        route = _ROUTES.get(f"{self._name}.{name}") or self._route_by_id(name)
         if route is None or not callable(first):
             return first
         call = _positional(first, partial(route, self._backend, partial(self._of, name)))
-        made = _stepwise(call) if isgeneratorfunction(first) or self._waits(name) else wraps(first)(call)
-        self.__dict__[name] = made
-        return made
+        method = _stepwise(call) if isgeneratorfunction(first) or self._waits(name) else wraps(first)(call)
+        self.__dict__[name] = method
+        return method
 
     def _of(self, name: str, number: int) -> Method:
         method: Method = getattr(getattr(self._backend.of(number), self._name), name)
@@ -130,19 +128,19 @@ class _Part:
     def _waits(self, name: str) -> bool:
         return name in self._declared and self._declared[name].waits
 
-    def _usual(self, name: str) -> Method | None:
-        """Return how a call is routed that changes or asks a task or run, which one of its arguments names."""
-        known = self._declared.get(name)
-        if known is None or ((known.rules.for_programs or known.rules.scope is Scope.READ) and not known.waits):
+    def _route_by_id(self, name: str) -> Method | None:
+        """Return the route of a call that changes or queries the task or run in one of its arguments; else None."""
+        call = self._declared.get(name)
+        if call is None or ((call.rules.for_programs or call.rules.scope is Scope.READ) and not call.waits):
             return None
-        about = known.rules.about or {}
+        about = call.rules.about or {}
         argument = about.get(Kind.TASK) or about.get(Kind.RUN)
-        return None if argument is None else partial(_by_id, list(known.signature.parameters)[1:].index(argument))
+        return None if argument is None else partial(_by_id, list(call.signature.parameters)[1:].index(argument))
 
 
 def _positional(method: Method, route: Method) -> Method:
-    """Return a call that gives a route the first arguments by position, however they come: the API names them all."""
-    names = [one.name for one in signature(method).parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+    """Return a call that passes its first arguments to a route by position. The API passes all arguments by name."""
+    names = [p.name for p in signature(method).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         for name in names[len(args) :]:
@@ -155,7 +153,7 @@ def _positional(method: Method, route: Method) -> Method:
 
 
 def _stepwise(call: Method) -> Method:
-    """Return a call that looks for its shard with the first step, which may not be taken where it is made."""
+    """Return a call that finds its shard in its first step, which may run in another thread than the call."""
 
     def stepwise(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         return (yield from call(*args, **kwargs))
@@ -163,11 +161,11 @@ def _stepwise(call: Method) -> Method:
     return stepwise
 
 
-# -- routes: each gets the backend, the call of a shard by its number, and the arguments
+# -- routes: each receives the backend, a function that returns the method of a shard, and the arguments
 
 
-def _by_id(place: int, backend: ShardedBackend, of: Callable[[int], Method], *args: Any, **kwargs: Any) -> Any:
-    (number,) = backend.by_shard([args[place]])
+def _by_id(position: int, backend: ShardedBackend, of: Callable[[int], Method], *args: Any, **kwargs: Any) -> Any:
+    (number,) = backend.by_shard([args[position]])
     return of(number)(*args, **kwargs)
 
 
@@ -184,7 +182,7 @@ def _each(combine: Callable[[list[Any]], Any]) -> Method:
 
 
 def _place_of(backend: ShardedBackend, task: NewTask) -> int:
-    """Return the shard of a new task: that of its lane, or of the task that has its key."""
+    """Return the shard of a new task: that of the task with its unique key, or else of its lane, key or id."""
     if task.unique is not None:
         with backend.connections.reading() as connection:
             holder = unique.holder(connection, task.unique.key)
@@ -194,14 +192,14 @@ def _place_of(backend: ShardedBackend, task: NewTask) -> int:
     return backend.place(limited or (task.unique and task.unique.key) or task.id)
 
 
-def _new_task(at: int, backend: ShardedBackend, of: Callable[[int], Method], *args: Any, **kwargs: Any) -> Any:
-    return of(_place_of(backend, args[at]))(*args, **kwargs)
+def _new_task(position: int, backend: ShardedBackend, of: Callable[[int], Method], *args: Any, **kwargs: Any) -> Any:
+    return of(_place_of(backend, args[position]))(*args, **kwargs)
 
 
 def _new_tasks(
     backend: ShardedBackend, of: Callable[[int], Method], tasks: Iterable[NewTask], *args: Any, **kwargs: Any
 ) -> Any:
-    """Create all of them in one shard, for it is all of them or none."""
+    """Create all tasks in one shard, because they share a transaction."""
     tasks = [*tasks]
     return of(_place_of(backend, tasks[0]) if tasks else 0)(tasks, *args, **kwargs)
 
@@ -209,18 +207,18 @@ def _new_tasks(
 async def _anew_task(
     backend: ShardedBackend, of: Callable[[int], Method], task: NewTask, *args: Any, **kwargs: Any
 ) -> Any:
-    is_asking = task.unique is not None or not backend.knows_width
-    number = await asyncio.to_thread(_place_of, backend, task) if is_asking else _place_of(backend, task)
+    must_query = task.unique is not None or not backend.knows_width
+    number = await asyncio.to_thread(_place_of, backend, task) if must_query else _place_of(backend, task)
     return await of(number)(task, *args, **kwargs)
 
 
-def _new_run(at: int, backend: ShardedBackend, of: Callable[[int], Method], *args: Any, **kwargs: Any) -> Any:
-    """Create a run by the hash of its id or, if it has a key, where the run is that has it."""
+def _new_run(position: int, backend: ShardedBackend, of: Callable[[int], Method], *args: Any, **kwargs: Any) -> Any:
+    """Create a run in the shard by hash of its id or key, or in the shard of the run that has its key."""
     key = kwargs.get("key")
     if key is None:
-        return of(backend.place(args[at]))(*args, **kwargs)
+        return of(backend.place(args[position]))(*args, **kwargs)
     with backend.connections.reading() as connection:
-        if at == 0:
+        if position == 0:
             holder = run_keys.holders(connection, [scoped(args[1].workflow, key)]).get(scoped(args[1].workflow, key))
         else:
             holder = dags.by_key(connection, args[0] if isinstance(args[0], str) else args[0][-1].name, key)
@@ -229,7 +227,7 @@ def _new_run(at: int, backend: ShardedBackend, of: Callable[[int], Method], *arg
 
 
 def _set_queue(backend: ShardedBackend, of: Callable[[int], Method], *args: Any, **kwargs: Any) -> Any:
-    """Store what all shards read, and let each leader read it again."""
+    """Store queue settings, which all shards read, and notify each leader."""
     of(0)(*args, **kwargs)
     for connections in backend.each[1:]:
         with connections.changing("the leaders of all shards were notified") as connection:
@@ -245,7 +243,7 @@ def _signal_many(
 ) -> list[bytes]:
     missed: list[bytes] = []
     for number, ids in backend.by_shard(dict(signals)).items():
-        missed += of(number)(workflow, name, [one for one in signals if one[0] in ids])
+        missed += of(number)(workflow, name, [signal for signal in signals if signal[0] in ids])
     return missed
 
 
@@ -255,7 +253,6 @@ def _withdraw(backend: ShardedBackend, of: Callable[[int], Method], tasks: Seque
 
 
 def _drain(backend: ShardedBackend, of: Callable[[int], Method], worker: str) -> Drained:
-    """Drain the worker where it is; one process of it serves one shard."""
     missing: NotFound | None = None
     for number in range(len(backend.shards)):
         try:
@@ -265,8 +262,8 @@ def _drain(backend: ShardedBackend, of: Callable[[int], Method], worker: str) ->
     raise missing or NotFound(worker)
 
 
-def _sum(found: list[Any]) -> Any:
-    return sum(found[1:], found[0])
+def _sum(results: list[Any]) -> Any:
+    return sum(results[1:], results[0])
 
 
 _ROUTES: dict[str, Method] = {

@@ -1,7 +1,7 @@
-"""Shared commits: what coroutines enqueue while a commit is under way is stored together by the next one.
+"""Shared commits: the next commit stores all tasks that coroutines have enqueued during the current commit.
 
-A lone call goes at once. No call waits for others longer than 2 ms: by then another commit begins beside the first, on
-a connection of its own. Each caller gets the id of its own task, and a refused task is refused alone.
+A single call commits at once. No call waits for a running commit longer than 2 ms: then another commit begins in
+parallel, on its own connection. Each caller gets the id of its own task, and an error of one task affects no other.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.backend.connections import Connections
 from orchestrator.sdk.waiting.per_process import PerLoop, PerProcess
 
-_LONGEST_WAIT = 0.002
-"""Seconds that a call waits while others are being committed."""
-_COMMITS = 4
-"""Commits at the same time, each in a thread and on a connection of its own."""
-_ALONE = 8
-"""Tasks at the same time whose keys others have, or are about to take; each may have to wait for that."""
-_MOST_TASKS = 1_000
-_MOST_BYTES = 4_000_000
-"""Of one commit."""
+_MAX_WAIT = 0.002
+"""Seconds that a call waits for a running commit, at most."""
+_MAX_COMMITS = 4
+"""Parallel commits, each in a thread and on a connection of its own."""
+_MAX_SINGLE_INSERTS = 8
+"""Parallel inserts of tasks whose unique keys are taken or locked; each may have to wait for the key."""
+_MAX_TASKS = 1_000
+_MAX_BYTES = 4_000_000
+"""Tasks and payload bytes of one commit, at most."""
 
 Outcome = bytes | Exception | None
-"""The answer to a caller: the id of its task, or the error; None if its task must be tried alone."""
+"""The result for a caller: the id of its task, or an error; None if its task must be inserted alone."""
 Alone = Callable[[], bytes]
-"""Enqueues the task of one caller by itself."""
+"""Enqueues the task of one caller with a commit of its own."""
 Insert = Callable[[Sequence[NewTask]], set[bytes]]
-"""Stores tasks with one commit, and returns those that have to be tried alone."""
+"""Inserts tasks with one commit, and returns the ids of tasks that must be inserted alone."""
 
 
 class SharedCommits:
-    """Enqueues of the coroutines of this process; those of one event loop share commits."""
+    """Enqueues of the coroutines of this process. Coroutines of one event loop share commits."""
 
     def __init__(self, connections: Connections, insert: Insert | None = None) -> None:
         self._connections = connections
         self._insert = insert or self._insert_new
-        self._gathering = PerLoop(lambda loop: _Gathering(loop, self._submit, self._submit_alone))
-        self._committing = PerProcess(lambda: ThreadPoolExecutor(_COMMITS, "orchestrator-commits"))
-        self._waiting = PerProcess(lambda: ThreadPoolExecutor(_ALONE, "orchestrator-keys"))
+        self._batches = PerLoop(lambda loop: _Batches(loop, self._submit, self._submit_alone))
+        self._commit_threads = PerProcess(lambda: ThreadPoolExecutor(_MAX_COMMITS, "orchestrator-commits"))
+        self._single_threads = PerProcess(lambda: ThreadPoolExecutor(_MAX_SINGLE_INSERTS, "orchestrator-keys"))
 
     async def enqueue(self, task: NewTask, alone: Alone) -> bytes:
-        """Create one task; return its id, or that of the task which has its key, when that is durable."""
-        return await self._gathering().add(task, alone)
+        """Create one task. Return its id, or the id of the task that holds its unique key, once durable."""
+        return await self._batches().add(task, alone)
 
     def close(self) -> None:
-        """Let the threads end with what they do now."""
-        for pool in (self._committing.take(), self._waiting.take()):
+        """Stop the threads after their current commits."""
+        for pool in (self._commit_threads.take(), self._single_threads.take()):
             if pool is not None:
                 pool.shutdown(wait=False)
 
     # -- in threads
 
     def _submit(self, tasks: Sequence[NewTask]) -> Future[Sequence[Outcome]]:
-        return self._committing().submit(self._store_and_nudge, tasks)
+        return self._commit_threads().submit(self._store_and_nudge, tasks)
 
     def _submit_alone(self, calls: Sequence[Alone]) -> Future[Sequence[Outcome]]:
-        return self._waiting().submit(_store_alone, calls)
+        return self._single_threads().submit(_store_alone, calls)
 
     def _store_and_nudge(self, tasks: Sequence[NewTask]) -> Sequence[Outcome]:
         outcomes = self._store(tasks)
@@ -73,20 +73,20 @@ class SharedCommits:
         return outcomes
 
     def _store(self, tasks: Sequence[NewTask]) -> Sequence[Outcome]:
-        """Store tasks in one commit; if one of them will not do, in as many as it takes to find which."""
+        """Insert tasks in one commit. On an error, bisect the tasks to isolate the one at fault."""
         try:
-            left = self._insert(tasks)
+            excluded = self._insert(tasks)
         except OrchestratorError as error:
             return [error for _ in tasks]
-        except Exception as error:  # noqa: BLE001  # it is raised where the task was enqueued
-            known = [self._connections.known(error, f"task {to_text(task.id)} was stored") for task in tasks]
-            if known[0] is not None:
-                return known
+        except Exception as error:  # noqa: BLE001  # the caller of the enqueue raises it
+            translated = [self._connections.known(error, f"task {to_text(task.id)} was stored") for task in tasks]
+            if translated[0] is not None:
+                return translated
             if len(tasks) == 1:
                 return [error]
             half = len(tasks) // 2
             return [*self._store(tasks[:half]), *self._store(tasks[half:])]
-        return [None if task.id in left else task.id for task in tasks]
+        return [None if task.id in excluded else task.id for task in tasks]
 
     def _insert_new(self, tasks: Sequence[NewTask]) -> set[bytes]:
         if len(tasks) > 1 or tasks[0].unique is not None:
@@ -100,13 +100,13 @@ def _store_alone(calls: Sequence[Alone]) -> Sequence[Outcome]:
     for call in calls:
         try:
             outcomes.append(call())
-        except Exception as error:  # noqa: BLE001  # it is raised where the task was enqueued
+        except Exception as error:  # noqa: BLE001  # the caller of the enqueue raises it
             outcomes.append(error)
     return outcomes
 
 
 class _Call(NamedTuple):
-    """One coroutine that waits for its task to be stored."""
+    """A coroutine that waits for its task to be stored."""
 
     task: NewTask
     alone: Alone
@@ -114,8 +114,8 @@ class _Call(NamedTuple):
     begun: float
 
 
-class _Gathering:
-    """The calls of one event loop. All of this happens in the thread of that loop."""
+class _Batches:
+    """The calls of one event loop. All methods run in the thread of the loop."""
 
     def __init__(
         self,
@@ -131,27 +131,26 @@ class _Gathering:
         self._is_due = False
 
     def add(self, task: NewTask, alone: Alone) -> asyncio.Future[bytes]:
-        """Have a task stored with the next commit; the future is done when it is durable."""
+        """Add a task to the next commit. The future is done when the task is durable."""
         call = _Call(task, alone, self._loop.create_future(), self._loop.time())
         self._waiting.append(call)
         if not self._commits and not self._is_due:
             self._is_due = True
-            self._loop.call_soon(self._commit)  # after all that is ready now, and may enqueue too
+            self._loop.call_soon(self._commit)  # after all coroutines that are ready now, which may enqueue too
         elif self._commits and len(self._waiting) == 1:
             self._limit_wait()
         return call.stored
 
     def _limit_wait(self) -> None:
-        """See that the first one that waits does not do so for long."""
+        """Start a timer that commits the first waiting call after the longest wait."""
         first = self._waiting[0]
-        self._loop.call_at(first.begun + _LONGEST_WAIT, self._hurry, first)
+        self._loop.call_at(first.begun + _MAX_WAIT, self._hurry, first)
 
     def _hurry(self, call: _Call) -> None:
-        if self._waiting and self._waiting[0] is call and self._commits < _COMMITS:
+        if self._waiting and self._waiting[0] is call and self._commits < _MAX_COMMITS:
             self._commit()
 
     def _commit(self) -> None:
-        """Begin a commit of the waiting calls."""
         self._is_due = False
         calls = self._take()
         if not calls:
@@ -162,10 +161,10 @@ class _Gathering:
             self._limit_wait()
 
     def _take(self) -> list[_Call]:
-        """Return the calls of one commit, oldest first, without cancelled ones."""
+        """Return the calls of one commit, oldest first, except canceled calls."""
         calls: list[_Call] = []
         size = 0
-        while self._waiting and len(calls) < _MOST_TASKS and size < _MOST_BYTES:
+        while self._waiting and len(calls) < _MAX_TASKS and size < _MAX_BYTES:
             call = self._waiting.popleft()
             if not call.stored.done():
                 calls.append(call)
@@ -198,12 +197,11 @@ class _Gathering:
         for call, outcome in zip(calls, outcomes, strict=True):
             if outcome is None and call.task.unique is not None:
                 by_key.setdefault(call.task.unique.key, []).append(call)
-        for same in by_key.values():  # one after the other, as they came
+        for same in by_key.values():  # in sequence, in the order of the calls
             self._begin(partial(self._store_alone, [call.alone for call in same]), same, self._settle)
 
     @staticmethod
     def _settle(calls: Iterable[_Call], outcomes: Iterable[Outcome]) -> None:
-        """Answer the callers that still wait."""
         for call, outcome in zip(calls, outcomes, strict=True):
             if call.stored.done() or outcome is None:
                 continue

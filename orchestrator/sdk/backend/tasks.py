@@ -1,4 +1,4 @@
-"""Tasks: enqueued, asked about, waited for, cancelled and tried again."""
+"""Calls about tasks: enqueue, query, wait, cancel and retry."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _RETRIED = (TaskState.FAILED, TaskState.SKIPPED)
 
 
 class _SentBefore(Exception):
-    """A task with this id has been created before, and has ended."""
+    """A task with this id was created before and has ended."""
 
 
 class TaskBackend(Part, TaskWork):
@@ -56,7 +56,7 @@ class TaskBackend(Part, TaskWork):
         self._shared_foreign = SharedCommits(self._connections, self._insert_foreign)
 
     def close(self) -> None:
-        """Let what is being stored be stored."""
+        """Finish the running commits."""
         self._shared.close()
         self._shared_foreign.close()
 
@@ -67,10 +67,11 @@ class TaskBackend(Part, TaskWork):
     # -- enqueueing
 
     def enqueue(self, task: NewTask, within: str = "", *, repeated: bool = False) -> bytes:
-        """Create one task; return its id, or that of the task which has its key.
+        """Create one task. Return its id, or the id of the task that holds its unique key.
 
-        `within` is the prefix of the caller's queues: a task of another queue that has the key is not touched, and its
-        id not returned. If this is `repeated`, because the first answer was lost, the task may exist already.
+        `within` is the prefix of the queues that the caller may use: if a task of another queue holds the key, that
+        task stays unchanged and its id is not returned. With `repeated`, because the first answer was lost, the task
+        may exist already.
         """
         if repeated:
             return self.enqueue_many([task], within, repeated=True)[0]
@@ -85,18 +86,18 @@ class TaskBackend(Part, TaskWork):
         return created
 
     def _outgoing(self, task: NewTask) -> NewTask:
-        """Return a task as it is stored: what is large elsewhere, and what is here sealed."""
+        """Return a task as it is stored: with sealed arguments, or with large arguments in the payload store."""
         if self._payloads is not None:
             task = left_task(task, self._payloads)
         return task if self._vault is None else seal_task(task, self._vault)
 
     async def aenqueue(self, task: NewTask, within: str = "") -> bytes:
-        """Do the same on an event loop, where concurrent calls share a commit."""
+        """Do the same as `enqueue` on an event loop, where concurrent calls share a commit."""
         task = await self._aoutgoing(task)
         return await self._shared.enqueue(task, partial(self.enqueue, task, within))
 
     async def aenqueue_foreign(self, task: NewTask, within: str = "") -> bytes:
-        """Do the same for a task whose id the caller has made and may have sent before: it is created once."""
+        """Do the same as `aenqueue`, but only once for each id. The caller has made the id, and may send it again."""
         outgoing = await self._aoutgoing(task)
         try:
             return await self._shared_foreign.enqueue(outgoing, partial(self.enqueue, outgoing, within, repeated=True))
@@ -116,11 +117,11 @@ class TaskBackend(Part, TaskWork):
             with self._connections.writing("the tasks were stored", transaction=True) as connection:
                 shared.insert_plain(connection, plain)
                 if results.has_ended(connection, [task.id for task in plain]):
-                    raise _SentBefore  # an open one has refused these already, by its id
+                    raise _SentBefore  # for an open task, the insert has already failed
         return {task.id for task in tasks if task.unique is not None}
 
     def enqueue_in(self, given: object, task: NewTask) -> bytes:
-        """Create one task in the caller's transaction, whose commit wakes the scheduler."""
+        """Create one task in the caller's transaction. The commit wakes the leader."""
         namespace = self._connections.namespace
         connection = callers_connection(given, namespace)
         refuse_replacing(task)
@@ -133,9 +134,9 @@ class TaskBackend(Part, TaskWork):
         return created
 
     def enqueue_many(self, tasks: Iterable[NewTask], within: str = "", *, repeated: bool = False) -> list[bytes]:
-        """Create many tasks, all or none; return their ids, or those of the tasks which have their keys.
+        """Create many tasks in one transaction. Return their ids, or the ids of the tasks that hold their unique keys.
 
-        If this is `repeated`, all of them or none may have been created before.
+        With `repeated`, an earlier try may have created them.
         """
         if self._payloads is not None or self._vault is not None:
             tasks = [self._outgoing(task) for task in tasks]
@@ -147,28 +148,29 @@ class TaskBackend(Part, TaskWork):
         except (IntegrityError, _SentBefore):
             if not self._were_sent(tasks):
                 raise
-            return [task.id for task in tasks]  # the first time has come to its end meanwhile
+            return [task.id for task in tasks]  # the first try has succeeded meanwhile
 
     def enqueue_missing(self, tasks: Sequence[NewTask]) -> list[bytes]:
-        """Create those of many tasks that are not there yet, open or ended, all or none; return the ids of all.
+        """Create those tasks that do not exist yet, open or ended, in one transaction. Return the ids of all tasks.
 
-        The caller has made their ids, and may have sent some of them before.
+        The caller has made the ids, and may have sent some of the tasks before.
         """
         while True:
             with self._reading() as connection:
-                there = results.named(connection, [task.id for task in tasks])
-            new = [self._outgoing(task) for task in tasks if task.id not in there]
+                existing = results.named(connection, [task.id for task in tasks])
+            new = [self._outgoing(task) for task in tasks if task.id not in existing]
             try:
                 holders = self._create(new, "", True) if new else []
             except (IntegrityError, _SentBefore):
-                continue  # another one has created some of them meanwhile
+                continue  # another caller has created some of the tasks meanwhile
             created = dict(zip((task.id for task in new), holders, strict=True))
             return [created.get(task.id, task.id) for task in tasks]
 
     def enqueue_once(self, tasks: Sequence[NewTask], beyond: str, within: str = "") -> list[bytes]:
-        """Create many tasks under one key, all or none; return their ids, or those of the first time.
+        """Create many tasks under one idempotency key, in one transaction. A second call returns the ids of the first.
 
-        Some may have keys of their own. `beyond` is the key that one more would have: others under it are refused.
+        Some tasks may have unique keys of their own. `beyond` is the key of one more task: a batch of another size
+        under the same idempotency key is refused.
         """
         if self._payloads is not None or self._vault is not None:
             tasks = [self._outgoing(task) for task in tasks]
@@ -180,22 +182,22 @@ class TaskBackend(Part, TaskWork):
         return [*created.values()]
 
     def _were_sent(self, tasks: Sequence[NewTask]) -> bool:
-        """Say whether tasks with these ids are there already; refuse ids that others have."""
+        """Return whether tasks with these ids exist already. Refuse ids of tasks with another name or queue."""
         with self._reading() as connection:
-            there = results.named(connection, [task.id for task in tasks])
+            existing = results.named(connection, [task.id for task in tasks])
         for task in tasks:
-            if there.get(task.id, (task.name, task.queue)) != (task.name, task.queue):
+            if existing.get(task.id, (task.name, task.queue)) != (task.name, task.queue):
                 raise InvalidTask(f"The id {to_text(task.id)} is that of another task: make a new one for each task.")
-        return bool(there)
+        return bool(existing)
 
     def _create(self, tasks: Iterable[NewTask], within: str, repeated: bool) -> list[bytes]:
         with self._connections.changing("the tasks were stored, all of them or none") as connection:
             created = _insert_all(connection, tasks, within)
             if repeated and results.has_ended(connection, [*created]):
-                raise _SentBefore  # and ended since then; an open one has refused these already, by its id
+                raise _SentBefore  # it has ended; for an open task, the insert has already failed
         return [*created.values()]
 
-    # -- asking
+    # -- requests
 
     def cancel(self, task: bytes) -> None:
         state = self.status(task)
@@ -204,34 +206,34 @@ class TaskBackend(Part, TaskWork):
         ask(self._connections, RequestKind.CANCEL_TASK, task, state, allowed=state not in ENDED_TASK_STATES)
 
     def withdraw(self, tasks: Sequence[bytes]) -> None:
-        """Ask the leader to cancel those of these tasks that no worker was given yet; the others go on."""
+        """Ask the leader to cancel those tasks that were not dispatched yet. The others continue."""
         with self._connections.changing("the request to withdraw tasks was stored") as connection:
             cancels.ask_withdrawal(connection, tasks)
             self._connections.record(connection, "withdraw", "tasks", "", count=len(tasks))
 
     def are_withdrawn(self) -> bool:
-        """Say whether the leader has applied every such request."""
+        """Return whether the leader has applied all requests to withdraw tasks."""
         with self._reading() as connection:
             return not inbox.is_asked(connection, RequestKind.WITHDRAW_TASK)
 
     def retry(self, task: bytes, attempt: int | None = None) -> None:
-        """Ask the leader to open a task again; if given, only after this attempt: another one may have failed since."""
+        """Ask the leader to retry a task. With `attempt`, retry only if this was the last attempt that failed."""
         state = self.status(task)
         if state == TaskState.PENDING and self.is_retry_requested(task):
             return
         with self._reading() as connection:
             run = run_retries.ended_in(connection, task)
-        if run is not None and (run.is_code or state in _RETRIED) and (reason := _bound(to_text(task), run)):
+        if run is not None and (run.is_code or state in _RETRIED) and (reason := _retry_obstacle(to_text(task), run)):
             raise WrongState(f"Cannot retry task {to_text(task)}{reason}")
         is_cancelled = run is None and state == TaskState.CANCELLED
         check_state(RequestKind.RETRY_TASK, task, state, allowed=is_cancelled or state in _RETRIED)
-        what = f"the request to {RequestKind.RETRY_TASK} {to_text(task)} was stored"
-        with self._connections.writing(what, transaction=True) as connection:
-            held = revival.ask(connection, task, attempt)
-            if held is None:
+        written = f"the request to {RequestKind.RETRY_TASK} {to_text(task)} was stored"
+        with self._connections.writing(written, transaction=True) as connection:
+            taken = revival.ask(connection, task, attempt)
+            if taken is None:
                 self._connections.record(connection, "retry", "task", to_text(task))
-        if held is not None:
-            key, holder = held
+        if taken is not None:
+            key, holder = taken
             raise Duplicate(
                 f"Cannot retry task {to_text(task)}: task {holder} has its key {key!r} now. Wait until that one has "
                 f"ended, or cancel it.",
@@ -241,20 +243,20 @@ class TaskBackend(Part, TaskWork):
         self._connections.nudge()
 
     def is_retry_requested(self, task: bytes) -> bool:
-        """Say whether a task has ended and is to be opened again by the leader: it is pending for its callers."""
+        """Return whether a task has ended and the leader will retry it. Its state is already `pending` for callers."""
         with self._reading() as connection:
             return results.has_ended(connection, [task]) and self.status(task) == TaskState.PENDING
 
     def retry_failed(self, wanted: FailedFilter, within: str = "") -> int:
-        """Ask the leader to open the failed tasks again that match; return how many match now.
+        """Ask the leader to retry the failed tasks that match. Return how many match now.
 
-        A caller that is limited to queues with the prefix `within` asks for each of these by its name.
+        For a caller that is limited to queues with the prefix `within`, send a request for each queue by name.
         """
         with self._connections.changing("the request to retry failed tasks was stored") as connection:
             groups = redrive.preview(connection, wanted, within)
             for queue in sorted({group.queue for group in groups}) if within else [wanted.queue] if groups else []:
                 redrive.ask(connection, msgspec.structs.replace(wanted, queue=queue))
-                self._connections.record(connection, "retry", "failed tasks", queue or "", **_said(wanted))
+                self._connections.record(connection, "retry", "failed tasks", queue or "", **_criteria(wanted))
             self._connections.retries += 1
         return sum(group.tasks for group in groups)
 
@@ -268,10 +270,10 @@ class TaskBackend(Part, TaskWork):
         return self._outcome(task).status
 
     def _outcome(self, task: bytes) -> TaskOutcome:
-        found = self._connections.outcomes([task]).get(task)
-        if found is None:
+        outcome = self._connections.outcomes([task]).get(task)
+        if outcome is None:
             raise NotFound.by_id("task", to_text(task))
-        return found
+        return outcome
 
     def progress(self, task: bytes) -> TaskProgress | None:
         return progress_of(self._connections, task)
@@ -320,11 +322,11 @@ class TaskBackend(Part, TaskWork):
         return next(iter(self.find_ends([task])), None)
 
     def find_ends(self, tasks: Sequence[bytes]) -> list[Ended]:
-        """Return those that have ended, or do not exist."""
-        found = self._connections.outcomes(tasks)
+        """Return the ends of tasks that have ended or do not exist."""
+        outcomes = self._connections.outcomes(tasks)
         ends: list[Ended] = []
         for task in tasks:
-            outcome = found.get(task)
+            outcome = outcomes.get(task)
             if outcome is None:
                 ends.append(Ended(task, MISSING))
             elif outcome.status in ENDED_TASK_STATES:
@@ -333,15 +335,14 @@ class TaskBackend(Part, TaskWork):
         return ends
 
 
-def _said(wanted: FailedFilter) -> dict[str, str]:
-    """Return what a filter says, for people."""
-    given = {name: getattr(wanted, name) for name in wanted.__struct_fields__}
-    given["type"] = given.pop("kind")  # a line of the audit log has a kind of its own
-    return {name: str(value) for name, value in given.items() if value is not None}
+def _criteria(wanted: FailedFilter) -> dict[str, str]:
+    criteria = {name: getattr(wanted, name) for name in wanted.__struct_fields__}
+    criteria["type"] = criteria.pop("kind")  # an entry of the audit log has another field `kind`
+    return {name: str(value) for name, value in criteria.items() if value is not None}
 
 
 def _insert_all(connection: Connection, tasks: Iterable[NewTask], within: str) -> dict[bytes, bytes]:
-    """Create tasks; return for each, in order, the task that has its key, or itself."""
+    """Insert tasks. Return for each id, in order, the id of the task that holds its key, or the same id."""
     holders: dict[bytes, bytes] = {}
     keyed: list[NewTask] = []
 
@@ -359,7 +360,7 @@ def _insert_all(connection: Connection, tasks: Iterable[NewTask], within: str) -
 
 
 def _insert_in(connection: Connection, task: NewTask, within: str = "") -> bytes:
-    """Create one task in a transaction that may last."""
+    """Insert one task in a transaction that may take long."""
     if task.unique is None:
         enqueue.insert_task(connection, task)
         return task.id
@@ -367,8 +368,8 @@ def _insert_in(connection: Connection, task: NewTask, within: str = "") -> bytes
     return unique.insert_unique(connection, task, task.unique, within)
 
 
-def _bound(task: str, run: EndedIn) -> str:
-    """Say what keeps an ended task from being opened again by itself, and what can be done in the place of it."""
+def _retry_obstacle(task: str, run: EndedIn) -> str:
+    """Describe why an ended task cannot be retried, and what to do instead; empty if it can."""
     if run.is_code and task == run.run:
         return (
             f": it stands for a run of a workflow as code, which has ended. To do all of it again: "
@@ -390,9 +391,9 @@ def _bound(task: str, run: EndedIn) -> str:
             f" by itself: its run has ended, and timed out, has a limit of its workflow or is a step of another run. "
             f"Retry the run: orchestrator runs retry {run.run}"
         )
-    again = f"To do all of it again: orchestrator runs rerun {run.run}" if run.has_workflow else "Enqueue it again."
+    hint = f"To do all of it again: orchestrator runs rerun {run.run}" if run.has_workflow else "Enqueue it again."
     if run.is_cancelled:
-        return f": its run was cancelled. {again}"
+        return f": its run was cancelled. {hint}"
     if run.status not in (RunState.RUNNING, RunState.FAILED):
-        return f": its run has ended ({run.status}) without it. {again}"
+        return f": its run has ended ({run.status}) without it. {hint}"
     return ""

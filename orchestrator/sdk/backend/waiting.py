@@ -1,7 +1,7 @@
-"""Waiting for ends: subscribe, then look in Postgres, and look again whenever something may have been missed.
+"""Waits for the ends of tasks and runs: subscribe, query Postgres, and poll in case an announcement was lost.
 
-A wait holds no connection to Postgres. It goes on while Postgres is away, and while Redis is: then it takes as long as
-the next look. All requests of a wait keep to the time of the call.
+A wait holds no connection to Postgres. It continues while Postgres or Redis is unavailable; without Redis, an end is
+found by the next poll. All queries of a wait obey the time limit of the call.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from orchestrator.transport.keys import Keys
 
 log = get_logger("client")
 
-_LOOK_AGAIN = 5.0
-"""Seconds after which a waiter looks in Postgres although nothing was announced."""
+_POLL_INTERVAL = 5.0
+"""Seconds between two polls of Postgres without an announcement."""
 
-_NEW = 2
-"""Milliseconds after which something may have ended before its waiter has subscribed."""
+_NEW_FOR = 2
+"""Milliseconds after its creation in which a task or run cannot have ended before its waiter has subscribed."""
 
-_FIRST_LOOK = 0.025
-"""Seconds after which a waiter looks for something that is new; most of it is announced by then. An earlier look would
-take processor time from the claim, and most where much is late already."""
+_FIRST_POLL_AFTER = 0.025
+"""Seconds before the first poll for a new task or run; most ends are announced by then. An earlier poll would take CPU
+time from the claim of tasks, which hurts most under load."""
 
-_LOOK_AT_ONCE = 5_000
-"""Ids that one look asks for."""
+_MAX_IDS = 5_000
+"""Ids in one query."""
 
 T = TypeVar("T")
 FindEnd = Callable[[], "Ended | None"]
-"""Looks in Postgres whether something has ended."""
+"""Queries Postgres for the end of a task or run."""
 FindEnds = Callable[[Sequence[bytes]], Sequence[Ended]]
-"""Looks in Postgres which of these have ended."""
+"""Queries Postgres for the ends of several tasks or runs."""
 
 
 class EndWaiters:
-    """All waits of this process."""
+    """The waits of this process."""
 
     def __init__(self, settings: Settings, obstacles: Callable[[bytes], list[str]]) -> None:
-        """`obstacles` says what keeps something from its end."""
+        """Create the waits; `obstacles` describes the obstacles of a task or run."""
         self._obstacles = ObstacleLog(obstacles)
         self._announcements = PerProcess(lambda: Announcements(connect(settings.require_redis()), Keys.of(settings)))
         self._postgres = Outage(log, "Postgres", "those who wait for results go on waiting")
@@ -73,20 +73,20 @@ class EndWaiters:
     def wait(
         self, identifier: bytes, find_end: FindEnd, limit: TimeLimit, beside: bytes | None = None
     ) -> Steps[Ended | None]:
-        """Wait until `find_end` finds an end, or one is announced; None if there is none by then.
+        """Wait until the end of a task or run is announced or found, and return it; None on timeout.
 
-        Nor is there if the end of `beside` is announced first.
+        Return None, too, if the end of the run `beside` is announced first.
         """
         pause = Pause()
-        heard: list[Ended | None] = []
-        over: list[Ended | None] = []
+        announced: list[Ended | None] = []
+        run_ends: list[Ended | None] = []
 
         def wake(ended: Ended | None) -> None:
-            heard.append(ended)
+            announced.append(ended)
             pause.ring()
 
         def give_up(ended: Ended | None) -> None:
-            over.append(ended)
+            run_ends.append(ended)
             pause.ring()
 
         try:
@@ -95,116 +95,116 @@ class EndWaiters:
                 if beside is not None:
                     self.announcements.listen(beside, give_up)
                 is_new = _is_new(identifier, limit)
-                found = None if is_new else self._try(find_end)
-            while found is None:
-                pause.seconds, is_new = _FIRST_LOOK if is_new else _until_next_look(limit), False
+                end = None if is_new else self._try(find_end)
+            while end is None:
+                pause.seconds, is_new = _FIRST_POLL_AFTER if is_new else _until_next_poll(limit), False
                 if pause.seconds <= 0:
                     return None
                 yield pause
-                found = _complete(heard)
-                if found is None:
+                end = _complete(announced)
+                if end is None:
                     with limit:
-                        found = self._try(find_end)
-                        if found is None and pause.seconds == _LOOK_AGAIN and not heard:
-                            self._obstacles.look(identifier)
-                    if over:
+                        end = self._try(find_end)
+                        if end is None and pause.seconds == _POLL_INTERVAL and not announced:
+                            self._obstacles.check(identifier)
+                    if run_ends:
                         break
-            return found
+            return end
         finally:
             self.announcements.forget(identifier, wake)
             if beside is not None:
                 self.announcements.forget(beside, give_up)
 
     def each(self, identifiers: Sequence[bytes], find_ends: FindEnds, limit: TimeLimit) -> Stream[Ended]:
-        """Yield ends as they come, those that have come already first; stop when the time is up."""
+        """Yield the ends of tasks or runs as they happen, past ends first. Stop on timeout."""
         pause = Pause()
-        heard: deque[Ended | None] = deque()
+        announced: deque[Ended | None] = deque()
 
         def wake(ended: Ended | None) -> None:
-            heard.append(ended)
+            announced.append(ended)
             pause.ring()
 
-        left = dict.fromkeys(identifiers)
+        pending = dict.fromkeys(identifiers)
         try:
             with limit:
-                self.announcements.listen_all(left, wake)
-            heard.append(None)  # earlier ends are not announced again
-            while left:
+                self.announcements.listen_all(pending, wake)
+            announced.append(None)  # earlier ends are not announced again
+            while pending:
                 with limit:
-                    ends = self._ends(left, heard, find_ends)
+                    ends = self._ends(pending, announced, find_ends)
                 for ended in ends:
-                    del left[ended.id]
+                    del pending[ended.id]
                     self.announcements.forget(ended.id, wake)
                     yield ended
-                pause.seconds = _until_next_look(limit)
-                if not left or pause.seconds <= 0:
+                pause.seconds = _until_next_poll(limit)
+                if not pending or pause.seconds <= 0:
                     return
                 yield pause
-                if not heard:
-                    heard.append(None)
+                if not announced:
+                    announced.append(None)
                     with limit:
-                        self._obstacles.look(next(iter(left)))
+                        self._obstacles.check(next(iter(pending)))
         finally:
-            for identifier in left:
+            for identifier in pending:
                 self.announcements.forget(identifier, wake)
 
-    def _ends(self, left: Mapping[bytes, None], heard: deque[Ended | None], find_ends: FindEnds) -> list[Ended]:
-        """Return those that have ended, from what was announced or, where that does not say it all, from Postgres."""
+    def _ends(self, pending: Mapping[bytes, None], announced: deque[Ended | None], find_ends: FindEnds) -> list[Ended]:
+        """Return the ends that were announced, completed by Postgres where an announcement is incomplete."""
         ends: dict[bytes, Ended] = {}
-        unclear: dict[bytes, None] = {}
-        while heard:
-            ended = heard.popleft()
+        incomplete: dict[bytes, None] = {}
+        while announced:
+            ended = announced.popleft()
             if ended is None:
-                unclear.update(left)
+                incomplete.update(pending)
             elif _is_complete(ended):
                 ends[ended.id] = _opened(ended)
             else:
-                unclear[ended.id] = None
-        ask = [identifier for identifier in unclear if identifier in left and identifier not in ends]
-        for start in range(0, len(ask), _LOOK_AT_ONCE):
-            found = self._try(partial(find_ends, ask[start : start + _LOOK_AT_ONCE]))
-            if found is None:
-                break  # the next look asks for all of them
-            ends.update((ended.id, ended) for ended in found)
-        return [ended for identifier, ended in ends.items() if identifier in left]
+                incomplete[ended.id] = None
+        ask = [identifier for identifier in incomplete if identifier in pending and identifier not in ends]
+        for start in range(0, len(ask), _MAX_IDS):
+            queried = self._try(partial(find_ends, ask[start : start + _MAX_IDS]))
+            if queried is None:
+                break  # the next poll queries all of them
+            ends.update((ended.id, ended) for ended in queried)
+        return [ended for identifier, ended in ends.items() if identifier in pending]
 
     def _try(self, find_end: Callable[[], T]) -> T | None:
-        """Look; while Postgres is away, nothing has ended that anyone could know of, and the wait goes on."""
+        """Query Postgres. Return None while Postgres is unavailable, so that the wait continues."""
         if time_limits.is_over():
             return None
         try:
-            found = find_end()
+            result = find_end()
         except Unavailable as error:
             self._postgres.failed(first_line(error))
             return None
         self._postgres.worked()
-        return found
+        return result
 
 
-def _until_next_look(limit: TimeLimit) -> float:
-    left = limit.left
-    return _LOOK_AGAIN if left is None else min(_LOOK_AGAIN, left)
+def _until_next_poll(limit: TimeLimit) -> float:
+    remaining = limit.left
+    return _POLL_INTERVAL if remaining is None else min(_POLL_INTERVAL, remaining)
 
 
 def _is_new(identifier: bytes, limit: TimeLimit) -> bool:
-    """Say whether this cannot have ended yet, by the time in its id, and there is time to look later."""
+    """Return whether a task or run is too new to have ended, by the time in its id, and there is time to poll later."""
     age = time.time_ns() // 1_000_000 - int.from_bytes(identifier[:6], "big")
-    return 0 <= age < _NEW and _until_next_look(limit) > _FIRST_LOOK
+    return 0 <= age < _NEW_FOR and _until_next_poll(limit) > _FIRST_POLL_AFTER
 
 
-def _complete(heard: list[Ended | None]) -> Ended | None:
-    """Return an announcement that says everything, so that Postgres need not be asked."""
-    for ended in heard:
+def _complete(announced: list[Ended | None]) -> Ended | None:
+    """Return the first complete announcement, for which Postgres need not be queried; None if there is none."""
+    for ended in announced:
         if ended is not None and _is_complete(ended):
             return _opened(ended)
-    heard.clear()
+    announced.clear()
     return None
 
 
 def _is_complete(ended: Ended) -> bool:
-    """Say whether an announcement is all that there is to know; anyone may publish anything, Postgres has the real end.
+    """Return whether an announcement can be trusted as it is. Anyone may publish; Postgres has the authoritative end.
 
-    What has failed may be open again by the time that one hears of it.
+    An announced failure is not enough: the task may have been retried meanwhile.
     """
     if ended.state != TaskState.SUCCESS:
         return ended.state == TaskState.CANCELLED

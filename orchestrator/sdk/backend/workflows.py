@@ -1,4 +1,4 @@
-"""Workflows that are data: definitions, starts and events."""
+"""Calls about DAG workflows: definitions, starts and events."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def _latest(connection: Connection, name: str) -> workflows.Stored:
 
 
 def _read(connection: Connection, name: str, version: int) -> workflows.Stored:
-    found = workflows.read(connection, name, version)
-    if found is None:
+    stored = workflows.read(connection, name, version)
+    if stored is None:
         newest = _latest(connection, name)
         raise NotFound(f"Workflow {name!r} has no version {version}; the newest is {newest.version}.")
-    return found
+    return stored
 
 
 def _names(connection: Connection) -> list[str]:
@@ -61,20 +61,20 @@ def _names(connection: Connection) -> list[str]:
 
 def _listeners(connection: Connection, event: str) -> list[str]:
     return [
-        found.name
-        for found in workflows.list_triggered(connection)
-        if any(trigger.get("event") == event for trigger in read_json(found.triggers))
+        workflow.name
+        for workflow in workflows.list_triggered(connection)
+        if any(trigger.get("event") == event for trigger in read_json(workflow.triggers))
     ]
 
 
 def create_run(part: Part, run: NewRun, params: Mapping[str, Any]) -> bytes:
-    """Store a run of a workflow or flow in the caller's trace; return its id, or that of the run which has its key."""
-    run, found = run._replace(trace=current_trace(), headers=headers_of_start()), None
+    """Insert a run of a workflow or flow, with the caller's trace. Return its id, or the id of the run with its key."""
+    run, existing = run._replace(trace=current_trace(), headers=headers_of_start()), None
     with part._connections.writing(f"run {to_text(run.id)} was stored") as connection:
         if not creation.create(connection, [dags.sealed(run, part._vault)]) and run.key is not None:
-            found = dags.find_same(connection, run, params)
+            existing = dags.find_same(connection, run, params)
     part._connections.nudge()
-    return found or run.id
+    return existing or run.id
 
 
 class WorkflowBackend(Part, WorkflowCalls):
@@ -83,7 +83,7 @@ class WorkflowBackend(Part, WorkflowCalls):
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
         self._composed: set[str] = set()
-        """Definitions of compositions that this program has stored."""
+        """Names of definitions of compositions that this program has stored."""
 
     names = reading(_names)
     list_latest = reading(workflows.list_latest)
@@ -92,9 +92,9 @@ class WorkflowBackend(Part, WorkflowCalls):
     listeners = reading(_listeners)
 
     def apply(self, definition: Definition, condition: Condition = ALWAYS) -> workflows.Application:
-        """Store a definition, if the condition holds of the one in whose place it comes."""
-        what, is_scheduled = f"workflow {definition.name!r} was stored", definition.schedule is not None
-        with self._connections.changing(what, nudge=is_scheduled) as connection:
+        """Store a definition, if the condition holds for the definition that it replaces."""
+        written, is_scheduled = f"workflow {definition.name!r} was stored", definition.schedule is not None
+        with self._connections.changing(written, nudge=is_scheduled) as connection:
             application = workflows.apply(connection, definition, condition)
             if application.created:
                 name, version = definition.name, application.version
@@ -136,24 +136,24 @@ class WorkflowBackend(Part, WorkflowCalls):
         key: str | None,
         tags: Iterable[str],
     ) -> bytes:
-        """Create a run of the last of these; what is known to be stored already is looked up, and not sent."""
+        """Create a run of the last definition. Do not send definitions that this program has already stored."""
         params = {composed.ARGS: args}
         run = dags.new_run(definitions[-1], 1, run_id, params, tags)._replace(
             name=name, key=key, trace=current_trace(), headers=headers_of_start()
         )
         check_size(run.params or "", f"The arguments of composition {name!r}", self._limit)
-        sealed, found = dags.sealed(run, self._vault), None
+        sealed, existing = dags.sealed(run, self._vault), None
         with self._connections.writing(f"run {to_text(run_id)} was stored") as connection:
-            is_known = self._composed.issuperset(one.name for one in definitions)
-            if not (is_known and creation.create_defined(connection, sealed)):
+            is_stored_before = self._composed.issuperset(definition.name for definition in definitions)
+            if not (is_stored_before and creation.create_defined(connection, sealed)):
                 workflows.compose(connection, definitions)
                 if not creation.create_defined(connection, sealed) and key is not None:
-                    # What is stored elsewhere has another name each time, so it cannot be compared.
+                    # References to the payload store differ each time, so arguments with references cannot be compared.
                     is_stored = may_hold_references(base64.b64decode(args))
-                    found = dags.find_same(connection, run, () if is_stored else params)
-        self._composed.update(one.name for one in definitions)
+                    existing = dags.find_same(connection, run, () if is_stored else params)
+        self._composed.update(definition.name for definition in definitions)
         self._connections.nudge()
-        return found or run_id
+        return existing or run_id
 
     def post_event(self, event_id: bytes, name: str, payload: Any) -> None:
         if problem := unstorable(payload):

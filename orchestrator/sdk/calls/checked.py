@@ -1,7 +1,7 @@
-"""Types of arguments with a check beside them. The client makes it before it sends, and the API makes it again.
+"""Types of arguments with a check. The client checks before it sends a request, and the API checks again.
 
-Anyone may send anything, so the API trusts no client. What has a type of its own, such as a task or a definition, is
-checked by that type (`api/client_checks.py`).
+The API trusts no client. Arguments with a type of their own, such as tasks and definitions, are checked by type in
+`api/client_checks.py`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from orchestrator.sealing import is_sealed
 from orchestrator.settings import Settings
 
 LONGEST = 100 * 365 * 86_400.0
-"""Seconds of anything."""
+"""Seconds of any duration, at most."""
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Raises if a value other than None is not as the client sends it."""
+    """A check that raises for an invalid value. It does not run for None."""
 
     check: Callable[[Settings, Any, Mapping[str, Any]], object]
-    """It is given the settings, the value, and all arguments of the call."""
+    """Receives the settings, the value, and all arguments of the call."""
 
 
 def _named(what: str) -> Checked:
@@ -49,26 +49,26 @@ def _retention(which: str) -> Checked:
     return Checked(lambda _, value, __: check_retention(which, value))
 
 
-def _within(what: str, least: float, most: float, expected: str) -> Checked:
+def _within(what: str, minimum: float, maximum: float, expected: str) -> Checked:
     def check(_: Settings, value: float, __: Mapping[str, Any]) -> None:
-        if not least <= value <= most:
+        if not minimum <= value <= maximum:
             raise InvalidTask(f"{what}: expected {expected}, found {value!r}.")
 
     return Checked(check)
 
 
 def encoded_value(what: str) -> Checked:
-    """Check an encoded value; `what` names it, with arguments of the call in braces."""
-    return Checked(lambda settings, data, given: check_value(settings, what.format(**given), data))
+    """Check an encoded value. `what` names it in errors, with arguments of the call in braces."""
+    return Checked(lambda settings, data, arguments: check_value(settings, what.format(**arguments), data))
 
 
 def encoded_call(what: str) -> Checked:
-    """Check encoded arguments; `what` names them, with arguments of the call in braces."""
-    return Checked(lambda settings, data, given: check_call(settings, what.format(**given), data))
+    """Check encoded arguments. `what` names them in errors, with arguments of the call in braces."""
+    return Checked(lambda settings, data, arguments: check_call(settings, what.format(**arguments), data))
 
 
 def check_call(settings: Settings, what: str, data: bytes) -> None:
-    """Refuse a call that is too large, or that no worker could read; what is sealed need not be for us to open."""
+    """Refuse encoded arguments that are too large or cannot be decoded. Sealed arguments are not decoded."""
     if not _is_plain(settings, what, data):
         return
     try:
@@ -81,7 +81,7 @@ def check_call(settings: Settings, what: str, data: bytes) -> None:
 
 
 def check_value(settings: Settings, what: str, data: bytes) -> None:
-    """Refuse a value that is too large, or that cannot be read."""
+    """Refuse an encoded value that is too large or cannot be decoded."""
     if not _is_plain(settings, what, data):
         return
     try:
@@ -91,9 +91,9 @@ def check_value(settings: Settings, what: str, data: bytes) -> None:
 
 
 def _is_plain(settings: Settings, what: str, data: bytes) -> bool:
-    """Say whether data can be read here; refuse what is too large, and what names a stored payload.
+    """Return whether data is not sealed. Refuse data that is too large or has references to stored payloads.
 
-    Only those who write into the payload store have something to name there.
+    A client over HTTP does not write into the payload store, so it has nothing to refer to.
     """
     if len(data) > settings.max_payload:
         raise PayloadError(
@@ -112,8 +112,8 @@ def _check_definitions(_: Settings, definitions: Sequence[Definition], __: Mappi
         check_composed(definition)
 
 
-def _check_packed(settings: Settings, args: str, given: Mapping[str, Any]) -> None:
-    what = f"The arguments of composition {given['name']!r:.200}"
+def _check_packed(settings: Settings, args: str, arguments: Mapping[str, Any]) -> None:
+    what = f"The arguments of composition {arguments['name']!r:.200}"
     try:
         data = base64.b64decode(args, validate=True)
         if _is_plain(settings, what, data):
@@ -128,7 +128,7 @@ def _distinct(_: Settings, tasks: Sequence[NewTask], __: Mapping[str, Any]) -> N
 
 
 def decoded(text: str | bytes, kind: type[Any], what: str) -> Any:
-    """Return a text of JSON in its type."""
+    """Decode a JSON text into a type. Raise InvalidTask if it does not fit."""
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
@@ -153,4 +153,3 @@ Concurrency = Annotated[int | None, _within("Option concurrency", 1, 2**31 - 1, 
 SuccessRetention = Annotated[float | None, _retention("success")]
 FailedRetention = Annotated[float | None, _retention("failed")]
 Distinct = Checked(_distinct)
-"""Beside a list of tasks."""

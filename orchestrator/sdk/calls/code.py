@@ -1,4 +1,4 @@
-"""Runs of workflows as code: start, signal, query, update, cancel and wait. Values are encoded."""
+"""Calls about runs of workflows as code: start, signal, query, update, cancel and wait. Values are encoded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CodeCalls(Protocol):
         update_id: str = "",
         repeated: bool = False,
     ) -> tuple[Id, Sent | None]:
-        """Create a run; return its id, or that of the run which has the chosen id, as `on_conflict` says."""
+        """Create a run. Return its id or, depending on `on_conflict`, the id of the run that holds the key."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"})
     def signal(
@@ -52,38 +52,38 @@ class CodeCalls(Protocol):
         request: Id | None = None,
         known: bool = False,
     ) -> None:
-        """Send a signal to the run, or to the one in which it goes on; with an id of the request, only once.
+        """Send a signal to the newest run of a chain. With a request id, repeated calls send it only once.
 
-        A sender whose own code takes it says that it is `known`; else it must be one that workers say the run takes.
+        Refuse a signal for which the workers announce no handler, unless the sender's own code has one (`known`).
         """
 
     @call(Scope.OPERATE, about={Kind.WORKFLOW: "workflow"}, body=Body.VALUES)
     def signal_many(self, workflow: str, name: SignalName, signals: list[tuple[Id, bytes]]) -> list[Id]:
-        """Send signals to runs of a workflow, or to those in which they go on; return the runs that got none."""
+        """Send signals to runs of a workflow, or to the newest runs of their chains. Return the runs not reached."""
 
     @call(about={Kind.WORKFLOW: "workflow"})
     def known(self, workflow: str, runs: list[Id]) -> list[Id]:
-        """Return those of these runs that are of a workflow."""
+        """Return those of the runs that belong to a workflow."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
     def resolve(
         self, run: Id, promise: str, value: Annotated[bytes, encoded_value("Promise {promise!r:.100}")], why: str = ""
     ) -> Steps[bytes]:
-        """Resolve the oldest open promise of a name; the audit log has why."""
+        """Resolve the oldest open promise with a name. The audit log records the reason `why`."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
     def reject(self, run: Id, promise: str, reason: str, why: str = "") -> Steps[bytes]:
-        """Reject the oldest open promise of a name; the audit log has why. Return the same."""
+        """Reject the oldest open promise with a name. The audit log records the reason `why`."""
 
     @call(about={Kind.RUN: "run"}, body=Body.VALUE, for_programs=True, redacts="run")
     def query(self, run: Id, name: str, payload: Question, timeout: Timeout) -> Steps[bytes]:
-        """Ask the code something."""
+        """Send a query to the code of a run, and return the answer."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
     def update(
         self, run: Id, name: str, payload: Question, timeout: Timeout, request: Id | None = None, answered: bool = True
     ) -> Steps[bytes]:
-        """Ask the code to do something; with an id of the request, only once. Wait for the answer, if it is wanted."""
+        """Send an update to the code of a run. With a request id, only once. With `answered`, wait for the answer."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True, repeatable=True)
     def update_answer(self, run: Id, request: Id, timeout: Timeout) -> Steps[bytes]:
@@ -91,15 +91,15 @@ class CodeCalls(Protocol):
 
     @call(about={Kind.RUN: "run"})
     def update_stage(self, run: Id, request: Id) -> str:
-        """Return how far an update has come: sent, accepted, completed, or how its run ended without an answer."""
+        """Return the stage of an update: sent, accepted, completed, or how its run ended without an answer."""
 
     @call(about={Kind.RUN: "run"})
     def request_of(self, run: Id, what: Literal["signal", "update"], id: str) -> Id:
-        """Return the id of the request that a signal or update is to which its sender has given an id of its own."""
+        """Return the request id of a signal or update whose sender chose an id."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True)
     def cancel(self, run: Id) -> None:
-        """Ask the run, or the one in which it goes on, to cancel itself; one that has been cancelled stays so."""
+        """Ask the newest run of a chain to cancel itself. A canceled run stays as it is."""
 
     @call(
         Scope.OPERATE,
@@ -107,43 +107,43 @@ class CodeCalls(Protocol):
         rest=Rest("POST /runs/{id}/terminate", "terminate", 202, name="terminate", tag="workflows as code"),
     )
     def terminate(self, run: Id) -> None:
-        """End a run without asking its code."""
+        """End a run without running its code again."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, for_programs=True)
     def reset(self, run: Id, to: EventNumber, reason: Reason) -> Steps[Id]:
-        """Start a run that repeats another one, open or not, up to an event; return the new one when it is there."""
+        """Start a run that repeats another run, open or ended, up to an event. Return the new run once it exists."""
 
     @call(about={Kind.RUN: "run"})
     def status(self, run: Id) -> str:
-        """Return the state of the run, or of the one in which it goes on."""
+        """Return the state of the newest run of a chain."""
 
     @call(about={Kind.RUN: "run"}, for_programs=True, redacts="run")
     def state(self, run: Id) -> bytes:
-        """Return the state that the code of the run has set, or of the one in which it goes on: a mapping."""
+        """Return the state that the code has set, as a mapping, in the newest run of a chain."""
 
     @call(about={Kind.RUN: "run"}, for_programs=True, redacts="run")
     def attributes(self, run: Id) -> bytes:
-        """Return the attributes of the run, or of the one in which it goes on: a mapping."""
+        """Return the mapping of attributes of the newest run of a chain."""
 
     @call(about={Kind.RUN: "run"})
     def overdue(self, run: Id, update: str | None = None) -> str:
-        """Say why a run, or the one in which it goes on, has not ended or answered in time."""
+        """Describe why the newest run of a chain has not ended or answered in time."""
 
     @call(about={Kind.WORKFLOW: "workflow"})
     def find(self, workflow: str, key: str) -> Id | None:
-        """Return the newest run that was started under a chosen id."""
+        """Return the newest run that was started with a key, the id that its starter chose."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True, expensive=True, for_programs=True)
     def history(self, run: Id) -> Recording:
-        """Return everything that happened in a run."""
+        """Return the history of a run."""
 
     @call(about={Kind.RUN: "sent.run"})
     def reached(self, sent: Sent) -> Id | None:
-        """Return the run that a signal has reached, or None while it is on its way."""
+        """Return the run that received a signal, or None while that is not decided."""
 
 
 class CodeWork(CodeCalls, Protocol):
-    """All that a client can do with runs of code."""
+    """All calls about runs of code, including waits."""
 
     def wait(self, run: bytes, limit: TimeLimit, sent: Sent | None = None) -> Steps[Ended | None]:
-        """Wait until a run, or the last of those in which it goes on, has ended; None if it has not by then."""
+        """Wait until the last run of a chain has ended, and return its end; None on timeout."""

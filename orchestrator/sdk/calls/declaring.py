@@ -1,4 +1,4 @@
-"""A call as a declaration: a method with types, from which its request, answer, route and remote method are made."""
+"""Declarations of calls: typed methods from which requests, answers, HTTP routes and remote methods are made."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from orchestrator.domain.access import Scope
 F = TypeVar("F", bound=Callable[..., Any])
 
 REPEATED = "repeated"
-"""A parameter that says: this was asked before, and may have been done."""
+"""The name of a parameter that marks a retry: an earlier request may have been executed."""
 _RULES = "_rules_of_call"
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-"""As Postgres keeps it."""
+"""An integer of 32 bits, as in Postgres."""
 
 
 class Kind(StrEnum):
-    """The subject of a call. A key that is bound to some queues and workflows is checked against it."""
+    """The subject of a call, which is checked for API keys that are restricted to some queues and workflows."""
 
     TASK = "task"
-    """By id: its queue, or the workflow of its run."""
+    """A task by id. Its queue is checked, or the workflow of its run."""
     RUN = "run"
-    """By id: its workflow."""
+    """A run by id. Its workflow is checked."""
     TASK_OR_RUN = "task or run"
-    """By id; where a list is confined, as its argument `kind` says."""
+    """A task or run by id. For lists, the argument `kind` tells which."""
     QUEUE = "queue"
-    """By name."""
+    """A queue by name."""
     WORKFLOW = "workflow"
-    """By name."""
+    """A workflow by name."""
     SCHEDULE = "schedule"
-    """By its key: its workflow."""
+    """A schedule by key. Its workflow is checked."""
     BACKFILL = "backfill"
-    """By number: its workflow."""
+    """A backfill by number. Its workflow is checked."""
     NEW_TASKS = "new tasks"
-    """One or more, with their follow-ups: their queues."""
+    """One or several new tasks with callbacks. Their queues are checked."""
     DEFINITION = "definition"
-    """A new one: its name, and all that it names."""
+    """A new workflow definition. Its name and all names in it are checked."""
     FLOW = "flow"
-    """A new one: its name, and its graph with all that it names."""
+    """A new flow. Its name and all names in its graph are checked."""
     LINEAGE = "lineage"
-    """Of a task: each of its relatives."""
+    """The lineage of a task. Each relative is checked."""
 
 
 class Body(StrEnum):
-    """How much a request brings, which bounds its size."""
+    """The content of a request, which determines the size limit."""
 
     VALUE = "value"
     VALUES = "values"
-    """Many of them, or a definition."""
+    """Many values, or a definition."""
 
 
 class Wrapped(NamedTuple):
-    """The type of an answer that has the result of a call as its one field."""
+    """The type of an answer whose only field is the result of the call."""
 
     name: str
     field: str
@@ -69,61 +69,60 @@ class Wrapped(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """A plain HTTP route of a call about one thing, which the path names, or of a list."""
+    """A REST route for a call about one object, which the path names, or for a list."""
 
     route: str
     """Method and path: `POST /runs/{id}/cancel`."""
     done: str = ""
-    """Said in the answer; empty if the result is the answer."""
+    """The action that the answer names; empty if the answer is the result."""
     status: int = 200
     name: str = ""
-    """Of the operation in the OpenAPI document, if it is not made of those of the call and of what it is about."""
+    """The operation name in the OpenAPI document; by default, made from the names of the call and its subject."""
     tag: str = ""
-    """There, too: the subject, if it is not that of the call."""
+    """The tag in the OpenAPI document; by default, the subject of the call."""
     answer: Wrapped | None = None
-    """None if the result itself is the answer."""
+    """The type of the answer; None if the answer is the result itself."""
     summary: str = ""
-    """If it is not that of the call."""
+    """The summary in the OpenAPI document; by default, that of the call."""
 
 
 About = Mapping[Kind, str]
-"""Which argument names what a call is about: a field of it after a dot, several with a space between."""
+"""The argument that names the subject, by kind. A dot selects a field; a space separates several arguments."""
 SYSTEM: About = {}
-"""The whole system. A bound key may not ask about it."""
+"""The whole system as a subject. Restricted API keys have no access."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Declares a method as a call, and says what holds for it. The API applies these rules."""
+    """A decorator that declares a method as a call with rules. The API applies these rules."""
 
     scope: Scope = Scope.READ
-    """A key needs at least this scope."""
+    """The scope that an API key needs at least."""
     _: KW_ONLY
     about: About | None = None
-    """None for a list, of which a bound key gets its part: by `within`, `keeps` or `bound_result`."""
+    """The subject; None for a list, which `within`, `keeps` or `bound_result` filter for restricted API keys."""
     within: Mapping[str, Kind] = field(default_factory=dict)
-    """Arguments of the backend that confine a bound key to its queues or workflows."""
+    """Arguments of the backend that limit the result to the queues or workflows of a restricted API key."""
     keeps: About = field(default_factory=dict)
-    """The field by which items of the answer are kept for a bound key; empty if an item is a name itself."""
+    """The field by which the answer is filtered for a restricted API key; empty if the items themselves are names."""
     bound_result: Any = None
-    """A bound key always gets this result."""
+    """The constant result for restricted API keys."""
     repeatable: bool | None = None
-    """The client may make the call again if its answer was lost. Reads are repeatable unless they say otherwise."""
+    """Whether the client may retry the call if the answer was lost. By default, only reads may be retried."""
     assume_repeated: bool = False
-    """Every request may be a repeat: it brings the ids of its tasks, and a proxy may have sent it twice."""
+    """Treat every request as a possible retry. It contains the ids of its tasks, and a proxy may have sent it twice."""
     expensive: bool = False
-    """It takes long, and has request slots of its own."""
+    """Whether the call takes long. Such calls have request slots of their own."""
     body: Body | None = None
-    """None as usual: a read brings none, anything else one value."""
+    """The content of the request; by default, nothing for a read, and one value for other calls."""
     for_programs: bool = False
-    """The answer has true values; the scope read gets them redacted."""
+    """Whether the answer has unredacted values. API keys with the scope `read` get redacted values."""
     redacts: str = ""
-    """The argument that names the run by whose rules the result is redacted."""
+    """The argument that names the run whose redaction rules apply to the result."""
     rest: Rest | None = None
-    """The API serves the call under this route, too."""
+    """A REST route that serves the call, too."""
 
     def __call__(self, method: F) -> F:
-        """Attach the rules to a method."""
         if self.about is None and not self.within and not self.keeps and self.bound_result is None:
             raise TypeError(f"Call {method.__qualname__}: say what it is about, or what a bound key gets of the list.")
         setattr(method, _RULES, self)
@@ -135,38 +134,39 @@ call = Rules
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """One call."""
+    """A declared call."""
 
     part: str
-    """The subject."""
     name: str
     rules: Rules
     knows_repeats: bool
-    """It takes an argument that says that it is repeated."""
+    """Whether the call has the parameter `repeated`."""
     waits: bool
-    """It may take as long as the answer of a run takes."""
+    """Whether the call waits for an answer of a run."""
     summary: str
     signature: inspect.Signature
     arguments: Mapping[str, Any]
-    """Their types, by name."""
+    """The types of the parameters, by name."""
     request: type[msgspec.Struct]
     answer: type[msgspec.Struct]
-    """A structure of one field, `result`."""
+    """A struct with one field, `result`."""
 
     @property
     def is_repeatable(self) -> bool:
-        """Say whether it may be made again if its answer was lost."""
+        """Whether the client may retry the call if the answer was lost."""
         return self.rules.scope is Scope.READ if self.rules.repeatable is None else self.rules.repeatable
 
     @property
     def path(self) -> str:
-        """Where it is served."""
+        """The HTTP path."""
         return f"/api/v1/client/{self.part}/{self.name}"
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """Return the request; what is as usual is left out, so that an older server need not know it."""
-        given = self.signature.bind(None, *args, **kwargs).arguments
-        return msgspec.json.encode(self.request(**{name: _sent(value) for name, value in list(given.items())[1:]}))
+        """Encode a request. Leave out arguments with default values, which an older server might not know."""
+        arguments = self.signature.bind(None, *args, **kwargs).arguments
+        return msgspec.json.encode(
+            self.request(**{name: _for_request(value) for name, value in list(arguments.items())[1:]})
+        )
 
 
 @cache
@@ -179,19 +179,17 @@ def declared(part: str, protocol: type) -> dict[str, Declared]:
 def _declared(part: str, name: str, method: Callable[..., Any]) -> Declared:
     rules: Rules = getattr(method, _RULES)
     signature = inspect.signature(method)
-    named = {word.partition(".")[0] for text in (rules.about or {}).values() for word in text.split()}
-    if unknown := {*named, rules.redacts or "self"} - {*signature.parameters}:
+    arguments = {word.partition(".")[0] for text in (rules.about or {}).values() for word in text.split()}
+    if unknown := {*arguments, rules.redacts or "self"} - {*signature.parameters}:
         raise TypeError(f"Call {part}.{name}: its rules name {sorted(unknown)}, which is no argument of it.")
     hints = get_type_hints(method, include_extras=True)
-    returned = hints.pop("return")
-    waits = get_origin(returned) is Generator
+    return_type = hints.pop("return")
+    waits = get_origin(return_type) is Generator
     fields = [
-        (one.name, _wire(hints[one.name]))
-        if one.default is one.empty
-        else (one.name, _wire(hints[one.name]), one.default)
-        for one in list(signature.parameters.values())[1:]
+        (p.name, _wire(hints[p.name])) if p.default is p.empty else (p.name, _wire(hints[p.name]), p.default)
+        for p in list(signature.parameters.values())[1:]
     ]
-    called = f"{part.title()}{name.title().replace('_', '')}"
+    type_name = f"{part.title()}{name.title().replace('_', '')}"
     return Declared(
         part=part,
         name=name,
@@ -202,34 +200,33 @@ def _declared(part: str, name: str, method: Callable[..., Any]) -> Declared:
         signature=signature,
         arguments=hints,
         request=msgspec.defstruct(
-            f"{called}Request", fields, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True
+            f"{type_name}Request", fields, kw_only=True, frozen=True, omit_defaults=True, forbid_unknown_fields=True
         ),
         answer=msgspec.defstruct(
-            f"{called}Answer", [("result", get_args(returned)[2] if waits else returned)], frozen=True
+            f"{type_name}Answer", [("result", get_args(return_type)[2] if waits else return_type)], frozen=True
         ),
     )
 
 
 def _wire(kind: Any) -> Any:
-    """Return the type in which a parameter travels.
+    """Return the type of a parameter in the request.
 
-    That is a list for what is walked through, text for a time or text, and a bounded number where no bound is given.
+    An iterable becomes a list, a time or text becomes a text, and an integer without bounds gets bounds.
     """
     if kind is int:
         return _Whole
-    if get_origin(kind) is Annotated and not any(isinstance(one, msgspec.Meta) for one in get_args(kind)):
+    if get_origin(kind) is Annotated and not any(isinstance(part, msgspec.Meta) for part in get_args(kind)):
         return _wire(get_args(kind)[0])
     if get_origin(kind) is Iterable:
-        return list[get_args(kind)]  # type: ignore[misc]  # which is of one thing
+        return list[get_args(kind)]  # type: ignore[misc]  # it has one type argument
     if get_origin(kind) in (Union, UnionType) and {datetime, str} <= {*get_args(kind)}:
-        return reduce(or_, (one for one in get_args(kind) if one is not datetime))
+        return reduce(or_, (part for part in get_args(kind) if part is not datetime))
     if get_origin(kind) in (Union, UnionType) and int in get_args(kind):
-        return Union[tuple(_wire(one) for one in get_args(kind))]  # noqa: UP007  # of as many as there are
+        return Union[tuple(_wire(part) for part in get_args(kind))]  # noqa: UP007  # any number of types
     return kind
 
 
-def _sent(value: Any) -> Any:
-    """Return a value as its field has it."""
+def _for_request(value: Any) -> Any:
     if isinstance(value, datetime) or not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
         return value
     return list(value) if not hasattr(value, "__len__") else value

@@ -1,4 +1,4 @@
-"""Workers, queues, and messages in quarantine, which could not be decoded or applied."""
+"""Calls about workers, queues, and quarantined messages, which could not be decoded or applied."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Name = Annotated[str, Meta(min_length=1, max_length=300)]
 
 @dataclass(frozen=True, kw_only=True)
 class Drained:
-    """A worker that is being told to drain."""
+    """A worker that was asked to drain."""
 
     worker: str
-    """Its name: the host and the number of its parent process."""
+    """The name of the worker: its host and the number of its parent process."""
     processes: tuple[str, ...]
-    """The ids of its processes, all of which end."""
+    """The ids of the worker's processes, all of which will end."""
     is_heard: bool
-    """It has been heard of lately; else it is told when it is back."""
+    """Whether the worker has sent a recent heartbeat. Otherwise it drains as soon as it is back."""
 
 
 class FleetCalls(Protocol):
@@ -35,7 +35,7 @@ class FleetCalls(Protocol):
 
     @call(Scope.OPERATE, about=SYSTEM, repeatable=True)
     def drain(self, worker: Name) -> Drained:
-        """Have a worker take nothing more, finish what it runs, and end: by its name, its host or a process of it."""
+        """Drain a worker, given by name, host or process: it takes no more tasks, finishes those it has, and ends."""
 
 
 Limit = Annotated[int, Meta(ge=1, le=CAP)]
@@ -47,11 +47,11 @@ class QuarantineCalls(Protocol):
 
     @call(Scope.OPERATE, about=SYSTEM, repeatable=True)
     def newest(self, limit: Limit) -> list[SetAside]:
-        """Return what was set aside last."""
+        """Return the newest quarantined messages."""
 
     @call(Scope.OPERATE, about=SYSTEM, repeatable=True)
     def find(self, entry: EntryId) -> SetAside | None:
-        """Return one message."""
+        """Return one quarantined message."""
 
     @call(
         Scope.OPERATE,
@@ -64,7 +64,7 @@ class QuarantineCalls(Protocol):
         ),
     )
     def clear(self) -> int:
-        """Drop everything; return how much that was."""
+        """Drop all quarantined messages and return their number."""
 
 
 class QueueCalls(Protocol):
@@ -72,28 +72,28 @@ class QueueCalls(Protocol):
 
     @call(Scope.OPERATE, about={Kind.QUEUE: "name"}, repeatable=True)
     def pause(self, name: QueueName, paused: bool) -> None:
-        """Keep a queue's tasks from being handed out, or let them go again."""
+        """Pause or resume a queue."""
 
     @call(Scope.OPERATE, about={Kind.QUEUE: "name"}, repeatable=True)
     def limit(self, name: QueueName, concurrency: Concurrency, rate: Rate | None) -> None:
-        """Set or lift a queue's limits."""
+        """Set or remove the limits of a queue."""
 
     @call(Scope.OPERATE, about={Kind.QUEUE: "name"}, repeatable=True)
     def retain(self, name: QueueName, success: SuccessRetention, failed: FailedRetention) -> None:
-        """Set how long a queue's tasks are kept after they have ended."""
+        """Set how long ended tasks of a queue are kept."""
 
     @call(Scope.OPERATE, about={Kind.QUEUE: "name"}, expensive=True)
     def purge(self, name: QueueName) -> None:
-        """Cancel what waits in a queue."""
+        """Cancel all waiting tasks of a queue."""
 
     @call(about={Kind.QUEUE: "name"})
     def open_tasks(self, name: QueueName) -> int:
-        """Return how many tasks of a queue have not ended."""
+        """Return the number of tasks in a queue that have not ended."""
 
     @call(about={Kind.QUEUE: "name"})
     def delayed(self, name: QueueName) -> tuple[int, datetime | None]:
-        """Return how many tasks of a queue wait for their time, and when it comes for the first of them."""
+        """Return the number of delayed tasks in a queue, and the earliest time at which a task is due."""
 
     @call(keeps={Kind.QUEUE: ""})
     def named(self) -> list[str]:
-        """Return every queue that something stored names."""
+        """Return all queues that tasks, workers, workflows or settings name."""

@@ -1,4 +1,4 @@
-"""Workflows and flow graphs, which are data: apply, publish, start and delete them, and post events."""
+"""Calls about flow graphs and DAG workflows: publish, apply, start and delete them, and post events."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FlowCalls(Protocol):
         tags: Tags = (),
         shared: Mapping[str, Any] | None = None,
     ) -> Id:
-        """Create a run of a flow; return its id, or that of the run that has the key."""
+        """Create a run of a flow. Return its id, or the id of the run that has the key."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"})
     def signal(self, run: Id, key: str, value: Any, why: str = "") -> None:
@@ -60,19 +60,19 @@ class FlowCalls(Protocol):
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"})
     def decide(self, run: Id, decision: Any, why: str = "", node: str | None = None) -> str:
-        """Decide the approval for which a run waits; return its key."""
+        """Decide the approval for which a run waits, and return its key."""
 
     @call(about={Kind.RUN: "run"})
     def show(self, run: Id) -> FlowRunView:
-        """Return where a run of a flow stands."""
+        """Return the status of a run of a flow."""
 
     @call(Scope.ENQUEUE, about={Kind.RUN: "run"}, repeatable=True, for_programs=True)
     def shared(self, run: Id) -> Any:
-        """Return the shared state of a run, for a program: whole, where people are not shown what is secret."""
+        """Return the shared state of a run, without redaction."""
 
     @call(about={Kind.RUN: "run"})
     def visited(self, run: Id) -> list[str]:
-        """Return the nodes that a run has visited with success, each once."""
+        """Return the distinct nodes that a run has visited successfully."""
 
     @call(within={"within": Kind.WORKFLOW})
     def runs(self, workflow: str | None = None, state: str | None = None, limit: Limit = 50) -> list[FlowRunView]:
@@ -92,7 +92,7 @@ class WorkflowCalls(Protocol):
 
     @call(Scope.OPERATE, about={Kind.WORKFLOW: "name"})
     def delete(self, name: str) -> bool:
-        """Delete a workflow and its schedules; False if there is none."""
+        """Delete a workflow and its schedules. Return False if there is no such workflow."""
 
     @call(keeps={Kind.WORKFLOW: ""})
     def names(self) -> list[str]:
@@ -112,18 +112,18 @@ class WorkflowCalls(Protocol):
 
     @call(Scope.ENQUEUE, about={Kind.WORKFLOW: "name"}, repeatable=True)
     def start(self, name: str, params: Mapping[str, Any], run_id: Id, *, key: Key, tags: Tags) -> Id:
-        """Create a run of the newest version of a workflow; return its id, or that of the run that has the key."""
+        """Create a run of the newest version of a workflow. Return its id, or the id of the run that has the key."""
 
     @call(Scope.ENQUEUE, about=SYSTEM, repeatable=True, expensive=True, body=Body.VALUES)
     def compose(
         self, definitions: Composed, args: PackedArguments, run_id: Id, *, name: RunName, key: Key, tags: Tags
     ) -> Id:
-        """Create a run of a composition: of the last of these definitions. Return the run that has the key, if any."""
+        """Create a run of a composition, the last definition. Return its id, or the id of the run that has the key."""
 
     @call(about=SYSTEM)
     def listeners(self, event: str) -> list[str]:
-        """Return the workflows that an event may start."""
+        """Return the workflows that an event can start."""
 
     @call(Scope.ENQUEUE, about=SYSTEM)
     def post_event(self, event_id: Id, name: EventName, payload: Any) -> None:
-        """Tell the leader that something happened."""
+        """Post an event to the leader."""

@@ -50,15 +50,15 @@ Digits = Annotated[str, Meta(pattern=whole("[0-9a-f]{1,32}"))]
 
 
 class InsightCalls(Protocol):
-    """Reads of everything."""
+    """Read calls about all subjects."""
 
     @call(within={"wanted.within": Kind.TASK})
     def page_of_tasks(self, wanted: TaskFilter, *, limit: Limit, before: UUID | None) -> TaskPage:
-        """Return a page of tasks, open and ended, newest first; those of a run from the first."""
+        """Return a page of open and ended tasks, newest first; for a run, in the order of the run."""
 
     @call(about={Kind.TASK: "task"})
     def show_task(self, task: UUID) -> TaskDetail | None:
-        """Show all that is known of one task."""
+        """Show the details of a task."""
 
     @call(
         about={Kind.TASK: "task"},
@@ -71,7 +71,7 @@ class InsightCalls(Protocol):
         ),
     )
     def lineage(self, task: UUID) -> Lineage:
-        """Show what enqueued a task, and what it enqueued."""
+        """Show the origin of a task, and the tasks and runs that it started."""
 
     @call(within={"wanted.within": Kind.WORKFLOW})
     def page_of_runs(self, wanted: RunFilter, *, limit: Limit, before: UUID | None) -> RunPage:
@@ -79,19 +79,19 @@ class InsightCalls(Protocol):
 
     @call(about={Kind.RUN: "run"})
     def show_run(self, run: UUID) -> RunDetail | None:
-        """Show all that is known of one run but its steps and tasks."""
+        """Show the details of a run, except its steps and tasks."""
 
     @call(about={Kind.RUN: "run"})
     def list_steps(self, run: UUID) -> list[StepView]:
-        """Show the steps of a run of a definition."""
+        """Show the steps of a run of a DAG workflow."""
 
     @call(about={Kind.RUN: "run"})
     def definition_of_run(self, run: UUID) -> Definition | None:
-        """Return the version that a run of a definition is of."""
+        """Return the workflow definition of a run, in the version of the run."""
 
     @call(about={Kind.RUN: "run"})
     def show_code(self, run: UUID) -> CodeView | None:
-        """Show what a run of a workflow as code was given, waits for, and came to."""
+        """Show the arguments, waits and result of a run of a workflow as code."""
 
     @call(
         within={"within": Kind.QUEUE},
@@ -103,7 +103,7 @@ class InsightCalls(Protocol):
         ),
     )
     def list_queues(self) -> list[QueueCounts]:
-        """Show what stands in each queue."""
+        """Show the number of tasks in each queue, by state."""
 
     @call(
         within={"within": Kind.QUEUE},
@@ -115,7 +115,7 @@ class InsightCalls(Protocol):
         ),
     )
     def queue_demands(self) -> list[QueueDemand]:
-        """Say how many slots each queue wants, from what arrives, how long it runs and how long it has waited."""
+        """Estimate how many slots each queue needs, from the arrival rate, run times and waiting times of its tasks."""
 
     @call(
         about=SYSTEM,
@@ -127,11 +127,11 @@ class InsightCalls(Protocol):
         ),
     )
     def list_workers(self) -> list[WorkerView]:
-        """Show the fleet."""
+        """Show the workers."""
 
     @call(keeps={Kind.WORKFLOW: "name"})
     def list_code_workflows(self) -> list[CodeWorkflowView]:
-        """List workflows that are code of live workers, or have open runs."""
+        """List workflows as code that live workers have, or that have open runs."""
 
     @call(keeps={Kind.WORKFLOW: "workflow"}, expensive=True)
     def open_runs(self, workflows: Sequence[str], since: datetime | None) -> list[CodeRun]:
@@ -139,7 +139,7 @@ class InsightCalls(Protocol):
 
     @call(keeps={Kind.WORKFLOW: "workflow"}, expensive=True)
     def sample_runs(self, workflows: Sequence[str], since: datetime | None, limit: Limit) -> list[CodeRun]:
-        """Return newest and longest runs of each version of workflows as code."""
+        """Return the newest and the longest runs of each version of workflows as code."""
 
     @call(keeps={Kind.WORKFLOW: ""})
     def count_open_others(self, workflows: Sequence[str], since: datetime | None) -> dict[str, int]:
@@ -151,66 +151,66 @@ class InsightCalls(Protocol):
 
     @call(within={"within": Kind.TASK_OR_RUN})
     def ids_begin_with(self, kind: IdKind, digits: Digits, most: Limit) -> list[IdMatch]:
-        """Return the newest tasks or runs whose ids begin with these hexadecimal digits; if none does, end so."""
+        """Return the newest tasks or runs whose ids begin with these hexadecimal digits, or else end with them."""
 
     @call(bound_result=36, expensive=True)
     def enough_of_ids(self, kind: IdKind, shown: Sequence[UUID]) -> int:
-        """Return how many characters tell each of these ids from every other one that there is."""
+        """Return the length of the shortest prefix that distinguishes these ids from all others."""
 
     @call(keeps={Kind.WORKFLOW: "workflow"})
     def runs_under(self, key: str) -> list[KeyedRun]:
-        """Return the runs that were started under an id or key of people's own."""
+        """Return the runs that were started with a key."""
 
     @call(within={"within": Kind.QUEUE}, expensive=True)
     def failures(self, since: datetime, until: datetime | None = None) -> Failures:
-        """Return what has failed since then, by task, queue and error, with what was decided about each group."""
+        """Return failures in a period, grouped by task, queue and error, and whether each group was acknowledged."""
 
     @call(Scope.OPERATE, about={Kind.QUEUE: "queue"}, repeatable=True)
     def handle_failures(
         self, name: Text, queue: QueueName, kind: str, act: HandlingAct, until: datetime | None = None
     ) -> None:
-        """Acknowledge failures of a task with a kind of error, snooze them until then, or show them as before."""
+        """Acknowledge failures of a task with one type of error, snooze them until a time, or reopen them."""
 
     @call(about=SYSTEM)
     def overview(self) -> Overview:
-        """Show how the system is doing."""
+        """Show the state of the system."""
 
     @call(about=SYSTEM)
     def redis(self, generation: str | None, queues: Sequence[str]) -> tuple[RedisHealth, RedisView]:
-        """Return how Redis is doing and what it holds; that it cannot be used is part of the answer."""
+        """Return the health and content of Redis. An outage of Redis is part of the answer, not an error."""
 
     @call(Scope.ADMIN, about=SYSTEM, repeatable=True)
     def audit(self, wanted: AuditFilter, *, limit: Limit, before: Number | None) -> list[AuditEntry]:
-        """Return lines of the audit log, newest first."""
+        """Return entries of the audit log, newest first."""
 
     @call(Scope.ADMIN, about=SYSTEM, repeatable=True)
     def audit_after(self, wanted: AuditFilter, after: Number) -> list[AuditEntry]:
-        """Return the lines that came after one."""
+        """Return the entries of the audit log after an entry."""
 
     @call(about=SYSTEM)
     def connections(self) -> Connections:
-        """Return how many connections Postgres has open."""
+        """Return the number of open connections of Postgres."""
 
     @call(about=SYSTEM)
     def long_transactions(self, seconds: float) -> list[LongTransaction]:
-        """Return transactions that have been open for longer than this."""
+        """Return transactions that have been open for longer than `seconds`."""
 
     @call(about=SYSTEM)
     def dead_rows(self) -> int:
-        """Return how many rows of the table of open tasks wait to be vacuumed."""
+        """Return the number of dead rows in the table of open tasks."""
 
     @call(about=SYSTEM)
     def lock_holders(self) -> list[tuple[int, str, str]]:
-        """Return who holds a lock on the tables."""
+        """Return the database sessions that hold locks on the tables."""
 
 
 def list_tasks(insights: InsightCalls, wanted: TaskFilter, *, limit: int, before: UUID | None = None) -> TaskPage:
-    """Return as many tasks that match as are asked for, if there are so many: page after page."""
+    """Return up to `limit` tasks that match. Read as many pages as necessary."""
     return TaskPage(*_gather(partial(insights.page_of_tasks, wanted), limit, before))
 
 
 def list_runs(insights: InsightCalls, wanted: RunFilter, *, limit: int, before: UUID | None = None) -> RunPage:
-    """Return as many runs that match as are asked for, if there are so many: page after page."""
+    """Return up to `limit` runs that match. Read as many pages as necessary."""
     return RunPage(*_gather(partial(insights.page_of_runs, wanted), limit, before))
 
 

@@ -1,4 +1,4 @@
-"""All calls of a client, by subject."""
+"""The interface of a client's backend: all calls, by subject."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.sdk.calls.tasks import TaskWork
 
 
 class Calls(Protocol):
-    """Everything, by subject."""
+    """The calls of a client, by subject."""
 
     @property
     def tasks(self) -> TaskWork: ...
@@ -44,4 +44,3 @@ class Calls(Protocol):
 PARTS: dict[str, type] = {
     name: get_type_hints(part.fget)["return"] for name, part in vars(Calls).items() if isinstance(part, property)
 }
-"""The protocol of each subject, by name."""

@@ -1,4 +1,4 @@
-"""Runs of many tasks and of workflows that are data; some calls work for runs of code, too."""
+"""Calls about runs of many tasks and of DAG workflows. Some work for runs of flows and of workflows as code, too."""
 
 from __future__ import annotations
 
@@ -25,72 +25,72 @@ class RunCalls(Protocol):
     def start(
         self, run_id: Id, name: RunName, tasks: Annotated[Iterable[NewTask], Distinct], *, repeated: bool = False
     ) -> None:
-        """Create a run and its tasks, all or none."""
+        """Create a run and its tasks in one transaction."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True, expensive=True)
     def rerun(self, run: Id, new: Id, from_step: str | None, *, repeated: bool = False) -> None:
-        """Start a run over, with the same version and parameters; keep what is not below `from_step`."""
+        """Start a new run with the same version and parameters. Keep results that do not depend on `from_step`."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, repeatable=True, rest=Rest("POST /runs/{id}/cancel", "cancel", 202))
     def cancel(self, run: Id) -> None:
-        """Cancel a run and all that is open in it; one of code is asked to end itself.
+        """Cancel a run and its open tasks, or ask the code of a workflow as code to end.
 
-        One that has been cancelled stays so.
+        A canceled run stays as it is.
         """
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, rest=Rest("POST /runs/{id}/retry", "retry", 202))
     def retry(self, run: Id) -> None:
-        """Try what failed in a run again, or let a stuck run go on."""
+        """Retry the failed tasks of a run, or a stuck run."""
 
     @call(Scope.OPERATE, about={Kind.RUN: "run"}, rest=Rest("DELETE /runs/{id}", "delete", 202))
     def delete(self, run: Id) -> None:
-        """Delete an ended run with its tasks, child runs, logs and results; the leader does so within some seconds."""
+        """Delete an ended run with its tasks, child runs, logs and results. The leader does this within seconds."""
 
     @call(about={Kind.RUN: "run"})
     def progress(self, run: Id) -> tuple[str, RunCounters]:
-        """Return a run's state and counters."""
+        """Return the state and task counters of a run."""
 
     @call(about={Kind.RUN: "run"})
     def log(self, run: Id, after: Entry = "", wait: Moment = 0.0) -> LogPage:
-        """Return what the tasks of a run said after an entry; wait so many seconds for something new."""
+        """Return a page of the log of a run after a cursor. Wait up to `wait` seconds for new lines."""
 
     @call(Scope.ENQUEUE, about={Kind.RUN: "run"}, repeatable=True, expensive=True, for_programs=True)
     def ends_after(self, run: Id, position: int) -> list[EndedAt]:
-        """Return how the tasks of a run have ended that come after a position, a page of them."""
+        """Return a page of the ends of tasks of a run, after a position in the run."""
 
     @call(Scope.ENQUEUE, about={Kind.RUN: "run"}, repeatable=True, expensive=True, for_programs=True)
     def encoded_outputs(self, run: Id, steps: Sequence[str] | None = None) -> bytes:
-        """Return the outputs of a run's steps by name, or of some of them, as one encoded value."""
+        """Return the outputs of all or some steps of a run by name, as one encoded value."""
 
 
 class Listener(Protocol):
-    """Hears that something may have changed; for one thread."""
+    """Listens for changes, for one thread."""
 
     def wait(self, seconds: float) -> None:
-        """Wait until something may have changed since this was called last, or about so many seconds; then look."""
+        """Wait until there may be a change since the last call, for about `seconds` at most."""
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
 
 
 class RunWork(RunCalls, Protocol):
-    """All that a client can do with runs."""
+    """All calls about runs, including waits."""
 
     def listen(self, run: bytes) -> Listener:
-        """Return what hears that a run may have changed."""
+        """Return a listener for changes of a run."""
 
     def ends(self, run: bytes) -> Iterator[Ended]:
-        """Yield how each task of a run has ended, in order."""
+        """Yield the ends of all tasks of a run, in order."""
 
     def outputs(self, run: bytes, steps: Sequence[str] | None = None) -> dict[str, Any]:
-        """Return the output of every step, or of some, of a workflow's run that was not skipped; none of other runs."""
+        """Return the outputs of all or some steps of a DAG run that were not skipped; empty for other runs."""
 
     def wait(self, run: bytes, limit: TimeLimit) -> Steps[Ended | None]:
-        """Wait until a run ends; None if it has not by then."""
+        """Wait until a run has ended, and return its end; None on timeout."""
 
 
 def walk_ends(ends_after: Callable[[bytes, int], Sequence[EndedAt]], run: bytes) -> Iterator[Ended]:
-    """Yield how each task of a run has ended, in order, a page at a time."""
+    """Yield the ends of all tasks of a run, in order; `ends_after` reads a page."""
     position = -1
     while page := ends_after(run, position):
         yield from (Ended(end.id, end.status, end.result, end.error) for end in page)

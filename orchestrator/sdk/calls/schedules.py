@@ -1,4 +1,4 @@
-"""Schedules and backfills, by name."""
+"""Calls about schedules and backfills, by name."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class ScheduleCalls(Protocol):
 
     @call(within={"within": Kind.WORKFLOW})
     def page(self, *, limit: Limit, after: str | None) -> SchedulePage:
-        """Return a page of schedules, in order of their names."""
+        """Return a page of schedules, ordered by name."""
 
     @call(about={Kind.SCHEDULE: "key"})
     def find(self, key: str) -> StoredSchedule:
-        """Return the schedule that is called workflow/name, or the only one of a workflow."""
+        """Return the schedule with the key workflow/name, or the only schedule of a workflow."""
 
     @call(about={Kind.SCHEDULE: "key"}, expensive=True)
     def upcoming(self, key: str, count: Count) -> list[datetime]:
@@ -44,51 +44,51 @@ class ScheduleCalls(Protocol):
         step: str,
         of_code: Iterable[tuple[WorkflowName, dict[str, Any], CodeTarget]],
     ) -> None:
-        """Store workflows that consist of one scheduled task; one of another kind is not overwritten."""
+        """Store workflows of one scheduled task each, without overwriting others, and schedules of code workflows."""
 
     @call(Scope.OPERATE, about=SYSTEM, repeatable=True)
     def claim_origin(self, origin: Label, keys: Sequence[Label], *, prune: bool) -> list[str]:
-        """Note what an application's code declares; return what it once declared, which is deleted if asked."""
+        """Record the schedules that an application declares. Return those no longer declared; `prune` deletes them."""
 
     @call(Scope.OPERATE, about={Kind.WORKFLOW: "workflow"}, repeatable=True)
     def set(self, workflow: str, data: dict[str, Any], version: int | None = None) -> StoredSchedule:
-        """Set a schedule of a workflow or a flow; `data` has the shape of a file, and `version` is one of a flow."""
+        """Set a schedule of a workflow or flow. `data` has the fields of a YAML file; `version` is that of a flow."""
 
     @call(Scope.OPERATE, about={Kind.WORKFLOW: "workflow", Kind.QUEUE: "target.queue"}, repeatable=True)
     def set_code(self, workflow: WorkflowName, data: dict[str, Any], target: CodeTarget) -> StoredSchedule:
-        """Set a schedule of a workflow as code; `data` has the shape of a file."""
+        """Set a schedule of a workflow as code. `data` has the fields of a YAML file."""
 
     @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"}, rest=Rest("POST /schedules/{workflow}/{name}/pause", "paused"))
     def pause(self, key: str) -> None:
-        """Fire no more."""
+        """Pause a schedule."""
 
     @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"}, rest=Rest("POST /schedules/{workflow}/{name}/resume", "resumed"))
     def resume(self, key: str) -> None:
-        """Fire again."""
+        """Resume a schedule."""
 
     @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"}, rest=Rest("DELETE /schedules/{workflow}/{name}", "deleted"))
     def delete(self, key: str) -> StoredSchedule:
-        """Remove a schedule."""
+        """Delete a schedule."""
 
     @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"}, repeatable=True)
     def trigger(self, key: str, run_id: Id) -> StoredSchedule:
-        """Start a run of a schedule now; return the schedule."""
+        """Start a run of a schedule now, and return the schedule."""
 
     @call(Scope.OPERATE, about={Kind.SCHEDULE: "key"}, expensive=True)
     def backfill(
         self, key: str, start: datetime | str, end: datetime | str | None, concurrency: int | None, again: bool
     ) -> int:
-        """Ask for the runs of all fires in a range; return the number of the backfill."""
+        """Start a backfill: the runs of all fires in a range. Return the number of the backfill."""
 
     @call(about={Kind.SCHEDULE: "key"}, expensive=True)
     def preview_backfill(
         self, key: str, start: datetime | str, end: datetime | str | None, concurrency: int | None, again: bool
     ) -> tuple[NewBackfill, list[tuple[datetime, bool]]]:
-        """Return what would be asked for: all fires in the range, and of each whether it would get a run."""
+        """Preview a backfill: all fires in the range, and whether each fire would get a run."""
 
     @call(about={Kind.BACKFILL: "number"}, rest=Rest("GET /backfills/{number}"))
     def show_backfill(self, number: Number) -> BackfillView:
-        """Show how far a backfill is."""
+        """Show the progress of a backfill."""
 
     @call(keeps={Kind.WORKFLOW: "workflow"})
     def list_backfills(self, limit: Count) -> list[BackfillView]:
@@ -98,4 +98,4 @@ class ScheduleCalls(Protocol):
         Scope.OPERATE, about={Kind.BACKFILL: "number"}, rest=Rest("POST /backfills/{number}/cancel", "cancelled", 202)
     )
     def cancel_backfill(self, number: Number) -> None:
-        """Give a backfill up."""
+        """Cancel a backfill."""

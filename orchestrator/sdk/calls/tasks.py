@@ -1,4 +1,4 @@
-"""Tasks: enqueue, show, wait for, cancel and retry them."""
+"""Calls about tasks: enqueue, query, wait, cancel and retry."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Moment = Annotated[float, Meta(ge=0, le=1)]
 
 
 class PayloadPart(msgspec.Struct, frozen=True):
-    """A part of a value that is stored outside."""
+    """A part of a value in the payload store."""
 
     data: bytes
     parts: int
-    """How many there are."""
+    """The number of parts of the value."""
 
 
 class TaskCalls(Protocol):
@@ -39,7 +39,7 @@ class TaskCalls(Protocol):
         Scope.ENQUEUE, about={Kind.NEW_TASKS: "task"}, within={"within": Kind.QUEUE}, repeatable=True, body=Body.VALUES
     )
     def enqueue(self, task: NewTask, *, repeated: bool = False) -> Id:
-        """Create one task; return its id, or that of the task which has its key."""
+        """Create one task. Return its id, or the id of the task that holds its unique key."""
 
     @call(
         Scope.ENQUEUE,
@@ -51,22 +51,22 @@ class TaskCalls(Protocol):
         body=Body.VALUES,
     )
     def enqueue_many(self, tasks: Annotated[Iterable[NewTask], Distinct], *, repeated: bool = False) -> list[Id]:
-        """Create many tasks, all or none; return their ids, or those of the tasks which have their keys."""
+        """Create many tasks in one transaction. Return their ids, or the ids of the tasks that hold their keys."""
 
     @call(
         Scope.OPERATE, about={Kind.TASK: "task"}, repeatable=True, rest=Rest("POST /tasks/{id}/cancel", "cancel", 202)
     )
     def cancel(self, task: Id) -> None:
-        """Cancel a task, wherever it stands; one that runs is interrupted.
+        """Cancel a task in any state. A running task is interrupted.
 
-        One that has been cancelled stays so.
+        A canceled task stays as it is.
         """
 
     @call(Scope.OPERATE, about={Kind.TASK: "task"}, rest=Rest("POST /tasks/{id}/retry", "retry", 202))
     def retry(self, task: Id) -> None:
-        """Open a failed or skipped task again, with all its tries.
+        """Retry a failed or skipped task, with all its retries.
 
-        If another task has taken its key meanwhile, it stays as it is.
+        The call fails if another task holds its unique key now.
         """
 
     @call(
@@ -77,43 +77,43 @@ class TaskCalls(Protocol):
         expensive=True,
     )
     def retry_failed(self, wanted: FailedFilter) -> int:
-        """Open the failed tasks again that match; return how many match now."""
+        """Retry the failed tasks that match, and return how many match now."""
 
     @call(within={"within": Kind.QUEUE}, expensive=True)
     def preview_retry(self, wanted: FailedFilter) -> list[Group]:
-        """Return which failed tasks match, by name and error."""
+        """Return the failed tasks that match, grouped by name and error."""
 
     @call(about={Kind.TASK: "task"})
     def status(self, task: Id) -> str:
-        """Return a task's state."""
+        """Return the state of a task."""
 
     @call(about={Kind.TASK: "task"})
     def progress(self, task: Id) -> TaskProgress | None:
-        """Return how far a task says it has come."""
+        """Return the progress that a task last reported."""
 
     @call(about={Kind.TASK: "task"})
     def log(self, task: Id, after: Entry = "", wait: Moment = 0.0, attempt: Number | None = None) -> LogPage:
-        """Return what a task said after an entry, in one attempt or in all; wait so many seconds for something new."""
+        """Return a page of the log of a task or attempt after a cursor. Wait up to `wait` seconds for new lines."""
 
     @call(about={Kind.TASK_OR_RUN: "target"})
     def obstacles(self, target: Id) -> list[str]:
-        """Return what keeps a task or a run from going on, in words."""
+        """Describe the obstacles that keep a task or a run from continuing."""
 
     @call(about={Kind.TASK: "task"})
     def overdue(self, task: Id) -> str:
-        """Say why a task has not ended in time."""
+        """Describe why a task has not ended in time."""
 
     @call(Scope.ENQUEUE, about={Kind.TASK: "task"}, repeatable=True, expensive=True, for_programs=True)
     def payload_part(self, task: Id, reference: bytes = b"", number: Number = 0) -> PayloadPart:
-        """Return a part of what a task has left in the payload store: its result, or what a reference names."""
+        """Return a part of a task's payload in the payload store: of its result, or of the value in a reference."""
 
 
 class TaskWork(TaskCalls, Protocol):
-    """All that a client can do with tasks."""
+    """All calls about tasks, including waits."""
 
     @property
     def retries(self) -> int:
-        """How often this program has asked for what ended to be tried again: what it knew of failures may be past."""
+        """How many retries of ended tasks and runs this program has requested. A retry invalidates cached ends."""
 
     async def aenqueue(self, task: NewTask) -> bytes:
         """Create one task on an event loop."""
@@ -122,7 +122,7 @@ class TaskWork(TaskCalls, Protocol):
         """Create one task in the caller's transaction."""
 
     def wait(self, task: bytes, limit: TimeLimit) -> Steps[Ended | None]:
-        """Wait until a task ends; None if it has not by then."""
+        """Wait until a task has ended, and return its end; None on timeout."""
 
     def wait_each(self, tasks: Sequence[bytes], limit: TimeLimit) -> Stream[Ended]:
-        """Yield tasks as they end, those that have ended already first; stop when the time is up."""
+        """Yield the ends of tasks as they happen, past ends first. Stop on timeout."""

@@ -1,4 +1,4 @@
-"""A long poll for the ends of many tasks and runs: it is answered when the first of them have ended."""
+"""A long poll for the ends of many tasks and runs. The server answers as soon as the first have ended."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from msgspec import Meta
 from orchestrator.domain.tasks.task import Id, TaskError
 
 MISSING = "missing"
-"""Stands for the state of what there is not."""
+"""The state of a task or run that does not exist."""
 MOST_AT_ONCE = 5_000
-"""Ids of one question."""
+"""Ids in one poll, at most."""
 LONGEST = 60.0
-"""Seconds that it may wait."""
+"""Seconds of one poll, at most."""
 PATH = "/api/v1/waits"
 
 _Ids = Annotated[list[Id], Meta(max_length=MOST_AT_ONCE)]
@@ -27,23 +27,23 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     runs: _Ids = []
     """Runs of any kind."""
     code: _Ids = []
-    """Runs of workflows as code, whose results are told too."""
+    """Runs of workflows as code. Their ends include the results."""
     timeout: Annotated[float, Meta(ge=0, le=LONGEST)] = 20.0
-    """Seconds after which the answer is that there is none."""
+    """Seconds after which the server answers without any end."""
 
 
 class End(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The end of a task or run; also that there is none of this id."""
+    """The end of a task or run, or the information that the id does not exist."""
 
     id: Id
     state: str
     result: bytes | None = None
     """The encoded result, in Base64."""
     error: TaskError | None = None
-    """The error; of a run of code that succeeded, that it goes on in another one."""
+    """The error. With the state `success`, it means that a run of code has continued as another run."""
 
 
 class Ends(msgspec.Struct, frozen=True):
-    """The ends that have come by now."""
+    """The ends so far."""
 
     ended: list[End]

@@ -1,9 +1,9 @@
-"""The client's side of an API: the same calls as the backend's, over HTTP.
+"""The calls of a client over the HTTP API, the same as those of the backend.
 
 remote ─┬─ tasks  runs  workflows  code  schedules  queues  fleet  insights    made from their declarations
         ├─ waiting      one long poll for many waits
-        ├─ asking       a request, tried again where that is safe, and its answer or error
-        └─ http         connections that are kept open
+        ├─ asking       requests, with retries where they are safe, and their answers and errors
+        └─ http         a pool of keep-alive connections
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class RemoteBackend:
     """The calls of an application over HTTP. Connections are opened on first use."""
 
     def __init__(self, settings: Settings) -> None:
-        vault_of(settings)  # what comes sealed, because the server has no key, is opened here
+        vault_of(settings)  # decrypts values here if the server has no data key
         self._http = Http(settings)
         self._asking = Asking(self._http)
         self.waiting = Waits(self._asking, lambda target: self.tasks.obstacles(target))
         shared = self._asking, self.waiting
-        # The declared methods are made when the classes are: no type checker sees them.
+        # The declared methods are created at run time, so type checkers do not see them.
         self.tasks = cast(TaskWork, RemoteTasks(*shared))
         self.runs = cast(RunWork, RemoteRuns(*shared))
         self.code = cast(CodeWork, RemoteCode(*shared))
@@ -75,12 +75,12 @@ class RemoteBackend:
         self._http.close()
 
 
-_LOOK_AGAIN = 0.2
-"""Seconds between two looks for where a signal has gone."""
+_POLL_INTERVAL = 0.2
+"""Seconds between two polls for the run that receives a signal."""
 
 
 class _Part:
-    """Sends requests, and waits."""
+    """The base class of the calls about one subject."""
 
     def __init__(self, asking: Asking, waiting: Waits) -> None:
         self._asking = asking
@@ -89,7 +89,7 @@ class _Part:
 
 @cache
 def remote_part(name: str, protocol: type) -> type[_Part]:
-    """Return a class that has the declared calls of a protocol."""
+    """Make a class with the declared calls of a protocol."""
     methods = {call.name: bound(call) for call in declared(name, protocol).values()}
     return type(f"Remote{name.title()}", (_Part,), methods)
 
@@ -99,7 +99,7 @@ _Runs: Any = remote_part("runs", RunCalls)
 _Code: Any = remote_part("code", CodeCalls)
 
 
-def _or_away(ask: Callable[..., str], *args: Any) -> str:
+def _or_unavailable(ask: Callable[..., str], *args: Any) -> str:
     try:
         return ask(*args)
     except (Unavailable, Uncertain):
@@ -107,12 +107,12 @@ def _or_away(ask: Callable[..., str], *args: Any) -> str:
 
 
 class RemoteTasks(_Tasks, _Part):  # type: ignore[misc]
-    """Tasks, over HTTP."""
+    """Calls about tasks, over HTTP."""
 
     retries = 0
 
     def retry(self, task: bytes) -> None:
-        """Open a failed task again; what this program knew of failures may be past."""
+        """Retry a failed task, and invalidate cached ends."""
         super().retry(task)
         self.retries += 1
 
@@ -122,7 +122,7 @@ class RemoteTasks(_Tasks, _Part):  # type: ignore[misc]
         return count
 
     def overdue(self, task: bytes) -> str:
-        return _or_away(super().overdue, task)
+        return _or_unavailable(super().overdue, task)
 
     async def aenqueue(self, task: NewTask) -> bytes:
         created: bytes = await self._asking.run(partial(self.enqueue, task))
@@ -142,7 +142,7 @@ class RemoteTasks(_Tasks, _Part):  # type: ignore[misc]
 
 
 class RemoteRuns(_Runs, _Part):  # type: ignore[misc]
-    """Runs, over HTTP."""
+    """Calls about runs, over HTTP."""
 
     def ends(self, run: bytes) -> Iterator[Ended]:
         return walk_ends(self.ends_after, run)
@@ -162,7 +162,7 @@ class RemoteRuns(_Runs, _Part):  # type: ignore[misc]
 
 
 class RemoteCode(_Code, _Part):  # type: ignore[misc]
-    """Runs of code, over HTTP."""
+    """Calls about runs of code, over HTTP."""
 
     def wait(self, run: bytes, limit: TimeLimit, sent: Sent | None = None) -> Steps[Ended | None]:
         while True:
@@ -185,10 +185,10 @@ class RemoteCode(_Code, _Part):  # type: ignore[misc]
                 continue
             if limit.is_up:
                 return None
-            yield Pause(_LOOK_AGAIN)  # unknown yet
+            yield Pause(_POLL_INTERVAL)  # not decided yet
 
     def signal(self, run: bytes, name: str, value: bytes, request: bytes | None = None, known: bool = False) -> None:
-        """Send a signal. That it is `known` is said only to a server that asks: older ones know no such field."""
+        """Send a signal. Send the field `known` only on UnknownHandler: older servers do not accept the field."""
         try:
             super().signal(run, name, value, request)
         except UnknownHandler:
@@ -197,7 +197,7 @@ class RemoteCode(_Code, _Part):  # type: ignore[misc]
             super().signal(run, name, value, request, known=True)
 
     def known(self, workflow: str, runs: list[bytes]) -> list[bytes]:
-        """Return those of these runs that are of a workflow; all, if the server is of a release that cannot tell."""
+        """Return those of the runs that belong to a workflow; all of them if an older server cannot tell."""
         try:
             found: list[bytes] = super().known(workflow, runs)
         except OrchestratorError as error:
@@ -207,11 +207,11 @@ class RemoteCode(_Code, _Part):  # type: ignore[misc]
         return found
 
     def history(self, run: bytes) -> Recording:
-        found: Recording = super().history(run)
-        return Recording(found.run_id, [reveal_event(event) for event in found.events])
+        recording: Recording = super().history(run)
+        return Recording(recording.run_id, [reveal_event(event) for event in recording.events])
 
     def request_of(self, run: bytes, what: str, id: str) -> bytes:
-        """Return the id of the request that a message is; with the previous release it counts for this run alone."""
+        """Return the request id of a message. With an older server, the id is unique in this run only."""
         try:
             request: bytes = super().request_of(run, what, id)
         except UnknownCall:
@@ -219,7 +219,7 @@ class RemoteCode(_Code, _Part):  # type: ignore[misc]
         return request
 
     def overdue(self, run: bytes, update: str | None = None) -> str:
-        return _or_away(super().overdue, run, update)
+        return _or_unavailable(super().overdue, run, update)
 
     def _try_reached(self, sent: Sent) -> bytes | None:
         try:
@@ -230,7 +230,7 @@ class RemoteCode(_Code, _Part):  # type: ignore[misc]
 
 
 class RemotePayloads:
-    """Reads what references name from an API."""
+    """Reads stored payloads over HTTP."""
 
     def __init__(self, tasks: TaskCalls) -> None:
         self._tasks = tasks
@@ -265,4 +265,4 @@ class _Parts:
         return map(self.chunk, range(self.chunks))
 
     def close(self) -> None:
-        """There is nothing open."""
+        """Do nothing: no connection is held."""

@@ -1,4 +1,4 @@
-"""Calls over HTTP: requests, retried where that is safe, and their answers or the server's errors."""
+"""Calls over HTTP: requests, retries where they are safe, answers and errors of the server."""
 
 from __future__ import annotations
 
@@ -34,29 +34,28 @@ R = TypeVar("R")
 
 _PROBLEM = "application/problem+json"
 _ROUTES = "/api/v1"
-"""The path that the client itself puts behind the address."""
-_KEYS = (
+"""The path that the client itself appends to the setting api_url."""
+_KEY_HINT = (
     "Set ORCHESTRATOR_API_KEY to one that `orchestrator keys create NAME --scope SCOPE` has shown; `orchestrator keys "
     "list` has all of them."
 )
-"""Where keys come from, and go."""
-_SAYS_NOTHING = (Unavailable, ConfigurationError, Forbidden, OrchestratorError)
-"""Errors of a request that was not carried out, whatever became of the one before it."""
-_ON_THE_WAY = (502, 503, 504)
-"""Statuses of a proxy between client and server: the server may have done it."""
+_INCONCLUSIVE = (Unavailable, ConfigurationError, Forbidden, OrchestratorError)
+"""Errors of a request that was not executed. They do not tell whether an earlier try of the request was executed."""
+_PROXY_ERRORS = (502, 503, 504)
+"""Status codes of a proxy between client and server. The server may have executed the request."""
 _TRIES = 4
 _PAUSES = (0.05, 0.25, 1.0)
-"""Seconds between tries, unless the server says how many."""
-_LONGEST_PAUSE = 5.0
-_MOST_WAITING = 64
-"""Calls that wait for an answer at the same time; others wait for a thread."""
-_UNLIMITED = 330.0
-"""Seconds that a call may take which gives no time of its own: a little more than the server gives it."""
+"""Seconds between tries, unless the server sends Retry-After."""
+_MAX_PAUSE = 5.0
+_MAX_WAITING = 64
+"""Parallel calls that wait for a run; further calls wait for a thread."""
+_MAX_TIMEOUT = 330.0
+"""Seconds that a call without a timeout may take, a little longer than the server allows."""
 _FOREVER = 1e9
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """An error from the server."""
+    """An error response of the server."""
 
     title: str = ""
     status: int = 0
@@ -66,24 +65,24 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class UnknownCall(OrchestratorError):
-    """The server is of a release that does not have this call."""
+    """The release of the server does not have this call."""
 
 
 class Asking:
-    """Makes calls."""
+    """Makes calls over HTTP."""
 
     def __init__(self, http: Http) -> None:
         self.http = http
-        self._threads = PerProcess(lambda: ThreadPoolExecutor(_MOST_WAITING, "orchestrator-asking"))
+        self._threads = PerProcess(lambda: ThreadPoolExecutor(_MAX_WAITING, "orchestrator-asking"))
 
     def close(self) -> None:
-        """Let the threads end with what they do now."""
+        """Stop the threads after their current calls."""
         threads = self._threads.take()
         if threads is not None:
             threads.shutdown(wait=False)
 
     def call(self, call: Declared, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Make a call, and return what it returns or raise what it raises."""
+        """Make a call. Return its result or raise its error."""
         args = tuple(_repeatable(arg) for arg in args)
         kwargs = {name: _repeatable(arg) for name, arg in kwargs.items()}
         try:
@@ -94,7 +93,7 @@ class Asking:
         return self.answer(call.answer, reply).result
 
     def steps(self, call: Declared, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Steps[Any]:
-        """Do the same for one that waits: in a thread of its own, which a caller on an event loop does not hold."""
+        """Make a call that waits, in a thread of its own, so that callers on an event loop hold no thread."""
         done: Future[Any] = self._threads().submit(self.call, call, args, kwargs)
         pause = Pause(_FOREVER)
         done.add_done_callback(lambda _: pause.ring())
@@ -103,7 +102,7 @@ class Asking:
         return done.result()
 
     async def run(self, ask: Callable[[], R]) -> R:
-        """Ask in a thread, while the event loop goes on."""
+        """Make a blocking call in a thread, without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads(), ask)
 
     def answer(self, kind: type[Any], reply: Reply) -> Any:
@@ -119,57 +118,61 @@ class Asking:
         if not call.waits:
             return self._try(call, body, args, kwargs, self.http.timeout)
         timeout = call.signature.bind(None, *args, **kwargs).arguments.get("timeout")
-        # The server gives up in its own time, and its answer has a way to go.
+        # The server times out by its own clock, and its answer needs time on the network.
         with TimeLimit(None if timeout is None else timeout + GRACE, writes=True):
-            return self._try(call, body, args, kwargs, min(timeout or _UNLIMITED, _UNLIMITED) + self.http.timeout)
+            return self._try(call, body, args, kwargs, min(timeout or _MAX_TIMEOUT, _MAX_TIMEOUT) + self.http.timeout)
 
-    def _try(self, call: Declared, body: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any], most: float) -> Reply:
-        """Ask until there is an answer, or the time of the call is over; each time takes so many seconds at most."""
-        doubt: Uncertain | None = None
+    def _try(
+        self, call: Declared, body: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float
+    ) -> Reply:
+        """Send a request until there is an answer or the time limit has passed. A try takes `most` seconds at most."""
+        uncertain: Uncertain | None = None
         for pause in (*_PAUSES, None):
             try:
-                reply = self.http.post(call.path, body, time_limits.left(most))
+                reply = self.http.post(call.path, body, time_limits.left(timeout))
                 problem = self.problem(reply)
                 if problem is None:
                     return reply
-                if call.rules.scope != "read" and reply.status in _ON_THE_WAY and reply.content_type != _PROBLEM:
+                if call.rules.scope != "read" and reply.status in _PROXY_ERRORS and reply.content_type != _PROBLEM:
                     problem = self._uncertain(call, args, problem)
             except Unreached as error:
                 problem, reply = self.away(error), None
             except Broken as error:
                 problem, reply = self._uncertain(call, args, error), None
             if isinstance(problem, Uncertain):
-                doubt = doubt or problem
+                uncertain = uncertain or problem
             if isinstance(problem, Uncertain) and call.is_repeatable and pause is not None:
                 if call.knows_repeats:
                     body = call.encode(args, {**kwargs, REPEATED: True})
             elif not isinstance(problem, Unavailable) or pause is None:
-                raise _in_doubt(doubt, problem)
+                raise _in_doubt(uncertain, problem)
             wait = pause if reply is None or reply.retry_after is None else reply.retry_after
-            if wait > time_limits.left(_LONGEST_PAUSE):
-                raise _in_doubt(doubt, problem)
+            if wait > time_limits.left(_MAX_PAUSE):
+                raise _in_doubt(uncertain, problem)
             time.sleep(wait)
         raise AssertionError("the last try returns or raises")
 
     def problem(self, reply: Reply) -> OrchestratorError | None:
-        """Return what a reply says that went wrong, as the exception that the server has raised."""
+        """Return the exception for an error response; None for a success."""
         if reply.status < 300 and reply.content_type == "application/json":
             return None
         if reply.content_type != _PROBLEM:
-            return self._not_ours(reply)
+            return self._foreign_reply(reply)
         try:
             problem = msgspec.json.decode(describe_json(reveal_json(reply.body)), type=Problem)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return self._not_ours(reply)
+            return self._foreign_reply(reply)
         text = problem.detail or problem.title
         if reply.status == 401:
-            what = "refuses setting api_key" if self.http.has_key else "asks for a key, and setting api_key is not set"
-            return ConfigurationError(f"The API at {self.http.url} {what}: {text} {_KEYS}")
+            subject = (
+                "refuses setting api_key" if self.http.has_key else "asks for a key, and setting api_key is not set"
+            )
+            return ConfigurationError(f"The API at {self.http.url} {subject}: {text} {_KEY_HINT}")
         if reply.status == 403:
-            return Forbidden(f"The API at {self.http.url} does not allow this with setting api_key: {text} {_KEYS}")
-        found = from_problem(problem.type, text, problem.data)
-        if found is not None:
-            return found
+            return Forbidden(f"The API at {self.http.url} does not allow this with setting api_key: {text} {_KEY_HINT}")
+        error = from_problem(problem.type, text, problem.data)
+        if error is not None:
+            return error
         if reply.status in (404, 405) and self.http.url.endswith(_ROUTES):
             expected = self.http.url.removesuffix(_ROUTES)
             return ConfigurationError(
@@ -186,7 +189,7 @@ class Asking:
         return kind(f"The API at {self.http.url} refuses this ({problem.title}): {text}")
 
     def away(self, error: Exception) -> Unavailable:
-        """Return what to say of a server that cannot be reached."""
+        """Return the exception for a server that cannot be reached."""
         return Unavailable(
             f"The API at {self.http.url} cannot be reached: {sentence(str(error))} See whether `orchestrator api` runs "
             f"there, and whether setting api_url (ORCHESTRATOR_API_URL) is its address."
@@ -195,13 +198,13 @@ class Asking:
     def _uncertain(self, call: Declared, args: tuple[Any, ...], error: Exception) -> Uncertain:
         if call.rules.scope == "read":
             return Uncertain(f"The connection to the API at {self.http.url} broke: {error}")
-        whom = f" of {to_text(args[0].id)}" if args and isinstance(args[0], NewTask) else ""
+        subject = f" of {to_text(args[0].id)}" if args and isinstance(args[0], NewTask) else ""
         return Uncertain(
             f"The connection to the API at {self.http.url} broke, and it is not known whether this was done "
-            f"({call.part} {call.name}{whom}): {error}"
+            f"({call.part} {call.name}{subject}): {error}"
         )
 
-    def _not_ours(self, reply: Reply) -> OrchestratorError:
+    def _foreign_reply(self, reply: Reply) -> OrchestratorError:
         if reply.status in (429, 502, 503, 504):
             return Unavailable(f"What stands before the API at {self.http.url} cannot reach it: status {reply.status}")
         return ConfigurationError(
@@ -211,20 +214,20 @@ class Asking:
 
 
 def _repeatable(arg: Any) -> Any:
-    """Return an argument that can be encoded again if the request is lost: a generator would be empty then."""
+    """Return an argument that can be encoded again for a retry: the items of an iterator as a list."""
     return [*arg] if isinstance(arg, Iterator) else arg
 
 
 def _in_doubt(doubt: Uncertain | None, problem: OrchestratorError) -> OrchestratorError:
-    """Return what to raise: after a lost answer, only the server's own word says that something was not done."""
-    if doubt is None or isinstance(problem, Uncertain) or type(problem) not in _SAYS_NOTHING:
+    """Return the error to raise. After a lost answer (`doubt`), an inconclusive error must not hide the uncertainty."""
+    if doubt is None or isinstance(problem, Uncertain) or type(problem) not in _INCONCLUSIVE:
         return problem
     doubt.__cause__ = problem
     return doubt
 
 
 def bound(call: Declared) -> Any:
-    """Return a method of a part that has an `_asking`."""
+    """Make the method of a call, for a class with an attribute `_asking`."""
 
     def blocking(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self._asking.call(call, args, kwargs)

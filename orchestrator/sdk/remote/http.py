@@ -1,7 +1,7 @@
-"""A pool of connections to an API, on `http.client`; each request is made once.
+"""A pool of connections to the API, based on `http.client`, without retries.
 
-Measured beside httpx: a request takes a fifth of its CPU time (0.2 ms instead of 0.9 ms), and loading it a tenth
-(38 ms instead of 406 ms). An error says whether anything was sent, by which a call is repeated or not.
+Compared with httpx, a request takes a fifth of the CPU time (0.2 ms instead of 0.9 ms), and the import a tenth of the
+time (38 ms instead of 406 ms). An error tells whether anything was sent, which decides whether to retry.
 """
 
 from __future__ import annotations
@@ -25,28 +25,27 @@ from orchestrator.settings import Settings
 from orchestrator.terminal_safe import without_password
 from orchestrator.trace_context import current_trace
 
-_MOST_IDLE = 16
-_LONGEST_IDLE = 60.0
-"""Seconds after which an idle connection is not used again."""
-_CONNECTING = 10.0
-"""Seconds that it may take to connect."""
+_MAX_IDLE = 16
+_MAX_IDLE_TIME = 60.0
+"""Seconds after which an idle connection is discarded."""
+_CONNECT_TIMEOUT = 10.0
 
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")
-"""OpenSSL's messages about an answer in plain text."""
+"""OpenSSL's errors for a server that answers in plain text."""
 
 Connection = http.client.HTTPConnection
 
 
 class Unreached(Exception):
-    """Nothing was sent: there is no connection."""
+    """No connection could be opened, so nothing was sent."""
 
 
 class Broken(Exception):
-    """Something was sent, and no answer came: it may have been done or not."""
+    """The request was sent, and no answer arrived. The server may have executed the request."""
 
 
 class Reply(NamedTuple):
-    """An answer."""
+    """An HTTP response."""
 
     status: int
     content_type: str
@@ -55,11 +54,11 @@ class Reply(NamedTuple):
 
 
 _Idle = deque[tuple[Connection, float]]
-"""Idle connections, and since when."""
+"""Idle connections, and the time of their last use."""
 
 
 class Http:
-    """A few connections to one address. Any thread may ask, and a fork has connections of its own."""
+    """A thread-safe connection pool for one address. A forked process has connections of its own."""
 
     def __init__(self, settings: Settings) -> None:
         self.url = without_password(settings.api_url.rstrip("/"))
@@ -84,18 +83,18 @@ class Http:
         if settings.api_key:
             self._headers["Authorization"] = f"Bearer {_as_header(settings.api_key)}"
         self._idle: PerProcess[_Idle] = PerProcess(deque)
-        self._is_over = False
-        """Connections that are opened now are not kept."""
+        self._is_closed = False
+        """Whether the pool is closed. It then keeps no connection after a request."""
 
     def close(self) -> None:
-        """Close what is open; what is in use is closed after it."""
-        self._is_over = True
+        """Close idle connections now, and all others after their requests."""
+        self._is_closed = True
         _keep(self._idle(), 0)
 
     def post(self, path: str, body: bytes, timeout: float, under_way: set[Connection] | None = None) -> Reply:
-        """Send a request and return what comes back; Unreached or Broken if nothing does.
+        """Send a request and return the response. Raise Unreached or Broken if there is none.
 
-        Meanwhile the connection stands in `under_way`, so that another thread can `hang_up`.
+        During the request, the connection is in `under_way`, so that another thread can `hang_up`.
         """
         idle = self._idle()
         if timeout <= 0:
@@ -108,8 +107,8 @@ class Http:
             connection.sock.settimeout(timeout)
             trace = current_trace()
             headers = self._headers if trace is None else self._headers | {"traceparent": trace}
-            if carried := of_start.get():
-                headers = headers | {HTTP_HEADER: json.dumps(dict(carried))}
+            if run_headers := of_start.get():
+                headers = headers | {HTTP_HEADER: json.dumps(dict(run_headers))}
             connection.request("POST", self._prefix + path, body, headers)
             answer = connection.getresponse()
             data = answer.read()
@@ -117,7 +116,7 @@ class Http:
             connection.close()
             raise Broken(str(error) or type(error).__name__) from error
         except BaseException:
-            connection.close()  # it was interrupted half-way
+            connection.close()  # interrupted in the middle of a request
             raise
         finally:
             if under_way is not None:
@@ -126,17 +125,17 @@ class Http:
             connection.close()
         else:
             idle.append((connection, time.monotonic()))
-            _keep(idle, 0 if self._is_over else _MOST_IDLE)
+            _keep(idle, 0 if self._is_closed else _MAX_IDLE)
         return Reply(
             answer.status, answer.headers.get_content_type(), _seconds(answer.headers.get("Retry-After")), data
         )
 
     def listen(self, path: str, timeout: float) -> tuple[Connection, http.client.HTTPResponse]:
-        """Ask for a stream of events, on a connection of its own, which is the caller's to close.
+        """Open a stream of server-sent events on a connection of its own, which the caller must close.
 
-        What is read of it may take so many seconds.
+        Each read from the stream times out after `timeout` seconds.
         """
-        connection = self._connect(_CONNECTING)
+        connection = self._connect(_CONNECT_TIMEOUT)
         try:
             assert connection.sock is not None
             connection.sock.settimeout(timeout)
@@ -146,8 +145,8 @@ class Http:
             connection.close()
             raise
 
-    def _connect(self, most: float) -> Connection:
-        seconds = min(_CONNECTING, most)
+    def _connect(self, timeout: float) -> Connection:
+        seconds = min(_CONNECT_TIMEOUT, timeout)
         if self._tls is None:
             connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
         else:
@@ -173,27 +172,27 @@ class Http:
 
 
 def hang_up(connection: Connection) -> None:
-    """End what another thread waits for."""
+    """Shut a connection down, which ends a request in another thread."""
     with contextlib.suppress(OSError, AttributeError):
         connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _take(idle: _Idle) -> Connection | None:
-    """Return a connection that the server has not closed meanwhile, the one that was used last."""
+    """Return the most recently used idle connection that the server has not closed."""
     while True:
         try:
             connection, since = idle.pop()
         except IndexError:
             return None
-        if time.monotonic() - since < _LONGEST_IDLE and _is_quiet(connection):
+        if time.monotonic() - since < _MAX_IDLE_TIME and _is_quiet(connection):
             return connection
         connection.close()
 
 
-def _keep(idle: _Idle, most: int) -> None:
-    """Close the oldest of those that are too many; other threads may do the same."""
+def _keep(idle: _Idle, limit: int) -> None:
+    """Close the oldest idle connections above the limit. Other threads may do so at the same time."""
     with contextlib.suppress(IndexError):
-        while len(idle) > most:
+        while len(idle) > limit:
             idle.popleft()[0].close()
 
 
@@ -211,7 +210,7 @@ def _as_header(key: str) -> str:
 
 
 def _is_quiet(connection: Connection) -> bool:
-    """Say whether nothing has come meanwhile: on an idle connection, that can only be its end."""
+    """Return whether no data has arrived. On an idle connection, data can only be its end."""
     if connection.sock is None:
         return False
     try:

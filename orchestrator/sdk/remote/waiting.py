@@ -1,7 +1,7 @@
-"""Waiting for ends over HTTP: all waiters of a process share a few long polls.
+"""Waits for ends over HTTP: all waiters of a process share a few long polls.
 
-Each poll asks for thousands of ids. A waiter that comes while a poll is under way is part of the next one. Only a poll
-that is alone is long, so after a moment all ids are in as few polls as hold them.
+A poll covers thousands of ids. Ids of a waiter that comes during a poll are part of the next poll. Only a single poll
+is long, so that after a moment as few polls as possible cover all ids.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ log = get_logger("client")
 
 Kind = Literal["tasks", "runs", "code"]
 Key = tuple[Kind, bytes]
-Heard = Ended | OrchestratorError | None
-"""An end, why there can be none, or that there is none yet."""
+Message = Ended | OrchestratorError | None
+"""A message to a waiter: an end, an error, or None if there is no end yet."""
 
 
 class _Waiter(NamedTuple):
-    """A waiter, and its deadline."""
+    """A caller that waits for ends until a deadline."""
 
-    wake: Callable[[Heard], None]
+    wake: Callable[[Message], None]
     deadline: float
 
 
-_MOST_POLLS = 8
+_MAX_POLLS = 8
 _LONG, _SHORT = 5.0, 1.0
-"""Seconds of a poll that is alone, and of one that is not."""
+"""Seconds of a single poll, and of one of several polls."""
 _GATHER = 0.005
-"""Seconds in which new waiters are gathered while another poll is under way."""
+"""Seconds in which new waiters are collected while another poll is running."""
 _LINGER = 10.0
-"""Seconds for which a thread stays that has nothing to ask."""
-_LONGEST_PAUSE = 2.0
+"""Seconds after which an idle thread ends."""
+_MAX_PAUSE = 2.0
 _FOREVER = 1e9
 
 
 class Waits:
-    """All waiters of this process."""
+    """The waits of this process."""
 
     def __init__(self, asking: Asking, obstacles: Callable[[bytes], list[str]]) -> None:
-        """`obstacles` says what keeps something from its end."""
+        """Create the waits; `obstacles` describes the obstacles of a task or run."""
         self._polls = PerProcess(lambda: _Polls(asking, ObstacleLog(obstacles)))
 
     def close(self) -> None:
@@ -68,7 +68,7 @@ class Waits:
             polls.close()
 
     def wait(self, kind: Kind, identifier: bytes, limit: TimeLimit) -> Steps[Ended | None]:
-        """Wait for one end; None if it does not come in time."""
+        """Wait for the end of a task or run, and return it; None on timeout."""
         for item in self.each(kind, [identifier], limit):
             if not isinstance(item, Pause):
                 return item
@@ -76,50 +76,50 @@ class Waits:
         return None
 
     def each(self, kind: Kind, identifiers: Sequence[bytes], limit: TimeLimit) -> Stream[Ended]:
-        """Yield ends as they come, those that have come already first; stop when the time is up."""
+        """Yield the ends of tasks or runs as they happen, past ends first. Stop on timeout."""
         deadline = time.monotonic() + _FOREVER if limit.deadline is None else limit.deadline
         first_answer = deadline if limit.give_up_at is None else limit.give_up_at
         pause = Pause()
-        heard: deque[Heard] = deque()
+        messages: deque[Message] = deque()
 
-        def wake(tick: Heard) -> None:
-            heard.append(tick)
+        def wake(message: Message) -> None:
+            messages.append(message)
             pause.ring()
 
-        left, waiter, has_looked = dict.fromkeys(identifiers), _Waiter(wake, deadline), False
+        pending, waiter, has_answer = dict.fromkeys(identifiers), _Waiter(wake, deadline), False
         polls = self._polls()
-        polls.listen(((kind, identifier) for identifier in left), waiter)
+        polls.listen(((kind, identifier) for identifier in pending), waiter)
         try:
-            while left:
-                while heard:
-                    tick, has_looked = heard.popleft(), True
-                    if isinstance(tick, OrchestratorError):
-                        raise tick
-                    if tick is not None and tick.id in left:
-                        del left[tick.id]
-                        yield tick
+            while pending:
+                while messages:
+                    message, has_answer = messages.popleft(), True
+                    if isinstance(message, OrchestratorError):
+                        raise message
+                    if message is not None and message.id in pending:
+                        del pending[message.id]
+                        yield message
                 if polls is not self._polls():
                     polls = self._polls()
-                    polls.listen(((kind, identifier) for identifier in left), waiter)
-                pause.seconds = (deadline if has_looked else first_answer) - time.monotonic()
-                if not left or pause.seconds <= 0:
+                    polls.listen(((kind, identifier) for identifier in pending), waiter)
+                pause.seconds = (deadline if has_answer else first_answer) - time.monotonic()
+                if not pending or pause.seconds <= 0:
                     return
                 yield pause
         finally:
-            polls.forget(((kind, identifier) for identifier in left), waiter)
+            polls.forget(((kind, identifier) for identifier in pending), waiter)
 
 
 class _Polls:
-    """The polls of one process, each in a thread."""
+    """The long polls of one process, each in a thread."""
 
     def __init__(self, asking: Asking, obstacles: ObstacleLog) -> None:
         self._asking = asking
         self._obstacles = obstacles
         self._changed = threading.Condition()
         self._waiting: dict[Key, list[_Waiter]] = {}
-        self._unasked: dict[Key, None] = {}
-        """Those that no poll asks for."""
-        self._asked: set[Key] = set()
+        self._queued: dict[Key, None] = {}
+        """Ids that are in no running poll."""
+        self._polled: set[Key] = set()
         self._threads = 0
         self._polling = 0
         self._is_closed = False
@@ -134,16 +134,16 @@ class _Polls:
                 hang_up(connection)
             waiters = {waiter for waiting in self._waiting.values() for waiter in waiting}
         for waiter in waiters:
-            waiter.wake(None)  # and go on with later waits
+            waiter.wake(None)  # the waiters continue with a new `_Polls`
 
     def listen(self, keys: Iterable[Key], waiter: _Waiter) -> None:
-        """Wake a waiter from now on when one of these ends."""
+        """Register a waiter for the ends of tasks and runs."""
         with self._changed:
             for key in keys:
                 self._waiting.setdefault(key, []).append(waiter)
-                if key not in self._asked:
-                    self._unasked[key] = None
-            if self._threads == self._polling and self._threads < _MOST_POLLS:
+                if key not in self._polled:
+                    self._queued[key] = None
+            if self._threads == self._polling and self._threads < _MAX_POLLS:
                 self._threads += 1
                 threading.Thread(target=self._run, name="orchestrator-waiting", daemon=True).start()
             else:
@@ -157,7 +157,7 @@ class _Polls:
                     waiting.remove(waiter)
                 if not waiting:
                     self._waiting.pop(key, None)
-                    self._unasked.pop(key, None)
+                    self._queued.pop(key, None)
 
     def _run(self) -> None:
         pause = 0.05
@@ -172,7 +172,7 @@ class _Polls:
                 self._outage.failed(first_line(error))
                 self._done(keys, ())
                 time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = min(2 * pause, _MAX_PAUSE)
             except OrchestratorError as error:
                 self._fail(keys, error)
             else:
@@ -180,27 +180,27 @@ class _Polls:
                 pause = 0.05
                 self._done(keys, ends)
                 if not ends and time.monotonic() - began >= _LONG:
-                    self._look(keys[0][1])
+                    self._check_obstacles(keys[0][1])
 
-    def _look(self, identifier: bytes) -> None:
-        """Say what is in the way of one that has not come for a while."""
+    def _check_obstacles(self, identifier: bytes) -> None:
+        """Log the obstacles of a task or run that has not ended for a while."""
         with contextlib.suppress(OrchestratorError):
-            self._obstacles.look(identifier)
+            self._obstacles.check(identifier)
 
     def _next(self) -> list[Key]:
-        """Return what to ask for next; nothing if this thread is not needed any more."""
+        """Return the ids of the next poll; none if this thread is no longer needed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._unasked or self._is_closed, _LINGER)
-            if self._polling and self._unasked:
+            self._changed.wait_for(lambda: self._queued or self._is_closed, _LINGER)
+            if self._polling and self._queued:
                 self._changed.wait(_GATHER)
-            if self._is_closed or not self._unasked:
+            if self._is_closed or not self._queued:
                 self._threads -= 1
                 return []
-            # A run of code and its turn task have one id: the kind of an answer distinguishes them.
-            keys = list({key[1]: key for key in islice(self._unasked, MOST_AT_ONCE)}.values())
+            # A run of code and its turn task have the same id, so a poll contains only one of them.
+            keys = list({key[1]: key for key in islice(self._queued, MOST_AT_ONCE)}.values())
             for key in keys:
-                del self._unasked[key]
-            self._asked.update(keys)
+                del self._queued[key]
+            self._polled.update(keys)
             self._polling += 1
             return keys
 
@@ -209,7 +209,7 @@ class _Polls:
             until = min(
                 (waiter.deadline for key in keys for waiter in self._waiting.get(key, ())), default=time.monotonic()
             )
-            longest = _LONG if self._polling == 1 and not self._unasked else _SHORT
+            longest = _LONG if self._polling == 1 and not self._queued else _SHORT
         seconds = min(longest, max(0.0, until - time.monotonic()))
         ids: dict[Kind, list[bytes]] = {"tasks": [], "runs": [], "code": []}
         for kind, identifier in keys:
@@ -226,18 +226,18 @@ class _Polls:
         return answer.ended
 
     def _done(self, keys: Sequence[Key], ends: Iterable[End]) -> None:
-        """Wake waiters whose end has come; the others are asked for again."""
+        """Wake the waiters of the ends, and queue all other ids for the next poll."""
         ended = {end.id: Ended(end.id, end.state, end.result, end.error) for end in ends}
         calls: dict[tuple[_Waiter, bytes], Ended | None] = {}
         with self._changed:
             self._polling -= 1
             for key in keys:
-                self._asked.discard(key)
+                self._polled.discard(key)
                 end = ended.get(key[1])
                 if end is not None:
                     calls |= {(waiter, end.id): end for waiter in self._waiting.pop(key, ())}
                 elif key in self._waiting:
-                    self._unasked[key] = None
+                    self._queued[key] = None
                     calls |= {(waiter, b""): None for waiter in self._waiting[key]}
         for (waiter, _), end in calls.items():
             waiter.wake(end)
@@ -247,20 +247,20 @@ class _Polls:
         with self._changed:
             self._polling -= 1
             for key in keys:
-                self._asked.discard(key)
+                self._polled.discard(key)
                 waiters.update(self._waiting.pop(key, ()))
         for waiter in waiters:
             waiter.wake(error)
 
 
-_PAUSE = 0.5
-"""Seconds until the next look where there is no stream."""
-_LATE = 2.0
-"""Seconds by which what is said every few seconds may be late."""
+_POLL_INTERVAL = 0.5
+"""Seconds until the next poll without an event stream."""
+_GRACE = 2.0
+"""Seconds by which a periodic keep-alive of the stream may be late."""
 
 
 class RemoteRunListener:
-    """Hears of one run; for one thread. Only speed depends on it."""
+    """Listens for changes of one run, for one thread. It is an optimization: callers poll as well."""
 
     def __init__(self, http: Http, run: bytes) -> None:
         self._http = http
@@ -269,24 +269,24 @@ class RemoteRunListener:
         self._answer: HTTPResponse | None = None
 
     def wait(self, seconds: float) -> None:
-        """Wait until the run may have changed since this was called last, or about so many seconds; then look at it.
+        """Wait until the run may have changed since the last call, for about `seconds`. Then read the run again.
 
-        The first time, it begins to listen, and what was looked at before may have changed already.
+        The first call only subscribes and returns: the run may have changed before.
         """
         try:
             if self._answer is None:
-                self._connection, self._answer = self._http.listen(self._path, seconds + _LATE)
+                self._connection, self._answer = self._http.listen(self._path, seconds + _GRACE)
                 if self._answer.status != HTTPStatus.OK:
                     self._pause(seconds)
                 return
-            if not self._heard(self._answer):
+            if not self._read_event(self._answer):
                 self.close()
         except (Unreached, ConfigurationError, OSError, HTTPException):
             self._pause(seconds)
 
     @staticmethod
-    def _heard(answer: HTTPResponse) -> bool:
-        """Read up to the end of an event, or of a sign of life; False where there is nothing more to come."""
+    def _read_event(answer: HTTPResponse) -> bool:
+        """Read up to the end of an event or keep-alive. Return False at the end of the stream."""
         while line := answer.readline():
             if line == b"\n":
                 return True
@@ -294,7 +294,7 @@ class RemoteRunListener:
 
     def _pause(self, seconds: float) -> None:
         self.close()
-        time.sleep(min(_PAUSE, seconds))
+        time.sleep(min(_POLL_INTERVAL, seconds))
 
     def close(self) -> None:
         if self._connection is not None:

@@ -1,4 +1,4 @@
-"""Calls of tasks that only the workers have."""
+"""Enqueues by task name, without the function, and enqueues of many calls at once."""
 
 from __future__ import annotations
 
@@ -34,20 +34,22 @@ def call_by_name(
     options: Mapping[str, Any],
     queue: str,
 ) -> NewTask:
-    """Check a call as far as that goes without its function, and return it as data; `queue` is where none is given."""
+    """Check a call without its function, as far as possible, and return the new task. `queue` is the default queue."""
     period = settings.idempotency_period
     key = options.get(_ONCE)
     if key is None or options.get("unique_key") is not None:
-        chosen, placed = _placed(name, options, period)
-    else:  # all but this is the same for many calls
-        chosen, placed = _placed(name, {option: options[option] for option in options if option != _ONCE}, period)
+        chosen, placed = _cached_options(name, options, period)
+    else:  # the other options are the same for many calls, so they are cached without the idempotency key
+        chosen, placed = _cached_options(
+            name, {option: options[option] for option in options if option != _ONCE}, period
+        )
         placed = placed._replace(unique=once(name, key, period))
-    stays = placed.unique is not None and placed.unique.same_call
+    is_inline = placed.unique is not None and placed.unique.same_call
     task = NewTask(
         id=new_id(),
         name=name,
         queue=chosen.queue or queue,
-        payload=encode_call(name, args, kwargs, settings.max_payload if stays else settings.largest_value),
+        payload=encode_call(name, args, kwargs, settings.max_payload if is_inline else settings.largest_value),
         priority=chosen.priority,
         delay=chosen.delay_seconds,
         options=placed.options,
@@ -59,18 +61,18 @@ def call_by_name(
     return outgoing_task(task, settings)
 
 
-def _placed(name: str, options: Mapping[str, Any], period: float) -> tuple[CallOptions, Placed]:
-    """Return the options of a call, checked, and where it is placed by them; what was checked lately is known."""
-    given = tuple((option, type(value), value) for option, value in options.items())  # True is 1, but no priority
+def _cached_options(name: str, options: Mapping[str, Any], period: float) -> tuple[CallOptions, Placed]:
+    """Return the checked options of a call, and its lane and key. Recently checked options are cached."""
+    items = tuple((option, type(value), value) for option, value in options.items())  # True is 1, but no priority
     try:
-        return _known(name, given, period)
-    except TypeError:  # a list, which cannot be looked up
-        return _known.__wrapped__(name, given, period)
+        return _checked_options(name, items, period)
+    except TypeError:  # a list, which cannot be a cache key
+        return _checked_options.__wrapped__(name, items, period)
 
 
 @lru_cache(maxsize=1024)
-def _known(name: str, given: Iterable[tuple[str, type, Any]], period: float) -> tuple[CallOptions, Placed]:
-    chosen = with_options(_DEFAULTS, {option: value for option, _, value in given})
+def _checked_options(name: str, items: Iterable[tuple[str, type, Any]], period: float) -> tuple[CallOptions, Placed]:
+    chosen = with_options(_DEFAULTS, {option: value for option, _, value in items})
     return chosen, chosen.placed(check_name("task", name), {}, period)
 
 
@@ -79,37 +81,37 @@ _ONCE = "idempotency_key"
 
 
 def start_many(task: Task[..., Any], calls: Iterable[Arguments], name: str | None) -> bytes:
-    """Start a run of many calls of a task, and return its id; inside a task, all of it travels in one message."""
+    """Start a run of many calls of a task and return its id. Inside a task, all calls travel in one message."""
     if task._client.middleware is not None and not task._is_hooked:
-        with HookStack() as afterwards:
-            return start_many(task._for_many(afterwards), calls, name)
-    hand_over, runtime = task._enqueue_path(), task._client.runtime()
+        with HookStack() as hook_stack:
+            return start_many(task._for_many(hook_stack), calls, name)
+    submit, runtime = task._enqueue_path(), task._client.runtime()
     run_id = new_id() if runtime is None else runtime.next_id()
-    called = check_name("run", name or task.name)
-    with sending("start", called, task.queue) as sent:
+    run_name = check_name("run", name or task.name)
+    with sending("start", run_name, task.queue) as sent:
         sent.created(run_id)
         trace = current_trace()
         tasks = new_tasks(task, calls, trace, run_id)
-        if hand_over is None:
-            task._client.backend.runs.start(run_id, called, tasks)
+        if submit is None:
+            task._client.backend.runs.start(run_id, run_name, tasks)
         else:
-            hand_over([as_task(run_id, StartMany(called, list(tasks)), trace)])
+            submit([as_task(run_id, StartMany(run_name, list(tasks)), trace)])
     return run_id
 
 
 def new_tasks(
     task: Task[..., Any], calls: Iterable[Arguments], trace: str | None, run_id: bytes | None = None
 ) -> Iterator[NewTask]:
-    """Check calls and yield them as data; those of a run are numbered.
+    """Check calls and yield the new tasks; tasks of a run are numbered.
 
-    Nothing is written but arguments that are kept outside.
+    Large arguments are written to the payload store; nothing else is written.
     """
     check_iterable(task, calls)
     return _checked(task, calls, trace, run_id)
 
 
 def check_iterable(task: Task[..., Any], calls: object) -> None:
-    """Refuse what is no number of calls."""
+    """Refuse calls that cannot be iterated over."""
     if not isinstance(calls, Iterable):
         raise InvalidTask(
             f"Task {task.name!r}: expected a list of calls, or anything else to go through; found {shown(calls)}."
@@ -124,34 +126,34 @@ def _checked(
     try:
         for position, call in rest:
             args, kwargs = arguments_of(task.name, position, call)
-            one = task if task._afterwards is None else _hooked(task, task._afterwards, args, kwargs)
-            first = one._new(args, kwargs, run_id, None if run_id is None else position, trace)
+            hooked_task = task if task._hook_stack is None else _hooked(task, task._hook_stack, args, kwargs)
+            first = hooked_task._new(args, kwargs, run_id, None if run_id is None else position, trace)
             first = outgoing_task(first, task._client.settings)
             yield first
-            if _is_pattern(task, first):
-                yield from _alike(task, first, rest)
+            if _is_uniform(task, first):
+                yield from _similar_tasks(task, first, rest)
     except InvalidTask as error:
-        place = f"calls[{next(positions) - 1}]"
-        if place in str(error):
+        label = f"calls[{next(positions) - 1}]"
+        if label in str(error):
             raise
-        raise type(error)(f"{place}: {error}") from error
+        raise type(error)(f"{label}: {error}") from error
 
 
 def _hooked(
-    task: Task[..., Any], afterwards: ExitStack, args: Sequence[Any], kwargs: Mapping[str, Any]
+    task: Task[..., Any], hook_stack: ExitStack, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Task[..., Any]:
-    """Call the hooks of one call; return the task as they want it."""
+    """Call the hooks of one call, and return the task with the options and headers that they set."""
     assert task._client.middleware is not None
     call = task._as_call(args, kwargs)
-    task._client.middleware.enter_enqueue(afterwards, call)
+    task._client.middleware.enter_enqueue(hook_stack, call)
     return task._hooked(call)
 
 
-def _is_pattern(task: Task[..., Any], new: NewTask) -> bool:
-    """Say whether calls after this one differ from it in nothing but their arguments and ids."""
+def _is_uniform(task: Task[..., Any], new: NewTask) -> bool:
+    """Return whether all later calls differ from this task in arguments and ids only."""
     return (
         task._placed is not None
-        and task._afterwards is None
+        and task._hook_stack is None
         and new.unique is None
         and task._call_options.executor_call is None
         and task._client.runtime() is None
@@ -159,8 +161,8 @@ def _is_pattern(task: Task[..., Any], new: NewTask) -> bool:
     )
 
 
-def _alike(task: Task[..., Any], first: NewTask, calls: Iterable[tuple[int, Arguments]]) -> Iterator[NewTask]:
-    """Check calls that differ from the first in nothing but their arguments, and yield them as data."""
+def _similar_tasks(task: Task[..., Any], first: NewTask, calls: Iterable[tuple[int, Arguments]]) -> Iterator[NewTask]:
+    """Check calls that differ from the first in their arguments only, and yield the new tasks."""
     signature, settings = task._signature, task._client.settings
     check, check_types = signature.check, signature.check_types
     inline, largest, store = settings.inline_payload, settings.largest_value, store_of(settings)

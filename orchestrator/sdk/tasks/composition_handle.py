@@ -1,4 +1,4 @@
-"""What the caller holds of a composition that was started: its run, with one result."""
+"""The handle of a started composition: a run with one result."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from orchestrator.store.insights import StepView
 
 O_co = TypeVar("O_co", covariant=True)
-_MOST_NAMED = 20
-"""Steps that an error names."""
-_PAGE = 1_000
-"""Runs that are read at once."""
-_MOST_RETRIES = 100
-"""Retries of a run after which the runs below it are found."""
+_MAX_LISTED_STEPS = 20
+_PAGE_SIZE = 1_000
+_MAX_RETRIES = 100
+"""Retries of a run, at most, up to which its child runs are found."""
 
 
 class CompositionHandle(RunHandle[Any], Generic[O_co]):
@@ -45,7 +43,7 @@ class CompositionHandle(RunHandle[Any], Generic[O_co]):
     ) -> None:
         super().__init__(client, identifier, signature)
         self._definition = definition or (lambda: client.backend.insights.definition_of_run(UUID(bytes=identifier)))
-        """What it is a run of; nothing if it is a run of many tasks."""
+        """Returns the definition of the run; None for a run of many tasks."""
         self._restored = restored
 
     def __repr__(self) -> str:
@@ -53,9 +51,9 @@ class CompositionHandle(RunHandle[Any], Generic[O_co]):
 
     @blocking
     def result(self, timeout: float | None = None) -> Steps[O_co]:
-        """Wait for the result of the last part and return it; RunFailed says which part failed, and what was not run.
+        """Wait for the result of the last part and return it. RunFailed names the failed part and the parts not run.
 
-        Of a group that is the list of all results, of another workflow the outputs of its steps by name.
+        The result of a group is the list of all results. The result of any other workflow maps its steps to outputs.
         """
         return (yield from self._result(timeout))
 
@@ -91,7 +89,7 @@ class CompositionHandle(RunHandle[Any], Generic[O_co]):
         yield from result if isinstance(result, list) else [result]
 
     def _with_errors(self, template: Template, timeout: float | None) -> Steps[Any]:
-        """Return what a run came to that did not succeed, with errors in the place of missing results."""
+        """Return the result of a run that did not succeed, with exceptions in place of missing results."""
         steps = {step.name: step for step in self._client.backend.insights.list_steps(UUID(bytes=self._id))}
         outputs = self._client.backend.runs.outputs(self._id, sorted(template.roots))
         for name in template.roots:
@@ -108,13 +106,13 @@ class CompositionHandle(RunHandle[Any], Generic[O_co]):
         if step.total is None or step.state in ("skipped", "waiting"):
             return self._not_run(step, steps)
         values = [*output] if step.fan_out else [output]
-        missing = [place for place, value in enumerate(values) if value is None]
+        missing = [index for index, value in enumerate(values) if value is None]
         if step.kind == "workflow":
-            for place, run, state in self._failed_children(step.name, missing):
-                values[place] = run._failure(state)
+            for index, run, state in self._failed_children(step.name, missing):
+                values[index] = run._failure(state)
             return values
         signature = self._signature if self._signature and self._signature.name == step.calls else None
-        ids = {derived_id(self._id, step.name, place): place for place in missing}
+        ids = {derived_id(self._id, step.name, index): index for index in missing}
         for ended in self._client.backend.tasks.wait_each(list(ids), time_limit(timeout)):
             if isinstance(ended, Pause):
                 yield ended
@@ -127,102 +125,105 @@ class CompositionHandle(RunHandle[Any], Generic[O_co]):
                 values[ids[ended.id]] = error
         return values if step.fan_out else values[0]
 
-    def _failed_children(self, step: str, places: Sequence[int]) -> Iterator[tuple[int, CompositionHandle[Any], str]]:
-        """Yield the runs at some places of a step that did not succeed, and their states.
+    def _failed_children(self, step: str, indexes: Sequence[int]) -> Iterator[tuple[int, CompositionHandle[Any], str]]:
+        """Yield the failed and canceled child runs at some indexes of a step, and their states.
 
-        Of several at one place, as a retry may leave them, the newest is the last.
+        A retry may have left several runs at one index; the newest comes last.
         """
         from orchestrator.store.insights import RunFilter  # loads SQLAlchemy, which workers do without
 
-        wanted = RunFilter(parent=UUID(bytes=self._id), statuses=(ShownRunState.FAILED, ShownRunState.CANCELLED))
-        left: dict[bytes, str] = {}
+        query = RunFilter(parent=UUID(bytes=self._id), statuses=(ShownRunState.FAILED, ShownRunState.CANCELLED))
+        states: dict[bytes, str] = {}
         before: UUID | None = None
         while True:
-            page = self._client.backend.insights.page_of_runs(wanted, limit=_PAGE, before=before)
-            left |= {run.id.bytes: run.status for run in page.runs}
+            page = self._client.backend.insights.page_of_runs(query, limit=_PAGE_SIZE, before=before)
+            states |= {run.id.bytes: run.status for run in page.runs}
             if (before := page.next) is None:
                 break
-        for retried in range(_MOST_RETRIES):
-            for place in places if left else ():
-                if (identifier := child_id(self._id, step, place, retried)) in left:
-                    yield place, self._client.run_handle(identifier), left.pop(identifier)
+        for retried in range(_MAX_RETRIES):
+            for index in indexes if states else ():
+                if (identifier := child_id(self._id, step, index, retried)) in states:
+                    yield index, self._client.run_handle(identifier), states.pop(identifier)
 
     def _not_run(self, step: StepView, steps: Mapping[str, StepView]) -> OrchestratorError:
-        """Return the error of a part that has not begun: it says which part before it failed."""
+        """Return the error of a part that was not run. It names the failed part before it."""
         if step.state == "cancelled":
-            return TaskCancelled(f"{_called(step)} was cancelled.")
-        before, left = set(), [step.name]
-        while left:
-            if (name := left.pop()) not in before:
-                before.add(name)
-                left += steps[name].depends_on
-        why = _where([*steps.values()], self._below, before)
-        return TaskSkipped(f"{_called(step)} was not run{': ' if why else '.'}{why}")
+            return TaskCancelled(f"{_step_label(step)} was cancelled.")
+        ancestors, unvisited = set(), [step.name]
+        while unvisited:
+            if (name := unvisited.pop()) not in ancestors:
+                ancestors.add(name)
+                unvisited += steps[name].depends_on
+        cause = _first_failure([*steps.values()], self._nested_failure, ancestors)
+        return TaskSkipped(f"{_step_label(step)} was not run{': ' if cause else '.'}{cause}")
 
     def _failure(self, state: str) -> RunFailed:
-        """Return the error of a run that did not succeed: which part failed, and what was not run."""
+        """Return the error of a run that did not succeed. It names the failed part and the parts not run."""
         steps = self._client.backend.insights.list_steps(UUID(bytes=self._id))
-        return _failure(self, state, steps, self._below)
+        return _failure(self, state, steps, self._nested_failure)
 
-    def _below(self) -> str:
-        """Say which part of a composition within this one failed first."""
+    def _nested_failure(self) -> str:
+        """Describe the first failure in a nested composition; empty if there is none."""
         from orchestrator.store.insights import RunFilter  # loads SQLAlchemy, which workers do without
 
-        wanted = RunFilter(parent=UUID(bytes=self._id), statuses=(ShownRunState.FAILED,))
-        found = self._client.backend.insights.page_of_runs(wanted, limit=1, before=None).runs
+        query = RunFilter(parent=UUID(bytes=self._id), statuses=(ShownRunState.FAILED,))
+        found = self._client.backend.insights.page_of_runs(query, limit=1, before=None).runs
         if not found:
             return ""
         child: CompositionHandle[Any] = CompositionHandle(self._client, found[0].id.bytes)
         steps = self._client.backend.insights.list_steps(found[0].id)
-        return f" In run {child.id}: {_where(steps, child._below)}"
+        return f" In run {child.id}: {_first_failure(steps, child._nested_failure)}"
 
     aresult = async_variant(result)
 
 
-_AGAIN: dict[str, str] = {
+_RETRY_HINTS: dict[str, str] = {
     RunState.FAILED: "`retry()` tries again what did not succeed. ",
     RunState.CANCELLED: "`rerun()` starts it over. ",
 }
 
 
-def _failure(run: CompositionHandle[Any], state: str, steps: Sequence[StepView], below: Callable[[], str]) -> RunFailed:
-    """Return the error of a run that did not succeed: which part failed, and what was not run."""
+def _failure(
+    run: CompositionHandle[Any], state: str, steps: Sequence[StepView], nested_failure: Callable[[], str]
+) -> RunFailed:
     not_run = [
-        _called(step)
+        _step_label(step)
         for step in steps
         if step.state in ("skipped", "waiting") or (step.state == "cancelled" and step.started_at is None)
     ]
-    named = ", ".join(not_run[:_MOST_NAMED]) + (
-        f" and {len(not_run) - _MOST_NAMED:,} more" * (len(not_run) > _MOST_NAMED)
+    named = ", ".join(not_run[:_MAX_LISTED_STEPS]) + (
+        f" and {len(not_run) - _MAX_LISTED_STEPS:,} more" * (len(not_run) > _MAX_LISTED_STEPS)
     )
     failed = next((step for step in steps if step.state == "failed"), None)
     return RunFailed(
-        f"{run!r} ended as {state}{': ' if failed else '.'}{_where(steps, below)}"
-        f"{f' Not run: {named}.' if not_run else ''} {_AGAIN.get(state, '')}See "
+        f"{run!r} ended as {state}{': ' if failed else '.'}{_first_failure(steps, nested_failure)}"
+        f"{f' Not run: {named}.' if not_run else ''} {_RETRY_HINTS.get(state, '')}See "
         f"`orchestrator runs show {run.id}`.",
         kind=failed.error.kind if failed and failed.error else "",
-        data={"step": failed.name, "task": _called(failed), "not_run": not_run} if failed else {"not_run": not_run},
+        data={"step": failed.name, "task": _step_label(failed), "not_run": not_run} if failed else {"not_run": not_run},
     )
 
 
-def _called(step: StepView) -> str:
-    """Return the task of a step; a composition within another is called like its step."""
+def _step_label(step: StepView) -> str:
+    """Return the task name of a step; for a nested composition, the name of the step."""
     return step.calls if step.kind == "task" else step.name
 
 
-def _where(steps: Sequence[StepView], below: Callable[[], str], among: Collection[str] | None = None) -> str:
-    """Say which step failed first, of all or some, and how."""
+def _first_failure(
+    steps: Sequence[StepView], nested_failure: Callable[[], str], among: Collection[str] | None = None
+) -> str:
+    """Describe the first failed step, and its error. `among` limits the search to some steps."""
     for number, step in enumerate(steps, 1):
         if step.state != "failed" or (among is not None and step.name not in among):
             continue
-        what = f"step {number} of {len(steps)}, {_called(step)}"
+        description = f"step {number} of {len(steps)}, {_step_label(step)}"
         if step.fan_out:
-            what += f", {step.failed:,} of {step.total or 0:,}"
+            description += f", {step.failed:,} of {step.total or 0:,}"
         if step.error is not None:
-            return f"{what}: {error_text(step.error.kind, step.error.message)}."
+            return f"{description}: {error_text(step.error.kind, step.error.message)}."
         return (
-            f"{what}: {step.reason.rstrip('.')}."
+            f"{description}: {step.reason.rstrip('.')}."
             if step.reason
-            else f"{what}.{below() if step.kind == 'workflow' else ''}"
+            else f"{description}.{nested_failure() if step.kind == 'workflow' else ''}"
         )
     return ""

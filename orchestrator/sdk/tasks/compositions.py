@@ -1,9 +1,10 @@
-"""Calls of tasks that are put together before anything runs: one after another, side by side, over many items.
+"""Compositions: calls of tasks combined before anything runs, in sequence, in parallel, or over many items.
 
     chain(fetch.s(url), group(parse.s("html"), parse.s("text")), store.s(table="pages")).start().result()
 
-A part with `.s(…)` is given the result of the part before it as its first argument; one with `.si(…)` is not. Here
-stands what a composition is; `sdk/dag/composing.py` makes a definition of it, and starts a run of that.
+A part made with `.s(…)` receives the result of the previous part as its first argument; a part made with `.si(…)` does
+not. This module defines compositions; `sdk/dag/composing.py` turns a composition into a workflow definition and starts
+a run.
 """
 
 from __future__ import annotations
@@ -27,45 +28,45 @@ T = TypeVar("T")
 A = TypeVar("A")
 O_co = TypeVar("O_co", covariant=True)
 
-MOST_NESTED = 100
-"""Chains and groups within each other: each group may be a level of child runs, and each takes a part of the stack."""
+MAX_NESTING = 100
+"""Nesting depth, at most. Each group may add a level of child runs, and each level uses some of Python's stack."""
 Arguments = tuple[Any, ...] | list[Any] | Mapping[str, Any]
-"""The arguments of one call: all positional, or all by name."""
+"""The arguments of one call: all positional, or all by keyword."""
 
 
 class Composition(Generic[O_co]):
-    """Calls that are put together: it takes the result of what comes before it, and comes to a result itself."""
+    """One or several task calls that can be started as a run, or combined into a larger composition."""
 
     _depth = 0
-    """Chains and groups within each other, itself included."""
+    """Levels of nested chains and groups, including this one."""
 
     @property
     def _client(self) -> Client:
         return next(self._calls()).task._client
 
     def _calls(self) -> Iterator[Call[Any]]:
-        """Yield the calls in it, in order."""
+        """Yield all task calls, in order."""
         raise NotImplementedError
 
     def _restored(self, value: Any) -> Any:
-        """Return a result in the types that its tasks say; an error in the place of one stays."""
+        """Convert a result to the annotated types of its tasks. An exception in place of a result stays."""
         raise NotImplementedError
 
-    def _like(self, other: Composition[Any]) -> bool:
-        """Say whether it differs from another in nothing but arguments, and numbers of items."""
+    def _has_same_shape(self, other: Composition[Any]) -> bool:
+        """Return whether another composition differs in arguments and numbers of items only."""
         raise NotImplementedError
 
     def start(
         self, *, name: str | None = None, key: str | None = None, tags: Sequence[str] = (), on_success: bool = False
     ) -> CompositionHandle[O_co]:
-        """Start a run of it, which is durable when this returns; inside a task, the scheduler starts it.
+        """Start a run of the composition. The run is durable when this returns; inside a task, the scheduler starts it.
 
-        `name` is what the run is called. A second start with the same `key` returns the first run. Runs are found by
-        their `tags`. Inside a task, `on_success` lets it exist only if that succeeds, and so exactly once.
+        `name` is the name of the run, and `tags` are for searching runs. A second start with the same `key` returns
+        the first run. Inside a task, `on_success` starts the run only if the task succeeds, and so exactly once.
         """
-        if self._depth > MOST_NESTED:
+        if self._depth > MAX_NESTING:
             raise InvalidWorkflow(
-                f"The composition has {self._depth:,} chains and groups within each other, and at most {MOST_NESTED} "
+                f"The composition has {self._depth:,} chains and groups within each other, and at most {MAX_NESTING} "
                 f"are allowed. Start the inner ones from a task, or write a workflow as code."
             )
         first = next(self._calls(), None)
@@ -84,7 +85,7 @@ class Composition(Generic[O_co]):
 
 
 class Composable(Protocol):
-    """The task of a call, as far as it matters before it is started."""
+    """The attributes of a task that compositions use."""
 
     name: str
     _client: Client
@@ -93,7 +94,7 @@ class Composable(Protocol):
 
 
 class Call(Composition[O_co]):
-    """One call of a task, perhaps without its first argument: `resize.s(width=50)`."""
+    """One call of a task, perhaps with its first argument still missing: `resize.s(width=50)`."""
 
     def __init__(
         self, task: Composable, args: Sequence[Any], kwargs: Mapping[str, Any], *, immutable: bool = False
@@ -102,11 +103,11 @@ class Call(Composition[O_co]):
         self.args = args
         self.kwargs = kwargs
         self.immutable = immutable
-        """It is not given the result of the part before it."""
+        """Whether the call ignores the result of the previous part."""
 
     def __repr__(self) -> str:
-        given = [*map(shown, self.args), *(f"{name}={shown(value)}" for name, value in self.kwargs.items())]
-        return f"{self.task.name}.{'si' if self.immutable else 's'}({', '.join(given)})"
+        arguments = [*map(shown, self.args), *(f"{name}={shown(value)}" for name, value in self.kwargs.items())]
+        return f"{self.task.name}.{'si' if self.immutable else 's'}({', '.join(arguments)})"
 
     def _calls(self) -> Iterator[Call[Any]]:
         yield self
@@ -114,7 +115,7 @@ class Call(Composition[O_co]):
     def _restored(self, value: Any) -> Any:
         return value if isinstance(value, OrchestratorError) else self.task._signature.restore_kept(value)
 
-    def _like(self, other: Composition[Any]) -> bool:
+    def _has_same_shape(self, other: Composition[Any]) -> bool:
         if not isinstance(other, Call) or (self.immutable, len(self.args)) != (other.immutable, len(other.args)):
             return False
         is_same = self.task is other.task or (
@@ -124,13 +125,13 @@ class Call(Composition[O_co]):
 
 
 class Chain(Composition[O_co]):
-    """Parts that run one after another."""
+    """Parts that run in sequence."""
 
     def __init__(self, parts: Iterable[Composition[Any]]) -> None:
         self.parts: list[Composition[Any]] = []
         for part in _checked("chain", parts):
             self.parts += part.parts if isinstance(part, Chain) else [part]
-        self._depth = _deeper(self.parts)
+        self._depth = _nesting(self.parts)
 
     def __repr__(self) -> str:
         return f"chain({', '.join(map(repr, self.parts))})"
@@ -142,33 +143,33 @@ class Chain(Composition[O_co]):
     def _restored(self, value: Any) -> Any:
         return self.parts[-1]._restored(value)
 
-    def _like(self, other: Composition[Any]) -> bool:
+    def _has_same_shape(self, other: Composition[Any]) -> bool:
         return (
             isinstance(other, Chain)
             and len(self.parts) == len(other.parts)
-            and all(one._like(two) for one, two in zip(self.parts, other.parts, strict=True))
+            and all(one._has_same_shape(two) for one, two in zip(self.parts, other.parts, strict=True))
         )
 
 
 class Group(Composition[list[T]]):
-    """Parts that run side by side; its result is the list of theirs, in order."""
+    """Parts that run in parallel. The result of a group is the list of the parts' results, in order."""
 
     def __init__(self, parts: Iterable[Composition[T]]) -> None:
         self.parts: Sequence[Composition[T]] = list(_checked("group", parts))
-        self._depth = _deeper(self.parts)
+        self._depth = _nesting(self.parts)
 
     def __repr__(self) -> str:
         return f"group({', '.join(map(repr, self.parts[:10]))}{', …' if len(self.parts) > 10 else ''})"
 
     @cached_property
     def _is_uniform(self) -> bool:
-        """Say whether its parts differ in nothing but arguments: then they are the items of one fan-out."""
+        """Whether the parts differ in their arguments only. Then they run as the items of one fan-out."""
         first = self._first
-        return first is not None and any(first._calls()) and all(first._like(part) for part in self.parts)
+        return first is not None and any(first._calls()) and all(first._has_same_shape(part) for part in self.parts)
 
     @property
     def _first(self) -> Composition[T] | None:
-        """The part that stands for all if they are alike."""
+        """The part that represents all parts of a uniform group."""
         return self.parts[0] if self.parts else None
 
     def _calls(self) -> Iterator[Call[Any]]:
@@ -180,21 +181,21 @@ class Group(Composition[list[T]]):
             return value
         return [part._restored(one) for part, one in zip(self.parts, value, strict=True)]
 
-    def _like(self, other: Composition[Any]) -> bool:
+    def _has_same_shape(self, other: Composition[Any]) -> bool:
         if not isinstance(other, Group) or self._is_uniform != other._is_uniform:
             return False
         if self._first is not None and other._first is not None and self._is_uniform:
-            return self._first._like(other._first)
+            return self._first._has_same_shape(other._first)
         return len(self.parts) == len(other.parts) and all(
-            one._like(two) for one, two in zip(self.parts, other.parts, strict=True)
+            one._has_same_shape(two) for one, two in zip(self.parts, other.parts, strict=True)
         )
 
 
 class Map(Group[T]):
     """Calls of one task, one for each item.
 
-    Started by itself it is a run of many tasks, whose items are read as they are stored; within a composition it is a
-    group.
+    A map that is started alone is a run of many tasks, whose items are read while they are stored. A map inside a
+    composition is a group.
     """
 
     _depth = 1
@@ -202,14 +203,14 @@ class Map(Group[T]):
     def __init__(self, task: Composable, calls: Callable[[], Iterable[Arguments]]) -> None:
         self.task = task
         self.calls = calls
-        """Goes through the arguments of each call."""
+        """Returns an iterator over the arguments of all calls."""
 
     def __repr__(self) -> str:
         return f"{self.task.name}.map(…)"
 
     @cached_property
     def parts(self) -> Sequence[Composition[T]]:  # type: ignore[override]
-        """The calls, for which all items are read."""
+        """The calls. This reads all items."""
         return [Call(self.task, *arguments_of(self.task.name, *call)) for call in enumerate(self.calls())]
 
     @property
@@ -217,25 +218,25 @@ class Map(Group[T]):
         return self.parts[0] if self.parts else Call(self.task, (), {})
 
     def _calls(self) -> Iterator[Call[Any]]:
-        yield Call(self.task, (), {})  # the items may come only once, so they are not read to see which task it is
+        yield Call(self.task, (), {})  # the items may be readable only once, and are not needed to name the task
 
 
-def _deeper(parts: Iterable[Composition[Any]]) -> int:
+def _nesting(parts: Iterable[Composition[Any]]) -> int:
     return 1 + max((part._depth for part in parts), default=0)
 
 
 def _checked(what: str, parts: Iterable[Any]) -> Iterator[Composition[Any]]:
-    for place, part in enumerate(parts, 1):
+    for position, part in enumerate(parts, 1):
         if not isinstance(part, Composition):
             raise InvalidWorkflow(
-                f"{what}, part {place}: expected a call such as resize.s('a.png'), or a composition, found "
+                f"{what}, part {position}: expected a call such as resize.s('a.png'), or a composition, found "
                 f"{shown(part) if not isinstance(getattr(part, 'name', None), str) else f'{part.name} without .s(…)'}."
             )
         yield part
 
 
 class Parts(Generic[P, R]):
-    """What a task has for compositions."""
+    """The methods of a task that make compositions."""
 
     name: str
     _client: Client
@@ -248,23 +249,23 @@ class Parts(Generic[P, R]):
     def s(self: Parts[Concatenate[A, Q], R], /, *args: Q.args, **kwargs: Q.kwargs) -> Call[R]: ...
 
     def s(self, /, *args: Any, **kwargs: Any) -> Call[R]:
-        """Return a call for a composition, which is given the result of the part before it as its first argument."""
+        """Return a call for a composition. The result of the previous part becomes its first argument."""
         return Call(self, args, kwargs)
 
     def si(self, /, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
-        """Return a call for a composition that is given nothing by the part before it."""
+        """Return a call for a composition that ignores the result of the previous part (immutable signature)."""
         return Call(self, args, kwargs, immutable=True)
 
     def map(self, items: Iterable[Any]) -> Map[R]:
-        """Return a call for each item, which is its argument: `resize.map(paths).start().results()`."""
+        """Return one call for each item, with the item as its argument: `resize.map(paths).start().results()`."""
         return Map(self, partial(zip, _items(self.name, items)))
 
     def starmap(self, calls: Iterable[Arguments]) -> Map[R]:
-        """Return many calls, each from a tuple of all its arguments or a mapping of named ones."""
+        """Return one call for each tuple of positional arguments or mapping of keyword arguments."""
         return Map(self, partial(iter, _items(self.name, calls)))
 
     def chunks(self, items: Iterable[Any], size: int) -> Map[R]:
-        """Return a call for every `size` items: the task takes a list of them."""
+        """Return one call for every `size` items. The task takes a list of items."""
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise InvalidWorkflow(f"Task {self.name!r}, chunks: expected a size of 1 or more, found {shown(size)}.")
         return Map(self, partial(_chunks, _items(self.name, items), size))
@@ -277,13 +278,13 @@ def _chunks(items: Iterable[T], size: int) -> Iterator[tuple[list[T]]]:
 
 
 def _items(name: str, items: Iterable[T]) -> Iterable[T]:
-    if not isinstance(items, Iterable) or isinstance(items, _TEXTS):
+    if not isinstance(items, Iterable) or isinstance(items, _SCALAR_SEQUENCES):
         raise InvalidWorkflow(f"Task {name!r}: expected items to go through, found {shown(items)}.")
     return _Once(name, items) if isinstance(items, Iterator) else items
 
 
 class _Once(Generic[T]):
-    """Items that can be read only once, such as those of a generator: a second read would find none, or the rest."""
+    """Items that can be read only once, such as those of a generator. A second read raises InvalidWorkflow."""
 
     def __init__(self, task: str, items: Iterator[T]) -> None:
         self._task = task
@@ -300,26 +301,25 @@ class _Once(Generic[T]):
 
 
 def arguments_of(task: str, position: int, call: Arguments) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return the arguments of one of many calls, positional and by name."""
+    """Return the positional and keyword arguments of one of many calls."""
     if type(call) is tuple:
-        return call, _NONE
+        return call, _NO_ARGUMENTS
     if isinstance(call, Mapping):
         return (), call
-    if isinstance(call, Sequence) and not isinstance(call, _TEXTS):  # such as a row of a query
-        return tuple(call), _NONE
+    if isinstance(call, Sequence) and not isinstance(call, _SCALAR_SEQUENCES):  # such as a row of a query
+        return tuple(call), _NO_ARGUMENTS
     raise InvalidTask(
         f"Task {task!r}, calls[{position}]: expected the arguments of one call, as a tuple or as a mapping of "
         f"named ones; found {shown(call)}. A call with a single argument is a tuple of one: (value,)."
     )
 
 
-_NONE: Mapping[str, Any] = {}
-_TEXTS = (str, bytes, bytearray, memoryview)
-"""Sequences that are meant as one value."""
+_NO_ARGUMENTS: Mapping[str, Any] = {}
+_SCALAR_SEQUENCES = (str, bytes, bytearray, memoryview)
 
 
 def _listed(parts: tuple[Any, ...]) -> Iterable[Any]:
-    """Return the parts that were given one by one, or as one iterable."""
+    """Return the parts, which are passed as separate arguments or as one iterable."""
     if len(parts) == 1 and not isinstance(parts[0], Composition) and isinstance(parts[0], Iterable):
         return parts[0]
     return parts
@@ -334,8 +334,8 @@ def chain(*parts: *tuple[*tuple[Part, ...], Composition[T]]) -> Chain[T]: ...
 def chain(parts: Iterable[Part], /) -> Chain[Any]: ...
 
 
-def chain(*parts: Any) -> Any:  # type: ignore[misc]  # of any length, the last of which counts
-    """Run parts one after another; each is given the result of the one before it. Its result is that of the last."""
+def chain(*parts: Any) -> Any:  # type: ignore[misc]  # any length; the last part has the type
+    """Run parts in sequence, each with the result of the previous part. The result is that of the last part."""
     return Chain(_listed(parts))
 
 
@@ -346,10 +346,10 @@ def group(parts: Iterable[Composition[T]], /) -> Group[T]: ...
 
 
 def group(*parts: Any) -> Any:
-    """Run parts side by side; the result is the list of theirs, in order."""
+    """Run parts in parallel. The result is the list of the parts' results, in order."""
     return Group(_listed(parts))
 
 
 def chord(header: Part | Iterable[Part], callback: Composition[T]) -> Chain[T]:
-    """Run the header side by side, then the callback once, which is given the list of all results."""
+    """Run the parts of the header in parallel, then the callback once with the list of their results."""
     return Chain([header if isinstance(header, Composition) else Group(header), callback])

@@ -1,4 +1,4 @@
-"""The task around the current code, if any, and what it can do."""
+"""The context of the running task: its attributes, and its calls to the worker."""
 
 from __future__ import annotations
 
@@ -28,53 +28,53 @@ Handle = TypeVar("Handle", covariant=True)
 Level = Literal["debug", "info", "warning", "error"]
 
 TEXT_LIMIT = 1_000
-"""Characters of one line of a log, and of the text beside a bar."""
+"""Characters in a log line or a progress text, at most."""
 _DETAILS_LIMIT = 10_000
-"""Bytes that an attempt may leave for the next."""
+"""Bytes of heartbeat details, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskContext:
-    """The attempt that is running. A parameter annotated with this type receives it.
+    """The running attempt of a task. A parameter annotated with this type receives it.
 
-    One that was made by hand, to call a task's function in a test, says nothing to anybody.
+    A context created by hand, to call a task's function in a test, discards progress and log lines.
     """
 
     task_id: UUID = field(default_factory=uuid4)
-    """The id that its handle has."""
+    """The id of the task."""
     task_name: str = ""
-    """The name under which it is registered."""
+    """The registered name of the task."""
     attempt: int = 1
-    """The number of this attempt. It grows with each, also where an attempt was lost and cost no try."""
+    """The number of this attempt, from 1. Lost attempts count here, even those that use up no retry."""
     queue: str = "default"
-    """The queue that it came from."""
+    """The queue of the task."""
     run_id: UUID | None = None
-    """The run that it belongs to; None if it stands alone."""
+    """The run of the task; None for a task without a run."""
     position: int | None = None
-    """Place among the tasks of its run."""
+    """The index of the task in its run."""
     workflow_name: str | None = None
-    """The workflow that it is a step of; `task_name` is then the step's name, unless that is a composition."""
+    """The workflow of the task, if the task is a step. `task_name` is then the step's name, except in compositions."""
     parallel_index: int | None = None
-    """Place in its fan-out."""
+    """The index of the task in its fan-out."""
     parallel_count: int | None = None
-    """Size of its fan-out."""
+    """The number of tasks in the fan-out."""
     deadline: datetime | None = None
-    """When the attempt times out; None if it may run for ever."""
+    """When the attempt times out; None without a timeout."""
     details: Any = None
-    """What an earlier attempt left with `heartbeat`, as plain data; None if nothing."""
+    """The details that an earlier attempt saved with `heartbeat`, as plain data; None if there are none."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Texts that came with it, from its caller, its middleware, or the task or run that it comes of."""
+    """Text headers set by the caller, by middleware, or by the task or run that started this task."""
     failures: int = 0
-    """How many attempts before this one have failed."""
+    """How many earlier attempts have failed."""
     is_after_loss: bool = False
-    """The process of the attempt before this one died, and this one has a process to itself."""
+    """Whether the process of the previous attempt died. This attempt then has a process of its own."""
     _runtime: TaskRuntime | None = field(default=None, repr=False, compare=False)
-    """The way out of the worker."""
+    """The connection to the worker; None in a context created by hand."""
 
-    # -- saying how it goes
+    # -- progress, logs and heartbeats
 
     def progress(self, fraction: float, text: str = "") -> None:
-        """Say how far the task has come, from 0 to 1. It may be said as often as you like: few are written down."""
+        """Report the progress of the task, from 0 to 1. Call this as often as you like: few reports are stored."""
         if not isinstance(fraction, (Real, Decimal)) or not 0 <= fraction <= 1:
             raise InvalidTask(f"Progress of task {self.task_name!r}: expected from 0 to 1, found {fraction!r}.")
         if not isinstance(text, str):
@@ -92,10 +92,10 @@ class TaskContext:
             self._runtime.log(level, text)
 
     def heartbeat(self, details: Any) -> None:
-        """Leave something for the next attempt, in place of what was left before: it finds it in `details`.
+        """Save details for the next attempt, which reads them as `ctx.details`. They replace earlier details.
 
-        It is on its way when this returns, and durable within moments. An attempt that fails has left it for certain;
-        of one whose worker dies, what had arrived counts.
+        The details are sent when this returns, and durable moments later. If the attempt fails, the next attempt
+        always gets them; if the worker dies, it gets the last details that arrived.
         """
         data = encode_value(details, f"What task {self.task_name!r} leaves for its next attempt", 100 * _DETAILS_LIMIT)
         if len(data) > _DETAILS_LIMIT:
@@ -109,10 +109,10 @@ class TaskContext:
     # -- a large result
 
     def open_output(self) -> IO[bytes]:
-        """Return a file whose bytes become the task's result, if the function returns None.
+        """Open a file whose bytes become the result of the task, if the function returns None.
 
-        With a payload store, about a megabyte of it is in memory, however much is written; without one it may have
-        `max_payload` bytes. What an attempt has written that fails is nobody's result.
+        With a payload store, the file may have any size and buffers about a megabyte in memory; without one, it may
+        have `max_payload` bytes. The output of a failed attempt is discarded.
         """
         return cast("IO[bytes]", self._require_runtime("ctx.open_output()").open_output())
 
@@ -120,7 +120,7 @@ class TaskContext:
 
     @property
     def cancelled(self) -> bool:
-        """Say whether the attempt must stop: cancelled, timed out, or no longer the current one."""
+        """Whether the attempt must stop: it was canceled, timed out, or is no longer the current attempt."""
         return self._runtime is not None and self._runtime.interruption() is not None
 
     def check_cancelled(self) -> None:
@@ -131,13 +131,13 @@ class TaskContext:
 
     @property
     def remaining(self) -> float | None:
-        """Seconds until the attempt times out; None if it may run for ever."""
+        """Seconds until the attempt times out; None without a timeout."""
         return None if self.deadline is None else (self.deadline - datetime.now(UTC)).total_seconds()
 
-    # -- what follows from it
+    # -- child tasks and completion
 
     def enqueue(self, task: Enqueued[P, H], /, *args: P.args, **kwargs: P.kwargs) -> H:
-        """Enqueue a child of this task: the same as `task.enqueue`, also in a thread that the task has started."""
+        """Enqueue a child of this task. Unlike `task.enqueue`, this works in threads that the task has started."""
         before = _runtime.set(self._runtime)
         try:
             return task.enqueue(*args, **kwargs)
@@ -153,15 +153,15 @@ class TaskContext:
             _runtime.reset(before)
 
     def transaction(self) -> AbstractContextManager[Connection]:
-        """Open a transaction with which the task completes: what it writes there happens exactly once.
+        """Open a database transaction that also completes the task, so that its writes happen exactly once.
 
-        At the end of the block everything written through the connection, the tasks enqueued there and the success
-        of this task commit together, if this attempt still counts; else nothing does, and AttemptOver is raised.
+        At the end of the block, all writes through the connection, all tasks enqueued in the block and the success of
+        this task commit together. If the attempt is no longer current, nothing commits and AttemptOver is raised.
         """
         return self._require_runtime("ctx.transaction()").transaction()
 
     def complete(self, result: R) -> R:
-        """Set the task's result, inside the block of `transaction`; return it."""
+        """Set the result of the task, inside the block of `transaction`, and return the result."""
         self._require_runtime("ctx.complete()").complete(result)
         return result
 
@@ -172,45 +172,45 @@ class TaskContext:
 
 
 class Enqueued(Protocol[P, Handle]):
-    """A task, as its context needs it: what it is enqueued with, and the handle that it gives."""
+    """The methods of a task that its context calls."""
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle:
-        """Have a worker run it."""
+        """Enqueue a task and return its handle."""
 
     def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, Handle]:
         """Do the same as `enqueue` without blocking the event loop."""
 
 
 class TaskRuntime(Protocol):
-    """The way out of a worker, which has no database: tasks that a task enqueues go through the events stream."""
+    """The calls of a running task to its worker. Workers have no database: new tasks go through the events stream."""
 
     @property
     def dispatch(self) -> Dispatch:
-        """The attempt, as the worker has received it."""
+        """The attempt, as the worker received it."""
 
     def context(self) -> TaskContext:
-        """Return what the running task may know of itself."""
+        """Return the context of the running task."""
 
     def next_id(self) -> bytes:
-        """Return the id of the next task that this attempt enqueues; the same for every repetition of the attempt."""
+        """Return the id of the next task that this attempt enqueues. A repeated attempt gets the same ids."""
 
     def enqueue(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:
-        """Hand tasks to the leader, and return once it has them in Postgres; inside a transaction, write them there.
+        """Send tasks to the leader and wait until Postgres has them. Inside a transaction, insert them there.
 
-        For those with a unique key, return the ids of the tasks that have it.
+        Return the ids of the tasks that hold the unique keys, by the ids of the new tasks.
         """
 
     def enqueue_on_success(self, tasks: Sequence[NewTask]) -> Mapping[bytes, bytes]:
-        """Keep tasks until this attempt succeeds; they exist only if it does."""
+        """Buffer tasks until this attempt succeeds. They are created only then."""
 
     def progress(self, fraction: float, text: str) -> None:
-        """Show how far the task has come."""
+        """Report the progress of the task."""
 
     def log(self, level: Level, text: str) -> None:
-        """Show a line."""
+        """Write a line to the log of the task."""
 
     def leave(self, details: bytes) -> None:
-        """Leave something for the next attempt."""
+        """Save details for the next attempt."""
 
     def interruption(self) -> BaseException | None:
         """Return why the attempt must stop, or None while it may go on."""
@@ -222,22 +222,22 @@ class TaskRuntime(Protocol):
         """Set the result that the transaction records."""
 
     def open_output(self) -> RawIOBase:
-        """Return where the task writes its result."""
+        """Return the file to which the task writes its result."""
 
 
 _runtime: ContextVar[TaskRuntime | None] = ContextVar("orchestrator_runtime", default=None)
 in_handler: ContextVar[bool] = ContextVar("orchestrator_in_handler", default=False)
-"""Whether a log handler writes, for the records of all: what it prints belongs to no task."""
+"""Whether a log handler is writing. Its output belongs to no task, because it handles records of all tasks."""
 
 
 def current_task() -> TaskContext | None:
-    """Return the context of the task around the current code, or None outside of one."""
+    """Return the context of the running task, or None outside of a task."""
     runtime = _runtime.get()
     return None if runtime is None else runtime.context()
 
 
 def current_runtime() -> TaskRuntime | None:
-    """Return the way out of the worker, or None outside of a task."""
+    """Return the runtime of the running task, or None outside of a task."""
     return _runtime.get()
 
 
@@ -250,5 +250,5 @@ def refuse_inside_task(awaited: str) -> None:
 
 
 def enter_task(runtime: TaskRuntime | None) -> None:
-    """Make this the runtime of the task that the current thread or coroutine runs; None when it has ended."""
+    """Set the runtime of the task that runs in the current thread or coroutine; None when the task has ended."""
     _runtime.set(runtime)

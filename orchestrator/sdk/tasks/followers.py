@@ -1,4 +1,4 @@
-"""Tasks that follow the end of another: the options `on_success` and `on_failure`."""
+"""Callbacks: tasks that run after the end of another task, set with the options `on_success` and `on_failure`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from orchestrator.sdk.tasks.signature import Signature
 
 
 class Followed(Protocol):
-    """A task, as far as it matters to those that follow it."""
+    """The attributes of a task that its callbacks use."""
 
     name: str
     _client: Client
@@ -33,11 +33,11 @@ class Followed(Protocol):
     def _place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Placed: ...
 
 
-def followers_of(task: Followed, option: str, given: object) -> tuple[Any, ...]:
-    """Return the tasks that an option of a task names: one, several, or none."""
-    if given is None or isinstance(given, bool):
+def followers_of(task: Followed, option: str, value: object) -> tuple[Any, ...]:
+    """Return the tasks in the value of an `on_success` or `on_failure` option: none, one or several."""
+    if value is None or isinstance(value, bool):
         return ()
-    followers = given if isinstance(given, (list, tuple)) else (given,)
+    followers = value if isinstance(value, (list, tuple)) else (value,)
     for follower in followers:
         if not isinstance(follower, Parts):
             raise InvalidTask(f"Option {option}: expected a task, or a list of tasks, found {follower!r}.")
@@ -52,7 +52,7 @@ def queues_of(task: Followed) -> Iterator[str]:
 
 
 def callbacks_of(task: Followed, inherited: tuple[str, ...]) -> str | None:
-    """Return the tasks that follow a task, as JSON, with what those before it hide."""
+    """Return the callbacks of a task as JSON. They redact what the tasks before them redact (`inherited`)."""
     success, failure = task._after_success, task._after_failure
     if not success and not failure:
         return None
@@ -66,7 +66,7 @@ def callbacks_of(task: Followed, inherited: tuple[str, ...]) -> str | None:
 
 
 def _callback(task: Followed, inherited: tuple[str, ...]) -> Callback:
-    """Return a task as one that follows another, whose result it is given, with what that one hides."""
+    """Return a task as a callback, which receives the result of another task and inherits its redaction."""
     options = task._call_options
     if options.is_computed or options.unique_key is not None or options.idempotency_key is not None:
         raise InvalidTask(
@@ -92,7 +92,7 @@ def _callback(task: Followed, inherited: tuple[str, ...]) -> Callback:
 
 
 def check_followers(task: Followed) -> None:
-    """Refuse to keep no result where one that follows the success needs it."""
+    """Refuse `store_result=False` if a success callback needs the result."""
     for follower in task._after_success:
         try:
             follower._signature.restore([None], {})

@@ -1,4 +1,4 @@
-"""Waiting for many tasks at once."""
+"""Functions that wait for many tasks at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class Completions(Generic[R]):
-    """Handles in the order in which their tasks end: `for handle in …`, or `async for handle in …`."""
+    """An iterator over handles in the order in which their tasks end, for `for` and `async for`."""
 
     def __init__(self, stream: Stream[Handle[R]], threads: Threads) -> None:
         self._stream = stream
@@ -35,13 +35,13 @@ class Completions(Generic[R]):
 
 
 def as_completed(handles: Iterable[Handle[R]], timeout: float | None = None) -> Completions[R]:
-    """Yield handles as their tasks end, whatever the end; ResultTimeout if some have not ended by then.
+    """Yield handles as their tasks end, successfully or not. Raise ResultTimeout if tasks are open after `timeout`.
 
-    Iterate over it with `for` or, where an event loop must not be blocked, with `async for`.
+    Iterate over the result with `for` or, on an event loop, with `async for`.
     """
     check_timeout(timeout)
-    asked = _handles(handles)
-    return Completions(_completions(asked, timeout), asked[0]._client.threads if asked else Threads())
+    checked = _handles(handles)
+    return Completions(_completions(checked, timeout), checked[0]._client.threads if checked else Threads())
 
 
 def _completions(
@@ -49,32 +49,34 @@ def _completions(
 ) -> Stream[Handle[R]]:
     refuse_inside_task("another task")
     limit = limit or time_limit(timeout)
-    left = {handle._id: handle for handle in handles}
-    if not left:
+    pending = {handle._id: handle for handle in handles}
+    if not pending:
         return
-    tasks = next(iter(left.values()))._client.backend.tasks
-    for ended in tasks.wait_each(list(left), limit):
+    tasks = next(iter(pending.values()))._client.backend.tasks
+    for ended in tasks.wait_each(list(pending), limit):
         if isinstance(ended, Pause):
             yield ended
             continue
-        handle = left.pop(ended.id)
-        handle._heard(ended)
+        handle = pending.pop(ended.id)
+        handle._cache_end(ended)
         yield handle
-    if left:
+    if pending:
         raise ResultTimeout(
-            f"{len(left):,} tasks had not ended after {timeout} s, {next(iter(left.values()))!r} first."
+            f"{len(pending):,} tasks had not ended after {timeout} s, {next(iter(pending.values()))!r} first."
         )
 
 
-def _handles(given: Iterable[Handle[R]]) -> list[Handle[R]]:
-    handles = list(given)
-    for one in handles:
-        if not isinstance(one, Handle):
+def _handles(iterable: Iterable[Handle[R]]) -> list[Handle[R]]:
+    handles = list(iterable)
+    for handle in handles:
+        if not isinstance(handle, Handle):
             raise TypeError(
-                f"as_completed and gather: expected handles, as `task.enqueue(…)` returns them, found {one!r:.200}"
+                f"as_completed and gather: expected handles, as `task.enqueue(…)` returns them, found {handle!r:.200}"
             )
-        if one._client is not handles[0]._client:
-            raise ValueError(f"as_completed and gather: {one!r} is of another cell than {handles[0]!r}. Ask each cell.")
+        if handle._client is not handles[0]._client:
+            raise ValueError(
+                f"as_completed and gather: {handle!r} is of another cell than {handles[0]!r}. Ask each cell."
+            )
     return handles
 
 
@@ -89,9 +91,9 @@ def gather(
 def gather(
     handles: Iterable[Handle[R]], timeout: float | None = None, *, return_exceptions: bool = False
 ) -> list[R] | list[R | OrchestratorError]:
-    """Wait for all and return their results in order; the first failure is raised, unless it is to be returned.
+    """Wait for all tasks and return their results in order. Raise the first failure as soon as it happens.
 
-    With `return_exceptions`, the error stands in the place of each task that has no result.
+    With `return_exceptions`, nothing is raised: the list has the exception of each task without a result.
     """
     return complete(_gather(_handles(handles), timeout, return_exceptions))
 
@@ -108,10 +110,10 @@ async def agather(
     handles: Iterable[Handle[R]], timeout: float | None = None, *, return_exceptions: bool = False
 ) -> list[R] | list[R | OrchestratorError]:
     """Do the same as `gather` without blocking the event loop."""
-    asked = _handles(handles)
-    if not asked:
+    checked = _handles(handles)
+    if not checked:
         return []
-    return await asked[0]._client.threads.complete(_gather(asked, timeout, return_exceptions))
+    return await checked[0]._client.threads.complete(_gather(checked, timeout, return_exceptions))
 
 
 def _gather(

@@ -1,4 +1,4 @@
-"""Handles: of one task, or of a run of many."""
+"""Handles of tasks and of runs."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ _FINAL = (TaskState.SUCCESS, TaskState.CANCELLED)
 
 
 class Handle(Generic[R]):
-    """One enqueued task."""
+    """A handle to one task."""
 
     def __init__(self, client: Client, identifier: bytes, signature: Signature | None = None) -> None:
         self._client = client
         self._signature = signature
         self._id = identifier
         self._final: Ended | None = None
-        """How it has ended, if it cannot end another way any more."""
+        """The cached end of a task that can no longer change."""
         self._just_ended: tuple[Ended, int] | None = None
-        """How it has ended just now, and how many retries this program had asked for; good for one look."""
+        """The end that was just received, and how many retries this program had requested by then. It is used once."""
 
     @property
     def id(self) -> str:
-        """The task's id."""
+        """The id of the task."""
         return to_text(self._id)
 
     def __repr__(self) -> str:
@@ -67,13 +67,13 @@ class Handle(Generic[R]):
 
     @blocking
     def result(self, timeout: float | None = None) -> Steps[R]:
-        """Wait for the result and return it; raise TaskFailed, TaskCancelled, TaskSkipped or ResultTimeout."""
+        """Wait for the result and return it. Raise TaskFailed, TaskCancelled, TaskSkipped or ResultTimeout."""
         return self._value((yield from self._ended(timeout)))
 
     def _ended(self, timeout: float | None) -> Steps[Ended]:
         refuse_inside_task("another task")
         limit = time_limit(timeout)
-        ended = self._known() or (yield from self._client.backend.tasks.wait(self._id, limit))
+        ended = self._cached_end() or (yield from self._client.backend.tasks.wait(self._id, limit))
         if ended is None:
             with limit:
                 how = self._client.backend.tasks.overdue(self._id)
@@ -85,7 +85,7 @@ class Handle(Generic[R]):
 
     @blocking
     def open_result(self, timeout: float | None = None) -> Steps[IO[bytes]]:
-        """Wait for a result that is bytes and return it as a file, of which about a megabyte is in memory at a time."""
+        """Wait for a result of type `bytes` and return it as a file, which buffers about a megabyte in memory."""
         ended = yield from self._ended(timeout)
         stored = whole_reference(ended.result) if ended.state == TaskState.SUCCESS and ended.result else None
         if stored is not None and stored.form == BYTES:
@@ -95,38 +95,38 @@ class Handle(Generic[R]):
         return Payload(self._value(ended)).open()
 
     def status(self) -> str:
-        """Return the task's present state: pending, dispatched, running, success, failed, cancelled or skipped."""
+        """Return the state of the task: pending, dispatched, running, success, failed, cancelled or skipped."""
         return self._client.backend.tasks.status(self._id)
 
     def progress(self) -> TaskProgress | None:
-        """Return how far the task last said it had come; None if it has said nothing, or long ago."""
+        """Return the progress that the task last reported; None if it reported none, or long ago."""
         return self._client.backend.tasks.progress(self._id)
 
     def logs(self, attempt: int | None = None) -> list[LogEntry]:
-        """Return what the task has said, printed and logged so far, in one of its attempts or in all."""
+        """Return all lines that the task has logged and printed so far, in one attempt or in all attempts."""
         return all_lines(lambda after: self._client.backend.tasks.log(self._id, after, attempt=attempt))
 
     def parent(self) -> Handle[Any] | RunHandle[Any] | None:
-        """Return the run that it is part of, or the task that enqueued it, if there is one."""
+        """Return the run of the task, or else the task that enqueued it; None if there is neither."""
         found = self._client.backend.insights.show_task(UUID(bytes=self._id))
         if found is None:
             raise NotFound.by_id("task", self.id)
         return _relative(self._client, found.run_id, found.parent_id)
 
     def children(self) -> list[Handle[Any] | RunHandle[Any]]:
-        """Return the tasks that it enqueued, and the runs that it started, as far as the lineage has them."""
+        """Return the tasks that the task enqueued and the runs that it started, as far as the lineage records them."""
         found = self._client.backend.insights.lineage(UUID(bytes=self._id)).children
         return [
-            self._client.run_handle(one.id.bytes) if one.kind == "run" else Handle(self._client, one.id.bytes)
-            for one in found
+            self._client.run_handle(child.id.bytes) if child.kind == "run" else Handle(self._client, child.id.bytes)
+            for child in found
         ]
 
     def cancel(self) -> None:
-        """Cancel it, wherever it stands; this is durable even while no scheduler runs."""
+        """Cancel the task in any state. The request is durable, even while no scheduler runs."""
         self._client.backend.tasks.cancel(self._id)
 
     def retry(self) -> None:
-        """Open it again if it has failed."""
+        """Retry the task if it has failed."""
         self._client.backend.tasks.retry(self._id)
 
     aresult = async_variant(result)
@@ -139,14 +139,14 @@ class Handle(Generic[R]):
     acancel = async_variant(cancel)
     aretry = async_variant(retry)
 
-    def _known(self) -> Ended | None:
-        """Return how it has ended, if that need not be asked."""
+    def _cached_end(self) -> Ended | None:
+        """Return the cached end of the task, or None if the backend must be asked."""
         if self._final is not None:
             return self._final
-        known, self._just_ended = self._just_ended, None
-        return known[0] if known is not None and known[1] == self._client.backend.tasks.retries else None
+        cached, self._just_ended = self._just_ended, None
+        return cached[0] if cached is not None and cached[1] == self._client.backend.tasks.retries else None
 
-    def _heard(self, ended: Ended) -> None:
+    def _cache_end(self, ended: Ended) -> None:
         self._just_ended = ended, self._client.backend.tasks.retries
 
     def _value(self, ended: Ended) -> R:
@@ -172,12 +172,12 @@ class Handle(Generic[R]):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come."""
+    """The progress of a run."""
 
     status: str
-    """The run's state: pending, running, success, failed or cancelled."""
+    """The state of the run: pending, running, success, failed or cancelled."""
     counters: RunCounters
-    """How many of its tasks are in which state."""
+    """The number of tasks in each state."""
 
     @property
     def fraction(self) -> float:
@@ -186,7 +186,7 @@ class Progress:
 
 
 class RunHandle(Generic[R]):
-    """One run of many tasks."""
+    """A handle to a run of many tasks, or of a workflow."""
 
     def __init__(self, client: Client, identifier: bytes, signature: Signature | None = None) -> None:
         self._client = client
@@ -195,23 +195,23 @@ class RunHandle(Generic[R]):
 
     @property
     def id(self) -> str:
-        """The run's id."""
+        """The id of the run."""
         return str(UUID(bytes=self._id))
 
     def __repr__(self) -> str:
         return f"<RunHandle {self.id}{self._client.via}>"
 
     def status(self) -> str:
-        """Return the run's present state: pending, running, success, failed or cancelled."""
+        """Return the state of the run: pending, running, success, failed or cancelled."""
         return self.progress().status
 
     def progress(self) -> Progress:
-        """Return the run's state and counters."""
+        """Return the state of the run and the number of its tasks in each state."""
         status, counters = self._client.backend.runs.progress(self._id)
         return Progress(status, counters)
 
     def logs(self) -> list[LogEntry]:
-        """Return what the tasks of the run have said, printed and logged so far."""
+        """Return all lines that the tasks of the run have logged and printed so far."""
         return all_lines(lambda after: self._client.backend.runs.log(self._id, after))
 
     @blocking
@@ -239,9 +239,9 @@ class RunHandle(Generic[R]):
     def results(
         self, timeout: float | None = None, *, return_exceptions: bool = False
     ) -> list[R] | list[R | OrchestratorError]:
-        """Wait for the end and return every task's result, in order; raise RunFailed unless all succeeded.
+        """Wait for the end of the run and return the results of all tasks, in order. Raise RunFailed on any failure.
 
-        With `return_exceptions`, the error stands in the place of each task that has no result.
+        With `return_exceptions`, nothing is raised: the list has the exception of each task without a result.
         """
         return complete(self._results(timeout, return_exceptions))
 
@@ -277,7 +277,7 @@ class RunHandle(Generic[R]):
     def iter_results(
         self, timeout: float | None = None, *, return_exceptions: bool = False
     ) -> Iterator[R] | Iterator[R | OrchestratorError]:
-        """Do the same as `results` in bounded memory."""
+        """Do the same as `results`, but yield the results one by one, in bounded memory."""
         return iterate(self._iter_results(timeout, return_exceptions))
 
     @overload
@@ -313,12 +313,12 @@ class RunHandle(Generic[R]):
             yield result
 
     def _first_failure(self) -> str:
-        """Say which of its tasks failed first, and how."""
+        """Describe the first failed task and its error, for a message."""
         from orchestrator.store.insights import TaskFilter  # loads SQLAlchemy, which workers do without
 
         insights = self._client.backend.insights
-        wanted = TaskFilter(run=UUID(bytes=self._id), statuses=(TaskState.FAILED,))
-        for task in insights.page_of_tasks(wanted, limit=1, before=None).tasks:
+        failed_tasks = TaskFilter(run=UUID(bytes=self._id), statuses=(TaskState.FAILED,))
+        for task in insights.page_of_tasks(failed_tasks, limit=1, before=None).tasks:
             if (detail := insights.show_task(task.id)) is not None and detail.error is not None:
                 how = error_text(detail.error.kind, detail.error.message).rstrip(".")
                 return f", first {task.name} at place {task.position}: {how}"
@@ -328,21 +328,21 @@ class RunHandle(Generic[R]):
     def outputs(self, timeout: float | None = None) -> Steps[dict[str, Any]]:
         """Wait for the end of a workflow's run and return the output of each step that was not skipped.
 
-        Of a fan-out it is the ordered list, of a child workflow the mapping of its last steps' outputs; None stands for
-        what did not succeed.
+        The output of a fan-out is a list in order; that of a child workflow maps its last steps to their outputs.
+        None stands in place of the output of a failed or canceled step, task or child run.
         """
         yield from self._wait_ended(timeout)
         return self._client.backend.runs.outputs(self._id)
 
     def parent(self) -> Handle[Any] | RunHandle[Any] | None:
-        """Return the run that waits for it, or the task that started it, if there is one."""
+        """Return the parent run, or else the task that started the run; None if there is neither."""
         found = self._client.backend.insights.show_run(UUID(bytes=self._id))
         if found is None:
             raise NotFound.by_id("run", self.id)
         return _relative(self._client, found.parent_run, found.parent_task)
 
     def children(self, limit: int = 1_000) -> list[Handle[Any] | RunHandle[Any]]:
-        """Return its child runs, newest first, and its tasks, from the first; of each at most so many."""
+        """Return the child runs, newest first, and the tasks, in order; at most `limit` of each."""
         from orchestrator.sdk.calls.insights import list_runs, list_tasks  # loads SQLAlchemy, which workers do without
         from orchestrator.store.insights import RunFilter, TaskFilter
 
@@ -350,30 +350,30 @@ class RunHandle(Generic[R]):
         runs = list_runs(insights, RunFilter(parent=run), limit=limit).runs
         tasks = list_tasks(insights, TaskFilter(run=run), limit=limit).tasks
         return [
-            *(self._client.run_handle(one.id.bytes) for one in runs),
-            *(Handle(self._client, one.id.bytes) for one in tasks),
+            *(self._client.run_handle(child.id.bytes) for child in runs),
+            *(Handle(self._client, child.id.bytes) for child in tasks),
         ]
 
     def cancel(self) -> None:
-        """Cancel its open tasks, and with them the run."""
+        """Cancel the run and all its open tasks."""
         self._client.backend.runs.cancel(self._id)
 
     def rerun(self, from_step: str | None = None) -> Self:
-        """Start a workflow's run over as a new one, with its parameters and tags.
+        """Start a new run of the same workflow, with the same parameters and tags, and return its handle.
 
-        With `from_step`, all that succeeded and is not that step or below it is kept.
+        With `from_step`, successful steps keep their results, except for that step and all steps after it.
         """
-        again = copy(self)
-        again._id = new_id()
-        self._client.backend.runs.rerun(self._id, again._id, from_step)
-        return again
+        new_run = copy(self)
+        new_run._id = new_id()
+        self._client.backend.runs.rerun(self._id, new_run._id, from_step)
+        return new_run
 
     def retry(self) -> None:
-        """Try what failed or was cancelled in it again, and consider anew what is below; what succeeded stays."""
+        """Retry the failed and canceled parts of the run and all steps that depend on them. Successful parts remain."""
         self._client.backend.runs.retry(self._id)
 
     def delete(self) -> None:
-        """Delete it, if it has ended, with its tasks, child runs, logs and results. This cannot be undone."""
+        """Delete an ended run with its tasks, child runs, logs and results. This cannot be undone."""
         self._client.backend.runs.delete(self._id)
 
     astatus = async_variant(status)
@@ -391,6 +391,6 @@ class RunHandle(Generic[R]):
 
 def _relative(client: Client, run: UUID | None, task: UUID | None) -> Handle[Any] | RunHandle[Any] | None:
     if run is not None:
-        found: RunHandle[Any] = client.run_handle(run.bytes)
-        return found
+        handle: RunHandle[Any] = client.run_handle(run.bytes)
+        return handle
     return None if task is None else Handle(client, task.bytes)

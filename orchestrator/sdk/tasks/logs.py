@@ -1,4 +1,4 @@
-"""Progress and log lines of tasks, as programs read them."""
+"""Progress and log lines of tasks, as the Python API returns them."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ class TaskProgress:
     """The last progress that a task reported with `ctx.progress`."""
 
     fraction: float
-    """From 0 to 1."""
+    """The completed share of the work, from 0 to 1."""
     text: str
-    """The text of the progress."""
+    """The text of the report."""
     attempt: int
-    """The attempt that said so."""
+    """The attempt that sent the report."""
     age: float
-    """Seconds since then."""
+    """Seconds since the report."""
 
 
 class LogEntry(msgspec.Struct, frozen=True, array_like=True):
-    """A line that a task said, printed or logged."""
+    """A line that a task logged or printed."""
 
     said_at: float
     """Seconds since 1970, by the worker's clock."""
     attempt: int
-    """The attempt that said it."""
+    """The attempt that wrote the line."""
     level: str
     """debug, info, warning, error or critical."""
     text: str
-    """Its text."""
+    """The text of the line."""
     source: str = ""
-    """`stdout`, `stderr`, the name of a logger, or `dropped` where lines are missing; nothing for `ctx.log`."""
+    """`stdout`, `stderr`, the name of a logger, or `dropped` where lines are missing; empty for `ctx.log`."""
     task: str = ""
     """The id of the task."""
     step: str = ""
-    """The name of the task; of a step of a workflow, that of the step, with its place in a fan-out."""
+    """The name of the task; for a step of a workflow, the name of the step and its index in a fan-out."""
     entry: str = ""
-    """Its place in the log: what comes after it can be asked for."""
+    """The cursor of the line in the log; pass it to read the lines after this one."""
 
     @property
     def at(self) -> datetime:
-        """When it was said."""
+        """When the line was written."""
         return datetime.fromtimestamp(self.said_at, UTC)
 
     def __str__(self) -> str:
@@ -54,15 +54,15 @@ class LogEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LogPage(NamedTuple):
-    """Some of what a task, or the tasks of a run, said."""
+    """A page of the log of a task or of a run."""
 
     lines: list[LogEntry]
     last: str
-    """The entry after which the next page begins."""
+    """The cursor after which the next page begins."""
 
 
 def all_lines(read: Callable[[str], LogPage]) -> list[LogEntry]:
-    """Return all lines that there are, page by page; `read` returns those after an entry."""
+    """Read all pages of a log. `read` returns the page after a cursor."""
     lines: list[LogEntry] = []
     last = ""
     while (page := read(last)).lines:

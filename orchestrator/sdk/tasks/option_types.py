@@ -1,6 +1,6 @@
-"""The options that a caller may give, as type checkers and editors see them; what they mean stands at the dataclasses.
+"""The types of keyword options, for type checkers and editors. The dataclasses document the options.
 
-A dataclass cannot be unpacked into keywords, so names and types stand here a second time; a test holds them together.
+A dataclass cannot be unpacked into keywords, so this module repeats names and types; a test compares them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class OptionTypes(TypedDict, total=False):
 
 
 class WorkflowOptionTypes(TypedDict, total=False):
-    """Options of a workflow as code on its decorator: `CodeOptions`, whose name is there the workflow's own."""
+    """Options of `@app.workflow`: `CodeOptions`, without `name`, which there names the workflow itself."""
 
     timeout: float | timedelta | None
     queue: str | None
@@ -62,7 +62,7 @@ class WorkflowOptionTypes(TypedDict, total=False):
 
 
 class StartOptionTypes(TypedDict, total=False):
-    """Options of `workflow.starting(…)` beside messages."""
+    """Options of `workflow.starting(…)`, in addition to messages."""
 
     id: str | None
     on_conflict: OnConflict | None
@@ -73,6 +73,6 @@ class StartOptionTypes(TypedDict, total=False):
 
 
 class RunOptionTypes(WorkflowOptionTypes, total=False):
-    """Options of the runs that follow: `CodeOptions`."""
+    """Options of the runs that a variant of a workflow starts: `CodeOptions`."""
 
     name: str

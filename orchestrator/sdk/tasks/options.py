@@ -1,4 +1,4 @@
-"""The options of a task, given on the decorator or per call, checked at once."""
+"""The options of a task, set on the decorator or for a call, and checked at once."""
 
 from __future__ import annotations
 
@@ -43,81 +43,81 @@ from orchestrator.sdk.checks import (
 from orchestrator.sdk.tasks.retry import Retry, executor_call
 
 DEFAULT_QUEUE = "default"
-_MOST_ENCODED = 100
-"""Ways in which the options of a task are kept as they travel."""
+_MAX_ENCODED = 100
+"""Cached encodings of the options of one task, at most."""
 _PRIORITIES = range(-100, 101)
 _RETRIES = range(1_000_001)
 _SCOPES = ("pending", "running")
 
 T = TypeVar("T")
 Computed = Callable[..., T]
-"""A function of the call's arguments, by name: `lambda customer, **_: customer`."""
+"""A function that receives the arguments of the call by keyword: `lambda customer, **_: customer`."""
 Key = str | int | UUID
-"""A key: `7` and `"7"` are the same one."""
+"""A key; `7` and `"7"` are the same key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallOptions:
-    """How a task is run."""
+    """The options of a task."""
 
     queue: str | None = None
-    """The queue it waits in; if none is given, what the application's routes say, or `default`."""
+    """The queue of the task. By default, the application's routes decide, else it is `default`."""
     priority: int = 0
-    """From -100 to 100; higher goes first."""
+    """The priority, from -100 to 100; higher priorities go first."""
     delay: float | timedelta = 0.0
-    """Seconds before it may start. The method `task.delay(…)` is another thing: `enqueue` by Celery's name."""
+    """Seconds before the task may start. Not to be confused with `task.delay(…)`, Celery's name for `enqueue`."""
     retries: int | Retry | Sequence[float | timedelta] = 0
-    """How often a failed attempt is tried again; or the waits before each retry; or a whole Retry policy."""
+    """The number of retries after failures, a list of waits before each retry, or a `Retry` policy."""
     timeout: float | timedelta | None = None
-    """Seconds that one attempt may run; then it ends, whatever it does."""
+    """Seconds that one attempt may run. Then the attempt has failed, whatever the function is doing."""
     isolation: Isolation = "thread"
     """Where a synchronous function runs: `thread`, or `process` for a child process that can be killed."""
     on_success: bool | Any = False
-    """A task, or several, to enqueue with its result; or True: inside a task, let it exist only if that succeeds."""
+    """A task or several to enqueue with the result. True, inside a task: enqueue only if the calling task succeeds."""
     on_failure: Any = None
-    """A task, or several, to enqueue with a TaskFailure if it fails for good."""
+    """A task or several to enqueue with a `TaskFailure` if the task fails for good."""
     store_result: bool = True
-    """Keep what it returns; without, its result is None."""
+    """Whether to store the return value; otherwise the result is None."""
     eta: datetime | None = None
-    """The time, with its zone, before which it may not start."""
+    """The earliest start, as a datetime with a time zone."""
     expires: float | timedelta | datetime | None = None
-    """Seconds, or the time, by which it must have started; otherwise it fails as expired."""
+    """The latest start, in seconds from now or as a datetime. A task that has not started by then fails as expired."""
     unique_key: Key | Computed[Key | None] | None = None
-    """A key that only one such task may have at a time."""
+    """A key that only one task of this name may hold at a time."""
     unique_for: Literal["pending", "running"] | float | timedelta = "running"
-    """How long the key is kept: until it is handed to a worker, until it has ended, or so many seconds."""
+    """How long the task holds its unique key: `pending` until a worker gets it, `running` until it ends, or seconds."""
     on_duplicate: DuplicatePolicy = "return"
-    """If another has the key: `return` a handle to that one, `replace` its arguments while it waits, or `raise`."""
+    """If another task holds the key: `return` a handle to it, `replace` its arguments while it waits, or `raise`."""
     idempotency_key: Key | None = None
-    """The same key enqueues the task once, however often it is tried; kept for the setting idempotency_period."""
+    """Repeated calls with the same key enqueue only one task, for as long as the setting `idempotency_period`."""
     concurrency: int | None = None
-    """How many may run at once in the whole fleet: of each key if there is a concurrency_key, else of the task."""
+    """How many tasks may run at once in the fleet, for each `concurrency_key` or else for all calls of this task."""
     concurrency_key: Key | Computed[Key | None] | None = None
-    """The key that it belongs to. Keys take turns, and `concurrency` and `rate` hold for each of them."""
+    """A key such as the customer. Keys take turns, and `concurrency` and `rate` apply to each key."""
     total_concurrency: int | None = None
-    """How many may run at once in the whole fleet, all keys together."""
+    """How many tasks may run at once in the fleet, over all keys."""
     rate: str | Rate | None = None
-    """How often one may start, e.g. `10/s`: of each key if there is a concurrency_key, else of the task."""
+    """How often a task may start, e.g. `10/s`, for each `concurrency_key` or else for all calls of this task."""
     total_rate: str | Rate | None = None
-    """How often one may start, all keys together."""
+    """How often a task may start, over all keys."""
     weight: float | Computed[float] = 1.0
-    """How many turns its key gets for one of another."""
+    """How many turns the key gets for each turn of a key of weight 1."""
     soft_timeout: float | timedelta | None = None
     """Seconds after which `SoftTimeout` is raised inside the task, which may catch it to clean up."""
     redact: Sequence[str] = ()
-    """Arguments, and fields of these and of the result, that are hidden: `("token", "card.*")`."""
+    """Arguments to hide, and fields of arguments or of the result: `("token", "card.*")`."""
     executor: ExecutorOptions | str | None = None
-    """The executor in place of the function, which gives the signature: `Process(command=["tar"])`, or a name."""
+    """An executor that runs instead of the function, which then only declares the signature; options or a name."""
     executor_options: Mapping[str, Any] | None = None
-    """The options of an executor that is given by its name."""
+    """The options of an executor that `executor` names."""
     headers: Mapping[str, str] | None = None
-    """Texts that travel with it and with all that comes of it; the task reads them as `ctx.headers`."""
+    """Text headers for the task and for all tasks and runs it starts. The task reads them as `ctx.headers`."""
     on_loss: OnLoss = "retry"
-    """If its worker is lost with it: start it again (`retry`), or `fail`, so that it is not started twice unasked."""
+    """What to do if the worker dies: `retry` the task, or `fail` it, so that it never runs twice unintentionally."""
     max_starts: int | None = None
-    """How often it is started at most, whether its attempts fail or are lost."""
+    """How often the task may start in total, including failed and lost attempts."""
     _of_settings: tuple[str, ...] = ()
-    """What the setting `redact` names."""
+    """The patterns of the setting `redact`."""
 
     def __post_init__(self) -> None:
         if self.queue is not None:
@@ -155,7 +155,7 @@ class CallOptions:
 
     @cached_property
     def executor_call(self) -> ExecutorCall | None:
-        """The executor call of a task that is done outside the worker's own Python."""
+        """The executor call of a task that runs outside the worker's Python; else None."""
         return executor_call(self.executor, self.executor_options)
 
     def _check_executor(self) -> None:
@@ -251,15 +251,15 @@ class CallOptions:
         return callable(self.unique_key) or callable(self.concurrency_key) or callable(self.weight)
 
     def fixed(self, arguments: Mapping[str, Any]) -> CallOptions:
-        """Return these options with those that the arguments of a call decide: its concurrency key and its weight."""
+        """Return these options with the concurrency key and the weight computed from the arguments of a call."""
         return dataclasses.replace(
             self, concurrency_key=_compute(self.concurrency_key, arguments), weight=_compute(self.weight, arguments)
         )
 
     def travelling(self, weight: float) -> TaskOptions:
-        default = DEFAULT_OPTIONS  # what msgspec omits is the same object
+        default = DEFAULT_OPTIONS  # msgspec omits a value if it is the very same object as the default
         return TaskOptions(
-            retry=self.policy,  # also one that never retries: a hook would else have its own default
+            retry=self.policy,  # even without retries: a hook would otherwise use its own default
             timeout=self.timeout_seconds,
             isolation=self.isolation,
             concurrency=self.concurrency,
@@ -278,14 +278,14 @@ class CallOptions:
         )
 
     def redacting(self, everywhere: Sequence[str], names: Sequence[str]) -> CallOptions:
-        """Return these options for a function whose arguments have these names, and may be given without them."""
+        """Return these options with `redact` patterns for positional arguments too. `names` are the parameter names."""
         if not (self.redact or everywhere):
             return self
         redact = dict.fromkeys((*self.redact, *redaction.placed((*self.redact, *everywhere), names)))
         return dataclasses.replace(self, redact=tuple(redact), _of_settings=tuple(everywhere))
 
     def placed(self, task: str, arguments: Mapping[str, Any], idempotency_period: float) -> Placed:
-        """Return what a call's arguments decide: its lane, its key, and the options that travel with it."""
+        """Return the lane, the unique key and the encoded options of a call."""
         weight = check_weight(_compute(self.weight, arguments))
         key = _compute(self.concurrency_key, arguments)
         unique = self._unique(task, arguments, idempotency_period)
@@ -296,18 +296,18 @@ class CallOptions:
 
     @cached_property
     def _encoded(self) -> dict[tuple[float, str | None], tuple[TaskOptions, str | None]]:
-        """By weight and scope of the unique key, what travels with a task: thousands are enqueued that share it."""
+        """A cache of encoded options by weight and scope of the unique key; thousands of tasks share an entry."""
         return {}
 
     def _encode(self, weight: float, scope: str | None) -> tuple[TaskOptions, str | None]:
         options = self.travelling(weight)
         if scope is not None:
             options = msgspec.structs.replace(options, unique_for=scope)
-        if len(self._encoded) >= _MOST_ENCODED:
+        if len(self._encoded) >= _MAX_ENCODED:
             self._encoded.clear()
-        found = options, None if options == DEFAULT_OPTIONS else msgspec.json.encode(options).decode()
-        self._encoded[weight, scope] = found
-        return found
+        entry = options, None if options == DEFAULT_OPTIONS else msgspec.json.encode(options).decode()
+        self._encoded[weight, scope] = entry
+        return entry
 
     def _unique(self, task: str, arguments: Mapping[str, Any], idempotency_period: float) -> UniqueKey | None:
         if self.idempotency_key is not None:
@@ -327,7 +327,7 @@ def once(task: str, key: object, period: float) -> UniqueKey:
 
 
 class Placed(NamedTuple):
-    """Options that the arguments of one call decide."""
+    """The lane, unique key and encoded options of one call."""
 
     lane: str | None
     unique: UniqueKey | None
@@ -337,10 +337,10 @@ class Placed(NamedTuple):
 OPTION_NAMES = tuple(field.name for field in dataclasses.fields(CallOptions) if field.name[0] != "_")
 
 
-def with_options(base: CallOptions, given: Mapping[str, Any]) -> CallOptions:
-    """Return the options changed by `given`; an unknown name is refused, with the nearest one suggested."""
-    check_options("task", given, OPTION_NAMES)
-    return dataclasses.replace(base, **given)
+def with_options(base: CallOptions, changes: Mapping[str, Any]) -> CallOptions:
+    """Return the options with changes. Refuse an unknown name, and suggest the nearest."""
+    check_options("task", changes, OPTION_NAMES)
+    return dataclasses.replace(base, **changes)
 
 
 def _compute(value: Any, arguments: Mapping[str, Any]) -> Any:
@@ -348,7 +348,7 @@ def _compute(value: Any, arguments: Mapping[str, Any]) -> Any:
 
 
 def check_unique(task: str, unique: UniqueKey, *, in_run: bool, in_task: bool) -> None:
-    """Refuse a unique key where it cannot be kept."""
+    """Refuse a unique key for tasks of a run, and for `replace` and `raise` inside a task."""
     if in_run:
         raise InvalidTask(f"Task {task!r} has a unique key, and a run needs all its tasks. Enqueue it instead.")
     if in_task and unique.on_duplicate != "return":
@@ -358,11 +358,11 @@ def check_unique(task: str, unique: UniqueKey, *, in_run: bool, in_task: bool) -
         )
 
 
-OF_CELERY = {
+CELERY_HINTS = {
     "apply_async": "Write {task}.options(delay=60, queue='mail').enqueue(…): countdown=60 is delay=60, eta, expires, "
     "queue and priority have the same names, link and link_error are on_success and on_failure.",
     "apply": "Call the task to run it here: {task}(…).",
     "retry": "Raise RetryLater(30) inside the task.",
     "signature": "Write {task}.options(…) for a task with other options, and {task}.s(…) for a part of a composition.",
 }
-"""By methods of Celery's tasks, what to write here."""
+"""Hints for methods that Celery's tasks have and these do not, by method name."""

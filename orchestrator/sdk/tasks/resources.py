@@ -1,4 +1,4 @@
-"""Dependencies: what parameters of a task are given when it runs, and what is closed when it has ended.
+"""Dependencies: values that are opened for parameters of a task when it runs, and closed when it has ended.
 
     @app.resource(scope="process")
     def engine() -> Iterator[Engine]: …
@@ -8,11 +8,11 @@
     @app.task
     def place(order: int, db: Session = Depends(session)) -> None: …
 
-`Resources.injected` makes a function of a task's own that opens them, calls it, and closes them. Workers, child
-processes and plain calls run that function, and know nothing of dependencies; a task without any stays as it is.
+`Resources.injected` wraps the function of a task: the wrapper opens the dependencies, calls the function, and closes
+them. Workers, child processes and plain calls run the wrapper, and know nothing of dependencies.
 
-There is one implementation, for `async def`. A task that is not asynchronous has no asynchronous dependencies, so the
-coroutine around it never waits, and `_completed` runs it from its beginning to its end.
+There is one implementation, for `async def`. A synchronous task has no asynchronous dependencies, so the coroutine
+around it never suspends, and `_completed` runs the coroutine without an event loop.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ log = get_logger("worker")
 T = TypeVar("T")
 Scope = Literal["task", "process"]
 Function = Callable[..., Any]
-_CLOSING = 10.0
-"""Seconds that the asynchronous resources of a process have to close."""
+_CLOSE_TIMEOUT = 10.0
+"""Seconds for closing the asynchronous resources of a process, at most."""
 
 
 class _Dependency(NamedTuple):
@@ -64,10 +64,10 @@ def Depends(function: Callable[..., T], /) -> T: ...
 
 
 def Depends(function: Function, /) -> Any:  # noqa: N802  # as FastAPI calls it
-    """Say what a parameter is given when the task runs: `db: Session = Depends(session)`.
+    """Declare a dependency of a task, which is opened when the task runs: `db: Session = Depends(session)`.
 
-    The function yields it, and closes it after the `yield`; or it returns it, or a context manager, which is entered.
-    `Annotated[Session, Depends(session)]` is the same, but type checkers then want it in `enqueue`, too.
+    The function yields the value and closes it after the `yield`, returns the value, or returns a context manager to
+    enter. `Annotated[Session, Depends(session)]` also works, but type checkers then require the argument in `enqueue`.
     """
     if not callable(function):
         raise InvalidTask(f"Depends(…): expected a function that yields or returns the value, found {function!r:.200}.")
@@ -76,49 +76,49 @@ def Depends(function: Function, /) -> Any:  # noqa: N802  # as FastAPI calls it
 
 @cache
 def dependencies_of(function: Function) -> dict[str, Function]:
-    """Return the functions on which parameters of a function depend, by name."""
+    """Return the dependencies of a function, by parameter name."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):
         hints = {}
-    found: dict[str, Function] = {}
+    dependencies: dict[str, Function] = {}
     for parameter in inspect.signature(function).parameters.values():
-        said = (parameter.default, *getattr(hints.get(parameter.name), "__metadata__", ()))
-        if (one := next((one for one in said if isinstance(one, _Dependency)), None)) is not None:
-            found[parameter.name] = one.function
+        markers = (parameter.default, *getattr(hints.get(parameter.name), "__metadata__", ()))
+        if (marker := next((marker for marker in markers if isinstance(marker, _Dependency)), None)) is not None:
+            dependencies[parameter.name] = marker.function
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise InvalidTask(f"{_name(function)}: {parameter} cannot be given by name, so it has no Depends.")
-    return found
+    return dependencies
 
 
-class _Opened:
-    """What is open for one attempt. Each of them sees how the attempt ends, the last that was opened first."""
+class _OpenResources:
+    """The open resources of one attempt. Each sees how the attempt ends, in reverse order of opening."""
 
-    def __init__(self, *, may_wait: bool) -> None:
+    def __init__(self, *, on_event_loop: bool) -> None:
         self.values: dict[Function, Any] = {}
         self.stack = AsyncExitStack()
-        self.may_wait = may_wait
-        """It is opened on an event loop."""
+        self.on_event_loop = on_event_loop
+        """Whether the resources are opened on an event loop."""
 
-    def entering(self, function: Function) -> AsyncExitStack:  # noqa: ARG002
+    def stack_for(self, function: Function) -> AsyncExitStack:  # noqa: ARG002
         return self.stack
 
 
-class _Kept(_Opened):
-    """What is open in a process, or on an event loop. One that cannot be closed is no concern of the others."""
+class _Shared(_OpenResources):
+    """The open resources of a process or an event loop. If a resource fails to close, the others are still closed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        super().__init__(may_wait=loop is not None)
+        super().__init__(on_event_loop=loop is not None)
         self.lock = asyncio.Lock()
         self.stacks: list[tuple[Function, AsyncExitStack]] = []
 
-    def entering(self, function: Function) -> AsyncExitStack:
+    def stack_for(self, function: Function) -> AsyncExitStack:
         stack = AsyncExitStack()
         self.stacks.append((function, stack))
         return stack
 
     async def close(self, closing: list[str]) -> None:
-        """Close all, the last that was opened first; `closing` names the one that is being closed."""
+        """Close all resources in reverse order. `closing` holds the name of the resource that is being closed."""
         self.values.clear()
         while self.stacks:
             function, stack = self.stacks.pop()
@@ -131,34 +131,34 @@ class _Kept(_Opened):
 
 
 class _Override:
-    """What stands in for a dependency, and resources of the process that depend on it, opened for this time only."""
+    """A value that replaces a dependency, and the resources of the process that were opened with the value."""
 
-    def __init__(self, function: Function, value: Any, on_loop: Callable[[asyncio.AbstractEventLoop], _Kept]) -> None:
+    def __init__(self, function: Function, value: Any, on_loop: Callable[[asyncio.AbstractEventLoop], _Shared]) -> None:
         self.function = function
         self.value = value
-        self.process: PerProcess[_Kept] = PerProcess(_Kept)
+        self.process: PerProcess[_Shared] = PerProcess(_Shared)
         self.loop = PerLoop(on_loop)
 
 
 class Resources:
-    """The dependencies of one application: their scopes, what stands in for them, and what is open."""
+    """The dependencies of one application: their scopes, overrides and open resources."""
 
     def __init__(self) -> None:
         self._scopes: dict[Function, Scope] = {}
         self._overrides: list[_Override] = []
-        """The last one counts. Of two coroutines, the first may also be the first to end."""
+        """Active overrides; the last wins. They may end in any order, because coroutines overlap."""
         self._known: set[Function] = set()
-        """Dependencies of tasks, and all that is declared."""
+        """All dependencies of tasks, and all declared resources."""
         self.closing: list[str] = []
-        """The names of those that are being closed."""
+        """The names of the resources that are being closed."""
         self._lifespans: list[Function] = []
         self._locks: dict[Function, ProcessLock] = {}
-        """Of resources of the process: while one is opened, tasks that need another one do not wait."""
+        """A lock for each resource of the process, so that tasks wait only for the resource they need."""
         self.process = PerProcess(self._begin)
-        self.loop = PerLoop(_Kept)
+        self.loop = PerLoop(_Shared)
 
     def declare(self, function: Function, scope: Scope) -> None:
-        """Say how long what a function yields is open."""
+        """Set the scope of a resource."""
         if scope not in get_args(Scope):
             raise InvalidTask(f"app.resource(scope=…): expected 'task' or 'process', found {scope!r}.")
         self._scopes[function] = scope
@@ -173,7 +173,7 @@ class Resources:
         self._known |= {function, *_all_needed(function)}
 
     def declare_lifespan(self, function: Function) -> None:
-        """Open a resource when a worker process starts."""
+        """Declare a resource that each worker process opens when it starts."""
         if _is_async(function):
             raise InvalidTask(
                 f"app.lifespan: expected a function with `yield`, found {_name(function)}, which is asynchronous. "
@@ -184,17 +184,17 @@ class Resources:
 
     @contextmanager
     def override(self, function: Function, value: Any) -> Iterator[None]:
-        """Let a value stand in for what a function yields.
+        """Replace a dependency with a value for the length of a `with` block.
 
-        Resources of the process that depend on it are opened anew, and closed at the end. Asynchronous ones are closed
-        with those of their event loop.
+        Resources of the process that depend on it are opened anew, and closed at the end of the block. Asynchronous
+        resources are closed with the others of their event loop.
         """
         if function not in self._known:
             raise InvalidTask(
                 f"app.override: no task depends on {_name(function)}. Give the function that Depends(…) names, and "
                 f"import the tasks first."
             )
-        override = _Override(function, value, self._beside)
+        override = _Override(function, value, self._loop_resources)
         self._overrides.append(override)
         try:
             yield
@@ -203,32 +203,32 @@ class Resources:
             if (opened := override.process.take()) is not None:
                 _completed(opened.close(self.closing))
 
-    def _beside(self, loop: asyncio.AbstractEventLoop) -> _Kept:
-        """Return what an override has open on the running loop, to be closed with all that is open there."""
-        kept = _Kept(loop)
-        kept.stacks = self.loop().stacks
-        return kept
+    def _loop_resources(self, loop: asyncio.AbstractEventLoop) -> _Shared:
+        """Return the resources of an override on the running event loop. They close together with the others there."""
+        resources = _Shared(loop)
+        resources.stacks = self.loop().stacks
+        return resources
 
     def injected(self, function: Function) -> Function:
-        """Return a function that opens what another depends on, calls it, and closes that; without any, the same."""
+        """Wrap a function so that its dependencies are opened and closed around each call, if it has any."""
         needed = dependencies_of(function)
         if not needed or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             return function
         _check(function)
         self._known |= _all_needed(function)
         signature = inspect.signature(function)
-        by_place = [one for one in signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
-        places = [(place, one.name) for place, one in enumerate(by_place) if one.name in needed]
+        positional = [p for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        slots = [(index, p.name) for index, p in enumerate(positional) if p.name in needed]
 
         async def call(args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-            opened, failure, arguments = _Opened(may_wait=is_async), None, list(args)
+            opened, failure, arguments = _OpenResources(on_event_loop=is_async), None, list(args)
             async with opened.stack:
                 for name, other in needed.items():
                     if name not in keywords:
                         keywords[name] = await self._value(other, opened)
-                for place, name in places:
-                    if place < len(arguments):  # others come behind it: `def resize(db=Depends(session), path="")`
-                        arguments.insert(place, keywords.pop(name))
+                for index, name in slots:
+                    if index < len(arguments):  # arguments follow it: `def resize(db=Depends(session), path="")`
+                        arguments.insert(index, keywords.pop(name))
                 try:
                     result = function(*arguments, **keywords)
                     if is_async:
@@ -237,7 +237,7 @@ class Resources:
                     failure = error
                     raise
             if failure is not None:
-                raise failure  # a dependency has kept it to itself, and the task has failed all the same
+                raise failure  # a dependency has swallowed the exception, but the task failed all the same
             return result
 
         @wraps(function)
@@ -250,81 +250,80 @@ class Resources:
 
         is_async = inspect.iscoroutinefunction(function)
         chosen: Any = run_async if is_async else run
-        visible = [one for one in signature.parameters.values() if one.name not in needed]
+        visible = [parameter for parameter in signature.parameters.values() if parameter.name not in needed]
         chosen.__signature__ = signature.replace(parameters=visible)
         chosen.__annotations__ = {name: hint for name, hint in function.__annotations__.items() if name not in needed}
         return chosen  # type: ignore[no-any-return]
 
     def start(self) -> None:
-        """Open what a worker process has from its start to its end."""
+        """Open the lifespan resources of a worker process."""
         for function in self._lifespans:
             _completed(self._value(function, self.process()))
 
     def close(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Close what is open in this process, and on an event loop that runs; the last that was opened first."""
+        """Close the resources of this process and of a running event loop, in reverse order."""
         try:
             if loop is not None and loop.is_running():
-                asyncio.run_coroutine_threadsafe(self.close_on_loop(), loop).result(_CLOSING)
+                asyncio.run_coroutine_threadsafe(self.close_on_loop(), loop).result(_CLOSE_TIMEOUT)
         except TimeoutError:
-            log.warning("resource.close_timeout seconds=%g: asynchronous resources are left open", _CLOSING)
+            log.warning("resource.close_timeout seconds=%g: asynchronous resources are left open", _CLOSE_TIMEOUT)
         if (opened := self.process.take()) is not None:
             atexit.unregister(self.close)
             _completed(opened.close(self.closing))
 
     async def close_on_loop(self) -> None:
-        """Close what is open on the running event loop."""
+        """Close the resources of the running event loop."""
         await self.loop().close(self.closing)
 
-    def _begin(self) -> _Kept:
-        atexit.register(self.close)  # for programs that are no workers; a fork finds nothing of its own to close
-        return _Kept()
+    def _begin(self) -> _Shared:
+        atexit.register(self.close)  # for programs other than workers; a forked process finds nothing to close
+        return _Shared()
 
-    async def _value(self, function: Function, opened: _Opened) -> Any:
-        """Return what a function yields: what stands in for it, what is open, or what is opened now."""
-        held: Resources | _Override = self
+    async def _value(self, function: Function, opened: _OpenResources) -> Any:
+        """Return the value of a dependency: its override, an open resource, or a newly opened one."""
+        owner: Resources | _Override = self
         for override in self._overrides[::-1]:
             if override.function == function:
                 return override.value
-            if held is self and override.function in _all_needed(function):
-                held = override
+            if owner is self and override.function in _all_needed(function):
+                owner = override
         if self._scopes.get(function) != "process":
             return await self._open(function, opened)
         if _is_async(function):
-            on_loop = held.loop()
+            on_loop = owner.loop()
             if function in on_loop.values or opened is on_loop:
                 return await self._open(function, on_loop)
             async with on_loop.lock:
                 return await self._open(function, on_loop)
-        kept = held.process()
-        found = kept.values.get(function, self)
-        if found is not self:
-            return found
-        if opened.may_wait:  # the loop goes on meanwhile
-            return await asyncio.to_thread(self._open_in_process, function, kept)
-        return self._open_in_process(function, kept)
+        shared = owner.process()
+        value = shared.values.get(function, self)
+        if value is not self:
+            return value
+        if opened.on_event_loop:  # do not block the event loop
+            return await asyncio.to_thread(self._open_in_process, function, shared)
+        return self._open_in_process(function, shared)
 
-    def _open_in_process(self, function: Function, kept: _Kept) -> Any:
+    def _open_in_process(self, function: Function, shared: _Shared) -> Any:
         with self._locks[function]:
-            return _completed(self._open(function, kept))
+            return _completed(self._open(function, shared))
 
-    async def _open(self, function: Function, opened: _Opened) -> Any:
+    async def _open(self, function: Function, opened: _OpenResources) -> Any:
         if function in opened.values:
             return opened.values[function]
         needed = {name: await self._value(other, opened) for name, other in dependencies_of(function).items()}
-        made = _context(function)(**needed)
+        value = _context(function)(**needed)
         if inspect.iscoroutinefunction(function):
-            made = await made
-        if _is_async(function) and isinstance(made, AbstractAsyncContextManager):
-            made = await opened.entering(function).enter_async_context(made)
-        elif isinstance(made, AbstractContextManager):
-            made = opened.entering(function).enter_context(made)
-        opened.values[function] = made
-        return made
+            value = await value
+        if _is_async(function) and isinstance(value, AbstractAsyncContextManager):
+            value = await opened.stack_for(function).enter_async_context(value)
+        elif isinstance(value, AbstractContextManager):
+            value = opened.stack_for(function).enter_context(value)
+        opened.values[function] = value
+        return value
 
 
 @cache
 def _all_needed(function: Function) -> frozenset[Function]:
-    """Return all functions on which one depends, and those on which they do."""
     needed = dependencies_of(function).values()
     return frozenset(needed).union(*map(_all_needed, needed))
 
@@ -340,7 +339,7 @@ def _is_async(function: Function) -> bool:
 
 
 def _check(function: Function) -> None:
-    """Refuse asynchronous dependencies of what is not asynchronous."""
+    """Refuse asynchronous dependencies of a synchronous function."""
     for needed in dependencies_of(function).values():
         _check(needed)
         if _is_async(needed) and not _is_async(function):

@@ -1,4 +1,4 @@
-"""When a failed attempt is tried again, as a user says it."""
+"""The retry policy of a task, as users write it, and the check of its executor options."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from orchestrator.sdk.names import type_name
 Seconds = float | timedelta
 Backoff = Literal["exponential", "linear", "constant"] | Sequence[Seconds] | Callable[[int], float]
 Errors = Sequence[type[BaseException] | str] | type[BaseException] | str
-_NOT_SAID: Any = None
-_RETRIES = 3
+_UNSET: Any = None
+_DEFAULT_RETRIES = 3
 _BACKOFFS = ("exponential", "linear", "constant")
 _EXPECTED = {
     "max": "a whole number from 0 to 1,000,000",
@@ -34,31 +34,31 @@ _EXPECTED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Retry:
-    """How often a task is tried again, how long it waits before each try, and after which errors."""
+    """A retry policy: how often a task is retried, with which backoff, and after which errors."""
 
-    max: int = _NOT_SAID
-    """Retries after the first try: 3, the default, means up to four tries. Of listed waits, as many as these."""
+    max: int = _UNSET
+    """Retries after the first attempt: the default of 3 allows four attempts. A list of waits sets its own length."""
     backoff: Backoff = "exponential"
-    """How the wait grows; or a list of waits in seconds; or a function of the number of failures so far."""
+    """How the wait grows, or a list of waits in seconds, or a function of the number of failures so far."""
     base: float = 1.0
     """Seconds before the first retry."""
     cap: float = 600.0
-    """Longest wait in seconds."""
+    """The longest wait, in seconds."""
     jitter: float = 0.1
-    """Share of the wait by which it varies, so that a thousand failures do not come back at once."""
+    """The random share of each wait, so that a thousand failed tasks do not all retry at once."""
     on: Errors = ()
-    """Exceptions, or their names (`"requests.exceptions.Timeout"`), after which alone it is tried again; none: all."""
+    """Exceptions to retry, as types or names such as `"requests.exceptions.Timeout"`. By default, all are retried."""
     give_up_on: Errors = ()
-    """Exceptions after which it is never tried again."""
+    """Exceptions that are never retried."""
 
     def __post_init__(self) -> None:
         for name in ("on", "give_up_on"):
-            given = getattr(self, name)
-            kinds = given if isinstance(given, (tuple, list, set, frozenset)) else (given,)
+            value = getattr(self, name)
+            kinds = value if isinstance(value, (tuple, list, set, frozenset)) else (value,)
             if not all(map(_is_error, kinds)):
                 raise InvalidTask(
                     f"Retry: expected types of exceptions, or their names such as 'package.module.Error', in {name}=, "
-                    f"found {given!r}."
+                    f"found {value!r}."
                 )
             object.__setattr__(self, name, tuple(kinds))
         if isinstance(self.backoff, (list, tuple)):
@@ -72,8 +72,8 @@ class Retry:
                 f"Retry: expected {', '.join(map(repr, _BACKOFFS))}, a list of seconds or a function in backoff=, "
                 f"found {self.backoff!r}.{near}"
             )
-        if self.max is _NOT_SAID:
-            object.__setattr__(self, "max", len(self.backoff) if isinstance(self.backoff, tuple) else _RETRIES)
+        if self.max is _UNSET:
+            object.__setattr__(self, "max", len(self.backoff) if isinstance(self.backoff, tuple) else _DEFAULT_RETRIES)
         try:
             msgspec.convert(msgspec.structs.asdict(self._policy), RetryPolicy)  # a struct does not check its arguments
         except msgspec.ValidationError as error:
@@ -84,7 +84,7 @@ class Retry:
 
     @property
     def _policy(self) -> RetryPolicy:
-        """Return what travels with the task: names instead of types, and not the function."""
+        """The policy as data that travels with the task: error names instead of types, and no function."""
         backoff: Any = "computed" if callable(self.backoff) else self.backoff
         listed = isinstance(backoff, tuple)
         return RetryPolicy(
@@ -99,10 +99,10 @@ class Retry:
         )
 
 
-def _is_error(kind: object) -> bool:
-    if isinstance(kind, str):
-        return bool(kind) and all(part.isidentifier() for part in kind.split("."))
-    return isinstance(kind, type) and issubclass(kind, BaseException)
+def _is_error(error_type: object) -> bool:
+    if isinstance(error_type, str):
+        return bool(error_type) and all(part.isidentifier() for part in error_type.split("."))
+    return isinstance(error_type, type) and issubclass(error_type, BaseException)
 
 
 def _names(kinds: Errors) -> tuple[str, ...]:
@@ -110,29 +110,29 @@ def _names(kinds: Errors) -> tuple[str, ...]:
     return tuple(kind if isinstance(kind, str) else type_name(kind) for kind in kinds)
 
 
-def executor_call(executor: object, given: Mapping[str, Any] | None) -> ExecutorCall | None:
-    """Return what travels with a task of these options; None where the worker's own Python runs it."""
+def executor_call(executor: object, options: Mapping[str, Any] | None) -> ExecutorCall | None:
+    """Return the executor call that travels with a task; None if the worker's own Python runs the task."""
     if executor is None or executor == IN_WORKER:
-        if given:
+        if options:
             raise InvalidTask("Option executor_options: name the executor that they are for: executor='process'.")
         return None
     if isinstance(executor, ExecutorOptions):
-        if given is not None:
+        if options is not None:
             raise InvalidTask("Option executor_options: they go with the name of an executor, and this has options.")
-        given, executor = _plain(executor), executor.executor  # a struct does not check its arguments
+        options, executor = _plain(executor), executor.executor  # a struct does not check its arguments
     if not isinstance(executor, str):
         raise InvalidTask(
             f"Option executor: expected options such as Process(command=[…]), or the name of an executor, found "
             f"{executor!r:.100}."
         )
-    if given is not None and not isinstance(given, Mapping):
-        raise InvalidTask(f"Option executor_options: expected a mapping, found {given!r:.100}.")
+    if options is not None and not isinstance(options, Mapping):
+        raise InvalidTask(f"Option executor_options: expected a mapping, found {options!r:.100}.")
     kind = options_of(executor)
     if kind is None:
         raise InvalidTask(f"Option executor: {unknown_executor(executor)}")
-    for option, problem in option_problems(kind, given or {}):
+    for option, problem in option_problems(kind, options or {}):
         raise InvalidTask(f"Option executor{f', {option}' if option else ''}: {problem}")
-    return call_of(msgspec.convert(given or {}, kind))
+    return call_of(msgspec.convert(options or {}, kind))
 
 
 def _plain(options: ExecutorOptions) -> dict[str, Any]:

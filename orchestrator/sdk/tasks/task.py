@@ -1,4 +1,4 @@
-"""A function that can be run elsewhere."""
+"""Tasks: functions that workers can run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from orchestrator.sdk.tasks.compositions import Parts
 from orchestrator.sdk.tasks.followers import callbacks_of, check_followers, followers_of
 from orchestrator.sdk.tasks.handle import Handle
 from orchestrator.sdk.tasks.option_types import OptionTypes
-from orchestrator.sdk.tasks.options import OF_CELERY, CallOptions, Placed, check_unique, with_options
+from orchestrator.sdk.tasks.options import CELERY_HINTS, CallOptions, Placed, check_unique, with_options
 from orchestrator.sdk.tasks.retry import Retry
 from orchestrator.sdk.tasks.signature import Signature, is_empty
 from orchestrator.sdk.values.payload import digest_call, encode_call
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 _SCHEDULED_RETRIES = 3
-"""Retries of a task that a workflow schedules; one that is enqueued has none unless it says so."""
+"""The default retries of a task that a workflow as code schedules. An enqueued task has none by default."""
 
 
 class Task(Parts[P, R]):
-    """A registered function. Call it, and it runs right here; enqueue it, and a worker runs it."""
+    """A registered function. A plain call runs it in this process; `enqueue` makes a worker run it."""
 
     def __init__(
         self,
@@ -64,24 +64,23 @@ class Task(Parts[P, R]):
         functools.update_wrapper(self, function)
         self._client = client
         self.name = name
-        """Its name everywhere: `module.function`, or the `name=` of its decorator."""
+        """The name of the task: `module.function`, or the `name=` of its decorator."""
         self.function = function
-        """The function itself; a plain call of the task calls it."""
+        """The function of the task, which a plain call runs."""
         self._call_options: CallOptions = options
         self._chosen = chosen
-        """The options that were given; the others may be decided by where it runs."""
+        """The names of the options that the user set. Defaults of the others may depend on where the task runs."""
         self._signature = signature
         self._is_variant = False
-        """It was made by `options`; workers and workflows know the one that is registered."""
+        """Whether the task was made by `options`. Only the original is registered."""
         self._is_via = False
-        """Its deployment was chosen, with `via`."""
         self._is_async = inspect.iscoroutinefunction(function)
         self._headers: Mapping[str, str] | None = None
-        """What middleware has made of the headers, in a copy for one call."""
+        """In a copy for one call, the headers after middleware."""
         self._is_hooked = False
-        """This is such a copy, and the hooks have been called."""
-        self._afterwards: ExitStack | None = None
-        """In a copy for many calls: what the hooks of each do when all are stored."""
+        """Whether this is a copy for which middleware was already called."""
+        self._hook_stack: ExitStack | None = None
+        """In a copy for many calls, the parts of hooks that run after all tasks are stored."""
         self._placed: Placed | None = None
         self._scheduled: dict[str, Task[P, R]] = {}
         self._after_success = followers_of(self, "on_success", options.on_success)
@@ -90,7 +89,7 @@ class Task(Parts[P, R]):
             check_followers(self)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function right here, in this process; inside a workflow, where that cannot be, say so."""
+        """Run the function in this process. Inside the code of a workflow, raise NotDeterministic."""
         self._refuse_in_workflow("called like a function")
         if self._is_signature_only:
             raise InvalidTask(
@@ -104,17 +103,17 @@ class Task(Parts[P, R]):
     def __repr__(self) -> str:
         return f"<Task {self.name}{self._client.via}>"
 
-    if not TYPE_CHECKING:  # for which any name would be an attribute
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Say what to use in the place of a method that Celery's tasks have."""
-            if name not in OF_CELERY:
-                return object.__getattribute__(self, name)  # which raises what it has raised before
-            instead = OF_CELERY[name].format(task=self.__dict__.get("__name__", "task"))
+            """Suggest a replacement for a method of Celery's tasks."""
+            if name not in CELERY_HINTS:
+                return object.__getattribute__(self, name)  # raises the usual AttributeError
+            instead = CELERY_HINTS[name].format(task=self.__dict__.get("__name__", "task"))
             raise AttributeError(f"Task {self.name!r} has no {name}, which is Celery's. {instead}")
 
     def options(self, **options: Unpack[OptionTypes]) -> Task[P, R]:
-        """Return this task with other options, for the calls that follow: `resize.options(delay=60).enqueue(…)`."""
+        """Return this task with other options: `resize.options(delay=60).enqueue(…)`."""
         changed = with_options(self._call_options, options)
         if "retries" in options and isinstance(changed.retries, Retry) and callable(changed.retries.backoff):
             raise InvalidTask(
@@ -127,7 +126,7 @@ class Task(Parts[P, R]):
         return variant
 
     def via(self, cell: Deployment) -> Task[P, R]:
-        """Return this task as one of another deployment: `resize.via(europe).enqueue(…)`; see `app.at`."""
+        """Return this task for another deployment: `resize.via(europe).enqueue(…)`; see `app.at`."""
         variant = self._variant(client_of(cell), self._call_options, self._chosen)
         variant._is_via = True
         return variant
@@ -138,10 +137,10 @@ class Task(Parts[P, R]):
         return variant
 
     def schedule(self, /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Inside a workflow: have a worker run it. The future is there at once; nothing is sent until the code waits.
+        """Schedule the task inside a workflow as code, and return a future. It is sent when the code next waits.
 
-        It goes to the workflow's queue and is tried up to four times, unless its options say otherwise. Another thing
-        is `@app.schedule`, which is about the clock.
+        By default, the task runs in the workflow's queue with up to four attempts; its options override this. Do not
+        confuse this with `@app.schedule`, which starts tasks by the clock.
         """
         commander = current()
         if commander is None or commander.started is None:
@@ -158,9 +157,10 @@ class Task(Parts[P, R]):
         return DurableFuture(commander, identifier, f"Task {self.name!r}", restore, CancelTask(identifier))
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
-        """Have a worker run it; the task is durable when this returns: `resize.enqueue("a.png", width=50).result()`.
+        """Enqueue the task, so that a worker runs it: `resize.enqueue("a.png", width=50).result()`.
 
-        The arguments are those of the function, and are checked before anything is written.
+        The task is durable when this returns. The arguments are those of the function. They are checked before
+        anything is written.
         """
         self._refuse_in_workflow("enqueued")
         if self._client.middleware is not None and not self._is_hooked:
@@ -168,17 +168,17 @@ class Task(Parts[P, R]):
                 return _stored(call, self._hooked(call).enqueue(*args, **kwargs))
         with sending("enqueue", self.name, self.queue) as sent:
             task = outgoing_task(self._new(args, kwargs, trace=current_trace()), self._client.settings)
-            hand_over = self._enqueue_path()
+            submit = self._enqueue_path()
             sent.created(task.id)
-            if hand_over is None:
+            if submit is None:
                 return Handle(self._client, self._client.backend.tasks.enqueue(task), self._signature)
-            return Handle(self._client, hand_over([task]).get(task.id, task.id), self._signature)
+            return Handle(self._client, submit([task]).get(task.id, task.id), self._signature)
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> Handle[R]:
         """Do the same as `enqueue` without blocking the event loop.
 
-        Coroutines that enqueue at the same time share a commit; each goes on when its own task is durable. One that is
-        cancelled meanwhile may have stored its task.
+        Coroutines that enqueue at the same time share a commit; each continues when its own task is durable. A
+        coroutine that is canceled meanwhile may have stored its task.
         """
         if inside_workflow() or self._client.runtime() is not None:
             return await self._client.threads.run(self.enqueue, *args, **kwargs)
@@ -187,7 +187,7 @@ class Task(Parts[P, R]):
                 return _stored(call, await self._hooked(call).aenqueue(*args, **kwargs))
         with sending("enqueue", self.name, self.queue) as sent:
             task = self._new(args, kwargs, trace=current_trace())
-            self._enqueue_path()  # which refuses what only a running task can do
+            self._enqueue_path()  # refuses on_success=True outside of a task
             if len(task.payload) > (settings := self._client.settings).inline_payload and settings.payload_store:
                 task = await self._client.threads.run(outgoing_task, task, settings)
             else:
@@ -197,7 +197,7 @@ class Task(Parts[P, R]):
             return Handle(self._client, await backend.tasks.aenqueue(task), self._signature)
 
     delay = enqueue
-    """Celery's name for `enqueue`; not the option `delay`: `task.options(delay=60).enqueue(…)` runs in a minute."""
+    """Celery's name for `enqueue`. Use the option `delay` to run later: `task.options(delay=60).enqueue(…)`."""
     adelay = aenqueue
 
     def enqueue_in(
@@ -207,10 +207,10 @@ class Task(Parts[P, R]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Handle[R]:
-        """Enqueue inside the caller's own transaction: the task exists only if that commits.
+        """Enqueue the task inside a transaction of the caller. The task exists only if the transaction commits.
 
-        The connection leads to the database that the application, or the cell of `via`, uses: a connection or session
-        of SQLAlchemy, or a connection of psycopg2, psycopg 3 or Django. In autocommit mode, the task exists at once.
+        `connection` is a connection or session of SQLAlchemy, or a connection of psycopg2, psycopg 3 or Django, to the
+        database of the application or of the cell in `via`. In autocommit mode, the task exists at once.
         """
         if self._call_options.on_success is True:
             raise InvalidTask("Option on_success=True does not go with enqueue_in: the transaction decides.")
@@ -230,7 +230,7 @@ class Task(Parts[P, R]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Handle[R]:
-        """Do the same as `enqueue_in` with an asynchronous connection or session: SQLAlchemy, psycopg 3 or asyncpg."""
+        """Do the same as `enqueue_in` with an asynchronous connection of SQLAlchemy, psycopg 3 or asyncpg."""
         from orchestrator.store.other_drivers import run_sync_of  # loads SQLAlchemy, which workers do without
 
         run_sync = run_sync_of(connection)
@@ -244,7 +244,7 @@ class Task(Parts[P, R]):
         return handle
 
     def _refuse_in_workflow(self, how: str) -> None:
-        """Say what to do instead where the code of a workflow would run or enqueue a task by itself."""
+        """Refuse to run or enqueue the task from the code of a workflow, and suggest `schedule`."""
         if inside_workflow():
             raise NotDeterministic(
                 f"Task {self.name!r} was {how} inside a workflow, and would be so again on every replay. "
@@ -252,7 +252,7 @@ class Task(Parts[P, R]):
             )
 
     def _enqueue_path(self) -> Callable[[Sequence[NewTask]], Mapping[bytes, bytes]] | None:
-        """Return how the task that is running here, if any, hands over what it enqueues with these options."""
+        """Return the function with which the running task submits new tasks; None outside of a task."""
         runtime = self._client.runtime()
         if runtime is not None:
             return runtime.enqueue_on_success if self._call_options.on_success is True else runtime.enqueue
@@ -268,7 +268,7 @@ class Task(Parts[P, R]):
         position: int | None = None,
         trace: str | None = None,
     ) -> NewTask:
-        """Check a call and return it as data; nothing is written."""
+        """Check a call and return the new task. Nothing is written."""
         self._refuse_in_workflow("enqueued")
         runtime = self._client.runtime()
         identifier = new_id() if runtime is None else runtime.next_id()
@@ -288,7 +288,7 @@ class Task(Parts[P, R]):
         *,
         in_task: bool = False,
     ) -> NewTask:
-        """Check a call and return it as data, under an id that the caller has chosen."""
+        """Check a call and return the new task, with the given id."""
         self._signature.check(args, kwargs)
         options = self._call_options
         settings = self._client.settings
@@ -299,12 +299,12 @@ class Task(Parts[P, R]):
             check_unique(self.name, placed.unique, in_run=run_id is not None, in_task=in_task)
             if placed.unique.same_call and options.executor_call is None:
                 args, kwargs = self._signature.normal(args, kwargs)
-        stays = placed.unique is not None and placed.unique.same_call
+        is_inline = placed.unique is not None and placed.unique.same_call
         return NewTask(
             id=identifier,
             name=self.name,
             queue=self.queue,
-            payload=encode_call(self.name, args, kwargs, settings.max_payload if stays else settings.largest_value),
+            payload=encode_call(self.name, args, kwargs, settings.max_payload if is_inline else settings.largest_value),
             priority=options.priority,
             delay=options.delay_seconds,
             options=placed.options if self._headers is None else with_headers(placed.options, self._headers),
@@ -322,63 +322,64 @@ class Task(Parts[P, R]):
         return EnqueueCall(kind="task", name=self.name, args=args, kwargs=kwargs, options=options, headers=headers)
 
     def _hooked(self, call: EnqueueCall) -> Task[P, R]:
-        """Return this task for one call, with the options and headers that middleware wants for it."""
+        """Return a copy of the task for one call, with the options and headers that middleware has set."""
         changed = {
             name: value for name, value in call.options.items() if value is not getattr(self._call_options, name, ...)
         }
-        if self._placed is None and not changed and not self._call_options.is_computed:  # else each copy looks it up
+        if (
+            self._placed is None and not changed and not self._call_options.is_computed
+        ):  # fill the caches before the copy
             self._place(call.args, call.kwargs)
             _ = self.queue, self._callbacks
         hooked = self.options(**changed) if changed else copy(self)
         hooked._headers, hooked._is_hooked = check_headers(call.headers), True
         return hooked
 
-    def _for_many(self, afterwards: ExitStack) -> Task[P, R]:
-        """Return this task for many calls, whose hooks are called with each of them."""
+    def _for_many(self, hook_stack: ExitStack) -> Task[P, R]:
+        """Return a copy of the task for many calls, which calls the hooks for each of them."""
         hooked = copy(self)
-        hooked._afterwards, hooked._is_hooked = afterwards, True
+        hooked._hook_stack, hooked._is_hooked = hook_stack, True
         return hooked
 
     def _as_scheduled(self, queue: str) -> Task[P, R]:
-        """Return this task with the options under which a workflow of that queue schedules it."""
-        found = self._scheduled.get(queue)
-        if found is None:
-            given: dict[str, Any] = {"queue": self._call_options.queue or self._client.route(self.name, queue)}
+        """Return this task with the default options of tasks that a workflow in this queue schedules."""
+        scheduled = self._scheduled.get(queue)
+        if scheduled is None:
+            defaults: dict[str, Any] = {"queue": self._call_options.queue or self._client.route(self.name, queue)}
             if "retries" not in self._chosen:
-                given["retries"] = _SCHEDULED_RETRIES
-            changed = with_options(self._call_options, given)
-            found = Task(self._client, self.name, self.function, changed, self._signature, self._chosen)
-            self._scheduled[queue] = found
-        return found
+                defaults["retries"] = _SCHEDULED_RETRIES
+            changed = with_options(self._call_options, defaults)
+            scheduled = Task(self._client, self.name, self.function, changed, self._signature, self._chosen)
+            self._scheduled[queue] = scheduled
+        return scheduled
 
     @functools.cached_property
     def _is_signature_only(self) -> bool:
-        """Say whether an executor does it, and the function holds nothing that could be run in its place."""
+        """Whether an executor runs the task and the function has an empty body, so that a plain call has no effect."""
         return self._call_options.executor_call is not None and is_empty(self.function)
 
     @functools.cached_property
     def queue(self) -> str:
-        """The queue it waits in: its own, or where the application's routes send it."""
+        """The queue of the task: its own, or the queue from the application's routes."""
         return self._call_options.queue or self._client.route(self.name)
 
     @property
     def _own_queue(self) -> str | None:
-        """The same, but None where it goes to whatever queue is the default."""
+        """The queue of the task; None if neither its options nor the routes name one."""
         return self._call_options.queue or self._client.route(self.name, "") or None
 
     @functools.cached_property
     def _callbacks(self) -> str | None:
-        """Its callbacks, as JSON."""
         return callbacks_of(self, ())
 
     @functools.cached_property
     def _redacting_options(self) -> CallOptions:
-        """The options, with all `redact` patterns: settings are read when it is called, not when it is declared."""
+        """The options with all `redact` patterns, including those in the settings, which are read only on a call."""
         everywhere = redaction.words(self._client.settings.redact)
         return self._call_options.redacting(everywhere, self._signature.names)
 
     def _place(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Placed:
-        """Return what the arguments decide, and remember it where they decide nothing."""
+        """Return the lane, key and options of a call. Cache them if they do not depend on the arguments."""
         options, period = self._redacting_options, self._client.settings.idempotency_period
         if options.is_computed:
             return options.placed(self.name, self._signature.named(args, kwargs), period)
@@ -387,6 +388,6 @@ class Task(Parts[P, R]):
 
 
 def _stored(call: EnqueueCall, handle: Handle[R]) -> Handle[R]:
-    """Let middleware see the id of what was stored."""
+    """Set the id of the stored task on the call, for middleware."""
     call.id = handle.id
     return handle

@@ -1,4 +1,4 @@
-"""The transaction with which a task completes. Loads the store, so a worker pays for it only where a task uses it."""
+"""The transaction that completes a task. This module imports the store, so workers load it only for such tasks."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from orchestrator.store.tasks import completions, enqueue, unique
 
 _KEY_TIMEOUT = 10.0
 """Seconds to wait for a unique key that another transaction may be taking."""
-_POOL = 5
-"""Connections that the tasks of one worker process share; one that needs another waits for it."""
-_ENDS = re.compile(
+_POOL_SIZE = 5
+"""The size of the connection pool that the tasks of one worker process share."""
+_END_STATEMENT = re.compile(
     r"\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*(COMMIT|END|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!\s+(?:(?:WORK|TRANSACTION)\s+)?TO\b))\b",
     re.IGNORECASE | re.DOTALL,
 )
-"""A statement that ends its transaction."""
-_INSTEAD = "For a part that may be undone by itself, use connection.begin_nested()."
+_HINT = "For a part that may be undone by itself, use connection.begin_nested()."
 
 
 class Transactions:
@@ -46,7 +45,7 @@ class Transactions:
 
     @contextmanager
     def begin(self, task: bytes, attempt: int) -> Iterator[TaskTransaction]:
-        """Open a transaction for an attempt, which must still count; what is not committed is rolled back."""
+        """Open a transaction for an attempt, which must be the current one. Roll back unless it is committed."""
         with self._engine().connect() as connection:
             with borrowed(connection, self._namespace):
                 began = completions.begin(connection, task, attempt)
@@ -57,20 +56,20 @@ class Transactions:
             try:
                 yield transaction
             except BaseException:
-                connection.invalidate()  # whatever the block has done to it, Postgres rolls back what it held
+                connection.invalidate()  # whatever state the block left, Postgres rolls back
                 raise
 
 
 def _engine(settings: Settings) -> Engine:
     url = settings.require_database()
-    engine = database.engine_for(url, pool_size=_POOL, max_overflow=0, name="orchestrator task")
+    engine = database.engine_for(url, pool_size=_POOL_SIZE, max_overflow=0, name="orchestrator task")
     event.listen(engine, "commit", _refuse_commit)
     event.listen(engine, "before_cursor_execute", _refuse_end)
     return engine
 
 
 class TaskTransaction:
-    """An open transaction, and the attempt that it completes."""
+    """An open transaction that completes an attempt."""
 
     def __init__(self, connection: Connection, namespace: str, task: bytes, attempt: int, began: int) -> None:
         self.connection = connection
@@ -80,11 +79,11 @@ class TaskTransaction:
         self._began: int | None = began
 
     def note_rollback(self, _: Connection) -> None:
-        """Go on in another transaction: connection.rollback() takes back what was done so far, and begins one."""
+        """Note that the task called `connection.rollback()`, which undoes all writes and begins a new transaction."""
         self._began = None
 
     def enqueue(self, tasks: Sequence[NewTask]) -> dict[bytes, bytes]:
-        """Create tasks, which exist only if the transaction commits; return the ids of those that have their keys."""
+        """Insert tasks in the transaction. Return the ids of the tasks that hold the unique keys."""
         holders: dict[bytes, bytes] = {}
         starts = [task for task in tasks if is_start(task)]
         others = [task for task in tasks if not is_start(task)]
@@ -102,7 +101,7 @@ class TaskTransaction:
         return holders
 
     def promise(self, tasks: Sequence[NewTask]) -> None:
-        """Create tasks that follow the success. A task that needs a taken key waits for it in the inbox."""
+        """Insert the tasks that the success enqueues. Tasks with unique keys go to the inbox, to wait for the keys."""
         with_keys = [task for task in tasks if task.unique is not None]
         with borrowed(self.connection, self._namespace):
             if with_keys:
@@ -114,7 +113,7 @@ class TaskTransaction:
             enqueue.notify_on_commit(self.connection, self._namespace)
 
     def _await_key(self, key: UniqueKey) -> None:
-        """Keep others from taking a key until this transaction has ended; not for ever, or two could wait in a ring."""
+        """Lock a unique key until the end of this transaction. Time out, because two transactions could deadlock."""
         give_up_at = time.monotonic() + _KEY_TIMEOUT
         while not unique.try_key(self.connection, key):
             if time.monotonic() > give_up_at:
@@ -125,7 +124,7 @@ class TaskTransaction:
             time.sleep(0.02)
 
     def commit(self, result: bytes, duration: float) -> None:
-        """Commit, and complete the task with it, if its attempt still counts."""
+        """Complete the task and commit, if the attempt is still the current one."""
         with borrowed(self.connection, self._namespace):
             try:
                 done = completions.commit(self.connection, self._task, self._attempt, result, duration, self._began)
@@ -133,7 +132,7 @@ class TaskTransaction:
                 raise WrongState(
                     "A statement inside the block of ctx.transaction() has ended its transaction (COMMIT or ROLLBACK, "
                     "in SQL). What was committed so is kept, and written again whenever the task runs again; what came "
-                    f"after it was rolled back. Leave it out: the block commits by itself, with the task. {_INSTEAD}"
+                    f"after it was rolled back. Leave it out: the block commits by itself, with the task. {_HINT}"
                 ) from None
             if not done:
                 raise _attempt_over(self._task, self._attempt)
@@ -148,14 +147,14 @@ def _attempt_over(task: bytes, attempt: int) -> AttemptOver:
 
 def _refuse_commit(_: Connection) -> None:
     raise WrongState(
-        f"The connection of ctx.transaction() commits at the end of its block, together with the task. {_INSTEAD}"
+        f"The connection of ctx.transaction() commits at the end of its block, together with the task. {_HINT}"
     )
 
 
 def _refuse_end(_: Connection, _cursor: object, statement: str, *_rest: Any) -> None:
-    if found := _ENDS.match(statement):
+    if found := _END_STATEMENT.match(statement):
         raise WrongState(
             f"{' '.join(found[1].split()).upper()} inside the block of ctx.transaction() would end the transaction "
             f"that completes the task. It was not run: the block commits by itself, and is rolled back if it raises. "
-            f"{_INSTEAD}"
+            f"{_HINT}"
         )

@@ -1,7 +1,7 @@
-"""Values of types that MessagePack has no word for: what they travel as, and how they are made from it again.
+"""Encoding and decoding of types that MessagePack does not support.
 
-msgspec knows the types of the standard library that are made of fields and items; here stand those that it leaves to
-us. pydantic is asked about its own types and constraints, and only where the application uses it.
+msgspec converts types of the standard library that consist of fields and items; this module converts the rest.
+pydantic converts its own types and constraints, and only in applications that use pydantic.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from uuid import UUID
 import msgspec
 
 from orchestrator.errors import InvalidTask
-from orchestrator.sdk.values.stand_ins import Unsupported, is_made_of_data, is_stand_in, understood
+from orchestrator.sdk.values.stand_ins import Unsupported, is_made_of_data, is_stand_in, with_stand_ins
 
 _NATIVE = (bytes, bytearray)
-"""Types that MessagePack carries as they are. UUIDs, decimals and naive times travel as text, and are made from it."""
+"""Types that MessagePack encodes as they are. UUIDs, decimals and naive times are encoded as text."""
 
-_LARGEST_SCHEMA = 4_000
-"""Characters of the schema of a type; it is in the history with each promise."""
+_MAX_SCHEMA_SIZE = 4_000
+"""Characters in the JSON Schema of a type, at most. The history stores the schema with each promise."""
 _ADDRESSES = (
     *(ipaddress.IPv4Address, ipaddress.IPv4Network, ipaddress.IPv4Interface),
     *(ipaddress.IPv6Address, ipaddress.IPv6Network, ipaddress.IPv6Interface),
@@ -48,7 +48,7 @@ _codecs: dict[type, _Codec] = {}
 
 
 def register_type(kind: type, encode: Callable[[Any], Any], decode: Callable[[Any], Any]) -> None:
-    """Let values of a class travel as what `encode` returns, from which `decode` makes them again."""
+    """Register a class whose values are encoded with `encode` and decoded with `decode`."""
     if not isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType):
         raise InvalidTask(
             f"app.register_type: {kind.__qualname__} travels by itself, so it needs no encode and decode."
@@ -56,19 +56,19 @@ def register_type(kind: type, encode: Callable[[Any], Any], decode: Callable[[An
     _codecs[kind] = _Codec(encode, decode)
 
 
-# -- what they travel as
+# -- encoding
 
 
 def encode_other(value: Any) -> Any:
-    """Return what MessagePack and JSON have no word for as what they have."""
+    """Return a value that MessagePack and JSON do not support as a value that they do."""
     kind = type(value)
-    if _codecs and (known := next((base for base in kind.__mro__ if base in _codecs), None)) is not None:
-        return _codecs[known].encode(value)
+    if _codecs and (codec_type := next((base for base in kind.__mro__ if base in _codecs), None)) is not None:
+        return _codecs[codec_type].encode(value)
     if kind.__name__ == "Payload" and hasattr(value, "load"):
         if value.is_here:
             return value.load()
         raise TypeError("a Payload belongs to the task that was given it: open() or load() it, and pass that on")
-    if hasattr(kind, "model_dump"):  # pydantic; what it computes from other fields is no input
+    if hasattr(kind, "model_dump"):  # pydantic; without computed fields, which are no input
         return value.model_dump(round_trip=True)
     if isinstance(value, (deque, range, KeysView, ValuesView, ItemsView)):
         return list(value)
@@ -86,34 +86,34 @@ def encode_other(value: Any) -> Any:
 _encode_value = msgspec.msgpack.Encoder(enc_hook=encode_other, order="deterministic").encode
 
 
-# -- how they are made again
+# -- decoding
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """Turn plain data into the annotated type."""
+    """Convert plain data to the annotated type."""
     if kind is Any or kind is None:
         return value
-    known = _understood(kind)
-    if known is None and _is_pydantics(kind) and (validate := _validator(kind)):
+    replaced = _cached_stand_ins(kind)
+    if replaced is None and _is_pydantic(kind) and (validate := _validator(kind)):
         return validate(value)
-    return msgspec.convert(value, kind if known is None else known, builtin_types=_NATIVE, dec_hook=_decode_other)
+    return msgspec.convert(value, kind if replaced is None else replaced, builtin_types=_NATIVE, dec_hook=_decode_other)
 
 
-def _understood(kind: Any) -> Any:
+def _cached_stand_ins(kind: Any) -> Any:
     try:
-        return understood(kind, _encode_value)
+        return with_stand_ins(kind, _encode_value)
     except Unsupported:
-        if _is_pydantics(kind) and _validator(kind) is not None:
+        if _is_pydantic(kind) and _validator(kind) is not None:
             return None
         raise
     except TypeError:  # an annotation that cannot be hashed
         return None
 
 
-def why_not(kind: Any) -> str | None:
-    """Return why a type that is made of data cannot be made of it again; None for all others.
+def conversion_problem(kind: Any) -> str | None:
+    """Return why data cannot be converted to an enum or a class with fields; None for all other types.
 
-    Nobody expects a dictionary where the annotation says a dataclass.
+    Such annotations are refused: nobody expects a dictionary where the annotation is a dataclass.
     """
     if can_convert(kind) or not is_made_of_data(kind):
         return None
@@ -125,8 +125,8 @@ def why_not(kind: Any) -> str | None:
 
 
 def schema_of(kind: Any) -> str:
-    """Return the JSON Schema of a type; empty for what may be anything, and for types that have none or a large one."""
-    if kind is Any or _is_pydantics(kind):  # which is lenient
+    """Return the JSON Schema of a type; empty for `Any`, and for types without a schema or with a large one."""
+    if kind is Any or _is_pydantic(kind):  # pydantic is more lenient than a schema
         return ""
     try:
         return _schema(kind)
@@ -137,39 +137,39 @@ def schema_of(kind: Any) -> str:
 @lru_cache(maxsize=1024)
 def _schema(kind: Any) -> str:
     schema = msgspec.json.encode(msgspec.json.schema(kind)).decode()
-    return schema if len(schema) <= _LARGEST_SCHEMA else ""
+    return schema if len(schema) <= _MAX_SCHEMA_SIZE else ""
 
 
 def can_convert(kind: Any) -> bool:
-    """Say whether data can be turned into this type; `str | bytes`, say, cannot, and stays as it came."""
+    """Return whether data can be converted to a type. For example, `str | bytes` cannot, and stays plain data."""
     if kind is Any:
         return False
     if isinstance(kind, type) and kind in _codecs:
         return True
-    if _is_pydantics(kind) and _validator(kind) is not None:
+    if _is_pydantic(kind) and _validator(kind) is not None:
         return True
     try:
         convert(None, kind)
     except msgspec.ValidationError:
-        return True  # None is not one of them, but the type is understood
+        return True  # None does not fit, but the type is supported
     except (TypeError, ValueError, NotImplementedError):
         return False
     return True
 
 
-_SURE: dict[Any, frozenset[type]] = {
+_ACCEPTED: dict[Any, frozenset[type]] = {
     kind: frozenset({kind})
     for kind in (*(bool, int, str, bytes, type(None), list, dict), *(datetime, date, timedelta, UUID, Decimal))
 }
-_SURE[float] = frozenset({float, int})
+_ACCEPTED[float] = frozenset({float, int})
 
 
-def sure_types(kind: Any) -> frozenset[type]:
-    """Return the types whose values fit an annotation for certain, without a look at what they hold."""
+def accepted_types(kind: Any) -> frozenset[type]:
+    """Return the types whose values always fit an annotation, whatever the values contain."""
     if get_origin(kind) in (Union, UnionType):
-        return frozenset().union(*map(sure_types, get_args(kind)))
+        return frozenset().union(*map(accepted_types, get_args(kind)))
     try:
-        return _SURE.get(kind, frozenset())
+        return _ACCEPTED.get(kind, frozenset())
     except TypeError:  # an annotation that cannot be hashed
         return frozenset()
 
@@ -177,10 +177,10 @@ def sure_types(kind: Any) -> frozenset[type]:
 _PLAIN = (bool, int, float, str, bytes, type(None), list, dict)
 
 
-def same_types(kind: Any) -> frozenset[type]:
-    """Return the types of plain data that an annotation leaves as it is: those that it names, if it names no others."""
+def unchanged_types(kind: Any) -> frozenset[type]:
+    """Return the types of plain data that an annotation leaves unchanged; none if it names any type of other data."""
     kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    return frozenset(kinds) if all(any(one is plain for plain in _PLAIN) for one in kinds) else frozenset()
+    return frozenset(kinds) if all(any(part is plain for plain in _PLAIN) for part in kinds) else frozenset()
 
 
 def _decode_other(kind: Any, value: Any) -> Any:
@@ -191,7 +191,7 @@ def _decode_other(kind: Any, value: Any) -> Any:
     if kind in _codecs:
         return value if isinstance(value, kind) else _codecs[kind].decode(value)
     origin = get_origin(kind) or kind
-    validate = _validator(kind) if _is_pydantics(origin) else None
+    validate = _validator(kind) if _is_pydantic(origin) else None
     if validate is not None:
         return validate(value)
     if origin in _MAKERS:
@@ -214,9 +214,9 @@ def _pairs(value: Any, kinds: tuple[Any, ...]) -> dict[Any, Any]:
 
 
 def _defaults(value: Any, kinds: tuple[Any, ...]) -> defaultdict[Any, Any]:
-    """Return a mapping whose missing values are empty ones of the kind that the annotation names."""
-    made = get_origin(kinds[1]) or kinds[1] if kinds else None
-    return defaultdict(made if made in (list, dict, set, int, float, str) else None, _pairs(value, kinds))
+    """Return a `defaultdict` whose default factory is the value type in the annotation."""
+    factory = get_origin(kinds[1]) or kinds[1] if kinds else None
+    return defaultdict(factory if factory in (list, dict, set, int, float, str) else None, _pairs(value, kinds))
 
 
 _MAKERS: dict[Any, Callable[[Any, tuple[Any, ...]], Any]] = {
@@ -234,8 +234,8 @@ _MAKERS: dict[Any, Callable[[Any, tuple[Any, ...]], Any]] = {
 # -- pydantic
 
 
-def _is_pydantics(kind: Any) -> bool:
-    """Say whether a type, or one that it is made of, is pydantic's business."""
+def _is_pydantic(kind: Any) -> bool:
+    """Return whether a type or one of its parts belongs to pydantic."""
     if "pydantic" not in sys.modules:
         return False
     try:
@@ -249,20 +249,20 @@ def _names_pydantic(kind: Any) -> bool:
     if isinstance(kind, type) and (hasattr(kind, "model_validate") or hasattr(kind, "__get_pydantic_core_schema__")):
         return True
     if get_origin(kind) is Annotated:
-        marks = get_args(kind)[1:]
-        if any(type(mark).__module__.partition(".")[0] in _PYDANTIC for mark in marks):
+        metadata = get_args(kind)[1:]
+        if any(type(constraint).__module__.partition(".")[0] in _PYDANTIC for constraint in metadata):
             return True
     return any(_names_pydantic(part) for part in get_args(kind) if not isinstance(part, (str, int, bytes, list)))
 
 
 @lru_cache(maxsize=4096)
 def _validator(kind: Any) -> Callable[[Any], Any] | None:
-    """Return pydantic's way to make such a value; None where it cannot either.
+    """Return pydantic's validator of a type; None if pydantic does not support the type.
 
-    It is lenient, whatever the model says: a time or a tuple has been text or a list on its way, and the caller's value
-    was as strict as the model when it was made.
+    Validation is never strict, whatever the model says: times and tuples arrive as text and lists. A strict model has
+    validated the caller's value when it was created.
     """
-    import pydantic  # it is loaded already
+    import pydantic  # the application has imported it
 
     try:
         adapter: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(kind)
@@ -270,7 +270,9 @@ def _validator(kind: Any) -> Callable[[Any], Any] | None:
         return None
     if _version(pydantic.VERSION) >= (2, 11):
         return lambda value: adapter.validate_python(value, strict=False, by_alias=True, by_name=True)
-    if _wants_alias(adapter.core_schema):  # its fields travel by their names, and would get their defaults
+    if _wants_alias(
+        adapter.core_schema
+    ):  # fields are encoded by name, so aliased fields would silently get their defaults
         raise InvalidTask(
             f"{getattr(kind, '__qualname__', kind)} has fields with an alias. These need pydantic 2.11 or newer, found "
             f"{pydantic.VERSION}: update pydantic, or set populate_by_name=True in the config of the model."
@@ -279,7 +281,7 @@ def _validator(kind: Any) -> Callable[[Any], Any] | None:
 
 
 def _wants_alias(schema: Any, by_name: bool = False) -> bool:
-    """Say whether a model in pydantic's schema of a type finds a field by its alias and not by its name."""
+    """Return whether a model in pydantic's schema of a type accepts a field by alias only, not by name."""
     if isinstance(schema, (list, tuple)):
         return any(_wants_alias(part, by_name) for part in schema)
     if not isinstance(schema, dict):

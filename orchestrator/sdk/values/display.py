@@ -1,4 +1,4 @@
-"""Stored arguments and results as plain data, for people and programs that only look."""
+"""Stored arguments and results as plain data, for display."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from orchestrator.references import whole_reference
 from orchestrator.sdk.values.payload import decode_shown
 from orchestrator.sealing import CALL, CODE, Sealed, described, open_data
 
-_MOST_BYTES = 60
-"""Of bytes, as far as a page shows them."""
+_MAX_BYTES = 60
+"""Bytes of a binary value that a page displays, at most."""
 
 
 def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of any task; a turn of a workflow as code has none.
+    """Return the arguments of any task. A turn of a workflow as code has none.
 
-    Tasks of steps, hooks and schedules carry where they belong beside their arguments.
+    Tasks of steps, hooks and schedules also carry their origin, which is left out.
     """
-    match _carried(payload):
+    match _decoded_call(payload):
         case [list(arguments), dict(keywords), *_]:
             return arguments, keywords
         case damaged:
@@ -28,14 +28,14 @@ def call_of(payload: bytes) -> tuple[list[Any], dict[str, Any]]:
 
 
 def origin_of(payload: bytes) -> dict[str, Any]:
-    """Return where a task of a workflow belongs, as it carries it: workflow, step, index and count; else nothing."""
-    match _carried(payload):
+    """Return the origin of a task of a workflow: its workflow, step, index and count. Other tasks have none."""
+    match _decoded_call(payload):
         case [list(), dict(), dict(origin), *_]:
             return origin
     return {}
 
 
-def _carried(payload: bytes) -> Any:
+def _decoded_call(payload: bytes) -> Any:
     if not payload:
         return [[], {}]
     if (stored := whole_reference(payload)) is not None:
@@ -43,26 +43,25 @@ def _carried(payload: bytes) -> Any:
     try:
         return stored_value(open_data(payload, CALL))
     except Sealed as error:
-        return [[_told(error)], {}]
+        return [[_placeholder(error)], {}]
 
 
 def stored_value(data: bytes) -> Any:
-    """Return the value that is stored, or the bytes themselves where they are none, or with which key it is sealed."""
+    """Decode a stored value. Return a placeholder for a sealed value, and bytes that cannot be decoded as they are."""
     try:
         return decode_shown(data)
     except Sealed as error:
-        return _told(error)
+        return _placeholder(error)
     except ValueError:
         return data
 
 
-def _told(error: Sealed) -> str:
-    """Return what stands in the place of a value that cannot be opened."""
+def _placeholder(error: Sealed) -> str:
     return f"(sealed with key {error.key})" if error.is_missing else str(error)
 
 
 def as_json(plain: Any) -> Any:
-    """Return plain data as it can stand in a JSON document, whatever it is."""
+    """Return plain data as JSON data; other values as text."""
     try:
         return msgspec.to_builtins(plain, str_keys=True, enc_hook=described_value)
     except (TypeError, ValueError):
@@ -70,32 +69,32 @@ def as_json(plain: Any) -> Any:
 
 
 NOT_JSON = "(not JSON: "
-"""How a text begins that stands for a value on a page."""
+"""The prefix of texts in place of values that JSON does not support."""
 
 
 def as_shown(plain: Any) -> Any:
-    """Return plain data as JSON for people: texts stand for NaN, infinities and bytes, which JSON lacks."""
+    """Return plain data as JSON data for people, with texts in place of NaN, infinities and bytes."""
     try:
-        found = msgspec.to_builtins(plain, str_keys=True, enc_hook=described_value, builtin_types=(bytes,))
+        data = msgspec.to_builtins(plain, str_keys=True, enc_hook=described_value, builtin_types=(bytes,))
     except (TypeError, ValueError):
         return repr(plain)
-    return _in_words(found)
+    return _with_placeholders(data)
 
 
-def _in_words(value: Any) -> Any:
+def _with_placeholders(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _in_words(held) for name, held in value.items()}
+        return {name: _with_placeholders(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_in_words(held) for held in value]
+        return [_with_placeholders(item) for item in value]
     if isinstance(value, bytes):
-        return f"{NOT_JSON}{len(value):,} bytes, {value[:_MOST_BYTES]!r}{'…' if len(value) > _MOST_BYTES else ''})"
+        return f"{NOT_JSON}{len(value):,} bytes, {value[:_MAX_BYTES]!r}{'…' if len(value) > _MAX_BYTES else ''})"
     if isinstance(value, float) and not isfinite(value):
         return f"{NOT_JSON}{'NaN' if isnan(value) else 'Infinity' if value > 0 else '-Infinity'})"
     return value
 
 
 def described_value(value: Any) -> str:
-    """Return what stands for a sealed value among others that this process has no key for."""
+    """Return the placeholder of a nested sealed value."""
     if isinstance(value, msgspec.msgpack.Ext) and value.code == CODE:
         return described(bytes(value.data))
     raise NotImplementedError

@@ -1,7 +1,6 @@
-"""Arguments and results as data: MessagePack, never pickle.
+"""Encoding of arguments and results: MessagePack, never pickle.
 
-Values go in as `conversion.py` and msgspec know them; the worker gets them back in the types that the task's signature
-names.
+`conversion.py` and msgspec encode the values; the worker converts them back to the types in the task's signature.
 """
 
 from __future__ import annotations
@@ -37,22 +36,22 @@ __all__ = [
     "encode_value",
 ]
 
-_NEST = frozenset([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
-"""The bytes with which a map or an array of MessagePack begins."""
+_CONTAINER_BYTES = frozenset([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
+"""The first bytes of maps and arrays in MessagePack."""
 
-_NO_NEST = bytes(set(range(256)) - _NEST)
-_FEWEST_LEVELS = MOST_LEVELS - 8
-"""So far down, parts are no longer looked at one by one."""
+_OTHER_BYTES = bytes(set(range(256)) - _CONTAINER_BYTES)
+_MIN_LEVELS = MOST_LEVELS - 8
+"""Below this number of remaining levels, `_is_surely_shallow` no longer inspects parts one by one."""
 
 _SHORT = MOST_LEVELS
-"""Data of so few bytes cannot be nested too deeply."""
+"""Bytes of data that cannot be nested too deeply, because each level takes a byte."""
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_other)
-_orderly = msgspec.msgpack.Encoder(enc_hook=encode_other, order="deterministic")
+_sorting_encoder = msgspec.msgpack.Encoder(enc_hook=encode_other, order="deterministic")
 
 
 def _decoder_with(read: Callable[[Reference], Any]) -> msgspec.msgpack.Decoder[Any]:
-    """Return a decoder that opens what is sealed, and puts what `read` returns in the place of a reference."""
+    """Return a decoder that decrypts sealed values, and replaces a reference with the result of `read`."""
 
     def restore(code: int, data: memoryview) -> Any:
         if code == references.CODE:
@@ -63,49 +62,49 @@ def _decoder_with(read: Callable[[Reference], Any]) -> msgspec.msgpack.Decoder[A
     return decoder
 
 
-class _Unread:
+class _Counter:
     number = 0
 
 
-_unread = _Unread()
-"""How many stored values were not read so far."""
+_lazy_payloads = _Counter()
+"""A counter of the `Payload` objects that this process has created in place of stored values."""
 
 
 def _load(reference: Reference) -> Any:
     return _decoder.decode(read_encoded(reference))
 
 
-def _postpone(reference: Reference) -> Payload:
-    _unread.number += 1
+def _lazy_payload(reference: Reference) -> Payload:
+    _lazy_payloads.number += 1
     return Payload(reference=reference, decode=_decoder.decode)
 
 
 _decoder = _decoder_with(_load)
-_postponing = _decoder_with(_postpone)
-_telling = _decoder_with(str)
-_IN_TIMES = b"\xff"
-"""A byte that stands in every timestamp, and rarely in anything else."""
+_lazy_decoder = _decoder_with(_lazy_payload)
+_describing_decoder = _decoder_with(str)
+_TIMESTAMP_BYTE = b"\xff"
+"""A byte in every encoded timestamp, and rarely in other data."""
 _WITH_TIMES = (bytes, bytearray, datetime)
 _bare_time = re.compile(rb"\xa8\d\d:\d\d:\d\d").search
 _bare_microseconds = re.compile(rb"\xaf\d\d:\d\d:\d\d\.\d{6}").search
-"""How a time of day without an offset is written. So may be a text; but without one of these there is no such time."""
+"""The encodings of a time of day without an offset. A text may look the same, but data without a match has no time."""
 _parts = msgspec.msgpack.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw])
 
 
 def decode_call(data: bytes) -> Any:
-    """Decode the arguments of a call: positional, by name and, for a step of a workflow, what it knows of itself."""
+    """Decode the arguments of a call: positional, by keyword and, for a step of a workflow, its origin."""
     return _decoder.decode(_call(data))
 
 
 def decode_unread(data: bytes) -> tuple[Any, bool]:
-    """Decode the arguments of a call, of which what is stored elsewhere is a `Payload`; say whether there is one."""
-    before = _unread.number
-    call = data if data and data[0] in _NEST else _call(data)
-    return _postponing.decode(call), _unread.number != before
+    """Decode the arguments of a call, with a `Payload` for each stored value. Return whether there is any, too."""
+    before = _lazy_payloads.number
+    call = data if data and data[0] in _CONTAINER_BYTES else _call(data)
+    return _lazy_decoder.decode(call), _lazy_payloads.number != before
 
 
 def _call(data: bytes) -> bytes:
-    """Return an encoded call, wherever it is stored, opened if it is sealed."""
+    """Return an encoded call: load it from the payload store if necessary, and decrypt it."""
     stored = whole_reference(data)
     return open_data(data if stored is None else read_encoded(stored), CALL)
 
@@ -113,16 +112,16 @@ def _call(data: bytes) -> bytes:
 def encode_call(
     name: str, arguments: Sequence[Any], keywords: Mapping[str, Any], limit: int, what: str = "task"
 ) -> bytes:
-    """Encode the arguments of a call of a task, workflow, query …, or say which of them cannot be."""
+    """Encode the arguments of a call of a task, workflow or query. An error names the argument at fault."""
     try:
         data = _encoder.encode((arguments, keywords))
-        if _IN_TIMES in data:
+        if _TIMESTAMP_BYTE in data:
             data = _with_zones(data, (arguments, keywords))
         if b":" in data:
             _refuse_lost_zones(data, (arguments, keywords))
     except REFUSALS:
-        for place, value in [*enumerate(arguments, 1), *keywords.items()]:
-            encode_value(value, f"Argument {place} of {what} {name!r}", limit)
+        for position, value in [*enumerate(arguments, 1), *keywords.items()]:
+            encode_value(value, f"Argument {position} of {what} {name!r}", limit)
         return encode_value((arguments, keywords), f"The arguments of {what} {name!r}", limit)  # a keyword is at fault
     return data if len(data) <= _SHORT <= limit else _checked(data, f"The arguments of {what} {name!r}", limit)
 
@@ -130,20 +129,20 @@ def encode_call(
 def digest_call(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> str:
     """Return a digest of arguments that is the same in every process, whatever the order of sets and mappings.
 
-    It is empty where there is no such order: in a set of objects, say, or a mapping whose keys are no text.
+    The digest is empty for arguments that cannot be sorted: a set of objects, or a mapping whose keys are not text.
     """
     try:
-        data = _orderly.encode((arguments, keywords))
-    except Exception:  # noqa: BLE001  # whatever keeps their parts from being compared with each other
+        data = _sorting_encoder.encode((arguments, keywords))
+    except Exception:  # noqa: BLE001  # any error of comparing the parts with each other
         return ""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def encode_value(value: Any, what: str, limit: int) -> bytes:
-    """Encode one value, or say why it cannot be."""
+    """Encode a value. Raise PayloadError if it cannot be encoded or is too large; `what` names it in the message."""
     try:
         data = _encoder.encode(value)
-        if _IN_TIMES in data:
+        if _TIMESTAMP_BYTE in data:
             data = _with_zones(data, value)
         if b":" in data:
             _refuse_lost_zones(data, value)
@@ -163,24 +162,24 @@ def _with_zones(data: bytes, value: Any) -> bytes:
 
 
 def _refuse_lost_zones(data: bytes, value: Any) -> None:
-    """Refuse a time of day whose zone would be lost: without a date, one with a name has no offset to be written."""
+    """Refuse a time of day with a named zone: without a date, the zone has no offset and would be lost."""
     if not _bare_time(data) and not _bare_microseconds(data):
         return
     try:
-        left = [msgspec.to_builtins(value, builtin_types=(*_WITH_TIMES, time), enc_hook=encode_other)]
-    except REFUSALS:  # it can be encoded all the same: a mapping by tuples, for example
+        pending = [msgspec.to_builtins(value, builtin_types=(*_WITH_TIMES, time), enc_hook=encode_other)]
+    except REFUSALS:  # only the encoder supports it: a mapping with tuples as keys, for example
         return
-    while left:
-        item = left.pop()
+    while pending:
+        item = pending.pop()
         if isinstance(item, time) and item.tzinfo is not None and item.utcoffset() is None:
             raise ValueError(
                 f"the time {item.isoformat()} has the zone {item.tzinfo}, which has no offset without a date and would "
                 f"be lost; pass a datetime, or the time without its zone and the name of the zone beside it"
             )
         if isinstance(item, dict):
-            left += [*item, *item.values()]
+            pending += [*item, *item.values()]
         elif isinstance(item, (list, tuple, set, frozenset)):
-            left += item
+            pending += item
 
 
 def _checked(data: bytes, what: str, limit: int) -> bytes:
@@ -195,7 +194,7 @@ def _checked(data: bytes, what: str, limit: int) -> bytes:
 
 
 def _unreadable(data: bytes) -> str | None:
-    """Return why an encoded value cannot be read, or not by a reader with less stack than its writer."""
+    """Return why an encoded value cannot be decoded, perhaps only because the decoder has a smaller stack."""
     try:
         if _is_surely_shallow(data, MOST_LEVELS) or not is_too_deep(_decoder.decode(data)):
             return None
@@ -205,29 +204,29 @@ def _unreadable(data: bytes) -> str | None:
 
 
 def _is_surely_shallow(data: bytes, levels: int) -> bool:
-    """Say whether it is plain, without reading it, that data has no more than so many levels.
+    """Return whether data certainly has no more than `levels` levels, without decoding it.
 
-    There are no more than bytes with which one may begin, here or in the largest part.
+    Data has at most as many levels as it has bytes with which a container may begin.
     """
-    if data[0] not in _NEST or len(data.translate(None, _NO_NEST)) < levels:
+    if data[0] not in _CONTAINER_BYTES or len(data.translate(None, _OTHER_BYTES)) < levels:
         return True
-    if levels <= _FEWEST_LEVELS:
+    if levels <= _MIN_LEVELS:
         return False
     try:
-        found = _parts.decode(data)
+        container = _parts.decode(data)
     except msgspec.ValidationError:
-        return False  # a map whose keys may be anything
-    parts = found.values() if isinstance(found, dict) else found
+        return False  # a map with keys other than text
+    parts = container.values() if isinstance(container, dict) else container
     return all(len(part) < levels - 1 or _is_surely_shallow(bytes(part), levels - 1) for part in parts)
 
 
 def decode_shown(data: bytes) -> Any:
-    """Decode a value to show it: a text stands for a value in the payload store, which is not read."""
-    return _telling.decode(data)
+    """Decode a value for display, with a text in place of each value in the payload store, which is not read."""
+    return _describing_decoder.decode(data)
 
 
 def decode_within(data: bytes, takes: Callable[[Reference], bool]) -> Any:
-    """Decode a value; of what is stored elsewhere only that is read which `takes` says yes to, and the rest is None."""
+    """Decode a value. Load a stored value only if `takes` returns true for its reference; otherwise it is None."""
 
     def read(reference: Reference) -> Any:
         return decoder.decode(read_encoded(reference)) if takes(reference) else None
@@ -244,7 +243,7 @@ Decode = Callable[[bytes], Any]
 
 
 class Payload:
-    """A value that was not read yet. Annotate a parameter with it to get large data unread.
+    """A value that is loaded on demand. Annotate a parameter with `Payload` to receive large data without loading it.
 
     Callers of such a task pass the value itself, or `Payload(value)`, which type checkers prefer.
     """
@@ -261,18 +260,18 @@ class Payload:
 
     @property
     def is_here(self) -> bool:
-        """Say whether the value is in this program, and not in the store."""
+        """Whether the value is in memory rather than in the payload store."""
         return self._reference is None
 
     @property
     def size(self) -> int:
-        """How many bytes it has."""
+        """The size of the value in bytes; 0 if it is in memory and neither bytes nor text."""
         if self._reference is not None:
             return self._reference.size
         return len(self._value) if isinstance(self._value, (bytes, str)) else 0
 
     def open(self) -> IO[bytes]:
-        """Return its bytes as a file, of which about a megabyte is in memory at a time."""
+        """Return the bytes as a file, which buffers about a megabyte in memory."""
         if self._reference is not None and self._reference.form == BYTES and self._reference.item is None:
             return open_bytes(self._reference)
         value = self.load()
@@ -284,19 +283,19 @@ class Payload:
         return io.BytesIO(value)
 
     def load(self) -> Any:
-        """Return the whole value."""
+        """Load and return the whole value."""
         if self._reference is None or self._decode is None:
             return self._value
         return self._decode(read_encoded(self._reference))
 
 
 def is_payload(kind: Any) -> bool:
-    """Say whether an annotation asks for a value that is not read: plainly, or as one that may be None."""
+    """Return whether an annotation is `Payload`, or a union with it such as `Payload | None`."""
     return kind is Payload or (get_origin(kind) is not None and Payload in get_args(kind))
 
 
 def loaded(value: Any) -> Any:
-    """Return a value in which everything has been read."""
+    """Return a value with all `Payload` objects in it loaded."""
     if isinstance(value, Payload):
         return value.load()
     if isinstance(value, list):

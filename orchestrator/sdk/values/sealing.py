@@ -1,4 +1,4 @@
-"""Values that a client seals before they leave the program, where the settings have data keys."""
+"""Preparation of values in the client: large ones go to the payload store, others are sealed if there are data keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.settings import Settings
 
 
 def outgoing_task(task: NewTask, settings: Settings) -> NewTask:
-    """Return a task whose arguments, if they are large, are in the payload store, and are sealed otherwise."""
+    """Return a task with its arguments in the payload store if they are large, and sealed otherwise."""
     if len(task.payload) > settings.inline_payload and (store := store_of(settings)) is not None:
         task = left_task(task, store)
     return sealed_task(task, settings)
@@ -21,21 +21,21 @@ def outgoing_task(task: NewTask, settings: Settings) -> NewTask:
 def left_task(task: NewTask, store: PayloadStore) -> NewTask:
     """Return a task with its arguments in the payload store, if they are large.
 
-    Those under a key of one call stay, because they are compared with those of the next call under that key.
+    Arguments under an idempotency key stay inline, because they are compared with those of the next call.
     """
-    if not _leaves(task, store.inline):
+    if not _belongs_in_store(task, store.inline):
         return task
     return msgspec.structs.replace(task, payload=store.arguments(task.payload, task.id, task.run_id))
 
 
-def _leaves(task: NewTask, inline: int) -> bool:
+def _belongs_in_store(task: NewTask, inline: int) -> bool:
     return len(task.payload) > inline and not (task.unique is not None and task.unique.same_call)
 
 
 def scheduled_task(task: NewTask, settings: Settings) -> NewTask:
-    """Return a task with its arguments sealed, unless they are so large that its worker puts them into the store."""
-    leaves = bool(settings.payload_store) and _leaves(task, settings.inline_payload)
-    return task if leaves else sealed_task(task, settings)
+    """Return a task with its arguments sealed, unless they are large: the worker moves these to the payload store."""
+    is_stored = bool(settings.payload_store) and _belongs_in_store(task, settings.inline_payload)
+    return task if is_stored else sealed_task(task, settings)
 
 
 def sealed_task(task: NewTask, settings: Settings) -> NewTask:
@@ -44,12 +44,12 @@ def sealed_task(task: NewTask, settings: Settings) -> NewTask:
 
 
 def seal_task(task: NewTask, vault: Vault) -> NewTask:
-    """Return a task with its arguments sealed; the request to start a run is not for a worker, and stays as it is."""
+    """Return a task with its arguments sealed, except for a request to start a run, which no worker reads."""
     return msgspec.structs.replace(task, payload=vault.seal(CALL, task.payload))
 
 
 def outgoing(data: bytes, kind: bytes, run: bytes, settings: Settings) -> bytes:
-    """Return what a run is given: what is large in the payload store, and sealed otherwise."""
+    """Return an encoded input of a run: a reference to the payload store if it is large, else the sealed value."""
     if len(data) > settings.inline_payload and (store := store_of(settings)) is not None:
         return store.arguments(data, run, None)
     return sealed(data, kind, settings)
@@ -62,14 +62,14 @@ def sealed(data: bytes, kind: bytes, settings: Settings) -> bytes:
 
 
 def store_of(settings: Settings) -> PayloadStore | None:
-    """Return the store that settings name; None where there is none. From then on this process reads from it."""
+    """Return the payload store in the settings, or None, and register the store for reads in this process."""
     if not settings.payload_store:
         return None
-    from orchestrator.transport.announcements import StoresInUse  # it imports redis, which few programs need so early
+    from orchestrator.transport.announcements import StoresInUse  # imports redis, which few programs need so early
 
     return keeping.store_of(settings, StoresInUse)
 
 
 def means(settings: Settings) -> list[str]:
-    """Return how a worker says that it has a store."""
+    """Return the capabilities that a worker announces for its payload store."""
     return [] if store_of(settings) is None else [key_name(MEANS)]

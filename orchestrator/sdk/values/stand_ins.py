@@ -1,7 +1,7 @@
-"""Types that msgspec refuses, or half understands, and the classes that stand for them while it converts.
+"""Stand-ins: classes that replace types that msgspec does not fully support while it converts.
 
-An enum whose values are not all text or all whole numbers travels as its value, as every enum does, and is found again
-by it. A mapping whose keys are paths, and whatever has such fields, are made part by part.
+An enum with values other than texts or integers is encoded by value, like every enum, and its stand-in looks up the
+member. A mapping whose keys are paths, and a class with such a field, are converted part by part.
 """
 
 from __future__ import annotations
@@ -20,61 +20,60 @@ Convert = Callable[[Any, Any], Any]
 
 
 class _Accepting(type):
-    """The class of stand-ins: what was made for one is taken for its instance."""
+    """The metaclass of stand-ins. Any value counts as an instance, so that msgspec accepts the converted value."""
 
     def __instancecheck__(cls, _: object) -> bool:
         return True
 
 
 class StandIn(metaclass=_Accepting):
-    """Stands for a type while msgspec converts."""
+    """Replaces a type while msgspec converts."""
 
     make: Callable[[Any, Convert], Any]
-    """Make a value of the type from plain data, its parts with the given conversion."""
+    """Convert plain data to the type. The second argument converts the parts."""
     model: Any
-    """The pydantic model that makes a value of what was made so far; None for all else."""
+    """The pydantic model that validates the converted value; None for other types."""
 
 
 class Unsupported(TypeError):
-    """Says why a type cannot be made from data."""
+    """Raised if data cannot be converted to a type; the message says why."""
 
 
 def is_stand_in(kind: Any) -> bool:
-    """Say whether a type only stands for another."""
+    """Return whether a type is a stand-in."""
     return type(kind) is _Accepting
 
 
 @lru_cache(maxsize=4096)
-def understood(kind: Any, encode: Callable[[Any], bytes]) -> Any:
-    """Return an annotation in which stand-ins have the place of what msgspec cannot make; None if it can make all."""
-    return _replaced(kind, encode) if _is_odd(kind, set()) else None
+def with_stand_ins(kind: Any, encode: Callable[[Any], bytes]) -> Any:
+    """Replace unsupported types in an annotation with stand-ins. Return None if msgspec supports the annotation."""
+    return _replaced(kind, encode) if _needs_stand_in(kind, set()) else None
 
 
 def is_made_of_data(kind: Any) -> bool:
-    """Say whether a type, or one that it is made of, is an enum or a class of fields."""
+    """Return whether a type or one of its parts is an enum or a class with fields."""
     if isinstance(kind, type) and get_origin(kind) is None:
         return issubclass(kind, enum.Enum) or bool(_fields(kind)) or hasattr(kind, "__attrs_attrs__")
     return any(is_made_of_data(part) for part in _parts(kind))
 
 
-# -- what is odd
+# -- which types need a stand-in
 
 
-def _is_odd(kind: Any, seen: set[Any]) -> bool:
-    """Say whether a type, or one that it is made of, needs a stand-in."""
+def _needs_stand_in(kind: Any, seen: set[Any]) -> bool:
     if kind in seen:
         return False
     if isinstance(kind, type) and get_origin(kind) is None:
         seen.add(kind)
         if issubclass(kind, enum.Enum):
-            return _is_odd_enum(kind)
+            return _is_unsupported_enum(kind)
         if (problem := _problem(kind)) is not None:
             raise problem
-        return any(_is_odd(part, seen) for part in _fields(kind).values())
-    return _has_odd_keys(kind) or any(_is_odd(part, seen) for part in _parts(kind))
+        return any(_needs_stand_in(part, seen) for part in _fields(kind).values())
+    return _has_unsupported_keys(kind) or any(_needs_stand_in(part, seen) for part in _parts(kind))
 
 
-def _is_odd_enum(kind: type[enum.Enum]) -> bool:
+def _is_unsupported_enum(kind: type[enum.Enum]) -> bool:
     try:
         msgspec.convert(None, kind)
     except msgspec.ValidationError:
@@ -84,18 +83,18 @@ def _is_odd_enum(kind: type[enum.Enum]) -> bool:
     return True
 
 
-def _has_odd_keys(kind: Any) -> bool:
-    """Say whether these are keys that travel as text, which msgspec leaves as they came."""
+def _has_unsupported_keys(kind: Any) -> bool:
+    """Return whether a mapping has keys that are encoded as text and that msgspec does not convert back."""
     if get_origin(kind) not in (dict, Mapping) or len(get_args(kind)) != 2:
         return False
     key = get_args(kind)[0]
     keys = get_args(key) if get_origin(key) in (Union, UnionType) else (key,)
-    return any(isinstance(part, type) and _needs_us(part) for part in keys)
+    return any(isinstance(part, type) and _is_unsupported_key(part) for part in keys)
 
 
-def _needs_us(kind: type) -> bool:
+def _is_unsupported_key(kind: type) -> bool:
     if issubclass(kind, enum.Enum):
-        return _is_odd_enum(kind)
+        return _is_unsupported_enum(kind)
     return isinstance(msgspec.inspect.type_info(kind), msgspec.inspect.CustomType)
 
 
@@ -109,18 +108,20 @@ def _parts(kind: Any) -> tuple[Any, ...]:
 def _problem(kind: type) -> Unsupported | None:
     if not dataclasses.is_dataclass(kind):
         return None
-    kept = {field.name for field in dataclasses.fields(kind)}
-    passed = [name for name, hint in _hints(kind).items() if type(hint) is dataclasses.InitVar and name not in kept]
-    if not passed:
+    stored = {field.name for field in dataclasses.fields(kind)}
+    init_only = [
+        name for name, hint in _hints(kind).items() if type(hint) is dataclasses.InitVar and name not in stored
+    ]
+    if not init_only:
         return None
     return Unsupported(
-        f"dataclass {kind.__qualname__} has an InitVar, {passed[0]!r}: it is not kept, and so cannot travel. "
+        f"dataclass {kind.__qualname__} has an InitVar, {init_only[0]!r}: it is not kept, and so cannot travel. "
         f"Make it a field"
     )
 
 
 def _fields(kind: type) -> dict[str, Any]:
-    """Return the fields of a class that is made of such, with their types."""
+    """Return the fields of a class and their types; none for other types."""
     if dataclasses.is_dataclass(kind):
         return {field.name: _hints(kind).get(field.name, Any) for field in dataclasses.fields(kind)}
     if hasattr(kind, "model_fields"):
@@ -137,15 +138,15 @@ def _hints(kind: type) -> dict[str, Any]:
         return {}
 
 
-# -- what stands for it
+# -- stand-ins
 
 
 def _replaced(kind: Any, encode: Callable[[Any], bytes]) -> Any:
-    if not _is_odd(kind, set()):
+    if not _needs_stand_in(kind, set()):
         return kind
     if isinstance(kind, type) and get_origin(kind) is None:
         return _stand_in(kind.__qualname__, _maker(kind, encode), kind if hasattr(kind, "model_fields") else None)
-    if _has_odd_keys(kind):
+    if _has_unsupported_keys(kind):
         return _stand_in(str(kind), _mapping_maker(*get_args(kind)))
     parts = tuple(_replaced(part, encode) if part in _parts(kind) else part for part in get_args(kind))
     if get_origin(kind) is Annotated:
@@ -156,7 +157,7 @@ def _replaced(kind: Any, encode: Callable[[Any], bytes]) -> Any:
                 raise Unsupported(f"a None could be a member of enum {part.__qualname__}, or no member at all")
         if sum(part is not type(None) for part in parts) > 1:
             raise Unsupported(f"of the parts of {kind}, one cannot be told from the others by its data")
-        return Union[parts]  # noqa: UP007  # of parts that are known only now
+        return Union[parts]  # noqa: UP007  # the parts are known only at run time
     return (get_origin(kind) or kind)[parts if len(parts) > 1 else parts[0]]
 
 
@@ -180,8 +181,8 @@ def _maker(kind: type, encode: Callable[[Any], bytes]) -> Callable[[Any, Convert
         return _typed_dict_maker(kind, fields)
     if hasattr(kind, "_field_defaults"):
         return _named_tuple_maker(kind, fields)
-    odd = next(name for name, part in fields.items() if _is_odd(part, {kind}))
-    raise Unsupported(f"field {odd!r} of {kind.__qualname__} is of a type that msgspec has no support for")
+    unsupported = next(name for name, part in fields.items() if _needs_stand_in(part, {kind}))
+    raise Unsupported(f"field {unsupported!r} of {kind.__qualname__} is of a type that msgspec has no support for")
 
 
 def _enum_maker(kind: type[enum.Enum], encode: Callable[[Any], bytes]) -> Callable[[Any, Convert], Any]:
@@ -196,10 +197,10 @@ def _enum_maker(kind: type[enum.Enum], encode: Callable[[Any], bytes]) -> Callab
         members[data] = member
 
     def make(value: Any, _: Convert) -> Any:
-        found = members.get(encode(value))
-        if found is None and (found := kind._missing_(value)) is None:
+        match = members.get(encode(value))
+        if match is None and (match := kind._missing_(value)) is None:
             raise ValueError(f"Invalid enum value {value!r:.100}, expected one of {kind.__qualname__}")
-        return found
+        return match
 
     return make
 
@@ -218,13 +219,13 @@ def _part(value: Any, kind: Any, where: str, convert: Convert) -> Any:
         raise ValueError(f"{error} - at `$.{where}`") from error
 
 
-def _known(value: Any, fields: Mapping[str, Any], convert: Convert) -> dict[str, Any]:
-    given = convert(value, dict)
-    return {name: _part(given[name], kind, name, convert) for name, kind in fields.items() if name in given}
+def _converted_fields(value: Any, fields: Mapping[str, Any], convert: Convert) -> dict[str, Any]:
+    data = convert(value, dict)
+    return {name: _part(data[name], kind, name, convert) for name, kind in fields.items() if name in data}
 
 
 def _dataclass_maker(kind: Any, fields: Mapping[str, Any]) -> Callable[[Any, Convert], Any]:
-    taken = {field.name for field in dataclasses.fields(kind) if field.init}
+    init_fields = {field.name for field in dataclasses.fields(kind) if field.init}
     required = {
         field.name
         for field in dataclasses.fields(kind)
@@ -232,11 +233,11 @@ def _dataclass_maker(kind: Any, fields: Mapping[str, Any]) -> Callable[[Any, Con
     }
 
     def make(value: Any, convert: Convert) -> Any:
-        known = _known(value, fields, convert)
-        _refuse_missing(required, known)
-        made = kind(**{name: part for name, part in known.items() if name in taken})
-        for name in known.keys() - taken:
-            object.__setattr__(made, name, known[name])  # frozen or not
+        values = _converted_fields(value, fields, convert)
+        _refuse_missing(required, values)
+        made = kind(**{name: part for name, part in values.items() if name in init_fields})
+        for name in values.keys() - init_fields:
+            object.__setattr__(made, name, values[name])  # frozen or not
         return made
 
     return make
@@ -244,34 +245,34 @@ def _dataclass_maker(kind: Any, fields: Mapping[str, Any]) -> Callable[[Any, Con
 
 def _typed_dict_maker(kind: Any, fields: Mapping[str, Any]) -> Callable[[Any, Convert], Any]:
     def make(value: Any, convert: Convert) -> Any:
-        known = _known(value, fields, convert)
-        _refuse_missing(kind.__required_keys__, known)
-        return known
+        values = _converted_fields(value, fields, convert)
+        _refuse_missing(kind.__required_keys__, values)
+        return values
 
     return make
 
 
 def _named_tuple_maker(kind: Any, fields: Mapping[str, Any]) -> Callable[[Any, Convert], Any]:
     def make(value: Any, convert: Convert) -> Any:
-        known = dict(zip(kind._fields, convert(value, list), strict=False))
-        _refuse_missing(set(kind._fields) - set(kind._field_defaults), known)
-        return kind(*(_part(part, fields[name], name, convert) for name, part in known.items()))
+        values = dict(zip(kind._fields, convert(value, list), strict=False))
+        _refuse_missing(set(kind._fields) - set(kind._field_defaults), values)
+        return kind(*(_part(part, fields[name], name, convert) for name, part in values.items()))
 
     return make
 
 
 def _model_maker(kind: Any, fields: Mapping[str, Any]) -> Callable[[Any, Convert], Any]:
-    """Make the fields of a pydantic model that it would not know again, and leave all else to it."""
-    odd = {name: part for name, part in fields.items() if _is_odd(part, {kind})}
+    """Convert the fields of a pydantic model that need stand-ins. pydantic converts the others."""
+    unsupported = {name: part for name, part in fields.items() if _needs_stand_in(part, {kind})}
 
     def make(value: Any, convert: Convert) -> Any:
-        given = value if isinstance(value, dict) else {}
-        made = {name: _part(given[name], part, name, convert) for name, part in odd.items() if name in given}
-        return {**given, **made} if made else value
+        data = value if isinstance(value, dict) else {}
+        converted = {name: _part(data[name], part, name, convert) for name, part in unsupported.items() if name in data}
+        return {**data, **converted} if converted else value
 
     return make
 
 
-def _refuse_missing(required: set[str] | frozenset[str], known: Mapping[str, Any]) -> None:
-    for name in sorted(required - known.keys()):
+def _refuse_missing(required: set[str] | frozenset[str], values: Mapping[str, Any]) -> None:
+    for name in sorted(required - values.keys()):
         raise ValueError(f"Object missing required field `{name}`")

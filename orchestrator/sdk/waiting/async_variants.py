@@ -1,4 +1,4 @@
-"""Blocking methods and their async variants: `cancel` and `acancel`, `result` and `aresult`, each from one source.
+"""Blocking methods and their async variants, such as `cancel` and `acancel`, from one source.
 
 @blocking
 def drain(self, timeout: float | None = None) -> Steps[None]:
@@ -24,15 +24,11 @@ _STEPS = "_steps_of_call"
 
 
 class _Client(Protocol):
-    """Has threads in which methods can run."""
-
     @property
     def threads(self) -> Threads: ...
 
 
 class _Owner(Protocol):
-    """The owner of methods with async variants."""
-
     @property
     def _client(self) -> _Client: ...
 
@@ -41,28 +37,28 @@ S = TypeVar("S", bound=_Owner)
 
 
 def blocking(steps: Callable[Concatenate[S, P], Steps[R]]) -> Callable[Concatenate[S, P], R]:
-    """Return the blocking method of a call that is written in steps, because it may wait for long."""
+    """Return the blocking method of a call that is written as a generator of pauses, because it may wait for long."""
 
     @functools.wraps(steps)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return complete(steps(self, *args, **kwargs))
 
-    returned = steps.__annotations__.get("return", "").removeprefix("Steps[").removesuffix("]")
-    call.__signature__ = inspect.signature(steps).replace(return_annotation=returned)  # type: ignore[attr-defined]
-    call.__annotations__ = steps.__annotations__ | {"return": returned}
+    return_type = steps.__annotations__.get("return", "").removeprefix("Steps[").removesuffix("]")
+    call.__signature__ = inspect.signature(steps).replace(return_annotation=return_type)  # type: ignore[attr-defined]
+    call.__annotations__ = steps.__annotations__ | {"return": return_type}
     vars(call)[_STEPS] = steps
     return call
 
 
 def async_variant_of(method: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return a decorator that puts the async variant of a method with overloads in the place of a stub."""
+    """Return a decorator that replaces a stub with the async variant of a method with overloads."""
     return lambda _: async_variant(method)
 
 
 def async_variant(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
-    """Return the async variant of a method: it does the same, and the event loop goes on meanwhile.
+    """Return the async variant of a method, which does the same without blocking the event loop.
 
-    The method runs in a thread of the client. The variant of one that is written in steps holds none while it waits.
+    The method runs in a thread of the client. A `blocking` method holds no thread during its pauses.
     """
     steps: Callable[Concatenate[S, P], Steps[R]] | None = vars(method).get(_STEPS)
 

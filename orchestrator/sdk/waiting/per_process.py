@@ -1,7 +1,7 @@
-"""What a process has for itself: connections, threads and locks, none of which a fork may share with its parent; what
-each event loop of a process has; and what a signal handler must not find half done.
+"""Values for each process or event loop, such as connections, threads and locks, and safety in signal handlers.
 
-A fork is noticed by its process id, not by a hook of the interpreter, because some servers fork without telling Python.
+A forked process must not share such values with its parent. A fork is detected by the process id, not by a hook of the
+interpreter, because some servers fork without notifying Python.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class ProcessLock:
-    """A lock that is free after a fork, and that a signal handler may take a second time."""
+    """A lock that is free after a fork, and reentrant for signal handlers."""
 
     def __init__(self) -> None:
         self._locks: dict[int, threading.RLock] = {}
@@ -35,81 +35,81 @@ class ProcessLock:
 
 
 class PerProcess(Generic[T]):
-    """Something that each process makes when it first needs it. What a fork inherits, it neither uses nor closes."""
+    """A value that each process creates on first use. A forked process neither uses nor closes inherited values."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._lock = ProcessLock()
         self._process = 0
-        self._made: T | None = None
+        self._value: T | None = None
         self._inherited: list[T | None] = []
-        """Kept, because a driver may take leave of the server when it is forgotten, on a line that is not its own."""
+        """References that prevent garbage collection: it could make a driver say goodbye on its parent's connection."""
 
     def __call__(self) -> T:
         if self._process != os.getpid():
             self._renew()
-        assert self._made is not None
-        return self._made
+        assert self._value is not None
+        return self._value
 
     def take(self) -> T | None:
-        """Return what this process has made, and forget it; None if there is nothing."""
+        """Return the value of this process and forget it; None if there is no value."""
         with self._lock:
             if self._process != os.getpid():
                 return None
-            made, self._made, self._process = self._made, None, 0
-            return made
+            value, self._value, self._process = self._value, None, 0
+            return value
 
     def _renew(self) -> None:
         process = os.getpid()
         with self._lock:
             if self._process == process:
                 return
-            made = self._make()
-            if self._process != process:  # a signal handler has been here meanwhile
-                self._inherited.append(self._made)
-                self._made = made
+            value = self._make()
+            if self._process != process:  # a signal handler created one meanwhile
+                self._inherited.append(self._value)
+                self._value = value
                 self._process = process
 
 
 class PerLoop(Generic[T]):
-    """Something that each event loop makes when it first needs it. Loops that are closed are forgotten."""
+    """A value that each event loop creates on first use. Values of closed loops are dropped."""
 
     def __init__(self, make: Callable[[asyncio.AbstractEventLoop], T]) -> None:
         self._make = make
-        self._made: PerProcess[dict[asyncio.AbstractEventLoop, T]] = PerProcess(dict)
+        self._values: PerProcess[dict[asyncio.AbstractEventLoop, T]] = PerProcess(dict)
 
     def __call__(self) -> T:
-        loop, made = asyncio.get_running_loop(), self._made()
-        found = made.get(loop)
-        if found is None:
-            for other in list(made):  # those of other threads come and go
+        loop, values = asyncio.get_running_loop(), self._values()
+        value = values.get(loop)
+        if value is None:
+            for other in list(values):  # other threads add and remove loops meanwhile
                 if other.is_closed():
-                    made.pop(other, None)
-            found = made[loop] = self._make(loop)
-        return found
+                    values.pop(other, None)
+            value = values[loop] = self._make(loop)
+        return value
 
 
 def signal_safe(make: Callable[[], T]) -> T:
-    """Return what `make` returns or raise what it raises; where possible, no signal handler can interrupt it."""
+    """Call `make` and return its result; in another thread where possible, so that no signal can interrupt it."""
     if threading.current_thread() is not threading.main_thread() or _is_importing():
         return make()
-    made: Future[T] = Future()
+    future: Future[T] = Future()
     try:
-        threading.Thread(target=_fulfil, args=(made, make), name="orchestrator-loading", daemon=True).start()
+        threading.Thread(target=_fulfil, args=(future, make), name="orchestrator-loading", daemon=True).start()
     except RuntimeError:  # the interpreter is about to end, or there are too many threads
         return make()
-    return made.result()
+    return future.result()
 
 
-def _fulfil(made: Future[T], make: Callable[[], T]) -> None:
+def _fulfil(future: Future[T], make: Callable[[], T]) -> None:
     try:
-        made.set_result(make())
-    except BaseException as error:  # noqa: BLE001  # it is raised where it was asked for
-        made.set_exception(error)
+        future.set_result(make())
+    except BaseException as error:  # noqa: BLE001  # the caller raises it
+        future.set_exception(error)
 
 
 def _is_importing() -> bool:
-    """Say whether this thread is loading a module: another one could wait for that, and this one for the other."""
+    """Return whether this thread is importing a module: to wait for another thread could then deadlock."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back

@@ -1,8 +1,8 @@
 """Calls that wait, written once for threads and for event loops.
 
-Such a call is a generator: it yields a `Pause` where there is nothing to do but wait, and what it does in between takes
-a moment. `complete` takes the steps in the thread of the caller. `Threads.complete` takes each in a thread of the
-client, and holds none during the pauses, so that ten thousand coroutines can wait at once.
+Such a call is a generator. It yields a `Pause` to wait, and its work between pauses is short. `complete` runs the
+generator in the caller's thread. `Threads.complete` runs each step in a thread of the client, and holds no thread
+during pauses, so that ten thousand coroutines can wait at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class Pause:
-    """Seconds to wait, cut short by `ring`; it may ring before anyone waits, and be used again."""
+    """A wait of some seconds that `ring` cuts short, even before the wait begins. A pause can be used again."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
@@ -33,19 +33,19 @@ class Pause:
         self._wake: Callable[[], object] | None = None
 
     def ring(self) -> None:
-        """End this pause, or the next one. Any thread may do so."""
+        """End the current wait, or the next one. Thread-safe."""
         self._rung.set()
-        wake = self._wake  # after the flag is set; a wait looks at them in the opposite order
+        wake = self._wake  # read after the flag is set; `wait_async` uses the opposite order
         if wake is not None:
             wake()
 
     def wait(self) -> None:
-        """Hold this thread until the time is up, or it rings."""
+        """Block this thread until the time is up or the pause rings."""
         self._rung.wait(self.seconds)
         self._rung.clear()
 
     async def wait_async(self) -> None:
-        """Do the same on the event loop."""
+        """Wait on the event loop until the time is up or the pause rings."""
         loop = asyncio.get_running_loop()
         rung = asyncio.Event()
 
@@ -64,37 +64,37 @@ class Pause:
 
 
 Steps = Generator[Pause, None, R]
-"""A call that waits, and what it returns in the end."""
+"""A call that yields pauses and returns a result."""
 Stream = Generator[Pause | R, None, None]
-"""A call that waits between the items that it yields."""
+"""A call that yields items and pauses."""
 
 
 def check_timeout(timeout: object) -> None:
-    """Refuse what is no number of seconds, before any request."""
+    """Refuse a timeout that is not a number of seconds, before any request."""
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout):
         raise TypeError(f"timeout: expected a number of seconds, or None to wait for ever, found {timeout!r:.100}.")
 
 
-ASKED_AT: contextvars.ContextVar[float | None] = contextvars.ContextVar("orchestrator_asked_at", default=None)
-"""When a call was made whose first step is taken now; None if that was not before."""
+CALLED_AT: contextvars.ContextVar[float | None] = contextvars.ContextVar("orchestrator_asked_at", default=None)
+"""The time of a call whose first step begins now; None if the call was made just now."""
 
 
 def time_limit(timeout: float | None, *, writes: bool = False) -> TimeLimit:
-    """Return the time that a call has, as its first step: counted from when it was made, not from when it is begun.
+    """Return the time limit of a call, in its first step. The limit counts from the call, not from its first step.
 
-    On an event loop, a call waits for a thread, which many may want at once. If it `writes`, that is limited too.
+    On an event loop, a call may wait for a free thread first. With `writes`, the limit applies to writes, too.
     """
     check_timeout(timeout)
-    asked_at = ASKED_AT.get()
-    if asked_at is not None:
-        ASKED_AT.set(None)  # what is called from here has a time of its own
-    return TimeLimit(timeout, since=asked_at, writes=writes)
+    called_at = CALLED_AT.get()
+    if called_at is not None:
+        CALLED_AT.set(None)  # nested calls have time limits of their own
+    return TimeLimit(timeout, since=called_at, writes=writes)
 
 
 def complete(steps: Steps[R]) -> R:
-    """Take all steps in this thread, and return what they lead to."""
+    """Run a call in this thread and return its result."""
     try:
         while True:
             next(steps).wait()
@@ -106,7 +106,7 @@ def complete(steps: Steps[R]) -> R:
 
 
 def iterate(stream: Stream[R]) -> Iterator[R]:
-    """Yield the items, waiting in this thread."""
+    """Yield the items of a call, waiting in this thread."""
     with contextlib.closing(stream):
         for item in stream:
             if isinstance(item, Pause):
@@ -117,29 +117,29 @@ def iterate(stream: Stream[R]) -> Iterator[R]:
 
 log = get_logger("client")
 
-_ASK_AGAIN = 5.0
-"""Seconds in which one waiter asks for all."""
-_SAY_AGAIN = 60.0
-"""Seconds between two warnings to a caller that still waits."""
+_QUERY_INTERVAL = 5.0
+"""Seconds between two queries for obstacles, over all waiters."""
+_LOG_INTERVAL = 60.0
+"""Seconds between two warnings about the same obstacle."""
 
 
 class ObstacleLog:
-    """Logs what is in the way of one of those that are waited for; nothing is said twice in a minute."""
+    """Logs obstacles that keep an awaited task or run from ending. An obstacle is logged once a minute at most."""
 
     def __init__(self, find: Callable[[bytes], list[str]]) -> None:
-        """`find` says what keeps something from its end."""
+        """Create a log; `find` returns the obstacles of a task or run."""
         self._find = find
-        self._ask_at = 0.0
-        self._told: dict[str, float] = {}
+        self._next_query = 0.0
+        self._logged_at: dict[str, float] = {}
 
-    def look(self, identifier: bytes) -> None:
-        """Ask for the obstacle, at most once in a while, and log it."""
+    def check(self, identifier: bytes) -> None:
+        """Query and log the obstacles of a task or run, unless there was a query a moment ago."""
         now = time.monotonic()
-        if now < self._ask_at:
+        if now < self._next_query:
             return
-        self._ask_at = now + _ASK_AGAIN
+        self._next_query = now + _QUERY_INTERVAL
         with contextlib.suppress(Unavailable):
             for obstacle in self._find(identifier):
-                if now - self._told.get(obstacle, -_SAY_AGAIN) >= _SAY_AGAIN:
+                if now - self._logged_at.get(obstacle, -_LOG_INTERVAL) >= _LOG_INTERVAL:
                     log.warning("client.waiting id=%s: %s", to_text(identifier), obstacle)
-                    self._told[obstacle] = now
+                    self._logged_at[obstacle] = now

@@ -1,11 +1,11 @@
-"""Threads for the async variants of calls that block.
+"""Threads for the async variants of blocking calls.
 
-They are our own: where Postgres hangs, the calls that wait for it hold up each other, and never what else the program
-hands to the threads of its event loop.
+The threads are separate from the default executor of the event loop: if Postgres hangs, its callers block only each
+other, not the rest of the program.
 
-A thread that has done one thing takes the next, and the loop hears of many at once. To hand each to a pool would cost
-the loop a lock, a notification and a fight for the interpreter every time: ten thousand coroutines that begin to wait
-for a result would hold it up for a second.
+A thread takes job after job from a queue, and the loop is notified of many results at once. To submit each job to a
+pool would cost the loop a lock, a notification and a switch of the interpreter lock: ten thousand coroutines that begin
+to wait for a result would block the loop for a second.
 """
 
 from __future__ import annotations
@@ -23,140 +23,139 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from orchestrator.sdk.inside import inside_workflow
 from orchestrator.sdk.waiting.per_process import PerLoop, PerProcess
-from orchestrator.sdk.waiting.steps import ASKED_AT, Pause, Steps, Stream
+from orchestrator.sdk.waiting.steps import CALLED_AT, Pause, Steps, Stream
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_MOST = 16
-"""Calls that block at the same time; others wait for a thread."""
-_AT_ONCE = 100
-"""Items of a stream that are fetched in one go."""
+_MAX_THREADS = 16
+"""Blocking calls at the same time; further calls wait for a thread."""
+_BATCH_SIZE = 100
+"""Items of a stream that a thread fetches before it returns them to the loop."""
 
 
 class Threads:
-    """A few threads, started as they are needed."""
+    """The threads of a client, started on demand."""
 
     def __init__(self) -> None:
-        self._pool = PerProcess(lambda: ThreadPoolExecutor(_MOST, "orchestrator-client"))
-        self._thread_pool = PerLoop(lambda loop: ThreadPool(loop, self._pool, _MOST))
+        self._pool = PerProcess(lambda: ThreadPoolExecutor(_MAX_THREADS, "orchestrator-client"))
+        self._thread_pool = PerLoop(lambda loop: ThreadPool(loop, self._pool, _MAX_THREADS))
 
     async def run(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a blocking call beside the event loop, in the caller's context."""
+        """Run a blocking call in a thread, with the caller's context variables."""
         if inside_workflow():
-            return function(*args, **kwargs)  # in a workflow nothing blocks: it is a command, or is refused
+            return function(*args, **kwargs)  # nothing blocks inside a workflow: the call is a command, or is refused
         call = partial(contextvars.copy_context().run, function, *args, **kwargs)
         result: R = await self._thread_pool().add(call)
         return result
 
     async def complete(self, steps: Steps[R]) -> R:
-        """Take all steps of a call that waits, and return what they lead to; a pause holds no thread."""
-        asked_at: float | None = time.monotonic()
+        """Run a call and return its result. No thread is held during its pauses."""
+        called_at: float | None = time.monotonic()
         while True:
-            leg: _Leg[Any] = await self._advance(steps, asked_at)
-            asked_at = None
-            if leg.pause is None:
-                result: R = leg.result
+            segment: _Segment[Any] = await self._advance(steps, called_at)
+            called_at = None
+            if segment.pause is None:
+                result: R = segment.result
                 return result
             try:
-                await leg.pause.wait_async()
+                await segment.pause.wait_async()
             except BaseException:
                 self._drop(steps)
                 raise
 
     async def iterate(self, stream: Stream[R]) -> AsyncIterator[R]:
-        """Yield the items of a call that waits in between."""
-        asked_at: float | None = time.monotonic()
+        """Yield the items of a call. No thread is held during its pauses."""
+        called_at: float | None = time.monotonic()
         while True:
-            leg: _Leg[R] = await self._advance(stream, asked_at)
-            asked_at = None
+            segment: _Segment[R] = await self._advance(stream, called_at)
+            called_at = None
             try:
-                for item in leg.items:
+                for item in segment.items:
                     yield item
-                if leg.pause is None:
+                if segment.pause is None:
                     return
-                await leg.pause.wait_async()
+                await segment.pause.wait_async()
             except BaseException:
                 self._drop(stream)
                 raise
 
-    async def _advance(self, steps: Generator[Any, None, Any], asked_at: float | None) -> _Leg[Any]:
-        """Go on to the next pause; the first step gets the time of the call."""
+    async def _advance(self, steps: Generator[Any, None, Any], called_at: float | None) -> _Segment[Any]:
+        """Run a call up to its next pause. The first step gets the time of the call."""
         if inside_workflow():
-            return _walk(steps)
-        walk = partial(contextvars.copy_context().run, _walk, steps, asked_at)
-        leg: _Leg[Any] = await self._thread_pool().add(walk, partial(self._drop, steps))
-        return leg
+            return _run_to_pause(steps)
+        advance = partial(contextvars.copy_context().run, _run_to_pause, steps, called_at)
+        segment: _Segment[Any] = await self._thread_pool().add(advance, partial(self._drop, steps))
+        return segment
 
     def _drop(self, steps: Generator[Any, None, Any]) -> None:
         with contextlib.suppress(RuntimeError):  # the interpreter is about to end
             self._pool().submit(steps.close)
 
     def close(self) -> None:
-        """Let the threads end with what they do now."""
+        """Stop the threads after their current jobs."""
         pool = self._pool.take()
         if pool is not None:
             pool.shutdown(wait=False)
 
 
 @dataclass
-class _Leg(Generic[R]):
-    """A part of the way: the items that were yielded, and the pause that follows; without one, it is over."""
+class _Segment(Generic[R]):
+    """The items that a call yielded, and the pause after them; without a pause, the call has ended."""
 
     items: list[R]
     pause: Pause | None
     result: Any = None
 
 
-def _walk(steps: Generator[Any, None, Any], asked_at: float | None = None) -> _Leg[Any]:
-    """Go on to the next pause."""
-    if asked_at is not None:
-        ASKED_AT.set(asked_at)
+def _run_to_pause(steps: Generator[Any, None, Any], called_at: float | None = None) -> _Segment[Any]:
+    if called_at is not None:
+        CALLED_AT.set(called_at)
     items: list[Any] = []
     try:
-        while len(items) < _AT_ONCE:
+        while len(items) < _BATCH_SIZE:
             item = next(steps)
             if isinstance(item, Pause):
-                return _Leg(items, item)
+                return _Segment(items, item)
             items.append(item)
     except StopIteration as end:
-        return _Leg(items, None, end.value)
-    return _Leg(items, Pause())
+        return _Segment(items, None, end.value)
+    return _Segment(items, Pause())
 
 
 class Job(NamedTuple):
-    """Something to be done in a thread."""
+    """A call to run in a thread."""
 
     call: Callable[[], Any]
     done: asyncio.Future[Any]
     dropped: Callable[[], object] | None
-    """Called when it is over, or will not be begun, if its caller has gone."""
+    """Called when the job has ended or is skipped after its caller was canceled."""
 
 
 class ThreadPool:
-    """Up to `most` threads of a pool, for one event loop."""
+    """The jobs of one event loop, which run in up to `max_threads` threads of a pool."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, pool: Callable[[], Executor], most: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, pool: Callable[[], Executor], max_threads: int) -> None:
         self._loop = loop
         self._pool = pool
-        self._most = most
+        self._max_threads = max_threads
         self._waiting: deque[Job] = deque()
-        self._ended: deque[tuple[Job, Any, BaseException | None]] = deque()
+        self._finished: deque[tuple[Job, Any, BaseException | None]] = deque()
         self._working = 0
         self._is_starting = False
         self._is_notified = False
 
     def add(self, call: Callable[[], Any], dropped: Callable[[], object] | None = None) -> asyncio.Future[Any]:
-        """Have something done; the future has what it returns or raises."""
+        """Add a job. The future gets its result or exception."""
         job = Job(call, self._loop.create_future(), dropped)
         self._waiting.append(job)
-        if not self._is_starting and self._working < self._most:
+        if not self._is_starting and self._working < self._max_threads:
             self._is_starting = True
             self._loop.call_soon(self._start_threads)
         return job.done
 
     def _start_threads(self) -> None:
         self._is_starting = False
-        for _ in range(min(len(self._waiting), self._most - self._working)):
+        for _ in range(min(len(self._waiting), self._max_threads - self._working)):
             try:
                 self._pool().submit(self._work)
             except RuntimeError as error:  # the interpreter is about to end, or there are too many threads
@@ -165,7 +164,7 @@ class ThreadPool:
             self._working += 1
 
     def _refuse(self, error: RuntimeError) -> None:
-        """Fail the jobs that wait, unless threads are at work that will come to them."""
+        """Fail the waiting jobs, unless a running thread will take them."""
         while self._waiting and not self._working:
             job = self._waiting.popleft()
             if not job.done.done():
@@ -183,22 +182,22 @@ class ThreadPool:
             if not job.done.cancelled():
                 try:
                     result = job.call()
-                except BaseException as error:  # noqa: BLE001  # it is raised where it was asked for
+                except BaseException as error:  # noqa: BLE001  # the caller raises it
                     problem = error
-            self._hand_back(job, result, problem)
+            self._finish(job, result, problem)
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._thread_ended)
 
-    def _hand_back(self, job: Job, result: Any, problem: BaseException | None) -> None:
-        self._ended.append((job, result, problem))
+    def _finish(self, job: Job, result: Any, problem: BaseException | None) -> None:
+        self._finished.append((job, result, problem))
         if self._is_notified:
-            return  # the loop has been notified, and has not come to it yet
+            return  # the loop was notified already, and has not run yet
         self._is_notified = True
         try:
             self._loop.call_soon_threadsafe(self._settle)
         except RuntimeError:  # the loop is closed, and no call waits any more
-            while self._ended:
-                _drop(self._ended.popleft()[0])
+            while self._finished:
+                _drop(self._finished.popleft()[0])
             self._is_notified = False
 
     # -- in the loop
@@ -209,9 +208,9 @@ class ThreadPool:
             self._start_threads()
 
     def _settle(self) -> None:
-        self._is_notified = False  # before it looks: a job that ends now notifies the loop again
-        while self._ended:
-            job, result, problem = self._ended.popleft()
+        self._is_notified = False  # first, so that a job that ends from now on notifies the loop again
+        while self._finished:
+            job, result, problem = self._finished.popleft()
             if job.done.done():
                 _drop(job)
             elif problem is None:
@@ -226,5 +225,5 @@ def _drop(job: Job) -> None:
 
 
 def _raisable(problem: BaseException) -> BaseException:
-    """Return what a future takes: not what ends a generator."""
+    """Return an exception that a future accepts: StopIteration is not allowed."""
     return RuntimeError(repr(problem)) if isinstance(problem, StopIteration) else problem

@@ -14,7 +14,7 @@ from orchestrator.domain.ids import time_ordered_id
 from orchestrator.domain.states import OPEN_RUN_STATES, OPEN_TASK_STATES
 from orchestrator.domain.tasks.retry import RetryPolicy
 from orchestrator.domain.tasks.task import NewTask, TaskOptions, UniqueKey
-from orchestrator.sdk.backend.sharded import _LOOK_AGAIN
+from orchestrator.sdk.backend.sharded import _CHECK_INTERVAL
 from orchestrator.store import inbox, shards
 from orchestrator.store.dag import plans as dags
 from orchestrator.store.dag import workflows
@@ -124,7 +124,7 @@ class Clients:
         if self.known_shards > 1 and self._world.now >= self._look_at:
             seen = shards.list_shards(self._world.database.connection_of(0))
             self._width = max(1, min(self.known_shards, [one.is_closing for one in seen].count(False)))
-            self._look_at = self._world.now + _LOOK_AGAIN
+            self._look_at = self._world.now + _CHECK_INTERVAL
         shard = crc32(value) % min(self._width, self.known_shards)
         self._used.add(shard)
         return shard
