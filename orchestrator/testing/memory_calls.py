@@ -1,4 +1,4 @@
-"""The calls of a client on tasks in memory, in place of those on Postgres and Redis."""
+"""The calls of a client, on tasks in memory instead of Postgres and Redis."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
 _PAUSE = 0.01
-"""Seconds between two looks at what another thread runs."""
+"""Seconds between two checks for tasks that another thread runs."""
 
 
 class MemoryCalls:
-    """Everything that a client can ask, by subject; what needs services says so."""
+    """All calls of a client, by subject. Calls that need real services raise an error."""
 
     is_in_memory = True
 
@@ -51,13 +51,13 @@ class MemoryCalls:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return _Part(self._leader, name)
+        return _Subject(self._leader, name)
 
     def close(self) -> None:
-        """Do nothing: what is in memory stays until the end of the test."""
+        """Do nothing: tasks stay in memory until the end of the test."""
 
 
-class _Part:
+class _Subject:
     """The calls of one subject."""
 
     def __init__(self, tasks: MemoryTasks, subject: str) -> None:
@@ -77,7 +77,7 @@ class _Part:
         return refuse
 
 
-class _Tasks(_Part):
+class _Tasks(_Subject):
     retries = 0
 
     def enqueue(self, task: NewTask) -> bytes:
@@ -120,7 +120,7 @@ class _Tasks(_Part):
     def log(self, task: bytes, after: str = "", wait: float = 0.0, attempt: int | None = None) -> LogPage:  # noqa: ARG002
         found = self._leader.find(task)
         lines = [] if after else [line for line in found.lines if attempt in (None, line.attempt)]
-        return LogPage([LogEntry(one.at, one.attempt, one.level, one.text, task=found.id) for one in lines], "1-0")
+        return LogPage([LogEntry(line.at, line.attempt, line.level, line.text, task=found.id) for line in lines], "1-0")
 
     def wait(self, task: bytes, limit: TimeLimit) -> Steps[Ended | None]:  # noqa: ARG002
         found = self._leader.find(task)
@@ -140,7 +140,7 @@ class _Tasks(_Part):
                 yield ended
 
 
-class _Runs(_Part):
+class _Runs(_Subject):
     def start(self, run_id: bytes, name: str, tasks: Iterable[NewTask]) -> None:
         self._leader.start_many(run_id, name, list(tasks))
         self._leader.settle()
@@ -171,7 +171,7 @@ class _Runs(_Part):
         return Ended(run, state)
 
 
-class _Workflows(_Part):
+class _Workflows(_Subject):
     def apply(self, definition: Definition, condition: object = None) -> Application:  # noqa: ARG002
         is_new = self._leader.dags.definitions.get(definition.name) != definition
         self._leader.dags.definitions[definition.name] = definition
@@ -193,7 +193,7 @@ class _Workflows(_Part):
         return run_id
 
 
-class _Insights(_Part):
+class _Insights(_Subject):
     def definition_of_run(self, run: UUID) -> Definition | None:
         dag = self._leader.dags.runs.get(run.bytes)
         return None if dag is None else dag.definition
@@ -220,13 +220,13 @@ class _Insights(_Part):
         return RunPage(below, None)
 
 
-class _Flows(_Part):
+class _Flows(_Subject):
     def start(self, name: str, params: Mapping[str, Any], run_id: bytes, *, key: str | None = None, **_: Any) -> bytes:
         self._leader.start(run_id, name, params, key)
         return run_id
 
 
-class _Code(_Part):
+class _Code(_Subject):
     def start(self, run_id: bytes, started: RunStarted, *, key: str | None = None, **_: Any) -> tuple[bytes, None]:
         self._leader.start_code(run_id, started.workflow, started.payload, key)
         return run_id, None
