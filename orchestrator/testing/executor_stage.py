@@ -64,8 +64,7 @@ class Services(Protocol):
 
 
 class ExecutorHarness(ABC):
-    """An executor and its remote side. The remote side must count how often it starts each task; the suite relies on
-    it."""
+    """An executor and its remote side, which must count how often it starts each task."""
 
     name: ClassVar[str]
     without: ClassVar[frozenset[str]] = frozenset()
@@ -308,7 +307,6 @@ class Stage:
         return found
 
     def attempt(self, handle: Handle[Any]) -> int:
-        """Return the number of the running attempt, or 0."""
         found = self.shown(handle)
         return found.attempt if found.status == "running" else 0
 
@@ -323,8 +321,7 @@ T = TypeVar("T")
 def eventually(
     condition: Callable[[], T | None], what: str = "what was waited for", timeout: float = 60.0, *, every: float = 0.01
 ) -> T:
-    """Return the condition's first true value. Fail, naming `what` was awaited, if there is none within `timeout`
-    seconds."""
+    """Return the condition's first true value. Fail, naming `what`, if there is none within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):
         if time.monotonic() > deadline:

@@ -241,6 +241,5 @@ class ExecutorConformance:
 
 
 def _pass(seconds: float) -> None:
-    """Wait."""
     began = time.monotonic()
     eventually(lambda: time.monotonic() - began > seconds, "time passes")

@@ -51,8 +51,8 @@ class MemoryLeader:
         self.nesting = Nesting()
         self.runs: dict[bytes, Run] = {}
         self._due: list[tuple[float, bool, int, bytes, Run, history.Fact | None]] = []
-        """Planned events: the time, whether it is a timeout, a serial number, the id that must still be open, the run,
-        and the fact (None for a timeout)."""
+        """Planned events: time, is a timeout, serial number, id that must still be open, run, fact (None for a
+        timeout)."""
         self._queries: list[tuple[Run, commands.SignalRun]] = []
         """Queries between runs that are not answered yet."""
         self._serial = itertools.count()
@@ -129,7 +129,6 @@ class MemoryLeader:
         return report.answers
 
     def _answer_query(self, asker: Run, sent: commands.SignalRun) -> None:
-        """Let a run answer a query of another run."""
         run, id = self._latest(Target(sent.run, sent.key)), sent.id or b""
         answers = [] if run is None else self.activate(run, [Query(id, sent.name.removeprefix(QUERY), sent.value)])
         fact = settled(id, not_found(Target(sent.run, sent.key)))
@@ -264,8 +263,7 @@ class MemoryLeader:
         return None if run.end is None else run.settles(wait.id)
 
     def settle_promise(self, run: Run, resolution: Resolution) -> bool:
-        """Settle the oldest open promise of a name, or keep the resolution for the next. Return False if it comes too
-        late."""
+        """Settle the oldest open promise of a name, or else keep the resolution. Return False if it is too late."""
         name = resolution.name
         for identifier, open_name in run.promises.items():
             if open_name == name:
@@ -284,17 +282,14 @@ class MemoryLeader:
             run.settled.add(run.promises.pop(identifier))
             return
         items = [event.what for event in run.history]
-        settled_items = [item for item in items if isinstance(item, history.PromiseSettled) and item.id == identifier]
-        for resolution in resolutions(
-            settled_items, (item for item in items if isinstance(item, history.PromiseCreated))
-        ):
-            if resolution.name in run.promises.values():
-                self.settle_promise(run, resolution)
+        done = [item for item in items if isinstance(item, history.PromiseSettled) and item.id == identifier]
+        for early in resolutions(done, (item for item in items if isinstance(item, history.PromiseCreated))):
+            if early.name in run.promises.values():
+                self.settle_promise(run, early)
             else:
-                run.early.append(resolution)
+                run.early.append(early)
 
     def _start_child(self, run: Run, command: commands.StartChildRun) -> TaskError | None:
-        """Start a child run. Return the error if it is refused."""
         try:
             workflow = self._find(command.workflow, command.version)
         except NotFound as error:
@@ -313,8 +308,8 @@ class MemoryLeader:
             self.append(run, history.RunCancelRequested(reason))
 
     def reset(self, run: Run, to: int) -> Run:
-        """Start a run that repeats another one up to an event. If the other run is open, it ends and continues as the
-        new one."""
+        """Start a run that repeats another one up to an event. If that one is open, it ends and continues as this
+        one."""
         identifier = derived_id(run.id, "reset", len(self.runs))
         begins = resets.reset(run.id, run.history, identifier, to, self.now)
         new = self.runs[identifier] = Run(identifier, None, run.detached, run.terminates)
@@ -364,7 +359,6 @@ class MemoryLeader:
                     self.append(run, ended.settles(identifier))
 
     def _close(self, run: Run, end: commands.EndCommand) -> None:
-        """End a run and everything open in it."""
         run.end = end
         run.tasks.clear()
         run.timers.clear()

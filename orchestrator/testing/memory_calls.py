@@ -58,8 +58,6 @@ class MemoryCalls:
 
 
 class _Subject:
-    """The calls of one subject."""
-
     def __init__(self, tasks: MemoryTasks, subject: str) -> None:
         self._leader = tasks
         self._subject = subject

@@ -52,8 +52,7 @@ from orchestrator.testing.records import ManyTasks, StartedRun, TestedTask
 P = ParamSpec("P")
 R = TypeVar("R")
 _MAX_ATTEMPTS = 10_000
-"""Attempts at one time, or in one eager call, that each follow from the previous one, before it counts as an endless
-loop."""
+"""Consecutive attempts at one time, or in one eager call, before they count as an endless loop."""
 _MAX_BREADTH = 100
 """The total number of attempts may be this many times larger."""
 
@@ -90,8 +89,7 @@ class MemoryTasks:
             self.run_until(None)
 
     def run_until(self, until: float | None) -> list[TestedTask]:
-        """Run all tasks that are due until a time. None means until no task is left; schedules are then ignored, since
-        they never end."""
+        """Run all tasks due until a time. None means all tasks, but no schedules, which never end."""
         ran: list[TestedTask] = []
         last_time, earlier = self.now, 0
         depths: dict[bytes | None, int] = {}
@@ -136,7 +134,6 @@ class MemoryTasks:
         return True
 
     def _claim(self) -> TestedTask | None:
-        """Claim the next ready task, if any."""
         with self._lock:
             while self._ready:
                 _, serial, task = heapq.heappop(self._ready)
@@ -160,8 +157,7 @@ class MemoryTasks:
         return None
 
     def _spend(self, task: TestedTask) -> float:
-        """Take a token from each rate limit of a task. Return now, or the time at which all tokens will be
-        available."""
+        """Take a token from each rate limit of a task. Return now, or the time at which all have tokens."""
         rates = task.rates
         for name, rate in rates:
             if not self._buckets.admits(name, rate, self.now):
@@ -212,14 +208,12 @@ class MemoryTasks:
         if task.new.callbacks is None:
             return
         callbacks = msgspec.json.decode(task.new.callbacks, type=Callbacks)
-        follow_ups: Iterable[NewTask] = ()
+        tasks: Iterable[NewTask] = ()
         if state == TaskState.SUCCESS:
-            follow_ups = after_success(
-                task.new.id, task.attempt, callbacks, result, task.new.trace, task.options.headers
-            )
+            tasks = after_success(task.new.id, task.attempt, callbacks, result, task.new.trace, task.options.headers)
         elif state == TaskState.FAILED:
-            follow_ups = after_end(task.new.id, task.attempt, callbacks, error, task.new.trace, task.options.headers)
-        self.hand_over(list(follow_ups))
+            tasks = after_end(task.new.id, task.attempt, callbacks, error, task.new.trace, task.options.headers)
+        self.hand_over(list(tasks))
 
     def _fire(self, fire: Fire) -> None:
         if fire.cancels:
@@ -233,8 +227,7 @@ class MemoryTasks:
     # -- requests of calls and running tasks
 
     def create(self, new: NewTask) -> bytes:
-        """Create a task, or apply its policy if another task has its unique key. Return the id of the task with the
-        key."""
+        """Create a task, or apply its policy if its unique key is taken. Return the id of the task with the key."""
         with self._lock:
             if new.id in self.tasks:
                 return new.id

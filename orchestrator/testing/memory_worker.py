@@ -81,8 +81,8 @@ class MemoryWorker:
         return _off_event_loop(self._run_async, job)
 
     def _run_async(self, job: Job) -> AttemptReport:
-        """Run a coroutine on the test's event loop. With Django, use asgiref, so that its database connections are this
-        thread's."""
+        """Run a coroutine on the test's event loop; with Django, through asgiref, so that it uses this thread's
+        connections."""
         if "django.db" in sys.modules:
             asgiref = sys.modules["asgiref.sync"]
             call = asgiref.async_to_sync(self._run_and_close)  # asgiref would change the caller's context variables
@@ -100,7 +100,6 @@ class MemoryWorker:
     # -- the outbox
 
     def mark(self, task: bytes, mark: ProgressMark) -> None:
-        """Store the progress of a task."""
         self._tasks[task].progress = mark
 
     def log(self, job: Job, line: LogLine) -> None:

@@ -42,7 +42,7 @@ def a_result_that_the_api_refuses_becomes_a_failure(trial: Trial) -> None:
     work = trial.enqueue("large", bytes=3_000_000, lease=60)
     work.failure()
     work.wait_for("complete", status=200)
-    expect([exchange.status for exchange in work.all("complete")], [413, 200], "completions")
+    expect([call.status for call in work.all("complete")], [413, 200], "completions")
 
 
 def a_failure_has_kind_and_message(trial: Trial) -> None:
@@ -56,17 +56,13 @@ def a_failure_has_kind_and_message(trial: Trial) -> None:
 def a_failure_is_tried_again(trial: Trial) -> None:
     work = trial.enqueue("fail", kind="Busy", message="not now", task_retries=[0.1, 0.1])
     work.failure()
-    expect(
-        len({exchange.response["request_id"] for exchange in work.all("poll")}),
-        3,
-        "tries, each with its own request_id",
-    )
+    expect(len({call.response["request_id"] for call in work.all("poll")}), 3, "tries, each with its own request_id")
 
 
 def a_failure_says_when_to_try_again(trial: Trial) -> None:
     work = trial.enqueue("fail", kind="Busy", message="later", retry_after=2.5, task_retries=[0.01])
     work.failure()
-    first, second = (exchange.answered_at for exchange in work.all("poll"))
+    first, second = (call.answered_at for call in work.all("poll"))
     expect(second - first >= 2.5, True, f"2.5 s lie between two tries, {second - first:.1f} s were found")
 
 
@@ -91,7 +87,7 @@ def heartbeats_keep_work_past_its_lease(trial: Trial) -> None:
     work = trial.enqueue("sleep", seconds=3 * LEASE)
     expect(work.result(), 1, "the lease that has done it")
     polled, *_ = work.all("poll")
-    times = [polled.answered_at, *(exchange.at for exchange in work.all("heartbeat")), work.wait_for("complete").at]
+    times = [polled.answered_at, *(call.at for call in work.all("heartbeat")), work.wait_for("complete").at]
     longest = max(after - before for before, after in pairwise(times))
     expect(longest < LEASE * 2 / 3, True, f"heartbeats every {LEASE / 3:g} s, or somewhat later; found {longest:.1f} s")
     pass_time(LEASE)
@@ -118,16 +114,12 @@ def cancelled_work_is_stopped(trial: Trial) -> None:
         refused = work.wait_for("heartbeat", status=409)
     expect(trial.enqueue("return", value=1).result(), 1, "the next result")
     pass_time(LEASE)
-    later = [
-        exchange.operation
-        for exchange in (*work.all("heartbeat"), *work.all("complete"))
-        if exchange.at > refused.at + 1
-    ]
+    later = [call.action for call in (*work.all("heartbeat"), *work.all("complete")) if call.at > refused.at + 1]
     expect(later, [], "requests about it afterwards")
 
 
 def work_whose_lease_is_lost_is_stopped(trial: Trial) -> None:
-    with trial.faults(lambda operation, _: Fault() if operation == "heartbeat" else None):
+    with trial.faults(lambda action, _: Fault() if action == "heartbeat" else None):
         work = trial.enqueue_and_start("sleep", seconds=600)
         status, other = trial.ask("poll", worker_id="another", services=[SERVICE], wait=60)
         expect((status, other.get("attempt")), (200, 2), "status and number of its second lease")
@@ -136,16 +128,14 @@ def work_whose_lease_is_lost_is_stopped(trial: Trial) -> None:
     expect(status, 200, "status of the other holder's completion")
     expect(work.result(), "of another", "the result")
     pass_time(LEASE)
-    expect(
-        [exchange for exchange in work.all("heartbeat") if exchange.at > refused.at + 1], [], "heartbeats afterwards"
-    )
+    expect([call for call in work.all("heartbeat") if call.at > refused.at + 1], [], "heartbeats afterwards")
 
 
 def a_completion_without_an_answer_is_sent_again(trial: Trial) -> None:
     lost: list[Body] = []
 
-    def fault(operation: str, request: Body) -> Fault | None:
-        if operation != "complete" or len(lost) == 2:
+    def fault(action: str, request: Body) -> Fault | None:
+        if action != "complete" or len(lost) == 2:
             return None
         lost.append(request)
         return Fault(reaches_api=True) if len(lost) == 1 else Fault(status=503, reaches_api=True)
@@ -159,19 +149,17 @@ def a_completion_without_an_answer_is_sent_again(trial: Trial) -> None:
 
 def refused_heartbeats_do_not_stop_the_work(trial: Trial) -> None:
     refusals = iter([Fault(status=503), Fault(), Fault(status=429)])
-    with trial.faults(lambda operation, _: next(refusals, None) if operation == "heartbeat" else None):
+    with trial.faults(lambda action, _: next(refusals, None) if action == "heartbeat" else None):
         work = trial.enqueue("sleep", seconds=12, lease=9)
         expect(work.result(), 1, "the lease that has done it")
 
 
 def a_busy_api_is_left_alone_for_retry_after(trial: Trial) -> None:
-    with trial.faults(lambda operation, _: Fault(status=429, retry_after=3) if operation == "poll" else None):
+    with trial.faults(lambda action, _: Fault(status=429, retry_after=3) if action == "poll" else None):
         start, began = len(trial.proxy.exchanges), time.monotonic()
         work = trial.enqueue("return", value=1)  # this ends a pending poll
         pass_time(9)
-        polls = [
-            exchange for exchange in trial.proxy.exchanges[start:] if exchange.status == 429 and exchange.at > began
-        ]
+        polls = [call for call in trial.proxy.exchanges[start:] if call.status == 429 and call.at > began]
     expect(len(polls) <= 4, True, f"at most 4 polls in 9 s with Retry-After: 3, {len(polls)} were found")
     expect(work.result(), 1, "the result")
 
@@ -197,7 +185,7 @@ def killed_work_goes_to_the_next_holder(trial: Trial) -> None:
     kill(trial.client())
     trial.client()
     expect(work.result(), 2, "the lease that has done it")
-    first, second = (exchange.response for exchange in work.all("poll"))
+    first, second = (call.response for call in work.all("poll"))
     expect(second["request_id"], first["request_id"], "its request_id")
 
 
@@ -208,9 +196,7 @@ def sigterm_lets_work_end(trial: Trial) -> None:
     stopped_at = time.monotonic()
     expect(client.wait(SOON), 0, "exit code")
     expect(work.result(), 1, "the lease that has done it")
-    late = [
-        exchange for exchange in trial.proxy.exchanges if exchange.operation == "poll" and exchange.at > stopped_at + 1
-    ]
+    late = [call for call in trial.proxy.exchanges if call.action == "poll" and call.at > stopped_at + 1]
     expect(late, [], "polls after SIGTERM")
 
 
@@ -231,7 +217,7 @@ def sigterm_ends_an_idle_client(trial: Trial) -> None:
     client.send_signal(signal.SIGTERM)
     expect(client.wait(SOON), 0, "exit code")
     expect(
-        [exchange.status for exchange in trial.proxy.exchanges[start:] if exchange.operation == "return"].count(200),
+        [call.status for call in trial.proxy.exchanges[start:] if call.action == "return"].count(200),
         0,
         "work returned",
     )

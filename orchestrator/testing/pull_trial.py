@@ -94,9 +94,9 @@ class Trial:
         work.wait_for("poll")
         return work
 
-    def ask(self, operation: str, **body: Any) -> tuple[int, Body]:
+    def ask(self, action: str, **body: Any) -> tuple[int, Body]:
         """Send a request directly to the API, as another client would."""
-        return ask(f"{self.address}/queue/{operation}", body, self.key)
+        return ask(f"{self.address}/queue/{action}", body, self.key)
 
     def stop_api(self) -> None:
         self._api.stop()
@@ -140,30 +140,22 @@ class Work:
             return error
         raise AssertionError(f"expected a failure, found the result {result!r:.100}")
 
-    def all(self, operation: str) -> list[Exchange]:
+    def all(self, action: str) -> list[Exchange]:
         exchanges = list(self._trial.proxy.exchanges)
-        polls = [
-            exchange
-            for exchange in exchanges
-            if exchange.operation == "poll" and self._is_in(exchange.response.get("input"))
-        ]
-        if operation == "poll":
+        polls = [call for call in exchanges if call.action == "poll" and self._is_in(call.response.get("input"))]
+        if action == "poll":
             return polls
-        ids = {exchange.response["queue_id"] for exchange in polls}
-        return [
-            exchange
-            for exchange in exchanges
-            if exchange.operation == operation and exchange.request.get("queue_id") in ids
-        ]
+        ids = {call.response["queue_id"] for call in polls}
+        return [call for call in exchanges if call.action == action and call.request.get("queue_id") in ids]
 
-    def wait_for(self, operation: str, count: int = 1, *, status: int | None = None) -> Exchange:
+    def wait_for(self, action: str, count: int = 1, *, status: int | None = None) -> Exchange:
         """Wait for `count` exchanges of an operation, with this status if given; return the last."""
 
         def found() -> Exchange | None:
-            matches = [exchange for exchange in self.all(operation) if status is None or exchange.status == status]
+            matches = [call for call in self.all(action) if status is None or call.status == status]
             return matches[-1] if len(matches) >= count else None
 
-        description = operation if status is None else f"{operation} with status {status}"
+        description = action if status is None else f"{action} with status {status}"
         return eventually(found, f"{count} times {description}", SOON)
 
     def _is_in(self, input: Any) -> bool:
@@ -198,11 +190,11 @@ class Exchange(NamedTuple):
     at: float
     """The time of the request, by the monotonic clock."""
     answered_at: float
-    operation: str
+    action: str
     """The last part of the path: `poll`, `heartbeat`, `complete` or `return`."""
     request: Body
     status: int
-    """The HTTP status; 0 if the client got no response."""
+    """0 if the client got no response."""
     response: Body
 
 
@@ -229,16 +221,16 @@ class RecordingProxy:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                began, operation = time.monotonic(), self.path.rpartition("/")[2]
+                began, action = time.monotonic(), self.path.rpartition("/")[2]
                 data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 request = _decoded(data)
-                fault = proxy.fault(operation, request)
+                fault = proxy.fault(action, request)
                 status, answer = 0, b""
                 if fault is None or fault.reaches_api:
                     status, answer = self._forward(data)
                 if fault is not None:
                     status, answer = fault.status, b"{}"
-                proxy.exchanges.append(Exchange(began, time.monotonic(), operation, request, status, _decoded(answer)))
+                proxy.exchanges.append(Exchange(began, time.monotonic(), action, request, status, _decoded(answer)))
                 if status == 0:
                     self.close_connection = True
                     return
@@ -253,24 +245,22 @@ class RecordingProxy:
 
             def _forward(self, data: bytes) -> tuple[int, bytes]:
                 """Return the API's response; status 0 if there is none, or the client disconnects first."""
-                upstream_connection = http.client.HTTPConnection(
-                    upstream.hostname or "", upstream.port, timeout=_API_TIMEOUT
-                )
+                api = http.client.HTTPConnection(upstream.hostname or "", upstream.port, timeout=_API_TIMEOUT)
                 try:
                     headers = {
                         name: self.headers[name] for name in ("Authorization", "Content-Type") if self.headers[name]
                     }
-                    upstream_connection.request("POST", self.path, data, headers)
-                    assert upstream_connection.sock is not None
-                    readable, _, _ = select.select([upstream_connection.sock, self.connection], [], [], _API_TIMEOUT)
-                    if upstream_connection.sock not in readable and _is_closed(self.connection):
+                    api.request("POST", self.path, data, headers)
+                    assert api.sock is not None
+                    readable, _, _ = select.select([api.sock, self.connection], [], [], _API_TIMEOUT)
+                    if api.sock not in readable and _is_closed(self.connection):
                         return 0, b""
-                    answer = upstream_connection.getresponse()
+                    answer = api.getresponse()
                     return answer.status, answer.read()
                 except (OSError, http.client.HTTPException):
                     return 0, b""
                 finally:
-                    upstream_connection.close()
+                    api.close()
 
             def log_message(self, *_: object) -> None:
                 """Do nothing: the exchanges are recorded."""

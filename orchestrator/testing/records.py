@@ -71,7 +71,7 @@ class TestedTask:
 
     @property
     def result(self) -> Any:
-        """The return value; None before the task has succeeded."""
+        """The return value; None if the task has not succeeded."""
         value = None if self.encoded is None else decode_value(self.encoded)
         return value if self._task is None else self._task._signature.restore_kept(value)
 

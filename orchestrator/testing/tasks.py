@@ -69,15 +69,10 @@ class TaskTest:
         if task is not None:
             self._check_expected(self._app.find_task(task if isinstance(task, str) else task.name), expected)
         name = task.name if isinstance(task, Task) else task
-        return [
-            enqueued_task
-            for enqueued_task in self._leader.tasks.values()
-            if name in (None, enqueued_task.name) and _fits(enqueued_task, expected)
-        ]
+        return [call for call in self._leader.tasks.values() if name in (None, call.name) and _fits(call, expected)]
 
     def assert_enqueued(self, task: Task[..., Any] | str, /, **expected: Any) -> TestedTask:
-        """Return the first call of a task with these arguments and options. If there is none, fail and list the
-        enqueued calls."""
+        """Return the first call of a task with these arguments and options, or fail and list the enqueued calls."""
         if matches := self.enqueued(task, **expected):
             return matches[0]
         options = ", ".join(f"{name}={value!r}" for name, value in expected.items())
@@ -109,15 +104,13 @@ class TaskTest:
     # -- running
 
     def drain(self) -> list[TestedTask]:
-        """Run all tasks that are due, and their consequences, without time passing. Return the tasks that ran, in
-        order."""
+        """Run all due tasks and their consequences, without time passing. Return the tasks that ran, in order."""
         return self._leader.run_until(self._leader.now)
 
     def skip(self, seconds: float = 0.0, **parts: float) -> list[TestedTask]:
         """Advance the clock, `skip(60)` or `skip(hours=24)`, and run the tasks that become due, each at its time.
 
-        Delays, retries, rate limits and the schedules in the code follow this clock. Return the tasks that ran, in
-        order.
+        Delays, retries, rate limits and schedules in the code follow this clock. Return the tasks that ran, in order.
         """
         seconds += timedelta(**parts).total_seconds()
         if not 0 <= seconds < inf:
@@ -143,15 +136,13 @@ def _fits(task: TestedTask, expected: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def recording(app: Orchestrator) -> Iterator[TaskTest]:
-    """Record the tasks and runs that are enqueued and started in the block. Nothing runs until `drain()` or
-    `skip(…)`."""
+    """Record the tasks and runs that the block enqueues and starts. Nothing runs until `drain()` or `skip(…)`."""
     with TaskTest(app) as test:
         yield test
 
 
 @contextmanager
 def eager(app: Orchestrator) -> Iterator[TaskTest]:
-    """Run each task of the block to its end as soon as it is enqueued, including retries, delays and follow-up
-    tasks."""
+    """Run each task to its end as soon as the block enqueues it, with its retries, delays and follow-up tasks."""
     with TaskTest(app, eager=True) as test:
         yield test

@@ -43,7 +43,6 @@ class WorkflowTest:
         self.leader = MemoryLeader(self._engine, self._find, start.timestamp())
         self._mocks = MockBook()
         self._mocked: set[bytes] = set()
-        """Tasks and child runs whose mock was called."""
         self._calls: dict[asyncio.Future[None], None] = {}
         self._count = 0
 
@@ -169,8 +168,7 @@ class WorkflowTest:
 
 
 Mocks = Mapping[Task[..., Any] | CodeWorkflow[..., Any] | str, Any]
-"""Mocks by task, child workflow or name: a value, an exception to raise, a function with the same arguments, or
-`After`."""
+"""Mocks by task, child workflow or name: a value, an exception, a function with the same arguments, or `After`."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,6 @@ class MockBook:
             self._mocks[key if isinstance(key, str) else key.name] = mock
 
     def seconds(self, name: str) -> float:
-        """Return how many seconds a mock takes."""
         mock = self._mocks.get(name)
         return mock.seconds if isinstance(mock, After) else 0.0
 

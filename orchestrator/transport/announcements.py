@@ -61,9 +61,7 @@ def list_standbys(redis: Redis, keys: Keys) -> list[Standby]:
     standby_keys = [keys.standby(name.decode(errors="replace")) for name in names]
     bodies = cast("list[bytes | None]", redis.mget(standby_keys))
     decoded = (keys.signing.read(Standby, key, data) for key, data in zip(standby_keys, bodies, strict=True))
-    return sorted(
-        (standby for standby in decoded if standby is not None), key=lambda standby: (standby.address, standby.since)
-    )
+    return sorted((item for item in decoded if item is not None), key=lambda item: (item.address, item.since))
 
 
 # -- registered service workers (HTTP), where workers look them up.
@@ -99,8 +97,7 @@ def drop(redis: Redis, keys: Keys, worker: str) -> None:
 
 
 def list_live(redis: Redis, keys: Keys, ttl: float, service: str | None = None) -> list[ServiceWorker]:
-    """Return the service workers with a heartbeat in the last `ttl` seconds, ordered by id: those of `service`, or all
-    that offer any."""
+    """Return service workers heard of in the last `ttl` seconds, by id: those of `service`, or all that offer any."""
     workers, now = _read(redis, keys)
     return sorted(
         (
@@ -116,8 +113,7 @@ def list_live(redis: Redis, keys: Keys, ttl: float, service: str | None = None) 
 
 
 def make_room(redis: Redis, keys: Keys, worker: str) -> bool:
-    """Return whether there is room for a service worker, after evicting silent workers and unreadable entries if
-    necessary."""
+    """Return whether there is room for a service worker, after evicting silent and unreadable entries."""
     if redis.hlen(keys.services) < MOST or redis.hexists(keys.services, worker):
         return True
     workers, now = _read(redis, keys)

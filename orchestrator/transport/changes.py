@@ -22,7 +22,6 @@ _REFRESH = 2.0
 _FIRST_ENTRY = 1.0
 """Seconds to wait for the leader's first entry after a new listener showed up."""
 _COUNT = 200
-"""Entries per read."""
 NOWHERE = "0-0"
 
 Entries = list[tuple[bytes, dict[bytes, bytes]]]
@@ -127,8 +126,7 @@ class Follower:
         return Heard(entries, spoken, has_gap, all_spoken)
 
     def _has_lost(self) -> bool:
-        """Return whether the stream has lost the entry that was read last. If so, continue from the end of the
-        stream."""
+        """Return whether the stream has lost the entry read last. If so, continue from the end of the stream."""
         if self.position == NOWHERE:
             return False
         if self._redis.xrange(self._keys.changes, min=self.position, max=self.position, count=1):
@@ -161,8 +159,7 @@ def find_entries(redis: Redis, keys: Keys, ids: Iterable[str]) -> dict[str, Chan
 
 
 def history(redis: Redis, keys: Keys, after: str, until: str) -> Iterator[Entry]:
-    """Yield the entries between two ids. A malformed entry becomes one with `is_first`, which makes listeners read the
-    current state."""
+    """Yield the entries between two ids. A malformed one becomes `is_first`: listeners then read the current state."""
     while stream_position(after) < stream_position(until):
         items = cast("Entries", redis.xrange(keys.changes, min=f"({after}", max=until, count=_COUNT))
         if not items:
@@ -185,7 +182,6 @@ def read_entries(keys: Keys, items: Entries) -> Iterator[Entry]:
 
 
 def _last(redis: Redis, key: str) -> Entries:
-    """Return the last entry of a stream as a list; empty for an empty stream."""
     return cast("Entries", redis.xrevrange(key, count=1))
 
 

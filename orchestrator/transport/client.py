@@ -28,11 +28,10 @@ _MIN_CONNECT_SECONDS = 0.01
 """Seconds to connect if the caller has no time left; 0 would mean no waiting at all, even for data that is there."""
 _LOCK_TIMEOUT = 60.0
 """Seconds to wait for the lock while another thread sends its nudge, which takes much less."""
-_PAUSE_AFTER_FAILURE = 2.0
+_FAILURE_PAUSE = 2.0
 """Seconds without nudges after a failed one."""
 
 _READ_SIZE = 65_536
-"""Bytes of replies to nudges per read."""
 _READ_INTERVAL = 0.005
 """Seconds between two reads of replies while nudges follow each other: Redis has just been reachable."""
 _SUBSCRIBE_TIMEOUT = 1.0
@@ -94,7 +93,7 @@ class Nudges:
                     self._has_pending = False
                     self._send(self._commands[0], now)
             except UNAVAILABLE:
-                self._paused_until = time.monotonic() + _PAUSE_AFTER_FAILURE
+                self._paused_until = time.monotonic() + _FAILURE_PAUSE
                 self._connection.disconnect()  # this also drops the pending replies
             finally:
                 self._is_sending = False
@@ -117,7 +116,6 @@ class Nudges:
             self._connect().sendall(command)
 
     def _connect(self) -> Any:
-        """Connect if necessary; return the socket."""
         if self._connection._sock is None:
             self._ends_complete = True
             seconds = time_limits.left(_TIMEOUT) or _MIN_CONNECT_SECONDS
@@ -291,7 +289,6 @@ class Announcements:
         return message
 
     def _subscribe(self) -> None:
-        """Connect, and subscribe to all channels with listeners."""
         with self._lock:
             channels = set(self._subscribed)
         self._pubsub.subscribe(*channels)

@@ -1,9 +1,8 @@
 """Encode and decode messages. A message that does not decode raises `Malformed`, and the reader quarantines it.
 
-Anyone with access to Redis can write there. Each message type therefore declares the values that its fields may hold,
-within the limits of Postgres and memory. Everything else is malformed: the code after this module relies on these
-checks. Reports are the exception: the scheduler checks them one by one when it applies them, so that a bad report does
-not affect the others.
+Anyone with access to Redis can write there. Message types therefore declare the allowed values of their fields, within
+the limits of Postgres and memory, and the code after this module relies on that. Reports are the exception: each is
+checked when it is applied, so that a bad report does not affect the others.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ from orchestrator.domain.tasks.task import (
 M = TypeVar("M")
 
 LARGEST_MESSAGE = 128_000_000
-"""The maximum size of a message in bytes; a larger message is not decoded. Several payloads of the largest size that
-settings allow fit into it."""
+"""The maximum size of a decoded message in bytes. The largest payload that settings allow fits several times."""
 
 Word = Annotated[str, Meta(min_length=1, max_length=300, pattern=r"^[^\x00]*$")]
 """A short name without NUL, the only character that Postgres refuses."""
@@ -83,8 +81,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     """The process asks for the order to drain as soon as its queues are empty."""
     draining: bool = False
     number: int = 0
-    """The number of the heartbeat. It grows with every heartbeat, so that an old heartbeat that has not expired is not
-    mistaken for a new one."""
+    """Grows with each heartbeat, so that an old heartbeat that has not expired is not mistaken for a new one."""
     hungry: bool = False
     """All slots are busy. The process asks whether its queues have a backlog, because it could add slots."""
     still: Annotated[float, Meta(ge=0, lt=1e9)] = 0.0
@@ -94,8 +91,8 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     executing: Count = 0
     """The number of executions that the process watches now."""
     parent: Id | None = None
-    """The id of the parent process, which orders to drain name: a later parent on the same host with the same process
-    id has another id. None from releases that take no such orders."""
+    """The id of the parent process, which orders to drain name, because process ids are reused. None from old
+    releases."""
     memory: _Bytes = 0
     """The resident memory of the process in bytes; 0 if unknown."""
     parent_memory: _Bytes = 0
@@ -103,8 +100,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     release: Annotated[str, Meta(max_length=100, pattern=r"^[^\x00]*$")] = ""
     """The release of the application, if set."""
     parameters: Annotated[str, Meta(max_length=100, pattern=r"^[^\x00]*$")] = ""
-    """The digest of the parameters of the process's tasks. The parameters are published under this digest for a
-    while."""
+    """The digest under which the parameters of the process's tasks are published for a while."""
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
@@ -122,8 +118,7 @@ class Order(msgspec.Struct, frozen=True, array_like=True):
     end: bool = False
     """The whole worker (this process and its siblings) drains and exits, as with SIGTERM."""
     spare: list[Attempt] = []
-    """Attempts that wait for a slot in this process while other workers that know their tasks have free slots. The
-    worker returns those that still wait."""
+    """Attempts to return if they still wait for a slot here, because other workers with their tasks have free slots."""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
@@ -212,7 +207,7 @@ class Changes(msgspec.Struct, frozen=True, array_like=True):
     is_first: bool = False
     """Earlier changes were not published. Listeners read the current state again."""
     tasks: list[TaskChange] = []
-    """Changes of tasks, oldest first."""
+    """Oldest first."""
     runs: list[RunChange] = []
     workers: list[WorkerChange] = []
     queues: bool = False

@@ -47,15 +47,13 @@ REFUSED = (WritesRefused, OutOfMemoryError, ReadOnlyError)
 """Redis serves reads and commands that free memory. Other writes must wait."""
 
 UNAVAILABLE = (ConnectionError, TimeoutError, OSError, ResponseError)
-"""Redis is down, full or refuses a command. Callers log the error, wait and retry. Every other exception is a
-defect."""
+"""Redis is down, full or refuses a command: log it, wait and retry. Every other exception is a defect."""
 
 OLDEST_SUPPORTED = (6, 2)
 _READ_SIZE = 65_536
-"""Bytes per read from the socket."""
 
-# The driver has no exception class for these errors. Before Redis 7, the error of a script whose write was refused is
-# recognizable only by its text.
+# The driver has no class for these errors. Before Redis 7, a refused write in a script is recognizable by its text
+# only.
 _REFUSAL = re.compile(r"^(?:MISCONF|NOREPLICAS|BUSY) .*|-(?:OOM|MISCONF|READONLY|NOREPLICAS) .*", re.DOTALL)
 
 
@@ -173,10 +171,10 @@ def describe(error: BaseException) -> str:
 
 def awaited(redis: Redis) -> Prerequisite:
     """Return Redis as a prerequisite that a process waits for when it starts."""
-    return Prerequisite("Redis", lambda: check_server(redis), _outage_message)
+    return Prerequisite("Redis", lambda: check_server(redis), _passing)
 
 
-def _outage_message(error: Exception) -> str | None:
+def _passing(error: Exception) -> str | None:
     """Return the message of an outage, or None if the user must correct a setting first."""
     is_refusal = isinstance(error, ResponseError) and not isinstance(error, REFUSED)  # unknown database, no permission
     is_mistake = is_refusal or isinstance(error, (AuthenticationError, InvalidResponse))
@@ -232,8 +230,7 @@ _RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
 
 
 def connect_to_server(connection: Any, server: str) -> None:
-    """Connect if the connection is closed. Refuse a server that restarted after its streams were created (see the key
-    `server`).
+    """Connect unless connected. Refuse a server that restarted after its streams were created (see the key `server`).
 
     Such a server restarted, or was a replica until now. It may have lost entries and may assign their ids again, so a
     cursor could point at a different entry. No process reads or writes there until a leader has begun a new generation.
@@ -345,7 +342,6 @@ class Listening:
         """The time by which Redis replies to the open read."""
         self._poll = select.poll()
         self._polled_socket: Any = None
-        """The socket registered with the poll object."""
 
     def wait(self, streams: Sequence[str], after: Sequence[str], count: int, seconds: float) -> Answer | None:
         """Return the reply of the open read, or None if none arrives within `seconds`."""

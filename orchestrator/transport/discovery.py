@@ -104,7 +104,7 @@ def discovery_of(url: str) -> Discovered | None:
 
 
 def _owner(answer: Any, slot: int, asked: Address) -> tuple[Address | None, list[Address]]:
-    """Return the owner of a slot and all nodes from a CLUSTER SLOTS reply. A node without a host is the one that was
+    """Return a slot's owner and all nodes from a CLUSTER SLOTS reply. A node without a host is the one that was
     asked."""
     owner, nodes = None, []
     for entry in answer if isinstance(answer, list) else []:
@@ -130,8 +130,7 @@ def _text(value: bytes | str | None) -> str:
 
 
 class Following:
-    """Connects to the server that holds the keys: looks up the server before each connect, and disconnects once the
-    keys have moved."""
+    """Looks up the server that holds the keys before each connect, and disconnects once the keys have moved."""
 
     def __init__(self, *, locate: Locate, **options: Any) -> None:
         self._locate = locate

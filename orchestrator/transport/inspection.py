@@ -78,8 +78,7 @@ def _refusal(redis: Redis, keys: Keys) -> str | None:
 
 
 def refused_commands(redis: Redis, keys: Keys) -> list[str]:
-    """Return the commands that Redis refuses to this user although processes need them. Each is tried on a key of its
-    own."""
+    """Return the commands that Redis refuses to this user although processes need them, tried on a key of its own."""
     key = keys.doctor
     refused = []
     for command in (
@@ -107,11 +106,8 @@ class ForeignKey:
     """One of our keys that holds another type, so that our commands cannot use it."""
 
     key: str
-    """The name of the key."""
     expected: str
-    """The expected Redis type."""
     found: str
-    """The actual Redis type."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +161,7 @@ def connected_shards(settings: Settings, timeout: float) -> Iterator[Shards]:
 
 
 def inspect_all(shards: Shards, generation: str | None, queues: Sequence[str]) -> tuple[RedisHealth, RedisView]:
-    """Check the servers of all shards. Return the worst health and the combined view. `generation` is that of shard
-    0."""
+    """Check the servers of all shards. Return the worst health and a combined view. `generation` is shard 0's."""
     healths: list[RedisHealth] = []
     for redis, keys in shards:
         healths.append(check_health(redis, keys))

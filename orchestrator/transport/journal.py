@@ -47,20 +47,13 @@ def write(redis: Redis, keys: Keys, marks: Mapping[bytes, ProgressMark]) -> None
     pipeline.execute()
 
 
-def _sealed(keys: Keys, progress: ProgressMark) -> ProgressMark:
-    """Encrypt the text of a progress report."""
-    return (
-        progress if keys.vault is None else msgspec.structs.replace(progress, text=keys.vault.seal_text(progress.text))
-    )
+def _sealed(keys: Keys, mark: ProgressMark) -> ProgressMark:
+    return mark if keys.vault is None else msgspec.structs.replace(mark, text=keys.vault.seal_text(mark.text))
 
 
-def _opened(progress: ProgressMark) -> ProgressMark:
+def _opened(mark: ProgressMark) -> ProgressMark:
     """Decrypt the text of a progress report if this process has the key."""
-    return (
-        msgspec.structs.replace(progress, text=reveal_text(progress.text))
-        if is_sealed_text(progress.text)
-        else progress
-    )
+    return msgspec.structs.replace(mark, text=reveal_text(mark.text)) if is_sealed_text(mark.text) else mark
 
 
 def read_progress(redis: Redis, keys: Keys, task: bytes) -> tuple[ProgressMark, float] | None:
@@ -92,8 +85,7 @@ def _mark(keys: Keys, task: bytes, value: object) -> ProgressMark | None:
 
 
 def send_lines(redis: Redis, keys: Keys, chunks: Sequence[LogChunk]) -> int:
-    """Append chunks of lines to the stream for the leader to store. Return how many chunks, counted from the first,
-    fitted."""
+    """Append chunks of lines to the stream that the leader stores. Return how many of the first chunks fitted."""
     entries = _entries(chunks)
     room = max(0, LOGS_CAP - int(redis.xlen(keys.logs)))
     pipeline = redis.pipeline(transaction=False)

@@ -224,7 +224,7 @@ class State(NamedTuple):
     problem: str
     """Why the outcome cannot be read, if so."""
     worker: str
-    """The program that last held the execution."""
+    """The last holder of the execution."""
     leases: int
     beat: bytes
     """A value that changes with each heartbeat."""
@@ -233,8 +233,7 @@ class State(NamedTuple):
 
 
 def let_go(name: str) -> str:
-    """Return the message on `pull-ends` that an execution is no longer watched. The bare name is published for a
-    completion too."""
+    """Return the message that an execution is no longer watched. The bare name announces its completion too."""
     return f"{name}!"
 
 
@@ -258,11 +257,8 @@ class Pulls:
         }
 
     def offer(self, offer: Offer, *, again: bool = False) -> bool:
-        """Offer work once under this name; return whether Redis has a generation for it.
-
-        New work becomes available at the first look. Work that was lost and is offered `again` becomes available if no
-        holder sends a heartbeat within one lease.
-        """
+        """Offer work once under this name, available from the first look on. Work that was lost and is offered `again`
+        is available if no holder sends a heartbeat within one lease. Return whether Redis has a generation."""
         key = self._keys.pull(offer.name)
         body = self._encrypt(key, encode(offer))
         arguments = (body, offer.service, round(offer.lease * 1000), offer.max_leases, offer.task_id, int(again), KEPT)
@@ -306,8 +302,7 @@ class Pulls:
         return self._decode_state(self._run("beat", [key], token, self._encrypt(key, progress) if progress else b""))
 
     def give_back(self, queue_id: str) -> str:
-        """Return leased work to the next poll. Return `returned`, or the execution's state if the lease is not
-        valid."""
+        """Return leased work to the next poll. Return `returned`, or the execution's state if the lease is lost."""
         (name, token), keys = _parts(queue_id), self._keys
         arguments = (token, name, keys.pull_waiting(""), keys.pull_offers)
         return self._decode_state(self._run("give_back", [keys.pull(name)], *arguments))
@@ -335,16 +330,12 @@ class Pulls:
         states: dict[str, State] = {}
         for start in range(0, len(names), _BATCH):
             batch = names[start : start + _BATCH]
-            pull_keys = [self._keys.pull(name) for name in batch]
-            last_beats = [silent.get(name, b"") for name in batch]
-            rows = self._run(
-                "look", pull_keys, KEPT, self._keys.pull_waiting(""), self._keys.pull_offers, *batch, *last_beats
-            )
-            for name, key, (state, outcome, worker, leases, beat, encoded_progress) in zip(
-                batch, pull_keys, rows, strict=True
-            ):
+            keys = [self._keys.pull(name) for name in batch]
+            beats = [silent.get(name, b"") for name in batch]
+            rows = self._run("look", keys, KEPT, self._keys.pull_waiting(""), self._keys.pull_offers, *batch, *beats)
+            for name, key, (state, outcome, worker, leases, beat, data) in zip(batch, keys, rows, strict=True):
                 result, problem = self._read(key, outcome) if state == b"done" else (b"", "")
-                progress = self._read(key, encoded_progress)[0] if encoded_progress else b""
+                progress = self._read(key, data)[0] if data else b""
                 holder = worker.decode("utf-8", "replace")
                 states[name] = State(state.decode(), result, problem, holder, int(leases), beat, progress)
         return states

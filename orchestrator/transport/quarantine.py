@@ -1,5 +1,4 @@
-"""The quarantine: messages that could not be decoded or applied are kept for inspection, so that nothing waits for
-them."""
+"""The quarantine keeps messages that could not be decoded or applied for inspection, so that nothing waits for them."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ CAP = 1_000
 """The maximum number of quarantined messages; the oldest are dropped."""
 _MAX_BODY = 10_000
 _MAX_ERROR = 2_000
-"""Bytes of the body and characters of the error to keep of each message: a flood of huge messages must not fill
-Redis."""
+"""Bytes of body and characters of error to keep of each message: a flood of huge messages must not fill Redis."""
 
 
 class Refused(NamedTuple):

@@ -1,5 +1,5 @@
-"""Signatures of messages. A program that can write to Redis, but has no key, can neither command workers nor report for
-them.
+"""Signatures of messages. A program without a key that can write to Redis can neither command workers nor report
+results.
 
 A signature covers the name of the message's Redis key or channel, which includes the namespace and the generation,
 queue or worker. Under another name the message is invalid. A signed message begins with a byte that MessagePack never
@@ -89,7 +89,7 @@ class Signatures(Signing):
     def __init__(self, secrets: Sequence[bytes], *, required: bool) -> None:
         keys = [blake2b(secret, digest_size=32, person=b"messages").digest() for secret in secrets]
         self._keys = {_key_id(key): key for key in keys}
-        self._signing_key_id = _key_id(keys[0])
+        self._first_id = _key_id(keys[0])
         self._required = required
         self._lock = threading.Lock()
         self._unlogged = 0
@@ -97,9 +97,7 @@ class Signatures(Signing):
 
     def sign(self, name: str, body: bytes, stamp: int = 0) -> bytes:
         number = stamp.to_bytes(_STAMP, "big")
-        return b"".join(
-            (_PREFIX, self._signing_key_id, _mac(self._keys[self._signing_key_id], name, number, body), number, body)
-        )
+        return b"".join((_PREFIX, self._first_id, _mac(self._keys[self._first_id], name, number, body), number, body))
 
     def check(self, name: str, data: bytes) -> Checked:
         """Verify a message read from a Redis key or channel. Raise `Forged` if that fails."""

@@ -186,8 +186,7 @@ class WorkerStreams:
     def drop(self, generation: str, done: Mapping[str, Sequence[str]]) -> None:
         """Delete messages although Redis did not accept their reports: the messages may be what fills Redis.
 
-        If the worker then dies with its reports, the leader finds neither a holder nor a message, and counts the
-        attempts as lost.
+        If the worker then dies, the leader finds neither a holder nor a message, and counts the attempts as lost.
         """
         pipeline = self._redis.pipeline(transaction=True)
         self._drop(pipeline, generation, done)
@@ -244,8 +243,7 @@ class WorkerStreams:
         return OrderInbox(self._redis, self._keys, self._beat_numbers)
 
     def key_holders(self, tasks: Sequence[bytes]) -> dict[bytes, KeyHolder]:
-        """Return, for each of these tasks, the task that holds the key requested for it, if the leader has published
-        it."""
+        """Return the holders of the keys requested for these tasks, as far as the leader has published them."""
         values = cast("list[bytes | None]", self._redis.mget([self._keys.key_holder(task) for task in tasks]))
         holders: dict[bytes, KeyHolder] = {}
         for task, data in zip(tasks, values, strict=True):
@@ -341,8 +339,7 @@ class OrderInbox:
     def _rewind_lost(self) -> None:
         """Move cursors that are beyond the ends of their streams back to these ends: the server was replaced.
 
-        The new server has lost those orders. If its clock is behind, new orders get lower ids. Orders already in the
-        stream are stale.
+        It has lost those orders. If its clock is behind, new orders get lower ids. Orders in the stream are stale.
         """
         for worker, last_id in self._last_ids.items():
             if last_id == "0-0":

@@ -79,9 +79,7 @@ def test_a_fork_has_a_connection_of_its_own(redis: Redis, nudges: Nudges) -> Non
 def test_a_refusal_is_kept_from_the_caller_and_followed_by_silence(
     redis: Redis, nudges: Nudges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "orchestrator.transport.client._PAUSE_AFTER_FAILURE", 3_600.0
-    )  # which does not end while it is looked at
+    monkeypatch.setattr("orchestrator.transport.client._FAILURE_PAUSE", 3_600.0)  # it outlasts the test
     redis.set(KEYS.nudges, "somebody's")
     nudges.send()
 

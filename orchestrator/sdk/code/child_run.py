@@ -14,5 +14,4 @@ class ChildRun(DurableFuture[R], Generic[R, W_co]):
     """The awaitable result of a child run. Cancelling it applies the option `on_cancel` to the child."""
 
     handle: WorkflowHandle[R, W_co]
-    """The handle of the child, available immediately: `child.handle.id`, `child.handle.signal(…)`, `await
-    child.handle.acancel()`."""
+    """The child's handle, available immediately: `child.handle.id`, `await child.handle.acancel()`."""

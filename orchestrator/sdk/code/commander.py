@@ -168,8 +168,8 @@ class Commander:
             self.check_unseen("commanding something")
 
     def check_unseen(self, what: str) -> None:
-        """Raise InvalidWorkflow during a query or validator, and mark the run to be evicted, in case the code catches
-        the error."""
+        """Raise InvalidWorkflow during a query or validator, and mark the run for eviction in case the code catches the
+        error."""
         if self.read_only:
             self.spoilt = True
             raise InvalidWorkflow(

@@ -112,8 +112,7 @@ class WorkflowContext:
     def promise(self, name: str, *, timeout: float | timedelta | None = None) -> asyncio.Future[Any]: ...
 
     def promise(self, name: str, *, type: Any = Any, timeout: float | timedelta | None = None) -> asyncio.Future[Any]:
-        """Create a promise and return its future. Another program resolves or rejects it. Raise TimeoutError after
-        `timeout`."""
+        """Return the future of a new promise, which another program settles. Raise TimeoutError after `timeout`."""
         commander = self._commander
         check_name("promise", name)
         ordinal, identifier = commander.next("promise")
@@ -140,8 +139,7 @@ class WorkflowContext:
     ) -> None:
         """Wait until `predicate()` is true. Raise TimeoutError after `timeout`.
 
-        The predicate is checked whenever the code has processed an event and has nothing left to do. It must not change
-        anything.
+        It is called whenever the code has processed an event and has nothing left to do. It must not change anything.
         """
 
         def is_met() -> bool:
@@ -163,8 +161,7 @@ class WorkflowContext:
     # -- handlers
 
     def query(self, function: Callable[..., Any] | str | None = None) -> Any:
-        """Register a query handler: `@ctx.query`, or `@ctx.query("name")`. It may read the workflow, but give no
-        commands."""
+        """Register a query handler: `@ctx.query`, or `@ctx.query("name")`. The handler must not change anything."""
         return _decorated(function, self._handlers.add_query)
 
     def update(
@@ -174,8 +171,7 @@ class WorkflowContext:
         return _decorated(function, lambda name, handler: self._handlers.add_update(name, handler, validate))
 
     def signal(self, function: Callable[..., Any] | str | None = None) -> Any:
-        """Register a signal handler. It gets the value of each signal of its name, including signals that arrived
-        earlier.
+        """Register a signal handler. It gets the values of all signals of its name, including earlier ones.
 
         If the handler raises, the run fails.
         """
@@ -266,8 +262,8 @@ class WorkflowContext:
         return UUID(bytes=derived_id(self._commander.origin, "uuid", self._uuids))
 
     def patched(self, name: str) -> bool:
-        """Return whether to take the new branch of a code change: False in runs that passed this point before the
-        change, True in all others."""
+        """Return whether to take the new branch of a code change: False if the run passed this point before the
+        change."""
         if name not in self._patches:
             commander = self._commander
             commander.check_unseen("deciding on a patch that the code has not come to")
@@ -297,8 +293,7 @@ class WorkflowContext:
         self._state.pop(key, None)
 
     def set_attributes(self, **attributes: str | int | float | bool | datetime | None) -> None:
-        """Set attributes of the run, by which lists can be filtered. None removes an attribute. Attributes are not
-        encrypted."""
+        """Set attributes of the run, by which lists can be filtered. None removes one. Attributes are not encrypted."""
         values = checked({name: value for name, value in (self.attributes | attributes).items() if value is not None})
         for name in attributes:
             ordinal, _ = self._commander.next("state")
@@ -346,8 +341,8 @@ class WorkflowContext:
         raise ContinueAsNew(self._workflow._encode_call(args, kwargs))
 
     def compensate(self, undo: Any, *args: Any, **kwargs: Any) -> None:
-        """Add an undo step: a task, a child workflow or a function. On failure or cancellation, undo steps run in
-        reverse order."""
+        """Add an undo step: a task, child workflow or function. On failure or cancellation they run in reverse
+        order."""
         self._commander.check_unseen("ctx.compensate()")
         name = str(getattr(undo, "name", None) or getattr(undo, "__name__", undo))
         self._compensations.add(name, partial(getattr(undo, "schedule", undo), *args, **kwargs))
@@ -370,7 +365,6 @@ class _Logger(logging.LoggerAdapter[logging.Logger]):
 
 
 def _decorated(function: Callable[..., Any] | str | None, add: Callable[[str, Callable[..., Any]], None]) -> Any:
-    """Add a handler, as a decorator with or without a name."""
 
     def decorate(handler: Callable[..., Any]) -> Callable[..., Any]:
         add(function if isinstance(function, str) else handler.__name__, handler)

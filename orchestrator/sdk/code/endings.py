@@ -42,8 +42,7 @@ class EndTurn(BaseException):
 
 
 UNSTOPPABLE = (Evicted, EndTurn, GeneratorExit, DeterminismViolation, NotDeterministic)
-"""Exceptions that end the code immediately, without compensations or answers: the run continues elsewhere, or is
-stuck."""
+"""Exceptions that end the code without compensations or answers: the run continues elsewhere, or is stuck."""
 
 
 def end_coroutines(

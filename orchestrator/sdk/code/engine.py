@@ -31,8 +31,8 @@ FindWorkflow = Callable[[str, int | None], CodeWorkflow[..., Any]]
 
 
 _EVENTS_PER_TURN = 10
-"""A replayed run takes a turn for every so many events before it may follow a task again. If the leader drops a next
-turn, the run must be replayed once more."""
+"""Turns that a replayed run takes per so many events before it may follow a task: a dropped next turn costs a
+replay."""
 
 
 class _Cached:
@@ -54,10 +54,10 @@ class _Cached:
         """The state follows a next turn. The leader drops that turn if it has sent another with the same number."""
         self.turns = -(replayed // _EVENTS_PER_TURN)
 
-    def update(self, activation: Activation, report: Activated, started: float) -> None:
+    def update(self, activation: Activation, report: Activated, since: float) -> None:
         self.attempt, self.last_attempt, self.last_event = report.cached, report.attempt, activation.through
         if activation.events:
-            self.shown_at = started
+            self.shown_at = since
             self.last_event += 1 + len(report.commands)  # the marker and the records
         self.turns += 1
         self.may_follow = activation.may_follow and self.turns > 0
@@ -100,16 +100,16 @@ class Engine:
 
     def activate(self, activation: Activation, identifier: bytes, attempt: int) -> Activated:
         """Show the events to the run's code, and return its commands. Raise NotFound for an unknown workflow."""
-        started = time.monotonic()
+        since = time.monotonic()
         cached = self._take(activation)
         if cached is None:
-            return Activated(identifier, attempt, time.monotonic() - started, missing=True)
+            return Activated(identifier, attempt, time.monotonic() - since, missing=True)
         cached.is_next = False
         cached.flow.commander.leader_reports = activation.tells
-        return self._show(cached, activation, identifier, attempt, started)
+        return self._show(cached, activation, identifier, attempt, since)
 
     def _show(
-        self, cached: _Cached, activation: Activation, identifier: bytes, attempt: int, started: float
+        self, cached: _Cached, activation: Activation, identifier: bytes, attempt: int, since: float
     ) -> Activated:
         """Show the events to a run taken from the cache, and return it to the cache if it waits for more."""
         flow = cached.flow
@@ -122,7 +122,7 @@ class Engine:
             report = Activated(
                 identifier,
                 attempt,
-                time.monotonic() - started,
+                time.monotonic() - since,
                 max(commander.number, commander.ledger.shown) if commander.ended else activation.through,
                 batch,
                 answers=answers,
@@ -135,7 +135,7 @@ class Engine:
                 accepted=flow.handlers.take_accepted(),
                 refusals=commander.ledger.refusals,
             )
-            cached.update(activation, report, started)
+            cached.update(activation, report, since)
             return report
         except (DeterminismViolation, NotDeterministic) as error:
             stuck = commander.ledger.violation or Violation(commander.number, type(error).__name__, str(error))
@@ -143,7 +143,7 @@ class Engine:
                 "WrongState", f"The code cannot be asked, for it does not fit the history: {stuck.message}"
             )
             answers = [QueryResult(query.id, error=unanswerable) for query in activation.queries]
-            return Activated(identifier, attempt, time.monotonic() - started, stuck=stuck, answers=answers)
+            return Activated(identifier, attempt, time.monotonic() - since, stuck=stuck, answers=answers)
         finally:
             if keep:
                 self._keep(activation.run_id, cached)
@@ -168,17 +168,17 @@ class Engine:
             cached = self._cache.pop(run_id) if self.may_follow(run_id, task) else None
         if cached is None:
             return None
-        started, cached.is_next = time.monotonic(), True
+        since, cached.is_next = time.monotonic(), True
         commander = cached.flow.commander
         attempt, number = cached.last_attempt + 1, cached.last_event + 1
-        at = round(max(commander.now + started - cached.shown_at, not_before), 6)
+        at = round(max(commander.now + since - cached.shown_at, not_before), 6)
         event = Event(number, at, history.TaskCompleted(task, result))
         name, version = cached.flow.workflow.name, cached.flow.workflow.version
         activation = Activation(
             *(run_id, name, version, commander.number, number, [event]), cached=cached.attempt, may_follow=True
         )
         begin(attempt)
-        report = self._show(cached, activation, run_id, attempt, started)
+        report = self._show(cached, activation, run_id, attempt, since)
         return None if report.stuck is not None else msgspec.structs.replace(report, follows=task, at=at)
 
     def running(self, identifier: bytes, attempt: int) -> Running | None:
@@ -201,8 +201,7 @@ class Engine:
         return batch, [flow.answer(query) for query in activation.queries]
 
     def _take(self, activation: Activation) -> _Cached | None:
-        """Take the run out of the cache if it is in the state that the leader expects. Return None if the whole history
-        is needed."""
+        """Take the run out of the cache. Return None if it is not in the state that the leader expects."""
         with self._lock:
             cached = self._cache.pop(activation.run_id, None)
         if activation.after and cached is not None and cached.attempt == activation.cached:
@@ -280,8 +279,7 @@ def _registered(target: object) -> CodeWorkflow[..., Any]:
 
 
 def read_event(event: Event, *, everything: bool = False) -> Event:
-    """Return an event with its values loaded from the payload store: the code must not meet an outage in the middle of
-    a turn."""
+    """Load an event's values from the payload store, so that the code meets no outage in the middle of a turn."""
     if isinstance(event.what, _END_RECORDS) and not everything:
         return event
     what = changed(event.what, _load, lambda error: error)

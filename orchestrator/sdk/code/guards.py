@@ -94,27 +94,26 @@ class _Watched:
 
 
 def _watched() -> dict[Any, list[_Watched]]:
-    """Return the watched functions, by the object that the interpreter reports: a built-in function or a code
-    object."""
-    by_function: dict[Any, list[_Watched]] = defaultdict(list)
+    """Return the watched functions, by what the interpreter reports: a built-in function or a code object."""
+    watched: dict[Any, list[_Watched]] = defaultdict(list)
     for module, module_name, instead, names in _MODULES:
         for name in names.split():
             function = getattr(module, name)
             full_name = f"{module_name}.{name}".removesuffix(".__init__").removeprefix("builtins.")
             if inspect.ismethod(function):  # a method of one object (`random.choice`): other objects may be used
-                by_function[function.__code__].append(_Watched(full_name, instead, partial(_is_of, function.__self__)))
+                watched[function.__code__].append(_Watched(full_name, instead, partial(_is_of, function.__self__)))
             else:
-                by_function[getattr(function, "__code__", function)].append(_Watched(full_name, instead))
-    by_function[random.Random.__init__.__code__].append(
-        _Watched("random.Random", "ctx.random, or give it a seed", _lacks_seed)
+                watched[getattr(function, "__code__", function)].append(_Watched(full_name, instead))
+    watched[random.Random.__init__.__code__].append(
+        _Watched("random.Random", "ctx.random, or give it a seed", _no_seed)
     )
     local = _Watched(
-        "datetime.fromtimestamp", "datetime.fromtimestamp(…, UTC): without a zone it is local", _has_one_argument
+        "datetime.fromtimestamp", "datetime.fromtimestamp(…, UTC): without a zone it is local", _one_argument
     )
-    by_function[datetime.datetime.fromtimestamp].append(local)
+    watched[datetime.datetime.fromtimestamp].append(local)
     instead = "it as `asyncio.as_completed`, which keeps the order inside a workflow"
-    by_function[as_completed.__code__].append(_Watched("as_completed", instead, _unordered))
-    return dict(by_function)
+    watched[as_completed.__code__].append(_Watched("as_completed", instead, _unordered))
+    return dict(watched)
 
 
 def _is_of(owner: object, frame: FrameType) -> bool:
@@ -126,13 +125,13 @@ def _unordered(frame: FrameType) -> bool:
     return isinstance(futures, (list, tuple, set)) and any(map(inspect.iscoroutine, futures))
 
 
-def _has_one_argument(frame: FrameType) -> bool:
+def _one_argument(frame: FrameType) -> bool:
     """Return whether a C function is called with one argument. `frame` is the caller's, at the call instruction."""
     code = frame.f_code.co_code
     return code[frame.f_lasti] == _CALL and code[frame.f_lasti + 1] == 1
 
 
-def _lacks_seed(frame: FrameType) -> bool:
+def _no_seed(frame: FrameType) -> bool:
     return frame.f_locals.get("x") is None
 
 

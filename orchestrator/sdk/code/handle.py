@@ -78,9 +78,8 @@ class WorkflowHandle(Generic[R, W_co]):
     def options(self, *, id: str | None = None, timeout: float = ANSWERED_WITHIN) -> WorkflowHandle[R, W_co]:
         """Return a copy of this handle with other options for sending messages.
 
-        `id` is an id of your own for one signal or update. A message sent again with the same id, for example after
-        `Uncertain`, is applied once, and an update returns the same answer. `timeout` is how long queries and updates
-        wait for an answer.
+        `id` is an id of your own for one signal or update: sent again with it, for example after `Uncertain`, the
+        message is applied once, and an update returns the same answer. `timeout` is how long queries and updates wait.
         """
         check_timeout(timeout)
         changed = copy.copy(self)
@@ -114,8 +113,7 @@ class WorkflowHandle(Generic[R, W_co]):
 
     @blocking
     def result(self, timeout: float | None = None) -> Steps[R]:
-        """Wait for the result and return it. Raise RunFailed if the run failed or was cancelled, ResultTimeout if it
-        takes longer.
+        """Wait for the result and return it. Raise RunFailed if the run failed or was cancelled, or ResultTimeout.
 
         Inside a workflow, `await handle.aresult()` waits for the end of any run. For a DAG or a flow it returns None.
         """
@@ -133,8 +131,7 @@ class WorkflowHandle(Generic[R, W_co]):
         return self._value(ended)
 
     def status(self) -> str:
-        """Return the state of the run: running, `stuck` (its code cannot continue), success, failed, cancelled or
-        terminated."""
+        """Return the state: running, `stuck` (the code cannot continue), success, failed, cancelled or terminated."""
         return self._client.backend.code.status(self._run)
 
     def state(self) -> dict[str, Any]:
@@ -157,9 +154,9 @@ class WorkflowHandle(Generic[R, W_co]):
     def signal(self, signal: str | SignalMethod[Any, ..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Send a signal, named by text or by its method (`Order.pay`). The run keeps it until the code takes it.
 
-        Raise WrongState if the run has ended, NotFound if there is none, and UnknownHandler if the workflow's class
-        takes no such signal. Inside a workflow, the signal is a command and is sent once; there, only `await
-        handle.asignal(…)` raises these errors.
+        Raise WrongState if the run has ended, NotFound if there is none, UnknownHandler if its class takes no such
+        signal. Inside a workflow this is a command and is sent once; there, only `await handle.asignal(…)` raises
+        these.
         """
         if current() is not None:
             signal_inside(self, signal, *args, **kwargs)
@@ -171,8 +168,7 @@ class WorkflowHandle(Generic[R, W_co]):
 
     @blocking
     def resolve(self, promise: str, value: Any = None) -> Steps[None]:
-        """Resolve the oldest open promise of this name, or the next one if none is open. Raise WrongState if it is
-        settled.
+        """Resolve the oldest open promise of this name, or else the next one. Raise WrongState if it is settled.
 
         Raise ResultTimeout if no scheduler leads. The value is stored, and the next leader delivers it.
         """
@@ -181,8 +177,7 @@ class WorkflowHandle(Generic[R, W_co]):
 
     @blocking
     def reject(self, promise: str, reason: str) -> Steps[None]:
-        """Reject the oldest open promise of this name, or the next one if none is open. Raise WrongState if it is
-        settled.
+        """Reject the oldest open promise of this name, or else the next one. Raise WrongState if it is settled.
 
         Raise ResultTimeout if no scheduler leads. The rejection is stored, and the next leader delivers it.
         """
@@ -260,7 +255,7 @@ class WorkflowHandle(Generic[R, W_co]):
             return self._run, payload
 
     def cancel(self) -> None:
-        """Ask the run to cancel itself. Its code gets CancelledError and may clean up. Raise WrongState if it has
+        """Ask the run to cancel itself: its code gets CancelledError and may clean up. Raise WrongState if it has
         ended.
 
         Inside a workflow this is a command; there, only `await handle.acancel()` raises.
@@ -400,6 +395,5 @@ class UpdateHandle(Generic[R]):
 
 
 def _request_of(client: Client, run: bytes, what: Literal["signal", "update"], id: str) -> bytes:
-    """Return the internal id of a message with an id of your own: it counts once in the run and all runs that follow
-    it."""
+    """Return the internal id of a message with an id of your own. It counts once in a run and all that follow it."""
     return client.backend.code.request_of(run, what, id) if is_derived(run) else request_id(run, what, id)

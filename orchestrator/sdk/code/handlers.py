@@ -59,9 +59,7 @@ class Handlers:
         self._early: dict[bytes, history.UpdateRequested] = {}
         """Updates that wait for a handler, by id, in order."""
         self._accepted: list[bytes] = []
-        """Ids of updates that were accepted in this turn."""
         self._signalled = 0
-        """The number of running signal handlers."""
         self.is_complete = False
         """Whether all handlers are registered. The handlers of a class are registered before it runs."""
 
@@ -146,13 +144,12 @@ class Handlers:
             message = f"{error} (setting turn_timeout). A query only looks."
             return QueryResult(query.id, error=TaskError("TurnTooLong", message, phase=phase))
         except BaseException as error:  # noqa: BLE001  # any exception is the answer, even SystemExit
-            return QueryResult(query.id, error=_task_error(error, phase))
+            return QueryResult(query.id, error=_error(error, phase))
         finally:
             self._commander.spoilt |= before
 
     def update(self, request: history.UpdateRequested) -> None:
-        """Handle an update. Without a handler it waits, as a signal does. An update that was refused before stays
-        refused."""
+        """Handle an update. Without a handler it waits, as a signal does. A refused update stays refused."""
         recorded = self._commander.ledger.answer(request.id)
         if recorded is not None and _is_refusal(recorded):
             self._commander.issue_once(AnswerUpdate(request.id, error=recorded.error), request.id, anyway=True)
@@ -182,9 +179,7 @@ class Handlers:
         except (Evicted, EndTurn):
             raise
         except BaseException as error:  # noqa: BLE001  # any exception is the reason of the refusal
-            self._commander.issue_once(
-                AnswerUpdate(request.id, error=_task_error(error, phase)), request.id, anyway=True
-            )
+            self._commander.issue_once(AnswerUpdate(request.id, error=_error(error, phase)), request.id, anyway=True)
             return
         self._running[request.id] = request.name
         self._accepted.append(request.id)
@@ -236,7 +231,7 @@ class Handlers:
             new = continuation(error)
             if new is not None:
                 self._interrupt(new)
-            failed = None if new is not None else _task_error(error, "failed")
+            failed = None if new is not None else _error(error, "failed")
             answer = AnswerUpdate(request.id, error=failed)
         self._commander.issue_once(answer, request.id)
         self._running.pop(request.id, None)
@@ -268,13 +263,9 @@ def check_validator(name: str, function: Callable[..., Any], validate: Callable[
     except ValueError:  # some C functions have no signature
         return
     parameters = expected.parameters.values()
-    for passed in (parameters, [parameter for parameter in parameters if parameter.default is parameter.empty]):
-        positional = [
-            parameter
-            for parameter in passed
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        ]
-        keywords = {parameter.name: parameter for parameter in passed if parameter.kind is parameter.KEYWORD_ONLY}
+    for passed in (parameters, [param for param in parameters if param.default is param.empty]):
+        positional = [param for param in passed if param.kind in (param.POSITIONAL_ONLY, param.POSITIONAL_OR_KEYWORD)]
+        keywords = {param.name: param for param in passed if param.kind is param.KEYWORD_ONLY}
         try:
             found.bind(*positional, **keywords)
         except TypeError as error:
@@ -288,7 +279,7 @@ def _is_refusal(recorded: AnswerUpdate) -> bool:
     return recorded.was_refused or (recorded.error is not None and recorded.error.message.startswith(_UNKNOWN))
 
 
-def _task_error(error: BaseException, phase: str) -> TaskError:
+def _error(error: BaseException, phase: str) -> TaskError:
     return msgspec.structs.replace(describe(error), phase=phase)
 
 

@@ -1,5 +1,4 @@
-"""Find the updates and signals that a workflow's code handles by reading its source, so that misspelled ones are not
-sent."""
+"""Find the updates and signals that a workflow handles, from its source, so that misspelled ones are not sent."""
 
 from __future__ import annotations
 
@@ -43,12 +42,10 @@ class WorkflowSignature(Signature):
     def classes(self) -> list[type]:
         """Return the classes of all registered versions of the workflow."""
         functions = (self._function, *self._versions())
-        return list(
-            dict.fromkeys(vars(function)[WORKFLOW_CLASS] for function in functions if WORKFLOW_CLASS in vars(function))
-        )
+        return list(dict.fromkeys(vars(code)[WORKFLOW_CLASS] for code in functions if WORKFLOW_CLASS in vars(code)))
 
     def check_update(self, name: str) -> None:
-        """Raise InvalidTask for an update that no version of the code answers. If that is unknown, the run decides."""
+        """Raise InvalidTask for an update that no version of the code answers. If unsure, let the run decide."""
         known = self._of_all_versions(update_names)
         if known is not None and name not in known:
             raise InvalidTask(
@@ -57,8 +54,7 @@ class WorkflowSignature(Signature):
             )
 
     def check_signal(self, name: str) -> None:
-        """Raise UnknownHandler for a signal that no version of the code takes. If that is unknown, the signal is
-        sent."""
+        """Raise UnknownHandler for a signal that no version of the code takes. If unsure, send it."""
         known = self.signals()
         if known is not None and name not in known:
             raise UnknownHandler(unknown_signal(self.name, name, known))
@@ -89,10 +85,8 @@ def signal_names(function: Callable[..., Any]) -> frozenset[str] | None:
 
 def _keeps_its_context(kind: type) -> bool:
     try:
-        own_classes = [
-            base for base in kind.__mro__ if base.__module__.partition(".")[0] not in sys.stdlib_module_names
-        ]
-        nodes = [node for base in own_classes for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(base))))]
+        classes = [cls for cls in kind.__mro__ if cls.__module__.partition(".")[0] not in sys.stdlib_module_names]
+        nodes = [node for cls in classes for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(cls))))]
     except Exception:  # noqa: BLE001  # the source is missing or unreadable: a worker starts anyway
         return False
     context = next(iter(inspect.signature(kind).parameters))

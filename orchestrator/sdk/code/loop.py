@@ -128,8 +128,7 @@ class Loop(asyncio.AbstractEventLoop):
             is_met = check()  # if the check raises, it does so here
 
     def _meet_condition(self) -> bool:
-        """Wake the first task whose condition is met. Only one at a time, so that its condition still holds when it
-        resumes."""
+        """Wake the first task whose condition is met. Only one, so that its condition still holds when it resumes."""
         for future, check in self._conditions.items():
             try:
                 if not check():

@@ -91,7 +91,6 @@ class UpdateMethod(MessageMethod[W, P, T], Generic[W, P, T, R]):
 
     what = "Update"
     check: Callable[..., object] | None = None
-    """The validator, if any."""
 
     def validator(self, function: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
         """Decorate a validator, which refuses updates before they are handled by raising: `@add.validator`."""
@@ -125,12 +124,11 @@ def update(function: Callable[..., Any], /) -> UpdateMethod[Any, ..., Any, Any]:
 def name_of(
     kind: type[MessageMethod[Any, ..., Any]],
     message: str | MessageMethod[Any, ..., Any],
-    workflow: WorkflowSignature | None,
+    target: WorkflowSignature | None,
 ) -> str:
     """Return the name of a message given by name or method.
 
-    Raise UnknownHandler, before anything is sent, for a method of another type, or of a class that does not run the
-    workflow.
+    Raise UnknownHandler for a method of another type, or of a class that does not run the workflow.
     """
     what = kind.what.lower()
     if isinstance(message, str):
@@ -140,17 +138,15 @@ def name_of(
         raise UnknownHandler(
             f"Expected {article} {what} by its name or its method, found {message!r}. Nothing was sent."
         )
-    elif workflow is None or any(issubclass(cls, message.owner) for cls in workflow.classes()):
+    elif target is None or any(issubclass(cls, message.owner) for cls in target.classes()):
         name = message.name
     else:
-        runs = (
-            ", ".join(cls.__qualname__ for cls in workflow.classes()) or "a function, whose messages go by their names"
-        )
-        raise UnknownHandler(f"Workflow {workflow.name!r} has no {message!r}: it is {runs}. Nothing was sent.")
-    if workflow is not None and kind is UpdateMethod:
-        workflow.check_update(name)
-    elif workflow is not None and kind is SignalMethod and isinstance(message, str):
-        workflow.check_signal(name)
+        runs = ", ".join(cls.__qualname__ for cls in target.classes()) or "a function, whose messages go by their names"
+        raise UnknownHandler(f"Workflow {target.name!r} has no {message!r}: it is {runs}. Nothing was sent.")
+    if target is not None and kind is UpdateMethod:
+        target.check_update(name)
+    elif target is not None and kind is SignalMethod and isinstance(message, str):
+        target.check_signal(name)
     return name
 
 
@@ -159,10 +155,10 @@ def signal_value(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     limit: int,
-    workflow: WorkflowSignature | None = None,
+    target: WorkflowSignature | None = None,
 ) -> tuple[str, Any]:
     """Return the name and value of a signal. Raise InvalidArguments if they do not fit its method."""
-    name = name_of(SignalMethod, signal, workflow)
+    name = name_of(SignalMethod, signal, target)
     if isinstance(signal, str):
         return name, _value(*args, **kwargs)
     if list(args) == [None] and not signal.signature.names:
@@ -213,8 +209,7 @@ def next_try(request: bytes) -> bytes:
 
 
 def with_legible_errors(steps: Steps[bytes]) -> Steps[bytes]:
-    """Run steps. In error messages, replace values that this process cannot decrypt by a note that they are
-    encrypted."""
+    """Run steps. In their error messages, replace undecryptable values by a note that they are encrypted."""
     try:
         return (yield from steps)
     except OrchestratorError as error:

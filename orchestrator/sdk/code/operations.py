@@ -21,7 +21,6 @@ def call(function: Callable[[], Any], timeout: float | None) -> Any:
 
 
 def _call_in_thread(seconds: float, function: Callable[[], Any]) -> Any:
-    """Call a function in a thread of its own and return its value."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -40,7 +39,6 @@ def _call_in_thread(seconds: float, function: Callable[[], Any]) -> Any:
 
 
 async def _with_timeout(seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await a coroutine, and cancel it if it takes too long."""
     task = asyncio.ensure_future(coroutine)
     done, _ = await asyncio.wait([task], timeout=seconds)
     if done:

@@ -34,8 +34,7 @@ class CodeOptions:
     """The fate of a child when its parent ends for any reason: `cancel` lets its code clean up (the default),
     `terminate` ends it immediately, and `abandon` lets it continue."""
     on_cancel: OnCancel = "cancel"
-    """The effect of cancelling the child's future: `cancel` the child, cancel it and `wait` for its end, or `abandon`
-    it."""
+    """The effect of cancelling the future: `cancel` the child, cancel it and `wait` for its end, or `abandon` it."""
 
     def __post_init__(self) -> None:
         if self.queue is not None:

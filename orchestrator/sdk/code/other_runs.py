@@ -153,7 +153,5 @@ class _Answer(DurableFuture[R]):
 
 
 class _QueryAnswer(_Answer[R]):
-    """The answer to a query."""
-
     def _raised(self, error: TaskError) -> OrchestratorError:
         return super()._raised(error) if error.phase == REFUSED else unanswered(self._description, error)

@@ -56,15 +56,13 @@ class Recording:
         """
         hidden = hidden or _NOTHING
         names = (
-            {event.what.id: event.what.name for event in self.events if isinstance(event.what, _CREATED)}
-            if hidden
-            else {}
+            {item.what.id: item.what.name for item in self.events if isinstance(item.what, _CREATED)} if hidden else {}
         )
         plain = {
             "format": _FORMAT,
             "run_id": to_text(self.run_id),
             **about,
-            "events": [_event_to_plain(event, hidden, names) for event in self.events],
+            "events": [_event_to_plain(item, hidden, names) for item in self.events],
         }
         return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
 

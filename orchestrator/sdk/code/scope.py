@@ -146,8 +146,7 @@ class RunRandom(random.Random):
         return super().getrandbits(k)
 
     def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
-        """Return the next number of a normal distribution. Two numbers are computed together; every second one comes
-        from memory."""
+        """Return the next number of a normal distribution. Every second one was computed by the call before."""
         self._check()
         return super().gauss(mu, sigma)
 
@@ -181,8 +180,7 @@ def _location(code: CodeType, number: int) -> str:
 def waiting(
     commander: Commander, updates: Iterable[str], handlers: Mapping[tuple[str, str], list[str]]
 ) -> WaitingPlaces:
-    """Return where the code of a run waits and which messages it handles. The cost does not grow with the number of
-    waits."""
+    """Return where the code of a run waits, and what it handles. The cost does not grow with the number of waits."""
     places = (_waiting_line(coroutine) for coroutine in commander.loop.first_suspended(_MAX_ITEMS))
     signals = (box.name for box in commander.mailboxes.values() if box.is_awaited)
     return WaitingPlaces(
@@ -206,7 +204,6 @@ def _waiting_line(coroutine: Any) -> str:
 
 @lru_cache(maxsize=4096)
 def _source_line(code: CodeType, number: int) -> str:
-    """Return a line of code with its location."""
     line = linecache.getline(code.co_filename, number).strip()
     text = f"{_location(code, number)}: {line}" if line else _location(code, number)
     return text[:_MAX_LENGTH].encode(errors="replace").decode()  # file names need not be valid text

@@ -39,7 +39,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 U_co = TypeVar("U_co", covariant=True, default=Any)
 
-_MAX_STARTS = 5
+_TRIES = 5
 """Attempts to deliver an update if each open run ends before the update reaches it."""
 
 
@@ -139,7 +139,7 @@ class Starting(Generic[P, R, W_co, U_co]):
             raise InvalidWorkflow("execute(…) returns the answer to an update: give starting(…) an update=.")
         update, starting = self._update[0], copy.copy(self)
         starting._update_id = self._update_id or to_text(new_id())
-        for _ in range(_MAX_STARTS):
+        for _ in range(_TRIES):
             handle = starting.start(*args, **kwargs)
             answer = handle.update_handle(starting._update_id, None if isinstance(update, str) else update)
             try:
@@ -152,9 +152,7 @@ class Starting(Generic[P, R, W_co, U_co]):
                 continue
             return result
         name = name_of(UpdateMethod, update, self._signature)
-        raise WrongState(
-            f"{_MAX_STARTS} runs in a row under id {self._id!r} ended before update {name!r} reached them."
-        )
+        raise WrongState(f"{_TRIES} runs in a row under id {self._id!r} ended before update {name!r} reached them.")
 
     astart = async_variant(start)
     aexecute = async_variant(execute)

@@ -216,12 +216,10 @@ class CodeWorkflow(Generic[P, R, W_co]):
     def signal_many(self, name: SignalMethod[W_co, [], Any], signals: Iterable[tuple[RunId, None]]) -> Missed: ...
 
     def signal_many(self, name: str | SignalMethod[Any, ..., Any], signals: Iterable[tuple[RunId, Any]]) -> Missed:
-        """Send signals to runs of this workflow in one statement. Each signal is a pair of run and value; a run may get
-        several.
+        """Send signals, pairs of a run and a value, to runs of this workflow in one statement. A run may get several.
 
-        Return the ids of runs that did not receive their signals because they have ended. Ids that are no runs of this
-        workflow are also in the result's `unknown`. A signal to a run that ends at the same moment is lost, as with
-        `handle.signal`.
+        Return the ids of runs that got nothing: they have ended or, if they are in the result's `unknown`, are no runs
+        of this workflow. A signal to a run that ends at the same moment is lost, as with `handle.signal`.
         """
         limit, signal_name = self._client.settings.largest_value, name_of(SignalMethod, name, self._signature)
         encoded = []
@@ -290,7 +288,6 @@ class CodeWorkflow(Generic[P, R, W_co]):
         return history.RunStarted(self.name, self.version, self._encode_call(args, kwargs), self._queue)
 
     def _encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-        """Check the arguments of a call, and return them encoded."""
         self._signature.check(args, kwargs)
         payload = encode_call(self.name, args, kwargs, self._client.settings.largest_value, "workflow")
         self._signature.check_types(args, kwargs, payload)
@@ -328,11 +325,7 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
     def _announced(self) -> set[str]:
         """The names that a worker announces: each workflow, each of its versions for pinned runs, and upgrades."""
         versions = {f"{name}@{version}" for name, versions in self._versions.items() for version in versions}
-        return (
-            {*self}
-            | versions
-            | {upgrading(workflow.name, workflow.version) for workflow in self.values() if workflow._upgrades}
-        )
+        return {*self} | versions | {upgrading(code.name, code.version) for code in self.values() if code._upgrades}
 
     def _functions(self, name: str) -> list[Callable[..., Any]]:
         return [version.function for version in self._versions.get(name, {}).values()]
@@ -340,8 +333,7 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
     def find(self, name: str, version: int | None = None) -> CodeWorkflow[..., Any]:
         """Return a workflow by name, in this version if it is registered, else in the newest.
 
-        A run that began under an older version continues with newer code if that code fits its history. If not, the run
-        is stuck.
+        A run of an older version continues with newer code if that code fits its history. If not, the run is stuck.
         """
         if name not in self._versions:
             self._modules.load()

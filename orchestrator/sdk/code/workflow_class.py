@@ -100,7 +100,6 @@ def workflow_of(target: Any) -> Any:
 
 
 def _check(message: MessageMethod[Any, ..., Any]) -> None:
-    """Raise InvalidWorkflow for a method that cannot handle its messages."""
     if isinstance(message, SignalMethod):
         accepted = signal_signature(message.name, message.function, leading=1).takes
         if accepted is None or len(accepted) > 1:  # a caller could pass more than is sent
@@ -115,7 +114,6 @@ def _check(message: MessageMethod[Any, ..., Any]) -> None:
 
 
 def _register(ctx: WorkflowContext, message: MessageMethod[Any, ..., Any], instance: object) -> None:
-    """Register an instance's method as the handler of its messages."""
     handler = message.__get__(instance, type(instance))
     if isinstance(message, UpdateMethod):
         ctx.update(message.name, validate=message.check and message.check.__get__(instance))(handler)

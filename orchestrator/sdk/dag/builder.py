@@ -160,10 +160,8 @@ class Workflow:
         """Add a step that runs outside Python: `flow.executor("thumbs", Process(command=["convert"]), input=…)`."""
         if isinstance(executor, ExecutorOptions):
             return self._add(name, {"executor": executor.executor, "with": msgspec.to_builtins(executor), **options})
-        executor_options = options.pop("executor_options", {})
-        return self._add(
-            name, {"executor": executor, **({"with": dict(executor_options)} if executor_options else {}), **options}
-        )
+        values = options.pop("executor_options", {})
+        return self._add(name, {"executor": executor, **({"with": dict(values)} if values else {}), **options})
 
     def definition(self) -> Definition:
         """Return the definition, or raise InvalidWorkflow with all its problems."""

@@ -91,7 +91,6 @@ class Composer:
 
 
 def _seen(part: Part) -> list[EnqueueCall]:
-    """Return the calls in a composition as middleware sees them."""
     calls = part._calls()
     return [EnqueueCall(kind="task", name=call.task.name, args=call.args, kwargs=call.kwargs) for call in calls]
 
@@ -114,8 +113,6 @@ def _label(part: Part) -> str:
 
 
 class _Value(NamedTuple):
-    """The result of a part of a composition."""
-
     template: Any
     """The template that passes the result to another step's input."""
     steps: tuple[str, ...]
@@ -125,8 +122,6 @@ class _Value(NamedTuple):
 
 
 class _Shape:
-    """Builds the definition of a composition."""
-
     def __init__(self, client: Client, label: str) -> None:
         self._client = client
         self._label = label

@@ -175,8 +175,6 @@ class _Open:
 
 
 class _Builder:
-    """Builds nodes from parser events."""
-
     def __init__(self) -> None:
         self.root: Node | None = None
         self.flaws: list[Flaw] = []
@@ -276,7 +274,7 @@ def _syntax(error: yaml.MarkedYAMLError) -> str:
 
 
 def to_data(definition: Definition, *, registered: bool = False) -> dict[str, Any]:
-    """Return a definition as data with the structure of a file. `registered` adds the copied task options, which files
+    """Return a definition as data, structured like a file. `registered` adds the copied task options, which files
     lack."""
     data: dict[str, Any] = msgspec.to_builtins(definition)
     steps = data.pop("steps", [])

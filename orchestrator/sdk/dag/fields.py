@@ -207,9 +207,7 @@ def table_of(shape: type[msgspec.Struct], kinds: Table = KINDS, **own: Field) ->
     """Return the keys that a struct declares. `own` has the fields of the kind `own`."""
     table = {}
     for field in msgspec.structs.fields(shape):
-        key = next(
-            (metadata for metadata in getattr(field.type, "__metadata__", ()) if isinstance(metadata, Key)), None
-        )
+        key = next((item for item in getattr(field.type, "__metadata__", ()) if isinstance(item, Key)), None)
         if key is None:
             continue
         if key.kind == "choice":

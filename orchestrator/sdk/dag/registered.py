@@ -33,8 +33,7 @@ def take_over(
 ) -> tuple[Definition, list[Problem]]:
     """Return a definition whose steps and hooks carry the options of these tasks, and the problems found.
 
-    If there are any tasks, a step with an unknown task is a problem, unless `elsewhere` lists it as another
-    application's.
+    If there are tasks, a step with an unknown task is a problem, unless `elsewhere` lists it as another application's.
     """
     problems: list[Problem] = []
     known = {*tasks, *elsewhere, WEBHOOK_TASK} if tasks else None
@@ -68,8 +67,7 @@ def take_over(
 
 
 def hiding(definition: Definition, redacted: Mapping[str, Sequence[str]], everywhere: Sequence[str] = ()) -> Definition:
-    """Return a definition whose steps redact the values that these tasks mark, for tasks whose functions are
-    elsewhere."""
+    """Return a definition whose steps redact what these tasks mark. Their functions are in another process."""
     steps = [_redacting(step, redacted.get(step.task or "", ())) for step in definition.steps]
     if steps == [*definition.steps]:
         return definition
@@ -188,8 +186,7 @@ def of_part(task: Task[..., Any]) -> Registered:
 
 
 def functions_hiding(names: Iterable[str], redacted: Mapping[str, Sequence[str]]) -> dict[str, Registered]:
-    """Return functions of a flow that redact the values that these tasks mark, for tasks whose functions are
-    elsewhere."""
+    """Return functions of a flow that redact what these tasks mark. The tasks' functions are in another process."""
     functions = hiding_alike({name: _named(redacted.get(name, ())) for name in names})
     return {name: function for name, function in functions.items() if function != Registered()}
 
@@ -226,8 +223,7 @@ def _with_task(hook: Hook, tasks: Mapping[str, Task[..., Any]]) -> Hook:
 
 
 def _with_registered(part: P, registered: Registered, *, unless: Registered) -> P:
-    """Return a step or hook with its task's options. Default options (`unless`) are left out, as for an unknown
-    task."""
+    """Return a step or hook with its task's options, unless these are the defaults, as for an unknown task."""
     return msgspec.structs.replace(part, registered=registered if registered != unless else None)
 
 

@@ -31,8 +31,7 @@ class Workflows(Catalogue["StoredWorkflow"]):
         return self._client.backend.workflows.names()
 
     def apply(self, source: Definition | Workflow | str | Path, *, elsewhere: Iterable[str] = ()) -> int:
-        """Store a definition, built in Python or read from a file, and return its version. An unchanged definition is a
-        no-op.
+        """Store a definition, built in Python or read from a file, and return its version. Unchanged, it is a no-op.
 
         The options of the application's tasks are copied into the steps, as part of the version. If the application has
         tasks, a step that names an unknown task is refused, unless `elsewhere` lists the task as another application's.
@@ -88,8 +87,7 @@ class StoredWorkflow:
         return RunHandle(self._client, run_id)
 
     def delete(self) -> None:
-        """Delete the workflow and its schedules, so that nothing starts it any more. Its runs are kept, and open ones
-        continue.
+        """Delete the workflow and its schedules: nothing starts it any more. Its runs are kept, and open ones continue.
 
         Applying the workflow again restores it, with its history.
         """

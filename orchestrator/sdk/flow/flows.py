@@ -112,8 +112,7 @@ class StartableFlow:
         tags: tuple[str, ...] | list[str] = (),
         shared: Mapping[str, Any] | None = None,
     ) -> StartableFlow:
-        """Return a copy of this flow with a version, an idempotency key, tags or an initial shared state for its
-        runs."""
+        """Return a copy of this flow with a version, an idempotency key, tags or an initial shared state."""
         key = None if key is None else check_label("key", key)
         return StartableFlow(self._client, self.name, version, key, check_tags(tags), shared)
 

@@ -70,15 +70,12 @@ def _with_schedule(plain: Any) -> tuple[Any, list[Problem]]:
         return plain, []
     reader = Fields()
     read = schedule_fields.schedule(reader, document.from_plain(plain["schedule"]), ("schedule",))
-    problems = [
-        Problem(problem.path, f"{'.'.join(map(str, problem.path))}: {problem.message}") for problem in reader.problems
-    ]
+    problems = [Problem(found.path, f"{'.'.join(map(str, found.path))}: {found.message}") for found in reader.problems]
     return {**plain, "schedule": None if isinstance(read, Bad) else read}, problems
 
 
 def _with_subflows(plain: Any, known: Known, find: Find | None) -> tuple[Any, Known]:
-    """Return a flow with the flows that it names embedded. If they cannot be looked up, they are embedded without
-    nodes."""
+    """Return a flow with the flows that it names embedded; without nodes if they cannot be looked up."""
     if find is not None:
         return embedded(plain, find), known
     return embedded(plain, lambda _, version: (version or 0, {"start": "", "nodes": {}})), known._replace(flows=False)

@@ -20,11 +20,8 @@ _PAUSE = 10.0
 
 
 class FarListeners:
-    """Adds to the stream of live changes when it is on another server than this shard.
-
-    While that server cannot be reached, the leader assumes that there are no listeners. The next entry after a failure
-    is marked as the first one.
-    """
+    """Adds to the stream of live changes on another server. After a failure, the leader assumes that there are no
+    listeners for a while, and marks the next entry as a first one."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis

@@ -36,8 +36,7 @@ return taken
 
 
 class StreamsDamaged(Exception):
-    """A key of another type, or a stream that has reached the last possible id, takes the place of one of our
-    streams."""
+    """The key of one of our streams has another type, or its stream has reached the last possible id."""
 
 
 class Message(NamedTuple):
@@ -97,8 +96,7 @@ class Queues:
 
 
 class _NoticingDamage:
-    """Raises `StreamsDamaged` for errors that mean a damaged stream. A class, because a generator-based context manager
-    takes five times as long."""
+    """Raises `StreamsDamaged` for errors of a damaged stream. A class, because a generator takes five times as long."""
 
     def __enter__(self) -> None:
         pass
