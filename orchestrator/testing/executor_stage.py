@@ -154,9 +154,9 @@ class LocalServices:
         program = self._start("api.ready", "api", "--port", str(port))
         return program, program.found(r"api\.ready docs=(\S+)/docs")
 
-    def run(self, *words: str) -> str:
+    def run(self, *arguments: str) -> str:
         """Run a command; return its output."""
-        command = [sys.executable, "-m", "orchestrator", *words]
+        command = [sys.executable, "-m", "orchestrator", *arguments]
         completed = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=60, check=True
         )
@@ -167,22 +167,22 @@ class LocalServices:
         for program in reversed(self._programs):
             program.stop()
 
-    def _start(self, ready: str, *words: str) -> LocalProgram:
-        log = self._folder / f"{len(self._programs)}-{words[0]}.log"
-        program = LocalProgram(words, self.environment, log)
+    def _start(self, ready: str, *arguments: str) -> LocalProgram:
+        log = self._folder / f"{len(self._programs)}-{arguments[0]}.log"
+        program = LocalProgram(arguments, self.environment, log)
         self._programs.append(program)
-        eventually(lambda: program.logged(ready), f"{words[0]} is ready, see {log}")
+        eventually(lambda: program.logged(ready), f"{arguments[0]} is ready, see {log}")
         return program
 
 
 class LocalProgram:
     """An orchestrator command in its own process group."""
 
-    def __init__(self, words: tuple[str, ...], environment: dict[str, str], log: Path) -> None:
+    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str], log: Path) -> None:
         self._log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator", *words],
+                [sys.executable, "-m", "orchestrator", *arguments],
                 env=environment,
                 stdout=output,
                 stderr=output,
@@ -278,7 +278,6 @@ class Stage:
         return task.enqueue(do=do, id=id, **more), id
 
     def hold(self, **options: Any) -> tuple[Handle[Any], str]:
-        """Enqueue held work; return once it has started and is watched."""
         ((handle, id),) = self.hold_many(1, **options)
         return handle, id
 
@@ -302,16 +301,15 @@ class Stage:
 
     def shown(self, handle: Handle[Any]) -> TaskDetail:
         with self._engine.connect() as connection:
-            found = show_task(connection, UUID(handle.id))
-        assert found is not None
-        return found
+            task = show_task(connection, UUID(handle.id))
+        assert task is not None
+        return task
 
     def attempt(self, handle: Handle[Any]) -> int:
-        found = self.shown(handle)
-        return found.attempt if found.status == "running" else 0
+        task = self.shown(handle)
+        return task.attempt if task.status == "running" else 0
 
     def failures(self, handle: Handle[Any]) -> int:
-        """Return how often a task has failed."""
         return self.shown(handle).failures
 
 

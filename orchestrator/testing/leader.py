@@ -89,8 +89,8 @@ class MemoryLeader:
         self.append(run, history.RunCancelRequested(TIMED_OUT))
         self._set_deadline(run, self.now + self.grace)
 
-    def append(self, run: Run, what: history.HistoryItem) -> None:
-        run.history.append(Event(len(run.history) + 1, self.now, what))
+    def append(self, run: Run, item: history.HistoryItem) -> None:
+        run.history.append(Event(len(run.history) + 1, self.now, item))
 
     def activate(self, run: Run, queries: list[Query] | None = None) -> list[QueryResult]:
         """Show new events to the code and apply its commands. An ended run only answers queries."""
@@ -282,8 +282,8 @@ class MemoryLeader:
             run.settled.add(run.promises.pop(identifier))
             return
         items = [event.what for event in run.history]
-        done = [item for item in items if isinstance(item, history.PromiseSettled) and item.id == identifier]
-        for early in resolutions(done, (item for item in items if isinstance(item, history.PromiseCreated))):
+        resolved = [item for item in items if isinstance(item, history.PromiseSettled) and item.id == identifier]
+        for early in resolutions(resolved, (item for item in items if isinstance(item, history.PromiseCreated))):
             if early.name in run.promises.values():
                 self.settle_promise(run, early)
             else:

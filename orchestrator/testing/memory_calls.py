@@ -98,10 +98,10 @@ class _Tasks(_Subject):
         return created
 
     def cancel(self, task: bytes) -> None:
-        found = self._leader.find(task)
-        if found.state in ENDED_TASK_STATES and found.state != TaskState.CANCELLED:
-            raise WrongState(f"Cannot cancel task {found.id}: it is in state {found.state.value!r}.")
-        self._leader.cancel([found])
+        record = self._leader.find(task)
+        if record.state in ENDED_TASK_STATES and record.state != TaskState.CANCELLED:
+            raise WrongState(f"Cannot cancel task {record.id}: it is in state {record.state.value!r}.")
+        self._leader.cancel([record])
 
     def retry(self, task: bytes) -> None:
         self._leader.reopen(self._leader.find(task))
@@ -121,15 +121,15 @@ class _Tasks(_Subject):
         return LogPage([LogEntry(line.at, line.attempt, line.level, line.text, task=found.id) for line in lines], "1-0")
 
     def wait(self, task: bytes, limit: TimeLimit) -> Steps[Ended | None]:  # noqa: ARG002
-        found = self._leader.find(task)
-        while found.state not in ENDED_TASK_STATES:
+        record = self._leader.find(task)
+        while record.state not in ENDED_TASK_STATES:
             if not self._leader.is_draining:
                 raise OrchestratorError(
-                    f"Task {found.name!r} {found.id} has not run, and would not while this waits: call drain(), or "
+                    f"Task {record.name!r} {record.id} has not run, and would not while this waits: call drain(), or "
                     f"skip(…) if it is due later."
                 )
             yield Pause(_PAUSE)
-        return _ended(found)
+        return _ended(record)
 
     def wait_each(self, tasks: Sequence[bytes], limit: TimeLimit) -> Stream[Ended]:
         for task in tasks:
@@ -155,7 +155,7 @@ class _Runs(_Subject):
     def outputs(self, run: bytes, steps: Sequence[str] | None = None) -> dict[str, Any]:
         dag = self._leader.dags.runs[run]
         ended = [step for step in dag.run.compiled.graph.steps if steps is None or step.name in steps]
-        skipped = {place for place, state in dag.step_states() if state == StepState.SKIPPED}
+        skipped = {number for number, state in dag.step_states() if state == StepState.SKIPPED}
         index = dag.run.compiled.graph.index
         return {step.name: dag.output(step.name) for step in ended if steps or index[step.name] not in skipped}
 
@@ -199,13 +199,13 @@ class _Insights(_Subject):
     def list_steps(self, run: UUID) -> list[StepView]:
         dag = self._leader.dags.runs[run.bytes]
         plan, steps = dag.run.plan.state(), dag.definition.steps
-        errors = {place: msgspec.structs.asdict(error) for place, error in dag.errors.items() if error is not None}
+        errors = {index: msgspec.structs.asdict(error) for index, error in dag.errors.items() if error is not None}
         return [
             view_of(
-                *(steps[place], state, plan.fans.get(place), plan.reasons.get(place)),
-                StepTimes(error=errors.get(place)),
+                *(steps[index], state, plan.fans.get(index), plan.reasons.get(index)),
+                StepTimes(error=errors.get(index)),
             )
-            for place, state in dag.step_states()
+            for index, state in dag.step_states()
         ]
 
     def page_of_runs(self, wanted: RunFilter, **_: Any) -> RunPage:

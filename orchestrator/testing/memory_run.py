@@ -57,13 +57,13 @@ class Run:
 
     @property
     def started(self) -> history.RunStarted:
-        what = self.history[0].what
-        assert isinstance(what, history.RunStarted)
-        return what
+        first = self.history[0].what
+        assert isinstance(first, history.RunStarted)
+        return first
 
-    def note(self, what: history.HistoryItem) -> None:
+    def note(self, item: history.HistoryItem) -> None:
         """Update the state and the answers to updates from an event."""
-        match what:
+        match item:
             case history.StateSet(key=key, value=value, attribute=""):
                 self.state[key] = value
             case history.StateCleared(key=key, is_attribute=False):

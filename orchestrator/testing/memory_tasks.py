@@ -314,10 +314,10 @@ class MemoryTasks:
         self.start(run, workflow, signature.named(*signature.restore(arguments, keywords)), key)
 
     def find(self, task: bytes) -> TestedTask:
-        found = self.tasks.get(task)
-        if found is None:
+        task_record = self.tasks.get(task)
+        if task_record is None:
             raise NotFound.by_id("task", to_text(task))
-        return found
+        return task_record
 
     def reopen(self, task: TestedTask) -> None:
         """Reopen a failed task, or a cancelled one that belongs to no run."""
@@ -344,17 +344,21 @@ class MemoryTasks:
         self.cancel([task for task in self.tasks.values() if task.new.run_id in cancelled])
 
     def many(self, run: bytes) -> ManyTasks:
-        found = self._runs.get(run)
-        if found is None:
+        run_record = self._runs.get(run)
+        if run_record is None:
             raise NotFound.by_id("run", to_text(run))
-        return found
+        return run_record
 
     def standing(self, run: bytes) -> tuple[RunState, RunCounters]:
         """Return the state of a run, and its tasks counted by state."""
         dag = self.dags.runs.get(run)
-        tasks = self.many(run).tasks if dag is None else [one for one in self.tasks.values() if one.new.run_id == run]
+        tasks = (
+            self.many(run).tasks if dag is None else [state for state in self.tasks.values() if state.new.run_id == run]
+        )
         states = [task.state for task in tasks]
-        ended = {one.value: states.count(one) for one in (TaskState.SUCCESS, TaskState.FAILED, TaskState.CANCELLED)}
+        ended = {
+            state.value: states.count(state) for state in (TaskState.SUCCESS, TaskState.FAILED, TaskState.CANCELLED)
+        }
         open_count = sum(state not in ENDED_TASK_STATES for state in states)
         counters = RunCounters(total=len(states), open=open_count, **ended)
         if dag is not None:
@@ -362,7 +366,6 @@ class MemoryTasks:
         return verdict(counters, self.many(run).cancelling) or RunState.RUNNING, counters
 
     def hand_over(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder]:
-        """Create the tasks and runs that running tasks enqueue and start."""
         return {task.id: self._handed_over(task) for task in tasks}
 
     def _handed_over(self, new: NewTask) -> KeyHolder:
@@ -373,7 +376,7 @@ class MemoryTasks:
                 return KeyHolder(bytes.fromhex(error.task_id.replace("-", "")), is_other_call=True)
         match of_task(new):
             case StartMany(name=name, tasks=tasks):
-                self.start_many(new.id, name, [msgspec.structs.replace(one, parent=new.parent) for one in tasks])
+                self.start_many(new.id, name, [msgspec.structs.replace(item, parent=new.parent) for item in tasks])
             case StartSteps(flow=True) as start:
                 self.start(new.id, start.workflow, msgspec.json.decode(start.params), start.key)
             case StartSteps() as start:
@@ -381,7 +384,7 @@ class MemoryTasks:
                     *(new.id, start.workflow, msgspec.json.decode(start.params), start.key),
                     headers=headers_of(new.options),
                     called=start.name,
-                    definitions=[msgspec.json.decode(one, type=Definition) for one in start.definitions],
+                    definitions=[msgspec.json.decode(item, type=Definition) for item in start.definitions],
                 )
             case StartCode(started=started, key=key):
                 own = key and key.removeprefix(scoped(started.workflow, ""))

@@ -191,8 +191,8 @@ class TestedRun(Generic[R, W_co]):
     async def query(self, query: str | QueryMethod[Any, ..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Send a query and return its answer."""
         name = name_of(QueryMethod, query, self._workflow._signature)
-        asked = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, self._limit, "query"))
-        answers = await asyncio.to_thread(self._world.leader.activate, self._run, [asked])
+        question = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, self._limit, "query"))
+        answers = await asyncio.to_thread(self._world.leader.activate, self._run, [question])
         if not answers:
             raise WrongState(f"Workflow {self._workflow.name!r} ended before its code ran, and cannot be asked.")
         answer = answers[0]

@@ -153,21 +153,21 @@ class StoresInUse:
         self._url = settings.redis_url and settings.of_shard(0).require_redis()
         self._key = Keys.of(settings).payload_stores
 
-    def has(self, place: str) -> bool:
+    def has(self, folder: str) -> bool:
         """Return whether a store is recorded; raise `Unavailable` if Redis cannot be reached."""
         if not self._url:
             return False
         try:
             with closing(connect(self._url, timeout=_TIMEOUT)) as redis:
-                return bool(redis.sismember(self._key, place))
+                return bool(redis.sismember(self._key, folder))
         except RedisError as error:
             raise Unavailable(
-                f"The payload store {place} cannot be used: Redis, which knows whether it is new or not mounted, is "
+                f"The payload store {folder} cannot be used: Redis, which knows whether it is new or not mounted, is "
                 f"not reached: {error}"
             ) from error
 
-    def note(self, place: str) -> None:
+    def note(self, folder: str) -> None:
         """Record that a store is in use, if Redis can be reached."""
         if self._url:
             with contextlib.suppress(RedisError), closing(connect(self._url, timeout=_TIMEOUT)) as redis:
-                redis.sadd(self._key, place)
+                redis.sadd(self._key, folder)

@@ -224,13 +224,13 @@ class Announcements:
         if self._thread is not None:
             self._thread.join(2.0)  # if Redis hangs, it ends a little later
 
-    def _send(self, *words: str) -> None:
+    def _send(self, *command: str) -> None:
         """Send a command, with the lock held, if the connection is usable; otherwise the thread sends it later."""
         sock = self._sock
         if sock is None:
             return
         try:
-            sock.sendall(b"".join(packed(words)))
+            sock.sendall(b"".join(packed(command)))
         except OSError:
             self._sock = None  # half of it may be sent: the thread finds the socket broken and reconnects
             with contextlib.suppress(OSError):

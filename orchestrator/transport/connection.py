@@ -66,9 +66,9 @@ class _RefusalErrors:
                 return self._read()
             return super().read_response(*arguments, **options)  # type: ignore[misc]
         except ResponseError as error:
-            if isinstance(error, REFUSED) or not (found := _REFUSAL.search(str(error))):
+            if isinstance(error, REFUSED) or not (match := _REFUSAL.search(str(error))):
                 raise
-            message = found[0].removeprefix("-")
+            message = match[0].removeprefix("-")
             raise (OutOfMemoryError if message.startswith("OOM") else WritesRefused)(message) from error
 
     def _read(self) -> Any:
@@ -221,9 +221,9 @@ def open_connection(redis: Redis) -> Any:
     return pool.connection_class(**pool.connection_kwargs)
 
 
-def packed(words: tuple[Argument, ...]) -> list[bytes]:
+def packed(command: tuple[Argument, ...]) -> list[bytes]:
     """Encode a command. The driver would inspect each argument first, which takes three times as long."""
-    return [pack_command(words)]  # type: ignore[arg-type]  # its stub declares a single word
+    return [pack_command(command)]  # type: ignore[arg-type]  # its stub declares a single word
 
 
 _RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
@@ -271,12 +271,12 @@ class RawConnection:
         self._connection: Any = open_connection(redis)
         self._server = server
 
-    def call(self, *words: Argument) -> Any:
+    def call(self, *command: Argument) -> Any:
         """Send a command; return its unparsed reply."""
         try:
             if self._server is not None:
                 connect_to_server(self._connection, self._server)
-            self._connection.send_packed_command(packed(words))
+            self._connection.send_packed_command(packed(command))
             return self._connection.read_response()
         except ResponseError:
             raise
@@ -351,7 +351,7 @@ class Listening:
                 self.close()
             if self._streams is None:
                 milliseconds = int(_BLOCK_SECONDS * 1000)
-                words: tuple[Argument, ...] = (
+                command: tuple[Argument, ...] = (
                     "XREAD",
                     "COUNT",
                     count,
@@ -362,7 +362,7 @@ class Listening:
                     *after,
                 )
                 connect_to_server(self._connection, self._server)
-                self._connection.send_packed_command(packed(words))
+                self._connection.send_packed_command(packed(command))
                 self._streams = tuple(streams)
                 self._reply_by = time.monotonic() + _BLOCK_SECONDS
                 is_fresh = True

@@ -71,8 +71,8 @@ def discovery_of(url: str) -> Discovered | None:
         service, _, path = path.partition("/")
         if not service:
             raise ValueError("the name of the master is missing: redis+sentinel://host/mymaster/0")
-        known = [quote(options.pop(f"sentinel_{name}", ""), safe="") for name in ("username", "password")]
-        credentials = f"{':'.join(known)}@" if any(known) else ""
+        sentinel_login = [quote(options.pop(f"sentinel_{name}", ""), safe="") for name in ("username", "password")]
+        credentials = f"{':'.join(sentinel_login)}@" if any(sentinel_login) else ""
     tail = f"?{urlencode(options)}" if options else ""
 
     def ask(address: Address, seconds: float) -> tuple[Address | None, list[Address]]:
@@ -83,35 +83,34 @@ def discovery_of(url: str) -> Discovered | None:
         with Redis.from_url(url, protocol=2, retry=Retry(NoBackoff(), 0), **limits) as redis:
             if mode == "cluster":
                 return _owner(redis.execute_command("CLUSTER SLOTS"), key_slot(f"{{{namespace}:0}}".encode()), address)
-            found: Any = redis.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", unquote(service))
-            return (_text(found[0]), int(found[1])) if found else None, []
+            reply: Any = redis.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", unquote(service))
+            return (_text(reply[0]), int(reply[1])) if reply else None, []
 
     def locate(seconds: float) -> Address:
         give_up_at = time.monotonic() + seconds
         reason = "none of them knows it"
         for address in tuple(dict.fromkeys(nodes)):
             try:
-                found, others = ask(address, max(0.05, min(_NODE_TIMEOUT, give_up_at - time.monotonic())))
+                server, nodes_found = ask(address, max(0.05, min(_NODE_TIMEOUT, give_up_at - time.monotonic())))
             except (RedisError, OSError) as error:
                 reason = str(error)
                 continue
-            if found is not None:
-                nodes[:] = dict.fromkeys([*others, *nodes])  # for when all nodes of the URL are replaced
-                return found
+            if server is not None:
+                nodes[:] = dict.fromkeys([*nodes_found, *nodes])  # for when all nodes of the URL are replaced
+                return server
         raise ConnectionError(f"No server for our keys is found by way of {hosts}: {reason}")
 
     return Discovered(f"{scheme}://{user}{at}discovered/{path or 0}{tail}", locate)
 
 
-def _owner(answer: Any, slot: int, asked: Address) -> tuple[Address | None, list[Address]]:
-    """Return a slot's owner and all nodes from a CLUSTER SLOTS reply. A node without a host is the one that was
-    asked."""
+def _owner(answer: Any, slot: int, queried: Address) -> tuple[Address | None, list[Address]]:
+    """Return a slot's owner and all nodes from a CLUSTER SLOTS reply. A node without a host is `queried`."""
     owner, nodes = None, []
     for entry in answer if isinstance(answer, list) else []:
         first, last, *servers = entry
-        found = [(_text(server[0]) or asked[0], int(server[1]) or asked[1]) for server in servers]
-        nodes += found
-        owner = found[0] if first <= slot <= last else owner
+        addresses = [(_text(server[0]) or queried[0], int(server[1]) or queried[1]) for server in servers]
+        nodes += addresses
+        owner = addresses[0] if first <= slot <= last else owner
     return owner, nodes
 
 

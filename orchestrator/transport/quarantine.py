@@ -67,8 +67,8 @@ def newest(redis: Redis, keys: Keys, limit: int) -> list[SetAside]:
 
 
 def find(redis: Redis, keys: Keys, entry: str) -> SetAside | None:
-    found = cast("list[_Entry]", redis.xrange(keys.quarantine, entry, entry))
-    return _view(*found[0]) if found else None
+    entries = cast("list[_Entry]", redis.xrange(keys.quarantine, entry, entry))
+    return _view(*entries[0]) if entries else None
 
 
 def clear(redis: Redis, keys: Keys) -> int:

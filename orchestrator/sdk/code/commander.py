@@ -167,14 +167,14 @@ class Commander:
         if self.read_only:
             self.check_unseen("commanding something")
 
-    def check_unseen(self, what: str) -> None:
+    def check_unseen(self, action: str) -> None:
         """Raise InvalidWorkflow during a query or validator, and mark the run for eviction in case the code catches the
         error."""
         if self.read_only:
             self.spoilt = True
             raise InvalidWorkflow(
                 f"The {self.read_only} may look at the workflow, but command nothing and change nothing of it. "
-                f"Refused: {what}."
+                f"Refused: {action}."
             )
 
     # -- from the loop

@@ -40,11 +40,16 @@ class DurableFuture(OrderedFuture[T]):
     """The result of a task, promise or child workflow. Cancelling the future cancels the task, promise or child."""
 
     def __init__(
-        self, commander: Commander, identifier: bytes, what: str, restore: Callable[[Any], T], cancel: Command | None
+        self,
+        commander: Commander,
+        identifier: bytes,
+        label: str,
+        restore: Callable[[Any], T],
+        cancel: Command | None,
     ) -> None:
         super().__init__(loop=commander.loop)
         self._commander = commander
-        self._description = what
+        self._label = label
         self._restore = restore
         self._cancel = cancel
         self.id = identifier
@@ -55,7 +60,7 @@ class DurableFuture(OrderedFuture[T]):
         commander.expect(self)
 
     def __repr__(self) -> str:
-        return f"<{self._description}>"
+        return f"<{self._label}>"
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the task, promise or child, and this future."""
@@ -81,7 +86,7 @@ class DurableFuture(OrderedFuture[T]):
             if self._cancel is not None:
                 self._commander.cancel_command(self._cancel, self.id)
             self._commander.forget(self.id)
-            self._fail(TimeoutError(f"{self._description} had no answer within {seconds:g} s."))
+            self._fail(TimeoutError(f"{self._label} had no answer within {seconds:g} s."))
 
     def settle(self, outcome: Settled) -> None:
         self._stop_timer()
@@ -94,18 +99,18 @@ class DurableFuture(OrderedFuture[T]):
             case history.PromiseResolved(value=data):
                 self._fulfill(data)
             case history.TaskFailed(error=error):
-                message = f"{self._description} failed: {error.kind}: {error.message}"
+                message = f"{self._label} failed: {error.kind}: {error.message}"
                 attributes = error.attributes
                 self._fail(TaskFailed(message, kind=error.kind, traceback=error.traceback, data=attributes))
             case history.ChildFailed(error=error):
-                message = f"{self._description} failed: {error.kind}: {error.message}"
+                message = f"{self._label} failed: {error.kind}: {error.message}"
                 self._fail(RunFailed(message, kind=error.kind, data=error.attributes))
             case history.PromiseRejected(error=error):
-                self._fail(PromiseRejected(f"{self._description} was rejected: {error.message}"))
+                self._fail(PromiseRejected(f"{self._label} was rejected: {error.message}"))
             case history.TaskCancelled():
-                self._fail(TaskCancelled(f"{self._description} was cancelled."))
+                self._fail(TaskCancelled(f"{self._label} was cancelled."))
             case history.ChildCancelled():
-                self._fail(RunFailed(f"{self._description} was cancelled."))
+                self._fail(RunFailed(f"{self._label} was cancelled."))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -115,7 +120,7 @@ class DurableFuture(OrderedFuture[T]):
         try:
             value = self._restore(decode_value(data))
         except (msgspec.ValidationError, TypeError, ValueError) as error:
-            self._fail(PayloadError(f"{self._description} gave a value that does not fit its type: {error}."))
+            self._fail(PayloadError(f"{self._label} gave a value that does not fit its type: {error}."))
         else:
             self.set_result(value)
 

@@ -259,7 +259,7 @@ def check_validator(name: str, function: Callable[..., Any], validate: Callable[
     if inspect.iscoroutinefunction(validate):
         raise InvalidWorkflow(f"{called}: a validator only looks, so it is a plain function, not async.")
     try:
-        expected, found = inspect.signature(function), inspect.signature(validate)
+        expected, actual = inspect.signature(function), inspect.signature(validate)
     except ValueError:  # some C functions have no signature
         return
     parameters = expected.parameters.values()
@@ -267,10 +267,10 @@ def check_validator(name: str, function: Callable[..., Any], validate: Callable[
         positional = [param for param in passed if param.kind in (param.POSITIONAL_ONLY, param.POSITIONAL_OR_KEYWORD)]
         keywords = {param.name: param for param in passed if param.kind is param.KEYWORD_ONLY}
         try:
-            found.bind(*positional, **keywords)
+            actual.bind(*positional, **keywords)
         except TypeError as error:
             raise InvalidWorkflow(
-                f"{called}: it gets the arguments of the update, expected {expected}, found {found}: {error}."
+                f"{called}: it gets the arguments of the update, expected {expected}, found {actual}: {error}."
             ) from None
 
 
@@ -283,9 +283,9 @@ def _error(error: BaseException, phase: str) -> TaskError:
     return msgspec.structs.replace(describe(error), phase=phase)
 
 
-def _find(handlers: dict[str, Handler], what: str, name: str) -> Handler:
+def _find(handlers: dict[str, Handler], kind: str, name: str) -> Handler:
     try:
         return handlers[name]
     except KeyError:
         known = ", ".join(sorted(handlers)) or "none"
-        raise InvalidTask(f"{_UNKNOWN} {what} {name!r}.{did_you_mean(name, handlers)} It answers: {known}.") from None
+        raise InvalidTask(f"{_UNKNOWN} {kind} {name!r}.{did_you_mean(name, handlers)} It answers: {known}.") from None

@@ -204,8 +204,8 @@ class LiveRun:
         except BaseException as error:  # noqa: BLE001  # any exception fails the run, even SystemExit
             continued = continuation(error)
             if continued is not None:
-                taken = {box.name: box.taken for box in commander.mailboxes.values()}
-                return commands.ContinueRun(continued.payload, taken, commander.number)
+                signals_taken = {box.name: box.taken for box in commander.mailboxes.values()}
+                return commands.ContinueRun(continued.payload, signals_taken, commander.number)
             if isinstance(error, asyncio.CancelledError) and self._cancel_requested:
                 return commands.CancelRun()
             return commands.FailRun(describe(error))

@@ -37,7 +37,7 @@ class Timers(Protocol):
     def cancel_timer(self, timer: Timer) -> None:
         """Cancel a timer, which may already have fired."""
 
-    def check_unseen(self, what: str) -> None:
+    def check_unseen(self, action: str) -> None:
         """Raise InvalidWorkflow during a query or validator."""
 
     def stop(self, error: OrchestratorError) -> None:
@@ -155,7 +155,7 @@ class Loop(asyncio.AbstractEventLoop):
     def keep_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
         """Keep an asynchronous generator alive, so that the time of its garbage collection does not matter."""
         if len(self._generators) % 100 == 99:
-            self._generators = [one for one in self._generators if one.ag_frame is not None]
+            self._generators = [item for item in self._generators if item.ag_frame is not None]
         self._generators.append(generator)
 
     async def close_generators(self) -> None:
@@ -325,7 +325,7 @@ def _running() -> Loop | None:
 def _ordered_as_completed(fs: Any, **options: Any) -> Any:
     """Like `asyncio.as_completed`, but in a workflow it starts coroutines in the given order."""
     if _running() is not None:
-        fs = _in_order(asyncio.ensure_future(one) for one in fs)
+        fs = _in_order(asyncio.ensure_future(item) for item in fs)
     return _as_completed(fs, **options)
 
 

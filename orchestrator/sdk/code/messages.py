@@ -138,10 +138,12 @@ def name_of(
         raise UnknownHandler(
             f"Expected {article} {what} by its name or its method, found {message!r}. Nothing was sent."
         )
-    elif target is None or any(issubclass(cls, message.owner) for cls in target.classes()):
+    elif target is None or any(issubclass(item, message.owner) for item in target.classes()):
         name = message.name
     else:
-        runs = ", ".join(cls.__qualname__ for cls in target.classes()) or "a function, whose messages go by their names"
+        runs = (
+            ", ".join(item.__qualname__ for item in target.classes()) or "a function, whose messages go by their names"
+        )
         raise UnknownHandler(f"Workflow {target.name!r} has no {message!r}: it is {runs}. Nothing was sent.")
     if target is not None and kind is UpdateMethod:
         target.check_update(name)
@@ -186,7 +188,6 @@ def restored(message: str | QueryMethod[Any, ..., Any] | UpdateMethod[Any, ..., 
 
 
 def raised(what: str, error: TaskError) -> OrchestratorError:
-    """Return the exception for a failed query or update."""
     if error.kind == WrongState.__name__:
         exception: OrchestratorError = WrongState(error.message)
         exception.data = error.attributes

@@ -130,10 +130,10 @@ def _commander() -> Commander:
     return commander
 
 
-def _check_supported(commander: Commander, record: Record | None, what: str) -> None:
+def _check_supported(commander: Commander, record: Record | None, action: str) -> None:
     """Make the run stuck until the leading scheduler supports the command."""
     if record is None and not commander.leader_reports:
-        error = NotDeterministic(f"Cannot {what}: the scheduler that leads is of the previous release. Upgrade it.")
+        error = NotDeterministic(f"Cannot {action}: the scheduler that leads is of the previous release. Upgrade it.")
         commander.stop(error)
         raise error
 
@@ -149,9 +149,9 @@ class _Answer(DurableFuture[R]):
             super().settle(outcome)
 
     def _raised(self, error: TaskError) -> OrchestratorError:
-        return raised(self._description, error)
+        return raised(self._label, error)
 
 
 class _QueryAnswer(_Answer[R]):
     def _raised(self, error: TaskError) -> OrchestratorError:
-        return super()._raised(error) if error.phase == REFUSED else unanswered(self._description, error)
+        return super()._raised(error) if error.phase == REFUSED else unanswered(self._label, error)

@@ -119,10 +119,10 @@ def _watch(frame: FrameType, event: str, argument: Any) -> None:
     watch(frame, event, argument)
 
 
-def _refuse(what: str) -> None:
+def _refuse(action: str) -> None:
     commander = current()
     if commander is not None:
-        commander.check_unseen(what)
+        commander.check_unseen(action)
 
 
 class RunRandom(random.Random):

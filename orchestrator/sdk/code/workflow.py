@@ -198,13 +198,13 @@ class CodeWorkflow(Generic[P, R, W_co]):
         if inside_workflow():
             key = scoped(self.name, check_label("run id", id))
             return WorkflowHandle(self._client, bytes(16), self._signature, key=key)
-        found = self._client.backend.code.find(self.name, id)
-        if found is None:
+        run_id = self._client.backend.code.find(self.name, id)
+        if run_id is None:
             raise NotFound(
                 f"No run of workflow {self.name!r} was started under the id {id!r}, or it has been pruned. "
                 f"A run that was started without an id of your own is found by its own: app.workflow_run(id)."
             )
-        return WorkflowHandle(self._client, found, self._signature)
+        return WorkflowHandle(self._client, run_id, self._signature)
 
     afind = async_variant(find)
 

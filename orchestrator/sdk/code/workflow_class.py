@@ -46,10 +46,10 @@ class RunMethod(Generic[P, R]):
         self.function = function
 
     def __get__(self, instance: object | None, owner: type[W]) -> CodeWorkflow[P, R, W]:
-        found: CodeWorkflow[P, R, W] | None = vars(owner).get(_WORKFLOW)
-        if found is None:
+        workflow: CodeWorkflow[P, R, W] | None = vars(owner).get(_WORKFLOW)
+        if workflow is None:
             raise AttributeError(f"Class {owner.__qualname__!r} is not registered: put @app.workflow above it.")
-        return found
+        return workflow
 
 
 def run(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> RunMethod[P, R]:

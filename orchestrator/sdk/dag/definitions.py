@@ -297,8 +297,8 @@ def _without(step: Step, parts: Iterable[KeyPath]) -> Step:
     bare = Step(name=step.name)
     for field, *rest in parts:
         if field == "input" and rest:
-            given = {name: value for name, value in step.input.items() if name != rest[0]}
-            step = msgspec.structs.replace(step, input=given)
+            inputs = {name: value for name, value in step.input.items() if name != rest[0]}
+            step = msgspec.structs.replace(step, input=inputs)
         elif field == "with":
             step = msgspec.structs.replace(step, with_={})
         elif field in step.__struct_fields__:

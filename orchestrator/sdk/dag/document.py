@@ -295,13 +295,13 @@ def to_yaml(definition: Definition, *, registered: bool = False) -> str:
     return text
 
 
-def compared(stored: Definition | None, given: Definition) -> tuple[str, str]:
+def compared(stored: Definition | None, new: Definition) -> tuple[str, str]:
     """Return two definitions as texts, which are equal if applying the second would change nothing."""
     if stored is None:
-        return "", _comparable(given)
-    if given.version is None:  # the stored version number was assigned automatically
+        return "", _comparable(new)
+    if new.version is None:  # the stored version number was assigned automatically
         stored = msgspec.structs.replace(stored, version=None)
-    return _comparable(stored), _comparable(given)
+    return _comparable(stored), _comparable(new)
 
 
 def _comparable(definition: Definition) -> str:

@@ -130,8 +130,8 @@ def one_of(choices: Iterable[str]) -> Convert:
     def convert(fields: Fields, node: Node, path: Path) -> str | Bad:
         if node.value in names and isinstance(node.value, str):
             return node.value
-        near = did_you_mean(node.value, names) if isinstance(node.value, str) else ""
-        return fields.problem(path, f"expected one of {', '.join(names)}, found {describe(node.plain())}.{near}")
+        advice = did_you_mean(node.value, names) if isinstance(node.value, str) else ""
+        return fields.problem(path, f"expected one of {', '.join(names)}, found {describe(node.plain())}.{advice}")
 
     return convert
 
@@ -220,9 +220,9 @@ def table_of(shape: type[msgspec.Struct], kinds: Table = KINDS, **own: Field) ->
     return table
 
 
-def choice(words: Iterable[str]) -> Field:
-    known = list(words)
-    return Field(one_of(known), {"enum": known})
+def choice(values: Iterable[str]) -> Field:
+    choices = list(values)
+    return Field(one_of(choices), {"enum": choices})
 
 
 def mapping_schema(table: Table, *, one_of: Iterable[str] = (), **rules: Any) -> Schema:

@@ -36,14 +36,14 @@ def take_over(
     If there are tasks, a step with an unknown task is a problem, unless `elsewhere` lists it as another application's.
     """
     problems: list[Problem] = []
-    known = {*tasks, *elsewhere, WEBHOOK_TASK} if tasks else None
+    task_names = {*tasks, *elsewhere, WEBHOOK_TASK} if tasks else None
     steps = []
     for step in definition.steps:
         if len(problems) >= MOST_PROBLEMS:
             break  # the definition is refused anyway
         path: Path = ("tasks", step.name)
         steps.append(step)
-        problems += _unknown(step.task, known, path)
+        problems += _unknown(step.task, task_names, path)
         if (task := tasks.get(step.task or "")) is None:
             continue
         problems_of_input = list(_input_problems(task, step, path))
@@ -58,7 +58,7 @@ def take_over(
     hooks: dict[str, tuple[Hook, ...]] = {}
     for name in ("on_failure", "on_success"):
         for number, hook in enumerate(getattr(definition, name)):
-            problems += _unknown(hook.task, known, (name, number))
+            problems += _unknown(hook.task, task_names, (name, number))
         try:
             hooks[name] = tuple(_with_task(hook, tasks) for hook in getattr(definition, name))
         except InvalidTask as error:
@@ -89,29 +89,31 @@ def _everywhere(tasks: Mapping[str, Task[..., Any]]) -> tuple[str, ...]:
 def inheriting(steps: Sequence[Step], everywhere: Sequence[str]) -> Iterator[Step]:
     """Yield steps that redact every value that any step marks, and inputs that take such a value under another name."""
     named = hidden_by(step.registered for step in steps)
-    known = (*named, *everywhere)
+    hidden = (*named, *everywhere)
     for step in steps:
-        items = ("item",) if redaction.mentions(known, step.foreach or "") else ()
+        items = ("item",) if redaction.mentions(hidden, step.foreach or "") else ()
         inputs = {name: msgspec.json.encode(value).decode() for name, value in step.input.items()}
-        renamed = [name for name, text in inputs.items() if "${" in text and redaction.mentions((*known, *items), text)]
+        renamed = [
+            name for name, text in inputs.items() if "${" in text and redaction.mentions((*hidden, *items), text)
+        ]
         registered = _inherited(step.registered or Registered(), (*named, *everywhere, *items, *renamed))
         yield _with_registered(step, registered, unless=Registered()) if step.runs_task else step
 
 
 def _inherited(registered: Registered, patterns: Iterable[str]) -> Registered:
     own = registered.options.get("redact", ())
-    known = registered.options.get("inherited", ())
-    inherited = [pattern for pattern in dict.fromkeys((*known, *patterns)) if pattern not in own]
+    already_inherited = registered.options.get("inherited", ())
+    inherited = [pattern for pattern in dict.fromkeys((*already_inherited, *patterns)) if pattern not in own]
     options = {**registered.options, "inherited": inherited}
     return msgspec.structs.replace(registered, options=options) if inherited else registered
 
 
-def _unknown(task: str | None, known: set[str] | None, path: Path) -> Iterator[Problem]:
+def _unknown(task: str | None, task_names: set[str] | None, path: Path) -> Iterator[Problem]:
     """Yield a problem if no task has this name. Workers look up functions that are named by module."""
-    if task is None or known is None or task in known or ":" in task:
+    if task is None or task_names is None or task in task_names or ":" in task:
         return
-    full_name = min((name for name in known if name.endswith(f".{task}")), default=None)
-    advice = did_you_mean(task, known) if full_name is None else f" Did you mean {full_name!r}?"
+    full_name = min((name for name in task_names if name.endswith(f".{task}")), default=None)
+    advice = did_you_mean(task, task_names) if full_name is None else f" Did you mean {full_name!r}?"
     message = f"the application has no task {task!r}.{advice} If another application has it, give it as elsewhere."
     yield Problem((*path, "task"), message)
 
@@ -124,14 +126,14 @@ def _input_problems(task: Task[..., Any], step: Step, path: Path) -> Iterator[Pr
         if name not in accepted:
             advice = did_you_mean(name, signature.names) or f" It has: {', '.join(signature.names) or 'none'}."
             yield Problem((*path, "input", name), f"task {task.name!r} has no such parameter.{advice}")
-    known, later = _arguments(task, step)
-    for name, value in known.items():
+    constants, later = _arguments(task, step)
+    for name, value in constants.items():
         try:
             signature.check_value(name, value)
         except InvalidTask as error:
             yield Problem((*path, "input", name), str(error))
     try:
-        signature.check((), dict.fromkeys([*known, *later]))
+        signature.check((), dict.fromkeys([*constants, *later]))
     except InvalidTask as error:
         yield Problem(path, str(error))
 
@@ -161,12 +163,12 @@ def _of_step(task: Task[..., Any], step: Step) -> Registered:
     values = {name: getattr(step, name) for name in ("retries", "timeout", "queue", "priority")}
     options_of_step = {name: value for name, value in values.items() if value is not None}
     with_options(task._call_options, options_of_step)  # raises for conflicting options
-    known, later = _arguments(task, step)
+    constants, later = _arguments(task, step)
     options = task._redacting_options
     if step.concurrency_key is not None:
         options = dataclasses.replace(options, concurrency_key=None)
     advice = 'Give the step a concurrency_key of its own, such as "${params.customer}"; a schedule, constant params.'
-    registered = _registered(task, options, known, ", ".join(later), advice)
+    registered = _registered(task, options, constants, ", ".join(later), advice)
     return msgspec.structs.replace(registered, ignored=_ignored(task, step))
 
 
@@ -199,11 +201,11 @@ def hiding_alike(functions: Mapping[str, Registered]) -> dict[str, Registered]:
 
 def _ignored(task: Task[..., Any], step: Step) -> tuple[str, ...]:
     """Return the implicit inputs of a step that its task has no parameter for."""
-    given = {name: None for name in step.depends_on if name not in fan_out_sources(step)}
+    inputs = {name: None for name in step.depends_on if name not in fan_out_sources(step)}
     if step.foreach is not None:
-        given["item"] = None
-    accepted = task._signature.pick(given)
-    return tuple(name for name in given if name not in accepted)
+        inputs["item"] = None
+    accepted = task._signature.pick(inputs)
+    return tuple(name for name in inputs if name not in accepted)
 
 
 def _with_task(hook: Hook, tasks: Mapping[str, Task[..., Any]]) -> Hook:
@@ -228,9 +230,9 @@ def _with_registered(part: P, registered: Registered, *, unless: Registered) -> 
 
 
 def _registered(
-    task: Task[..., Any], options: CallOptions, known: Mapping[str, Any], unknown: str, advice: str
+    task: Task[..., Any], options: CallOptions, constants: Mapping[str, Any], unknown: str, advice: str
 ) -> Registered:
-    """Return a task's options, given its `known` arguments. `unknown` describes the rest in messages."""
+    """Return a task's options, given its constant arguments. `unknown` describes the rest in messages."""
     if options.is_computed:
         if unknown:
             name = "concurrency_key" if callable(options.concurrency_key) else "weight"
@@ -239,8 +241,8 @@ def _registered(
                 f"Task {task.name!r}: option {name} is a function, and what it needs is known only when a run gets "
                 f"there: {unknown}. {remedy}"
             )
-        task._signature.check((), known)
-        options = _fixed(task, options, known)
+        task._signature.check((), constants)
+        options = _fixed(task, options, constants)
     key = options.concurrency_key
     travelling = options.travelling(float(options.weight))  # type: ignore[arg-type]
     return Registered(
@@ -254,14 +256,14 @@ def _registered(
     )
 
 
-def _fixed(task: Task[..., Any], options: CallOptions, known: Mapping[str, Any]) -> CallOptions:
+def _fixed(task: Task[..., Any], options: CallOptions, values: Mapping[str, Any]) -> CallOptions:
     try:
-        return options.fixed(task._signature.named((), known))
+        return options.fixed(task._signature.named((), values))
     except InvalidTask:
         raise
     except Exception as error:
         raise InvalidTask(
-            f"Task {task.name!r}: its concurrency_key or weight cannot be told of the arguments {dict(known)!r:.200}: "
+            f"Task {task.name!r}: its concurrency_key or weight cannot be told of the arguments {dict(values)!r:.200}: "
             f"{type(error).__name__}: {error}."
         ) from error
 
@@ -273,5 +275,5 @@ def _arguments(task: Task[..., Any], step: Step) -> tuple[dict[str, Any], list[s
     later |= {name for name in step.depends_on if name not in fan_out_sources(step)} - templates.keys()
     if step.foreach is not None and "item" not in templates:
         later.add("item")
-    known = {name: template.render({}) for name, template in templates.items() if template.is_constant}
-    return task._signature.pick(known), sorted(task._signature.pick(dict.fromkeys(later)))
+    constants = {name: template.render({}) for name, template in templates.items() if template.is_constant}
+    return task._signature.pick(constants), sorted(task._signature.pick(dict.fromkeys(later)))

@@ -64,8 +64,8 @@ def checked_schedule(data: dict[str, Any]) -> dict[str, Any]:
     reader = Fields()
     values = schedule(reader, from_plain(data), ("schedule",))
     if isinstance(values, Bad):
-        words = (f"{'.'.join(map(str, problem.path))}: {problem.message}" for problem in reader.problems)
-        raise InvalidWorkflow("\n".join(words))
+        lines = (f"{'.'.join(map(str, problem.path))}: {problem.message}" for problem in reader.problems)
+        raise InvalidWorkflow("\n".join(lines))
     return values
 
 
@@ -123,14 +123,14 @@ def _timezone(reader: Fields, node: Node, path: Path) -> str | Bad:
 
 def _zone_advice(text: str) -> str:
     """Explain why a time zone is unknown, and suggest one."""
-    known = zoneinfo.available_timezones()
-    if not known:
+    zones = zoneinfo.available_timezones()
+    if not zones:
         return ". There is no time zone data here: pip install tzdata"
     if (zone := _ABBREVIATIONS.get(text.upper())) is not None:
         return f": the IANA database has no such zone, and names them after places. Did you mean {zone!r}?"
     if _OFFSET.fullmatch(text.upper()):
         return ": the IANA database names zones after places. Expected one such as Europe/Berlin, or UTC."
-    return f".{did_you_mean(text, known) or ' Expected one such as Europe/Berlin.'}"
+    return f".{did_you_mean(text, zones) or ' Expected one such as Europe/Berlin.'}"
 
 
 def _catch_up(reader: Fields, node: Node, path: Path) -> str | Bad:

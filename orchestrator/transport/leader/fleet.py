@@ -105,7 +105,7 @@ class FleetKeys:
     def heartbeats(self) -> list[Heartbeat]:
         """Write the canary, then return the heartbeats of all live workers.
 
-        The write comes first: while Redis refuses writes, silent workers are no evidence that they are dead.
+        The write comes first: while Redis refuses writes, silence is no evidence that a worker is dead.
         """
         self.write_canary()
         members = cast("set[bytes]", self._redis.smembers(self._keys.workers))

@@ -91,8 +91,8 @@ class Queues:
 
     def take_back(self, generation: str, queue: str, entries: Sequence[str]) -> list[str]:
         """Delete the messages that no worker has received yet; return their ids."""
-        taken = self._take_back(keys=[self._keys.queue(generation, queue)], args=[GROUP, *entries])
-        return [entry.decode() for entry in cast("list[bytes]", taken)]
+        entry_ids = self._take_back(keys=[self._keys.queue(generation, queue)], args=[GROUP, *entries])
+        return [entry.decode() for entry in cast("list[bytes]", entry_ids)]
 
 
 class _NoticingDamage:

@@ -153,10 +153,7 @@ class Terms:
         self._redis.set(self._keys.database, self._database)
 
     def begin(self, term: int, generation: str, server: str) -> None:
-        """Begin a new generation. Raise `Deposed` if another leader has taken over.
-
-        `server` is the run id for which the generation is meant, taken from `state`.
-        """
+        """Begin a new generation on the server with this run id. Raise `Deposed` if another leader has taken over."""
         keys = [self._keys.term, self._keys.generation, self._keys.server, self._keys.events(generation)]
         arguments: list[Argument] = [term, self.mark(term), generation, server, self._database]
         if not self._begin(keys=[*keys, self._keys.database], args=arguments):
@@ -170,13 +167,13 @@ class Terms:
         """
         for pattern in (self._keys.events("*"), self._keys.queue("*", "*")):
             start = pattern.index("*")
-            old = [
+            old_keys = [
                 key
                 for key in self._redis.scan_iter(match=_literal(pattern))
                 if is_over(key.decode(errors="replace")[start:].partition(":")[0], generation, later=later)
             ]
-            if old:
-                self._redis.delete(*old)
+            if old_keys:
+                self._redis.delete(*old_keys)
 
 
 def entry_after(cursor: str) -> str:
