@@ -51,7 +51,7 @@ LARGEST_BUNDLE = 50
 
 
 class Malformed(ValueError):
-    """Bytes that do not decode as the expected message."""
+    """The bytes are not the expected message."""
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
@@ -83,7 +83,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     number: int = 0
     """Grows with each heartbeat, so that an old heartbeat that has not expired is not mistaken for a new one."""
     hungry: bool = False
-    """All slots are busy. The process asks whether its queues have a backlog, because it could add slots."""
+    """All slots are busy, and the worker could start more processes. It asks whether its queues hold ready tasks."""
     still: Annotated[float, Meta(ge=0, lt=1e9)] = 0.0
     """Seconds for which the process has been unresponsive, if too long; else 0."""
     executions: Count = 0
@@ -91,7 +91,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     executing: Count = 0
     """The number of executions that the process watches now."""
     parent: Id | None = None
-    """The id of the parent process, which orders to drain name, because process ids are reused. None from old
+    """The id of the parent process, used in orders to drain because process ids are reused. None from older
     releases."""
     memory: _Bytes = 0
     """The resident memory of the process in bytes; 0 if unknown."""

@@ -147,7 +147,7 @@ def connect_shared(settings: Settings, redis: Redis, *, timeout: float = 10.0) -
 
 @functools.lru_cache(maxsize=16)
 def _invalid_url_reason(url: str) -> str | None:
-    """Return why a URL is invalid, or None. An unreachable server is no reason."""
+    """Return why a URL is invalid, or None. The server need not be reachable."""
     pool = None
     try:
         discovered = discovery_of(url)

@@ -283,7 +283,7 @@ class Pulls:
             return Leased(f"{name}~{token}", int(row[2]), offer)
 
     def leave(self, taken: Leased) -> None:
-        """Return leased work that this process cannot read to the end of the line, for other processes."""
+        """Return leased work that this process cannot read. Other processes get it after all other waiting work."""
         self._put_back(taken.offer.name, time.time() * 1_000_000)
 
     def _put_back(self, name: str, score: float = 0) -> None:
@@ -322,7 +322,7 @@ class Pulls:
         return task_id.decode() if isinstance(task_id, bytes) else task_id
 
     def look(self, names: Sequence[str], silent: Mapping[str, bytes] = _NONE_SILENT) -> dict[str, State]:
-        """Return the state of executions. Make new ones, and those of silent holders, available to all programs.
+        """Return the states of executions. New ones, and those of silent holders, become available to all programs.
 
         `silent` has the last heartbeats of holders that were silent for one lease by the watcher's clock, because
         Redis's clock may be changed.

@@ -60,7 +60,7 @@ class Commander:
         self.commanded = 0
         """The number of commands in this turn."""
         self.is_away = False
-        """The thread runs other code than the workflow's."""
+        """Whether the thread runs other code than the workflow's."""
         self.read_only = ""
         """The running query or validator, during which commands and changes are refused; else empty."""
         self.leader_reports = True

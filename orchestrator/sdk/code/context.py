@@ -36,9 +36,9 @@ T = TypeVar("T")
 _LONG_HISTORY = 10_000
 """Events after which `continue_as_new` is suggested."""
 _LARGE_HISTORY = 20_000_000
-"""Bytes of values in the history after which it is suggested."""
+"""Bytes of values in the history after which `continue_as_new` is suggested."""
 _OLD_HISTORY = 30 * 86_400.0
-"""Age in seconds after which it is suggested, so that no run keeps an old version of its code forever."""
+"""Seconds after which `should_continue_as_new` is true, so that no run keeps an old version of its code forever."""
 _MIN_PAUSE, _MAX_PAUSE = 0.1, 2.0
 """The shortest and longest pause between attempts of a side effect, in seconds."""
 
@@ -262,8 +262,7 @@ class WorkflowContext:
         return UUID(bytes=derived_id(self._commander.origin, "uuid", self._uuids))
 
     def patched(self, name: str) -> bool:
-        """Return whether to take the new branch of a code change: False if the run passed this point before the
-        change."""
+        """Return whether to take the new branch of a change: False in runs that passed this point before the change."""
         if name not in self._patches:
             commander = self._commander
             commander.check_unseen("deciding on a patch that the code has not come to")
@@ -341,8 +340,7 @@ class WorkflowContext:
         raise ContinueAsNew(self._workflow._encode_call(args, kwargs))
 
     def compensate(self, undo: Any, *args: Any, **kwargs: Any) -> None:
-        """Add an undo step: a task, child workflow or function. On failure or cancellation they run in reverse
-        order."""
+        """Add an undo step: a task, child workflow or function, run in reverse order on failure or cancellation."""
         self._commander.check_unseen("ctx.compensate()")
         name = str(getattr(undo, "name", None) or getattr(undo, "__name__", undo))
         self._compensations.add(name, partial(getattr(undo, "schedule", undo), *args, **kwargs))

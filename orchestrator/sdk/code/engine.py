@@ -31,8 +31,7 @@ FindWorkflow = Callable[[str, int | None], CodeWorkflow[..., Any]]
 
 
 _EVENTS_PER_TURN = 10
-"""Turns that a replayed run takes per so many events before it may follow a task: a dropped next turn costs a
-replay."""
+"""Events per turn that a replayed run takes before it may follow a task: a dropped next turn costs another replay."""
 
 
 class _Cached:
@@ -51,7 +50,8 @@ class _Cached:
         """The time when the code last received an event, by this process's clock."""
         self.may_follow = False
         self.is_next = False
-        """The state follows a next turn. The leader drops that turn if it has sent another with the same number."""
+        """Whether the last turn ran ahead of the leader (`follow`). The leader drops such a turn if it has sent
+        another."""
         self.turns = -(replayed // _EVENTS_PER_TURN)
 
     def update(self, activation: Activation, report: Activated, since: float) -> None:
@@ -86,7 +86,7 @@ class Engine:
         self.limit = limit
         """The maximum size in bytes of a value that stays in the history."""
         self.largest = largest
-        """The maximum size with a payload store. None means that there is no store, and `limit` applies."""
+        """The maximum size of a value if there is a payload store. None means that there is none."""
         self._capacity = capacity
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
         self._lock = threading.Lock()

@@ -282,7 +282,7 @@ class WorkflowHandle(Generic[R, W_co]):
         return WorkflowHandle(self._client, new, self._signature)
 
     def retry(self) -> None:
-        """Let a stuck run continue."""
+        """Retry a stuck run."""
         self._client.backend.runs.retry(self._run)
 
     def rerun(self) -> WorkflowHandle[R, W_co]:

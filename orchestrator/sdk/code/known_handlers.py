@@ -45,7 +45,7 @@ class WorkflowSignature(Signature):
         return list(dict.fromkeys(vars(code)[WORKFLOW_CLASS] for code in functions if WORKFLOW_CLASS in vars(code)))
 
     def check_update(self, name: str) -> None:
-        """Raise InvalidTask for an update that no version of the code answers. If unsure, let the run decide."""
+        """Raise InvalidTask if no version of the code answers the update. If that is unknown, the run decides."""
         known = self._of_all_versions(update_names)
         if known is not None and name not in known:
             raise InvalidTask(
@@ -54,7 +54,7 @@ class WorkflowSignature(Signature):
             )
 
     def check_signal(self, name: str) -> None:
-        """Raise UnknownHandler for a signal that no version of the code takes. If unsure, send it."""
+        """Raise UnknownHandler if no version of the code takes the signal. If that is unknown, it is sent."""
         known = self.signals()
         if known is not None and name not in known:
             raise UnknownHandler(unknown_signal(self.name, name, known))

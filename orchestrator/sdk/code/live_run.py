@@ -34,7 +34,7 @@ class LiveRun:
         self._compensations = Compensations(self.commander.report)
         self._cancel_requested = False
         self._is_closing = False
-        """The function has ended, and its generators and compensations are run."""
+        """Whether the function has ended and its cleanup runs."""
         self._interruption: BaseException | None = None
         """The continuation or error that a handler decided on, if any."""
         self._main: asyncio.Task[Any] | None = None

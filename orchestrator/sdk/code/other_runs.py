@@ -1,4 +1,4 @@
-"""Handles of other runs inside a workflow: signalling, querying, cancelling and waiting for a run are commands."""
+"""Handles of other runs inside a workflow: signals, queries, cancel requests and waits for the end are commands."""
 
 from __future__ import annotations
 

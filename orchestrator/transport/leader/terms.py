@@ -100,7 +100,8 @@ class Terms:
         self._database = ""
 
     def claim(self, term: int, database: str, *, overrule: bool = False) -> bool:
-        """Let Redis accept the pushes of this term. `overrule` replaces even a later term, which Postgres has lost.
+        """Let Redis accept the pushes of this term. `overrule` replaces even a later term, which this Postgres never
+        issued.
 
         `database` names the incarnation of Postgres that issued the term; empty if it has no name. Return whether this
         process is the first to claim the number: if not, Postgres has lost commits.
