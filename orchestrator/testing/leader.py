@@ -51,7 +51,7 @@ class MemoryLeader:
         self.nesting = Nesting()
         self.runs: dict[bytes, Run] = {}
         self._due: list[tuple[float, bool, int, bytes, Run, history.Fact | None]] = []
-        """Planned events: time, is a timeout, serial number, id that must still be open, run, fact (None for a
+        """Planned events: time, is a timeout, serial number, id that must be open then, run, fact (None for a
         timeout)."""
         self._queries: list[tuple[Run, commands.SignalRun]] = []
         """Queries between runs that are not answered yet."""
@@ -308,8 +308,7 @@ class MemoryLeader:
             self.append(run, history.RunCancelRequested(reason))
 
     def reset(self, run: Run, to: int) -> Run:
-        """Start a run that repeats another one up to an event. If that one is open, it ends and continues as this
-        one."""
+        """Start a run that repeats another one up to an event. That one, if open, ends and continues as the new run."""
         identifier = derived_id(run.id, "reset", len(self.runs))
         begins = resets.reset(run.id, run.history, identifier, to, self.now)
         new = self.runs[identifier] = Run(identifier, None, run.detached, run.terminates)

@@ -62,7 +62,7 @@ class MemoryDag:
         return step_output(self.run.plan.step_state(index), self.run.plan.fan(index), results, timezones.decode)
 
     def names(self, indexes: Sequence[int]) -> Scope:
-        """Return the names that expressions may use that need these steps."""
+        """Return the scope of expressions that need these steps."""
         steps = self.run.compiled.graph.steps
         outputs = {steps[index].name: self.output(steps[index].name) for index in indexes}
         return Scope({"params": self.run.params, "run": self.run.info, **outputs})

@@ -54,7 +54,7 @@ R = TypeVar("R")
 _MAX_ATTEMPTS = 10_000
 """Consecutive attempts at one time, or in one eager call, before they count as an endless loop."""
 _MAX_BREADTH = 100
-"""The total number of attempts may be this many times larger."""
+"""The factor between the limits of all attempts and of consecutive ones."""
 
 
 class MemoryTasks:

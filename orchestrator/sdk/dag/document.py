@@ -274,8 +274,7 @@ def _syntax(error: yaml.MarkedYAMLError) -> str:
 
 
 def to_data(definition: Definition, *, registered: bool = False) -> dict[str, Any]:
-    """Return a definition as data, structured like a file. `registered` adds the copied task options, which files
-    lack."""
+    """Return a definition as data, structured like a file. `registered` adds the copied task options."""
     data: dict[str, Any] = msgspec.to_builtins(definition)
     steps = data.pop("steps", [])
     for part in () if registered else (*steps, *data.get("on_failure", ()), *data.get("on_success", ())):

@@ -35,8 +35,8 @@ class BatchSizes:
         return most if self._limit is None else min(most, self._limit)
 
     def cut(self, entries: list[tuple[str, bytes]], requested: int) -> list[tuple[str, bytes]]:
-        """Return the first entries up to `MOST_BYTES`; the rest is read again later. `requested` is the read's
-        COUNT."""
+        """Return the first entries up to `MOST_BYTES`; the rest is read again later. `requested` is the COUNT of the
+        read."""
         size = 0
         for count, (_, body) in enumerate(entries):
             size += len(body)
