@@ -53,6 +53,5 @@ def _timeout_error(seconds: float) -> TimeoutError:
 
 
 def _in_thread(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a new loop in a new thread, and wait for it."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()
