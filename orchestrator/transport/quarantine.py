@@ -54,7 +54,7 @@ def set_aside(pipeline: Pipeline, keys: Keys, refused: Iterable[Refused]) -> Non
         pipeline.xadd(keys.quarantine, fields, maxlen=CAP, approximate=True)  # type: ignore[arg-type]
 
 
-def keep_aside(redis: Redis, keys: Keys, refused: Iterable[Refused]) -> None:
+def set_aside_now(redis: Redis, keys: Keys, refused: Iterable[Refused]) -> None:
     """Quarantine messages immediately."""
     pipeline = redis.pipeline(transaction=False)
     set_aside(pipeline, keys, refused)

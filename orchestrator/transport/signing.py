@@ -66,7 +66,7 @@ class Signing:
         """Verify a message and return its body."""
         return data[_HEAD:] if data[:2] == _PREFIX else data
 
-    def believed(self, name: str, data: bytes) -> bytes:
+    def body_or_empty(self, name: str, data: bytes) -> bytes:
         """Verify a message and return its body; empty bytes if it is forged."""
         try:
             return self.body(name, data)
@@ -75,7 +75,7 @@ class Signing:
 
     def read(self, kind: type[M], name: str, data: bytes | None) -> M | None:
         """Verify and decode a message. Return None if it is missing, forged or malformed."""
-        return None if data is None else decode_or_none(kind, self.believed(name, data))
+        return None if data is None else decode_or_none(kind, self.body_or_empty(name, data))
 
 
 OFF = Signing()

@@ -32,7 +32,7 @@ from orchestrator.errors import InvalidTask, InvalidWorkflow
 from orchestrator.sdk.catalogue import start_run
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.dag.registered import inheriting, of_part
+from orchestrator.sdk.dag.registered import inheriting_redaction, options_of_part
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.middleware import EnqueueCall
 from orchestrator.sdk.tasks.by_name import start_many
@@ -143,7 +143,7 @@ class _Shape:
         if is_fed:
             params[PREVIOUS] = Param(type="string")
         redacted_everywhere = redaction.words(self._client.settings.redact)
-        steps = tuple(inheriting([*self._steps.values()], redacted_everywhere))
+        steps = tuple(inheriting_redaction([*self._steps.values()], redacted_everywhere))
         return composed.named(Definition(name="", description=self._label, params=params, steps=steps))
 
     def add(self, part: Part, before: _Value | None) -> _Value:
@@ -186,7 +186,7 @@ class _Shape:
         depends_on = before.steps if before is not None else ()
         registered = _registered.get(task)
         if registered is None:
-            registered = _registered[task] = of_part(task)
+            registered = _registered[task] = options_of_part(task)
         return self._add_step(
             task.name.rpartition(".")[2],
             task=task.name,

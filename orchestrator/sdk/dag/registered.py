@@ -54,7 +54,7 @@ def take_over(
             steps[-1] = _with_registered(step, _of_step(task, step), unless=Registered())
         except InvalidTask as error:
             problems.append(Problem(path, str(error)))
-    steps = list(inheriting(steps, _everywhere(tasks)))
+    steps = list(inheriting_redaction(steps, _everywhere(tasks)))
     hooks: dict[str, tuple[Hook, ...]] = {}
     for name in ("on_failure", "on_success"):
         for number, hook in enumerate(getattr(definition, name)):
@@ -71,7 +71,7 @@ def hiding(definition: Definition, redacted: Mapping[str, Sequence[str]], everyw
     steps = [_redacting(step, redacted.get(step.task or "", ())) for step in definition.steps]
     if steps == [*definition.steps]:
         return definition
-    return msgspec.structs.replace(definition, steps=tuple(inheriting(steps, everywhere)))
+    return msgspec.structs.replace(definition, steps=tuple(inheriting_redaction(steps, everywhere)))
 
 
 def _redacting(step: Step, patterns: Sequence[str]) -> Step:
@@ -86,7 +86,7 @@ def _everywhere(tasks: Mapping[str, Task[..., Any]]) -> tuple[str, ...]:
     return next((redaction.words(task._client.settings.redact) for task in tasks.values()), ())
 
 
-def inheriting(steps: Sequence[Step], everywhere: Sequence[str]) -> Iterator[Step]:
+def inheriting_redaction(steps: Sequence[Step], everywhere: Sequence[str]) -> Iterator[Step]:
     """Yield steps that redact every value that any step marks, and inputs that take such a value under another name."""
     named = hidden_by(step.registered for step in steps)
     hidden = (*named, *everywhere)
@@ -172,13 +172,13 @@ def _of_step(task: Task[..., Any], step: Step) -> Registered:
     return msgspec.structs.replace(registered, ignored=_ignored(task, step))
 
 
-def of_function(task: Task[..., Any]) -> Registered:
+def options_of_node(task: Task[..., Any]) -> Registered:
     """Return the options of a task that a flow's node runs, regardless of its input."""
     check_fit(task)
     return _registered(task, task._redacting_options, {}, "the input of a node", "Give it a fixed one.")
 
 
-def of_part(task: Task[..., Any]) -> Registered:
+def options_of_part(task: Task[..., Any]) -> Registered:
     """Return the options of a task in a composition. A computed concurrency key is stored separately."""
     check_fit(task)
     options = task._redacting_options
@@ -189,11 +189,11 @@ def of_part(task: Task[..., Any]) -> Registered:
 
 def functions_hiding(names: Iterable[str], redacted: Mapping[str, Sequence[str]]) -> dict[str, Registered]:
     """Return functions of a flow that redact what these tasks mark. The tasks' functions are in another process."""
-    functions = hiding_alike({name: _named(redacted.get(name, ())) for name in names})
+    functions = redacting_alike({name: _named(redacted.get(name, ())) for name in names})
     return {name: function for name, function in functions.items() if function != Registered()}
 
 
-def hiding_alike(functions: Mapping[str, Registered]) -> dict[str, Registered]:
+def redacting_alike(functions: Mapping[str, Registered]) -> dict[str, Registered]:
     """Return functions of a flow that all redact what any of them marks: values pass through the shared state."""
     named = hidden_by(functions.values())
     return {name: _inherited(function, named) for name, function in functions.items()}

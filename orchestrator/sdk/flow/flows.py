@@ -18,7 +18,7 @@ from orchestrator.errors import NotFound, RunFailed, WrongState
 from orchestrator.sdk.catalogue import Catalogue, start_run
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.dag.registered import hiding_alike, of_function
+from orchestrator.sdk.dag.registered import options_of_node, redacting_alike
 from orchestrator.sdk.ids import new_id, parse_id
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.waiting.async_variants import async_variant, blocking
@@ -61,7 +61,7 @@ class Flows(Catalogue["StartableFlow"]):
             plain = dict(source) if isinstance(source, Mapping) else source.to_data()
             flow = reading.from_data(plain, known=known, find=self._find)
         used = sorted(functions_of(flow) & tasks.keys())
-        functions = hiding_alike({name: of_function(tasks[name]) for name in used})
+        functions = redacting_alike({name: options_of_node(tasks[name]) for name in used})
         non_default = {name: function for name, function in functions.items() if function != Registered()}
         takes = {name: names for name in used if (names := tasks[name]._signature.takes) is not None}
         return msgspec.structs.replace(flow, functions=non_default, takes=takes)

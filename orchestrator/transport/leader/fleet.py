@@ -13,13 +13,13 @@ from orchestrator.domain.tasks.parameters import Parameter, Parameters
 from orchestrator.transport.codec import Heartbeat, Malformed, Order, Word, decode, encode, prepare
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import CANARY_TTL, PRIVATE_TTL, Keys, private_queue
-from orchestrator.transport.quarantine import Refused, keep_aside
+from orchestrator.transport.quarantine import Refused, set_aside_now
 
 _PAUSE = 10.0
 """Seconds to leave a silent server alone: each call to it delays the leader for the whole timeout."""
 
 
-class FarListeners:
+class RemoteListeners:
     """Adds to the stream of live changes on another server. After a failure, the leader assumes that there are no
     listeners for a while, and marks the next entry as a first one."""
 
@@ -29,7 +29,7 @@ class FarListeners:
         self._retry_at = 0.0
         self._has_gap = False
 
-    def are_there(self) -> bool:
+    def have_listeners(self) -> bool:
         """Return whether live events have a listener. After a lost entry, return False once."""
         had_gap, self._has_gap = self._has_gap, False
         if had_gap or time.monotonic() < self._retry_at:
@@ -85,7 +85,7 @@ _CONSUMER_IDLE = 60
 class FleetKeys:
     """Heartbeats of workers, the task names and parameters that they know, and orders to them."""
 
-    def __init__(self, redis: Redis, keys: Keys, listeners: FarListeners | None = None) -> None:
+    def __init__(self, redis: Redis, keys: Keys, listeners: RemoteListeners | None = None) -> None:
         self._redis = redis
         self._keys = keys
         self._listeners = listeners
@@ -112,7 +112,7 @@ class FleetKeys:
         keys = [self._keys.worker("").encode() + member for member in members]
         watched = self._keys.canary if self._listeners else self._keys.watched  # a key in this shard's slot
         is_watched, *values = cast("list[bytes | None]", self._redis.mget([watched, *keys]))
-        self.is_watched = self._listeners.are_there() if self._listeners else is_watched is not None
+        self.is_watched = self._listeners.have_listeners() if self._listeners else is_watched is not None
         beats: list[Heartbeat] = []
         refused: dict[bytes, Refused] = {}
         for key, value in zip(keys, values, strict=True):
@@ -125,7 +125,7 @@ class FleetKeys:
         self._refused_beats = refused
         self._beat_numbers = {beat.worker: beat.number for beat in beats}
         if new:
-            keep_aside(self._redis, self._keys, new)
+            set_aside_now(self._redis, self._keys, new)
         return beats
 
     def forget_gone(self, generation: str, queues: Sequence[str]) -> list[str]:

@@ -70,9 +70,9 @@ class Queues:
                 raise
             pending = []  # no worker has joined this queue in this generation yet
         owners = {item["message_id"]: item["consumer"].decode() for item in cast("list[dict[str, bytes]]", pending)}
-        believed = self._keys.signing.believed
+        body_or_empty = self._keys.signing.body_or_empty
         return [
-            Message(entry.decode(), believed(stream, (fields or {}).get(b"d", b"")), owners.get(entry))
+            Message(entry.decode(), body_or_empty(stream, (fields or {}).get(b"d", b"")), owners.get(entry))
             for entry, fields in entries
         ]
 

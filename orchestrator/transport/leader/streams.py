@@ -13,11 +13,11 @@ from orchestrator.domain.tasks.task import KeyHolder
 from orchestrator.transport.codec import Applied, Ended, Word, encode
 from orchestrator.transport.connection import UNAVAILABLE, Argument, Found, Listening, RawConnection, Script, field
 from orchestrator.transport.keys import KEY_HOLDER_TTL, NUDGE_CAP, READY_TASK, Keys
-from orchestrator.transport.leader.fleet import FarListeners, FleetKeys
+from orchestrator.transport.leader.fleet import FleetKeys, RemoteListeners
 from orchestrator.transport.leader.queues import NOTICING_DAMAGE, Queues
 from orchestrator.transport.leader.terms import Deposed, TermForgotten, Terms, entry_after
 from orchestrator.transport.pages import Pages
-from orchestrator.transport.quarantine import Refused, keep_aside
+from orchestrator.transport.quarantine import Refused, set_aside_now
 from orchestrator.transport.signing import Signing
 
 MOST_BYTES = 4_000_000
@@ -125,7 +125,7 @@ class LeaderStreams:
         """`shared` is the server with the keys shared by all shards, if it is another one."""
         self._redis = redis
         self._keys = keys
-        self._listeners = None if shared is None or shared is redis else FarListeners(shared, keys)
+        self._listeners = None if shared is None or shared is redis else RemoteListeners(shared, keys)
         self.terms = Terms(redis, keys)
         self.queues = Queues(redis, keys)
         self.fleet = FleetKeys(redis, keys, self._listeners)
@@ -203,7 +203,7 @@ class LeaderStreams:
 
     def set_aside(self, refused: Sequence[Refused]) -> None:
         """Quarantine messages that could not be applied."""
-        keep_aside(self._redis, self._keys, refused)
+        set_aside_now(self._redis, self._keys, refused)
 
     def complain(self, reason: str, pause: float = 0.0) -> None:
         """Publish the reason of an outage for `status`. It goes to Redis because Postgres itself may be the problem.
