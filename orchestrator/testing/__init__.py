@@ -1,4 +1,4 @@
-"""Tasks and workflows in memory, and replaying histories, in tests."""
+"""Test tasks and workflows in memory, and replay histories."""
 
 from typing import TYPE_CHECKING
 

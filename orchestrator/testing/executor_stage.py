@@ -1,4 +1,4 @@
-"""What the conformance suite of executors runs on: a scheduler and workers as processes, and the remote side."""
+"""The environment of the executor conformance suite: a scheduler and workers as processes, and the remote side."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from orchestrator.store.insights.tasks import TaskDetail, show_task
 from orchestrator.testing.executor_tasks import APP, declare
 
 SETTINGS = {"worker_ttl": 2.0, "heartbeat": 0.5, "lease": 2.0, "executor_timeout": 3.0, "executor_pause": 1.0}
-"""What makes the suite impatient."""
+"""Short timeouts for the suite."""
 AWAY = frozenset(
     {
         "test_a_remote_side_that_is_away_is_waited_for",
@@ -33,28 +33,28 @@ AWAY = frozenset(
         "test_time_runs_while_the_remote_side_is_away",
     }
 )
-"""Tests of a remote side that can be away while workers are not."""
+"""Tests for remote sides that can be down while workers are up."""
 
 
 class Program(Protocol):
-    """A scheduler or worker that runs."""
+    """A running scheduler or worker."""
 
     def logged(self, words: str) -> bool:
-        """Say whether its log has these words."""
+        """Return whether its log contains this text."""
 
     def stop(self) -> int:
-        """Have it end, and return its exit code."""
+        """Stop the program; return its exit code."""
 
     def kill(self) -> None:
-        """Kill it with all its processes."""
+        """Kill the program and all its processes."""
 
 
 class Services(Protocol):
-    """Where schedulers and workers are started."""
+    """Starts schedulers and workers."""
 
     settings: Settings
     environment: dict[str, str]
-    """Of programs that are started from now on."""
+    """The environment of programs started from now on."""
 
     def scheduler(self) -> Program:
         """Start a scheduler, and return when it is ready."""
@@ -64,65 +64,65 @@ class Services(Protocol):
 
 
 class ExecutorHarness(ABC):
-    """One executor and its remote side, which counts how often it has begun each task: the suite trusts that."""
+    """An executor and its remote side, which must count how often it starts each task."""
 
     name: ClassVar[str]
     without: ClassVar[frozenset[str]] = frozenset()
-    """Tests that make no sense for it, by name; its documentation says why."""
+    """Names of tests that do not apply to the executor; its documentation says why."""
     soon: ClassVar[float] = 1.0
-    """Seconds within which work has surely begun, on a busy machine too."""
+    """Seconds within which work has certainly started, even on a busy machine."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def settings(self) -> dict[str, str]:
-        """Return what schedulers, workers and clients have set for it."""
+        """Return the settings that schedulers, workers and clients need for the executor."""
         return {}
 
     def prepare(self, services: Services) -> None:  # noqa: B027
-        """Change the environment of processes that are started from now on."""
+        """Change the environment of processes started from now on."""
 
     def worker_options(self) -> list[str]:
         return []
 
     @abstractmethod
     def options(self) -> ExecutorOptions:
-        """Return what a task says to the executor.
+        """Return the executor options of a task.
 
-        Its input says what to do: {"do": "return", "value": …}, {"do": "fail", "message": …}, {"do": "hold"} until
-        `let_go`, {"do": "say", "lines": n}, {"do": "large", "bytes": n}, {"do": "garbage"}; and "id", a word by which
-        the remote side counts.
+        The task's input says what to do: {"do": "return", "value": …}, {"do": "fail", "message": …}, {"do": "hold"}
+        until `let_go`, {"do": "say", "lines": n}, {"do": "large", "bytes": n}, {"do": "garbage"}; and "id", a word by
+        which the remote side counts.
         """
 
     @abstractmethod
     def started(self, id: str) -> int:
-        """Return how often the work of a task was begun at the remote side."""
+        """Return how often the remote side started the work with this id."""
 
     @abstractmethod
     def is_running(self, id: str) -> bool:
-        """Say whether the remote side does that work now."""
+        """Return whether the remote side is running this work."""
 
     @abstractmethod
     def let_go(self, id: str, value: Any = None) -> None:
-        """Let work that is held return this value, also where it begins only now, or once more.
+        """Let held work return this value, also work that starts or restarts later.
 
-        A task that is `running` is watched; a service may be asked, or may ask, a moment after that.
+        A task in state `running` is watched; the service may be polled, or may poll, shortly after that.
         """
 
     def go_down(self) -> None:
-        """Make the remote side unreachable; what it does goes on."""
+        """Make the remote side unreachable. Its work continues."""
         raise NotImplementedError
 
     def hang(self) -> None:
-        """Make the remote side refuse nobody and answer nobody; what it does goes on."""
+        """Make the remote side accept requests without answering. Its work continues."""
         raise NotImplementedError
 
     def come_back(self) -> None:
-        """Make it reachable again."""
+        """Make the remote side reachable again."""
         raise NotImplementedError
 
     def lose(self, id: str) -> None:
-        """Make the remote side forget that work, which has begun and ends."""
+        """Make the remote side end and forget this work, which has started."""
         raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027
@@ -130,7 +130,7 @@ class ExecutorHarness(ABC):
 
 
 class LocalServices:
-    """Programs of this machine, each with a log in a folder."""
+    """Programs on this machine, each with a log in a folder."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.settings = load_settings(**settings)
@@ -154,33 +154,35 @@ class LocalServices:
         program = self._start("api.ready", "api", "--port", str(port))
         return program, program.found(r"api\.ready docs=(\S+)/docs")
 
-    def run(self, *words: str) -> str:
-        """Run a command; return what it prints."""
-        command = [sys.executable, "-m", "orchestrator", *words]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=True)
-        return done.stdout.strip()
+    def run(self, *arguments: str) -> str:
+        """Run a command; return its output."""
+        command = [sys.executable, "-m", "orchestrator", *arguments]
+        completed = subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, timeout=60, check=True
+        )
+        return completed.stdout.strip()
 
     def close(self) -> None:
         """Stop all programs, workers first."""
         for program in reversed(self._programs):
             program.stop()
 
-    def _start(self, ready: str, *words: str) -> LocalProgram:
-        log = self._folder / f"{len(self._programs)}-{words[0]}.log"
-        program = LocalProgram(words, self.environment, log)
+    def _start(self, ready: str, *arguments: str) -> LocalProgram:
+        log = self._folder / f"{len(self._programs)}-{arguments[0]}.log"
+        program = LocalProgram(arguments, self.environment, log)
         self._programs.append(program)
-        eventually(lambda: program.logged(ready), f"{words[0]} is ready, see {log}")
+        eventually(lambda: program.logged(ready), f"{arguments[0]} is ready, see {log}")
         return program
 
 
 class LocalProgram:
-    """A command of ours, in a process group of its own."""
+    """An orchestrator command in its own process group."""
 
-    def __init__(self, words: tuple[str, ...], environment: dict[str, str], log: Path) -> None:
+    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str], log: Path) -> None:
         self._log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "orchestrator", *words],
+                [sys.executable, "-m", "orchestrator", *arguments],
                 env=environment,
                 stdout=output,
                 stderr=output,
@@ -191,7 +193,7 @@ class LocalProgram:
         return words in self._log.read_text(encoding="utf-8", errors="replace")
 
     def found(self, pattern: str) -> str:
-        """Return what a pattern finds last in its log."""
+        """Return the last match of a pattern in its log."""
         return str(re.findall(pattern, self._log.read_text(encoding="utf-8", errors="replace"))[-1])
 
     @property
@@ -199,7 +201,7 @@ class LocalProgram:
         return self._process.poll() is None
 
     def stop(self) -> int:
-        """Have it end, and return its exit code."""
+        """Stop the program; return its exit code."""
         if self.is_alive:
             self._process.terminate()
         return self._process.wait(60)
@@ -212,11 +214,11 @@ class LocalProgram:
 
 @contextmanager
 def local_services(folder: Path, **settings: Any) -> Iterator[LocalServices]:
-    """Yield services on the servers that the settings name, or else on servers that are started for them."""
-    known = load_settings()
-    if known.database_url and known.redis_url:
+    """Yield services on the servers in the settings, or else on servers started for them."""
+    settings_from_environment = load_settings()
+    if settings_from_environment.database_url and settings_from_environment.redis_url:
         namespace = f"conformance_{uuid4().hex[:8]}"
-        upgrade(known.database_url, namespace=namespace)
+        upgrade(settings_from_environment.database_url, namespace=namespace)
         yield from _started(folder, namespace=namespace, **settings)
         return
     with EmbeddedServices(folder / "servers") as servers:
@@ -233,7 +235,7 @@ def _started(folder: Path, **settings: Any) -> Iterator[LocalServices]:
 
 
 class Stage:
-    """A scheduler, workers, and tasks that the executor of a harness does."""
+    """A scheduler, workers, and tasks for the harness's executor."""
 
     def __init__(self, services: Services, harness: ExecutorHarness) -> None:
         self.services = services
@@ -247,13 +249,13 @@ class Stage:
         services.scheduler()
 
     def usual(self) -> Program:
-        """Return the worker that is shared by all tests that disturb nothing."""
+        """Return the worker shared by all tests that do not disturb it."""
         if self._shared is None:
             self._shared = self._worker()
         return self._shared
 
     def worker(self, *options: str) -> Program:
-        """Start a worker of this test's own, which is then the only one, but for others of its own."""
+        """Start a worker for this test only, and stop the shared one."""
         if self._shared is not None:
             self._shared.stop()
             self._shared = None
@@ -261,7 +263,7 @@ class Stage:
         return self._own[-1]
 
     def leave(self) -> None:
-        """Stop what a test has started."""
+        """Stop the workers that a test has started."""
         for process in self._own:
             process.stop()
         self._own = []
@@ -270,18 +272,17 @@ class Stage:
         return self.services.worker("--app", APP, *self.harness.worker_options(), *options)
 
     def enqueue(self, do: str, options: dict[str, Any] | None = None, **more: Any) -> tuple[Handle[Any], str]:
-        """Enqueue work; return its handle, and the word by which the remote side counts it."""
+        """Enqueue work; return its handle and the id by which the remote side counts it."""
         id = uuid4().hex[:8]
         task = self._work.options(executor=self.harness.options(), **(options or {}))
         return task.enqueue(do=do, id=id, **more), id
 
     def hold(self, **options: Any) -> tuple[Handle[Any], str]:
-        """Enqueue work that is held; return once it is begun and watched."""
         ((handle, id),) = self.hold_many(1, **options)
         return handle, id
 
     def hold_many(self, count: int, **options: Any) -> list[tuple[Handle[Any], str]]:
-        """Enqueue work that is held, all at once; return when all of it is begun and watched."""
+        """Enqueue several pieces of held work; return once all have started and are watched."""
         held = [self.enqueue("hold", options) for _ in range(count)]
         for handle, id in held:
             self.is_begun(id)
@@ -300,17 +301,15 @@ class Stage:
 
     def shown(self, handle: Handle[Any]) -> TaskDetail:
         with self._engine.connect() as connection:
-            found = show_task(connection, UUID(handle.id))
-        assert found is not None
-        return found
+            task = show_task(connection, UUID(handle.id))
+        assert task is not None
+        return task
 
     def attempt(self, handle: Handle[Any]) -> int:
-        """Return the attempt that is running, or 0."""
-        found = self.shown(handle)
-        return found.attempt if found.status == "running" else 0
+        task = self.shown(handle)
+        return task.attempt if task.status == "running" else 0
 
     def failures(self, handle: Handle[Any]) -> int:
-        """Return how often a task has failed."""
         return self.shown(handle).failures
 
 
@@ -320,7 +319,7 @@ T = TypeVar("T")
 def eventually(
     condition: Callable[[], T | None], what: str = "what was waited for", timeout: float = 60.0, *, every: float = 0.01
 ) -> T:
-    """Return the condition's first true value; fail if there is none in `timeout` seconds, saying what never came."""
+    """Return the condition's first true value. Fail, naming `what`, if there is none within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The tasks of the conformance suite, as its workers load them."""
+"""The tasks of the conformance suite, which its workers import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ APP = "orchestrator.testing.executor_tasks:app"
 
 
 def declare(app: Orchestrator) -> tuple[Task[..., Any], Task[..., int]]:
-    """Declare a task that the executor does, and one that workers run themselves."""
+    """Declare a task for the executor, and one that workers run themselves."""
 
     @app.task(name="conformance.work")
     def work(**given: Any) -> Any:

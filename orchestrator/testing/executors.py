@@ -1,10 +1,10 @@
-"""The conformance suite of executors: what every executor promises, as tests for pytest that run over yours.
+"""The conformance suite of executors: pytest tests to run against your own executor.
 
     class TestHotFolder(ExecutorConformance):
         harness_type = HotFolderHarness
 
-The suite starts a scheduler and workers as processes, on Postgres and Redis of its own (extra `embedded`) or, in a
-namespace of its own, on those that the settings name. A harness starts the remote side: a real one, or a local server
+The suite starts a scheduler and workers as processes. They use Postgres and Redis of their own (extra `embedded`) or,
+in a separate namespace, the servers in the settings. A harness starts the remote side: a real one, or a local server
 that speaks its protocol.
 """
 
@@ -32,16 +32,18 @@ __all__ = ["AWAY", "ExecutorConformance", "ExecutorHarness", "Program", "Service
 
 
 class ExecutorConformance:
-    """The tests. A subclass whose name begins with `Test` names a harness, and pytest runs them over it."""
+    """The tests. Subclass with a name that begins with `Test`, and set `harness_type`."""
 
     harness_type: ClassVar[type[ExecutorHarness]]
 
     @pytest.fixture(scope="class")
     @classmethod
     def shared_stage(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-        """A remote side and a scheduler for all tests."""
-        left = {name for name in vars(ExecutorConformance) if name.startswith("test_")} - set(cls.harness_type.without)
-        assert left, f"{cls.harness_type.__name__}.without names all tests, so that none shows anything."
+        """A remote side and a scheduler, shared by all tests."""
+        remaining = {name for name in vars(ExecutorConformance) if name.startswith("test_")} - set(
+            cls.harness_type.without
+        )
+        assert remaining, f"{cls.harness_type.__name__}.without names all tests, so that none shows anything."
         harness = cls.harness_type(tmp_path_factory.mktemp("harness"))
         try:
             with local_services(tmp_path_factory.mktemp("services"), **SETTINGS, **harness.settings()) as services:
@@ -54,7 +56,7 @@ class ExecutorConformance:
 
     @pytest.fixture
     def stage(self, request: pytest.FixtureRequest, shared_stage: Stage) -> Iterator[Stage]:
-        """The same for one test, whose own workers are stopped after it."""
+        """The shared stage for one test. Workers that the test starts are stopped after it."""
         if request.function.__name__ in shared_stage.harness.without:
             pytest.skip(f"the harness of {shared_stage.harness.name} leaves it out")
         yield shared_stage
@@ -80,7 +82,7 @@ class ExecutorConformance:
     def test_work_that_takes_too_long_is_ended(self, stage: Stage) -> None:
         stage.usual()
         soon = stage.harness.soon
-        for limit in (soon, 4 * soon, 16 * soon):  # on a busy machine, the first may pass before it has begun
+        for limit in (soon, 4 * soon, 16 * soon):  # on a busy machine, the first limit may pass before the work begins
             slow, id = stage.enqueue("hold", {"timeout": limit})
             with pytest.raises(TaskFailed, match=f"ran longer than its timeout of {limit:g} s"):
                 slow.result(90)
@@ -145,15 +147,15 @@ class ExecutorConformance:
         assert (stage.harness.started(id), stage.harness.started(other)) == (1, 1)
 
     def test_a_remote_side_that_is_away_for_minutes_is_asked_again_until_it_is_back(self, stage: Stage) -> None:
-        """The limits of time are shortened by settings, so that what takes minutes takes seconds."""
+        """Timeouts are shortened by settings, so that an outage of minutes takes seconds."""
         worker, settings = stage.worker(), stage.services.settings
         held, id = stage.hold()
         stage.harness.hang()
         waiting, other = stage.enqueue("return", value=2)
-        _pass(2 * settings.executor_timeout)  # and requests have no answer
+        _pass(2 * settings.executor_timeout)  # requests get no answer
         stage.harness.go_down()
         eventually(lambda: worker.logged("executor.unavailable"), "it is said")
-        stage.harness.let_go(id, 1)  # so it ends while nobody can see that
+        stage.harness.let_go(id, 1)  # the work ends while nobody can see it
         _pass(4 * settings.executor_pause)
         assert held.status() == "running"
         assert waiting.status() in ("dispatched", "running")
@@ -239,6 +241,5 @@ class ExecutorConformance:
 
 
 def _pass(seconds: float) -> None:
-    """Let time pass, which is what this is about."""
     began = time.monotonic()
     eventually(lambda: time.monotonic() - began > seconds, "time passes")

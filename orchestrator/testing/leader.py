@@ -1,4 +1,4 @@
-"""A leader in memory: it does with commands what the real one does in Postgres, for runs of code workflows only."""
+"""A leader in memory, for code workflows only. It applies commands as the real leader does in Postgres."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.settings import Settings
 from orchestrator.testing.memory_run import Run, fact_for_parent, is_fact
 
-_TIME = b"time"
-"""Stands where something is planned that the run's own time brings about."""
+_TIMEOUT = b"time"
+"""Marks planned timeouts of a run, in place of an id."""
 
 
 class MemoryLeader:
-    """Keeps histories, applies batches, and moves the clock on demand."""
+    """Keeps histories, applies commands, and advances the clock on request."""
 
     def __init__(self, engine: Engine, find: Callable[[str, int | None], CodeWorkflow[..., Any]], now: float) -> None:
         self._engine = engine
@@ -51,9 +51,10 @@ class MemoryLeader:
         self.nesting = Nesting()
         self.runs: dict[bytes, Run] = {}
         self._due: list[tuple[float, bool, int, bytes, Run, history.Fact | None]] = []
-        """What happens when, what must still be open by then, in which run, and the fact; none for its own time."""
-        self._asked: list[tuple[Run, commands.SignalRun]] = []
-        """Queries of runs that others have not answered."""
+        """Planned events: time, is a timeout, serial number, id that must be open then, run, fact (None for a
+        timeout)."""
+        self._queries: list[tuple[Run, commands.SignalRun]] = []
+        """Queries between runs that are not answered yet."""
         self._serial = itertools.count()
 
     def start(
@@ -67,20 +68,20 @@ class MemoryLeader:
     ) -> Run:
         run = self.runs[run_id] = Run(run_id, parent, detached, terminates)
         self.append(run, started)
-        self._give_time(run, timeout)
+        self._set_timeout(run, timeout)
         return run
 
-    def _give_time(self, run: Run, timeout: float | None) -> None:
+    def _set_timeout(self, run: Run, timeout: float | None) -> None:
         run.timeout = timeout
         if timeout is not None:
             self._set_deadline(run, self.now + timeout)
 
     def _set_deadline(self, run: Run, deadline: float) -> None:
         run.deadline = deadline
-        heapq.heappush(self._due, (deadline, True, next(self._serial), _TIME, run, None))
+        heapq.heappush(self._due, (deadline, True, next(self._serial), _TIMEOUT, run, None))
 
     def _time_out(self, run: Run) -> None:
-        """Ask a run to cancel itself because its time is up; when its grace is over, too, end it."""
+        """Ask a run to cancel itself after its timeout; end it after its grace period."""
         if run.timed_out:
             self.end(run, commands.CancelRun())
             return
@@ -88,15 +89,17 @@ class MemoryLeader:
         self.append(run, history.RunCancelRequested(TIMED_OUT))
         self._set_deadline(run, self.now + self.grace)
 
-    def append(self, run: Run, what: history.HistoryItem) -> None:
-        run.history.append(Event(len(run.history) + 1, self.now, what))
+    def append(self, run: Run, item: history.HistoryItem) -> None:
+        run.history.append(Event(len(run.history) + 1, self.now, item))
 
     def activate(self, run: Run, queries: list[Query] | None = None) -> list[QueryResult]:
-        """Let the code see what is new, and apply what it commands; of an ended run, only ask it."""
+        """Show new events to the code and apply its commands. An ended run only answers queries."""
         if run.end is not None:
             started, events = run.started, history.shown_events(run.history)
-            again = Activation(run.id, started.workflow, started.version, 0, len(run.history), events, 0, queries or [])
-            return self._engine.activate(again, run.id, run.attempt).answers if events else []
+            activation = Activation(
+                run.id, started.workflow, started.version, 0, len(run.history), events, 0, queries or []
+            )
+            return self._engine.activate(activation, run.id, run.attempt).answers if events else []
         run.attempt += 1
         has_unseen_facts = run.has_unseen_facts
         activation = self._activation(run, queries or [])
@@ -121,12 +124,11 @@ class MemoryLeader:
             self._carry_out(run, report.commands)
             if isinstance(last, commands.EndCommand):
                 self.end(run, last)
-        while self._asked:
-            self._ask(*self._asked.pop(0))
+        while self._queries:
+            self._answer_query(*self._queries.pop(0))
         return report.answers
 
-    def _ask(self, asker: Run, sent: commands.SignalRun) -> None:
-        """Let a run answer the query of another."""
+    def _answer_query(self, asker: Run, sent: commands.SignalRun) -> None:
         run, id = self._latest(Target(sent.run, sent.key)), sent.id or b""
         answers = [] if run is None else self.activate(run, [Query(id, sent.name.removeprefix(QUERY), sent.value)])
         fact = settled(id, not_found(Target(sent.run, sent.key)))
@@ -138,16 +140,16 @@ class MemoryLeader:
             self.append(asker, fact)
 
     def settle(self, run: Run, task: bytes, outcome: history.TaskCompleted | history.TaskFailed) -> None:
-        """Take what came of a task, if anybody still waits for it."""
+        """Append the outcome of a task if its run still waits for it."""
         if run.tasks.pop(task, None) is not None and run.end is None:
             self.append(run, outcome)
 
     def plan(self, run: Run, identifier: bytes, seconds: float, fact: history.Fact) -> None:
-        """Let a fact become known after some time, if what it is about is still open then."""
+        """Append a fact after some time, if its subject is still open then."""
         heapq.heappush(self._due, (self.now + seconds, False, next(self._serial), identifier, run, fact))
 
     def next_due(self) -> float | None:
-        """Return when the next thing happens by itself."""
+        """Return the time of the next planned event, if any."""
         while self._due:
             due, _, _, identifier, run, fact = self._due[0]
             if fact is None and run.end is None and due == run.deadline:
@@ -158,7 +160,7 @@ class MemoryLeader:
         return None
 
     def fire_next(self) -> bool:
-        """Move the clock to the next thing that happens by itself, and let it; False if there is none."""
+        """Advance the clock to the next planned event and apply it. Return False if there is none."""
         due = self.next_due()
         if due is None:
             return False
@@ -173,13 +175,13 @@ class MemoryLeader:
         return True
 
     def _activation(self, run: Run, queries: list[Query]) -> Activation:
-        whole = run.applied == 0
-        events = run.history if whole else [event for event in run.history[run.shown :] if is_fact(event)]
+        replays_all = run.applied == 0
+        events = run.history if replays_all else [event for event in run.history[run.shown :] if is_fact(event)]
         return Activation(
             run.id,
             run.started.workflow,
             run.started.version,
-            after=0 if whole else run.shown,
+            after=0 if replays_all else run.shown,
             through=len(run.history),
             events=list(events),
             cached=run.applied,
@@ -188,45 +190,45 @@ class MemoryLeader:
         )
 
     def _carry_out(self, run: Run, batch: list[commands.Command]) -> None:
-        """Do what commands ask for, kind by kind, as the real leader does."""
-        wanted = CommandsByKind({run.id: batch})
+        """Apply commands by type, in the same order as the real leader."""
+        by_type = CommandsByKind({run.id: batch})
         facts: list[history.Fact] = []
-        """What the code learns of its own commands when everything else is done."""
-        run.tasks.update((command.task.id, command.task) for _, command in wanted.of(commands.ScheduleTask))
-        for _, cancel in wanted.of(commands.CancelTask):
+        """Facts about the run's own commands, appended after all other effects."""
+        run.tasks.update((command.task.id, command.task) for _, command in by_type.of(commands.ScheduleTask))
+        for _, cancel in by_type.of(commands.CancelTask):
             if run.tasks.pop(cancel.id, None) is not None:
                 facts.append(history.TaskCancelled(cancel.id))
-        for _, timer in wanted.of(commands.StartTimer):
+        for _, timer in by_type.of(commands.StartTimer):
             run.timers[timer.id] = timer.due(self.now)
             self.plan(run, timer.id, run.timers[timer.id] - self.now, history.TimerFired(timer.id))
-        for _, gone in wanted.of(commands.CancelTimer):
-            run.timers.pop(gone.id, None)
-        run.promises.update((promise.id, promise.name) for _, promise in wanted.of(commands.CreatePromise))
-        for _, given_up in wanted.of(commands.CancelPromise):
-            self._give_up_promise(run, given_up.id)
-        for early in [one for one in run.early if one.name in run.promises.values()]:
+        for _, cancelled_timer in by_type.of(commands.CancelTimer):
+            run.timers.pop(cancelled_timer.id, None)
+        run.promises.update((promise.id, promise.name) for _, promise in by_type.of(commands.CreatePromise))
+        for _, cancelled_promise in by_type.of(commands.CancelPromise):
+            self._drop_promise(run, cancelled_promise.id)
+        for early in [resolution for resolution in run.early if resolution.name in run.promises.values()]:
             run.early.remove(early)
             self.settle_promise(run, early)
-        for _, child in wanted.of(commands.StartChildRun):
+        for _, child in by_type.of(commands.StartChildRun):
             refused = self._start_child(run, child)
             facts.extend([history.ChildFailed(child.id, refused)] if refused is not None else [])
-        for _, stopped in wanted.of(commands.CancelChildRun):
-            self.cancel(run.children.get(stopped.id), PARENT_ASKS)
-        for _, wait in wanted.of(commands.CreatePromise):
+        for _, cancelled_child in by_type.of(commands.CancelChildRun):
+            self.cancel(run.children.get(cancelled_child.id), PARENT_ASKS)
+        for _, wait in by_type.of(commands.CreatePromise):
             if is_wait(wait.name) and wait.id in run.promises and (end := self._end_of(wait)) is not None:
                 del run.promises[wait.id]
                 self.append(run, end)
-        self._asked += [(run, sent) for _, sent in wanted.of(commands.SignalRun) if sent.name.startswith(QUERY)]
-        signals = (sent for _, sent in wanted.of(commands.SignalRun) if not sent.name.startswith(QUERY))
-        told = [(sent.id, self._send(sent)) for sent in signals]
-        for id, problem in told:
+        self._queries += [(run, sent) for _, sent in by_type.of(commands.SignalRun) if sent.name.startswith(QUERY)]
+        signals = (sent for _, sent in by_type.of(commands.SignalRun) if not sent.name.startswith(QUERY))
+        outcomes = [(sent.id, self._send(sent)) for sent in signals]
+        for id, problem in outcomes:
             if id is not None and not isinstance(batch[-1], commands.EndCommand):
                 self.append(run, settled(id, problem))
         for fact in facts:
             self.append(run, fact)
 
     def _send(self, sent: commands.SignalRun) -> TaskError | None:
-        """Hand a signal or a cancel to the run in which another one goes on; return why not, if that has ended."""
+        """Deliver a signal or cancel request to the latest run in a chain. Return the error if that run has ended."""
         target = Target(sent.run, sent.key)
         run = self._latest(target)
         if run is None:
@@ -241,7 +243,7 @@ class MemoryLeader:
             self._find(run.started.workflow, None)._signature.check_signal(sent.name)
         except UnknownHandler as error:
             return unknown(str(error))
-        except NotFound:  # it is mocked
+        except NotFound:  # the workflow is mocked
             pass
         self.append(run, history.SignalReceived(sent.name, sent.value))
         return None
@@ -253,7 +255,7 @@ class MemoryLeader:
         return run
 
     def _end_of(self, wait: commands.CreatePromise) -> history.PromiseSettled | None:
-        """Return what a run learns of another one whose end it waits for; None while that is open."""
+        """Return the fact about the end of another run that a run waits for; None while that run is open."""
         target = Target.of_wait(wait.name)
         run = self._latest(target)
         if run is None:
@@ -261,7 +263,7 @@ class MemoryLeader:
         return None if run.end is None else run.settles(wait.id)
 
     def settle_promise(self, run: Run, resolution: Resolution) -> bool:
-        """Settle the oldest open promise of a name, or keep what was said; False if that comes too late."""
+        """Settle the oldest open promise of a name, or else keep the resolution. Return False if it is too late."""
         name = resolution.name
         for identifier, open_name in run.promises.items():
             if open_name == name:
@@ -269,35 +271,34 @@ class MemoryLeader:
                 run.settled.add(name)
                 self.append(run, resolution.of(identifier))
                 return True
-        if name in run.settled or any(one.name == name for one in run.early):
+        if name in run.settled or any(early.name == name for early in run.early):
             return False
         run.early.append(resolution)
         return True
 
-    def _give_up_promise(self, run: Run, identifier: bytes) -> None:
-        """Forget a promise; what was said of it, and the code has not heard, counts for the next of its name."""
+    def _drop_promise(self, run: Run, identifier: bytes) -> None:
+        """Drop a promise. A resolution that the code has not seen counts for the next promise of its name."""
         if identifier in run.promises:
             run.settled.add(run.promises.pop(identifier))
             return
-        whats = [event.what for event in run.history]
-        said = [what for what in whats if isinstance(what, history.PromiseSettled) and what.id == identifier]
-        for late in resolutions(said, (what for what in whats if isinstance(what, history.PromiseCreated))):
-            if late.name in run.promises.values():
-                self.settle_promise(run, late)
+        items = [event.what for event in run.history]
+        resolved = [item for item in items if isinstance(item, history.PromiseSettled) and item.id == identifier]
+        for early in resolutions(resolved, (item for item in items if isinstance(item, history.PromiseCreated))):
+            if early.name in run.promises.values():
+                self.settle_promise(run, early)
             else:
-                run.early.append(late)
+                run.early.append(early)
 
     def _start_child(self, run: Run, command: commands.StartChildRun) -> TaskError | None:
-        """Start a child; return why not, if it is refused."""
         try:
-            found = self._find(command.workflow, command.version)
+            workflow = self._find(command.workflow, command.version)
         except NotFound as error:
             return TaskError("NotFound", str(error))
         depth = run.depth + 1
         if depth > self.nesting.depth:
             return TaskError("InvalidWorkflow", self.nesting.too_deep(command.workflow, depth))
         queue = command.queue or run.started.queue
-        started = history.RunStarted(found.name, found.version, command.payload, queue, run.id)
+        started = history.RunStarted(workflow.name, workflow.version, command.payload, queue, run.id)
         child = self.start(started, command.id, run, command.detached, command.timeout, command.terminates)
         run.children[command.id] = child
         return None
@@ -307,14 +308,14 @@ class MemoryLeader:
             self.append(run, history.RunCancelRequested(reason))
 
     def reset(self, run: Run, to: int) -> Run:
-        """Start a run that repeats another one up to an event; if that is open, it ends, and goes on in the new one."""
+        """Start a run that repeats another one up to an event. That one, if open, ends and continues as the new run."""
         identifier = derived_id(run.id, "reset", len(self.runs))
         begins = resets.reset(run.id, run.history, identifier, to, self.now)
         new = self.runs[identifier] = Run(identifier, None, run.detached, run.terminates)
         for event in begins.copy:
             new.history.append(event)
             new.note(event.what)
-        self._give_time(new, run.timeout)
+        self._set_timeout(new, run.timeout)
         new.promises = {promise.id: promise.name for promise in begins.promises}
         new.settled = set(begins.settled)
         new.early = list(run.early) if run.end is None else []
@@ -323,12 +324,12 @@ class MemoryLeader:
         for fact in begins.facts:
             self.append(new, fact)
         if run.end is None:
-            self._put_in_place(new, run)
+            self._link_continuation(new, run)
             self._close(run, commands.CancelRun())
         return new
 
     def _hand_over(self, old: Run, old_id: bytes, new: Run, new_id: bytes) -> None:
-        """Let a run wait for the detached child of another; it may have ended when nobody listened."""
+        """Let a run wait for the detached child of another run. The child may already have ended."""
         child = old.children.pop(old_id, None) or self.runs[old_id]
         while child.next is not None:
             child = child.next
@@ -339,7 +340,7 @@ class MemoryLeader:
             self.append(new, fact_for_parent(new_id, child.end, child.timed_out))
 
     def end(self, run: Run, end: commands.EndCommand) -> None:
-        """End a run, notify its parent, or go on in the next one."""
+        """End a run and notify its parent, or start its continuation."""
         self._close(run, end)
         if isinstance(end, commands.ContinueRun):
             self._continue(run, end)
@@ -349,7 +350,7 @@ class MemoryLeader:
             return
         self.append(parent, fact_for_parent(run.child_id, end, run.timed_out))
 
-    def _tell_waiting(self, ended: Run) -> None:
+    def _notify_waiters(self, ended: Run) -> None:
         for run in list(self.runs.values()):
             for identifier, name in list(run.promises.items()):
                 if run.end is None and is_wait(name) and self._latest(Target.of_wait(name)) is ended:
@@ -357,7 +358,6 @@ class MemoryLeader:
                     self.append(run, ended.settles(identifier))
 
     def _close(self, run: Run, end: commands.EndCommand) -> None:
-        """End a run, and what is open in it."""
         run.end = end
         run.tasks.clear()
         run.timers.clear()
@@ -365,13 +365,13 @@ class MemoryLeader:
             if not child.terminates and not child.detached:
                 self.cancel(child, PARENT_ENDED)
         if not isinstance(end, commands.ContinueRun):
-            self._tell_waiting(run)
+            self._notify_waiters(run)
         for child in run.children.values():
             if child.terminates and child.end is None:
                 self.end(child, commands.CancelRun())
 
-    def _put_in_place(self, new: Run, old: Run) -> None:
-        """Let a run go on where another one ends: its waiters follow it."""
+    def _link_continuation(self, new: Run, old: Run) -> None:
+        """Make a run the continuation of another, so that waiters follow it."""
         old.next = new
         new.parent, new.child_id = old.parent, old.child_id
         if old.parent is not None and old.child_id in old.parent.children:
@@ -387,14 +387,14 @@ class MemoryLeader:
             first=old.first or run.id,
         )
         new = self.start(started, successor_id(run.id), run.parent, run.detached, terminates=run.terminates)
-        self._put_in_place(new, run)
+        self._link_continuation(new, run)
         new.timeout, new.timed_out = run.timeout, run.timed_out
         if run.deadline is not None:
             self._set_deadline(new, run.deadline)
-        left = carried_over(run.history, end)
-        for fact in left.facts:
+        remaining = carried_over(run.history, end)
+        for fact in remaining.facts:
             self.append(new, fact)
-        made = [event.what for event in run.history if isinstance(event.what, history.PromiseCreated)]
-        new.early = [*resolutions(left.settled, made), *run.early]
+        promises = [event.what for event in run.history if isinstance(event.what, history.PromiseCreated)]
+        new.early = [*resolutions(remaining.settled, promises), *run.early]
         if ignores_cancel(run.history, end, run.history[0].at):
             self.end(new, commands.CancelRun())

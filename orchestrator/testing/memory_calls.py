@@ -1,4 +1,4 @@
-"""The calls of a client on tasks in memory, in place of those on Postgres and Redis."""
+"""The calls of a client, on tasks in memory instead of Postgres and Redis."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from orchestrator.time_limits import TimeLimit
 from orchestrator.transport.codec import Ended
 
 _PAUSE = 0.01
-"""Seconds between two looks at what another thread runs."""
+"""Seconds between two checks for tasks that another thread runs."""
 
 
 class MemoryCalls:
-    """Everything that a client can ask, by subject; what needs services says so."""
+    """All calls of a client, by subject. Calls that need real services raise an error."""
 
     is_in_memory = True
 
@@ -51,15 +51,13 @@ class MemoryCalls:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return _Part(self._leader, name)
+        return _Subject(self._leader, name)
 
     def close(self) -> None:
-        """Do nothing: what is in memory stays until the end of the test."""
+        """Do nothing: tasks stay in memory until the end of the test."""
 
 
-class _Part:
-    """The calls of one subject."""
-
+class _Subject:
     def __init__(self, tasks: MemoryTasks, subject: str) -> None:
         self._leader = tasks
         self._subject = subject
@@ -77,7 +75,7 @@ class _Part:
         return refuse
 
 
-class _Tasks(_Part):
+class _Tasks(_Subject):
     retries = 0
 
     def enqueue(self, task: NewTask) -> bytes:
@@ -100,10 +98,10 @@ class _Tasks(_Part):
         return created
 
     def cancel(self, task: bytes) -> None:
-        found = self._leader.find(task)
-        if found.state in ENDED_TASK_STATES and found.state != TaskState.CANCELLED:
-            raise WrongState(f"Cannot cancel task {found.id}: it is in state {found.state.value!r}.")
-        self._leader.cancel([found])
+        record = self._leader.find(task)
+        if record.state in ENDED_TASK_STATES and record.state != TaskState.CANCELLED:
+            raise WrongState(f"Cannot cancel task {record.id}: it is in state {record.state.value!r}.")
+        self._leader.cancel([record])
 
     def retry(self, task: bytes) -> None:
         self._leader.reopen(self._leader.find(task))
@@ -120,18 +118,18 @@ class _Tasks(_Part):
     def log(self, task: bytes, after: str = "", wait: float = 0.0, attempt: int | None = None) -> LogPage:  # noqa: ARG002
         found = self._leader.find(task)
         lines = [] if after else [line for line in found.lines if attempt in (None, line.attempt)]
-        return LogPage([LogEntry(one.at, one.attempt, one.level, one.text, task=found.id) for one in lines], "1-0")
+        return LogPage([LogEntry(line.at, line.attempt, line.level, line.text, task=found.id) for line in lines], "1-0")
 
     def wait(self, task: bytes, limit: TimeLimit) -> Steps[Ended | None]:  # noqa: ARG002
-        found = self._leader.find(task)
-        while found.state not in ENDED_TASK_STATES:
+        record = self._leader.find(task)
+        while record.state not in ENDED_TASK_STATES:
             if not self._leader.is_draining:
                 raise OrchestratorError(
-                    f"Task {found.name!r} {found.id} has not run, and would not while this waits: call drain(), or "
+                    f"Task {record.name!r} {record.id} has not run, and would not while this waits: call drain(), or "
                     f"skip(…) if it is due later."
                 )
             yield Pause(_PAUSE)
-        return _ended(found)
+        return _ended(record)
 
     def wait_each(self, tasks: Sequence[bytes], limit: TimeLimit) -> Stream[Ended]:
         for task in tasks:
@@ -140,7 +138,7 @@ class _Tasks(_Part):
                 yield ended
 
 
-class _Runs(_Part):
+class _Runs(_Subject):
     def start(self, run_id: bytes, name: str, tasks: Iterable[NewTask]) -> None:
         self._leader.start_many(run_id, name, list(tasks))
         self._leader.settle()
@@ -157,7 +155,7 @@ class _Runs(_Part):
     def outputs(self, run: bytes, steps: Sequence[str] | None = None) -> dict[str, Any]:
         dag = self._leader.dags.runs[run]
         ended = [step for step in dag.run.compiled.graph.steps if steps is None or step.name in steps]
-        skipped = {place for place, state in dag.step_states() if state == StepState.SKIPPED}
+        skipped = {number for number, state in dag.step_states() if state == StepState.SKIPPED}
         index = dag.run.compiled.graph.index
         return {step.name: dag.output(step.name) for step in ended if steps or index[step.name] not in skipped}
 
@@ -171,7 +169,7 @@ class _Runs(_Part):
         return Ended(run, state)
 
 
-class _Workflows(_Part):
+class _Workflows(_Subject):
     def apply(self, definition: Definition, condition: object = None) -> Application:  # noqa: ARG002
         is_new = self._leader.dags.definitions.get(definition.name) != definition
         self._leader.dags.definitions[definition.name] = definition
@@ -193,7 +191,7 @@ class _Workflows(_Part):
         return run_id
 
 
-class _Insights(_Part):
+class _Insights(_Subject):
     def definition_of_run(self, run: UUID) -> Definition | None:
         dag = self._leader.dags.runs.get(run.bytes)
         return None if dag is None else dag.definition
@@ -201,13 +199,13 @@ class _Insights(_Part):
     def list_steps(self, run: UUID) -> list[StepView]:
         dag = self._leader.dags.runs[run.bytes]
         plan, steps = dag.run.plan.state(), dag.definition.steps
-        errors = {place: msgspec.structs.asdict(error) for place, error in dag.errors.items() if error is not None}
+        errors = {index: msgspec.structs.asdict(error) for index, error in dag.errors.items() if error is not None}
         return [
             view_of(
-                *(steps[place], state, plan.fans.get(place), plan.reasons.get(place)),
-                StepTimes(error=errors.get(place)),
+                *(steps[index], state, plan.fans.get(index), plan.reasons.get(index)),
+                StepTimes(error=errors.get(index)),
             )
-            for place, state in dag.step_states()
+            for index, state in dag.step_states()
         ]
 
     def page_of_runs(self, wanted: RunFilter, **_: Any) -> RunPage:
@@ -220,13 +218,13 @@ class _Insights(_Part):
         return RunPage(below, None)
 
 
-class _Flows(_Part):
+class _Flows(_Subject):
     def start(self, name: str, params: Mapping[str, Any], run_id: bytes, *, key: str | None = None, **_: Any) -> bytes:
         self._leader.start(run_id, name, params, key)
         return run_id
 
 
-class _Code(_Part):
+class _Code(_Subject):
     def start(self, run_id: bytes, started: RunStarted, *, key: str | None = None, **_: Any) -> tuple[bytes, None]:
         self._leader.start_code(run_id, started.workflow, started.payload, key)
         return run_id, None

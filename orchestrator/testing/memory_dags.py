@@ -1,4 +1,4 @@
-"""Workflows and schedules in memory."""
+"""DAGs and schedules in memory."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from orchestrator.sdk.tasks.task import Task
 from orchestrator.testing.records import TestedTask
 
 _SLICE = 1_000
-"""Tasks of a fan-out that are created at once."""
+"""Tasks of a fan-out to create at once."""
 
 
 class MemoryDag:
-    """One run, and what has come of its steps."""
+    """A run of a DAG, with the results of its steps."""
 
     def __init__(self, run: DagRun, headers: Mapping[str, str], parent: tuple[MemoryDag, int, int] | None) -> None:
         self.run = run
         self.headers = headers
-        """What its tasks have beside their own headers."""
+        """Headers that are added to those of each task."""
         self.parent = parent
-        """The run that this one is a child of, the step, and the position in it."""
+        """The parent run, the step that started this run, and its position in the step."""
         self.results: dict[int, dict[int, bytes | None]] = {}
-        """Encoded results of tasks and child runs, by step and position; None for what did not succeed."""
+        """Encoded results of tasks and child runs, by step and position; None without success."""
         self.errors: dict[int, TaskError | None] = {}
-        """By step, how one of its tasks failed."""
+        """The error of a failed task, by step."""
         self.state = RunState.RUNNING
 
     @property
@@ -57,22 +57,22 @@ class MemoryDag:
         return self.run.compiled.definition
 
     def output(self, step: str) -> Any:
-        place = self.run.compiled.graph.index[step]
-        results = self.results.get(place, {}).items()
-        return step_output(self.run.plan.step_state(place), self.run.plan.fan(place), results, timezones.decode)
+        index = self.run.compiled.graph.index[step]
+        results = self.results.get(index, {}).items()
+        return step_output(self.run.plan.step_state(index), self.run.plan.fan(index), results, timezones.decode)
 
-    def names(self, places: Sequence[int]) -> Scope:
-        """Return what expressions may name that need these steps."""
+    def names(self, indexes: Sequence[int]) -> Scope:
+        """Return the scope of expressions that need these steps."""
         steps = self.run.compiled.graph.steps
-        outputs = {steps[place].name: self.output(steps[place].name) for place in places}
+        outputs = {steps[index].name: self.output(steps[index].name) for index in indexes}
         return Scope({"params": self.run.params, "run": self.run.info, **outputs})
 
     def step_states(self) -> list[tuple[int, StepState]]:
-        return [(place, self.run.plan.step_state(place)) for place in range(len(self.run.compiled.graph.steps))]
+        return [(index, self.run.plan.step_state(index)) for index in range(len(self.run.compiled.graph.steps))]
 
 
 class MemoryDags:
-    """Plays runs: creates the tasks of steps that start, and hears how they end."""
+    """Runs DAGs: creates the tasks of steps, and handles their ends."""
 
     def __init__(self, create: Callable[[NewTask], object], limit: Callable[[], int]) -> None:
         self._create = create
@@ -84,18 +84,18 @@ class MemoryDags:
         self,
         run_id: bytes,
         definition: Definition,
-        given: Mapping[str, Any],
+        arguments: Mapping[str, Any],
         headers: Mapping[str, str],
         now: float,
         parent: tuple[MemoryDag, int, int] | None = None,
     ) -> None:
-        moment = datetime.fromtimestamp(now, UTC)
-        params = resolve_params(definition, given, moment)
+        fire_time = datetime.fromtimestamp(now, UTC)
+        params = resolve_params(definition, arguments, fire_time)
         info = {
             "id": to_text(run_id),
             "workflow": definition.name,
             "version": definition.version or 1,
-            "fire_time": moment.isoformat(),
+            "fire_time": fire_time.isoformat(),
         }
         compiled = Compiled(definition)
         if compiled.result is not None:
@@ -106,79 +106,79 @@ class MemoryDags:
         self._advance(dag, now)
 
     def ended(self, task: NewTask, state: str, result: bytes | None, error: TaskError | None, now: float) -> None:
-        """Take how a task of a run has ended, and start what follows."""
+        """Handle the end of a task of a run, and start its successors."""
         dag = self.runs.get(task.run_id or b"")
         if dag is None or task.step is None:
             return
-        place = dag.run.compiled.graph.index[task.step]
+        index = dag.run.compiled.graph.index[task.step]
         if error is not None:
-            dag.errors.setdefault(place, error)
-        self._note(dag, place, task.position or 0, state, result, now)
+            dag.errors.setdefault(index, error)
+        self._note(dag, index, task.position or 0, state, result, now)
 
     def cancel(self, dag: MemoryDag) -> None:
-        """Start nothing more of a run, and of those below it."""
+        """Stop a run and its child runs."""
         dag.run.plan.stop()
-        for child in [one for one in self.runs.values() if one.parent is not None and one.parent[0] is dag]:
+        for child in [child for child in self.runs.values() if child.parent is not None and child.parent[0] is dag]:
             self.cancel(child)
         if dag.state == RunState.RUNNING:
             dag.state = RunState.CANCELLED
 
-    def _note(self, dag: MemoryDag, place: int, position: int, state: str, result: bytes | None, now: float) -> None:
-        dag.results.setdefault(place, {})[position] = result
-        dag.run.plan.task_ended(place, STATE_OF_TASK[state])
+    def _note(self, dag: MemoryDag, index: int, position: int, state: str, result: bytes | None, now: float) -> None:
+        dag.results.setdefault(index, {})[position] = result
+        dag.run.plan.task_ended(index, STATE_OF_TASK[state])
         self._advance(dag, now)
 
     def _advance(self, dag: MemoryDag, now: float) -> None:
         run, plan = dag.run, dag.run.plan
         while plan.has_more:
-            while (place := plan.next_candidate()) is not None:
-                if run.open(place, dag.names(run.compiled.programs[place].decision_needs)):
-                    self._instantiate(dag, place, range(1), None, now)
-            for place in list(plan.fans_with_room):
-                fan = plan.fan(place)
-                if fan is not None and (positions := plan.create(place, _SLICE)):
-                    self._instantiate(dag, place, positions, fan.total, now)
+            while (index := plan.next_candidate()) is not None:
+                if run.open(index, dag.names(run.compiled.programs[index].decision_needs)):
+                    self._instantiate(dag, index, range(1), None, now)
+            for index in list(plan.fans_with_room):
+                fan = plan.fan(index)
+                if fan is not None and (positions := plan.create(index, _SLICE)):
+                    self._instantiate(dag, index, positions, fan.total, now)
         states = [state for _, state in dag.step_states()]
         if dag.state == RunState.RUNNING and all(state in ENDED for state in states):
             is_failed = StepState.FAILED in states or StepState.CANCELLED in states
             self._end(dag, RunState.FAILED if is_failed else RunState.SUCCESS, now)
 
-    def _instantiate(self, dag: MemoryDag, place: int, positions: range, count: int | None, now: float) -> None:
-        """Create what stands at some positions of a step, all or nothing."""
+    def _instantiate(self, dag: MemoryDag, index: int, positions: range, count: int | None, now: float) -> None:
+        """Create the tasks or child runs at some positions of a step: all, or none after an error."""
         run = dag.run
-        step, program = run.compiled.graph.steps[place], run.compiled.programs[place]
+        step, program = run.compiled.graph.steps[index], run.compiled.programs[index]
         tasks: list[NewTask] = []
         children: list[tuple[int, Definition, Mapping[str, Any]]] = []
         try:
             instances = program.instances(dag.names(program.creation_needs), positions, count)
-            for position, (given, key) in zip(positions, instances, strict=False):
+            for position, (inputs, key) in zip(positions, instances, strict=False):
                 if step.workflow is None:
-                    tasks.append(task_of(run, place, position, count, given, key, self._limit()))
+                    tasks.append(task_of(run, index, position, count, inputs, key, self._limit()))
                     continue
                 if step.workflow not in self.definitions:
                     raise InvalidWorkflow(f"There is no workflow {step.workflow!r}.")
                 if composed.is_composed(step.workflow):
-                    given = composed.given_to_child(given)
-                children.append((position, self.definitions[step.workflow], given))
+                    inputs = composed.given_to_child(inputs)
+                children.append((position, self.definitions[step.workflow], inputs))
         except (InvalidWorkflow, *REFUSALS) as error:
-            run.plan.abandon(place, len(positions), str(error))
+            run.plan.abandon(index, len(positions), str(error))
             return
-        if left := len(positions) - len(tasks) - len(children):
-            run.plan.give_back(place, left)
+        if skipped_count := len(positions) - len(tasks) - len(children):
+            run.plan.give_back(index, skipped_count)
         for task in tasks:
             self._create(msgspec.structs.replace(task, options=inheriting(task.options, dag.headers)))
         for position, definition, child in children:
             identifier = composed.child_id(run.id, step.name, position)
-            self.start(identifier, definition, child, dag.headers, now, (dag, place, position))
+            self.start(identifier, definition, child, dag.headers, now, (dag, index, position))
 
     def _end(self, dag: MemoryDag, state: RunState, now: float) -> None:
         dag.state = state
         if dag.parent is None:
             return
-        parent, place, position = dag.parent
+        parent, index, position = dag.parent
         compiled = dag.run.compiled
         output = timezones.encode(compiled.output(dag.names(compiled.last))) if state == RunState.SUCCESS else None
-        self._note(parent, place, position, state, output, now)
+        self._note(parent, index, position, state, output, now)
 
 
 @dataclass
@@ -188,38 +188,38 @@ class Fire:
     target: Task[..., Any] | CodeWorkflow[..., Any]
     params: dict[str, Any]
     cancels: bool
-    """Cancel what is still open of it."""
+    """Cancel the tasks in `still_open`."""
     still_open: list[TestedTask]
-    """Tasks of the schedule that have not ended; add the one that is started now."""
+    """Unfinished tasks of the schedule. The task started now is added."""
 
 
 class MemorySchedules:
-    """Says when declared schedules fire."""
+    """Computes when declared schedules fire."""
 
     def __init__(self, declared: Iterable[TaskDeclaration | CodeDeclaration], now: float) -> None:
         self._due: list[tuple[float, int, TaskDeclaration | CodeDeclaration]] = []
         self._open: dict[int, list[TestedTask]] = {}
-        """Of each schedule, by its position: tasks that had not ended when it fired last."""
+        """Tasks that had not ended at the last fire, by the position of their schedule."""
         self._queued: dict[int, deque[Fire]] = {}
-        """Of each schedule, by its position: fires that wait for these tasks (`overlap="queue"`)."""
-        for position, one in enumerate(declared):
-            self._plan(one, position, now)
+        """Fires that wait for these tasks (`overlap="queue"`), by the position of their schedule."""
+        for position, declaration in enumerate(declared):
+            self._plan(declaration, position, now)
 
     @property
     def next_fire(self) -> float | None:
         return self._due[0][0] if self._due else None
 
     def take(self) -> Fire | None:
-        """Return the next fire, and plan the one after it; None if it is skipped or waits."""
+        """Return the next fire, and plan the following one. Return None if the fire is skipped or must wait."""
         due, position, declared = heapq.heappop(self._due)
         overlap = self._plan(declared, position, due).overlap
-        still_open = [one for one in self._open.get(position, ()) if one.state not in ENDED_TASK_STATES]
+        still_open = [task for task in self._open.get(position, ()) if task.state not in ENDED_TASK_STATES]
         if still_open and overlap == "skip":
             return None
         self._open[position] = still_open
         waiting = self._queued.setdefault(position, deque())
-        about = {"workflow": declared.target.name, "fire_time": fire_text(datetime.fromtimestamp(due, UTC))}
-        params = parse_template(dict(declared.params)).render({"run": about})
+        run_info = {"workflow": declared.target.name, "fire_time": fire_text(datetime.fromtimestamp(due, UTC))}
+        params = parse_template(dict(declared.params)).render({"run": run_info})
         fire = Fire(declared.target, params, overlap == "cancel_previous", still_open)
         if overlap != "queue" or not (still_open or waiting):
             return fire
@@ -227,9 +227,9 @@ class MemorySchedules:
         return None
 
     def take_queued(self) -> Fire | None:
-        """Return a fire that has waited for the one before it, which has ended now."""
+        """Return a queued fire whose predecessor has ended."""
         for position, waiting in self._queued.items():
-            if waiting and all(one.state in ENDED_TASK_STATES for one in self._open[position]):
+            if waiting and all(task.state in ENDED_TASK_STATES for task in self._open[position]):
                 fire = waiting.popleft()
                 self._open[position] = fire.still_open = []
                 return fire

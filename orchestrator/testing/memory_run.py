@@ -1,4 +1,4 @@
-"""A run as the leader in memory keeps it."""
+"""A run of a code workflow in the memory leader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FACTS = get_args(history.Fact)
 
 
 class Run:
-    """One run and everything that is open in it."""
+    """A run, with its open tasks, timers, promises and child runs."""
 
     def __init__(self, run_id: bytes, parent: Run | None, detached: bool = False, terminates: bool = False) -> None:
         self.id = run_id
@@ -25,45 +25,45 @@ class Run:
         self.detached = detached
         self.terminates = terminates
         self.child_id = run_id
-        """The id under which the parent waits for it; a run that continues another takes over its id."""
+        """The id under which the parent waits for the run. A continuation inherits it."""
         self.history: list[Event] = []
         self.tasks: dict[bytes, NewTask] = {}
         self.timers: dict[bytes, float] = {}
         self.promises: dict[bytes, str] = {}
         self.early: list[Resolution] = []
-        """What was said of promises that the code has not made yet."""
+        """Resolutions of promises that the code has not created yet."""
         self.settled: set[str] = set()
-        """Names of promises that are not open any more."""
+        """Names of promises that were settled."""
         self.children: dict[bytes, Run] = {}
         self.answers: dict[bytes, history.UpdateAnswered] = {}
         self.state: dict[str, bytes] = {}
         self.end: commands.EndCommand | None = None
         self.next: Run | None = None
-        """The run that goes on from this one."""
+        """The run that continues this one."""
         self.timeout: float | None = None
-        """Seconds that it has in all."""
+        """The timeout of the run in seconds."""
         self.deadline: float | None = None
-        """When it times out, or its grace period ends once it has."""
+        """The time of the timeout or, after the timeout, the end of the grace period."""
         self.timed_out = False
         self.terminated = False
         self.stuck: Violation | None = None
         self.places: list[str] = []
-        """Where its code waits."""
+        """The lines at which the code waits."""
         self.attempt = 0
         self.applied = 0
         """The last attempt with events whose report was applied."""
         self.shown = 0
-        """The number of the last event that the code has been shown."""
+        """The number of the last event shown to the code."""
 
     @property
     def started(self) -> history.RunStarted:
-        what = self.history[0].what
-        assert isinstance(what, history.RunStarted)
-        return what
+        first = self.history[0].what
+        assert isinstance(first, history.RunStarted)
+        return first
 
-    def note(self, what: history.HistoryItem) -> None:
-        """Keep what an event says that people see: state, and answers to updates."""
-        match what:
+    def note(self, item: history.HistoryItem) -> None:
+        """Update the state and the answers to updates from an event."""
+        match item:
             case history.StateSet(key=key, value=value, attribute=""):
                 self.state[key] = value
             case history.StateCleared(key=key, is_attribute=False):
@@ -73,7 +73,7 @@ class Run:
 
     @property
     def was_reset(self) -> bool:
-        """Whether it was open when it was reset: the next one has everything that happened in it."""
+        """Whether the run was reset while it was open. The next run then has all of its events."""
         return self.next is not None and isinstance(self.end, commands.CancelRun)
 
     @property
@@ -88,18 +88,18 @@ class Run:
 
     @property
     def depth(self) -> int:
-        """How many runs stand above it."""
+        """The number of ancestors of the run."""
         return self.parent.depth + 1 if self.parent is not None else 0
 
     @property
     def has_unseen_facts(self) -> bool:
-        """Say whether there is a fact that the code has not been shown."""
+        """Return whether the code has not been shown all events."""
         return self.end is None and any(is_fact(event) for event in self.history[self.shown :])
 
 
 def fact_for_parent(child: bytes, end: commands.EndCommand, timed_out: bool = False) -> history.Fact:
-    own = end_of(child, end)
-    return child_outcome(child, run_state(own, timed_out), own)
+    run_end = end_of(child, end)
+    return child_outcome(child, run_state(run_end, timed_out), run_end)
 
 
 def is_fact(event: Event) -> bool:

@@ -1,10 +1,10 @@
-"""A leader and a worker in memory, for tasks: when each runs, and what follows from it.
+"""A leader and a worker in memory, for tasks.
 
     task.enqueue(…) ──▶ MemoryCalls ──▶ MemoryTasks ──▶ the worker's Runner ──▶ report ──▶ domain/tasks/outcomes.py
-                        (for Postgres)  (queue, clock)                                      (what follows)
+                        (for Postgres)  (queue, clock)                                      (consequences)
 
-The code of tasks is run by what runs it in a worker, and what follows is decided by what decides it in the leader. Only
-rows, streams, timeouts and other processes are left out.
+Tasks run in the worker's real `Runner`, and the leader's real code decides the consequences. Only database rows, Redis
+streams, timeouts and other processes are left out.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from orchestrator.testing.records import ManyTasks, StartedRun, TestedTask
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_MOST_ATTEMPTS = 10_000
-"""Attempts at one moment, or of one eager call, of which each follows from the one before: that goes on for ever."""
-_MOST_BESIDE = 100
-"""How many times as many may run in all."""
+_MAX_ATTEMPTS = 10_000
+"""Consecutive attempts at one time, or in one eager call, before they count as an endless loop."""
+_MAX_BREADTH = 100
+"""The factor between the limits of all attempts and of consecutive ones."""
 
 
 class MemoryTasks:
-    """Keeps tasks, runs those that are due, and moves the clock when it is told to."""
+    """Keeps tasks, runs those that are due, and advances the clock."""
 
     def __init__(self, app: Orchestrator, now: float, *, eager: bool) -> None:
         self._app = app
@@ -76,7 +76,7 @@ class MemoryTasks:
         self._random = random.Random(0)
         self._lock = threading.RLock()
         self.is_draining = False
-        """Tasks are run, by this thread or another."""
+        """Whether this or another thread is running tasks."""
         self.dags = MemoryDags(self.create, lambda: app.settings.max_payload)
         self._worker = MemoryWorker(app, self.tasks, self.hand_over)
         self.close = self._worker.close
@@ -84,14 +84,14 @@ class MemoryTasks:
     # -- running
 
     def settle(self) -> None:
-        """Run what was enqueued to its end, with all that follows, if this is eager."""
+        """If eager, run all enqueued tasks to their end, with their consequences."""
         if self._eager and not self.is_draining:
             self.run_until(None)
 
     def run_until(self, until: float | None) -> list[TestedTask]:
-        """Run what is due up to a time; without one, all that there is, but for schedules, which never end."""
+        """Run all tasks due until a time. None means all tasks, but no schedules, which never end."""
         ran: list[TestedTask] = []
-        moment, before = self.now, 0
+        last_time, earlier = self.now, 0
         depths: dict[bytes | None, int] = {}
         self.is_draining = True
         try:
@@ -100,22 +100,22 @@ class MemoryTasks:
                 if task is not None:
                     ran.append(task)
                     depth = depths[task.new.id] = 1 + (depths.get(task.new.id) or depths.get(task.new.parent, 0))
-                    if depth > _MOST_ATTEMPTS or len(ran) - before > _MOST_ATTEMPTS * _MOST_BESIDE:
+                    if depth > _MAX_ATTEMPTS or len(ran) - earlier > _MAX_ATTEMPTS * _MAX_BREADTH:
                         raise OrchestratorError(
-                            f"{len(ran) - before:,} attempts have run, {task!r} last, and there is always one more. "
+                            f"{len(ran) - earlier:,} attempts have run, {task!r} last, and there is always one more. "
                             f"Does a task enqueue itself? Use recording(app), and run it step by step with skip(…)."
                         )
                     self._apply(task, self._worker.attempt(task))
                 elif not self._advance(until):
                     return ran
-                if until is not None and self.now > moment:  # time comes to its end, and what is due in it, too
-                    moment, before = self.now, len(ran)
+                if until is not None and self.now > last_time:  # the clock has advanced: count anew
+                    last_time, earlier = self.now, len(ran)
                     depths.clear()
         finally:
             self.is_draining = False
 
     def _advance(self, until: float | None) -> bool:
-        """Move the clock to the next thing that is due, and make it ready; False if there is none in that time."""
+        """Advance the clock to the next due task or schedule. Return False if none is due in time."""
         if (queued := self._schedules.take_queued()) is not None:
             self._fire(queued)
             return True
@@ -134,7 +134,6 @@ class MemoryTasks:
         return True
 
     def _claim(self) -> TestedTask | None:
-        """Return the task that is next, if one is ready."""
         with self._lock:
             while self._ready:
                 _, serial, task = heapq.heappop(self._ready)
@@ -142,10 +141,10 @@ class MemoryTasks:
                     continue
                 if task.expires_at is not None and task.expires_at <= self.now:
                     waited = self.now - task.created_at
-                    why = f"It had not started when it expired, after waiting for {waited:.3g} s."
-                    self._end(task, TaskState.FAILED, error=TaskError("TaskExpired", why))
+                    message = f"It had not started when it expired, after waiting for {waited:.3g} s."
+                    self._end(task, TaskState.FAILED, error=TaskError("TaskExpired", message))
                 elif task.due > self.now:
-                    continue  # its arguments were replaced, and its delay with them
+                    continue  # its arguments and delay were replaced
                 elif (admitted := self._spend(task)) > self.now:
                     task.due = admitted
                     heapq.heappush(self._waiting, (task.due, serial, task))
@@ -158,7 +157,7 @@ class MemoryTasks:
         return None
 
     def _spend(self, task: TestedTask) -> float:
-        """Take a token of each rate that a task has; return when it could, if it cannot now."""
+        """Take a token from each rate limit of a task. Return now, or the time at which all have tokens."""
         rates = task.rates
         for name, rate in rates:
             if not self._buckets.admits(name, rate, self.now):
@@ -170,7 +169,7 @@ class MemoryTasks:
     def _apply(self, task: TestedTask, report: AttemptReport) -> None:
         with self._lock:
             if task.state != TaskState.RUNNING:
-                return  # it was cancelled meanwhile
+                return  # cancelled in the meantime
             match report:
                 case Succeeded():
                     self._end(task, TaskState.SUCCESS, result=report.result)
@@ -186,16 +185,16 @@ class MemoryTasks:
                     if report.error.kind == "KeyboardInterrupt":
                         raise KeyboardInterrupt
                 case Returned():
-                    what = f"is done by the executor {report.executor.name!r}" if report.executor else report.reason
-                    why = f"Task {task.name!r} cannot run in memory ({what}). Use the fixture orchestrator_app."
-                    self._end(task, TaskState.FAILED, error=TaskError("ConfigurationError", why))
+                    reason = f"is done by the executor {report.executor.name!r}" if report.executor else report.reason
+                    message = f"Task {task.name!r} cannot run in memory ({reason}). Use the fixture orchestrator_app."
+                    self._end(task, TaskState.FAILED, error=TaskError("ConfigurationError", message))
 
     def _wait(self, task: TestedTask, delay: float) -> None:
         task.state, task.due = TaskState.PENDING, self.now + delay
         self._push(task)
 
     def _push(self, task: TestedTask) -> None:
-        """Look at a task when it is due, or when it expires before that."""
+        """Queue a task for the time at which it is due or expires, whichever is first."""
         moment = task.due if task.expires_at is None else min(task.due, task.expires_at)
         heapq.heappush(self._waiting, (moment, next(self._serial), task))
 
@@ -209,12 +208,12 @@ class MemoryTasks:
         if task.new.callbacks is None:
             return
         callbacks = msgspec.json.decode(task.new.callbacks, type=Callbacks)
-        found: Iterable[NewTask] = ()
+        tasks: Iterable[NewTask] = ()
         if state == TaskState.SUCCESS:
-            found = after_success(task.new.id, task.attempt, callbacks, result, task.new.trace, task.options.headers)
+            tasks = after_success(task.new.id, task.attempt, callbacks, result, task.new.trace, task.options.headers)
         elif state == TaskState.FAILED:
-            found = after_end(task.new.id, task.attempt, callbacks, error, task.new.trace, task.options.headers)
-        self.hand_over(list(found))
+            tasks = after_end(task.new.id, task.attempt, callbacks, error, task.new.trace, task.options.headers)
+        self.hand_over(list(tasks))
 
     def _fire(self, fire: Fire) -> None:
         if fire.cancels:
@@ -225,10 +224,10 @@ class MemoryTasks:
         else:
             self.start(new_id(), fire.target.name, fire.params)
 
-    # -- what calls and running tasks ask for
+    # -- requests of calls and running tasks
 
     def create(self, new: NewTask) -> bytes:
-        """Create a task, or do what its policy says if another has its key; return the id of the task that has it."""
+        """Create a task, or apply its policy if its unique key is taken. Return the id of the task with the key."""
         with self._lock:
             if new.id in self.tasks:
                 return new.id
@@ -253,7 +252,7 @@ class MemoryTasks:
             return holder.new.id
 
     def create_all(self, tasks: Sequence[NewTask]) -> list[bytes]:
-        """Create tasks, all or, if one is refused, none."""
+        """Create all tasks, or none if one is refused."""
         with self._lock:
             before = set(self.tasks)
             try:
@@ -302,9 +301,9 @@ class MemoryTasks:
         called: str | None = None,
         definitions: Sequence[Definition] = (),
     ) -> None:
-        """Record the start of a workflow of steps, and play it if its definition is known here."""
+        """Record the start of a DAG, and run it if its definition is known."""
         with self._lock:
-            self.dags.definitions.update((one.name, one) for one in definitions)
+            self.dags.definitions.update((definition.name, definition) for definition in definitions)
             self.start(run, called or workflow, {} if definitions else params, key)
             if workflow in self.dags.definitions:
                 self.dags.start(run, self.dags.definitions[workflow], params, headers or {}, self.now)
@@ -315,13 +314,13 @@ class MemoryTasks:
         self.start(run, workflow, signature.named(*signature.restore(arguments, keywords)), key)
 
     def find(self, task: bytes) -> TestedTask:
-        found = self.tasks.get(task)
-        if found is None:
+        task_record = self.tasks.get(task)
+        if task_record is None:
             raise NotFound.by_id("task", to_text(task))
-        return found
+        return task_record
 
     def reopen(self, task: TestedTask) -> None:
-        """Open a failed task again, or a cancelled one that is of no run."""
+        """Reopen a failed task, or a cancelled one that belongs to no run."""
         if task.state != TaskState.FAILED and (task.state != TaskState.CANCELLED or task.new.run_id is not None):
             raise WrongState(f"Cannot retry task {task.id}: it is in state {task.state.value!r}.")
         task.failures, task.expires_at, task.details = 0, None, None
@@ -335,35 +334,38 @@ class MemoryTasks:
                     self._end(task, TaskState.CANCELLED, error=TaskError("Cancelled", "Cancelled by request."))
 
     def cancel_run(self, run: bytes) -> None:
-        """Cancel a run, with what is open in it."""
+        """Cancel a run and its open tasks and child runs."""
         if (dag := self.dags.runs.get(run)) is None:
             self.many(run).cancelling = True
             self.cancel(self.many(run).tasks)
             return
         self.dags.cancel(dag)
-        cancelled = {id for id, one in self.dags.runs.items() if one.state == RunState.CANCELLED}
+        cancelled = {id for id, dag_run in self.dags.runs.items() if dag_run.state == RunState.CANCELLED}
         self.cancel([task for task in self.tasks.values() if task.new.run_id in cancelled])
 
     def many(self, run: bytes) -> ManyTasks:
-        found = self._runs.get(run)
-        if found is None:
+        run_record = self._runs.get(run)
+        if run_record is None:
             raise NotFound.by_id("run", to_text(run))
-        return found
+        return run_record
 
     def standing(self, run: bytes) -> tuple[RunState, RunCounters]:
-        """Return the state of a run, and how many of its tasks stand where."""
+        """Return the state of a run, and its tasks counted by state."""
         dag = self.dags.runs.get(run)
-        tasks = self.many(run).tasks if dag is None else [one for one in self.tasks.values() if one.new.run_id == run]
+        tasks = (
+            self.many(run).tasks if dag is None else [state for state in self.tasks.values() if state.new.run_id == run]
+        )
         states = [task.state for task in tasks]
-        ended = {one.value: states.count(one) for one in (TaskState.SUCCESS, TaskState.FAILED, TaskState.CANCELLED)}
-        still = sum(state not in ENDED_TASK_STATES for state in states)
-        counters = RunCounters(total=len(states), open=still, **ended)
+        ended = {
+            state.value: states.count(state) for state in (TaskState.SUCCESS, TaskState.FAILED, TaskState.CANCELLED)
+        }
+        open_count = sum(state not in ENDED_TASK_STATES for state in states)
+        counters = RunCounters(total=len(states), open=open_count, **ended)
         if dag is not None:
             return dag.state, counters
         return verdict(counters, self.many(run).cancelling) or RunState.RUNNING, counters
 
     def hand_over(self, tasks: Sequence[NewTask]) -> Mapping[bytes, KeyHolder]:
-        """Create what running tasks enqueue, and start what they start."""
         return {task.id: self._handed_over(task) for task in tasks}
 
     def _handed_over(self, new: NewTask) -> KeyHolder:
@@ -374,7 +376,7 @@ class MemoryTasks:
                 return KeyHolder(bytes.fromhex(error.task_id.replace("-", "")), is_other_call=True)
         match of_task(new):
             case StartMany(name=name, tasks=tasks):
-                self.start_many(new.id, name, [msgspec.structs.replace(one, parent=new.parent) for one in tasks])
+                self.start_many(new.id, name, [msgspec.structs.replace(item, parent=new.parent) for item in tasks])
             case StartSteps(flow=True) as start:
                 self.start(new.id, start.workflow, msgspec.json.decode(start.params), start.key)
             case StartSteps() as start:
@@ -382,7 +384,7 @@ class MemoryTasks:
                     *(new.id, start.workflow, msgspec.json.decode(start.params), start.key),
                     headers=headers_of(new.options),
                     called=start.name,
-                    definitions=[msgspec.json.decode(one, type=Definition) for one in start.definitions],
+                    definitions=[msgspec.json.decode(item, type=Definition) for item in start.definitions],
                 )
             case StartCode(started=started, key=key):
                 own = key and key.removeprefix(scoped(started.workflow, ""))

@@ -1,4 +1,4 @@
-"""A worker in memory: what runs the code of tasks in a worker process runs it here, in the thread of the test."""
+"""A worker in memory: it runs tasks with a worker process's `Runner`, in the thread of the test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 
 class MemoryWorker:
-    """Runs attempts; it is the outbox of the tasks that it runs."""
+    """Runs attempts, and serves as the outbox of their tasks."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class MemoryWorker:
         self.hand_over = hand_over
         self._runner = Runner(app, self, Allowed(app, ()))
         self._is_open = False
-        """The application's resources are open, as in a worker process that has started."""
+        """Whether the application's resources are open, as in a started worker process."""
         self._loop: asyncio.Runner | None = None
-        """Of asynchronous tasks, with what they keep open in a process."""
+        """The event loop of asynchronous tasks, with the resources that they keep open."""
 
     def attempt(self, task: TestedTask) -> AttemptReport:
         """Run an attempt as a worker does, and return its report."""
@@ -62,29 +62,30 @@ class MemoryWorker:
         return report
 
     def close(self) -> None:
-        """Close the resources of the application, as a worker process that ends."""
+        """Close the application's resources, as a worker process does at its end."""
         if self._is_open:
             _off_event_loop(self._close_loop)
             self._app._resources.close()
 
     def _close_loop(self) -> None:
         if self._loop is not None:
-            with suppress(RuntimeError):  # a task has closed it
+            with suppress(RuntimeError):  # a task closed the loop
                 self._loop.run(self._app._resources.close_on_loop())
                 self._loop.close()
 
     def _run(self, job: Job) -> AttemptReport:
-        """Run a job in this thread; a coroutine beside an event loop that runs here, in another."""
+        """Run a job in this thread, or in another thread if it is async and an event loop runs here."""
         task = self._runner.find(job)
         if task is None or not task._is_async:
             return self._runner.run(job)
         return _off_event_loop(self._run_async, job)
 
     def _run_async(self, job: Job) -> AttemptReport:
-        """Run a coroutine on the loop of this test; where Django is, so that its queries are those of this thread."""
+        """Run a coroutine on the test's event loop; with Django, through asgiref, so that it uses this thread's
+        connections."""
         if "django.db" in sys.modules:
             asgiref = sys.modules["asgiref.sync"]
-            call = asgiref.async_to_sync(self._run_and_close)  # which leaves its variables in the context of the caller
+            call = asgiref.async_to_sync(self._run_and_close)  # asgiref would change the caller's context variables
             return cast("AttemptReport", copy_context().run(call, job))
         if self._loop is None or self._loop.get_loop().is_closed():
             self._loop = asyncio.Runner()
@@ -99,7 +100,6 @@ class MemoryWorker:
     # -- the outbox
 
     def mark(self, task: bytes, mark: ProgressMark) -> None:
-        """Note how far a task has come."""
         self._tasks[task].progress = mark
 
     def log(self, job: Job, line: LogLine) -> None:
@@ -111,12 +111,12 @@ class MemoryWorker:
         job.noted = details
 
     def page(self, job: Job, number: int) -> bytes | None:  # noqa: ARG002
-        """Return nothing: no turns of workflows are run here."""
+        """Return None: the memory worker runs no workflow turns."""
         return None
 
 
 def _off_event_loop(function: Callable[P, R], *args: P.args, **keywords: P.kwargs) -> R:
-    """Call a function that runs an event loop: in this thread, or in another if one runs here."""
+    """Call a function that runs an event loop: in this thread, or in another if an event loop runs here."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The conformance suite of payload stores: what every store promises, as tests for pytest that run over yours.
+"""The conformance suite of payload stores: pytest tests to run against your own store.
 
 class TestMine(PayloadStoreConformance):
     @pytest.fixture
@@ -21,7 +21,7 @@ from orchestrator.references import RESULT, ObjectName, Reference, whole_referen
 
 
 def name_of(owner: bytes | None = None, attempt: int = 1) -> ObjectName:
-    """Return the name of a result, of a task of its own or of a task that is given."""
+    """Return the name of a result of a task; by default of a new task."""
     owner = owner or os.urandom(16)
     return ObjectName(owner, owner, attempt, RESULT, os.urandom(16))
 
@@ -38,7 +38,7 @@ def everything(store: Store) -> set[ObjectName]:
 
 
 class PayloadStoreConformance:
-    """The tests. A subclass whose name begins with `Test` has a fixture `store`, and pytest runs them over it."""
+    """The tests. Subclass with a name that begins with `Test`, and define a fixture `store`."""
 
     @pytest.fixture
     def store(self) -> Store:

@@ -1,10 +1,10 @@
-"""The conformance suite of clients that pull work, in any language: docs/pull-protocol.md says what it expects.
+"""The conformance suite of clients that pull work, in any language. docs/pull-protocol.md says what it expects.
 
     python -m orchestrator.testing.pull_conformance -- node worker.js
 
-The suite starts a scheduler, a worker and the API on servers of its own (extra `embedded`), and the command with
-`ORCHESTRATOR_API_URL` and `ORCHESTRATOR_API_KEY` in its environment. The address is that of a proxy that records what
-the client sends, loses answers, and refuses requests.
+The suite starts a scheduler, a worker and the API on its own servers (extra `embedded`), and the command with
+`ORCHESTRATOR_API_URL` and `ORCHESTRATOR_API_KEY` in its environment. The URL is that of a proxy that records the
+client's requests, drops responses, and refuses requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orchestrator.errors import TaskCancelled
 from orchestrator.testing.executor_stage import SETTINGS, eventually, local_services
 from orchestrator.testing.pull_trial import LEASE, SERVICE, SOON, Body, Fault, Trial, expect, kill, pass_time
 
-# -- the checks, in order: each has a client that runs, and leaves one or none
+# -- the checks, in order. Each begins with a running client, and leaves one or none.
 
 
 def a_result_arrives_unchanged(trial: Trial) -> None:
@@ -42,7 +42,7 @@ def a_result_that_the_api_refuses_becomes_a_failure(trial: Trial) -> None:
     work = trial.enqueue("large", bytes=3_000_000, lease=60)
     work.failure()
     work.wait_for("complete", status=200)
-    expect([one.status for one in work.all("complete")], [413, 200], "completions")
+    expect([call.status for call in work.all("complete")], [413, 200], "completions")
 
 
 def a_failure_has_kind_and_message(trial: Trial) -> None:
@@ -56,13 +56,13 @@ def a_failure_has_kind_and_message(trial: Trial) -> None:
 def a_failure_is_tried_again(trial: Trial) -> None:
     work = trial.enqueue("fail", kind="Busy", message="not now", task_retries=[0.1, 0.1])
     work.failure()
-    expect(len({one.answered["request_id"] for one in work.all("poll")}), 3, "tries, each with its own request_id")
+    expect(len({call.response["request_id"] for call in work.all("poll")}), 3, "tries, each with its own request_id")
 
 
 def a_failure_says_when_to_try_again(trial: Trial) -> None:
     work = trial.enqueue("fail", kind="Busy", message="later", retry_after=2.5, task_retries=[0.01])
     work.failure()
-    first, second = (one.answered_at for one in work.all("poll"))
+    first, second = (call.answered_at for call in work.all("poll"))
     expect(second - first >= 2.5, True, f"2.5 s lie between two tries, {second - first:.1f} s were found")
 
 
@@ -77,7 +77,7 @@ def log_lines_arrive_in_order(trial: Trial) -> None:
 
 
 def progress_is_shown(trial: Trial) -> None:
-    work = trial.begun("progress", fraction=0.5, text="half", seconds=60)
+    work = trial.enqueue_and_start("progress", fraction=0.5, text="half", seconds=60)
     found = eventually(work.handle.progress, "progress is shown", SOON)
     expect((found.fraction, found.text), (0.5, "half"), "progress")
     work.handle.cancel()
@@ -87,7 +87,7 @@ def heartbeats_keep_work_past_its_lease(trial: Trial) -> None:
     work = trial.enqueue("sleep", seconds=3 * LEASE)
     expect(work.result(), 1, "the lease that has done it")
     polled, *_ = work.all("poll")
-    times = [polled.answered_at, *(one.at for one in work.all("heartbeat")), work.wait_for("complete").at]
+    times = [polled.answered_at, *(call.at for call in work.all("heartbeat")), work.wait_for("complete").at]
     longest = max(after - before for before, after in pairwise(times))
     expect(longest < LEASE * 2 / 3, True, f"heartbeats every {LEASE / 3:g} s, or somewhat later; found {longest:.1f} s")
     pass_time(LEASE)
@@ -97,7 +97,7 @@ def heartbeats_keep_work_past_its_lease(trial: Trial) -> None:
 def several_run_at_once(trial: Trial) -> None:
     trial.stop()
     client = trial.start(CONFORMANCE_CONCURRENCY="4")
-    works = [trial.begun("sleep", seconds=600) for _ in range(4)]
+    works = [trial.enqueue_and_start("sleep", seconds=600) for _ in range(4)]
     pass_time(2 * LEASE)
     expect([len(work.all("poll")) for work in works], [1, 1, 1, 1], "leases, all kept")
     kill(client)
@@ -106,7 +106,7 @@ def several_run_at_once(trial: Trial) -> None:
 
 
 def cancelled_work_is_stopped(trial: Trial) -> None:
-    work = trial.begun("sleep", seconds=600)
+    work = trial.enqueue_and_start("sleep", seconds=600)
     work.handle.cancel()
     try:
         raise AssertionError(f"expected that it is cancelled, found {work.result()!r}")
@@ -114,13 +114,13 @@ def cancelled_work_is_stopped(trial: Trial) -> None:
         refused = work.wait_for("heartbeat", status=409)
     expect(trial.enqueue("return", value=1).result(), 1, "the next result")
     pass_time(LEASE)
-    later = [one.what for one in (*work.all("heartbeat"), *work.all("complete")) if one.at > refused.at + 1]
+    later = [call.action for call in (*work.all("heartbeat"), *work.all("complete")) if call.at > refused.at + 1]
     expect(later, [], "requests about it afterwards")
 
 
 def work_whose_lease_is_lost_is_stopped(trial: Trial) -> None:
-    with trial.faults(lambda what, _: Fault() if what == "heartbeat" else None):
-        work = trial.begun("sleep", seconds=600)
+    with trial.faults(lambda action, _: Fault() if action == "heartbeat" else None):
+        work = trial.enqueue_and_start("sleep", seconds=600)
         status, other = trial.ask("poll", worker_id="another", services=[SERVICE], wait=60)
         expect((status, other.get("attempt")), (200, 2), "status and number of its second lease")
     refused = work.wait_for("heartbeat", status=409)
@@ -128,38 +128,38 @@ def work_whose_lease_is_lost_is_stopped(trial: Trial) -> None:
     expect(status, 200, "status of the other holder's completion")
     expect(work.result(), "of another", "the result")
     pass_time(LEASE)
-    expect([one for one in work.all("heartbeat") if one.at > refused.at + 1], [], "heartbeats afterwards")
+    expect([call for call in work.all("heartbeat") if call.at > refused.at + 1], [], "heartbeats afterwards")
 
 
 def a_completion_without_an_answer_is_sent_again(trial: Trial) -> None:
     lost: list[Body] = []
 
-    def fault(what: str, asked: Body) -> Fault | None:
-        if what != "complete" or len(lost) == 2:
+    def fault(action: str, request: Body) -> Fault | None:
+        if action != "complete" or len(lost) == 2:
             return None
-        lost.append(asked)
+        lost.append(request)
         return Fault(reaches_api=True) if len(lost) == 1 else Fault(status=503, reaches_api=True)
 
     with trial.faults(fault):
         work = trial.enqueue("return", value="once", lease=60)
         expect(work.result(), "once", "the result")
         last = work.wait_for("complete", 3)
-    expect((last.status, last.asked), (200, lost[0]), "the third completion, which is the same")
+    expect((last.status, last.request), (200, lost[0]), "the third completion, which is the same")
 
 
 def refused_heartbeats_do_not_stop_the_work(trial: Trial) -> None:
     refusals = iter([Fault(status=503), Fault(), Fault(status=429)])
-    with trial.faults(lambda what, _: next(refusals, None) if what == "heartbeat" else None):
+    with trial.faults(lambda action, _: next(refusals, None) if action == "heartbeat" else None):
         work = trial.enqueue("sleep", seconds=12, lease=9)
         expect(work.result(), 1, "the lease that has done it")
 
 
 def a_busy_api_is_left_alone_for_retry_after(trial: Trial) -> None:
-    with trial.faults(lambda what, _: Fault(status=429, retry_after=3) if what == "poll" else None):
+    with trial.faults(lambda action, _: Fault(status=429, retry_after=3) if action == "poll" else None):
         start, began = len(trial.proxy.exchanges), time.monotonic()
-        work = trial.enqueue("return", value=1)  # which ends a poll that was under way, at the latest
+        work = trial.enqueue("return", value=1)  # this ends a pending poll
         pass_time(9)
-        polls = [one for one in trial.proxy.exchanges[start:] if one.status == 429 and one.at > began]
+        polls = [call for call in trial.proxy.exchanges[start:] if call.status == 429 and call.at > began]
     expect(len(polls) <= 4, True, f"at most 4 polls in 9 s with Retry-After: 3, {len(polls)} were found")
     expect(work.result(), 1, "the result")
 
@@ -172,7 +172,7 @@ def work_of_other_services_is_left_alone(trial: Trial) -> None:
 
 
 def a_restart_of_the_api_is_survived(trial: Trial) -> None:
-    work = trial.begun("sleep", seconds=4, lease=60)
+    work = trial.enqueue_and_start("sleep", seconds=4, lease=60)
     trial.stop_api()
     pass_time(5)
     trial.start_api()
@@ -181,29 +181,29 @@ def a_restart_of_the_api_is_survived(trial: Trial) -> None:
 
 
 def killed_work_goes_to_the_next_holder(trial: Trial) -> None:
-    work = trial.begun("sleep", seconds=4)
+    work = trial.enqueue_and_start("sleep", seconds=4)
     kill(trial.client())
     trial.client()
     expect(work.result(), 2, "the lease that has done it")
-    first, second = (one.answered for one in work.all("poll"))
+    first, second = (call.response for call in work.all("poll"))
     expect(second["request_id"], first["request_id"], "its request_id")
 
 
 def sigterm_lets_work_end(trial: Trial) -> None:
-    work, client = trial.begun("sleep", seconds=4), trial.client()
-    work.wait_for("heartbeat")  # so it has read the answer to its poll
+    work, client = trial.enqueue_and_start("sleep", seconds=4), trial.client()
+    work.wait_for("heartbeat")  # so the client has read the response to its poll
     client.send_signal(signal.SIGTERM)
-    asked = time.monotonic()
+    stopped_at = time.monotonic()
     expect(client.wait(SOON), 0, "exit code")
     expect(work.result(), 1, "the lease that has done it")
-    late = [one for one in trial.proxy.exchanges if one.what == "poll" and one.at > asked + 1]
+    late = [call for call in trial.proxy.exchanges if call.action == "poll" and call.at > stopped_at + 1]
     expect(late, [], "polls after SIGTERM")
 
 
 def sigterm_gives_work_back_that_does_not_end(trial: Trial) -> None:
     trial.stop()
     client = trial.start(CONFORMANCE_DRAIN="1")
-    work = trial.begun("sleep", seconds=5, lease=600)
+    work = trial.enqueue_and_start("sleep", seconds=5, lease=600)
     client.send_signal(signal.SIGTERM)
     expect(client.wait(SOON), 0, "exit code")
     expect(work.wait_for("return").status, 200, "status of the return")
@@ -216,7 +216,11 @@ def sigterm_ends_an_idle_client(trial: Trial) -> None:
     expect(trial.enqueue("return", value=1).result(), 1, "the result")
     client.send_signal(signal.SIGTERM)
     expect(client.wait(SOON), 0, "exit code")
-    expect([one.status for one in trial.proxy.exchanges[start:] if one.what == "return"].count(200), 0, "work returned")
+    expect(
+        [call.status for call in trial.proxy.exchanges[start:] if call.action == "return"].count(200),
+        0,
+        "work returned",
+    )
 
 
 def a_wrong_key_ends_the_client(trial: Trial) -> None:
@@ -254,17 +258,17 @@ CHECKS: tuple[Callable[[Trial], None], ...] = (
 
 
 def run(command: Sequence[str], only: str = "") -> int:
-    """Run the checks over a client, and print what came of each; return how many failed."""
+    """Run the checks against a client and print their results; return the number of failures."""
     failed = 0
     with TemporaryDirectory() as name, local_services(Path(name), **SETTINGS) as services:
         trial = Trial(services, command, Path(name))
         try:
-            for check in (one for one in CHECKS if only in one.__name__):
+            for check in (candidate for candidate in CHECKS if only in candidate.__name__):
                 began, problem = time.monotonic(), ""
                 try:
                     trial.client()
                     check(trial)
-                except Exception as error:  # noqa: BLE001  # whatever a client does, the other checks follow
+                except Exception as error:  # noqa: BLE001  # the other checks follow in any case
                     failed += 1
                     problem = f"{type(error).__name__}: {error}"
                     trial.stop()
@@ -278,12 +282,12 @@ def run(command: Sequence[str], only: str = "") -> int:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Run the suite from the command line."""
     parser = argparse.ArgumentParser(prog="python -m orchestrator.testing.pull_conformance", description=__doc__)
     parser.add_argument("--only", default="", help="run only checks whose names contain this, such as sigterm")
     parser.add_argument("command", nargs="+", help="the client: a program that does what docs/pull-protocol.md says")
-    given = parser.parse_args()
-    sys.exit(1 if run(given.command, given.only.replace(" ", "_")) else 0)
+    arguments = parser.parse_args()
+    sys.exit(1 if run(arguments.command, arguments.only.replace(" ", "_")) else 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the conformance suite of pull clients runs on: a system, the client as a process, a proxy between."""
+"""The environment of the pull client conformance suite: a system, the client as a process, and a proxy between them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from orchestrator.testing.executor_tasks import APP, declare
 
 SERVICE = "conformance"
 LEASE = 3.0
-"""Seconds of a lease, where nothing else is said."""
+"""The default lease in seconds."""
 SOON = 60.0
-"""Seconds within which anything happens, on a busy machine too."""
+"""Seconds within which anything happens, even on a busy machine."""
 
 
 class Trial:
@@ -53,13 +53,13 @@ class Trial:
     # -- the client
 
     def client(self) -> subprocess.Popen[bytes]:
-        """Return the client, which is started if it does not run."""
+        """Return the client; start it if it is not running."""
         if self._client is None or self._client.poll() is not None:
             self._client = self.start()
         return self._client
 
     def start(self, **environment: str) -> subprocess.Popen[bytes]:
-        given = {
+        variables = {
             "ORCHESTRATOR_API_URL": self.proxy.url,
             "ORCHESTRATOR_API_KEY": self.key,
             "CONFORMANCE_CONCURRENCY": "1",
@@ -68,13 +68,13 @@ class Trial:
         }
         with self._log.open("ab") as output:
             client = subprocess.Popen(
-                self._command, env={**os.environ, **given}, stdout=output, stderr=output, start_new_session=True
+                self._command, env={**os.environ, **variables}, stdout=output, stderr=output, start_new_session=True
             )
         self._started.append(client)
         return client
 
     def stop(self) -> None:
-        """Kill all clients that run."""
+        """Kill all running clients."""
         for client in self._started:
             if client.poll() is None:
                 kill(client)
@@ -82,21 +82,21 @@ class Trial:
     # -- work
 
     def enqueue(self, do: str, *, lease: float = LEASE, service: str = SERVICE, **more: Any) -> Work:
-        """Enqueue work; options of the task begin with `task_`."""
+        """Enqueue work. Arguments that begin with `task_` are options of the task."""
         options = {name.removeprefix("task_"): more.pop(name) for name in list(more) if name.startswith("task_")}
         id = uuid4().hex[:8]
         task = self._work.options(executor=Pull(service=service, lease=lease), **options)
         return Work(self, id, task.enqueue(do=do, id=id, **more))
 
-    def begun(self, do: str, **more: Any) -> Work:
-        """Enqueue work; return when the client has it."""
+    def enqueue_and_start(self, do: str, **more: Any) -> Work:
+        """Enqueue work; return when the client has polled it."""
         work = self.enqueue(do, **more)
         work.wait_for("poll")
         return work
 
-    def ask(self, what: str, **body: Any) -> tuple[int, Body]:
-        """Send a request to the API itself, as another client does."""
-        return ask(f"{self.address}/queue/{what}", body, self.key)
+    def ask(self, action: str, **body: Any) -> tuple[int, Body]:
+        """Send a request directly to the API, as another client would."""
+        return ask(f"{self.address}/queue/{action}", body, self.key)
 
     def stop_api(self) -> None:
         self._api.stop()
@@ -106,7 +106,7 @@ class Trial:
 
     @contextmanager
     def faults(self, fault: Callable[[str, Body], Fault | None]) -> Iterator[None]:
-        """Break some requests for as long as the block lasts."""
+        """Inject faults into requests during the block."""
         before, self.proxy.fault = self.proxy.fault, fault
         try:
             yield
@@ -123,7 +123,7 @@ class Trial:
 
 
 class Work:
-    """One task that the client is to do."""
+    """A task for the client."""
 
     def __init__(self, trial: Trial, id: str, handle: Handle[Any]) -> None:
         self._trial = trial
@@ -135,31 +135,31 @@ class Work:
 
     def failure(self) -> TaskFailed:
         try:
-            found = self.result()
+            result = self.result()
         except TaskFailed as error:
             return error
-        raise AssertionError(f"expected a failure, found the result {found!r:.100}")
+        raise AssertionError(f"expected a failure, found the result {result!r:.100}")
 
-    def all(self, what: str) -> list[Exchange]:
+    def all(self, action: str) -> list[Exchange]:
         exchanges = list(self._trial.proxy.exchanges)
-        polls = [one for one in exchanges if one.what == "poll" and self._is_in(one.answered.get("input"))]
-        if what == "poll":
+        polls = [call for call in exchanges if call.action == "poll" and self._is_in(call.response.get("input"))]
+        if action == "poll":
             return polls
-        ids = {one.answered["queue_id"] for one in polls}
-        return [one for one in exchanges if one.what == what and one.asked.get("queue_id") in ids]
+        ids = {call.response["queue_id"] for call in polls}
+        return [call for call in exchanges if call.action == action and call.request.get("queue_id") in ids]
 
-    def wait_for(self, what: str, count: int = 1, *, status: int | None = None) -> Exchange:
-        """Wait for an exchange, with this status; return the last."""
+    def wait_for(self, action: str, count: int = 1, *, status: int | None = None) -> Exchange:
+        """Wait for `count` exchanges of an operation, with this status if given; return the last."""
 
         def found() -> Exchange | None:
-            some = [one for one in self.all(what) if status is None or one.status == status]
-            return some[-1] if len(some) >= count else None
+            matches = [call for call in self.all(action) if status is None or call.status == status]
+            return matches[-1] if len(matches) >= count else None
 
-        wanted = what if status is None else f"{what} with status {status}"
-        return eventually(found, f"{count} times {wanted}", SOON)
+        description = action if status is None else f"{action} with status {status}"
+        return eventually(found, f"{count} times {description}", SOON)
 
-    def _is_in(self, given: Any) -> bool:
-        return isinstance(given, dict) and given.get("id") == self._id
+    def _is_in(self, input: Any) -> bool:
+        return isinstance(input, dict) and input.get("id") == self._id
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -174,63 +174,63 @@ def expect(found: Any, expected: Any, what: str) -> None:
 
 
 def pass_time(seconds: float) -> None:
-    """Let time pass, in which nothing is to happen."""
+    """Wait."""
     until = time.monotonic() + seconds
     eventually(lambda: time.monotonic() > until, "time passes", seconds + SOON)
 
 
 Body = dict[str, Any]
-_LONGEST = 90.0
-"""Seconds that the API may take for an answer."""
+_API_TIMEOUT = 90.0
+"""The timeout of requests to the API, in seconds."""
 
 
 class Exchange(NamedTuple):
-    """One request and its answer."""
+    """A request and its response."""
 
     at: float
-    """When the request came, by the monotonic clock."""
+    """The time of the request, by the monotonic clock."""
     answered_at: float
-    what: str
+    action: str
     """The last part of the path: `poll`, `heartbeat`, `complete` or `return`."""
-    asked: Body
+    request: Body
     status: int
-    """0 if the client got no answer."""
-    answered: Body
+    """0 if the client got no response."""
+    response: Body
 
 
 class Fault(NamedTuple):
-    """What happens to a request."""
+    """A fault injected into a request."""
 
     status: int = 0
-    """The answer in place of the API's; 0 closes the connection without one."""
+    """The status of the response in place of the API's; 0 closes the connection without one."""
     reaches_api: bool = False
-    """The API gets the request, and its answer is lost."""
+    """The API gets the request, but its response is lost."""
     retry_after: int = 1
 
 
 class RecordingProxy:
-    """Serves on a port of its own, in threads."""
+    """Forwards requests to the API and records them. Serves on its own port, in threads."""
 
     def __init__(self, target: str) -> None:
         self.exchanges: list[Exchange] = []
         self.fault: Callable[[str, Body], Fault | None] = lambda _what, _asked: None
-        """Decides what happens to a request; None: nothing."""
+        """Decides on the fault of a request; None means no fault."""
         proxy, upstream = self, urlsplit(target)
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                began, what = time.monotonic(), self.path.rpartition("/")[2]
+                began, action = time.monotonic(), self.path.rpartition("/")[2]
                 data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                asked = _decoded(data)
-                fault = proxy.fault(what, asked)
+                request = _decoded(data)
+                fault = proxy.fault(action, request)
                 status, answer = 0, b""
                 if fault is None or fault.reaches_api:
                     status, answer = self._forward(data)
                 if fault is not None:
                     status, answer = fault.status, b"{}"
-                proxy.exchanges.append(Exchange(began, time.monotonic(), what, asked, status, _decoded(answer)))
+                proxy.exchanges.append(Exchange(began, time.monotonic(), action, request, status, _decoded(answer)))
                 if status == 0:
                     self.close_connection = True
                     return
@@ -244,32 +244,32 @@ class RecordingProxy:
                 self.wfile.write(answer)
 
             def _forward(self, data: bytes) -> tuple[int, bytes]:
-                """Return the answer of the API; 0 if there is none, or the client is gone before it comes."""
-                upward = http.client.HTTPConnection(upstream.hostname or "", upstream.port, timeout=_LONGEST)
+                """Return the API's response; status 0 if there is none, or the client disconnects first."""
+                api = http.client.HTTPConnection(upstream.hostname or "", upstream.port, timeout=_API_TIMEOUT)
                 try:
-                    sent = {
+                    headers = {
                         name: self.headers[name] for name in ("Authorization", "Content-Type") if self.headers[name]
                     }
-                    upward.request("POST", self.path, data, sent)
-                    assert upward.sock is not None
-                    readable, _, _ = select.select([upward.sock, self.connection], [], [], _LONGEST)
-                    if upward.sock not in readable and _is_closed(self.connection):
+                    api.request("POST", self.path, data, headers)
+                    assert api.sock is not None
+                    readable, _, _ = select.select([api.sock, self.connection], [], [], _API_TIMEOUT)
+                    if api.sock not in readable and _is_closed(self.connection):
                         return 0, b""
-                    answer = upward.getresponse()
+                    answer = api.getresponse()
                     return answer.status, answer.read()
                 except (OSError, http.client.HTTPException):
                     return 0, b""
                 finally:
-                    upward.close()
+                    api.close()
 
             def log_message(self, *_: object) -> None:
-                """Nothing: the exchanges are recorded."""
+                """Do nothing: the exchanges are recorded."""
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True
 
             def handle_error(self, *_: object) -> None:
-                """Nothing: a client that was killed closes its connections."""
+                """Do nothing: killed clients close their connections."""
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -281,9 +281,9 @@ class RecordingProxy:
 
 
 def ask(address: str, body: Body, key: str) -> tuple[int, Body]:
-    """Send one request; return the status and the answer."""
+    """Send one request; return the status and the response."""
     parts = urlsplit(address)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_LONGEST)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_API_TIMEOUT)
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     try:
         connection.request("POST", parts.path, json.dumps(body), headers)
@@ -295,10 +295,10 @@ def ask(address: str, body: Body, key: str) -> tuple[int, Body]:
 
 def _decoded(data: bytes) -> Body:
     try:
-        found = json.loads(data)
+        value = json.loads(data)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _is_closed(connection: socket.socket) -> bool:

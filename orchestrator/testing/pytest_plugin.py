@@ -1,4 +1,4 @@
-"""Fixtures for pytest, which finds them by itself. Nothing else is imported until a test asks for one."""
+"""Fixtures for pytest, registered as a plugin. Nothing else is imported until a test uses one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def _orchestrator_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestServices]:
-    from orchestrator.testing.services import started_services  # with the embedded servers, which few tests need
+    from orchestrator.testing.services import started_services  # imports the embedded servers, which few tests need
 
     with started_services(tmp_path_factory.mktemp("orchestrator")) as services:
         yield services
@@ -22,12 +22,12 @@ def _orchestrator_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def orchestrator_services(_orchestrator_session: TestServices) -> TestServices:
-    """Return Postgres, Redis, a scheduler and a worker, without what tests before have left."""
+    """Return Postgres, Redis, a scheduler and a worker, without data of earlier tests."""
     _orchestrator_session.empty()
     return _orchestrator_session
 
 
 @pytest.fixture
 def orchestrator_app(orchestrator_services: TestServices) -> Orchestrator:
-    """Return the application of the setting `app`, on these services."""
+    """Return the application named by the setting `app`, connected to these services."""
     return orchestrator_services.app

@@ -1,4 +1,4 @@
-"""What a test sees of tasks and runs in memory."""
+"""Records of tasks and runs in memory, for assertions."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from orchestrator.transport.codec import LogLine, ProgressMark
 
 
 class TestedTask:
-    """A task that was enqueued in a test, and what became of it."""
+    """A task that was enqueued in a test, with its state and result."""
 
     __test__ = False
 
     def __init__(self, new: NewTask, task: Task[..., Any] | None, now: float) -> None:
         self.new = new
-        """The call as it travels."""
+        """The task as it would be stored."""
         self._task = task
         self.state = TaskState.PENDING
         self.attempt = 0
-        """How often it was handed to a worker."""
+        """The number of attempts so far."""
         self.failures = 0
-        """How often it has failed."""
+        """The number of failed attempts."""
         self.error: TaskError | None = None
-        """Why it failed, or failed last."""
+        """The error of the last failed attempt."""
         self.encoded: bytes | None = None
         self.details: bytes | None = None
         self.progress: ProgressMark | None = None
         self.lines: list[LogLine] = []
-        """What it said with `ctx.log`."""
+        """Lines logged with `ctx.log`."""
         self.due = now + max(0.0, new.delay)
-        """When it may start, by the clock of the test, in Unix seconds."""
+        """The time at which the task may start, by the test's clock, in Unix seconds."""
         self.expires_at = None if new.expires is None else now + new.expires
         self.created_at = now
 
@@ -52,7 +52,7 @@ class TestedTask:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments by name, with defaults, as the task is given them."""
+        """The arguments by name, with defaults, as the task receives them."""
         arguments, keywords, *_ = decode_call(self.new.payload)
         if self._task is None:
             return {**dict(enumerate(arguments)), **keywords}
@@ -60,10 +60,10 @@ class TestedTask:
 
     @property
     def rates(self) -> list[tuple[str, Rate]]:
-        """The rates that it counts against, each with its bucket."""
+        """The rate limits of the task, each with its bucket."""
         lane = self.new.lane or ""
-        found = (lane_bucket(lane), self.options.rate), (gate_bucket(gate_of(lane)), self.options.total_rate)
-        return [(bucket, rate) for bucket, rate in found if rate is not None]
+        limits = (lane_bucket(lane), self.options.rate), (gate_bucket(gate_of(lane)), self.options.total_rate)
+        return [(bucket, rate) for bucket, rate in limits if rate is not None]
 
     @property
     def options(self) -> TaskOptions:
@@ -71,12 +71,12 @@ class TestedTask:
 
     @property
     def result(self) -> Any:
-        """What it has returned; None if it has not."""
+        """The return value; None if the task has not succeeded."""
         value = None if self.encoded is None else decode_value(self.encoded)
         return value if self._task is None else self._task._signature.restore_kept(value)
 
     def option(self, name: str) -> Any:
-        """Return an option by the name that it has in `.options(…)`."""
+        """Return an option by its name in `.options(…)`."""
         match name:
             case "queue" | "priority" | "delay" | "expires":
                 return getattr(self.new, name)
@@ -89,17 +89,17 @@ class TestedTask:
         return getattr(self.options, name, None)
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r:.100}" for name, value in self.arguments.items())
-        placed = "".join(
+        arguments = ", ".join(f"{name}={value!r:.100}" for name, value in self.arguments.items())
+        options = "".join(
             f" {name}={value!r}"
-            for name, value, usual in (
+            for name, value, default in (
                 ("queue", self.new.queue, "default"),
                 ("delay", self.new.delay, 0.0),
                 ("priority", self.new.priority, 0),
             )
-            if value != usual
+            if value != default
         )
-        return f"{self.name}({given}){placed} {self.state}"
+        return f"{self.name}({arguments}){options} {self.state}"
 
 
 @dataclass
@@ -112,13 +112,13 @@ class ManyTasks:
 
 @dataclass(frozen=True, kw_only=True)
 class StartedRun:
-    """A run that was started in a test: of many tasks, of a composition, or of a workflow."""
+    """A run that was started in a test: of many tasks, a composition or a workflow."""
 
     id: str
-    """The id that its handle has."""
+    """The id of the run, as in its handle."""
     name: str
-    """What the run, or its workflow, is called."""
+    """The name of the run or of its workflow."""
     params: Mapping[str, Any]
-    """Parameters, or the arguments of a workflow as code by name."""
+    """The parameters, or the arguments of a code workflow by name."""
     key: str | None = None
-    """Its idempotency key, or the id of the program's own."""
+    """The idempotency key of the run, or its id chosen by the program."""

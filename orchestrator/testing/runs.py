@@ -1,4 +1,4 @@
-"""What a test holds of a workflow that it has started."""
+"""The handle of a workflow run in a test."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ T = TypeVar("T")
 
 
 class World(Protocol):
-    """Where a run lives in a test."""
+    """The environment of a run in a test."""
 
     leader: MemoryLeader
 
     async def settle(self) -> None:
-        """Let everything happen that can happen without time passing."""
+        """Process everything that can happen without time passing."""
 
     async def skip_to_next(self) -> bool:
-        """Fire the next timer, and let happen what follows from it; False if there is none."""
+        """Fire the next timer and process its consequences. Return False if there is none."""
 
 
 class TestedRun(Generic[R, W_co]):
-    """One run in a test. Whatever is sent to it, it has dealt with when the call returns."""
+    """A run in a test. When a call that sends a message returns, the run has processed the message."""
 
     __test__ = False
 
@@ -71,10 +71,10 @@ class TestedRun(Generic[R, W_co]):
         self._limit = workflow._client.settings.max_payload
         self._message_id: str | None = None
         self._signalled: set[str] = set()
-        self._ids_of = run.id
+        self._original_id = run.id
 
     def options(self, *, id: str | None = None) -> TestedRun[R, W_co]:
-        """Return this run with an id for the next signal or update, which is applied once."""
+        """Return a copy of this handle that gives the next signal or update an id, under which it is applied once."""
         changed = copy.copy(self)
         changed._message_id = id
         return changed
@@ -87,7 +87,7 @@ class TestedRun(Generic[R, W_co]):
         return run
 
     def _chain(self) -> Iterator[Run]:
-        """Yield the runs that continued one another; one that was reset did not come to its end."""
+        """Yield the chain of continued runs, except those that were reset before their end."""
         run: Run | None = self._first
         while run is not None:
             if not run.was_reset:
@@ -100,12 +100,12 @@ class TestedRun(Generic[R, W_co]):
 
     @property
     def history(self) -> Recording:
-        """Everything that has happened so far, in the last run of those that continued one another."""
+        """The history of the latest run in the chain."""
         return Recording(self._run.id, list(self._run.history))
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the code has set and not cleared."""
+        """The values that the code has set and not cleared."""
         return {key: decode_value(value) for key, value in self._run.state.items()}
 
     @property
@@ -113,7 +113,7 @@ class TestedRun(Generic[R, W_co]):
         return attributes_of(event.what for event in self._run.history)
 
     async def result(self) -> R:
-        """Let time pass until the run has ended, and return what it returned; raise RunFailed if it did not."""
+        """Let time pass until the run has ended, and return its result. Raise RunFailed if it did not succeed."""
         while self._run.end is None:
             self._check_stuck()
             if not await self._world.skip_to_next() and self._run.end is None:
@@ -151,10 +151,10 @@ class TestedRun(Generic[R, W_co]):
         if self._message_id is not None and self._message_id in self._signalled:
             return
         self._signalled.update([self._message_id] if self._message_id is not None else ())
-        await self._tell(history.SignalReceived(name, encode_value(value, f"Signal {name!r}", self._limit)))
+        await self._send(history.SignalReceived(name, encode_value(value, f"Signal {name!r}", self._limit)))
 
     async def resolve(self, promise: str, value: Any = None) -> None:
-        """Resolve the oldest open promise of a name; before there is one, the value is kept for it."""
+        """Resolve the oldest open promise of this name. If none is open, the value is kept for the next one."""
         data = encode_value(value, f"Promise {promise!r}", self._limit)
         created = [event.what for event in self._run.history if isinstance(event.what, history.PromiseCreated)]
         if problem := misfit(created, self._run.promises.keys(), promise, decode_value(data)):
@@ -162,26 +162,26 @@ class TestedRun(Generic[R, W_co]):
         await self._settle(Resolution(promise, data))
 
     async def reject(self, promise: str, reason: str) -> None:
-        """Reject the oldest open promise of a name; before there is one, this is kept for it."""
+        """Reject the oldest open promise of this name. If none is open, the rejection is kept for the next one."""
         await self._settle(Resolution(promise, error=TaskError("PromiseRejected", reason)))
 
     async def cancel(self, reason: str = "") -> None:
-        await self._tell(history.RunCancelRequested(reason))
+        await self._send(history.RunCancelRequested(reason))
 
     async def terminate(self) -> None:
-        """End the run without asking its code."""
+        """End the run without running its code."""
         self._check_open()
         self._run.terminated = True
         self._world.leader.end(self._run, commands.CancelRun())
         await self._world.settle()
 
     async def reset(self, to: int) -> TestedRun[R, W_co]:
-        """Start a run that repeats this one up to an event of its history, and goes on by itself from there."""
+        """Start a new run that repeats this one up to an event of its history and continues from there."""
         new = self._world.leader.reset(self._run, to)
         await self._world.settle()
-        again = TestedRun(self._world, self._workflow, new)
-        again._signalled, again._ids_of = set(self._signalled), self._ids_of
-        return again
+        copied_handle = TestedRun(self._world, self._workflow, new)
+        copied_handle._signalled, copied_handle._original_id = set(self._signalled), self._original_id
+        return copied_handle
 
     @overload
     async def query(self, query: str, /, *args: Any, **kwargs: Any) -> Any: ...
@@ -189,10 +189,10 @@ class TestedRun(Generic[R, W_co]):
     async def query(self, query: QueryMethod[W_co, P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def query(self, query: str | QueryMethod[Any, ..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Ask the code something."""
+        """Send a query and return its answer."""
         name = name_of(QueryMethod, query, self._workflow._signature)
-        asked = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, self._limit, "query"))
-        answers = await asyncio.to_thread(self._world.leader.activate, self._run, [asked])
+        question = Query(derived_id(self._run.id, "query"), name, encode_call(name, args, kwargs, self._limit, "query"))
+        answers = await asyncio.to_thread(self._world.leader.activate, self._run, [question])
         if not answers:
             raise WrongState(f"Workflow {self._workflow.name!r} ended before its code ran, and cannot be asked.")
         answer = answers[0]
@@ -204,7 +204,7 @@ class TestedRun(Generic[R, W_co]):
     async def update(self, update: UpdateMethod[W_co, P, Any, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
 
     async def update(self, update: str | UpdateMethod[Any, ..., Any, Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Ask the code to do something, and return its answer; time does not pass meanwhile."""
+        """Send an update and return its answer, without time passing."""
         return (await self.start_update(update, *args, **kwargs)).result()
 
     @overload
@@ -215,19 +215,20 @@ class TestedRun(Generic[R, W_co]):
     ) -> TestedUpdate[T]: ...
 
     async def start_update(self, update: str | UpdateMethod[Any, ..., Any, Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Ask the code to do something that may take time."""
+        """Send an update that may take time."""
         name = name_of(UpdateMethod, update, self._workflow._signature)
         run, id = self._run, self._message_id
-        known = None if id is None else request_id(self._ids_of, "update", id)
+        message_id = None if id is None else request_id(self._original_id, "update", id)
         facts = [*self._facts()]
-        refused = {one.id for one in facts if isinstance(one, history.UpdateAnswered) and one.was_refused}
-        sent = {one.id for one in facts if isinstance(one, history.UpdateRequested)}
-        while known is not None and (known in refused or next_try(known) in sent):  # it was not applied, and sent again
-            known = next_try(known)
-        identifier = known or derived_id(run.id, "update", len(run.history))
-        asked = history.UpdateRequested(identifier, name, encode_call(name, args, kwargs, self._limit, "update"))
+        refused = {fact.id for fact in facts if isinstance(fact, history.UpdateAnswered) and fact.was_refused}
+        sent = {fact.id for fact in facts if isinstance(fact, history.UpdateRequested)}
+        # A refused update was not applied, and may be sent again.
+        while message_id is not None and (message_id in refused or next_try(message_id) in sent):
+            message_id = next_try(message_id)
+        identifier = message_id or derived_id(run.id, "update", len(run.history))
+        request = history.UpdateRequested(identifier, name, encode_call(name, args, kwargs, self._limit, "update"))
         if identifier not in sent:
-            await self._tell(asked)
+            await self._send(request)
         return TestedUpdate(self._first, update, identifier)
 
     def _facts(self) -> Iterator[HistoryItem]:
@@ -244,7 +245,7 @@ class TestedRun(Generic[R, W_co]):
         await self._world.settle()
         self._check_stuck()
 
-    async def _tell(self, fact: Fact) -> None:
+    async def _send(self, fact: Fact) -> None:
         self._check_open()
         self._world.leader.append(self._run, fact)
         await self._world.settle()
@@ -252,7 +253,9 @@ class TestedRun(Generic[R, W_co]):
 
     def _check_open(self) -> None:
         if self._run.end is not None:
-            raise WrongState(f"Workflow {self._workflow.name!r}, run {to_text(self._run.id)}, {_how(self._run.end)}.")
+            raise WrongState(
+                f"Workflow {self._workflow.name!r}, run {to_text(self._run.id)}, {_end_text(self._run.end)}."
+            )
 
     def _check_stuck(self) -> None:
         stuck = self._run.stuck
@@ -273,10 +276,10 @@ class TestedUpdate(Generic[R]):
         self._id = identifier
 
     def result(self) -> R:
-        """Return the answer, which must be there: time does not pass."""
+        """Return the answer. Raise an error if there is none yet: no time passes."""
         name = name_of(UpdateMethod, self._update, None)
         run = self._run
-        while run.next is not None and (self._id not in run.answers or run.was_reset):  # it went on before it heard
+        while run.next is not None and (self._id not in run.answers or run.was_reset):  # the update came too late
             run = run.next
         if self._id not in run.answers:
             raise OrchestratorError(
@@ -288,11 +291,11 @@ class TestedUpdate(Generic[R]):
         return value
 
 
-def _how(end: commands.EndCommand) -> str:
+def _end_text(end: commands.EndCommand) -> str:
     return f"has failed: {end.error.kind}: {end.error.message}" if isinstance(end, commands.FailRun) else "has ended"
 
 
-def _value(what: str, result: bytes | None, error: TaskError | None) -> bytes:
+def _value(description: str, result: bytes | None, error: TaskError | None) -> bytes:
     if error is not None:
-        raise raised(what, error)
+        raise raised(description, error)
     return result or b"\xc0"

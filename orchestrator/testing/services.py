@@ -1,4 +1,4 @@
-"""An application on real services in a test: Postgres, Redis, a scheduler and a worker, for a whole test session."""
+"""Run an application on real services in a test session: Postgres, Redis, a scheduler and a worker."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from orchestrator.testing.executor_stage import LocalProgram, LocalServices
 from orchestrator.workers.functions import load_app
 
 _SETTINGS: dict[str, Any] = {"heartbeat": 0.5, "lease": 2.0, "worker_ttl": 2.0}
-"""What makes losses known soon."""
+"""Short timeouts, so that losses are detected quickly."""
 
 
 class TestServices:
-    """Services of a test session, and faults to inject into them."""
+    """The services of a test session, with methods to inject faults."""
 
     __test__ = False
 
-    def __init__(self, app: Orchestrator, where: str, servers: EmbeddedServices, programs: LocalServices) -> None:
+    def __init__(self, app: Orchestrator, app_path: str, servers: EmbeddedServices, programs: LocalServices) -> None:
         self.app = app
-        """The application, which uses these services."""
-        self._where = where
+        """The application, connected to these services."""
+        self._app_path = app_path
         self._servers = servers
         self._programs = programs
         self._engine = engine_for(servers.database_url)
@@ -41,10 +41,10 @@ class TestServices:
         self._worker = self._start_worker()
 
     def _start_worker(self) -> LocalProgram:
-        return self._programs.worker("--app", self._where)
+        return self._programs.worker("--app", self._app_path)
 
     def empty(self) -> None:
-        """Forget all tasks, runs, schedules and definitions. A worker that still has tasks is killed and replaced."""
+        """Delete all tasks, runs, schedules and definitions. A worker that still has tasks is killed and replaced."""
         with self._engine.begin() as connection:
             if empty_beside_leader(connection, self._worker.kill):
                 self._redis.flushall()
@@ -52,13 +52,13 @@ class TestServices:
             self._worker = self._start_worker()
 
     def lose_worker(self) -> None:
-        """Kill the worker with all that it runs, as if its machine had died, and start another."""
+        """Kill the worker and its running tasks, as if its machine had died, and start another."""
         self._worker.kill()
         self._worker = self._start_worker()
 
     @contextmanager
     def redis_down(self) -> Iterator[None]:
-        """Kill Redis, and start it after the block, without what it held."""
+        """Kill Redis, and restart it empty after the block."""
         self._servers.redis.kill()
         try:
             yield
@@ -73,14 +73,14 @@ class TestServices:
 
 @contextmanager
 def started_services(folder: Path) -> Iterator[TestServices]:
-    """Start services for the application that the setting `app` names; logs and data are kept in the folder."""
-    where = load_settings().app
-    if not where:
+    """Start services for the application in the setting `app`. Logs and data are kept in the folder."""
+    app_path = load_settings().app
+    if not app_path:
         raise ConfigurationError(
             "The fixture orchestrator_app: expected an application in the setting app, found none. Write "
             'app = "shop.tasks:app" under [tool.orchestrator] in pyproject.toml, or set ORCHESTRATOR_APP.'
         )
-    app = load_app(where)
+    app = load_app(app_path)
     with EmbeddedServices(folder / "servers") as servers:
         upgrade(servers.database_url)
         urls = {"database_url": servers.database_url, "redis_url": servers.redis_url}
@@ -90,7 +90,7 @@ def started_services(folder: Path) -> Iterator[TestServices]:
         before, app._client._settings = app._client._settings, programs.settings
         services: TestServices | None = None
         try:
-            services = TestServices(app, where, servers, programs)
+            services = TestServices(app, app_path, servers, programs)
             yield services
         finally:
             app.close()

@@ -1,4 +1,4 @@
-"""Tasks in a test: recorded, run at once, or run by a clock that skips."""
+"""Test tasks in memory: record them, run them immediately, or run them by a clock that can be advanced."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from orchestrator.testing.memory_calls import MemoryCalls
 from orchestrator.testing.memory_tasks import MemoryTasks
 from orchestrator.testing.records import StartedRun, TestedTask
 
-_LISTED = 20
-"""Calls that the message of a failed assertion lists."""
+_MAX_LISTED = 20
+"""The maximum number of calls listed in the message of a failed assertion."""
 
 
 class TaskTest:
-    """An application whose tasks live in memory for as long as the `with` block lasts.
+    """Keeps the tasks of an application in memory during the `with` block.
 
     with TaskTest(app) as test:
         send.options(delay=60).enqueue("ann@example.com")
@@ -36,7 +36,7 @@ class TaskTest:
     __test__ = False
 
     def __init__(self, app: Orchestrator, *, eager: bool = False, start: datetime | None = None) -> None:
-        """`eager` runs each task to its end as it is enqueued. `start` is the time at which the clock begins."""
+        """`eager` runs each task to its end when it is enqueued. `start` is the initial time of the clock."""
         if start is not None:
             check_timezone("start", start)
         self._app = app
@@ -47,46 +47,46 @@ class TaskTest:
         self._saved = vars(client).get("_make_backend"), client._backend, vars(task_options)["time"]
         calls: Any = MemoryCalls(leader)
         client._backend, vars(client)["_make_backend"] = calls, lambda: calls
-        vars(task_options)["time"] = SimpleNamespace(time=lambda: leader.now)  # by which `eta` becomes a delay
+        vars(task_options)["time"] = SimpleNamespace(time=lambda: leader.now)  # used to convert `eta` to a delay
         return self
 
     def __exit__(self, *_: object) -> None:
         self._leader.close()
         client = self._app._client
-        made, client._backend, vars(task_options)["time"] = self._saved
+        factory, client._backend, vars(task_options)["time"] = self._saved
         vars(client).pop("_make_backend")
-        if made is not None:
-            vars(client)["_make_backend"] = made
+        if factory is not None:
+            vars(client)["_make_backend"] = factory
 
-    # -- looking
+    # -- assertions
 
     @property
     def now(self) -> datetime:
         return datetime.fromtimestamp(self._leader.now, UTC)
 
     def enqueued(self, task: Task[..., Any] | str | None = None, /, **expected: Any) -> list[TestedTask]:
-        """Return the calls of a task, or of all, in order, that have these arguments and options."""
+        """Return the enqueued calls of a task, or of all tasks, with these arguments and options, in order."""
         if task is not None:
             self._check_expected(self._app.find_task(task if isinstance(task, str) else task.name), expected)
         name = task.name if isinstance(task, Task) else task
-        return [one for one in self._leader.tasks.values() if name in (None, one.name) and _fits(one, expected)]
+        return [call for call in self._leader.tasks.values() if name in (None, call.name) and _fits(call, expected)]
 
     def assert_enqueued(self, task: Task[..., Any] | str, /, **expected: Any) -> TestedTask:
-        """Return the first call of a task with these arguments and options; fail with what was enqueued instead."""
-        if found := self.enqueued(task, **expected):
-            return found[0]
-        wanted = ", ".join(f"{name}={value!r}" for name, value in expected.items())
+        """Return the first call of a task with these arguments and options, or fail and list the enqueued calls."""
+        if matches := self.enqueued(task, **expected):
+            return matches[0]
+        options = ", ".join(f"{name}={value!r}" for name, value in expected.items())
         others = list(self._leader.tasks.values())
-        lines = "".join(f"\n  {one!r}" for one in others[:_LISTED])
-        more = f"\n  and {len(others) - _LISTED:,} more" if len(others) > _LISTED else ""
+        lines = "".join(f"\n  {other!r}" for other in others[:_MAX_LISTED])
+        more = f"\n  and {len(others) - _MAX_LISTED:,} more" if len(others) > _MAX_LISTED else ""
         name = task if isinstance(task, str) else task.name
         raise AssertionError(
-            f"Task {name!r} was not enqueued{f' with {wanted}' if wanted else ''}. "
+            f"Task {name!r} was not enqueued{f' with {options}' if options else ''}. "
             + (f"Enqueued:{lines}{more}" if others else "Nothing was enqueued.")
         )
 
     def started(self, what: CodeWorkflow[..., Any] | str | None = None, /) -> list[StartedRun]:
-        """Return the runs that were started, of a workflow, of a name, or all, in order."""
+        """Return the started runs in order: all, or those of a workflow or name."""
         name = what.name if isinstance(what, CodeWorkflow) else what
         return [run for run in self._leader.started if name in (None, run.name)]
 
@@ -104,13 +104,13 @@ class TaskTest:
     # -- running
 
     def drain(self) -> list[TestedTask]:
-        """Run everything that is due, and what follows from it without time passing; return what ran, in order."""
+        """Run all due tasks and their consequences, without time passing. Return the tasks that ran, in order."""
         return self._leader.run_until(self._leader.now)
 
     def skip(self, seconds: float = 0.0, **parts: float) -> list[TestedTask]:
-        """Let time pass, `skip(60)` or `skip(hours=24)`, and run what is due meanwhile, each at its time.
+        """Advance the clock, `skip(60)` or `skip(hours=24)`, and run the tasks that become due, each at its time.
 
-        Delays, retries, rates and the schedules of the code are due by this clock. Return what ran, in order.
+        Delays, retries, rate limits and schedules in the code follow this clock. Return the tasks that ran, in order.
         """
         seconds += timedelta(**parts).total_seconds()
         if not 0 <= seconds < inf:
@@ -126,23 +126,23 @@ def _fits(task: TestedTask, expected: Mapping[str, Any]) -> bool:
         return True
     arguments = task.arguments
     for name, value in expected.items():
-        found = arguments[name] if name in arguments else task.option(name)
-        if isinstance(value, timedelta) and isinstance(found, float):
+        actual = arguments[name] if name in arguments else task.option(name)
+        if isinstance(value, timedelta) and isinstance(actual, float):
             value = value.total_seconds()
-        if found != value:
+        if actual != value:
             return False
     return True
 
 
 @contextmanager
 def recording(app: Orchestrator) -> Iterator[TaskTest]:
-    """Record what is enqueued and started in the block. Nothing runs until `drain()` or `skip(…)` is called."""
+    """Record the tasks and runs that the block enqueues and starts. Nothing runs until `drain()` or `skip(…)`."""
     with TaskTest(app) as test:
         yield test
 
 
 @contextmanager
 def eager(app: Orchestrator) -> Iterator[TaskTest]:
-    """Run each task that is enqueued in the block to its end, with retries, delays and all that follows, at once."""
+    """Run each task to its end as soon as the block enqueues it, with its retries, delays and follow-up tasks."""
     with TaskTest(app, eager=True) as test:
         yield test

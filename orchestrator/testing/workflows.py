@@ -1,4 +1,4 @@
-"""Workflows in a test: in memory, with mocked tasks, and a clock that skips."""
+"""Test workflows in memory, with mocked tasks and a clock that can be advanced."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 
 class WorkflowTest:
-    """A world in which workflows run: no database, no Redis, no worker, and no waiting.
+    """Runs workflows in memory: without database, Redis, worker and waiting.
 
     async with WorkflowTest() as test:
         receipt = await test.run(order, "o-1", mocks={charge_card: "charge-7", ship: fake_ship})
@@ -43,7 +43,6 @@ class WorkflowTest:
         self.leader = MemoryLeader(self._engine, self._find, start.timestamp())
         self._mocks = MockBook()
         self._mocked: set[bytes] = set()
-        """Tasks and child runs that a mock was called for."""
         self._calls: dict[asyncio.Future[None], None] = {}
         self._count = 0
 
@@ -63,9 +62,9 @@ class WorkflowTest:
         return datetime.fromtimestamp(self.leader.now, UTC)
 
     async def run(self, workflow: CodeWorkflow[..., R], *args: Any, mocks: Mocks | None = None, **kwargs: Any) -> R:
-        """Run a workflow to its end and return its result; timers fire as soon as nothing else is left to do.
+        """Run a workflow to its end and return its result. Timers fire as soon as nothing else is left to do.
 
-        In the end its history is replayed, so that a test finds code that does not do the same thing twice.
+        At the end the history is replayed, to detect code that is not deterministic.
         """
         run = await self.start(workflow, *args, mocks=mocks, **kwargs)
         return await run.result()
@@ -73,7 +72,7 @@ class WorkflowTest:
     async def start(
         self, workflow: CodeWorkflow[..., R, W_co], *args: Any, mocks: Mocks | None = None, **kwargs: Any
     ) -> TestedRun[R, W_co]:
-        """Start a workflow and let it run until it waits for a timer, or for somebody outside."""
+        """Start a workflow and run it until it waits for a timer or an external event."""
         self._workflow = workflow
         settings = workflow._client.settings
         self._engine.limit, self._engine.largest = settings.max_payload, settings.largest_value
@@ -90,7 +89,7 @@ class WorkflowTest:
         return TestedRun(self, workflow, run)
 
     async def skip(self, seconds: float = 0.0, **parts: float) -> None:
-        """Let time pass, `skip(60)` or `skip(hours=24)`, and everything happen that happens in it."""
+        """Advance the clock, `skip(60)` or `skip(hours=24)`, and process everything that becomes due."""
         until = self.leader.now + seconds + timedelta(**parts).total_seconds()
         await self.settle()
         while (due := self.leader.next_due()) is not None and due <= until:
@@ -98,13 +97,13 @@ class WorkflowTest:
         self.leader.now = until
 
     async def skip_to_next(self) -> bool:
-        """Fire the next timer, and let happen what follows from it; False if there is none."""
+        """Fire the next timer and process its consequences. Return False if there is none."""
         fired = self.leader.fire_next()
         await self.settle()
         return fired
 
     async def settle(self) -> None:
-        """Let everything happen that can happen without time passing."""
+        """Process everything that can happen without time passing."""
         while True:
             run = next((run for run in self.leader.runs.values() if run.has_unseen_facts and run.stuck is None), None)
             if run is not None:
@@ -118,20 +117,20 @@ class WorkflowTest:
                 return
 
     async def _show(self, run: Run) -> None:
-        """Let a run's code see what is new, or the mock that stands for it; then call the mocks of its tasks."""
+        """Show new events to a run's code, or call its mock; then call the mocks of its tasks."""
         if run.parent is not None and run.started.workflow in self._mocks:
             self._show_mock(run, run.parent)
             return
-        await asyncio.to_thread(self.leader.activate, run)  # an event loop cannot run inside another
+        await asyncio.to_thread(self.leader.activate, run)  # event loops cannot be nested
         for task in [task for task in run.tasks.values() if task.id not in self._mocked]:
             self._mocked.add(task.id)
             self._calls[asyncio.ensure_future(self._mock_task(run, task))] = None
 
     async def _mock_task(self, run: Run, task: NewTask) -> None:
         assert self._workflow is not None
-        known = self._workflow._registry.tasks.get(task.name)
+        registered = self._workflow._registry.tasks.get(task.name)
         outcome = await self._mocks.call(
-            task.name, task.payload, known._signature if known else None, self._engine.limit
+            task.name, task.payload, registered._signature if registered else None, self._engine.limit
         )
         fact = (
             history.TaskFailed(task.id, outcome)
@@ -145,7 +144,7 @@ class WorkflowTest:
             self.leader.settle(run, task.id, fact)
 
     def _show_mock(self, run: Run, parent: Run) -> None:
-        """Let a mock stand for a child run; asked to cancel itself, it does."""
+        """Run the mock of a child run. A cancel request cancels the child."""
         run.shown = len(run.history)
         if isinstance(run.history[-1].what, history.RunCancelRequested):
             self.leader.end(run, commands.CancelRun())
@@ -169,19 +168,19 @@ class WorkflowTest:
 
 
 Mocks = Mapping[Task[..., Any] | CodeWorkflow[..., Any] | str, Any]
-"""By task, child workflow or name: a value, an exception to raise, a function of the same arguments, or `After`."""
+"""Mocks by task, child workflow or name: a value, an exception, a function with the same arguments, or `After`."""
 
 
 @dataclass(frozen=True)
 class After:
-    """A mock that takes its time, by the test's clock; `After(math.inf)` never ends."""
+    """A mock that takes some time, by the test's clock. `After(math.inf)` never ends."""
 
     seconds: float
     mock: Any = None
 
 
 class MockBook:
-    """The mocks of one test."""
+    """The mocks of a test."""
 
     def __init__(self) -> None:
         self._mocks: dict[str, Any] = {}
@@ -190,7 +189,7 @@ class MockBook:
         return name in self._mocks
 
     def add(self, mocks: Mocks, registry: Registry) -> None:
-        """Put these in the place of what they are named after; a name that nothing has would never be called."""
+        """Add mocks. Raise for a name that is neither a task nor a workflow, because its mock would never be called."""
         for key, mock in mocks.items():
             if isinstance(key, str):
                 registry.find(key)
@@ -199,12 +198,11 @@ class MockBook:
             self._mocks[key if isinstance(key, str) else key.name] = mock
 
     def seconds(self, name: str) -> float:
-        """Return how long a mock takes."""
         mock = self._mocks.get(name)
         return mock.seconds if isinstance(mock, After) else 0.0
 
     async def call(self, name: str, payload: bytes, signature: Signature | None, limit: int) -> bytes | TaskError:
-        """Call a mock as a worker would call what it stands for: with typed arguments, and data for a result."""
+        """Call a mock as a worker would call the original: with typed arguments, and return the encoded result."""
         try:
             if name not in self._mocks:
                 raise InvalidTask(
@@ -221,5 +219,5 @@ class MockBook:
             if inspect.isawaitable(value):
                 value = await value
             return encode_value(value, f"The result of the mock of {name!r}", limit)
-        except Exception as error:  # noqa: BLE001  # a mock that raises is a task that failed
+        except Exception as error:  # noqa: BLE001  # a mock that raises is a failed task
             return describe(error)

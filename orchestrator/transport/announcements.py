@@ -1,6 +1,6 @@
-"""What processes announce in Redis and others read: standbys, services, and payload stores in use.
+"""Announcements of processes in Redis: standby schedulers, service workers, and payload stores in use.
 
-A scheduler that stands by says so for people to see, and is forgotten when it no longer does.
+A standby scheduler announces itself for `status`. Its entry expires when it stops announcing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from orchestrator.transport.keys import Keys
 
 prepare(Standby)
 
-_MOST = 100
-"""Most standbys that are listed: another program could write any number there."""
+_MAX_STANDBYS = 100
+"""The maximum number of standbys to list: another program could write any number into the set."""
 
-# In one step: one that is back may speak at any moment. Names outlive what they name by a TTL at most, because the set
-# of them expires too if nobody is left to tidy it.
+# A script, because a standby that returns may announce itself at any moment. The set of names expires too: if no
+# standby is left to clean it up, names outlive their entries by one TTL at most.
 _ANNOUNCE = """
 redis.call('SET', KEYS[2], ARGV[1], 'PX', ARGV[2])
 redis.call('SADD', KEYS[1], ARGV[3])
@@ -37,16 +37,16 @@ end
 
 
 def announce(redis: Redis, keys: Keys, name: str, standby: Standby, ttl: float) -> None:
-    """Say that a scheduler stands by, for so many seconds."""
-    place = keys.standby(name)
-    body = keys.signing.sign(place, encode(standby))
+    """Announce a standby scheduler for `ttl` seconds."""
+    key = keys.standby(name)
+    body = keys.signing.sign(key, encode(standby))
     redis.register_script(_ANNOUNCE)(
-        keys=[keys.standbys, place], args=[body, int(ttl * 1000), name, keys.standby(""), _MOST]
+        keys=[keys.standbys, key], args=[body, int(ttl * 1000), name, keys.standby(""), _MAX_STANDBYS]
     )
 
 
 def withdraw(redis: Redis, keys: Keys, name: str) -> None:
-    """Say that it does no longer: it leads, or ends."""
+    """Withdraw the announcement of a standby that now leads or ends."""
     pipeline = redis.pipeline(transaction=True)
     pipeline.delete(keys.standby(name))
     pipeline.srem(keys.standbys, name)
@@ -54,32 +54,31 @@ def withdraw(redis: Redis, keys: Keys, name: str) -> None:
 
 
 def list_standbys(redis: Redis, keys: Keys) -> list[Standby]:
-    """Return the schedulers that stand by, in the order of their addresses."""
-    names = cast("list[bytes]", redis.srandmember(keys.standbys, _MOST))
+    """Return the standby schedulers, ordered by address."""
+    names = cast("list[bytes]", redis.srandmember(keys.standbys, _MAX_STANDBYS))
     if not names:
         return []
-    places = [keys.standby(name.decode(errors="replace")) for name in names]
-    found = cast("list[bytes | None]", redis.mget(places))
-    read = (keys.signing.read(Standby, place, data) for place, data in zip(places, found, strict=True))
-    return sorted((one for one in read if one is not None), key=lambda one: (one.address, one.since))
+    standby_keys = [keys.standby(name.decode(errors="replace")) for name in names]
+    bodies = cast("list[bytes | None]", redis.mget(standby_keys))
+    decoded = (keys.signing.read(Standby, key, data) for key, data in zip(standby_keys, bodies, strict=True))
+    return sorted((item for item in decoded if item is not None), key=lambda item: (item.address, item.since))
 
 
-# -- registered services over HTTP, in Redis, where workers find them.
+# -- registered service workers (HTTP), where workers look them up.
 #
 # An entry is the last heartbeat of a service worker. Redis may lose it: registrations are in Postgres, and the next
-# heartbeat brings the entry back. Times are those of Redis's own clock, so that clocks of writers and readers may
-# differ.
+# heartbeat restores the entry. Times are by Redis's clock, so that the clocks of writers and readers may differ.
 
 MOST = 10_000
-"""Service workers that are known at once."""
+"""The maximum number of registered service workers."""
 FORGOTTEN_AFTER = 3_600.0
-"""Seconds of silence after which an entry makes room; it may come back at any time."""
+"""Seconds without a heartbeat after which an entry may be evicted for another. The worker may return at any time."""
 
 prepare(ServiceWorker)
 
 
 def find(redis: Redis, keys: Keys, worker: str) -> tuple[ServiceWorker | None, float]:
-    """Return what a worker has said last, if it is known, and the time."""
+    """Return the last heartbeat of a service worker, if any, and Redis's time."""
     pipeline = redis.pipeline(transaction=False)
     pipeline.time()
     pipeline.hget(keys.services, worker)
@@ -88,37 +87,40 @@ def find(redis: Redis, keys: Keys, worker: str) -> tuple[ServiceWorker | None, f
 
 
 def write(redis: Redis, keys: Keys, entry: ServiceWorker) -> None:
-    """Write down what a worker says."""
+    """Store the heartbeat of a service worker."""
     redis.hset(keys.services, entry.id, keys.signing.sign(keys.services, encode(entry)))
 
 
 def drop(redis: Redis, keys: Keys, worker: str) -> None:
-    """Forget a worker until it speaks again."""
+    """Remove a service worker until its next heartbeat."""
     redis.hdel(keys.services, worker)
 
 
 def list_live(redis: Redis, keys: Keys, ttl: float, service: str | None = None) -> list[ServiceWorker]:
-    """Return the service workers that were heard of within `ttl` seconds and offer a service, or any, by their ids."""
-    found, now = _read(redis, keys)
+    """Return service workers heard of in the last `ttl` seconds, by id: those of `service`, or all that offer any."""
+    workers, now = _read(redis, keys)
     return sorted(
         (
-            one
-            for one in found.values()
-            if one is not None and now - one.heard_at <= ttl and one.services and service in (None, *one.services)
+            worker
+            for worker in workers.values()
+            if worker is not None
+            and now - worker.heard_at <= ttl
+            and worker.services
+            and service in (None, *worker.services)
         ),
-        key=lambda one: one.id,
+        key=lambda worker: worker.id,
     )
 
 
 def make_room(redis: Redis, keys: Keys, worker: str) -> bool:
-    """Say whether there is room for a worker; long silent ones, and unreadable entries, make some."""
+    """Return whether there is room for a service worker, after evicting silent and unreadable entries."""
     if redis.hlen(keys.services) < MOST or redis.hexists(keys.services, worker):
         return True
-    found, now = _read(redis, keys)
-    silent = [id for id, one in found.items() if one is None or now - one.heard_at > FORGOTTEN_AFTER]
+    workers, now = _read(redis, keys)
+    silent = [id for id, entry in workers.items() if entry is None or now - entry.heard_at > FORGOTTEN_AFTER]
     if silent:
         redis.hdel(keys.services, *silent)
-    return len(found) - len(silent) < MOST
+    return len(workers) - len(silent) < MOST
 
 
 def _read(redis: Redis, keys: Keys) -> tuple[dict[str, ServiceWorker | None], float]:
@@ -126,46 +128,46 @@ def _read(redis: Redis, keys: Keys) -> tuple[dict[str, ServiceWorker | None], fl
     pipeline.time()
     pipeline.hgetall(keys.services)
     now, entries = pipeline.execute()
-    found = {
+    workers = {
         id.decode("utf-8", "replace"): keys.signing.read(ServiceWorker, keys.services, data)
         for id, data in entries.items()
     }
-    return found, _seconds(now)
+    return workers, _seconds(now)
 
 
 def _seconds(now: tuple[int, int]) -> float:
     return now[0] + now[1] / 1e6
 
 
-# -- which folders are payload stores in use: noted in Redis, for processes that have not seen them mounted.
+# -- payload store folders in use, for processes that must know whether an empty folder is new or not mounted.
 #
-# Where Redis has lost it, the next process that writes into such a folder notes it again.
+# If Redis loses a folder, the next process that writes into it records it again.
 
 _TIMEOUT = 2.0
 
 
 class StoresInUse:
-    """Notes which are; it is asked so rarely that it keeps no connection."""
+    """Records the folders in use. It is used so rarely that it keeps no connection."""
 
     def __init__(self, settings: Settings) -> None:
         self._url = settings.redis_url and settings.of_shard(0).require_redis()
         self._key = Keys.of(settings).payload_stores
 
-    def has(self, place: str) -> bool:
-        """Say whether a store was noted; raise `Unavailable` where that cannot be known now."""
+    def has(self, folder: str) -> bool:
+        """Return whether a store is recorded; raise `Unavailable` if Redis cannot be reached."""
         if not self._url:
             return False
         try:
             with closing(connect(self._url, timeout=_TIMEOUT)) as redis:
-                return bool(redis.sismember(self._key, place))
+                return bool(redis.sismember(self._key, folder))
         except RedisError as error:
             raise Unavailable(
-                f"The payload store {place} cannot be used: Redis, which knows whether it is new or not mounted, is "
+                f"The payload store {folder} cannot be used: Redis, which knows whether it is new or not mounted, is "
                 f"not reached: {error}"
             ) from error
 
-    def note(self, place: str) -> None:
-        """Note that a store is in use, if that can be done now."""
+    def note(self, folder: str) -> None:
+        """Record that a store is in use, if Redis can be reached."""
         if self._url:
             with contextlib.suppress(RedisError), closing(connect(self._url, timeout=_TIMEOUT)) as redis:
-                redis.sadd(self._key, place)
+                redis.sadd(self._key, folder)

@@ -1,7 +1,7 @@
-"""The listener's side of live changes: follow the stream, and show the leader that somebody listens.
+"""Follow the stream of live changes, and show the leader that it has a listener.
 
-One follower serves all listeners of a process. If it has missed entries, because Redis lost them or because the
-follower was slow, it says so: listeners read the current state again.
+One follower serves all listeners of a process. If it missed entries, because Redis lost them or because it was too
+slow, it reports a gap, and listeners read the current state again.
 """
 
 from __future__ import annotations
@@ -18,46 +18,45 @@ from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import NUDGE_CAP, SPOKEN_CAP, WATCHED_TTL, Keys
 
 _REFRESH = 2.0
-"""Seconds between two signs that somebody listens."""
+"""Seconds between two refreshes of the key `watched`."""
 _FIRST_ENTRY = 1.0
-"""Seconds that a leader may take to notice a listener before the wait for it ends."""
+"""Seconds to wait for the leader's first entry after a new listener showed up."""
 _COUNT = 200
-"""Entries that are read at once."""
 NOWHERE = "0-0"
 
 Entries = list[tuple[bytes, dict[bytes, bytes]]]
 
 
 class Entry(NamedTuple):
-    """One commit of the leader, and its place in the stream."""
+    """The changes of one commit of the leader, with their id in the stream."""
 
     id: str
     changes: Changes
 
 
 class Heard(NamedTuple):
-    """The result of a look at the streams."""
+    """The result of one read of the streams."""
 
     entries: list[Entry] = []
     spoken: set[bytes] = set()
-    """Tasks that have said something."""
+    """Tasks with new log lines or progress."""
     has_gap: bool = False
-    """Something may have been missed before these entries."""
+    """Entries before these may have been missed."""
     all_spoken: bool = False
-    """Any task may have said something."""
+    """Any task may have new log lines or progress."""
 
 
 def last_spoken(redis: Redis, keys: Keys) -> str:
-    """Return the last entry of the stream of tasks that have logged."""
+    """Return the id of the last entry in the stream of tasks that have logged."""
     last = _last(redis, keys.spoken)
     return last[0][0].decode() if last else NOWHERE
 
 
 def wait_spoken(redis: Redis, keys: Keys, target: bytes, after: str, seconds: float) -> str:
-    """Wait until a task or run has spoken, or so many seconds; return the last entry that was looked at."""
+    """Wait up to `seconds` until a task or run logs. Return the id of the last entry that was read."""
     give_up_at = time.monotonic() + seconds
-    while (left := give_up_at - time.monotonic()) > 0:
-        reply = redis.xread({keys.spoken: after}, count=_COUNT, block=max(1, int(left * 1000)))
+    while (remaining := give_up_at - time.monotonic()) > 0:
+        reply = redis.xread({keys.spoken: after}, count=_COUNT, block=max(1, int(remaining * 1000)))
         for _, items in cast("list[tuple[bytes, Entries]]", reply or []):
             after = items[-1][0].decode()
             if any(target in _tasks(keys, fields) for _, fields in items):
@@ -66,7 +65,7 @@ def wait_spoken(redis: Redis, keys: Keys, target: bytes, after: str, seconds: fl
 
 
 class Follower:
-    """Follows the streams on a connection of its own; for one thread."""
+    """Follows the streams on its own connection, for one thread."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
@@ -75,12 +74,12 @@ class Follower:
         self._is_connected = False
         self._spoken = NOWHERE
         self.position = NOWHERE
-        """The last entry that was read; `0-0` where there is none."""
+        """The id of the last entry read; `0-0` if there is none."""
         self.generation = ""
-        """In which it was written."""
+        """The generation of that entry."""
 
     def begin(self) -> None:
-        """Begin at the ends of the streams, and have the leader write down what moves; wait a moment until it does."""
+        """Start at the ends of the streams and make the leader publish changes. Wait briefly for its first entry."""
         self._go_to_end()
         is_new = self._show_interest()
         self._is_connected = True
@@ -88,7 +87,7 @@ class Follower:
             self._read(_FIRST_ENTRY)
 
     def wait(self) -> Heard:
-        """Return what has come, after two seconds at the latest; raises what is wrong with Redis."""
+        """Return new entries, or an empty result after two seconds. Raise any error of Redis."""
         try:
             return self._wait()
         except UNAVAILABLE:
@@ -100,7 +99,7 @@ class Follower:
         if not self._is_connected or time.monotonic() >= self._refresh_at:
             has_gap = self._has_lost()
             all_spoken = has_gap or not self._is_connected
-            if not self._is_connected:  # the server may be another, whose clock is behind
+            if not self._is_connected:  # it may be another server, whose clock is behind
                 self._spoken = last_spoken(self._redis, self._keys)
             self._show_interest()
             self._is_connected = True
@@ -127,7 +126,7 @@ class Follower:
         return Heard(entries, spoken, has_gap, all_spoken)
 
     def _has_lost(self) -> bool:
-        """Say whether the stream no longer has what was read last; then go on from its end."""
+        """Return whether the stream has lost the entry read last. If so, continue from the end of the stream."""
         if self.position == NOWHERE:
             return False
         if self._redis.xrange(self._keys.changes, min=self.position, max=self.position, count=1):
@@ -143,7 +142,7 @@ class Follower:
         self._spoken = spoken[0][0].decode() if spoken else NOWHERE
 
     def _show_interest(self) -> bool:
-        """Note for the leader that somebody listens; if it does not know yet, wake it, and say so."""
+        """Refresh the key `watched`. If it was missing, wake the leader and return True."""
         before = self._redis.set(self._keys.watched, b"1", ex=WATCHED_TTL, get=True)
         if before is None:
             self._redis.xadd(self._keys.nudges, {"fleet": b""}, maxlen=NUDGE_CAP, approximate=True)
@@ -152,7 +151,7 @@ class Follower:
 
 
 def find_entries(redis: Redis, keys: Keys, ids: Iterable[str]) -> dict[str, Changes]:
-    """Return those entries that still stand in the stream of changes, and so everything after them."""
+    """Return the entries that are still in the stream of changes. All later entries are then there, too."""
     pipeline = redis.pipeline(transaction=False)
     for id in ids:
         pipeline.xrange(keys.changes, min=id, max=id, count=1)
@@ -160,30 +159,29 @@ def find_entries(redis: Redis, keys: Keys, ids: Iterable[str]) -> dict[str, Chan
 
 
 def history(redis: Redis, keys: Keys, after: str, until: str) -> Iterator[Entry]:
-    """Yield the entries between two ids; a malformed one is yielded as a first one."""
+    """Yield the entries between two ids. A malformed one becomes `is_first`: listeners then read the current state."""
     while stream_position(after) < stream_position(until):
         items = cast("Entries", redis.xrange(keys.changes, min=f"({after}", max=until, count=_COUNT))
         if not items:
             return
-        found = {entry.id: entry for entry in read_entries(keys, items)}
-        for raw, _ in items:
-            name = raw.decode()
-            yield found.get(name) or Entry(name, Changes("?", is_first=True))
+        by_id = {entry.id: entry for entry in read_entries(keys, items)}
+        for entry_id, _ in items:
+            name = entry_id.decode()
+            yield by_id.get(name) or Entry(name, Changes("?", is_first=True))
         after = items[-1][0].decode()
 
 
 def read_entries(keys: Keys, items: Entries) -> Iterator[Entry]:
-    """Yield what entries say; those that are none of ours are left out."""
-    for entry, fields in items:
+    """Decode stream entries. Skip malformed ones."""
+    for entry_id, fields in items:
         try:
             body = keys.signing.body(keys.changes, (fields or {}).get(b"d", b""))
-            yield Entry(entry.decode(), decode(Changes, body))
+            yield Entry(entry_id.decode(), decode(Changes, body))
         except Malformed:
             continue
 
 
 def _last(redis: Redis, key: str) -> Entries:
-    """Return the last entry of a stream, if it has any."""
     return cast("Entries", redis.xrevrange(key, count=1))
 
 

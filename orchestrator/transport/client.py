@@ -1,4 +1,4 @@
-"""The client's side: nudge the leader, and hear of tasks and runs that ended."""
+"""The client's side of Redis: nudge the leader, and wait for tasks and runs to end."""
 
 from __future__ import annotations
 
@@ -23,34 +23,30 @@ from orchestrator.transport.quarantine import Refused, set_aside
 from orchestrator.transport.signing import Forged
 
 _TIMEOUT = 2.0
-"""Seconds that one nudge may take."""
-_SHORTEST = 0.01
-"""Seconds for a connection where no time is left; none at all would mean not to wait for what is there."""
-_LONGEST = 60.0
-"""Seconds to wait for another nudge: each takes much less."""
-_SILENCE = 2.0
-"""Seconds without nudges after one that failed."""
+"""The timeout of one nudge, in seconds."""
+_MIN_CONNECT_SECONDS = 0.01
+"""Seconds to connect if the caller has no time left; 0 would mean no waiting at all, even for data that is there."""
+_LOCK_TIMEOUT = 60.0
+"""Seconds to wait for the lock while another thread sends its nudge, which takes much less."""
+_FAILURE_PAUSE = 2.0
+"""Seconds without nudges after a failed one."""
 
-_MOST_ANSWERS = 65_536
-"""Bytes of answers to nudges that are read at once."""
-_READ_EVERY = 0.005
-"""Seconds between two looks for answers while one nudge follows another: Redis has just been there."""
-_CONFIRMED = 1.0
+_READ_SIZE = 65_536
+_READ_INTERVAL = 0.005
+"""Seconds between two reads of replies while nudges follow each other: Redis has just been reachable."""
+_SUBSCRIBE_TIMEOUT = 1.0
 """Seconds to wait until Redis has confirmed a subscription."""
-_FRESH = 60.0
-"""Seconds after which a signed announcement may be a replay: then Postgres is asked."""
-_REFUSE_EVERY = 10.0
-"""Seconds between two forged announcements that a client sets aside."""
+_MAX_AGE = 60.0
+"""The age in seconds beyond which a signed announcement may be a replay; the waiter then reads Postgres."""
+_QUARANTINE_INTERVAL = 10.0
+"""Seconds between two forged announcements that a client quarantines."""
 
 Wake = Callable[["Ended | None"], None]
-"""Called with the end that was announced, or with None: something may have been missed, look in Postgres."""
+"""Called with the announced end, or with None if an announcement may have been missed: then read Postgres."""
 
 
 def nudge(redis: Redis, keys: Keys) -> bool:
-    """Wake the leader; say whether it worked. If not, its safety scan finds the work a little later.
-
-    The work is committed already, so no error of Redis may reach the caller.
-    """
+    """Wake the leader; return whether that worked. If not, the leader's safety scan finds the work a little later."""
     try:
         redis.xadd(keys.nudges, {"new": b""}, maxlen=NUDGE_CAP, approximate=True)
     except UNAVAILABLE:
@@ -59,46 +55,46 @@ def nudge(redis: Redis, keys: Keys) -> bool:
 
 
 class Nudges:
-    """The nudges of a client's process. The answer to one is read when the next is sent.
+    """Sends the nudges of a client process. The reply to a nudge is read when the next nudge is sent.
 
-    After one that failed there are none for a while, so that no caller is held up.
+    After a failed nudge, `send` does nothing for a while, so that no caller is delayed.
     """
 
     def __init__(self, url: str, keys: Keys) -> None:
         self._redis = connect(url, timeout=_TIMEOUT)
-        words = ("XADD", keys.nudges, "MAXLEN", "~", NUDGE_CAP, "*")
-        self._commands = [packed((*words, *fields))[0] for fields in (("new", b""), READY_TASK)]
+        command = ("XADD", keys.nudges, "MAXLEN", "~", NUDGE_CAP, "*")
+        self._commands = [packed((*command, *fields))[0] for fields in (("new", b""), READY_TASK)]
         self._read_at = 0.0
         self._lock = threading.RLock()
         self._is_sending = False
-        self._once_more = False
+        self._has_pending = False
         self._connection: Any = None
-        self._silent_until = 0.0
-        self._are_whole = True
-        """The answers that were read last did not end in the middle of one."""
+        self._paused_until = 0.0
+        self._ends_complete = True
+        """Whether the replies read last ended with a complete line."""
 
     def send(self, *, is_task: bool = False) -> None:
-        """Wake the leader, if Redis can be used; if it `is_task`, only for tasks that can be claimed at once."""
+        """Wake the leader if Redis is available. With `is_task`, the leader only claims ready tasks."""
         now = time.monotonic()
-        if now < self._silent_until:
+        if now < self._paused_until:
             return
-        if not (self._lock.acquire(blocking=False) or self._lock.acquire(timeout=time_limits.left(_LONGEST))):
-            return  # Redis hangs, and its leader looks by itself
+        if not (self._lock.acquire(blocking=False) or self._lock.acquire(timeout=time_limits.left(_LOCK_TIMEOUT))):
+            return  # Redis hangs, and the leader scans on its own
         try:
             if self._is_sending:
-                self._once_more = True  # a signal handler has interrupted one that may have left already
+                self._has_pending = True  # a signal handler interrupted a nudge that may already be sent
                 return
-            if time.monotonic() < self._silent_until:
-                return  # the thread that had the lock has found out
+            if time.monotonic() < self._paused_until:
+                return  # the thread that had the lock has just failed
             self._is_sending = True
             try:
                 self._send(self._commands[is_task], now)
-                while self._once_more:
-                    self._once_more = False
+                while self._has_pending:
+                    self._has_pending = False
                     self._send(self._commands[0], now)
             except UNAVAILABLE:
-                self._silent_until = time.monotonic() + _SILENCE
-                self._connection.disconnect()  # and forget the answers that are still to come
+                self._paused_until = time.monotonic() + _FAILURE_PAUSE
+                self._connection.disconnect()  # this also drops the pending replies
             finally:
                 self._is_sending = False
         finally:
@@ -110,43 +106,42 @@ class Nudges:
         is_open = self._connection._sock is not None
         try:
             if is_open and now >= self._read_at:
-                self._read_at = now + _READ_EVERY
-                self._read_answers()
+                self._read_at = now + _READ_INTERVAL
+                self._read_replies()
             self._connect().sendall(command)
         except (ConnectionError, BrokenPipeError, ConnectionResetError):
             if not is_open:
                 raise
-            self._connection.disconnect()  # Redis has closed it meanwhile
+            self._connection.disconnect()  # Redis closed it in the meantime
             self._connect().sendall(command)
 
     def _connect(self) -> Any:
-        """Return the socket, connected."""
         if self._connection._sock is None:
-            self._are_whole = True
-            seconds = time_limits.left(_TIMEOUT) or _SHORTEST
+            self._ends_complete = True
+            seconds = time_limits.left(_TIMEOUT) or _MIN_CONNECT_SECONDS
             self._connection.socket_timeout = self._connection.socket_connect_timeout = seconds
             self._connection.connect()
         return self._connection._sock
 
-    def _read_answers(self) -> None:
-        """Read what has come so far. Only an error counts, and that the connection is closed: the driver would look
-        for each of them, and parse each answer, which takes longer than to send a nudge."""
-        line = self._connection._sock
-        if line is None or isinstance(line, SSLSocket):
+    def _read_replies(self) -> None:
+        """Read the replies that have arrived, to detect an error or a closed connection. The driver would poll and
+        parse each reply, which takes longer than sending a nudge."""
+        sock = self._connection._sock
+        if sock is None or isinstance(sock, SSLSocket):
             while self._connection.can_read(0):
                 self._connection.read_response()
             return
         while True:
             try:
-                answers = os.read(line.fileno(), _MOST_ANSWERS)  # `recv` would wait: the socket has a timeout
+                replies = os.read(sock.fileno(), _READ_SIZE)  # `recv` would block: the socket has a timeout
             except BlockingIOError:
-                return  # there is nothing more
+                return  # no more data
             except OSError as error:
                 raise ConnectionError(str(error)) from error
-            if not answers:
+            if not replies:
                 raise ConnectionError("Redis has closed the connection.")
-            is_error = (answers.startswith(b"-") and self._are_whole) or b"\r\n-" in answers
-            self._are_whole = answers.endswith(b"\r\n")
+            is_error = (replies.startswith(b"-") and self._ends_complete) or b"\r\n-" in replies
+            self._ends_complete = replies.endswith(b"\r\n")
             if is_error:
                 raise ResponseError("Redis refuses nudges.")
 
@@ -158,10 +153,11 @@ class Nudges:
 
 
 class Announcements:
-    """Waits on Redis pub/sub, in one thread, for all waits of a process.
+    """Waits for the ends of tasks and runs on Redis pub/sub, in one thread for all waiters of a process.
 
-    It only makes waits faster: waiters subscribe, then read Postgres, and read again whenever the connection was lost.
-    The thread alone connects, and holds no lock meanwhile, so a Redis that hangs blocks no other thread for long.
+    Announcements only make waits faster: a waiter subscribes, reads Postgres, and reads it again whenever the
+    connection was lost. Only the thread connects, and it holds no lock while it does: a Redis that hangs blocks no
+    other thread for long.
     """
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
@@ -171,36 +167,36 @@ class Announcements:
         self._waiters: dict[bytes, list[Wake]] = {}
         self._subscribed: dict[str, threading.Event] = {}
         self._pubsub = redis.pubsub()  # type: ignore[no-untyped-call]
-        self._line: Any = None
-        """The socket of the connection, while that stands."""
+        self._sock: Any = None
+        """The socket of the connection while it is usable."""
         self._thread: threading.Thread | None = None
-        self._poll, self._polled = select.poll(), None
-        """What waits for messages, and the socket that it looks at."""
+        self._poll, self._polled_socket = select.poll(), None
+        """The poll object that waits for messages, and the socket registered with it."""
         self._refuse_at = 0.0
         self._closed = threading.Event()
 
     def listen(self, identifier: bytes, wake: Wake) -> None:
-        """Call `wake` from now on when this id ends; returns once the subscription stands (or Redis is away)."""
+        """Call `wake` when this task or run ends. Return once the subscription is confirmed (or Redis is down)."""
         channel = self._keys.done(identifier)
         with self._lock:
             confirmed = self._add(identifier, channel, wake)
         if not confirmed.is_set():
-            confirmed.wait(time_limits.left(_CONFIRMED))
+            confirmed.wait(time_limits.left(_SUBSCRIBE_TIMEOUT))
 
     def listen_all(self, identifiers: Iterable[bytes], wake: Wake) -> None:
-        """Do the same for many ids."""
+        """Call `wake` when any of these tasks or runs ends."""
         awaited: dict[str, threading.Event] = {}
         with self._lock:
             for identifier in identifiers:
                 channel = self._keys.done(identifier)
                 awaited[channel] = self._add(identifier, channel, wake)
-        give_up_at = time.monotonic() + time_limits.left(_CONFIRMED)
+        give_up_at = time.monotonic() + time_limits.left(_SUBSCRIBE_TIMEOUT)
         for confirmed in awaited.values():
             if not confirmed.is_set():
                 confirmed.wait(max(0.0, give_up_at - time.monotonic()))
 
     def _add(self, identifier: bytes, channel: str, wake: Wake) -> threading.Event:
-        """Note a wait, with the lock held; return the event that says that the subscription stands."""
+        """Add a waiter, with the lock held. Return the event of the confirmed subscription."""
         self._waiters.setdefault(identifier, []).append(wake)
         confirmed = self._subscribed.get(channel)
         if confirmed is None:
@@ -221,25 +217,24 @@ class Announcements:
                 self._waiters.pop(identifier, None)
 
     def close(self) -> None:
-        """End the thread, which is not waited for for long, and its connection."""
+        """Close the connection and stop the thread, waiting for it only briefly."""
         self._closed.set()
         with self._lock:
             self._send("UNSUBSCRIBE")  # its confirmation wakes the thread
         if self._thread is not None:
-            self._thread.join(2.0)  # where Redis hangs, it ends a little later
+            self._thread.join(2.0)  # if Redis hangs, it ends a little later
 
-    def _send(self, *words: str) -> None:
-        """Send a command to Redis, with the lock held, if the connection stands; otherwise the thread sends it
-        later."""
-        line = self._line
-        if line is None:
+    def _send(self, *command: str) -> None:
+        """Send a command, with the lock held, if the connection is usable; otherwise the thread sends it later."""
+        sock = self._sock
+        if sock is None:
             return
         try:
-            line.sendall(b"".join(packed(words)))
+            sock.sendall(b"".join(packed(command)))
         except OSError:
-            self._line = None  # half of it may be sent: the thread finds the line broken, and connects anew
+            self._sock = None  # half of it may be sent: the thread finds the socket broken and reconnects
             with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _run(self) -> None:
         try:
@@ -248,7 +243,7 @@ class Announcements:
             self._listen()
             self._pubsub.close()
         except Exception:
-            if not self._closed.is_set():  # else its connection was closed under it, which the driver does not expect
+            if not self._closed.is_set():  # else it was closed during a read, which the driver does not expect
                 raise
 
     def _listen(self) -> None:
@@ -258,13 +253,13 @@ class Announcements:
                 message = self._next(1.0)
             except UNAVAILABLE:
                 with self._lock:
-                    self._line = None
+                    self._sock = None
                 self._closed.wait(pause)
                 pause = min(pause * 2, 2.0)
                 with contextlib.suppress(*UNAVAILABLE):
                     self._pubsub.connection and self._pubsub.connection.disconnect()
                     self._subscribe()
-                self._wake_everyone()
+                self._wake_all()
                 continue
             if message is None:
                 self._subscribe_missing()
@@ -277,39 +272,38 @@ class Announcements:
                 self._deliver(channel.decode(), data[0])
 
     def _next(self, seconds: float) -> list[Any] | None:
-        """Return the next message, or None if there is none for so long. The driver's way to it is twenty calls."""
+        """Return the next message, or None if none arrives within `seconds`. The driver needs twenty calls for that."""
         connection = self._pubsub.connection
-        line = connection and connection._sock
-        if line is None:
+        sock = connection and connection._sock
+        if sock is None:
             raise ConnectionError("Not connected.")
-        is_here = connection._parser._reader.has_data() or (isinstance(line, SSLSocket) and line.pending() > 0)
+        is_here = connection._parser._reader.has_data() or (isinstance(sock, SSLSocket) and sock.pending() > 0)
         if not is_here:
-            if line is not self._polled:
+            if sock is not self._polled_socket:
                 self._poll = select.poll()
-                self._poll.register(line, select.POLLIN)
-                self._polled = line
+                self._poll.register(sock, select.POLLIN)
+                self._polled_socket = sock
             if not self._poll.poll(1000 * seconds):
                 return None
         message: list[Any] = connection.read_response()
         return message
 
     def _subscribe(self) -> None:
-        """Connect, and subscribe to all channels with listeners."""
         with self._lock:
-            wanted = set(self._subscribed)
-        self._pubsub.subscribe(*wanted)
+            channels = set(self._subscribed)
+        self._pubsub.subscribe(*channels)
         with self._lock:
-            self._line = self._pubsub.connection._sock
-            if others := set(self._subscribed) - wanted:  # these came meanwhile
-                self._send("SUBSCRIBE", *others)
+            self._sock = self._pubsub.connection._sock
+            if added := set(self._subscribed) - channels:  # added while connecting
+                self._send("SUBSCRIBE", *added)
 
     def _subscribe_missing(self) -> None:
-        """Subscribe to channels whose listeners came while Redis was away."""
+        """Subscribe to channels whose listeners were added while Redis was down."""
         with self._lock:
             missing = [channel for channel, confirmed in self._subscribed.items() if not confirmed.is_set()]
             if missing:
                 self._send("SUBSCRIBE", *missing)
-        if missing and self._line is None:
+        if missing and self._sock is None:
             with contextlib.suppress(*UNAVAILABLE):
                 self._subscribe()
 
@@ -319,8 +313,8 @@ class Announcements:
             ended = decode(list[Ended], checked.body)
         except Malformed as error:
             self._refuse(channel, data, error)
-            return  # not our message; Postgres is the truth
-        is_old = bool(checked.mac) and abs(time.time() - checked.stamp / 1000) > _FRESH
+            return  # a foreign message; the truth is in Postgres
+        is_old = bool(checked.mac) and abs(time.time() - checked.stamp / 1000) > _MAX_AGE
         for item in ended:
             with self._lock:
                 waiting = list(self._waiters.get(item.id, ()))
@@ -328,15 +322,15 @@ class Announcements:
                 wake(None if is_old else item)
 
     def _refuse(self, channel: str, data: bytes, error: Malformed) -> None:
-        """Set a forged message aside; one now and then is enough, for every client hears it."""
+        """Quarantine a forged message. One now and then is enough, because every client receives it."""
         if isinstance(error, Forged) and time.monotonic() >= self._refuse_at:
-            self._refuse_at = time.monotonic() + _REFUSE_EVERY
+            self._refuse_at = time.monotonic() + _QUARANTINE_INTERVAL
             with contextlib.suppress(*UNAVAILABLE):
                 pipeline = self._redis.pipeline(transaction=False)
                 set_aside(pipeline, self._keys, [Refused(channel, data, str(error))])
                 pipeline.execute()
 
-    def _wake_everyone(self) -> None:
+    def _wake_all(self) -> None:
         with self._lock:
             waiting = [wake for wakes in self._waiters.values() for wake in wakes]
         for wake in waiting:

@@ -1,8 +1,8 @@
-"""Messages as bytes, and back. A message that does not decode raises `Malformed`, and the reader quarantines it.
+"""Encode and decode messages. A message that does not decode raises `Malformed`, and the reader quarantines it.
 
-Anyone with access to Redis can write there. So each message declares what its fields may hold, within the limits of
-Postgres and memory, and everything beyond is malformed: the code after this module relies on it. Reports are the
-exception. They are checked one by one when they are applied, so that a bad one does not affect others.
+Anyone with access to Redis can write there. Message types therefore declare the allowed values of their fields, within
+the limits of Postgres and memory, and the code after this module relies on that. Reports are the exception: each is
+checked when it is applied, so that a bad report does not affect the others.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from orchestrator.domain.tasks.task import (
 M = TypeVar("M")
 
 LARGEST_MESSAGE = 128_000_000
-"""Bytes; what is larger is not decoded. The largest payload that settings allow fits several times."""
+"""The maximum size of a decoded message in bytes. The largest payload that settings allow fits several times."""
 
 Word = Annotated[str, Meta(min_length=1, max_length=300, pattern=r"^[^\x00]*$")]
-"""A name of something: short, and without the one character that Postgres refuses."""
+"""A short name without NUL, the only character that Postgres refuses."""
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 _Bytes = Annotated[int, Meta(ge=0, lt=2**60)]
 _Position = Annotated[str, Meta(pattern=whole("[0-9]{1,20}-[0-9]{1,20}"))]
@@ -45,13 +45,13 @@ _EndState = Annotated[str, Meta(pattern=whole("|".join(sorted({*ENDED_TASK_STATE
 
 
 EndReport = Succeeded | Failed | Returned | Activated
-"""The report of a child process about the one attempt that it ran."""
+"""The report of a child process about its only attempt."""
 LARGEST_BUNDLE = 50
-"""Most tasks in one dispatch message."""
+"""The maximum number of tasks in one dispatch message."""
 
 
 class Malformed(ValueError):
-    """Bytes that are not the message they should be."""
+    """The bytes are not the expected message."""
 
 
 class Attempt(msgspec.Struct, frozen=True, array_like=True):
@@ -60,65 +60,65 @@ class Attempt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
-    """A heartbeat: the state of a worker process, written every second by its parent."""
+    """The state of a worker process, written every second by its parent."""
 
     worker: Word
     host: Word
     pid: Count
     queues: Annotated[list[Word], Meta(max_length=1_000)]
     slots: Count
-    """How many tasks it runs at once."""
+    """The number of tasks that the process runs at once."""
     names: Word
-    """Digest of the task names that it knows."""
+    """The digest of the task names that the process can run."""
     generation: str
     started_at: Annotated[float, Meta(ge=0, lt=1e11)]
     held: bytes = b""
-    """Attempts that it has and whose reports are not yet known to be applied: 16 + 4 bytes each."""
+    """The attempts that the process holds and whose reports are not yet known to be applied, 16 + 4 bytes each."""
     running: Count = 0
     doubtful: bool = False
-    """It was stopped or cut off, starts nothing new, and asks which of its attempts are still current."""
+    """The process was suspended or cut off. It starts nothing new, and asks which of its attempts are still current."""
     burst: bool = False
-    """It wants the order to drain when its queues are empty."""
+    """The process asks for the order to drain as soon as its queues are empty."""
     draining: bool = False
     number: int = 0
-    """Grows with every beat, so that one that merely has not expired yet is not taken for a new one."""
+    """Grows with each heartbeat, so that an old heartbeat that has not expired is not mistaken for a new one."""
     hungry: bool = False
-    """All its slots are busy, and it could have more: it wants to know whether work waits."""
+    """All slots are busy, and the worker could start more processes. It asks whether its queues hold ready tasks."""
     still: Annotated[float, Meta(ge=0, lt=1e9)] = 0.0
-    """Seconds for which its process has done nothing, if that is too long."""
+    """Seconds for which the process has been unresponsive, if too long; else 0."""
     executions: Count = 0
-    """How many executions it watches at once, beside what it runs in its slots."""
+    """The number of executions that the process can watch at once, in addition to its slots."""
     executing: Count = 0
-    """How many it watches now."""
+    """The number of executions that the process watches now."""
     parent: Id | None = None
-    """The id of the parent process, which orders to drain name: a later one of the same host and process id is another.
-    None from releases that take no such orders."""
+    """The id of the parent process, used in orders to drain because process ids are reused. None from older
+    releases."""
     memory: _Bytes = 0
-    """Bytes of memory that its process has in RAM; 0 if that is not known."""
+    """The resident memory of the process in bytes; 0 if unknown."""
     parent_memory: _Bytes = 0
-    """The same of its parent process."""
+    """The resident memory of the parent process in bytes; 0 if unknown."""
     release: Annotated[str, Meta(max_length=100, pattern=r"^[^\x00]*$")] = ""
-    """The release of the application, if it has a name."""
+    """The release of the application, if set."""
     parameters: Annotated[str, Meta(max_length=100, pattern=r"^[^\x00]*$")] = ""
-    """Digest of the parameters of its tasks, under which they are published for a while."""
+    """The digest under which the parameters of the process's tasks are published for a while."""
 
 
 class Order(msgspec.Struct, frozen=True, array_like=True):
-    """The leader's orders to one worker."""
+    """Orders of the leader to one worker."""
 
     stop: list[Attempt] = []
-    """Attempts that are no longer current: stop them, and report nothing of them."""
+    """Attempts that are no longer current. The worker stops them and reports nothing about them."""
     drain: bool = False
     go_on: bool = False
-    """The doubtful worker's attempts were checked; those not in `stop` are current."""
+    """The leader has checked the doubtful worker's attempts. Those not in `stop` are current."""
     work_waits: bool = False
-    """The answer to a hungry worker: its queues hold more than the fleet can take."""
+    """The answer to a hungry worker: its queues hold more tasks than the fleet has slots for."""
     moved: list[Attempt] = []
-    """Of those to stop, the ones whose task goes on in another attempt: executions that are others' to watch now."""
+    """The attempts in `stop` whose task continues in another attempt. Another worker now watches their executions."""
     end: bool = False
-    """The whole worker is to drain and end, this process and its neighbours, as with SIGTERM."""
+    """The whole worker (this process and its siblings) drains and exits, as with SIGTERM."""
     spare: list[Attempt] = []
-    """Attempts that wait for a slot here, while others that know them have some: give them back if they still wait."""
+    """Attempts to return if they still wait for a slot here, because other workers with their tasks have free slots."""
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True):
@@ -127,19 +127,19 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
     id: Id
     state: _EndState
     result: bytes | None = None
-    """The encoded result where it is small; None means: read it from Postgres."""
+    """The encoded result if it is small; None means that the client reads it from Postgres."""
     error: TaskError | None = None
 
 
 class Applied(msgspec.Struct, frozen=True, array_like=True):
-    """Events up to `cursor` of `generation` are in Postgres."""
+    """The leader has applied the events of `generation` up to `cursor` to Postgres."""
 
     generation: Word
     cursor: _Position
 
 
 class ProgressMark(msgspec.Struct, frozen=True, array_like=True):
-    """How far a running task says it has come."""
+    """The last progress that a running task reported."""
 
     attempt: int
     fraction: float
@@ -147,33 +147,33 @@ class ProgressMark(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LogLine(msgspec.Struct, frozen=True, array_like=True):
-    """Something that a running task said."""
+    """A log line of a running task."""
 
     at: float
-    """Seconds since 1970, by the worker's clock."""
+    """The time of the line in seconds since 1970, by the worker's clock."""
     attempt: int
     level: str
     text: str
     source: str = ""
-    """`stdout`, `stderr` or the name of a logger; nothing for what was said through a context, or by an executor."""
+    """`stdout`, `stderr` or the name of a logger; empty for lines logged through the task context or by an executor."""
 
 
 class LogChunk(msgspec.Struct, frozen=True, array_like=True):
-    """Some lines of one attempt, on their way to where they are kept."""
+    """Log lines of one attempt on their way to log storage."""
 
     task: Id
     attempt: AttemptNumber
     part: int
-    """Counts those of the attempt, from 0."""
+    """The number of the chunk within the attempt, from 0."""
     run: Id | None
     step: str
-    """The step that the task is of, or its name."""
+    """The step of the workflow that the task runs, or the task's name."""
     lines: bytes
-    """The encoded lines, whose texts may be sealed: they are passed on unread."""
+    """The encoded lines. Their texts may be encrypted; the leader stores them unread."""
 
 
 class TaskChange(msgspec.Struct, frozen=True, array_like=True):
-    """A task that has changed its state, for live events."""
+    """A change of a task's state, for live events."""
 
     id: Id
     queue: Word
@@ -184,16 +184,16 @@ class TaskChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RunChange(msgspec.Struct, frozen=True, array_like=True):
-    """A run that has begun or ended, or of which something else has changed."""
+    """The start, end or other change of a run, for live events."""
 
     id: Id
     status: str = ""
-    """Its new state; empty if that is the old one."""
+    """The new state; empty if the state is unchanged."""
     workflow: str | None = None
 
 
 class WorkerChange(msgspec.Struct, frozen=True, array_like=True):
-    """A worker that has come, gone, or is about to."""
+    """A worker that joined, left or is about to leave, for live events."""
 
     id: Word
     state: Word
@@ -205,13 +205,13 @@ class Changes(msgspec.Struct, frozen=True, array_like=True):
 
     generation: Word
     is_first: bool = False
-    """Changes before it were not published: listeners read the current state again."""
+    """Earlier changes were not published. Listeners read the current state again."""
     tasks: list[TaskChange] = []
-    """In the order in which they happened."""
+    """Oldest first."""
     runs: list[RunChange] = []
     workers: list[WorkerChange] = []
     queues: bool = False
-    """A queue was paused, resumed or limited."""
+    """Whether a queue was paused, resumed or limited."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -221,17 +221,17 @@ encode = _encoder.encode
 
 
 def prepare(*kinds: Any) -> None:
-    """Get ready to decode messages of these kinds.
+    """Create the decoders of these message types.
 
-    To be called while a module is imported. What msgspec works out of a type is kept with the type, unfinished while it
-    is worked out: a thread that uses it at that moment takes the whole process down.
+    Call this while a module is imported. msgspec caches what it derives from a type on the type itself, and the cache
+    is incomplete while it is built: another thread that decodes at that moment crashes the process.
     """
     for kind in kinds:
         _decoders[kind] = msgspec.msgpack.Decoder(kind)
 
 
 def decode(kind: type[M], data: bytes) -> M:
-    """Decode one message of the given kind, which has been prepared."""
+    """Decode one message of a type that was passed to `prepare`."""
     if len(data) > LARGEST_MESSAGE:
         raise Malformed(f"{kind} expected: {len(data):,} bytes are more than any message has")
     try:
@@ -241,7 +241,7 @@ def decode(kind: type[M], data: bytes) -> M:
 
 
 def decode_or_none(kind: type[M], data: bytes | None) -> M | None:
-    """Decode a message that may be absent. One that is not ours, or of another release, counts as absent."""
+    """Decode a message that may be absent. A foreign message, or one of another release, counts as absent."""
     if data is None:
         return None
     try:
@@ -275,7 +275,7 @@ def decode_flush(data: bytes) -> Flush:
 
 
 def decode_dispatches(data: bytes) -> list[Dispatch]:
-    """Decode one dispatch message: the tasks that travel in it."""
+    """Decode one dispatch message into its tasks."""
     return decode(list[Dispatch], data)
 
 
@@ -283,7 +283,7 @@ ATTEMPT_SIZE = 20
 
 
 def pack_attempt(identifier: bytes, attempt: int) -> bytes:
-    """Return an attempt in the fixed-size form that heartbeats use."""
+    """Encode an attempt as the 20 bytes that heartbeats use."""
     return identifier + attempt.to_bytes(4, "big")
 
 
@@ -305,7 +305,7 @@ def names_digest(names: list[str]) -> str:
     return hashlib.blake2b("\n".join(sorted(names)).encode(), digest_size=8).hexdigest()
 
 
-def stream_position(entry: str) -> tuple[int, int]:
-    """Return a stream entry's id as numbers that compare in stream order."""
-    milliseconds, _, sequence = entry.partition("-")
+def stream_position(entry_id: str) -> tuple[int, int]:
+    """Return a stream entry's id as a pair of numbers that compare in stream order."""
+    milliseconds, _, sequence = entry_id.partition("-")
     return int(milliseconds), int(sequence or 0)

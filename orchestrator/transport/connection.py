@@ -1,4 +1,4 @@
-"""Redis connections, configured once, and what an outage looks like on them."""
+"""Redis connections with one configuration, and the errors that mean an outage."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ from orchestrator.transport.discovery import Following, discovery_of
 
 
 class WritesRefused(ResponseError):
-    """Redis answers, but takes no writes: its disk is full, a save has failed, or too few replicas follow it."""
+    """Redis answers but refuses writes: its disk is full, a save failed, or too few replicas follow it."""
 
 
 FULL = OutOfMemoryError
-"""Redis has no memory left; what frees some is still done."""
+"""Redis is out of memory. Commands that free memory still work."""
 
 REFUSED = (WritesRefused, OutOfMemoryError, ReadOnlyError)
-"""Redis can be read, and what frees memory still works; other writes wait."""
+"""Redis serves reads and commands that free memory. Other writes must wait."""
 
 UNAVAILABLE = (ConnectionError, TimeoutError, OSError, ResponseError)
-"""Redis is away, is full or refuses what is asked of it: say so, wait and try again. Everything else is a defect."""
+"""Redis is down, full or refuses a command: log it, wait and retry. Every other exception is a defect."""
 
 OLDEST_SUPPORTED = (6, 2)
-_MOST_READ = 65_536
-"""Bytes that are read at once."""
+_READ_SIZE = 65_536
 
-# The driver has no class for these. And before Redis 7, a script that was refused a write says so in words only.
+# The driver has no class for these errors. Before Redis 7, a refused write in a script is recognizable by its text
+# only.
 _REFUSAL = re.compile(r"^(?:MISCONF|NOREPLICAS|BUSY) .*|-(?:OOM|MISCONF|READONLY|NOREPLICAS) .*", re.DOTALL)
 
 
-class _Recognising:
-    """Makes a refused write recognisable by its class."""
+class _RefusalErrors:
+    """Raises a refused write as `WritesRefused` or `OutOfMemoryError`."""
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:
         try:
@@ -66,18 +66,18 @@ class _Recognising:
                 return self._read()
             return super().read_response(*arguments, **options)  # type: ignore[misc]
         except ResponseError as error:
-            if isinstance(error, REFUSED) or not (found := _REFUSAL.search(str(error))):
+            if isinstance(error, REFUSED) or not (match := _REFUSAL.search(str(error))):
                 raise
-            said = found[0].removeprefix("-")
-            raise (OutOfMemoryError if said.startswith("OOM") else WritesRefused)(said) from error
+            message = match[0].removeprefix("-")
+            raise (OutOfMemoryError if message.startswith("OOM") else WritesRefused)(message) from error
 
     def _read(self) -> Any:
-        """Read an answer, past a dozen functions of the driver: each task waits for six."""
+        """Read one reply without the driver's dozen function calls: each task waits for six replies."""
         connection: Any = self
-        reader, line = connection._parser._reader, connection._sock
+        reader, sock = connection._parser._reader, connection._sock
         try:
             while (answer := NOT_ENOUGH_DATA if reader is None else reader.gets()) is NOT_ENOUGH_DATA:
-                if not (data := b"" if line is None else line.recv(_MOST_READ)):
+                if not (data := b"" if sock is None else sock.recv(_READ_SIZE)):
                     raise ConnectionError("Connection closed by server.")
                 reader.feed(data)
         except OSError as error:
@@ -92,13 +92,13 @@ class _Recognising:
         return answer
 
 
-class _OverTcp(_Recognising, Connection): ...
+class _OverTcp(_RefusalErrors, Connection): ...
 
 
-class _OverTls(_Recognising, SSLConnection): ...
+class _OverTls(_RefusalErrors, SSLConnection): ...
 
 
-class _OverSocket(_Recognising, UnixDomainSocketConnection): ...
+class _OverSocket(_RefusalErrors, UnixDomainSocketConnection): ...
 
 
 class _FollowingOverTcp(Following, _OverTcp): ...
@@ -112,8 +112,8 @@ _FOLLOWING = {"redis": _FollowingOverTcp, "rediss": _FollowingOverTls}
 
 
 def connect(url: str, *, timeout: float = 10.0) -> Redis:
-    """Return a client. It never repeats a command by itself: a push that was sent twice would run a task twice."""
-    if problem := _misfit(url):
+    """Return a client that never retries a command: a push that was sent twice would run a task twice."""
+    if problem := _invalid_url_reason(url):
         raise ConfigurationError(
             f"Setting redis_url: expected a URL such as redis://host:6379/0, rediss://host:6379/0, "
             f"unix:///path/to/socket, redis+sentinel://host1,host2/mymaster/0 or redis+cluster://host1,host2, found "
@@ -124,13 +124,13 @@ def connect(url: str, *, timeout: float = 10.0) -> Redis:
     scheme = url.partition(":")[0]
     over_network: dict[str, Any] = {"socket_connect_timeout": min(timeout, 5.0), "socket_keepalive": True}
     if scheme == "rediss" and "ssl_cert_reqs=none" not in url.lower():
-        over_network["ssl_check_hostname"] = True  # drivers before 6 do not by default
-    how: dict[str, Any] = {"connection_class": _CONNECTIONS[scheme]}
+        over_network["ssl_check_hostname"] = True  # redis-py before version 6 does not check by default
+    options: dict[str, Any] = {"connection_class": _CONNECTIONS[scheme]}
     if discovered:
-        how = {"connection_class": _FOLLOWING[scheme], "locate": discovered.locate}
+        options = {"connection_class": _FOLLOWING[scheme], "locate": discovered.locate}
     return Redis.from_url(
         url,
-        **how,
+        **options,
         protocol=2,
         socket_timeout=timeout,
         retry=Retry(NoBackoff(), 0),
@@ -140,14 +140,14 @@ def connect(url: str, *, timeout: float = 10.0) -> Redis:
 
 
 def connect_shared(settings: Settings, redis: Redis, *, timeout: float = 10.0) -> Redis:
-    """Return a client for the keys that all shards use: in a cluster they are where those of the first shard are."""
+    """Return a client for the keys that all shards share. In a cluster, the server of shard 0 holds them."""
     url = settings.of_shard(0).require_redis()
     return redis if url == settings.require_redis() else connect(url, timeout=timeout)
 
 
 @functools.lru_cache(maxsize=16)
-def _misfit(url: str) -> str | None:
-    """Return why no connection can be made of a URL; where the server is down, it is the URL's fault no more."""
+def _invalid_url_reason(url: str) -> str | None:
+    """Return why a URL is invalid, or None. The server need not be reachable."""
     pool = None
     try:
         discovered = discovery_of(url)
@@ -162,7 +162,7 @@ def _misfit(url: str) -> str | None:
 
 
 def describe(error: BaseException) -> str:
-    """Return what is wrong with Redis, in one line for the log."""
+    """Describe a Redis error in one line for the log."""
     text = first_line(error)
     return (
         f"{text} Somebody has taken a key of ours; `orchestrator status` says which." if "WRONGTYPE" in text else text
@@ -170,13 +170,13 @@ def describe(error: BaseException) -> str:
 
 
 def awaited(redis: Redis) -> Prerequisite:
-    """Return Redis as something that a process waits for when it starts."""
+    """Return Redis as a prerequisite that a process waits for when it starts."""
     return Prerequisite("Redis", lambda: check_server(redis), _passing)
 
 
 def _passing(error: Exception) -> str | None:
-    """Return the message of an outage; None if a setting must be corrected first."""
-    is_refusal = isinstance(error, ResponseError) and not isinstance(error, REFUSED)  # no such database, no permission
+    """Return the message of an outage, or None if the user must correct a setting first."""
+    is_refusal = isinstance(error, ResponseError) and not isinstance(error, REFUSED)  # unknown database, no permission
     is_mistake = is_refusal or isinstance(error, (AuthenticationError, InvalidResponse))
     if is_mistake or "CERTIFICATE_VERIFY_FAILED" in str(error):
         return None
@@ -184,7 +184,7 @@ def _passing(error: Exception) -> str | None:
 
 
 def check_server(redis: Redis) -> None:
-    """Refuse a server that is too old, a cluster that is taken for one server, and one that may throw keys away."""
+    """Raise `ConfigurationError` if the server is too old, may evict keys, or is a cluster node in a plain URL."""
     info = redis.info()
     is_cluster = info.get("redis_mode") == "cluster" or info.get("cluster_enabled")
     if is_cluster and not issubclass(redis.connection_pool.connection_class, Following):
@@ -203,37 +203,37 @@ def check_server(redis: Redis) -> None:
         )
 
 
-# -- a raw connection to Redis: one connection that one thread has to itself.
+# -- raw connections: each belongs to one thread.
 #
-# The driver's client finds a connection for each command, wraps it for retries and metrics, and parses what it
-# guesses; that takes twice as long as Redis does. Where it matters, commands go out and answers come in by the
-# connection itself.
+# The driver's client takes a connection from its pool for each command, wraps the command for retries and metrics, and
+# guesses how to parse the reply. That takes twice as long as Redis itself. Hot paths therefore send commands and read
+# replies on the connection directly.
 
 Argument = str | bytes | int | float
 
 Entry = tuple[bytes, list[bytes] | None]
-"""Id and fields of an entry of a stream, name and value by turns; None if it was deleted."""
+"""The id and fields of a stream entry, names and values alternating. The fields are None if the entry was deleted."""
 
 
 def open_connection(redis: Redis) -> Any:
-    """Return a connection like those of a client's pool, which the pool need not count; it connects on first use."""
+    """Return a connection with the options of a client's pool, outside of the pool. It connects on first use."""
     pool = redis.connection_pool
     return pool.connection_class(**pool.connection_kwargs)
 
 
-def packed(words: tuple[Argument, ...]) -> list[bytes]:
-    """Return a command as it is sent. The driver would look at each word first, which takes it three times as long."""
-    return [pack_command(words)]  # type: ignore[arg-type]  # its stub says that there is one word
+def packed(command: tuple[Argument, ...]) -> list[bytes]:
+    """Encode a command. The driver would inspect each argument first, which takes three times as long."""
+    return [pack_command(command)]  # type: ignore[arg-type]  # its stub declares a single word
 
 
-_LIFE = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
+_RUN_ID = re.compile(rb"^run_id:(\w+)", re.MULTILINE)
 
 
 def connect_to_server(connection: Any, server: str) -> None:
-    """Connect, once; refuse a server whose streams were begun before it restarted, by the key `server`.
+    """Connect unless connected. Refuse a server that restarted after its streams were created (see the key `server`).
 
-    It has restarted, or was a replica until now. Then it may have lost entries, and may assign their ids again, so ids
-    could be mistaken. So nobody reads or writes there until a leader has begun a new generation.
+    Such a server restarted, or was a replica until now. It may have lost entries and may assign their ids again, so a
+    cursor could point at a different entry. No process reads or writes there until a leader has begun a new generation.
     """
     if connection._sock is None:
         connection.connect()
@@ -241,12 +241,12 @@ def connect_to_server(connection: Any, server: str) -> None:
 
 
 def check_restart(connection: Any, server: str) -> None:
-    """Refuse the server of an open connection if its streams were begun in another life; then disconnect."""
+    """Raise `ConnectionError`, and disconnect, if the server restarted after its streams were created."""
     try:
         connection.send_packed_command([*packed(("GET", server)), *packed(("INFO", "server"))])
         began_on, about = connection.read_response(), connection.read_response()
-        life = _LIFE.search(about)
-        if began_on is not None and (life is None or began_on != life[1]):
+        run_id = _RUN_ID.search(about)
+        if began_on is not None and (run_id is None or began_on != run_id[1]):
             raise ConnectionError("it has restarted or is another server, and no leader has begun on it yet")
     except BaseException:
         connection.disconnect()
@@ -254,7 +254,7 @@ def check_restart(connection: Any, server: str) -> None:
 
 
 class Script:
-    """A Lua script, which Redis knows by its hash once it has run it."""
+    """A Lua script. Redis caches it by its hash after the first call."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -262,34 +262,34 @@ class Script:
 
 
 class RawConnection:
-    """Sends one command at a time. What went wrong half-way is not repeated, and the next command connects anew.
+    """Sends one command at a time, without retries. After an error the next command connects again.
 
-    With the key `server`, only to a server whose streams were begun in the life that it is in.
+    With the key `server`, it connects only to a server that has not restarted since its streams were created.
     """
 
     def __init__(self, redis: Redis, server: str | None = None) -> None:
         self._connection: Any = open_connection(redis)
         self._server = server
 
-    def call(self, *words: Argument) -> Any:
-        """Send a command; return its answer as it came."""
+    def call(self, *command: Argument) -> Any:
+        """Send a command; return its unparsed reply."""
         try:
             if self._server is not None:
                 connect_to_server(self._connection, self._server)
-            self._connection.send_packed_command(packed(words))
+            self._connection.send_packed_command(packed(command))
             return self._connection.read_response()
         except ResponseError:
             raise
         except BaseException:
-            self._connection.disconnect()  # an answer may be on its way that would be taken for the next one's
+            self._connection.disconnect()  # a late reply would pass for that of the next command
             raise
 
     def run(self, script: Script, keys: Sequence[Argument], arguments: Sequence[Argument]) -> Any:
-        """Run a script; return its answer."""
+        """Run a script; return its reply."""
         try:
             return self.call("EVALSHA", script.hash, len(keys), *keys, *arguments)
         except NoScriptError:
-            if self._server is not None:  # a proxy may keep a connection while another server takes over behind it
+            if self._server is not None:  # a proxy may fail over behind an open connection
                 check_restart(self._connection, self._server)
             return self.call("EVAL", script.text, len(keys), *keys, *arguments)
 
@@ -298,61 +298,60 @@ class RawConnection:
 
 
 def field(entry: Entry, name: bytes) -> bytes:
-    """Return a field of an entry; empty if it has none."""
+    """Return a field of a stream entry, or empty bytes if the entry has no such field."""
     fields = entry[1] or []
     names = fields[::2]
     return fields[2 * names.index(name) + 1] if name in names else b""
 
 
 Found = list[tuple[bytes, list[Entry]]]
-"""By stream, what has come."""
+"""The new entries by stream."""
 
 
 class Answer(NamedTuple):
-    """Something has come."""
+    """The reply to a blocking read."""
 
     found: Found
     is_fresh: bool
-    """Whether the caller that sent the request also got the answer."""
+    """Whether the read was sent by the same call of `wait` that received the reply."""
 
 
-_LONGEST = 5.0
-"""Seconds that Redis is asked to wait; then one learns whether it is still there."""
+_BLOCK_SECONDS = 5.0
+"""Seconds that a blocking read lasts at most; the reply then shows that Redis is still there."""
 _ANSWER_TIMEOUT = 5.0
-"""Seconds beyond that after which its answer is not awaited any more."""
+"""Seconds that the reply of a blocking read may be late before the connection counts as lost."""
 
 
 class Listening:
-    """A blocking read that stays open: what comes after these positions of these streams?
+    """A blocking XREAD that stays open between calls.
 
-    Redis ends a blocking read when its own timer comes round, ten times a second: a wait of 5 ms takes up to 100. So a
-    read stays open on a connection of its own, and its answer is waited for here for as long as there is time. An
-    answer that comes later wakes the next wait. Then it may be old, and there may be more by now: it only says that
+    Redis ends a blocking read when its own timer fires, ten times a second: a wait of 5 ms takes up to 100. The read
+    therefore stays open on a connection of its own, and `wait` waits for its reply as long as the caller has time. A
+    later reply wakes the next `wait`. That reply may be stale, and more entries may exist by then: it only shows that
     there is something to read.
 
-    It is sent only to a server that has not restarted since its streams were begun, by the key `server`.
+    The read is sent only to a server that has not restarted since its streams were created (see the key `server`).
     """
 
     def __init__(self, redis: Redis, server: str) -> None:
         self._connection: Any = open_connection(redis)
         self._server = server
         self._streams: tuple[str, ...] | None = None
-        """The streams of the open read; None while none is open."""
-        self._until = 0.0
-        """When Redis answers at the latest."""
+        """The streams of the open read; None if no read is open."""
+        self._reply_by = 0.0
+        """The time by which Redis replies to the open read."""
         self._poll = select.poll()
-        self._polled: Any = None
-        """The socket that it looks at."""
+        self._polled_socket: Any = None
 
     def wait(self, streams: Sequence[str], after: Sequence[str], count: int, seconds: float) -> Answer | None:
-        """Return what has come, or None if nothing has in so many seconds."""
+        """Return the reply of the open read, or None if none arrives within `seconds`."""
         is_fresh = False
         try:
             if self._streams not in (None, tuple(streams)):
                 self.close()
             if self._streams is None:
-                milliseconds = int(_LONGEST * 1000)
-                words: tuple[Argument, ...] = (
+                milliseconds = int(_BLOCK_SECONDS * 1000)
+                command: tuple[Argument, ...] = (
                     "XREAD",
                     "COUNT",
                     count,
@@ -363,12 +362,12 @@ class Listening:
                     *after,
                 )
                 connect_to_server(self._connection, self._server)
-                self._connection.send_packed_command(packed(words))
+                self._connection.send_packed_command(packed(command))
                 self._streams = tuple(streams)
-                self._until = time.monotonic() + _LONGEST
+                self._reply_by = time.monotonic() + _BLOCK_SECONDS
                 is_fresh = True
-            if not self._has_come(seconds):
-                if time.monotonic() > self._until + _ANSWER_TIMEOUT:
+            if not self._has_reply(seconds):
+                if time.monotonic() > self._reply_by + _ANSWER_TIMEOUT:
                     raise TimeoutError("Redis does not answer a question that it was to answer by now")
                 return None
             self._streams = None
@@ -379,19 +378,19 @@ class Listening:
             self.close()
             raise
 
-    def _has_come(self, seconds: float) -> bool:
-        """Wait for so long; say whether there is an answer, or the connection has ended.
+    def _has_reply(self, seconds: float) -> bool:
+        """Wait up to `seconds`; return whether a reply has arrived or the connection has ended.
 
-        The driver's own way makes three system calls and two objects for it, and takes twenty times as long.
+        The driver's own check makes three system calls and two objects, and takes twenty times as long.
         """
-        line = self._connection._sock
-        if line is not self._polled:
+        sock = self._connection._sock
+        if sock is not self._polled_socket:
             self._poll = select.poll()
-            self._poll.register(line, select.POLLIN)
-            self._polled = line
+            self._poll.register(sock, select.POLLIN)
+            self._polled_socket = sock
         return bool(self._poll.poll(1000 * seconds))
 
     def close(self) -> None:
-        """Close the connection, and with it the question; the next one connects anew."""
+        """Close the connection and its open read. The next read connects again."""
         self._streams = None
         self._connection.disconnect()

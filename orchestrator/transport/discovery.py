@@ -1,11 +1,12 @@
-"""Redis behind Sentinels, or in a cluster: every new connection asks which server has our keys now.
+"""Redis behind Sentinels, or in a cluster. Each new connection asks which server holds our keys now.
 
     redis+sentinel://[user:password@]host1:26379,host2:26379/mymaster/0
     redis+cluster://[user:password@]host1:6379,host2:6379
 
-All keys of a shard carry one hash tag (`keys.py`), so in a cluster they are in one slot, and on one server at a time.
-When it is another server, the connection breaks, as in an outage, and the next one goes there. It has a run id of
-its own, so the leader begins a new generation on it. Nothing is sent twice: nobody follows a redirection.
+All keys of a shard carry one hash tag (`keys.py`). In a cluster they are therefore in one slot, on one server at a
+time. When they move, the connection breaks as in an outage, and the next connection goes to the new server. That server
+has a run id of its own, so the leader begins a new generation on it. Nothing is sent twice, because no process follows
+a redirection.
 """
 
 from __future__ import annotations
@@ -30,42 +31,39 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 _PORTS = {"sentinel": 26379, "cluster": 6379}
-_LONGEST = 1.0
-"""Seconds to wait for the answer of one of them, before the next one is asked."""
+_NODE_TIMEOUT = 1.0
+"""Seconds to wait for the reply of one node or Sentinel before asking the next."""
 _MOVED = (AskError, TryAgainError, ClusterDownError, ReadOnlyError)
-"""The keys are on another server, or will soon be. A MovedError is an AskError."""
+"""Errors meaning that the keys are on another server, or soon will be. MovedError is a subclass of AskError."""
 
 Address = tuple[str, int]
 Locate = Callable[[float], Address]
-"""Find the server, in about so many seconds."""
+"""Find the server within about this many seconds."""
 
 
 class Discovered(NamedTuple):
-    """How a server is found."""
+    """How to find the server."""
 
     url: str
-    """Of a single server, with the user, the password and the options of the connection; the host means nothing."""
+    """The URL of a single server, with user, password and connection options. Its host is a placeholder."""
     locate: Locate
 
 
 def discovery_of(url: str) -> Discovered | None:
-    """Return how to find the server of a URL that names Sentinels or nodes of a cluster; None if it names a server.
-
-    The fragment of a cluster's URL is the namespace, with the shard.
-    """
+    """Return how to find the server behind a Sentinel or cluster URL; None if the URL names a server."""
     scheme, _, rest = url.partition("://")
-    scheme, _, kind = scheme.partition("+")
-    if not kind:
+    scheme, _, mode = scheme.partition("+")
+    if not mode:
         return None
-    if kind not in _PORTS or scheme == "unix":
+    if mode not in _PORTS or scheme == "unix":
         raise ValueError("expected redis+sentinel://, rediss+sentinel://, redis+cluster:// or rediss+cluster://")
     rest, _, namespace = rest.partition("#")
     rest, _, query = rest.partition("?")
     authority, _, path = rest.partition("/")
     user, at, hosts = authority.rpartition("@")
-    asked = [_address(host, _PORTS[kind]) for host in hosts.split(",")]
+    nodes = [_address(host, _PORTS[mode]) for host in hosts.split(",")]
     options = dict(parse_qsl(query))
-    if kind == "cluster":
+    if mode == "cluster":
         if path not in ("", "0"):
             raise ValueError(f"a cluster has only database 0, found {path!r}")
         credentials, path = f"{user}{at}", "0"
@@ -73,46 +71,46 @@ def discovery_of(url: str) -> Discovered | None:
         service, _, path = path.partition("/")
         if not service:
             raise ValueError("the name of the master is missing: redis+sentinel://host/mymaster/0")
-        known = [quote(options.pop(f"sentinel_{name}", ""), safe="") for name in ("username", "password")]
-        credentials = f"{':'.join(known)}@" if any(known) else ""
+        sentinel_login = [quote(options.pop(f"sentinel_{name}", ""), safe="") for name in ("username", "password")]
+        credentials = f"{':'.join(sentinel_login)}@" if any(sentinel_login) else ""
     tail = f"?{urlencode(options)}" if options else ""
 
     def ask(address: Address, seconds: float) -> tuple[Address | None, list[Address]]:
-        """Return where the server is, if this one knows, and whom else one can ask."""
+        """Ask one node or Sentinel. Return the server's address, if known, and the addresses of all nodes."""
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         limits = {"socket_timeout": seconds, "socket_connect_timeout": seconds}
         url = f"{scheme}://{credentials}{host}:{address[1]}{tail}"
         with Redis.from_url(url, protocol=2, retry=Retry(NoBackoff(), 0), **limits) as redis:
-            if kind == "cluster":
+            if mode == "cluster":
                 return _owner(redis.execute_command("CLUSTER SLOTS"), key_slot(f"{{{namespace}:0}}".encode()), address)
-            found: Any = redis.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", unquote(service))
-            return (_text(found[0]), int(found[1])) if found else None, []
+            reply: Any = redis.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", unquote(service))
+            return (_text(reply[0]), int(reply[1])) if reply else None, []
 
     def locate(seconds: float) -> Address:
         give_up_at = time.monotonic() + seconds
         reason = "none of them knows it"
-        for address in tuple(dict.fromkeys(asked)):
+        for address in tuple(dict.fromkeys(nodes)):
             try:
-                found, others = ask(address, max(0.05, min(_LONGEST, give_up_at - time.monotonic())))
+                server, nodes_found = ask(address, max(0.05, min(_NODE_TIMEOUT, give_up_at - time.monotonic())))
             except (RedisError, OSError) as error:
                 reason = str(error)
                 continue
-            if found is not None:
-                asked[:] = dict.fromkeys([*others, *asked])  # should all that the URL names be replaced
-                return found
+            if server is not None:
+                nodes[:] = dict.fromkeys([*nodes_found, *nodes])  # for when all nodes of the URL are replaced
+                return server
         raise ConnectionError(f"No server for our keys is found by way of {hosts}: {reason}")
 
     return Discovered(f"{scheme}://{user}{at}discovered/{path or 0}{tail}", locate)
 
 
-def _owner(answer: Any, slot: int, asked: Address) -> tuple[Address | None, list[Address]]:
-    """Return the owner of a slot, and all nodes, from what CLUSTER SLOTS answers; a node without a host is as asked."""
+def _owner(answer: Any, slot: int, queried: Address) -> tuple[Address | None, list[Address]]:
+    """Return a slot's owner and all nodes from a CLUSTER SLOTS reply. A node without a host is `queried`."""
     owner, nodes = None, []
     for entry in answer if isinstance(answer, list) else []:
         first, last, *servers = entry
-        found = [(_text(server[0]) or asked[0], int(server[1]) or asked[1]) for server in servers]
-        nodes += found
-        owner = found[0] if first <= slot <= last else owner
+        addresses = [(_text(server[0]) or queried[0], int(server[1]) or queried[1]) for server in servers]
+        nodes += addresses
+        owner = addresses[0] if first <= slot <= last else owner
     return owner, nodes
 
 
@@ -131,7 +129,7 @@ def _text(value: bytes | str | None) -> str:
 
 
 class Following:
-    """Makes a connection go where the keys are: it asks before it connects, and ends where they are no more."""
+    """Looks up the server that holds the keys before each connect, and disconnects once the keys have moved."""
 
     def __init__(self, *, locate: Locate, **options: Any) -> None:
         self._locate = locate
@@ -139,7 +137,7 @@ class Following:
 
     def _connect(self) -> Any:
         connection: Any = self
-        connection.host, connection.port = self._locate(connection.socket_connect_timeout or _LONGEST)
+        connection.host, connection.port = self._locate(connection.socket_connect_timeout or _NODE_TIMEOUT)
         return super()._connect()  # type: ignore[misc]
 
     def read_response(self, *arguments: Any, **options: Any) -> Any:

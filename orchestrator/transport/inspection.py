@@ -1,4 +1,4 @@
-"""Reads of Redis for people."""
+"""The state of Redis for `status`, `doctor` and the dashboard."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from orchestrator.transport.announcements import list_standbys
 from orchestrator.transport.connection import UNAVAILABLE, connect
 from orchestrator.transport.keys import Keys
 
-_LOOK_TTL = 60
+_PROBE_TTL = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class RedisHealth:
-    """The result of one look at Redis."""
+    """The result of a health check of Redis."""
 
     reachable: bool
-    """It answers."""
+    """Redis answers."""
     error: str | None = None
-    """Why it does not answer, or why it does not take writes."""
+    """Why Redis does not answer, or why it refuses writes."""
     is_locked: bool = False
-    """It answers, but not to this user with this password."""
+    """Redis answers, but refuses the user or password."""
     server: str = "Redis"
-    """Which server it is: Redis or Valkey."""
+    """The server software: Redis or Valkey."""
     version: str | None = None
-    """Of that server."""
+    """The version of the server."""
     used_memory: int = 0
-    """Bytes."""
+    """Used memory in bytes."""
     max_memory: int = 0
-    """Bytes; 0 if there is no limit."""
+    """The memory limit in bytes; 0 if there is none."""
     eviction: str = "noeviction"
-    """Its policy when its memory is full."""
+    """The eviction policy of a full Redis."""
     complaint: str | None = None
-    """Why the scheduler cannot use Postgres, if it has said so in the last seconds."""
+    """Why the scheduler cannot use Postgres, if it reported a problem in the last seconds."""
 
     @property
     def fullness(self) -> float:
-        """How much of its memory is used, from 0 to 1."""
+        """The share of the memory limit in use, from 0 to 1."""
         return self.used_memory / self.max_memory if self.max_memory else 0.0
 
 
 def check_health(redis: Redis, keys: Keys) -> RedisHealth:
-    """Ask Redis for its state, and try a write: nothing else shows whether it takes them."""
+    """Read the state of Redis and try a write: only a write shows whether Redis accepts writes."""
     try:
         info = redis.info()
         complaint = cast("bytes | None", redis.get(keys.complaint))
@@ -60,7 +60,7 @@ def check_health(redis: Redis, keys: Keys) -> RedisHealth:
         reachable=True,
         error=_refusal(redis, keys),
         server="Valkey" if "valkey_version" in info else "Redis",
-        version=str(info.get("valkey_version", info["redis_version"])),  # Valkey has both, one for clients of Redis
+        version=str(info.get("valkey_version", info["redis_version"])),  # Valkey has both, for compatibility
         used_memory=int(info["used_memory"]),
         max_memory=int(info.get("maxmemory", 0)),
         eviction=str(info.get("maxmemory_policy", "noeviction")),
@@ -69,21 +69,21 @@ def check_health(redis: Redis, keys: Keys) -> RedisHealth:
 
 
 def _refusal(redis: Redis, keys: Keys) -> str | None:
-    """Return why a write is refused, or None. The key is the leader's own canary, so that nothing is added."""
+    """Return why a write is refused, or None. The write uses the leader's canary key, so that no key is added."""
     try:
-        redis.set(keys.canary, b"1", ex=_LOOK_TTL, nx=True)  # which is refused all the same
+        redis.set(keys.canary, b"1", ex=_PROBE_TTL, nx=True)  # Redis refuses it even if the key exists
     except RedisError as error:
         return str(error)
     return None
 
 
 def refused_commands(redis: Redis, keys: Keys) -> list[str]:
-    """Return which of the commands that processes need are refused to this user, tried on a key of its own."""
+    """Return the commands that Redis refuses to this user although processes need them, tried on a key of its own."""
     key = keys.doctor
     refused = []
     for command in (
         ("XADD", key, "*", "d", ""),
-        ("EXPIRE", key, _LOOK_TTL),
+        ("EXPIRE", key, _PROBE_TTL),
         ("EVAL", "return redis.call('XLEN', KEYS[1])", 1, key),
         ("PUBLISH", key, ""),
         ("DEL", key),
@@ -96,59 +96,56 @@ def refused_commands(redis: Redis, keys: Keys) -> list[str]:
 
 
 def live_workers(redis: Redis, keys: Keys) -> int:
-    """Return how many worker processes have sent a heartbeat lately."""
+    """Return the number of worker processes with a recent heartbeat."""
     names = cast("set[bytes]", redis.smembers(keys.workers))
     return redis.exists(*(keys.worker("").encode() + name for name in names)) if names else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignKey:
-    """A key of ours under which something else stands, so that no command of ours can use it."""
+    """One of our keys that holds another type, so that our commands cannot use it."""
 
     key: str
-    """Its name."""
     expected: str
-    """The type that it should have."""
     found: str
-    """The type that it has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RedisView:
-    """The state of Redis in one value."""
+    """Findings about our keys in Redis."""
 
     error: str | None = None
-    """Why nothing more is known."""
+    """The error that prevented the inspection."""
     quarantined: int | None = None
-    """Quarantined messages; None if unknown."""
+    """The number of quarantined messages; None if unknown."""
     foreign_keys: tuple[ForeignKey, ...] = ()
-    """Keys of ours that another program has taken."""
+    """Our keys that another program has overwritten."""
     standbys: tuple[Standby, ...] | None = None
-    """Schedulers that stand by; None if unknown."""
+    """Standby schedulers; None if unknown."""
 
 
 def inspect(redis: Redis, keys: Keys, generation: str | None, queues: Iterable[str]) -> RedisView:
-    """Look at the keys of a generation."""
+    """Inspect the keys of a generation."""
     expected = keys.types(generation, queues)
     pipeline = redis.pipeline(transaction=False)
     for key in expected:
         pipeline.type(key)
     pipeline.xlen(keys.quarantine)
-    *found, quarantined = pipeline.execute(raise_on_error=False)
-    names = found[list(expected).index(keys.standbys)]
+    *types, quarantined = pipeline.execute(raise_on_error=False)
+    standbys_type = types[list(expected).index(keys.standbys)]
     return RedisView(
-        standbys=tuple(list_standbys(redis, keys)) if names in (b"set", b"none") else None,
+        standbys=tuple(list_standbys(redis, keys)) if standbys_type in (b"set", b"none") else None,
         quarantined=quarantined if isinstance(quarantined, int) else None,
         foreign_keys=tuple(
             ForeignKey(key=key, expected=kind, found=actual.decode())
-            for (key, kind), actual in zip(expected.items(), found, strict=True)
+            for (key, kind), actual in zip(expected.items(), types, strict=True)
             if isinstance(actual, bytes) and actual.decode() not in (kind, "none")
         ),
     )
 
 
 Shards = list[tuple[Redis, Keys]]
-"""Of each shard: a client, which is one where one server has several, and its keys."""
+"""A client and the keys of each shard. Shards on the same server share a client."""
 
 
 @contextmanager
@@ -156,21 +153,21 @@ def connected_shards(settings: Settings, timeout: float) -> Iterator[Shards]:
     """Connect to the servers of all shards."""
     clients: dict[str, Redis] = {}
     with ExitStack() as closing:
-        for one in (found := [settings.of_shard(number) for number in range(settings.shards)]):
-            if (url := one.require_redis()) not in clients:
+        for shard_settings in (by_shard := [settings.of_shard(number) for number in range(settings.shards)]):
+            if (url := shard_settings.require_redis()) not in clients:
                 clients[url] = connect(url, timeout=timeout)
                 closing.callback(clients[url].close)
-        yield [(clients[one.require_redis()], Keys.of(one)) for one in found]
+        yield [(clients[shard_settings.require_redis()], Keys.of(shard_settings)) for shard_settings in by_shard]
 
 
 def inspect_all(shards: Shards, generation: str | None, queues: Sequence[str]) -> tuple[RedisHealth, RedisView]:
-    """Look at the servers of all shards, and return the worst health; the generation is the first one's."""
+    """Check the servers of all shards. Return the worst health and a combined view. `generation` is shard 0's."""
     healths: list[RedisHealth] = []
     for redis, keys in shards:
         healths.append(check_health(redis, keys))
-        if not healths[-1].reachable:  # the next may take as long to say so
+        if not healths[-1].reachable:  # the next check may take just as long
             break
-    worst = max(healths, key=lambda one: (not one.reachable, one.error or "", one.complaint or "", one.fullness))
+    worst = max(healths, key=lambda view: (not view.reachable, view.error or "", view.complaint or "", view.fullness))
     if not worst.reachable:
         return worst, RedisView()
     views = [
@@ -178,18 +175,18 @@ def inspect_all(shards: Shards, generation: str | None, queues: Sequence[str]) -
         for number, (redis, keys) in enumerate(shards)
     ]
     return worst, RedisView(
-        quarantined=sum(one.quarantined or 0 for one in views) if views[0].quarantined is not None else None,
-        foreign_keys=tuple(key for one in views for key in one.foreign_keys),
-        standbys=distinct(one.standbys for one in views),
+        quarantined=sum(view.quarantined or 0 for view in views) if views[0].quarantined is not None else None,
+        foreign_keys=tuple(key for view in views for key in view.foreign_keys),
+        standbys=distinct(view.standbys for view in views),
     )
 
 
-def distinct(found: Iterable[Sequence[Standby] | None]) -> tuple[Standby, ...] | None:
-    """Return the standbys of all shards, each scheduler once; None if those of one are unknown."""
+def distinct(standbys_by_shard: Iterable[Sequence[Standby] | None]) -> tuple[Standby, ...] | None:
+    """Merge the standbys of all shards by scheduler. Return None if those of any shard are unknown."""
     by_address: dict[str, Standby] = {}
-    for standbys in found:
+    for standbys in standbys_by_shard:
         if standbys is None:
             return None
-        for one in standbys:
-            by_address.setdefault(one.address, one)
+        for standby in standbys:
+            by_address.setdefault(standby.address, standby)
     return tuple(by_address[address] for address in sorted(by_address))

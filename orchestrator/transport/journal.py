@@ -1,7 +1,7 @@
 """Progress and log lines of running tasks.
 
-Nothing depends on it. Workers write it, capped, and drop it before it could fill Redis. Progress stays here, and
-expires. Lines stand in one stream until the leader has stored them; while too many wait there, no more are taken.
+Nothing depends on them. Workers write a limited amount, and drop lines before they could fill Redis. Progress stays in
+Redis and expires. Lines wait in one stream until the leader has stored them; if too many wait, workers drop more lines.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from orchestrator.transport.codec import LogChunk, Malformed, ProgressMark, deco
 from orchestrator.transport.keys import JOURNAL_TTL, LOGS_CAP, SPOKEN_CAP, Keys
 
 LOSSES = (RedisError, OSError)
-"""All errors of Redis, including a key that another program has taken: some lines are lost, and that is all."""
+"""All errors of Redis, including a key overwritten by another program. Some lines are lost; nothing else fails."""
 
 _FULL = 0.8
-"""Share of Redis's memory from which on nothing more is said."""
+"""The share of Redis's memory limit above which workers write no progress or lines."""
 _ENTRY_BYTES = 64_000
-"""Bytes of lines from which on they go into another entry."""
+"""Bytes of lines in one stream entry, after which another entry begins."""
 
 
 def is_full(redis: Redis) -> bool:
-    """Say whether Redis is short of memory."""
+    """Return whether Redis is short of memory."""
     memory = redis.info("memory")
     limit = int(memory.get("maxmemory", 0))
     return limit > 0 and int(memory["used_memory"]) > _FULL * limit
@@ -37,38 +37,37 @@ def is_full(redis: Redis) -> bool:
 
 
 def write(redis: Redis, keys: Keys, marks: Mapping[bytes, ProgressMark]) -> None:
-    """Write down, by task, how far it has come."""
+    """Store the progress of tasks, by task id."""
     pipeline = redis.pipeline(transaction=False)
     for task, mark in marks.items():
-        place = keys.progress(task)
-        pipeline.set(place, keys.signing.sign(place, encode(_sealed(keys, mark))), ex=JOURNAL_TTL)
+        key = keys.progress(task)
+        pipeline.set(key, keys.signing.sign(key, encode(_sealed(keys, mark))), ex=JOURNAL_TTL)
     spoken = keys.signing.sign(keys.spoken, encode(list(marks)))
     pipeline.xadd(keys.spoken, {"d": spoken}, maxlen=SPOKEN_CAP, approximate=True)
     pipeline.execute()
 
 
-def _sealed(keys: Keys, said: ProgressMark) -> ProgressMark:
-    """Return what a task says with its text sealed."""
-    return said if keys.vault is None else msgspec.structs.replace(said, text=keys.vault.seal_text(said.text))
+def _sealed(keys: Keys, mark: ProgressMark) -> ProgressMark:
+    return mark if keys.vault is None else msgspec.structs.replace(mark, text=keys.vault.seal_text(mark.text))
 
 
-def _opened(said: ProgressMark) -> ProgressMark:
-    """Return what a task said with its text opened where this process can."""
-    return msgspec.structs.replace(said, text=reveal_text(said.text)) if is_sealed_text(said.text) else said
+def _opened(mark: ProgressMark) -> ProgressMark:
+    """Decrypt the text of a progress report if this process has the key."""
+    return msgspec.structs.replace(mark, text=reveal_text(mark.text)) if is_sealed_text(mark.text) else mark
 
 
 def read_progress(redis: Redis, keys: Keys, task: bytes) -> tuple[ProgressMark, float] | None:
-    """Return how far a task last said it had come and the seconds since then, or None if it has said nothing."""
+    """Return a task's last progress and the seconds since then, or None if the task reported no progress."""
     pipeline = redis.pipeline(transaction=True)
     pipeline.get(keys.progress(task))
     pipeline.pttl(keys.progress(task))
-    value, left = pipeline.execute()
+    value, remaining = pipeline.execute()
     mark = _mark(keys, task, value)
-    return None if mark is None else (mark, max(0.0, JOURNAL_TTL - left / 1000))  # by one clock, that of Redis
+    return None if mark is None else (mark, max(0.0, JOURNAL_TTL - remaining / 1000))  # by Redis's clock alone
 
 
 def read_marks(redis: Redis, keys: Keys, tasks: Sequence[bytes]) -> dict[bytes, ProgressMark | None]:
-    """Return how far tasks have come."""
+    """Return the last progress of each task."""
     values = cast("list[bytes | None]", redis.mget([keys.progress(task) for task in tasks])) if tasks else []
     return {task: _mark(keys, task, value) for task, value in zip(tasks, values, strict=True)}
 
@@ -79,14 +78,14 @@ def _mark(keys: Keys, task: bytes, value: object) -> ProgressMark | None:
     try:
         return _opened(decode(ProgressMark, keys.signing.body(keys.progress(task), value)))
     except Malformed:
-        return None  # of another release, or not ours
+        return None  # of another release, or foreign
 
 
 # -- lines
 
 
 def send_lines(redis: Redis, keys: Keys, chunks: Sequence[LogChunk]) -> int:
-    """Pass lines on to be stored; return how many of the chunks, from the first on, there was room for."""
+    """Append chunks of lines to the stream that the leader stores. Return how many of the first chunks fitted."""
     entries = _entries(chunks)
     room = max(0, LOGS_CAP - int(redis.xlen(keys.logs)))
     pipeline = redis.pipeline(transaction=False)
@@ -113,12 +112,12 @@ class Waiting(NamedTuple):
     """Lines that are not stored yet."""
 
     entries: list[bytes]
-    """Where they stand."""
+    """The ids of the stream entries."""
     chunks: list[LogChunk]
 
 
 def waiting_lines(redis: Redis, keys: Keys, most: int, block: float) -> Waiting:
-    """Return the oldest entries that are not stored; wait so many seconds for the first."""
+    """Return the oldest unstored lines. Wait up to `block` seconds for the first."""
     reply = redis.xread({keys.logs: "0-0"}, count=most, block=max(1, int(block * 1000)))
     streams = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", reply or [])
     entries: list[bytes] = []
@@ -129,12 +128,12 @@ def waiting_lines(redis: Redis, keys: Keys, most: int, block: float) -> Waiting:
             try:
                 chunks += decode(list[LogChunk], keys.signing.body(keys.logs, (fields or {}).get(b"d", b"")))
             except Malformed:
-                continue  # of another release, or not ours
+                continue  # of another release, or foreign
     return Waiting(entries, chunks)
 
 
 def drop_lines(redis: Redis, keys: Keys, waiting: Waiting, shared: Redis | None = None) -> None:
-    """Delete stored lines, and publish which tasks and runs have logged, where the keys of all shards are."""
+    """Delete stored lines, and publish which tasks and runs have logged, on the server shared by all shards."""
     redis.xdel(keys.logs, *waiting.entries)
     spoken = {chunk.task for chunk in waiting.chunks} | {chunk.run for chunk in waiting.chunks if chunk.run}
     if spoken:

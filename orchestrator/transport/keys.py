@@ -1,49 +1,49 @@
-"""Every Redis key and channel, written once.
+"""Every Redis key and channel.
 
-They begin with the namespace; below it is the default one. All keys of a shard carry the same hash tag, so that
-scripts may use them together in a cluster. Clients listen to all shards at once: done, changes, watched, spoken,
-progress, services, payload-stores and pull… are the same keys for each of them. In a cluster, those keys are with shard
-0 (`connect_shared`); channels are everywhere.
-`G` is the generation: a name for one life of the Redis data. When data is lost, a new generation begins
-under new stream names, and nothing that belonged to the old one can be mistaken for the new.
+Their names begin with the namespace; the table shows the default one. All keys of a shard carry the same hash tag, so
+that scripts may use them together in a cluster. Clients listen to all shards at once. These keys are therefore shared
+by all shards: changes, watched, spoken, progress, services, payload-stores, pull… and the channel done. In a cluster,
+the server of shard 0 holds them (`connect_shared`); channels are everywhere. `G` is the generation: one lifetime of the
+Redis data. When data is lost, a new generation begins under new stream names, and no entry of the old one can be
+mistaken for a new one.
 
     {orchestrator:0}:generation         string   the current generation, written by the leader
-    {orchestrator:0}:server             string   the run id of the server on which that generation began; where it is
-                                                 another's, nobody uses its streams
-    {orchestrator:0}:database           string   which life of Postgres the generation belongs to
+    {orchestrator:0}:server             string   the run id of the server on which the generation began; on another
+                                                 server no process uses its streams
+    {orchestrator:0}:database           string   the incarnation of Postgres that the generation belongs to
     {orchestrator:0}:term               string   the leader's term and name; a deposed leader's push is refused
     {orchestrator:0}:applied            string   [generation, cursor]: events up to here are in Postgres
-    {orchestrator:0}:claimed            string   [task, attempt] of a later commit than `applied`, if any was handed out
-    {orchestrator:0}:canary             string   written by the leader to learn whether Redis takes writes; says how
-                                                 many shards it knows
-    {orchestrator:0}:doctor             stream   with which `orchestrator doctor` tries its rights; deleted at once
+    {orchestrator:0}:claimed            string   [task, attempt] of a commit after `applied`, if one was dispatched
+    {orchestrator:0}:canary             string   the leader's test write; holds its number of shards
+    {orchestrator:0}:doctor             stream   `orchestrator doctor` tests its permissions with it; deleted at once
     {orchestrator:0}:complaint          string   why the scheduler cannot use Postgres, expires
     {orchestrator:0}:events:G           stream   reports of workers, one entry per flush, read by the leader
-    {orchestrator:0}:nudges             stream   "something is new in Postgres", or only ready tasks, capped
+    {orchestrator:0}:nudges             stream   "Postgres has new work", or only new ready tasks, capped
     {orchestrator:0}:queue:G:<queue>    stream   dispatch messages, read by the consumer group `workers`
-    {orchestrator:0}:queue:G:@<id>      stream   for one worker: turns of workflows that it has in memory, and what
-                                                 only some workers of a queue know
-    {orchestrator:0}:quarantine         stream   messages that could not be understood or applied, capped
-    {orchestrator:0}:workers            set      ids of workers that have a heartbeat, or had one
+    {orchestrator:0}:queue:G:@<id>      stream   messages for one worker: turns of workflows that it has in memory, and
+                                                 tasks that only some workers of the queue know
+    {orchestrator:0}:quarantine         stream   messages that could not be decoded or applied, capped
+    {orchestrator:0}:workers            set      ids of workers that have or had a heartbeat
     {orchestrator:0}:worker:<id>        string   heartbeat, expires
-    {orchestrator:0}:standbys           set      names of schedulers that stand by, expires
-    {orchestrator:0}:standby:<name>     string   one of them, expires
+    {orchestrator:0}:standbys           set      names of standby schedulers, expires
+    {orchestrator:0}:standby:<name>     string   one standby scheduler, expires
     {orchestrator:0}:names:<hash>       string   task names that a worker knows, expires
     {orchestrator:0}:parameters:<hash>  string   parameters of the tasks that a worker knows, expires
-    {orchestrator:0}:services           hash     who offers services over HTTP, by id
+    {orchestrator:0}:services           hash     service workers over HTTP, by id
     {orchestrator:0}:payload-stores     set      folders that are payload stores in use
-    {orchestrator:0}:pull:<execution>   hash     work that is offered to who asks for it, and what became of it, expires
-    {orchestrator:0}:pulls:<service>    zset     what of that waits for somebody, by time
+    {orchestrator:0}:pull:<execution>   hash     work offered to programs that poll, and its outcome, expires
+    {orchestrator:0}:pulls:<service>    zset     executions that wait for a poll, by time
     {orchestrator:0}:orders:<id>        stream   the leader's orders to one worker: stop, drain, go on
-    {orchestrator:0}:pages:<run>:<n>    hash     a history that is too large for the message of attempt n, expires
-    {orchestrator:0}:holder:<task>      string   which task has the key that a running task wanted this one for, expires
-    {orchestrator:0}:progress:<task>    string   how far a task says it has come, expires
-    {orchestrator:0}:logs               stream   what tasks said, until the leader has stored it, capped
-    {orchestrator:0}:spoken             stream   which tasks have said something, capped
-    {orchestrator:0}:watched            string   somebody listens to what moves, expires
-    {orchestrator:0}:changes            stream   what moved, one entry per tick while somebody listens, capped
-    {orchestrator:0}:pull-offers        channel  services for which there is work
-    {orchestrator:0}:pull-ends          channel  executions that are done, or that nobody asks for any more
+    {orchestrator:0}:pages:<run>:<n>    hash     a history too large for the message of attempt n, expires
+    {orchestrator:0}:holder:<task>      string   the task that holds the key that a running task wanted for <task>,
+                                                 expires
+    {orchestrator:0}:progress:<task>    string   the last progress of a task, expires
+    {orchestrator:0}:logs               stream   log lines of tasks until the leader has stored them, capped
+    {orchestrator:0}:spoken             stream   ids of tasks with new log lines or progress, capped
+    {orchestrator:0}:watched            string   present while live events have a listener, expires
+    {orchestrator:0}:changes            stream   changes for live events, one entry per tick with a listener, capped
+    {orchestrator:0}:pull-offers        channel  services that have new work
+    {orchestrator:0}:pull-ends          channel  executions that are completed, or no longer watched
     {orchestrator:0}:done:<0..15>       channel  tasks and runs that ended, once per tick, by hash of the id
     {orchestrator:0}:applied            channel  the same as the key, once per tick
 """
@@ -62,47 +62,47 @@ GROUP = "workers"
 DONE_CHANNELS = 16
 NUDGE_CAP = 100
 READY_TASK = [b"task", b""]
-"""The fields of a nudge that is about tasks that can be claimed at once, and about nothing else."""
+"""The fields of a nudge that announces only tasks that are ready to be claimed."""
 PRIVATE_TTL = 60
-"""Seconds for which the own stream of a worker that is gone still stands, for the leader to see what is in it."""
+"""Seconds that the private stream of a dead worker is kept, so that the leader can read the rest of it."""
 CANARY_TTL = 60
-"""Seconds after its last word for which one can see when a leader was there."""
+"""Seconds after its last write for which a leader counts as present."""
 LOGS_CAP = 2_000
-"""Unstored log entries from which on no more are taken."""
+"""The maximum number of unstored log entries; at this number workers send no more."""
 KEY_HOLDER_TTL = 60
-"""Seconds for which a running task can read which task has the key that it wanted; it asks again before."""
+"""Seconds that the holder of a requested key is published for the running task. The worker asks again before that."""
 SPOKEN_CAP = 1_000
-"""Entries that are kept of tasks that have logged."""
+"""The maximum length of the stream of tasks that have logged."""
 WATCHED_TTL = 30
-"""Seconds after the last sign of a listener for which the leader publishes changes."""
+"""Seconds after a listener's last refresh for which the leader publishes changes."""
 JOURNAL_TTL = 3_600
-"""Seconds that a task's progress is kept after the last word."""
+"""Seconds that a task's progress is kept after its last update."""
 
 
 def private_queue(worker: str) -> str:
-    """Return the name under which one worker's own stream stands among the queues; no queue of people has an @."""
+    """Return the queue name of one worker's private stream. Names of users' queues have no @."""
     return f"@{worker}"
 
 
 def worker_of(queue: str) -> str:
-    """Return the worker whose own stream this is."""
+    """Return the id of the worker that owns a private stream."""
     return queue[1:]
 
 
 def is_private(queue: str) -> bool:
-    """Say whether this is one worker's own stream."""
+    """Return whether a queue name is that of one worker's private stream."""
     return queue.startswith("@")
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The names of one shard's keys, and how what stands there is signed."""
+    """The key names of one shard, and how messages under these keys are signed."""
 
     namespace: str = DEFAULT_NAMESPACE
     shard: int = 0
     signing: Signing = OFF
     vault: Vault | None = None
-    """Seals progress and log lines of tasks."""
+    """Encrypts the progress and log lines of tasks."""
     shards: int = 1
 
     @classmethod
@@ -115,7 +115,7 @@ class Keys:
 
     @cached_property
     def common(self) -> str:
-        """The prefix of keys that all shards use."""
+        """The prefix of keys that all shards share."""
         return f"{{{self.namespace.partition('/')[0]}:{self.shard}}}"
 
     @cached_property
@@ -239,13 +239,13 @@ class Keys:
         return f"{self.common}:progress:{task.hex()}"
 
     def done(self, identifier: bytes) -> str:
-        """Return the channel on which the end of this task or run is announced."""
+        """Return the channel that announces the end of this task or run."""
         return f"{self.common}:done:{identifier[-1] % DONE_CHANNELS}"
 
     def types(self, generation: str | None, queues: Iterable[str]) -> dict[str, str]:
-        """Return the type that Redis should show for each key of processes of this shard together.
+        """Return the Redis type of each key that the processes of this shard share.
 
-        What all shards share is with the first one: in a cluster, another one's server does not have it.
+        Keys shared by all shards are listed for shard 0 only: in a cluster, other shards' servers do not have them.
         """
         strings = (
             *(self.generation, self.server, self.database, self.term, self.applied),
@@ -255,6 +255,6 @@ class Keys:
         if generation:
             streams += [self.events(generation), *(self.queue(generation, queue) for queue in queues)]
         sets = dict.fromkeys((self.workers, self.standbys, self.payload_stores), "set")
-        others = {**sets, self.services: "hash"}
-        found = {**dict.fromkeys(strings, "string"), **dict.fromkeys(streams, "stream"), **others}
-        return {key: kind for key, kind in found.items() if key.startswith(self.prefix)}
+        rest = {**sets, self.services: "hash"}
+        types = {**dict.fromkeys(strings, "string"), **dict.fromkeys(streams, "stream"), **rest}
+        return {key: kind for key, kind in types.items() if key.startswith(self.prefix)}

@@ -1,8 +1,8 @@
-"""Histories that are too large for one message: in pages, beside the activation that they belong to.
+"""Histories that are too large for an activation message, stored in pages in Redis.
 
-The leader writes the pages of an attempt before it pushes the message that says how many there are, and removes them
-when the attempt has landed. A worker reads them one by one. Whatever happens in between, a page is there as it was
-written, or it is gone; then the worker reports that, and the history is sent again with the next attempt.
+The leader writes the pages of an attempt before it pushes the message with their number, and removes them when the
+attempt has ended. A worker reads the pages one by one. A page is either exactly as written, or gone. If a page is gone,
+the worker reports it, and the leader sends the history again with the next attempt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from orchestrator.transport.quarantine import Refused, set_aside
 from orchestrator.transport.signing import Forged
 
 _TTL = 3_600
-"""Seconds after which pages expire whose leader died before it could remove them."""
+"""Seconds after which pages expire if the leader died before it removed them."""
 
 
 class Pages:
@@ -27,9 +27,9 @@ class Pages:
         self._keys = keys
 
     def write(self, run: bytes, attempt: int, number: int, page: bytes) -> None:
-        """Write one page; the first one, numbered 0, puts away whatever stood there. The same again changes nothing."""
+        """Write one page. Page 0 first deletes all pages of the attempt. Writing the same pages again has no effect."""
         key = self._keys.pages(run, attempt)
-        page = self._keys.signing.sign(_place(key, number), page)
+        page = self._keys.signing.sign(_signed_name(key, number), page)
         pipeline = self._redis.pipeline(transaction=False)
         if number == 0:
             pipeline.unlink(key)
@@ -40,14 +40,14 @@ class Pages:
         except ResponseError as error:
             if "WRONGTYPE" not in str(error):
                 raise
-            self._redis.unlink(key)  # somebody has taken it, and the pages of before are gone: the worker will say so
+            self._redis.unlink(key)  # taken by another program: earlier pages are lost, and the worker will report it
 
     def read(self, run: bytes, attempt: int, number: int) -> bytes | None:
-        """Return one page, or None if it is gone, or not ours."""
+        """Return one page, or None if it is gone or not ours."""
         key = self._keys.pages(run, attempt)
         page = cast("bytes | None", self._redis.hget(key, str(number)))
         try:
-            return None if page is None else self._keys.signing.body(_place(key, number), page)
+            return None if page is None else self._keys.signing.body(_signed_name(key, number), page)
         except Forged as error:
             pipeline = self._redis.pipeline(transaction=False)
             set_aside(pipeline, self._keys, [Refused(f"{key} {number}", page or b"", str(error))])
@@ -55,11 +55,11 @@ class Pages:
             return None
 
     def remove(self, attempts: Iterable[tuple[bytes, int]]) -> None:
-        """Remove the pages of attempts that have landed."""
+        """Remove the pages of ended attempts."""
         keys = [self._keys.pages(run, attempt) for run, attempt in attempts]
         if keys:
             self._redis.unlink(*keys)
 
 
-def _place(key: str, number: int) -> str:
+def _signed_name(key: str, number: int) -> str:
     return f"{key}:{number}"

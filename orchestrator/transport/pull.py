@@ -1,21 +1,23 @@
-"""Work for programs that poll, in Redis: offered by its watcher, leased, completed, forgotten.
+"""Work for programs that poll, in Redis. The *watcher* is the worker that runs the task; it offers the work as an
+execution. The *holder* is the program that leased it.
 
     offer ──▶ leased to nobody ── first look ──▶ waiting ── take ──▶ leased ── complete ──▶ done ── release ──▶ ended
                                                     ▲                  │
-                                                    ├─ silent too long ┤ (so often, and then: lost)
+                                                    ├─ silent too long ┤ (after max_leases: lost)
                                                     └─ given back ─────┘
     any ── cancel ──▶ cancelled
 
-An execution is looked at only once its external id is in Postgres, so nobody has taken what a new watcher would submit.
+An execution becomes available at its first look. The watcher looks only once the external id is in Postgres, so no
+program can have leased work that a new watcher would submit again.
 
-Redis may lose all of it, or come back with an older state. Each execution carries the generation (`keys.py`) in which
-it was last looked at. In another generation, and while there is none, it is leased to nobody, and heartbeats and
-completions find it `unknown`. Its watcher renews it, or offers it again where it is missing: as a lease whose holder is
-not known. The first heartbeat or completion that names the execution takes this lease over; if none comes in time, the
-work waits for the next poll.
+Redis may lose all executions, or return with an older state. Each execution carries the generation (`keys.py`) of its
+last look. In another generation, or while there is none, it counts as leased to nobody, and heartbeats and completions
+get `unknown`. The watcher then renews the execution. If it is missing, the watcher offers it again, as a lease with an
+unknown holder. The first heartbeat or completion that names the execution takes this lease over; if none arrives in
+time, the work waits for the next poll.
 
 A completion is answered when the end is in Postgres. `ended` and `cancelled` stay for an hour, for late and repeated
-requests. A lease has an id of its own, and only the last one counts.
+requests. Each lease has its own id, and only the latest lease is valid.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ from orchestrator.transport.codec import Malformed, decode, encode, prepare
 from orchestrator.transport.keys import Keys
 
 KEPT = 3_600
-"""Seconds that anything is kept here after the last word about it."""
-_MOST = 500
-"""Executions that one call looks at."""
-_NOBODY: Mapping[str, bytes] = {}
+"""Seconds to keep an execution after its last update."""
+_BATCH = 500
+"""The maximum number of executions per call of the script."""
+_NONE_SILENT: Mapping[str, bytes] = {}
 
 _CURRENT = """
 local function current()
@@ -54,7 +56,7 @@ local now = redis.call('TIME')
 local ms = now[1] * 1000 + math.floor(now[2] / 1000)
 local function after(lease) return string.format('%.0f', ms + tonumber(lease)) end
 """
-"""For all scripts: their first two arguments are the keys of the generation and of its server."""
+"""The prefix of all scripts. Their first two arguments are the keys `generation` and `server`."""
 
 _OFFER = """
 local generation = current()
@@ -185,59 +187,58 @@ return 1
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str
-    """Of the execution."""
+    """The name of the execution."""
     service: str
     task: str
     task_id: str
     body: bytes
-    """The input of the work: JSON with `input` and `params`; empty where that is stored elsewhere."""
+    """The input of the work: JSON with `input` and `params`; empty if stored elsewhere."""
     lease: float
-    """Seconds."""
+    """The duration of a lease in seconds."""
     max_leases: int
     step: str = ""
     stored: bytes = b""
-    """The reference to the body, where it is too large to stand here."""
+    """The reference to the body if it is in the payload store, because of its size."""
 
 
 prepare(Offer)
 
 
 class Leased(NamedTuple):
-    """Leased work."""
+    """Work leased to a program."""
 
     queue_id: str
-    """Of the lease."""
+    """The id of the lease."""
     number: int
-    """How many have had it, this one included."""
+    """The number of leases of this work so far, including this one."""
     offer: Offer
 
 
 class State(NamedTuple):
-    """The state of an execution, for its watcher."""
+    """The state of an execution, as its watcher sees it."""
 
     state: str
-    """Empty if there is nothing of the kind, `unsettled` while there is no generation."""
+    """The state; empty if the execution does not exist, `unsettled` while there is no generation."""
     outcome: bytes
-    """JSON with `result` and `error`, once it is done."""
+    """JSON with `result` and `error` once the execution is done."""
     problem: str
-    """Why that cannot be read."""
+    """Why the outcome cannot be read, if so."""
     worker: str
-    """Its last holder."""
+    """The last holder of the execution."""
     leases: int
     beat: bytes
-    """Another one with each heartbeat."""
+    """A value that changes with each heartbeat."""
     progress: bytes = b""
-    """JSON with `fraction` and `text`: the last that a holder has said."""
+    """The last progress that a holder reported: JSON with `fraction` and `text`."""
 
 
 def let_go(name: str) -> str:
-    """Return the announcement that an execution has no watcher any more; its name alone also says that it was
-    completed."""
+    """Return the message that an execution is no longer watched. The bare name announces its completion too."""
     return f"{name}!"
 
 
 class Pulls:
-    """Offered work and its state."""
+    """Offers, leases and completes work."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
@@ -256,121 +257,121 @@ class Pulls:
         }
 
     def offer(self, offer: Offer, *, again: bool = False) -> bool:
-        """Offer work, once under this name: from the first look on or, where it was lost and is offered `again`, if no
-        holder is heard of within one lease. Say whether Redis has a generation to offer it in."""
-        place = self._keys.pull(offer.name)
-        body = self._sealed(place, encode(offer))
-        words = (body, offer.service, round(offer.lease * 1000), offer.max_leases, offer.task_id, int(again), KEPT)
-        return int(self._run("offer", [place], *words)) >= 0
+        """Offer work once under this name, available from the first look on. Work that was lost and is offered `again`
+        is available if no holder sends a heartbeat within one lease. Return whether Redis has a generation."""
+        key = self._keys.pull(offer.name)
+        body = self._encrypt(key, encode(offer))
+        arguments = (body, offer.service, round(offer.lease * 1000), offer.max_leases, offer.task_id, int(again), KEPT)
+        return int(self._run("offer", [key], *arguments)) >= 0
 
     def take(self, worker: str, services: Sequence[str]) -> Leased | None:
-        """Lease the longest waiting work of some services."""
+        """Lease the work of these services that has waited longest."""
         token = secrets.token_hex(8)
         while True:
             waiting = [self._keys.pull_waiting(service) for service in services]
-            found = self._run("take", waiting, self._keys.pull(""), token, worker)
-            if not found:
+            row = self._run("take", waiting, self._keys.pull(""), token, worker)
+            if not row:
                 return None
-            name = found[0].decode()
+            name = row[0].decode()
             try:
-                offer = decode(Offer, self._opened(self._keys.pull(name), found[1]))
+                offer = decode(Offer, self._decrypt(self._keys.pull(name), row[1]))
             except Malformed:
-                continue  # not ours, or of another release: its watcher finds that nobody completes it
+                continue  # foreign, or of another release: its watcher notices that nobody completes it
             except Sealed:
                 self._put_back(name)
                 raise
-            return Leased(f"{name}~{token}", int(found[2]), offer)
+            return Leased(f"{name}~{token}", int(row[2]), offer)
 
     def leave(self, taken: Leased) -> None:
-        """Leave to others, behind all that waits, what was taken and cannot be read now."""
+        """Return leased work that this process cannot read. Other processes get it after all other waiting work."""
         self._put_back(taken.offer.name, time.time() * 1_000_000)
 
-    def _put_back(self, name: str, place: float = 0) -> None:
-        """Leave to others what this process cannot read."""
+    def _put_back(self, name: str, score: float = 0) -> None:
+        """Return leased work that this process cannot read, for other processes."""
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.hget(self._keys.pull(name), "v")
         pipeline.hincrby(self._keys.pull(name), "n", -1)
         pipeline.hset(self._keys.pull(name), "s", "waiting")
         service = pipeline.execute()[0] or b""
-        self._redis.zadd(self._keys.pull_waiting(service.decode()), {name: place})
+        self._redis.zadd(self._keys.pull_waiting(service.decode()), {name: score})
 
     def beat(self, queue_id: str, progress: bytes = b"") -> str:
-        """Begin a lease anew; return where the work stands: `leased`, if it is still theirs."""
+        """Renew a lease. Return the state of the execution: `leased` if the lease is still valid."""
         name, token = _parts(queue_id)
-        place = self._keys.pull(name)
-        return self._said(self._run("beat", [place], token, self._sealed(place, progress) if progress else b""))
+        key = self._keys.pull(name)
+        return self._decode_state(self._run("beat", [key], token, self._encrypt(key, progress) if progress else b""))
 
     def give_back(self, queue_id: str) -> str:
-        """Offer leased work to the next poll; return where it stands: `returned`, if it was theirs."""
+        """Return leased work to the next poll. Return `returned`, or the execution's state if the lease is lost."""
         (name, token), keys = _parts(queue_id), self._keys
-        words = (token, name, keys.pull_waiting(""), keys.pull_offers)
-        return self._said(self._run("give_back", [keys.pull(name)], *words))
+        arguments = (token, name, keys.pull_waiting(""), keys.pull_offers)
+        return self._decode_state(self._run("give_back", [keys.pull(name)], *arguments))
 
     def complete(self, queue_id: str, outcome: bytes, same: bytes) -> str:
-        """Say how it ended; return where the work stands: `done`, `again` if that was said before, `ended` if it is
-        in Postgres, `differs` if it was completed before with other bytes for `same`."""
+        """Complete an execution. Return its state: `done`; `again` if this outcome was already reported; `ended` if the
+        end is in Postgres; `differs` if it was completed with other bytes for `same`."""
         name, token = _parts(queue_id)
-        place, keys = self._keys.pull(name), self._keys
+        key, keys = self._keys.pull(name), self._keys
         digest = blake2b(same, digest_size=8).digest() if keys.vault is None else keys.vault.digest(same)
-        words = (token, self._sealed(place, outcome), name, keys.pull_waiting(""), keys.pull_ends, digest)
-        return self._said(self._run("complete", [place], *words))
+        arguments = (token, self._encrypt(key, outcome), name, keys.pull_waiting(""), keys.pull_ends, digest)
+        return self._decode_state(self._run("complete", [key], *arguments))
 
     def task_of(self, queue_id: str) -> str | None:
-        """Return the id of the task that some work belongs to."""
-        found = self._redis.hget(self._keys.pull(_parts(queue_id)[0]), "t")
-        return found.decode() if isinstance(found, bytes) else found
+        """Return the id of the task of an execution."""
+        task_id = self._redis.hget(self._keys.pull(_parts(queue_id)[0]), "t")
+        return task_id.decode() if isinstance(task_id, bytes) else task_id
 
-    def look(self, names: Sequence[str], silent: Mapping[str, bytes] = _NOBODY) -> dict[str, State]:
-        """Return the state of executions; new ones, and those with a silent holder, become open to all.
+    def look(self, names: Sequence[str], silent: Mapping[str, bytes] = _NONE_SILENT) -> dict[str, State]:
+        """Return the states of executions. New ones, and those of silent holders, become available to all programs.
 
-        `silent` has the last heartbeats of holders that were silent for one lease, by the clock of the watcher: Redis's
-        own may be set.
+        `silent` has the last heartbeats of holders that were silent for one lease by the watcher's clock, because
+        Redis's clock may be changed.
         """
-        found: dict[str, State] = {}
-        for start in range(0, len(names), _MOST):
-            some = names[start : start + _MOST]
-            places = [self._keys.pull(name) for name in some]
-            last = [silent.get(name, b"") for name in some]
-            rows = self._run("look", places, KEPT, self._keys.pull_waiting(""), self._keys.pull_offers, *some, *last)
-            for name, place, (state, outcome, worker, leases, beat, far) in zip(some, places, rows, strict=True):
-                said, problem = self._read(place, outcome) if state == b"done" else (b"", "")
-                progress = self._read(place, far)[0] if far else b""
+        states: dict[str, State] = {}
+        for start in range(0, len(names), _BATCH):
+            batch = names[start : start + _BATCH]
+            keys = [self._keys.pull(name) for name in batch]
+            beats = [silent.get(name, b"") for name in batch]
+            rows = self._run("look", keys, KEPT, self._keys.pull_waiting(""), self._keys.pull_offers, *batch, *beats)
+            for name, key, (state, outcome, worker, leases, beat, data) in zip(batch, keys, rows, strict=True):
+                result, problem = self._read(key, outcome) if state == b"done" else (b"", "")
+                progress = self._read(key, data)[0] if data else b""
                 holder = worker.decode("utf-8", "replace")
-                found[name] = State(state.decode(), said, problem, holder, int(leases), beat, progress)
-        return found
+                states[name] = State(state.decode(), result, problem, holder, int(leases), beat, progress)
+        return states
 
     def cancel(self, name: str) -> None:
-        """Cancel it, also where it is only about to be offered."""
+        """Cancel an execution, even before it is offered."""
         self._end(name, is_cancelled=True)
 
     def release(self, name: str) -> None:
-        """Keep only that it has ended; an open one has another watcher by now."""
+        """Mark an execution as ended and delete its data. Leave an open one alone: it has a new watcher."""
         self._end(name, is_cancelled=False)
 
     def _end(self, name: str, *, is_cancelled: bool) -> None:
         keys = self._keys
-        words = (int(is_cancelled), name, keys.pull_waiting(""), keys.pull_ends, KEPT)
-        self._run("end", [keys.pull(name)], *words)
+        arguments = (int(is_cancelled), name, keys.pull_waiting(""), keys.pull_ends, KEPT)
+        self._run("end", [keys.pull(name)], *arguments)
 
-    def _run(self, script: str, places: Sequence[str], *words: Any) -> Any:
-        return self._scripts[script](keys=list(places), args=[self._keys.generation, self._keys.server, *words])
+    def _run(self, script: str, keys: Sequence[str], *arguments: Any) -> Any:
+        return self._scripts[script](keys=list(keys), args=[self._keys.generation, self._keys.server, *arguments])
 
     @staticmethod
-    def _said(state: Any) -> str:
+    def _decode_state(state: Any) -> str:
         return bytes(state).decode()
 
-    def _sealed(self, place: str, data: bytes) -> bytes:
+    def _encrypt(self, key: str, data: bytes) -> bytes:
         vault = self._keys.vault
-        return self._keys.signing.sign(place, data if vault is None else vault.seal(VALUE, data))
+        return self._keys.signing.sign(key, data if vault is None else vault.seal(VALUE, data))
 
-    def _read(self, place: str, data: bytes) -> tuple[bytes, str]:
+    def _read(self, key: str, data: bytes) -> tuple[bytes, str]:
         try:
-            return self._opened(place, data), ""
+            return self._decrypt(key, data), ""
         except (Malformed, Sealed) as error:
             return b"", str(error)
 
-    def _opened(self, place: str, data: bytes) -> bytes:
-        return open_data(self._keys.signing.body(place, data), VALUE)
+    def _decrypt(self, key: str, data: bytes) -> bytes:
+        return open_data(self._keys.signing.body(key, data), VALUE)
 
 
 def _parts(queue_id: str) -> tuple[str, str]:

@@ -1,6 +1,6 @@
-"""Hears that work is offered, or has ended, in one thread for all waits of a process.
+"""Receives notifications of offered or completed pull work, in one thread for all waits of a process.
 
-It only makes waits faster: a wait looks again after a few seconds, and whenever the connection was lost.
+Notifications only make waits faster: a wait checks again every few seconds, and whenever the connection was lost.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from redis import Redis
 
 from orchestrator.transport.connection import UNAVAILABLE
 
-_LONGEST_PAUSE = 2.0
+_MAX_PAUSE = 2.0
 
 Wake = Callable[[], None]
 
 
 class PullNotifications:
-    """Listens to one channel, whose messages are names."""
+    """Listens to one channel whose messages are names."""
 
     def __init__(self, redis: Redis, channel: str, *, one_by_one: bool) -> None:
-        """With `one_by_one`, a message wakes the oldest wait for its name; else all of them."""
+        """With `one_by_one`, a message wakes the oldest waiter for its name; otherwise all of them."""
         self._redis = redis
         self._channel = channel
         self._one_by_one = one_by_one
         self._lock = threading.Lock()
         self._waiting: dict[str, dict[Wake, None]] = {}
         self._thread: threading.Thread | None = None
-        self._heard = threading.Event()
-        """The subscription stands."""
+        self._subscribed = threading.Event()
+        """Set once the subscription is confirmed."""
         self._closed = threading.Event()
 
     @contextmanager
     def listening(self, names: Iterable[str], wake: Wake) -> Iterator[None]:
-        """Have `wake` called when one of some names is said."""
+        """Call `wake` when a message with one of these names arrives."""
         names = tuple(names)
         with self._lock:
             for name in names:
@@ -44,7 +44,7 @@ class PullNotifications:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="orchestrator-pull", daemon=True)
                 self._thread.start()
-        self._heard.wait(1.0)
+        self._subscribed.wait(1.0)
         try:
             yield
         finally:
@@ -56,7 +56,7 @@ class PullNotifications:
                         self._waiting.pop(name, None)
 
     def close(self) -> None:
-        """End the thread; it is not waited for for long, and its connection may be closed then."""
+        """Stop the thread, waiting for it only briefly. Its connection may then be closed."""
         self._closed.set()
         if self._thread is not None:
             self._thread.join(2.0)
@@ -65,7 +65,7 @@ class PullNotifications:
         try:
             self._listen()
         except Exception:
-            if not self._closed.is_set():  # else its connection was closed under it, which the driver does not expect
+            if not self._closed.is_set():  # else it was closed during a read, which the driver does not expect
                 raise
 
     def _listen(self) -> None:
@@ -79,13 +79,13 @@ class PullNotifications:
                     if message is None:
                         continue
                     if message["type"] == "subscribe":
-                        self._heard.set()
+                        self._subscribed.set()
                         self._wake(None)  # earlier messages were missed
                     elif message["type"] == "message":
                         self._wake(message["data"].decode("utf-8", "replace"))
                     pause = 0.05
             self._closed.wait(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = min(pause * 2, _MAX_PAUSE)
 
     def _wake(self, name: str | None) -> None:
         with self._lock:
@@ -95,6 +95,6 @@ class PullNotifications:
                 woken = list(self._waiting.get(name, {}))[: 1 if self._one_by_one else None]
             if name is not None and self._one_by_one and woken:
                 waiting = self._waiting[name]
-                waiting[woken[0]] = waiting.pop(woken[0])  # the next message is for the next
+                waiting[woken[0]] = waiting.pop(woken[0])  # the next message wakes the next waiter
         for wake in woken:
             wake()

@@ -1,4 +1,4 @@
-"""Messages that could not be understood or applied: set aside for people to look at, so that nothing waits for them."""
+"""The quarantine keeps messages that could not be decoded or applied for inspection, so that nothing waits for them."""
 
 from __future__ import annotations
 
@@ -14,65 +14,65 @@ from orchestrator.transport.codec import stream_position
 from orchestrator.transport.keys import Keys
 
 CAP = 1_000
-"""Messages that are kept; of more, the oldest go."""
-_BODY = 10_000
-_ERROR = 2_000
-"""Bytes and characters of each that are kept: a flood of huge messages must not fill Redis."""
+"""The maximum number of quarantined messages; the oldest are dropped."""
+_MAX_BODY = 10_000
+_MAX_ERROR = 2_000
+"""Bytes of body and characters of error to keep of each message: a flood of huge messages must not fill Redis."""
 
 
 class Refused(NamedTuple):
-    """A message that is to be set aside."""
+    """A message to quarantine."""
 
     source: str
-    """Where it stood: the id of an event, `queue/id` of a dispatch message, the name of a key."""
+    """The origin of the message: the id of an event, `queue/id` of a dispatch message, or the name of a key."""
     body: bytes
     error: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class SetAside:
-    """A message that was set aside."""
+    """A quarantined message."""
 
     id: str
-    """Its id in the quarantine."""
+    """The id in the quarantine."""
     at: datetime
-    """When it was set aside."""
+    """The time at which the message was quarantined."""
     source: str
-    """Where it stood."""
+    """The origin of the message."""
     error: str
-    """Why it was refused."""
+    """The reason for the refusal."""
     size: int
-    """How many bytes it had."""
+    """The size of the message in bytes."""
     body: bytes
-    """The first of them."""
+    """The first bytes of the message."""
 
 
 def set_aside(pipeline: Pipeline, keys: Keys, refused: Iterable[Refused]) -> None:
-    """Keep messages, in a pipeline that the caller executes."""
+    """Quarantine messages in a pipeline that the caller executes."""
     for source, body, error in refused:
-        fields = {"entry": source, "body": body[:_BODY], "size": len(body), "error": error[:_ERROR]}
+        fields = {"entry": source, "body": body[:_MAX_BODY], "size": len(body), "error": error[:_MAX_ERROR]}
         pipeline.xadd(keys.quarantine, fields, maxlen=CAP, approximate=True)  # type: ignore[arg-type]
 
 
-def keep_aside(redis: Redis, keys: Keys, refused: Iterable[Refused]) -> None:
-    """Keep messages, at once."""
+def set_aside_now(redis: Redis, keys: Keys, refused: Iterable[Refused]) -> None:
+    """Quarantine messages immediately."""
     pipeline = redis.pipeline(transaction=False)
     set_aside(pipeline, keys, refused)
     pipeline.execute()
 
 
 def newest(redis: Redis, keys: Keys, limit: int) -> list[SetAside]:
-    """Return the messages that were set aside last, newest first."""
+    """Return the last quarantined messages, newest first."""
     return [_view(*entry) for entry in cast("list[_Entry]", redis.xrevrange(keys.quarantine, count=limit))]
 
 
 def find(redis: Redis, keys: Keys, entry: str) -> SetAside | None:
-    found = cast("list[_Entry]", redis.xrange(keys.quarantine, entry, entry))
-    return _view(*found[0]) if found else None
+    entries = cast("list[_Entry]", redis.xrange(keys.quarantine, entry, entry))
+    return _view(*entries[0]) if entries else None
 
 
 def clear(redis: Redis, keys: Keys) -> int:
-    """Drop all of them; return how many there were."""
+    """Delete all quarantined messages; return their number."""
     count: int = redis.xlen(keys.quarantine)
     redis.xtrim(keys.quarantine, maxlen=0, approximate=False)
     return count

@@ -1,8 +1,9 @@
-"""Signatures on messages: a program that can only write to Redis can neither command workers nor report for them.
+"""Signatures of messages. A program without a key that can write to Redis can neither command workers nor report
+results.
 
-A message is signed for its key or channel, whose name has the namespace, the generation, the queue or the worker in it:
-elsewhere it is invalid. A signed message begins with a byte that no MessagePack begins with, so a process without keys
-reads it too, and does not check it.
+A signature covers the name of the message's Redis key or channel, which includes the namespace and the generation,
+queue or worker. Under another name the message is invalid. A signed message begins with a byte that MessagePack never
+uses: a process without signing keys recognizes the header, skips it, and reads the message unchecked.
 """
 
 from __future__ import annotations
@@ -23,130 +24,130 @@ from orchestrator.transport.codec import Malformed, decode_or_none
 log = get_logger("signing")
 M = TypeVar("M")
 
-_MARK = b"\xc1\x01"
-"""The first byte is the one that MessagePack never uses; the second is the version of what follows."""
+_PREFIX = b"\xc1\x01"
+"""The first byte never occurs in MessagePack; the second is the version of the format."""
 _ID, _MAC, _STAMP = 4, 16, 8
-_HEAD = len(_MARK) + _ID + _MAC + _STAMP
+_HEAD = len(_PREFIX) + _ID + _MAC + _STAMP
 _ADVICE = "Make one with: orchestrator keys generate-signing"
-_SAY_EVERY = 10.0
-"""Seconds between two lines about refused messages, however many there are."""
+_LOG_INTERVAL = 10.0
+"""Seconds between two log lines about refused messages, regardless of their number."""
 
 
 class Forged(Malformed):
-    """A message that is not signed, or not by one of us, or not for the place where it stands."""
+    """A message without a valid signature of ours for its key or channel."""
 
 
 class Checked(NamedTuple):
-    """A message that is what its writer wrote."""
+    """A verified message."""
 
     body: bytes
     stamp: int
-    """The number or time that it was signed with beside its key, or 0."""
+    """The number or time that was signed with the message, or 0."""
     mac: bytes
-    """The signature; empty if there was none to check."""
+    """The signature; empty if none was checked."""
 
 
 class Signing:
-    """No signatures are made, and those of others are not checked."""
+    """Signing is off: messages are written without signatures, and existing signatures are not checked."""
 
     refused = 0
-    """Messages that this process did not believe."""
+    """The number of messages that this process refused."""
     is_on = False
 
-    def sign(self, place: str, body: bytes, stamp: int = 0) -> bytes:  # noqa: ARG002
-        """Return a message as it may stand in a place."""
+    def sign(self, name: str, body: bytes, stamp: int = 0) -> bytes:  # noqa: ARG002
+        """Return the signed message for a Redis key or channel."""
         return body
 
-    def check(self, place: str, data: bytes) -> Checked:  # noqa: ARG002
-        """Return the message that stands in a place, or raise `Forged`."""
-        return Checked(data[_HEAD:] if data[:2] == _MARK else data, 0, b"")
+    def check(self, name: str, data: bytes) -> Checked:  # noqa: ARG002
+        """Verify a message read from a Redis key or channel. Raise `Forged` if that fails."""
+        return Checked(data[_HEAD:] if data[:2] == _PREFIX else data, 0, b"")
 
-    def body(self, place: str, data: bytes) -> bytes:  # noqa: ARG002
-        """Return what the message that stands in a place says, or raise `Forged`."""
-        return data[_HEAD:] if data[:2] == _MARK else data
+    def body(self, name: str, data: bytes) -> bytes:  # noqa: ARG002
+        """Verify a message and return its body."""
+        return data[_HEAD:] if data[:2] == _PREFIX else data
 
-    def believed(self, place: str, data: bytes) -> bytes:
-        """Return what the message that stands in a place says; nothing if it is not ours."""
+    def body_or_empty(self, name: str, data: bytes) -> bytes:
+        """Verify a message and return its body; empty bytes if it is forged."""
         try:
-            return self.body(place, data)
+            return self.body(name, data)
         except Forged:
             return b""
 
-    def read(self, kind: type[M], place: str, data: bytes | None) -> M | None:
-        """Return the message that stands in a place, or None if it is nothing of ours."""
-        return None if data is None else decode_or_none(kind, self.believed(place, data))
+    def read(self, kind: type[M], name: str, data: bytes | None) -> M | None:
+        """Verify and decode a message. Return None if it is missing, forged or malformed."""
+        return None if data is None else decode_or_none(kind, self.body_or_empty(name, data))
 
 
 OFF = Signing()
 
 
 class Signatures(Signing):
-    """Signs with the first key, and believes all of them."""
+    """Signs with the first key; accepts signatures by any key."""
 
     is_on = True
 
     def __init__(self, secrets: Sequence[bytes], *, required: bool) -> None:
         keys = [blake2b(secret, digest_size=32, person=b"messages").digest() for secret in secrets]
         self._keys = {_key_id(key): key for key in keys}
-        self._first = _key_id(keys[0])
+        self._first_id = _key_id(keys[0])
         self._required = required
         self._lock = threading.Lock()
-        self._unsaid = 0
-        self._say_at = 0.0
+        self._unlogged = 0
+        self._log_at = 0.0
 
-    def sign(self, place: str, body: bytes, stamp: int = 0) -> bytes:
+    def sign(self, name: str, body: bytes, stamp: int = 0) -> bytes:
         number = stamp.to_bytes(_STAMP, "big")
-        return b"".join((_MARK, self._first, _mac(self._keys[self._first], place, number, body), number, body))
+        return b"".join((_PREFIX, self._first_id, _mac(self._keys[self._first_id], name, number, body), number, body))
 
-    def check(self, place: str, data: bytes) -> Checked:
-        """Return the message that stands in a place, or raise `Forged`."""
-        if data[:2] != _MARK:
+    def check(self, name: str, data: bytes) -> Checked:
+        """Verify a message read from a Redis key or channel. Raise `Forged` if that fails."""
+        if data[:2] != _PREFIX:
             if self._required:
-                raise self._forged(place, "it is not signed, and the setting signing asks for signatures")
+                raise self._forged(name, "it is not signed, and the setting signing asks for signatures")
             return Checked(data, 0, b"")
         key = self._keys.get(data[2:6])
         if key is None:
-            raise self._forged(place, f"it is signed with key {data[2:6].hex()}, which is not among signing_keys")
+            raise self._forged(name, f"it is signed with key {data[2:6].hex()}, which is not among signing_keys")
         mac, number, body = data[6:22], data[22:_HEAD], data[_HEAD:]
-        if not hmac.compare_digest(mac, _mac(key, place, number, body)):
-            raise self._forged(place, "its signature does not fit: it was altered, or made for another place")
+        if not hmac.compare_digest(mac, _mac(key, name, number, body)):
+            raise self._forged(name, "its signature does not fit: it was altered, or made for another place")
         return Checked(body, int.from_bytes(number, "big"), mac)
 
-    def body(self, place: str, data: bytes) -> bytes:
-        """Return what the message that stands in a place says, or raise `Forged`."""
-        return self.check(place, data).body
+    def body(self, name: str, data: bytes) -> bytes:
+        """Verify a message and return its body."""
+        return self.check(name, data).body
 
-    def _forged(self, place: str, why: str) -> Forged:
-        """Count a refusal, log it now and then, and return it."""
+    def _forged(self, name: str, reason: str) -> Forged:
+        """Count a refusal, log it at most every `_LOG_INTERVAL` seconds, and return the exception."""
         with self._lock:
             self.refused += 1
-            self._unsaid += 1
-            if (now := time.monotonic()) >= self._say_at:
-                log.error("message.refused messages=%d last=%s reason=%s", self._unsaid, place, why)
-                self._say_at, self._unsaid = now + _SAY_EVERY, 0
-        return Forged(f"refused: {why}")
+            self._unlogged += 1
+            if (now := time.monotonic()) >= self._log_at:
+                log.error("message.refused messages=%d last=%s reason=%s", self._unlogged, name, reason)
+                self._log_at, self._unlogged = now + _LOG_INTERVAL, 0
+        return Forged(f"refused: {reason}")
 
 
-class Once:
-    """The signatures of messages that were taken lately: none is taken twice."""
+class ReplayGuard:
+    """Remembers the signatures of recent messages, to refuse replays."""
 
-    def __init__(self, most: int = 10_000) -> None:
-        self._most = most
+    def __init__(self, max_size: int = 10_000) -> None:
+        self._max_size = max_size
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def take(self, mac: bytes) -> None:
-        """Remember a message, or raise `Forged` if it has been taken before; unsigned ones are not remembered."""
+        """Remember a message; raise `Forged` if it was received before. Unsigned messages are not remembered."""
         if not mac:
             return
         if mac in self._seen:
             raise Forged("refused: it has been received before, and stands there again")
         self._seen[mac] = None
-        if len(self._seen) > self._most:
+        if len(self._seen) > self._max_size:
             self._seen.popitem(last=False)
 
 
 def signing_of(settings: Settings) -> Signing:
-    """Return how the settings want messages to be signed."""
+    """Return the signing that the settings ask for."""
     name = "signing_keys"
     texts = read_secrets(name, settings.signing_keys, settings.signing_keys_file, _ADVICE)
     if not texts:
@@ -158,9 +159,9 @@ def _key_id(key: bytes) -> bytes:
     return blake2b(key, digest_size=_ID, person=b"signing key id").digest()
 
 
-def _mac(key: bytes, place: str, number: bytes, body: bytes) -> bytes:
-    where = place.encode()
-    digest = blake2b(b"%d:%b" % (len(where), where), digest_size=_MAC, key=key)
+def _mac(key: bytes, name: str, number: bytes, body: bytes) -> bytes:
+    encoded = name.encode()
+    digest = blake2b(b"%d:%b" % (len(encoded), encoded), digest_size=_MAC, key=key)
     digest.update(number)
     digest.update(body)
     return digest.digest()

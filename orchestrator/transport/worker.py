@@ -1,4 +1,4 @@
-"""The worker's side of the streams: take messages, hand in reports, beat, receive orders."""
+"""The worker's side of Redis: receive tasks, report, send heartbeats and read orders."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from orchestrator.transport.codec import (
 from orchestrator.transport.connection import UNAVAILABLE, Argument, Entry, RawConnection, Script, field
 from orchestrator.transport.keys import CANARY_TTL, GROUP, NUDGE_CAP, PRIVATE_TTL, Keys, private_queue
 from orchestrator.transport.quarantine import Refused, set_aside
-from orchestrator.transport.signing import Forged, Once
+from orchestrator.transport.signing import Forged, ReplayGuard
 
-# The events stream is never created here: where it is missing, Redis has lost it, and the reports stay with the worker,
-# and the messages where they are, until a leader has begun anew.
+# This script never creates the events stream. If it is missing, Redis has lost it: the reports stay with the worker and
+# the messages in their streams until a leader has begun a new generation.
 _FLUSH = Script(
     """
 local entry = false
@@ -60,17 +60,17 @@ return {entry, read(KEYS[2]), read(KEYS[3])}
 """
 )
 _NAMES_TTL = 3600
-_OLDEST_ORDER = 60
-"""Heartbeats after which an order is no answer any more."""
+_MAX_ORDER_AGE = 60
+"""An order that answers a heartbeat more than this many heartbeats ago is refused."""
 _ANSWER_TIMEOUT = 5.0
-"""Seconds beyond the time that Redis was asked to wait after which its answer is not awaited any more."""
+"""Seconds that the reply of a blocking read may be late before the connection counts as lost."""
 
 
 class Received(NamedTuple):
-    """One dispatch message."""
+    """A dispatch message that this worker received."""
 
     generation: str
-    """Of the stream that it was read from; another may have begun since."""
+    """The generation of the stream that held the message. A newer one may have begun since."""
     queue: str
     entry: str
     tasks: list[Dispatch]
@@ -80,13 +80,13 @@ class Receipt(NamedTuple):
     """Redis's answer to a flush."""
 
     entry: str | None
-    """The id under which the reports stand in the events stream; None where they were not taken."""
+    """The id of the entry with the reports in the events stream; None if the reports were not accepted."""
     generation: str | None
     applied: Applied | None
 
 
 class StreamsGone(Exception):
-    """The streams of this generation do not exist (any more): ask for the generation again."""
+    """The streams of this generation no longer exist: read the current generation again."""
 
 
 class WorkerStreams:
@@ -96,15 +96,15 @@ class WorkerStreams:
         self._redis = redis
         self._keys = keys
         self._connection = RawConnection(redis, keys.server)
-        self._taken = Once()
+        self._accepted = ReplayGuard()
         self._beat_numbers: dict[str, int] = {}
-        """Of the last heartbeats: an order that answers one of long ago is an old one."""
+        """The numbers of the last heartbeats, to refuse orders that answer a much older heartbeat."""
 
     def generation(self) -> str | None:
-        """Return the current generation, or None while no leader has begun one on this server.
+        """Return the current generation, or None if no leader has begun one on this server.
 
-        A replica that took over, or a server that restarted from its disk, shows the generation of before, with
-        messages in its streams that had been received and answered.
+        A promoted replica, or a server that restarted from disk, shows the previous generation, and its streams hold
+        messages that have already been received and answered.
         """
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.get(self._keys.generation)
@@ -116,7 +116,7 @@ class WorkerStreams:
         return _text(generation)
 
     def join(self, generation: str, queues: Sequence[str]) -> None:
-        """Make sure that the consumer group exists on each queue."""
+        """Create the consumer group of each queue unless it exists."""
         for queue in queues:
             try:
                 self._redis.xgroup_create(self._keys.queue(generation, queue), GROUP, id="0", mkstream=True)
@@ -125,7 +125,7 @@ class WorkerStreams:
                     raise
 
     def take(self, generation: str, worker: str, queues: Sequence[str], count: int, block: float) -> list[Received]:
-        """Receive up to `count` messages; wait up to `block` seconds for the first, or not at all."""
+        """Receive up to `count` messages. Wait up to `block` seconds for the first; with 0 do not wait."""
         streams = [self._keys.queue(generation, queue) for queue in queues]
         options: tuple[Argument, ...] = ("COUNT", count)
         if block > 0:
@@ -141,23 +141,23 @@ class WorkerStreams:
         received: list[Received] = []
         signing = self._keys.signing
         for stream, items in cast("list[tuple[bytes, list[Entry]]]", reply or []):
-            place = stream.decode()
-            queue = place.removeprefix(self._keys.queue(generation, ""))
+            stream_key = stream.decode()
+            queue = stream_key.removeprefix(self._keys.queue(generation, ""))
             for item in items:
                 entry, body = item[0].decode(), field(item, b"d")
                 try:
-                    checked = signing.check(place, body)
+                    checked = signing.check(stream_key, body)
                     tasks = decode_dispatches(checked.body)
-                    self._taken.take(checked.mac)
+                    self._accepted.take(checked.mac)
                     received.append(Received(generation, queue, entry, tasks))
                 except Malformed as error:
                     self._set_aside(generation, queue, entry, body, str(error))
         return received
 
     def flush(self, generation: str, body: bytes | None, done: Mapping[str, Sequence[str]]) -> Receipt:
-        """Hand in reports and drop the messages that they answer, all or nothing.
+        """Append reports to the events stream and delete the messages that they answer, in one step.
 
-        `done` maps queues to the ids of their messages.
+        `done` maps queues to the ids of their answered messages.
         """
         events = self._keys.events(generation)
         keys: list[Argument] = [events, self._keys.generation, self._keys.applied]
@@ -174,19 +174,19 @@ class WorkerStreams:
         )
 
     def is_led(self, within: float) -> bool:
-        """Say whether a leader has shown itself within so many seconds."""
-        left: Any = self._redis.pttl(self._keys.canary)
-        return int(left) > 1000 * (CANARY_TTL - within)
+        """Return whether a leader has written its canary within this many seconds."""
+        milliseconds: Any = self._redis.pttl(self._keys.canary)
+        return int(milliseconds) > 1000 * (CANARY_TTL - within)
 
     def shards_of_leader(self) -> int | None:
-        """Return how many shards the leader knows; None if none has said so lately."""
-        found = re.fullmatch(rb"shards=(\d+)", cast("bytes | None", self._redis.get(self._keys.canary)) or b"")
-        return None if found is None else int(found[1])
+        """Return the number of shards that the leader is configured for; None if no leader has published it lately."""
+        canary = re.fullmatch(rb"shards=(\d+)", cast("bytes | None", self._redis.get(self._keys.canary)) or b"")
+        return None if canary is None else int(canary[1])
 
     def drop(self, generation: str, done: Mapping[str, Sequence[str]]) -> None:
-        """Drop messages although their reports were not taken: perhaps they are what fills Redis.
+        """Delete messages although Redis did not accept their reports: the messages may be what fills Redis.
 
-        Should the worker die with its reports, the leader finds attempts that no worker has, and no message: a loss.
+        If the worker then dies, the leader finds neither a holder nor a message, and counts the attempts as lost.
         """
         pipeline = self._redis.pipeline(transaction=True)
         self._drop(pipeline, generation, done)
@@ -199,26 +199,26 @@ class WorkerStreams:
             pipeline.xdel(stream, *entries)
 
     def beat(self, beats: Sequence[Heartbeat], names: Sequence[str], ttl: float) -> None:
-        """Write the heartbeats of several worker processes, and the task names that they know."""
+        """Write the heartbeats of several worker processes and the task names that they know."""
         keys = self._keys
         pipeline = self._redis.pipeline(transaction=False)
         for beat in beats:
-            place = keys.worker(beat.worker)
-            pipeline.set(place, keys.signing.sign(place, encode(beat)), px=int(ttl * 1000))
+            key = keys.worker(beat.worker)
+            pipeline.set(key, keys.signing.sign(key, encode(beat)), px=int(ttl * 1000))
             self._beat_numbers[beat.worker] = beat.number
             pipeline.sadd(keys.workers, beat.worker)
         for digest in {beat.names for beat in beats}:
-            place = keys.names(digest)
-            pipeline.set(place, keys.signing.sign(place, encode(list(names))), ex=_NAMES_TTL)
+            key = keys.names(digest)
+            pipeline.set(key, keys.signing.sign(key, encode(list(names))), ex=_NAMES_TTL)
         pipeline.execute()
 
     def publish_parameters(self, body: bytes) -> None:
-        """Publish the parameters of tasks, encoded, under their digest. The leader stores them."""
-        place = self._keys.parameters(digest_of(body))
-        self._redis.set(place, self._keys.signing.sign(place, body), ex=_NAMES_TTL)
+        """Publish the encoded parameters of tasks under their digest. The leader stores them."""
+        key = self._keys.parameters(digest_of(body))
+        self._redis.set(key, self._keys.signing.sign(key, body), ex=_NAMES_TTL)
 
     def leave(self, workers: Sequence[str], stopped: Sequence[str]) -> None:
-        """Delete the heartbeats of workers that have ended; publish which of them did in good order."""
+        """Delete the heartbeats of ended workers, and publish which of them shut down cleanly."""
         keys = self._keys
         generation = self.generation() or ""
         pipeline = self._redis.pipeline(transaction=True)
@@ -227,33 +227,33 @@ class WorkerStreams:
             pipeline.expire(keys.queue(generation, private_queue(worker)), PRIVATE_TTL)
             pipeline.srem(keys.workers, worker)
             self._beat_numbers.pop(worker, None)
-        self._greet(pipeline, {"fleet": b"", "stopped": keys.signing.sign(keys.nudges, encode(list(stopped)))})
+        self._nudge_fleet(pipeline, {"fleet": b"", "stopped": keys.signing.sign(keys.nudges, encode(list(stopped)))})
         pipeline.execute()
 
     def greet(self) -> None:
-        """Notify the leader that the fleet has changed. If that fails, it sees so at its next look."""
+        """Notify the leader of a change of the fleet. If that fails, the leader notices it at its next check."""
         with contextlib.suppress(*UNAVAILABLE):
-            self._greet(self._redis, {"fleet": b""})
+            self._nudge_fleet(self._redis, {"fleet": b""})
 
-    def _greet(self, redis: Redis, fields: dict[str, bytes]) -> None:
+    def _nudge_fleet(self, redis: Redis, fields: dict[str, bytes]) -> None:
         redis.xadd(self._keys.nudges, cast("Any", fields), maxlen=NUDGE_CAP, approximate=True)
 
     def order_inbox(self) -> OrderInbox:
-        """Return where the leader's orders arrive."""
+        """Return the inbox that receives the leader's orders."""
         return OrderInbox(self._redis, self._keys, self._beat_numbers)
 
     def key_holders(self, tasks: Sequence[bytes]) -> dict[bytes, KeyHolder]:
-        """Return which tasks have the keys that these were wanted for, as far as the leader has published it."""
-        found = cast("list[bytes | None]", self._redis.mget([self._keys.key_holder(task) for task in tasks]))
+        """Return the holders of the keys requested for these tasks, as far as the leader has published them."""
+        values = cast("list[bytes | None]", self._redis.mget([self._keys.key_holder(task) for task in tasks]))
         holders: dict[bytes, KeyHolder] = {}
-        for task, data in zip(tasks, found, strict=True):
-            with contextlib.suppress(Malformed):  # not ours; the leader publishes it again
+        for task, data in zip(tasks, values, strict=True):
+            with contextlib.suppress(Malformed):  # foreign data; the leader publishes it again
                 if data is not None:
                     holders[task] = decode(KeyHolder, self._keys.signing.body(self._keys.key_holder(task), data))
         return holders
 
-    def listen_applied(self, heard: Callable[[Applied], None]) -> None:
-        """Call `heard`, in a thread, whenever the leader says what it has applied."""
+    def listen_applied(self, callback: Callable[[Applied], None]) -> None:
+        """Call `callback` in a thread whenever the leader publishes its applied cursor."""
 
         def listen() -> None:
             while True:
@@ -264,10 +264,10 @@ class WorkerStreams:
                         message = pubsub.get_message(timeout=5.0)
                         applied = self._applied(message["data"]) if message and message["type"] == "message" else None
                         if applied is not None:
-                            heard(applied)
+                            callback(applied)
                 except UNAVAILABLE:
                     pubsub.close()
-                    threading.Event().wait(0.5)  # the reporter learns it too, a little later
+                    threading.Event().wait(0.5)  # receipts carry the cursor too, a little later
 
         threading.Thread(target=listen, name="applied", daemon=True).start()
 
@@ -275,7 +275,7 @@ class WorkerStreams:
         try:
             return decode(Applied, self._keys.signing.body(self._keys.applied, value)) if value else None
         except Malformed:
-            return None  # of another release, or not ours; the leader writes ours with its next tick
+            return None  # of another release, or foreign; the leader writes it again with its next tick
 
     def _set_aside(self, generation: str, queue: str, entry: str, body: bytes, error: str) -> None:
         stream = self._keys.queue(generation, queue)
@@ -283,11 +283,11 @@ class WorkerStreams:
         set_aside(pipeline, self._keys, [Refused(f"{queue}/{entry}", body, error)])
         pipeline.xack(stream, GROUP, entry)
         pipeline.xdel(stream, entry)
-        pipeline.execute(raise_on_error=False)  # what came beside it has to be returned, whatever becomes of it
+        pipeline.execute(raise_on_error=False)  # whatever happens, the other messages of the batch must be returned
 
 
 def _text(value: bytes) -> str | None:
-    """Return a generation's name; one that is no text is not ours, and a leader will replace it."""
+    """Decode the name of a generation. Return None for bytes that are not UTF-8: the leader will replace them."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -295,98 +295,98 @@ def _text(value: bytes) -> str | None:
 
 
 class OrderInbox:
-    """The leader's orders to the workers of one parent, on a connection of their own.
+    """Reads the leader's orders to the workers of one parent, on a connection of its own.
 
-    One asks, and waits for `fileno` to become readable beside other things; then the answer is read.
+    `ask` sends a blocking read. The caller polls `fileno` together with its other file descriptors, then calls `read`.
     """
 
     def __init__(self, redis: Redis, keys: Keys, beat_numbers: Mapping[str, int]) -> None:
         self._redis = redis
         self._keys = keys
         self._beat_numbers = beat_numbers
-        self._taken = Once()
+        self._accepted = ReplayGuard()
         self._connection: Any = redis.connection_pool.make_connection()
-        self._last: dict[str, str] = {}
-        """The workers that are listened for, and the last order that each was given."""
-        self._answer_until: float | None = None
-        """Until when an answer should have come; None while none is awaited."""
+        self._last_ids: dict[str, str] = {}
+        """The workers that belong to this inbox, each with the id of the last order read."""
+        self._reply_by: float | None = None
+        """The time by which Redis should have replied; None if no reply is pending."""
 
     def add(self, worker: str) -> None:
-        """Listen for a worker from now on."""
-        self._last[worker] = "0-0"
+        """Start to read the orders of a worker."""
+        self._last_ids[worker] = "0-0"
 
     def remove(self, worker: str) -> None:
-        """Listen for it no more."""
-        self._last.pop(worker, None)
+        """Stop reading the orders of a worker."""
+        self._last_ids.pop(worker, None)
 
     def ask(self, block: float) -> None:
-        """Ask for what is new, and have Redis wait up to `block` seconds for it; while an answer is due, do nothing."""
+        """Send a read that blocks up to `block` seconds. Do nothing while a reply is pending."""
         now = time.monotonic()
-        if self._answer_until is not None and now > self._answer_until:
+        if self._reply_by is not None and now > self._reply_by:
             self._connection.disconnect()
-            self._answer_until = None
-        if self._answer_until is None and self._last:
+            self._reply_by = None
+        if self._reply_by is None and self._last_ids:
             if self._connection._sock is None:
                 self._connection.connect()
-                self._step_back()
-            streams = [self._keys.orders(worker) for worker in self._last]
+                self._rewind_lost()
+            streams = [self._keys.orders(worker) for worker in self._last_ids]
             milliseconds = max(1, int(block * 1000))
             self._connection.send_command(
-                "XREAD", "COUNT", 100, "BLOCK", milliseconds, "STREAMS", *streams, *self._last.values()
+                "XREAD", "COUNT", 100, "BLOCK", milliseconds, "STREAMS", *streams, *self._last_ids.values()
             )
-            self._answer_until = now + block + _ANSWER_TIMEOUT
+            self._reply_by = now + block + _ANSWER_TIMEOUT
 
-    def _step_back(self) -> None:
-        """Listen from the ends of streams that have not come as far as what was heard: the server is another now.
+    def _rewind_lost(self) -> None:
+        """Move cursors that are beyond the ends of their streams back to these ends: the server was replaced.
 
-        It has lost that, and where its clock is behind, what comes next has a lower id. What stands there is old.
+        It has lost those orders. If its clock is behind, new orders get lower ids. Orders in the stream are stale.
         """
-        for worker, heard in self._last.items():
-            if heard == "0-0":
+        for worker, last_id in self._last_ids.items():
+            if last_id == "0-0":
                 continue
             self._connection.send_command("XINFO", "STREAM", self._keys.orders(worker))
             try:
-                told = cast("list[Any]", self._connection.read_response())
-                end = told[told.index(b"last-generated-id") + 1].decode()
+                info = cast("list[Any]", self._connection.read_response())
+                end = info[info.index(b"last-generated-id") + 1].decode()
             except ResponseError as error:
-                end = "0-0" if "no such key" in str(error) else heard
-            self._last[worker] = min(heard, end, key=stream_position)
+                end = "0-0" if "no such key" in str(error) else last_id
+            self._last_ids[worker] = min(last_id, end, key=stream_position)
 
     @property
     def is_open(self) -> bool:
-        """Say whether an answer is due, so that there is something to wait for."""
-        return self._answer_until is not None and self._connection._sock is not None
+        """Return whether a reply is pending."""
+        return self._reply_by is not None and self._connection._sock is not None
 
     def fileno(self) -> int:
-        """Return what becomes readable when the answer is there."""
+        """Return the file descriptor that becomes readable when the reply arrives."""
         return int(self._connection._sock.fileno())
 
     def read(self) -> list[tuple[str, Order]]:
-        """Return the orders that have come, with the workers that they are for."""
-        self._answer_until = None
+        """Return the new orders, each with its worker."""
+        self._reply_by = None
         reply = cast("list[tuple[bytes, list[tuple[bytes, list[bytes]]]]]", self._connection.read_response() or [])
-        found: list[tuple[str, Order]] = []
+        orders: list[tuple[str, Order]] = []
         for stream, items in reply:
             worker = stream.decode().removeprefix(self._keys.orders(""))
-            if worker in self._last:
-                self._last[worker] = items[-1][0].decode()
+            if worker in self._last_ids:
+                self._last_ids[worker] = items[-1][0].decode()
             refused: list[Refused] = []
             for entry, fields in items:
                 body = dict(zip(fields[::2], fields[1::2], strict=True)).get(b"d", b"")
                 try:
-                    found.append((worker, self._order(worker, stream.decode(), body)))
-                except Malformed as error:  # not ours; the leader repeats its order
+                    orders.append((worker, self._order(worker, stream.decode(), body)))
+                except Malformed as error:  # foreign data; the leader repeats its order
                     refused.append(Refused(f"orders of {worker}/{entry.decode()}", body, str(error)))
             if refused:
                 pipeline = self._redis.pipeline(transaction=False)
                 set_aside(pipeline, self._keys, refused)
                 pipeline.execute(raise_on_error=False)
-        return found
+        return orders
 
-    def _order(self, worker: str, place: str, data: bytes) -> Order:
-        """Return an order of the leader's, and each only once."""
-        checked = self._keys.signing.check(place, data)
-        if checked.mac and checked.stamp < self._beat_numbers.get(worker, 0) - _OLDEST_ORDER:
+    def _order(self, worker: str, key: str, data: bytes) -> Order:
+        """Verify and decode an order. Raise `Forged` for a repeated or stale one."""
+        checked = self._keys.signing.check(key, data)
+        if checked.mac and checked.stamp < self._beat_numbers.get(worker, 0) - _MAX_ORDER_AGE:
             raise Forged(f"refused: it answers heartbeat {checked.stamp}, which was long ago")
-        self._taken.take(checked.mac)
+        self._accepted.take(checked.mac)
         return decode(Order, checked.body)

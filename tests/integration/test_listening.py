@@ -142,9 +142,9 @@ def test_another_server_is_asked_only_when_a_leader_has_begun_on_it(redis: Redis
 def test_a_question_that_is_never_answered_is_given_up(streams: LeaderStreams, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somewhere between here and Redis, a connection was forgotten without a word."""
     assert streams.read(G, "0-0", 10, 0.0005).entries == []
-    monkeypatch.setattr("orchestrator.transport.connection._LONGEST", 0.001)
+    monkeypatch.setattr("orchestrator.transport.connection._BLOCK_SECONDS", 0.001)
     monkeypatch.setattr("orchestrator.transport.connection._ANSWER_TIMEOUT", 0.02)
     streams._listening.close()  # so that the next question is one of these
-    monkeypatch.setattr(streams._listening, "_has_come", lambda seconds: bool(time.sleep(seconds)))
+    monkeypatch.setattr(streams._listening, "_has_reply", lambda seconds: bool(time.sleep(seconds)))
     with pytest.raises(TimeoutError):
         eventually(lambda: streams.read(G, "0-0", 10, 0.01).entries, "it is given up")

@@ -56,7 +56,7 @@ def test_nobody_waits_for_an_answer_that_has_not_come(redis: Redis, nudges: Nudg
     try:
         for _ in range(3):
             nudges.send()
-        assert not nudges._silent_until, "the answer was waited for until the time was over"
+        assert not nudges._paused_until, "the answer was waited for until the time was over"
     finally:
         redis.client_unpause()
     arrive(redis, 3)
@@ -79,18 +79,18 @@ def test_a_fork_has_a_connection_of_its_own(redis: Redis, nudges: Nudges) -> Non
 def test_a_refusal_is_kept_from_the_caller_and_followed_by_silence(
     redis: Redis, nudges: Nudges, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.transport.client._SILENCE", 3_600.0)  # which does not end while it is looked at
+    monkeypatch.setattr("orchestrator.transport.client._FAILURE_PAUSE", 3_600.0)  # it outlasts the test
     redis.set(KEYS.nudges, "somebody's")
     nudges.send()
 
     def is_known() -> bool:  # the answer is read when the next is sent
         nudges.send()
-        return nudges._silent_until > 0.0
+        return nudges._paused_until > 0.0
 
     eventually(is_known)
     redis.delete(KEYS.nudges)
     nudges.send()
     assert redis.exists(KEYS.nudges) == 0
-    nudges._silent_until = 0.0
+    nudges._paused_until = 0.0
     nudges.send()
     arrive(redis, 1)

@@ -8,7 +8,7 @@ from fakeredis import FakeRedis
 from orchestrator.transport.connection import connect
 from orchestrator.transport.keys import Keys
 from orchestrator.transport.leader import fleet
-from orchestrator.transport.leader.fleet import FarListeners
+from orchestrator.transport.leader.fleet import RemoteListeners
 
 KEYS = Keys("shop/1")
 NOBODY = "redis://127.0.0.1:1"
@@ -20,22 +20,22 @@ def test_after_a_lost_entry_nobody_listens_once_so_that_the_next_is_a_first_one(
     monkeypatch.setattr(fleet, "_PAUSE", 0.0)
     redis = FakeRedis()
     redis.set(KEYS.watched, b"1")
-    far = FarListeners(redis, KEYS)
-    assert far.are_there()
+    far = RemoteListeners(redis, KEYS)
+    assert far.have_listeners()
     far.add(b"one", 10)
     far._redis = connect(NOBODY)
     far.add(b"lost", 10)
     far._redis = redis
     far.add(b"would hide that", 10)
     assert redis.xlen("{shop:0}:changes") == 1
-    assert [far.are_there(), far.are_there()] == [False, True]
+    assert [far.have_listeners(), far.have_listeners()] == [False, True]
     far.add(b"first", 10)
     assert redis.xlen("{shop:0}:changes") == 2
 
 
 def test_a_server_that_does_not_answer_is_left_alone_for_a_while() -> None:
-    far = FarListeners(connect(NOBODY), KEYS)
-    assert not far.are_there()
+    far = RemoteListeners(connect(NOBODY), KEYS)
+    assert not far.have_listeners()
     far._redis = FakeRedis()
     far._redis.set(KEYS.watched, b"1")
-    assert not far.are_there(), "it is not asked"
+    assert not far.have_listeners(), "it is not asked"

@@ -9,7 +9,7 @@ import pytest
 from redis.exceptions import OutOfMemoryError, ResponseError
 
 from orchestrator.telemetry import Outage, first_line
-from orchestrator.transport.connection import FULL, REFUSED, _Recognising
+from orchestrator.transport.connection import FULL, REFUSED, _RefusalErrors
 
 
 class Clock:
@@ -115,7 +115,7 @@ def test_a_refused_write_is_known_by_its_class(said: str, is_refusal: bool) -> N
         def read_response(self, **_: bool) -> None:
             raise ResponseError(said)
 
-    class Connection(_Recognising, Answering):
+    class Connection(_RefusalErrors, Answering):
         pass
 
     for options in ({}, {"push_request": False}):  # past the driver's layers, and its own way

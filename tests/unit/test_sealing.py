@@ -17,7 +17,7 @@ from orchestrator.domain.sealed import open_error, renewed_error, renewed_inside
 from orchestrator.domain.tasks.callbacks import Callback, Callbacks, after_end, after_success
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import ConfigurationError, WrongState
-from orchestrator.sdk.code.messages import legibly
+from orchestrator.sdk.code.messages import with_legible_errors
 from orchestrator.sdk.values.display import call_of, stored_value
 from orchestrator.sdk.values.payload import decode_call, decode_value, encode_call, encode_value
 from orchestrator.sdk.waiting.steps import Steps, complete
@@ -229,7 +229,7 @@ def test_what_code_refuses_is_told_without_what_cannot_be_opened() -> None:
         raise WrongState(f"The update 'pay' failed: ValueError: {stray_text(b'x')}")
 
     with pytest.raises(WrongState, match=r"ValueError: \(sealed with key stray\)$"):
-        complete(legibly(refusing()))
+        complete(with_legible_errors(refusing()))
 
 
 def test_parameters_of_a_run_are_told_as_other_values_are(one: Vault) -> None:

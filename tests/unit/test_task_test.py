@@ -246,7 +246,7 @@ def test_on_an_event_loop(shop: Shop) -> None:
 
 @pytest.mark.slow
 def test_a_task_that_enqueues_itself_for_ever_is_stopped(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.testing.memory_tasks._MOST_ATTEMPTS", 100)
+    monkeypatch.setattr("orchestrator.testing.memory_tasks._MAX_ATTEMPTS", 100)
 
     @shop.app.task(name="again")
     def again() -> None:

@@ -1,4 +1,4 @@
-"""A child run, as the workflow has it that started it."""
+"""The future of a child run, inside the workflow that started it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ R = TypeVar("R")
 
 
 class ChildRun(DurableFuture[R], Generic[R, W_co]):
-    """The result of a child run, to be awaited. Cancelling it does with the child what the option `on_cancel` says."""
+    """The awaitable result of a child run. Cancelling it applies the option `on_cancel` to the child."""
 
     handle: WorkflowHandle[R, W_co]
-    """Its handle, there at once: `child.handle.id`, `child.handle.signal(…)`, `await child.handle.acancel()`."""
+    """The child's handle, available immediately: `child.handle.id`, `await child.handle.acancel()`."""

@@ -1,4 +1,4 @@
-"""Between the code of one run and its history: it takes commands, and delivers their results."""
+"""The commander of one run: takes commands from the code and delivers their results from the history."""
 
 from __future__ import annotations
 
@@ -20,83 +20,83 @@ from orchestrator.sdk.inside import running
 
 logger = logging.getLogger("orchestrator.workflow")
 Settled = history.Outcome | history.PromiseSettled
-handled: ContextVar[history.UpdateRequested | None] = ContextVar("handled", default=None)
-"""The update whose handler runs, if the history has its answer."""
+handled_update: ContextVar[history.UpdateRequested | None] = ContextVar("handled", default=None)
+"""The update whose handler runs, if the history contains its answer."""
 
 
 class Expected(Protocol):
-    """Something that the code waits for."""
+    """A future that the code waits for."""
 
     id: bytes
 
     def settle(self, outcome: Settled) -> None:
-        """Take what came of it."""
+        """Set the outcome."""
 
 
 class Commander:
-    """Where the code of one run commands, and hears what came of it. It is used by one thread at a time."""
+    """Takes the commands of one run's code, and settles their futures. Used by one thread at a time."""
 
     def __init__(self, workflow: str, run_id: bytes, limit: int, largest: int) -> None:
         self.workflow = workflow
         """The name of the workflow."""
         self.run_id = run_id
         self.origin = run_id
-        """The run whose random numbers and UUIDs the code is given: another one, if this one was reset from it."""
+        """The run that seeds the code's random numbers and UUIDs: another one if this run was reset from it."""
         self.limit = limit
-        """The largest value, in bytes, that stays in a history: state, and answers."""
+        """The maximum size in bytes of values that stay in the history: state and answers."""
         self.largest = largest
-        """The largest one that the payload store may take: results, and what others are given."""
-        self.loop = Loop(self)  # type: ignore[abstract]  # what it lacks, nothing in a workflow may use
+        """The maximum size in bytes of values that the payload store may take: results and arguments."""
+        self.loop = Loop(self)  # type: ignore[abstract]  # its missing methods may not be used in a workflow
         self.ledger = Ledger(run_id)
         self.started: history.RunStarted | None = None
         self.began_at = 0.0
         self.number = 0
-        """The event that the code was last shown."""
+        """The number of the last event shown to the code."""
         self.weight = 0
-        """Bytes of the values that came with what it was shown."""
+        """Bytes of the values in all events shown to the code."""
         self.now = 0.0
         self.step = 0
-        """How often the code was shown something, or came back from outside: its turns."""
+        """The number of turns: how often the code received an event or returned from other code."""
         self.commanded = 0
-        """How many commands it has given in this turn."""
+        """The number of commands in this turn."""
         self.is_away = False
-        """Something runs in its thread that is not its code."""
+        """Whether the thread runs other code than the workflow's."""
         self.read_only = ""
-        """The query or validator that runs, if nothing may be commanded or changed at the moment."""
-        self.is_told = True
-        """The leader says what becomes of signals, and how other runs end."""
+        """The running query or validator, during which commands and changes are refused; else empty."""
+        self.leader_reports = True
+        """Whether the leader reports the outcomes of signals and of other runs. Older releases do not."""
         self.spoilt = False
-        """A query has tried to change it: it must not be kept in memory."""
-        self.offence: OrchestratorError | None = None
-        """The call of the code that cannot be repeated."""
+        """A query tried to change the run, which must therefore leave memory."""
+        self.stop_error: OrchestratorError | None = None
+        """The error of a call that replay cannot repeat."""
         self.raised: TaskError | None = None
-        """The exception that the code has raised during a replay."""
+        """The exception that the code raised during a replay."""
         self.ended = False
         self.closed = False
-        """The code is evicted: what it still does counts for nothing."""
+        """The code is evicted, and its remaining actions are ignored."""
         self.mailboxes: dict[str, Mailbox] = {}
         self._timers: dict[bytes, tuple[Timer, commands.StartTimer | None]] = {}
         self._pending: dict[bytes, Expected] = {}
-        self._early: dict[bytes, Settled | history.TimerFired] = {}
-        """Results of commands that the code has not given yet: it gave them sooner when the history was made."""
+        self._early_results: dict[bytes, Settled | history.TimerFired] = {}
+        """Results of commands that the code has not given yet; the code that made the history gave them earlier."""
 
     @property
     def replaying(self) -> bool:
-        """Say whether the code does at the moment what it did before, in an activation that was applied."""
+        """Return whether the code repeats a turn that was already applied."""
         return self.closed or self.number <= self.ledger.shown
 
     @property
     def is_stopped(self) -> bool:
-        """Say whether the code must run no further."""
-        return self.offence is not None or self.ledger.violation is not None
+        """Return whether the code must stop."""
+        return self.stop_error is not None or self.ledger.violation is not None
 
     def raise_if_stopped(self) -> None:
-        """Raise what keeps the code from going on, also if the code itself has caught it."""
+        """Raise the error that stopped the code, even if the code has caught it."""
         violation = self.ledger.violation
         if violation is not None:
             raise DeterminismViolation(violation.message, violation.event, violation.difference)
-        if self.offence is not None:
-            raise self.offence
+        if self.stop_error is not None:
+            raise self.stop_error
 
     # -- from the code
 
@@ -104,31 +104,31 @@ class Commander:
         self.check_writable()
         self.commanded += 1
         ordinal, identifier = self.ledger.next(kind)
-        if self.ledger.has_answers and kind != "timer" and (update := handled.get()) is not None:
-            self.ledger.check_answered(update, kind, ordinal)  # a timer may be taken back before it leaves
+        if self.ledger.has_answers and kind != "timer" and (update := handled_update.get()) is not None:
+            self.ledger.check_answered(update, kind, ordinal)  # a timer may be withdrawn before it is sent
         return ordinal, identifier
 
     def issue(self, command: Command) -> history.Record | None:
-        """Take a command from the code; return its record if it was applied before."""
+        """Take a command from the code; return its record if it was already applied."""
         self.check_writable()
         return self._allow(self.ledger.issue(command))
 
     def issue_once(self, command: Command, key: bytes | str, *, anyway: bool = False) -> None:
-        """Take a command that names its subject; `anyway` is for commands that are allowed also during a query."""
+        """Take a command that is identified by `key`. `anyway` allows it even during a query."""
         if not anyway:
             self.check_writable()
         self.ledger.issue_once(command, key)
 
     def _allow(self, record: history.Record | None) -> history.Record | None:
-        """Refuse what undoes the steps of a run that, according to its history, has not failed."""
+        """Record a violation if the code runs undo steps although the run has not failed in its history."""
         was_passed = self.number <= self.ledger.went_on and not self.ledger.is_copy
         if record is None and self.raised is not None and was_passed:
             self.ledger.violate_by_raising(self.number, self.raised)
         return record
 
     def expect(self, future: Expected) -> None:
-        """Let a future be settled by what comes of it; that may be known already."""
-        early = self._early.pop(future.id, None)
+        """Register a future to be settled by its outcome, which may already be known."""
+        early = self._early_results.pop(future.id, None)
         if early is None:
             self._pending[future.id] = future
         else:
@@ -137,15 +137,15 @@ class Commander:
 
     @property
     def awaits(self) -> bytes:
-        """The one task, promise or child that the code waits for; empty if there are more, or none."""
+        """The id of the task, promise or child that the code waits for; empty if there is not exactly one."""
         return next(iter(self._pending)) if len(self._pending) == 1 else b""
 
     def forget(self, identifier: bytes) -> None:
-        """Wait no longer for what comes of it."""
+        """Unregister a future."""
         self._pending.pop(identifier, None)
 
     def cancel_command(self, command: Command, identifier: bytes) -> None:
-        """Cancel something that the code no longer waits for."""
+        """Issue the command that cancels something the code no longer waits for."""
         if not self.closed and not self.ended:
             self.ledger.issue_once(command, identifier)
 
@@ -157,44 +157,45 @@ class Commander:
         return self.mailboxes[name]
 
     def stop(self, error: OrchestratorError) -> None:
-        """Let the code run no further: it has done something that cannot be repeated."""
-        self.offence = self.offence or error
+        """Stop the code: it has done something that replay cannot repeat."""
+        self.stop_error = self.stop_error or error
 
     def check_writable(self) -> None:
-        """Refuse what the code may not do at the moment."""
+        """Raise if the code may not give commands at the moment."""
         if self.closed:
             raise Evicted
         if self.read_only:
             self.check_unseen("commanding something")
 
-    def check_unseen(self, what: str) -> None:
-        """Refuse changes during a query or validator; should that be caught, the code is evicted."""
+    def check_unseen(self, action: str) -> None:
+        """Raise InvalidWorkflow during a query or validator, and mark the run for eviction in case the code catches the
+        error."""
         if self.read_only:
             self.spoilt = True
             raise InvalidWorkflow(
                 f"The {self.read_only} may look at the workflow, but command nothing and change nothing of it. "
-                f"Refused: {what}."
+                f"Refused: {action}."
             )
 
     # -- from the loop
 
     def start_timer(self, timer: Timer, seconds: float, name: str) -> None:
         ordinal, timer.id = self.next("timer")
-        taken_at = self.ledger.reopened.get(f"timer {ordinal}") if self.replaying else None
-        since = self.now if taken_at is None else taken_at
-        command = commands.StartTimer(ordinal, timer.id, seconds, since, name, taken_at is not None)
+        reopened_at = self.ledger.reopened.get(f"timer {ordinal}") if self.replaying else None
+        since = self.now if reopened_at is None else reopened_at
+        command = commands.StartTimer(ordinal, timer.id, seconds, since, name, reopened_at is not None)
         recorded = self._allow(self.ledger.issue(command))
-        if self._early.pop(timer.id, None) is not None:
+        if self._early_results.pop(timer.id, None) is not None:
             self.loop.fire(timer)
         else:
             self._timers[timer.id] = timer, None if recorded else command
 
     def cancel_timer(self, timer: Timer) -> None:
         self.check_unseen("cancelling a timer")
-        found = self._timers.pop(timer.id, None)
-        if found is None or self.closed or self.ended:
+        entry = self._timers.pop(timer.id, None)
+        if entry is None or self.closed or self.ended:
             return
-        command = found[1]
+        command = entry[1]
         if command is None or not self.ledger.withdraw(command):
             self.ledger.issue_once(commands.CancelTimer(timer.id), timer.id)
 
@@ -211,14 +212,14 @@ class Commander:
     # -- from the history
 
     def turn(self, event: Event) -> None:
-        """Begin the turn of the code in which it is shown this event."""
+        """Begin the turn that shows this event to the code."""
         self.number = event.number
         self.step, self.commanded = self.step + 1, 0
         self.weight += history.weight(event.what)
         self.now = max(self.now, event.at)
 
     def begin(self, fact: history.RunStarted) -> None:
-        """Take how the run began."""
+        """Take the run's first event."""
         self.started = fact
         self.began_at = self.now
         self.origin = fact.origin or self.run_id
@@ -226,16 +227,16 @@ class Commander:
     def settle(self, fact: Settled) -> None:
         future = self._pending.pop(fact.id, None)
         if future is None:
-            self._early[fact.id] = fact
+            self._early_results[fact.id] = fact
         else:
             future.settle(fact)
 
     def fire(self, fact: history.TimerFired) -> None:
-        found = self._timers.pop(fact.id, None)
-        if found is None:
-            self._early[fact.id] = fact
+        entry = self._timers.pop(fact.id, None)
+        if entry is None:
+            self._early_results[fact.id] = fact
         else:
-            self.loop.fire(found[0])
+            self.loop.fire(entry[0])
 
     def signal(self, fact: history.SignalReceived) -> None:
         box = self.mailbox(fact.name)
@@ -248,13 +249,13 @@ class Commander:
 
 
 def current() -> Commander | None:
-    """Return the commander of the workflow whose code is running in this thread."""
+    """Return the commander of the workflow that runs in this thread, if any."""
     commander: Commander | None = running.commander
     return commander
 
 
 def enter(commander: Commander | None) -> Commander | None:
-    """Make this the workflow whose code is running here; return which one it was before."""
+    """Make this the workflow that runs in this thread; return the previous one."""
     before: Commander | None = running.commander
     running.commander = commander
     return before

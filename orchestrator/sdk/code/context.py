@@ -1,4 +1,4 @@
-"""The context of a workflow's code: all it may ask for beside plain asyncio."""
+"""The context of a workflow's code: everything it may use besides plain asyncio."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ from orchestrator.sdk.values.payload import convert, decode_value, encode_value
 
 T = TypeVar("T")
 _LONG_HISTORY = 10_000
-"""Events after which a run had better continue as a new one."""
+"""Events after which `continue_as_new` is suggested."""
 _LARGE_HISTORY = 20_000_000
-"""Bytes of values that it was given after which it had better, too."""
+"""Bytes of values in the history after which `continue_as_new` is suggested."""
 _OLD_HISTORY = 30 * 86_400.0
-"""Seconds after which it had better, so that no run holds an old version of its code for ever."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 2.0
-"""Seconds between two tries of a side effect, from the first to the longest."""
+"""Seconds after which `should_continue_as_new` is true, so that no run keeps an old version of its code forever."""
+_MIN_PAUSE, _MAX_PAUSE = 0.1, 2.0
+"""The shortest and longest pause between attempts of a side effect, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """Facts about a run."""
+    """Information about a run."""
 
     run_id: UUID
-    """The id that its handle has."""
+    """The id of the run, as in its handle."""
     workflow: str
     """The name of the workflow."""
     version: int
-    """The version with which it was started."""
+    """The version of the code with which the run was started."""
     queue: str
-    """Where its code runs."""
+    """The queue in which the code runs."""
     started_at: datetime
-    """When it was started. Its code begins later if it was queued."""
+    """The time of the start. The code begins later if the run was queued."""
     parent_id: UUID | None
     """The run that started this one as its child."""
     continued_from: UUID | None
-    """The run that this one goes on from."""
+    """The run that continued as this one."""
     history_length: int
-    """Events so far."""
+    """The number of events so far."""
     continue_suggested: bool
-    """The history is long, or holds much data: `continue_as_new` would make each replay short again."""
+    """Whether the history is long or large: `continue_as_new` would make replays short again."""
 
 
 class WorkflowContext:
@@ -82,11 +82,11 @@ class WorkflowContext:
         self._patches: dict[str, bool] = {}
         self._uuids = 0
         self.random: random.Random = RunRandom(commander)
-        """A random number generator, seeded by the run: the same numbers on every replay."""
+        """A random number generator seeded by the run: it returns the same numbers on every replay."""
         self.logger = _Logger(commander)
-        """Logs like any logger, and is silent on replay."""
+        """A logger that is silent during replay."""
 
-    # -- waiting for others
+    # -- waiting
 
     @overload
     def schedule(
@@ -96,15 +96,15 @@ class WorkflowContext:
     def schedule(self, target: str, /, *args: Any, **kwargs: Any) -> asyncio.Future[Any]: ...
 
     def schedule(self, target: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Schedule a task or a child workflow, itself or by its name; the future is there at once."""
+        """Schedule a task or a child workflow, given as an object or by name. The future is available immediately."""
         if isinstance(target, str):
             return self._workflow._registry.find(target).schedule(*args, **kwargs)
         return target.schedule(*args, **kwargs)
 
     def sleep(self, seconds: float | timedelta = 0.0, *, name: str = "", **parts: float) -> asyncio.Future[None]:
-        """Start a timer: `await ctx.sleep(30)`, a timedelta, or any of its parts: `ctx.sleep(hours=24)`."""
-        given = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
-        return SleepFuture(self._commander, given + timedelta(**parts).total_seconds(), name)
+        """Start a durable timer: `await ctx.sleep(30)`, a timedelta, or its parts: `ctx.sleep(hours=24)`."""
+        delay = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+        return SleepFuture(self._commander, delay + timedelta(**parts).total_seconds(), name)
 
     @overload
     def promise(self, name: str, *, type: type[T], timeout: float | timedelta | None = None) -> asyncio.Future[T]: ...
@@ -112,7 +112,7 @@ class WorkflowContext:
     def promise(self, name: str, *, timeout: float | timedelta | None = None) -> asyncio.Future[Any]: ...
 
     def promise(self, name: str, *, type: Any = Any, timeout: float | timedelta | None = None) -> asyncio.Future[Any]:
-        """Wait until a promise is resolved or rejected; after `timeout`, raise TimeoutError."""
+        """Return the future of a new promise, which another program settles. Raise TimeoutError after `timeout`."""
         commander = self._commander
         check_name("promise", name)
         ordinal, identifier = commander.next("promise")
@@ -130,16 +130,16 @@ class WorkflowContext:
     def signals(self, name: str) -> Signals[Any]: ...
 
     def signals(self, name: str, *, type: Any = Any) -> Signals[Any]:
-        """Return the signals of a name, first come, first served; those that came before are waiting."""
-        self._handlers.known.setdefault(("signal", name), ["value"])
+        """Return the signals of a name in order of arrival, including those that have already arrived."""
+        self._handlers.argument_names.setdefault(("signal", name), ["value"])
         return Signals(self._commander.mailbox(check_name("signal", name)), type)
 
     async def wait_condition(
         self, predicate: Callable[[], object], *, timeout: float | timedelta | None = None
     ) -> None:
-        """Wait until `predicate()` is true; after `timeout`, raise TimeoutError.
+        """Wait until `predicate()` is true. Raise TimeoutError after `timeout`.
 
-        It is asked whenever the code has seen something new and has nothing left to do. It looks, and changes nothing.
+        It is called whenever the code has processed an event and has nothing left to do. It must not change anything.
         """
 
         def is_met() -> bool:
@@ -158,31 +158,31 @@ class WorkflowContext:
         async with asyncio.timeout(seconds):
             await self._commander.loop.wait_until(is_met)
 
-    # -- answering others
+    # -- handlers
 
     def query(self, function: Callable[..., Any] | str | None = None) -> Any:
-        """Let a function answer queries: `@ctx.query`, or `@ctx.query("name")`. It may look, but command nothing."""
+        """Register a query handler: `@ctx.query`, or `@ctx.query("name")`. The handler must not change anything."""
         return _decorated(function, self._handlers.add_query)
 
     def update(
         self, function: Callable[..., Any] | str | None = None, *, validate: Callable[..., Any] | None = None
     ) -> Any:
-        """Let a function answer updates; `validate` gets the same arguments first and refuses by raising."""
-        return _decorated(function, lambda name, given: self._handlers.add_update(name, given, validate))
+        """Register an update handler. `validate` gets the same arguments first, and refuses the update by raising."""
+        return _decorated(function, lambda name, handler: self._handlers.add_update(name, handler, validate))
 
     def signal(self, function: Callable[..., Any] | str | None = None) -> Any:
-        """Let a function take the signals of its name, one value each, also those that came before.
+        """Register a signal handler. It gets the values of all signals of its name, including earlier ones.
 
-        If it raises, the run fails.
+        If the handler raises, the run fails.
         """
         return _decorated(function, self._handlers.add_signal)
 
     @property
     def all_handlers_finished(self) -> bool:
-        """Say whether no handler of an update or a signal is running: wait for it before the code returns."""
+        """Whether no update or signal handler is running. Wait for this before the workflow returns."""
         return self._handlers.are_finished
 
-    # -- what replay gives again
+    # -- recorded values
 
     @overload
     def run(
@@ -214,11 +214,11 @@ class WorkflowContext:
         retries: int = 0,
         timeout: float | timedelta | None = None,
     ) -> asyncio.Future[Any]:
-        """Run a short side effect here and now, and record what it gives; on replay, the record counts.
+        """Run a short side effect immediately and record its result. Replays return the recorded result.
 
-        If it raises, or takes longer than `timeout`, it is tried again up to `retries` times, after waits from 0.1 to 2
-        seconds; the last error is recorded. A plain function that timed out is left alone in its thread. It may run
-        again if the worker dies before the record is kept. What takes long is better made a task.
+        If the function raises, or takes longer than `timeout`, it is retried up to `retries` times, after pauses of 0.1
+        to 2 seconds. The last error is recorded. A plain function that timed out keeps running in its thread. The
+        function may run again if the worker dies before the result is stored. For long work, use a task.
         """
         commander = self._commander
         ordinal, _ = commander.next("operation")
@@ -241,28 +241,28 @@ class WorkflowContext:
             try:
                 with outside():
                     if number:
-                        threading.Event().wait(min(_FIRST_PAUSE * 2 ** (number - 1), _LONGEST_PAUSE))
+                        threading.Event().wait(min(_MIN_PAUSE * 2 ** (number - 1), _MAX_PAUSE))
                     value = call(function, timeout)
                 data = encode_value(value, f"The result of operation {name!r}", commander.largest)
                 command = commands.RecordOperation(ordinal, name, data)
                 break
-            except Exception as error:  # noqa: BLE001  # whatever it raises is recorded
+            except Exception as error:  # noqa: BLE001  # every error is recorded
                 command = commands.RecordOperation(ordinal, name, error=describe(error))
         commander.issue(command)
         return command
 
     def now(self) -> datetime:
-        """Return the time of the event that the workflow is working on."""
+        """Return the time of the current event of the history."""
         return datetime.fromtimestamp(self._commander.now, UTC)
 
     def uuid(self) -> UUID:
-        """Return a new UUID, the same on every replay."""
+        """Return a new UUID, which is the same on every replay."""
         self._commander.check_unseen("ctx.uuid()")
         self._uuids += 1
         return UUID(bytes=derived_id(self._commander.origin, "uuid", self._uuids))
 
     def patched(self, name: str) -> bool:
-        """Say whether to take the new branch of a change: False for what ran before the change, True from then on."""
+        """Return whether to take the new branch of a change: False in runs that passed this point before the change."""
         if name not in self._patches:
             commander = self._commander
             commander.check_unseen("deciding on a patch that the code has not come to")
@@ -272,14 +272,14 @@ class WorkflowContext:
                 commander.issue_once(commands.RecordPatch(name), name)
         return self._patches[name]
 
-    # -- what people can see
+    # -- visible state
 
     def get(self, key: str, default: Any = None, *, type: Any = Any) -> Any:
-        """Return the value under a key of the run's state."""
+        """Return a value of the run's state."""
         return decode_value(self._state[key], type) if key in self._state else default
 
     def set(self, key: str, value: Any) -> None:
-        """Put a value under a key of the run's state."""
+        """Set a value of the run's state."""
         data = encode_value(value, f"State {key!r}", self._commander.limit)
         ordinal, _ = self._commander.next("state")
         self._commander.issue(commands.SetState(ordinal, check_name("state", key), data))
@@ -292,27 +292,27 @@ class WorkflowContext:
         self._state.pop(key, None)
 
     def set_attributes(self, **attributes: str | int | float | bool | datetime | None) -> None:
-        """Set attributes of the run, by which lists are filtered; None removes one. They are not encrypted."""
-        found = checked({name: value for name, value in (self.attributes | attributes).items() if value is not None})
+        """Set attributes of the run, by which lists can be filtered. None removes one. Attributes are not encrypted."""
+        values = checked({name: value for name, value in (self.attributes | attributes).items() if value is not None})
         for name in attributes:
             ordinal, _ = self._commander.next("state")
-            if name in found:
-                data = encode_value(found[name], f"Attribute {name!r}", self._commander.limit)
-                self._commander.issue(commands.SetState(ordinal, name, data, as_json(found[name])))
+            if name in values:
+                data = encode_value(values[name], f"Attribute {name!r}", self._commander.limit)
+                self._commander.issue(commands.SetState(ordinal, name, data, as_json(values[name])))
             else:
                 self._commander.issue(commands.ClearState(ordinal, name, True))
-        self._attributes = found
+        self._attributes = values
 
     @property
     def attributes(self) -> dict[str, Scalar]:
-        """The attributes of the run, as its start and its code have set them; a time is a text, in UTC."""
+        """The attributes of the run, set by its start and its code. Times are strings, in UTC."""
         if self._attributes is None:
             self._attributes = stored(self._commander.started.attributes) if self._commander.started else {}
         return dict(self._attributes)
 
     @property
     def info(self) -> RunInfo:
-        """Facts about this run."""
+        """Information about this run."""
         commander, started = self._commander, self._commander.started
         assert started is not None
         return RunInfo(
@@ -329,25 +329,25 @@ class WorkflowContext:
 
     @property
     def should_continue_as_new(self) -> bool:
-        """Say whether the history is long, holds much data, or is older than 30 days: see `continue_as_new`."""
+        """Whether the history is long, large, or older than 30 days: see `continue_as_new`."""
         return self.info.continue_suggested or self._commander.now - self._commander.began_at >= _OLD_HISTORY
 
-    # -- how it ends
+    # -- the end of the run
 
     def continue_as_new(self, /, *args: Any, **kwargs: Any) -> NoReturn:
-        """End this run and go on in a new one, with these arguments and an empty history."""
+        """End this run and continue in a new one with these arguments and an empty history."""
         self._commander.check_writable()
         raise ContinueAsNew(self._workflow._encode_call(args, kwargs))
 
     def compensate(self, undo: Any, *args: Any, **kwargs: Any) -> None:
-        """Remember how to undo a step: a task, a child workflow or a function, run in reverse on failure or cancel."""
+        """Add an undo step: a task, child workflow or function, run in reverse order on failure or cancellation."""
         self._commander.check_unseen("ctx.compensate()")
         name = str(getattr(undo, "name", None) or getattr(undo, "__name__", undo))
         self._compensations.add(name, partial(getattr(undo, "schedule", undo), *args, **kwargs))
 
 
 class _Logger(logging.LoggerAdapter[logging.Logger]):
-    """Says nothing on replay, and names the run otherwise."""
+    """Silent during replay; adds the run to each record."""
 
     def __init__(self, commander: Commander) -> None:
         super().__init__(logging.getLogger(f"orchestrator.workflow.{commander.workflow}"), {})
@@ -363,10 +363,9 @@ class _Logger(logging.LoggerAdapter[logging.Logger]):
 
 
 def _decorated(function: Callable[..., Any] | str | None, add: Callable[[str, Callable[..., Any]], None]) -> Any:
-    """Add a handler, as a decorator with or without a name in brackets."""
 
-    def decorate(given: Callable[..., Any]) -> Callable[..., Any]:
-        add(function if isinstance(function, str) else given.__name__, given)
-        return given
+    def decorate(handler: Callable[..., Any]) -> Callable[..., Any]:
+        add(function if isinstance(function, str) else handler.__name__, handler)
+        return handler
 
     return decorate(function) if callable(function) else decorate

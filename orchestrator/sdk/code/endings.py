@@ -1,9 +1,9 @@
-"""How the code of a run ends before its function returns: it goes on in a new run, leaves memory, or is stopped.
+"""Exceptions and helpers that end the code of a run early: it continues in a new run, leaves memory, or is stopped.
 
-To close coroutines and asynchronous generators that will never be resumed is not enough: one that waits again in its
+Closing coroutines and asynchronous generators that will never be resumed is not enough. One that awaits again in its
 `finally` block would break off with an error in the middle, and one that is merely dropped would run its `finally`
-blocks whenever it is collected, inside somebody else's code. So an exception is thrown in, again and again, until there
-is nothing left that waits.
+blocks whenever it is garbage-collected, inside other code. An exception is therefore thrown in repeatedly until nothing
+waits any more.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 from orchestrator.errors import DeterminismViolation, NotDeterministic
 
 logger = logging.getLogger("orchestrator.workflow")
-_MOST_TRIES = 100
-_stubborn: list[Any] = []
-"""Coroutines that cannot be ended are kept for ever, so that they are never collected."""
+_MAX_THROWS = 100
+_unstoppable_coroutines: list[Any] = []
+"""Coroutines that cannot be ended. They are kept forever, so that they are never garbage-collected."""
 
 
 class ContinueAsNew(BaseException):
-    """Ends the run, to go on in a new one. Not an Exception, so that no `except Exception` stops it."""
+    """Ends the run, to continue in a new one. Not an Exception, so that no `except Exception` catches it."""
 
     def __init__(self, payload: bytes) -> None:
         super().__init__("the workflow continues as a new run")
@@ -31,24 +31,24 @@ class ContinueAsNew(BaseException):
 
 
 class Evicted(BaseException):
-    """Ends the code of a workflow that leaves memory. Also raised by whatever that code still commands."""
+    """Ends the code of a run that leaves memory. Commands that the code still gives raise it, too."""
 
 
 class EndTurn(BaseException):
-    """Ends code that does not come back."""
+    """Ends a turn that exceeds the time limit."""
 
     def __init__(self) -> None:
         super().__init__("it ran for too long without waiting for anything")
 
 
 UNSTOPPABLE = (Evicted, EndTurn, GeneratorExit, DeterminismViolation, NotDeterministic)
-"""Exceptions that end the code at once, with nothing undone or answered: the run goes on elsewhere, or is stuck."""
+"""Exceptions that end the code without compensations or answers: the run continues elsewhere, or is stuck."""
 
 
 def end_coroutines(
     coroutines: Iterable[Coroutine[Any, Any, Any]], generators: Iterable[AsyncGenerator[Any, Any]]
 ) -> None:
-    """End all of these, however often their `finally` blocks wait for something."""
+    """End all coroutines and generators, however often their `finally` blocks wait."""
     for coroutine in coroutines:
         if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
             coroutine.close()
@@ -64,41 +64,41 @@ def end_coroutines(
 
 
 def _throw_into(waiting: Coroutine[Any, Any, Any]) -> None:
-    for _ in range(_MOST_TRIES):
+    for _ in range(_MAX_THROWS):
         try:
             waiting.throw(Evicted())
-        except BaseException:  # noqa: BLE001  # it has ended; how concerns nobody any more
+        except BaseException:  # noqa: BLE001  # it has ended, no matter how
             return
     logger.warning("workflow.not_evicted coroutine=%r: it catches BaseException in a loop and waits again", waiting)
-    _stubborn.append(waiting)
+    _unstoppable_coroutines.append(waiting)
 
 
 def continuation(error: BaseException) -> ContinueAsNew | None:
-    """Return how a run goes on whose code has raised this: also where a group of tasks has, and nothing else in it."""
+    """Return the ContinueAsNew in an error, even in an exception group that contains nothing else; otherwise None."""
     if isinstance(error, ContinueAsNew):
         return error
     if not isinstance(error, BaseExceptionGroup):
         return None
-    continuations = [continuation(one) for one in error.exceptions]
+    continuations = [continuation(nested) for nested in error.exceptions]
     return None if None in continuations else continuations[0]
 
 
 class Compensations:
-    """The undo calls of a workflow, should it fail or be cancelled; the last one first."""
+    """The undo steps of a workflow, run in reverse order if the workflow fails or is cancelled."""
 
     def __init__(self, report: Callable[[str, BaseException | None], None]) -> None:
         self._steps: list[tuple[str, Callable[..., Any]]] = []
         self._report = report
 
     def add(self, name: str, undo: Callable[[], Any]) -> None:
-        """Remember how to undo a step."""
+        """Add an undo step."""
         self._steps.append((name, undo))
 
     async def run(self) -> None:
-        """Undo everything. One that fails is reported, and does not keep the others from being tried."""
+        """Run all undo steps. A failing step is logged, and the rest is still run."""
         task = asyncio.current_task()
         while task is not None and task.cancelling():
-            task.uncancel()  # so that timeouts of the undo steps work
+            task.uncancel()  # lets timeouts in the undo steps work
         while self._steps:
             name, undo = self._steps.pop()
             try:
@@ -107,5 +107,5 @@ class Compensations:
                     await value
             except UNSTOPPABLE:
                 raise
-            except BaseException as error:  # noqa: BLE001  # the run fails with the workflow's own error
+            except BaseException as error:  # noqa: BLE001  # the run fails with the original error
                 self._report(f"compensation {name!r} failed", error)

@@ -1,4 +1,4 @@
-"""The worker's half of an activation: find the workflow in memory or replay it, run it, report what it commands."""
+"""The worker's part of an activation: take the workflow from memory or replay it, run it, and report its commands."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ FindWorkflow = Callable[[str, int | None], CodeWorkflow[..., Any]]
 
 
 _EVENTS_PER_TURN = 10
-"""A run that was replayed takes a turn for every so many events before it follows a step again: if the leader drops a
-next turn, that costs another replay."""
+"""Events per turn that a replayed run takes before it may follow a task: a dropped next turn costs another replay."""
 
 
 class _Cached:
-    """A flow that waits for more events, and the attempt that left it so."""
+    """A run in memory that waits for more events, and the attempt after which it was kept."""
 
     __slots__ = ("attempt", "flow", "is_next", "last_attempt", "last_event", "may_follow", "shown_at", "turns")
 
@@ -44,27 +43,28 @@ class _Cached:
         self.flow = flow
         self.attempt = 0
         self.last_attempt = 0
-        """That may have been one that only asked queries."""
+        """The last attempt, which may have answered only queries."""
         self.last_event = 0
-        """The last event of the history, if nothing has happened since."""
+        """The number of the last event of the history, if nothing was added since."""
         self.shown_at = 0.0
-        """When the code was last shown an event, by the clock of this process."""
+        """The time when the code last received an event, by this process's clock."""
         self.may_follow = False
         self.is_next = False
-        """It was left so by a next turn. The leader drops that if it has sent a turn of the same number."""
+        """Whether the last turn ran ahead of the leader (`follow`). The leader drops such a turn if it has sent
+        another."""
         self.turns = -(replayed // _EVENTS_PER_TURN)
 
-    def left(self, activation: Activation, report: Activated, begun: float) -> None:
+    def update(self, activation: Activation, report: Activated, since: float) -> None:
         self.attempt, self.last_attempt, self.last_event = report.cached, report.attempt, activation.through
         if activation.events:
-            self.shown_at = begun
-            self.last_event += 1 + len(report.commands)  # the mark and the records
+            self.shown_at = since
+            self.last_event += 1 + len(report.commands)  # the marker and the records
         self.turns += 1
         self.may_follow = activation.may_follow and self.turns > 0
 
 
 class Running:
-    """An activation whose code runs, its thread, and what the watchdog has seen of it."""
+    """A running activation: its thread, and the observations of the watchdog."""
 
     __slots__ = ("commander", "looked_at", "seen", "since", "thread", "watched")
 
@@ -73,20 +73,20 @@ class Running:
         self.thread = threading.get_ident()
         self.seen = (-1, 0)
         self.since = 0.0
-        """The processor time that its thread had used when it was last seen to get on."""
+        """The CPU time of the thread when the watchdog last saw progress."""
         self.watched = 0.0
         self.looked_at = 0.0
 
 
 class Engine:
-    """Runs activations, in any thread; keeps the `capacity` runs that were active last."""
+    """Runs activations in any thread. Caches the `capacity` most recently active runs."""
 
     def __init__(self, find: FindWorkflow, limit: int, capacity: int = 1000, *, largest: int | None = None) -> None:
         self._find = find
         self.limit = limit
-        """The largest value, in bytes, that stays in a history."""
+        """The maximum size in bytes of a value that stays in the history."""
         self.largest = largest
-        """The largest one where there is a payload store; as without one, if this is None."""
+        """The maximum size of a value if there is a payload store. None means that there is none."""
         self._capacity = capacity
         self._cache: OrderedDict[bytes, _Cached] = OrderedDict()
         self._lock = threading.Lock()
@@ -99,90 +99,94 @@ class Engine:
         return run_id in self._cache
 
     def activate(self, activation: Activation, identifier: bytes, attempt: int) -> Activated:
-        """Show the events to the run's code, and return what it commands. Raise NotFound for an unknown workflow."""
-        begun = time.monotonic()
-        found = self._take(activation)
-        if found is None:
-            return Activated(identifier, attempt, time.monotonic() - begun, missing=True)
-        found.is_next = False
-        found.flow.commander.is_told = activation.tells
-        return self._show(found, activation, identifier, attempt, begun)
+        """Show the events to the run's code, and return its commands. Raise NotFound for an unknown workflow."""
+        since = time.monotonic()
+        cached = self._take(activation)
+        if cached is None:
+            return Activated(identifier, attempt, time.monotonic() - since, missing=True)
+        cached.is_next = False
+        cached.flow.commander.leader_reports = activation.tells
+        return self._show(cached, activation, identifier, attempt, since)
 
-    def _show(self, found: _Cached, activation: Activation, identifier: bytes, attempt: int, begun: float) -> Activated:
-        """Show the events to code that was taken out of the cache, and put it back if it waits for more."""
-        flow = found.flow
+    def _show(
+        self, cached: _Cached, activation: Activation, identifier: bytes, attempt: int, since: float
+    ) -> Activated:
+        """Show the events to a run taken from the cache, and return it to the cache if it waits for more."""
+        flow = cached.flow
         commander = flow.commander
         self._running[identifier, attempt] = Running(commander)
-        kept = False
+        keep = False
         try:
             batch, answers = self._run(flow, activation)
-            kept = not commander.ended and not commander.spoilt
+            keep = not commander.ended and not commander.spoilt
             report = Activated(
                 identifier,
                 attempt,
-                time.monotonic() - begun,
+                time.monotonic() - since,
                 max(commander.number, commander.ledger.shown) if commander.ended else activation.through,
                 batch,
                 answers=answers,
                 cached=attempt if activation.events else activation.cached,
-                waiting=waiting(commander, flow.handlers.open_updates(), flow.handlers.known)
-                if kept and activation.events
+                waiting=waiting(commander, flow.handlers.open_updates(), flow.handlers.argument_names)
+                if keep and activation.events
                 else None,
                 version=flow.workflow.version,
                 awaits=commander.awaits,
                 accepted=flow.handlers.take_accepted(),
                 refusals=commander.ledger.refusals,
             )
-            found.left(activation, report, begun)
+            cached.update(activation, report, since)
             return report
         except (DeterminismViolation, NotDeterministic) as error:
             stuck = commander.ledger.violation or Violation(commander.number, type(error).__name__, str(error))
-            no = TaskError("WrongState", f"The code cannot be asked, for it does not fit the history: {stuck.message}")
-            answers = [QueryResult(query.id, error=no) for query in activation.queries]
-            return Activated(identifier, attempt, time.monotonic() - begun, stuck=stuck, answers=answers)
+            unanswerable = TaskError(
+                "WrongState", f"The code cannot be asked, for it does not fit the history: {stuck.message}"
+            )
+            answers = [QueryResult(query.id, error=unanswerable) for query in activation.queries]
+            return Activated(identifier, attempt, time.monotonic() - since, stuck=stuck, answers=answers)
         finally:
-            if kept:
-                self._keep(activation.run_id, found)
+            if keep:
+                self._keep(activation.run_id, cached)
             else:
                 flow.close()
-            self._running.pop((identifier, attempt), None)  # the same may have been sent twice
+            self._running.pop((identifier, attempt), None)  # the same activation may have been sent twice
 
     def may_follow(self, run_id: bytes, task: bytes) -> bool:
-        """Say whether the run is here, waits for this task alone, and may be shown its success at once."""
-        found = self._cache.get(run_id)
-        return found is not None and found.may_follow and found.flow.commander.awaits == task
+        """Return whether the run is cached, waits only for this task, and may be shown its success immediately."""
+        cached = self._cache.get(run_id)
+        return cached is not None and cached.may_follow and cached.flow.commander.awaits == task
 
     def follow(
         self, run_id: bytes, task: bytes, result: bytes, begin: Callable[[int], object], not_before: float = 0.0
     ) -> Activated | None:
-        """Show the success of a task to the code that waits for it, as the event that must come next.
+        """Show the success of a task to the waiting code, before the leader does. It must become the next event.
 
-        `begin` is called with the number of the attempt; the leader's clock shows `not_before` at least. None if the
-        code is elsewhere by now, or cannot go on: then the leader sends a turn.
+        `begin` is called with the number of the attempt. The event's time is at least `not_before`, by the leader's
+        clock. Return None if the code is no longer here or cannot continue: then the leader sends a turn.
         """
-        with self._lock:  # from here on, no activation that the leader has sent meanwhile can change it
-            found = self._cache.pop(run_id) if self.may_follow(run_id, task) else None
-        if found is None:
+        with self._lock:  # no activation from the leader can change it now
+            cached = self._cache.pop(run_id) if self.may_follow(run_id, task) else None
+        if cached is None:
             return None
-        begun, found.is_next = time.monotonic(), True
-        commander = found.flow.commander
-        attempt, number = found.last_attempt + 1, found.last_event + 1
-        at = round(max(commander.now + begun - found.shown_at, not_before), 6)
+        since, cached.is_next = time.monotonic(), True
+        commander = cached.flow.commander
+        attempt, number = cached.last_attempt + 1, cached.last_event + 1
+        at = round(max(commander.now + since - cached.shown_at, not_before), 6)
         event = Event(number, at, history.TaskCompleted(task, result))
-        name, version = found.flow.workflow.name, found.flow.workflow.version
+        name, version = cached.flow.workflow.name, cached.flow.workflow.version
         activation = Activation(
-            *(run_id, name, version, commander.number, number, [event]), cached=found.attempt, may_follow=True
+            *(run_id, name, version, commander.number, number, [event]), cached=cached.attempt, may_follow=True
         )
         begin(attempt)
-        report = self._show(found, activation, run_id, attempt, begun)
+        report = self._show(cached, activation, run_id, attempt, since)
         return None if report.stuck is not None else msgspec.structs.replace(report, follows=task, at=at)
 
     def running(self, identifier: bytes, attempt: int) -> Running | None:
-        """Return the activation of this attempt, while its code runs."""
+        """Return the activation of this attempt while its code runs."""
         return self._running.get((identifier, attempt))
 
     def evict(self, run_id: bytes) -> None:
-        """Evict a run; its next activation replays it."""
+        """Remove a run from memory. Its next activation replays it."""
         with self._lock:
             cached = self._cache.pop(run_id, None)
         if cached is not None:
@@ -197,7 +201,7 @@ class Engine:
         return batch, [flow.answer(query) for query in activation.queries]
 
     def _take(self, activation: Activation) -> _Cached | None:
-        """Take the run out of the cache if it is there as the leader thinks; None if everything has to be sent."""
+        """Take the run out of the cache. Return None if it is not in the state that the leader expects."""
         with self._lock:
             cached = self._cache.pop(activation.run_id, None)
         if activation.after and cached is not None and cached.attempt == activation.cached:
@@ -209,22 +213,22 @@ class Engine:
         workflow = self._find(activation.workflow, activation.version)
         return _Cached(LiveRun(workflow, activation.run_id, self.limit, self.largest), len(activation.events))
 
-    def _keep(self, run_id: bytes, mine: _Cached) -> None:
-        """Put a run into the cache, and the one out of it that has waited longest."""
+    def _keep(self, run_id: bytes, current: _Cached) -> None:
+        """Put a run into the cache. Evict the least recently used one if the cache is full."""
         with self._lock:
-            others = [self._cache.pop(run_id)] if run_id in self._cache else []
-            # An attempt that was given up may come late, and a next turn after one that the leader has sent.
-            newest = max([mine, *others], key=lambda one: (one.attempt, not one.is_next))
+            evicted = [self._cache.pop(run_id)] if run_id in self._cache else []
+            # An abandoned attempt may finish late, and a next turn after a turn that the leader has sent.
+            newest = max([current, *evicted], key=lambda entry: (entry.attempt, not entry.is_next))
             self._cache[run_id] = newest
             if len(self._cache) > self._capacity:
-                others.append(self._cache.popitem(last=False)[1])
-        for cached in (mine, *others):
+                evicted.append(self._cache.popitem(last=False)[1])
+        for cached in (current, *evicted):
             if cached is not newest:
                 cached.flow.close()
 
 
-_NEVER_SHOWN = get_args(EndRecord)
-"""How a run ended: code never sees it, and only an exact comparison reads it."""
+_END_RECORDS = get_args(EndRecord)
+"""Records of a run's end. The code never sees them; only an exact comparison reads them."""
 
 
 def replay(
@@ -235,13 +239,13 @@ def replay(
     exactly: bool = False,
     in_order: bool = False,
 ) -> list[Command]:
-    """Run a workflow's code against the history of a run; return all its commands.
+    """Run a workflow's code against the history of a run, and return all its commands.
 
-    `history` is a recording, its JSON, or a file with that; what it names in the payload store is read there. Raise
-    DeterminismViolation where the code no longer fits; with `strict`, also where it lacks a command of the history;
-    with `exactly`, also where its result, its state, the length of a timer or what it continues with is another;
-    with `in_order`, also where commands of different kinds have changed places, such as a task and a timer. A live run
-    goes on with such code.
+    `history` is a recording, its JSON, or a path to a file with that JSON. Values in the payload store are read from
+    there. Raise DeterminismViolation if the code does not fit the history. `strict` also raises if the code lacks a
+    command of the history. `exactly` also compares its result, its state, the lengths of timers, and the arguments of
+    `continue_as_new`. `in_order` also compares the order of commands of different kinds, such as a task and a timer. A
+    live run accepts all of these differences.
     """
     workflow = _registered(workflow)
     recording = history if isinstance(history, Recording) else Recording.from_json(history)
@@ -267,21 +271,21 @@ def replay(
     return trace
 
 
-def _registered(given: object) -> CodeWorkflow[..., Any]:
-    workflow = workflow_of(given)
+def _registered(target: object) -> CodeWorkflow[..., Any]:
+    workflow = workflow_of(target)
     if not isinstance(workflow, CodeWorkflow):
-        raise InvalidWorkflow(f"replay: expected a workflow or a class below @app.workflow, found {given!r:.100}.")
+        raise InvalidWorkflow(f"replay: expected a workflow or a class below @app.workflow, found {target!r:.100}.")
     return workflow
 
 
 def read_event(event: Event, *, everything: bool = False) -> Event:
-    """Return an event whose stored values have been read: code must not meet an outage in the middle of a turn."""
-    if isinstance(event.what, _NEVER_SHOWN) and not everything:
+    """Load an event's values from the payload store, so that the code meets no outage in the middle of a turn."""
+    if isinstance(event.what, _END_RECORDS) and not everything:
         return event
-    what = changed(event.what, _content, lambda error: error)
+    what = changed(event.what, _load, lambda error: error)
     return event if what is event.what else Event(event.number, event.at, what)
 
 
-def _content(_: bytes, data: bytes) -> bytes:
+def _load(_: bytes, data: bytes) -> bytes:
     stored = whole_reference(data)
     return data if stored is None else read_encoded(stored)

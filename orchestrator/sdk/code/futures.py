@@ -1,4 +1,4 @@
-"""Futures of the code of a workflow: the ends of things that happen elsewhere."""
+"""Futures of a workflow's code: timers, and results of tasks, promises and child runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class SleepFuture(OrderedFuture[None]):
-    """The end of a timer. Cancelling it cancels the timer at once."""
+    """The future of a timer. Cancelling it cancels the timer."""
 
     def __init__(self, commander: Commander, seconds: float, name: str) -> None:
         super().__init__(loop=commander.loop)
@@ -37,28 +37,33 @@ class SleepFuture(OrderedFuture[None]):
 
 
 class DurableFuture(OrderedFuture[T]):
-    """The result of a task, a promise or a child workflow. Cancelling it cancels what it waits for."""
+    """The result of a task, promise or child workflow. Cancelling the future cancels the task, promise or child."""
 
     def __init__(
-        self, commander: Commander, identifier: bytes, what: str, restore: Callable[[Any], T], cancel: Command | None
+        self,
+        commander: Commander,
+        identifier: bytes,
+        label: str,
+        restore: Callable[[Any], T],
+        cancel: Command | None,
     ) -> None:
         super().__init__(loop=commander.loop)
         self._commander = commander
-        self._what = what
+        self._label = label
         self._restore = restore
         self._cancel = cancel
         self.id = identifier
         self.waits_for_end = False
-        """Being cancelled, it waits until what it waits for has ended, too."""
+        """A cancelled future ends only when its child has ended, too."""
         self._cancelling = False
         self._timer: asyncio.TimerHandle | None = None
         commander.expect(self)
 
     def __repr__(self) -> str:
-        return f"<{self._what}>"
+        return f"<{self._label}>"
 
     def cancel(self, msg: Any | None = None) -> bool:
-        """Cancel what it waits for, and itself."""
+        """Cancel the task, promise or child, and this future."""
         self._commander.check_unseen(f"cancelling {self!r}")
         if self.done():
             return False
@@ -72,7 +77,7 @@ class DurableFuture(OrderedFuture[T]):
         return super().cancel(msg)
 
     def expire_after(self, seconds: float) -> None:
-        """Give up after this time: cancel what it waits for, and raise TimeoutError."""
+        """Cancel the task, promise or child after this time, and raise TimeoutError."""
         if not self.done():
             self._timer = self._commander.loop.call_later(seconds, self._expire, seconds)
 
@@ -81,7 +86,7 @@ class DurableFuture(OrderedFuture[T]):
             if self._cancel is not None:
                 self._commander.cancel_command(self._cancel, self.id)
             self._commander.forget(self.id)
-            self._break(TimeoutError(f"{self._what} had no answer within {seconds:g} s."))
+            self._fail(TimeoutError(f"{self._label} had no answer within {seconds:g} s."))
 
     def settle(self, outcome: Settled) -> None:
         self._stop_timer()
@@ -90,35 +95,35 @@ class DurableFuture(OrderedFuture[T]):
             return
         match outcome:
             case history.TaskCompleted(result=data) | history.ChildCompleted(result=data):
-                self._fulfil(data)
+                self._fulfill(data)
             case history.PromiseResolved(value=data):
-                self._fulfil(data)
+                self._fulfill(data)
             case history.TaskFailed(error=error):
-                message = f"{self._what} failed: {error.kind}: {error.message}"
-                known = error.attributes
-                self._break(TaskFailed(message, kind=error.kind, traceback=error.traceback, data=known))
+                message = f"{self._label} failed: {error.kind}: {error.message}"
+                attributes = error.attributes
+                self._fail(TaskFailed(message, kind=error.kind, traceback=error.traceback, data=attributes))
             case history.ChildFailed(error=error):
-                message = f"{self._what} failed: {error.kind}: {error.message}"
-                self._break(RunFailed(message, kind=error.kind, data=error.attributes))
+                message = f"{self._label} failed: {error.kind}: {error.message}"
+                self._fail(RunFailed(message, kind=error.kind, data=error.attributes))
             case history.PromiseRejected(error=error):
-                self._break(PromiseRejected(f"{self._what} was rejected: {error.message}"))
+                self._fail(PromiseRejected(f"{self._label} was rejected: {error.message}"))
             case history.TaskCancelled():
-                self._break(TaskCancelled(f"{self._what} was cancelled."))
+                self._fail(TaskCancelled(f"{self._label} was cancelled."))
             case history.ChildCancelled():
-                self._break(RunFailed(f"{self._what} was cancelled."))
+                self._fail(RunFailed(f"{self._label} was cancelled."))
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _fulfil(self, data: bytes) -> None:
+    def _fulfill(self, data: bytes) -> None:
         try:
             value = self._restore(decode_value(data))
         except (msgspec.ValidationError, TypeError, ValueError) as error:
-            self._break(PayloadError(f"{self._what} gave a value that does not fit its type: {error}."))
+            self._fail(PayloadError(f"{self._label} gave a value that does not fit its type: {error}."))
         else:
             self.set_result(value)
 
-    def _break(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         self.set_exception(error)
-        self._log_traceback = False  # whether or not the code looks at it, the history has it
+        self._log_traceback = False  # the error is in the history even if the code ignores it

@@ -1,9 +1,9 @@
-"""Calls that replay could not repeat are refused inside a workflow, with the name of what to call instead.
+"""Refuse calls that replay cannot repeat inside a workflow, and name the replacement.
 
-While a workflow's code runs, and only then, the interpreter calls `watch` for every call in this thread (it is a
-profile function). So nothing is patched, `from time import time` is seen as well as `time.time`, and other threads pay
-nothing. A call counts if it is made by the project's own code: the packages that hold workflows, and any file that is
-not part of Python or of an installed package.
+While a workflow's code runs, and only then, the interpreter calls `watch`, a profile function, for every call in this
+thread. Nothing is patched therefore, `from time import time` is detected as well as `time.time`, and other threads pay
+nothing. A call counts if it comes from the project's own code: the packages with workflows, and any file that belongs
+neither to Python nor to an installed package.
 """
 
 from __future__ import annotations
@@ -85,31 +85,35 @@ _CALL = dis.opmap["CALL"]
 
 @dataclass(frozen=True)
 class _Watched:
-    """One function that a workflow may not call."""
+    """A function that a workflow may not call."""
 
     name: str
     instead: str
     applies: Callable[[FrameType], bool] = lambda _: True
-    """Whether this call of it is meant, given the frame of the function called."""
+    """Whether the refusal applies to this call, given the frame of the called function."""
 
 
 def _watched() -> dict[Any, list[_Watched]]:
-    """Return what is watched, by what the interpreter says of a call: a built-in function, or a code object."""
-    found: dict[Any, list[_Watched]] = defaultdict(list)
+    """Return the watched functions, by what the interpreter reports: a built-in function or a code object."""
+    watched: dict[Any, list[_Watched]] = defaultdict(list)
     for module, module_name, instead, names in _MODULES:
         for name in names.split():
             function = getattr(module, name)
-            full = f"{module_name}.{name}".removesuffix(".__init__").removeprefix("builtins.")
-            if inspect.ismethod(function):  # `random.choice` is a method of one object; others of its class are free
-                found[function.__code__].append(_Watched(full, instead, partial(_is_of, function.__self__)))
+            full_name = f"{module_name}.{name}".removesuffix(".__init__").removeprefix("builtins.")
+            if inspect.ismethod(function):  # a method of one object (`random.choice`): other objects may be used
+                watched[function.__code__].append(_Watched(full_name, instead, partial(_is_of, function.__self__)))
             else:
-                found[getattr(function, "__code__", function)].append(_Watched(full, instead))
-    found[random.Random.__init__.__code__].append(_Watched("random.Random", "ctx.random, or give it a seed", _no_seed))
-    local = _Watched("datetime.fromtimestamp", "datetime.fromtimestamp(…, UTC): without a zone it is local", _is_alone)
-    found[datetime.datetime.fromtimestamp].append(local)
+                watched[getattr(function, "__code__", function)].append(_Watched(full_name, instead))
+    watched[random.Random.__init__.__code__].append(
+        _Watched("random.Random", "ctx.random, or give it a seed", _no_seed)
+    )
+    local = _Watched(
+        "datetime.fromtimestamp", "datetime.fromtimestamp(…, UTC): without a zone it is local", _one_argument
+    )
+    watched[datetime.datetime.fromtimestamp].append(local)
     instead = "it as `asyncio.as_completed`, which keeps the order inside a workflow"
-    found[as_completed.__code__].append(_Watched("as_completed", instead, _unordered))
-    return dict(found)
+    watched[as_completed.__code__].append(_Watched("as_completed", instead, _unordered))
+    return dict(watched)
 
 
 def _is_of(owner: object, frame: FrameType) -> bool:
@@ -117,12 +121,12 @@ def _is_of(owner: object, frame: FrameType) -> bool:
 
 
 def _unordered(frame: FrameType) -> bool:
-    given = frame.f_locals.get("fs")
-    return isinstance(given, (list, tuple, set)) and any(map(inspect.iscoroutine, given))
+    futures = frame.f_locals.get("fs")
+    return isinstance(futures, (list, tuple, set)) and any(map(inspect.iscoroutine, futures))
 
 
-def _is_alone(frame: FrameType) -> bool:
-    """Say whether a function of C is called with one argument: the frame is the caller's, and stands at its call."""
+def _one_argument(frame: FrameType) -> bool:
+    """Return whether a C function is called with one argument. `frame` is the caller's, at the call instruction."""
     code = frame.f_code.co_code
     return code[frame.f_lasti] == _CALL and code[frame.f_lasti + 1] == 1
 
@@ -136,7 +140,7 @@ _exempt: ContextVar[bool] = ContextVar("orchestrator_unguarded", default=False)
 
 
 def watch(frame: FrameType, event: str, argument: Any) -> None:
-    """Look at one call; raising here raises in the code that makes it."""
+    """Check one call. An exception raised here is raised in the calling code."""
     if event == "c_call":
         watched = _WATCHED.get(argument)
         caller: FrameType | None = frame
@@ -147,9 +151,9 @@ def watch(frame: FrameType, event: str, argument: Any) -> None:
         return
     if watched is None or caller is None or not is_own_code(caller) or _exempt.get():
         return
-    for one in watched:
-        if one.applies(frame):
-            _refuse(one, caller)
+    for watched_function in watched:
+        if watched_function.applies(frame):
+            _refuse(watched_function, caller)
 
 
 def _refuse(watched: _Watched, caller: FrameType) -> NoReturn:
@@ -160,13 +164,13 @@ def _refuse(watched: _Watched, caller: FrameType) -> NoReturn:
     )
     commander = current()
     if commander is not None:
-        commander.stop(error)  # also if the code catches it: from here on it is no longer watched
+        commander.stop(error)  # even if the code catches it: it is no longer watched afterwards
     raise error
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Watch the calls of this thread."""
+    """Check the calls of this thread."""
     before = sys.getprofile()
     sys.setprofile(watch)
     try:
@@ -177,7 +181,7 @@ def guarded() -> Iterator[None]:
 
 @contextmanager
 def unguarded() -> Iterator[None]:
-    """Inside a workflow: let this block call what it wants. What comes of it must not steer the workflow."""
+    """Inside a workflow: allow any call in this block. The results must not affect what the workflow does."""
     token = _exempt.set(True)
     try:
         yield
@@ -185,8 +189,8 @@ def unguarded() -> Iterator[None]:
         _exempt.reset(token)
 
 
-_own: set[str] = set()
-"""Packages that hold workflows: the project's own, wherever they are installed."""
+_own_packages: set[str] = set()
+"""The project's own packages: those that contain workflows, wherever they are installed."""
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 _INSTALLED = tuple(
     path + os.sep for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -194,15 +198,15 @@ _INSTALLED = tuple(
 
 
 def watch_package_of(module: str) -> None:
-    """Count a module and its whole package as the project's own."""
-    _own.add(module.partition(".")[0])
+    """Treat a module's top-level package as the project's own code."""
+    _own_packages.add(module.partition(".")[0])
 
 
 def is_own_code(frame: FrameType) -> bool:
-    if str(frame.f_globals.get("__name__")).partition(".")[0] in _own:
+    if str(frame.f_globals.get("__name__")).partition(".")[0] in _own_packages:
         return True
     file = frame.f_code.co_filename
-    if file.startswith("<"):  # made at run time, such as the methods of a dataclass
+    if file.startswith("<"):  # generated code, such as the methods of a dataclass
         file = str(frame.f_globals.get("__file__", file))
     return _is_own_file(file)
 

@@ -25,10 +25,10 @@ from orchestrator.sdk.code.messages import (
     SignalMethod,
     UpdateMethod,
     answer_of,
-    legibly,
     name_of,
     request_id,
     signal_value,
+    with_legible_errors,
 )
 from orchestrator.sdk.code.other_runs import cancel_inside, commanded_by, query_inside, result_inside, signal_inside
 from orchestrator.sdk.ids import new_id
@@ -48,14 +48,14 @@ R = TypeVar("R")
 T = TypeVar("T")
 W_co = TypeVar("W_co", covariant=True, default=Any)
 ANSWERED_WITHIN = 30.0
-"""Seconds that queries and updates wait for an answer, if nothing else is said."""
+"""The default timeout of queries and updates, in seconds."""
 
 
 class WorkflowHandle(Generic[R, W_co]):
-    """One run, with a result of type `R`, of a workflow that is the class `W_co`; of a function, that is None.
+    """A run of a workflow. `R` is the type of its result; `W_co` is the workflow's class, or None for a function.
 
-    Where it continued as a new run, or was reset while it was open, the handle follows. So it does where a signal was
-    to reach this run or to start one, and this run ended before: to the one that got it.
+    If the run continues as a new one, or is reset while it is open, the handle follows the new run. The same holds for
+    a run that ended before it received the signal of its start: the handle follows the run that received it.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class WorkflowHandle(Generic[R, W_co]):
         self._timeout = ANSWERED_WITHIN
 
     def options(self, *, id: str | None = None, timeout: float = ANSWERED_WITHIN) -> WorkflowHandle[R, W_co]:
-        """Return this handle with other options for the messages that are sent by it.
+        """Return a copy of this handle with other options for sending messages.
 
-        `id` is an id of your own for one signal or update: sent again with it, after `Uncertain` for example, it is
-        applied once, and an update has the same answer. `timeout` is how long queries and updates wait.
+        `id` is an id of your own for one signal or update: sent again with it, for example after `Uncertain`, the
+        message is applied once, and an update returns the same answer. `timeout` is how long queries and updates wait.
         """
         check_timeout(timeout)
         changed = copy.copy(self)
@@ -88,9 +88,9 @@ class WorkflowHandle(Generic[R, W_co]):
 
     @property
     def id(self) -> str:
-        """The run's id; of one that a workflow has found by an id of your own, that one behind `workflow/`.
+        """The run's id. For a run that a workflow found by an id of your own, `workflow/` and that id.
 
-        Of a run that was signalled or started, this is the run that has the signal at the moment, which is looked up.
+        After a start with a signal, this is the run that has the signal at the moment, which is looked up.
         """
         return str(self._target) if self._sent is None else to_text(self._run)
 
@@ -113,9 +113,9 @@ class WorkflowHandle(Generic[R, W_co]):
 
     @blocking
     def result(self, timeout: float | None = None) -> Steps[R]:
-        """Wait for the result and return it; raise RunFailed if it failed or was cancelled, else ResultTimeout.
+        """Wait for the result and return it. Raise RunFailed if the run failed or was cancelled, or ResultTimeout.
 
-        Inside a workflow, `await handle.aresult()` waits for the end of any run; that of a DAG or a flow gives None.
+        Inside a workflow, `await handle.aresult()` waits for the end of any run. For a DAG or a flow it returns None.
         """
         refuse_inside_task("a workflow")
         limit = time_limit(timeout)
@@ -123,24 +123,24 @@ class WorkflowHandle(Generic[R, W_co]):
         ended = yield from code.wait(self._id, limit, self._sent)
         if ended is None:
             with limit:
-                how = code.overdue(self._run)
+                reason = code.overdue(self._run)
             raise ResultTimeout(
-                f"{self!r} had no result after {timeout} s. {how}; ask again, or see "
+                f"{self!r} had no result after {timeout} s. {reason}; ask again, or see "
                 f"`orchestrator runs show {self.id}`."
             )
         return self._value(ended)
 
     def status(self) -> str:
-        """Return its state: running, `stuck` where its code cannot go on, success, failed, cancelled or terminated."""
+        """Return the state: running, `stuck` (the code cannot continue), success, failed, cancelled or terminated."""
         return self._client.backend.code.status(self._run)
 
     def state(self) -> dict[str, Any]:
-        """Return what the code has set with `ctx.set` and not cleared; also after the end."""
+        """Return the values that the code has set with `ctx.set` and not cleared, also after the end."""
         state: dict[str, Any] = decode_value(self._client.backend.code.state(self._run))
         return state
 
     def attributes(self) -> dict[str, Any]:
-        """Return its attributes, by which lists are filtered; also after the end."""
+        """Return the attributes of the run, by which lists can be filtered, also after the end."""
         attributes: dict[str, Any] = decode_value(self._client.backend.code.attributes(self._run))
         return attributes
 
@@ -152,10 +152,11 @@ class WorkflowHandle(Generic[R, W_co]):
     def signal(self, signal: SignalMethod[W_co, P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
 
     def signal(self, signal: str | SignalMethod[Any, ..., Any], /, *args: Any, **kwargs: Any) -> None:
-        """Send a signal, by its name or its method: `Order.pay`; it waits until the code takes it.
+        """Send a signal, named by text or by its method (`Order.pay`). The run keeps it until the code takes it.
 
-        WrongState if the run has ended, NotFound if there is none, UnknownHandler if its class takes no signal of the
-        name. Inside a workflow this is a command, and is sent once; there, only `await handle.asignal(…)` raises these.
+        Raise WrongState if the run has ended, NotFound if there is none, UnknownHandler if its class takes no such
+        signal. Inside a workflow this is a command and is sent once; there, only `await handle.asignal(…)` raises
+        these.
         """
         if current() is not None:
             signal_inside(self, signal, *args, **kwargs)
@@ -167,18 +168,18 @@ class WorkflowHandle(Generic[R, W_co]):
 
     @blocking
     def resolve(self, promise: str, value: Any = None) -> Steps[None]:
-        """Resolve the oldest open promise of a name, or the first that there will be; WrongState if it is settled.
+        """Resolve the oldest open promise of this name, or else the next one. Raise WrongState if it is settled.
 
-        ResultTimeout if no scheduler leads; the answer is stored, and the next one that does passes it on.
+        Raise ResultTimeout if no scheduler leads. The value is stored, and the next leader delivers it.
         """
         data = encode_value(value, f"Promise {promise!r}", self._client.settings.max_payload)
         yield from self._client.backend.code.resolve(self._run, promise, data)
 
     @blocking
     def reject(self, promise: str, reason: str) -> Steps[None]:
-        """Reject the oldest open promise of a name, or the first that there will be; WrongState if it is settled.
+        """Reject the oldest open promise of this name, or else the next one. Raise WrongState if it is settled.
 
-        ResultTimeout if no scheduler leads; the answer is stored, and the next one that does passes it on.
+        Raise ResultTimeout if no scheduler leads. The rejection is stored, and the next leader delivers it.
         """
         yield from self._client.backend.code.reject(self._run, promise, reason)
 
@@ -189,15 +190,15 @@ class WorkflowHandle(Generic[R, W_co]):
 
     @blocking
     def query(self, query: str | QueryMethod[Any, ..., Any], /, *args: Any, **kwargs: Any) -> Steps[Any]:
-        """Ask the code something, by the name of the query or its method (`Order.total`), and return its answer.
+        """Send a query, named by text or by its method (`Order.total`), and return its answer.
 
-        An ended run is asked, too: a worker replays its history, of at most a megabyte. Inside a workflow,
-        `await handle.aquery(…)` is a command, and the history keeps the answer.
+        Ended runs answer too: a worker replays their history, of up to a megabyte. Inside a workflow, `await
+        handle.aquery(…)` is a command, and the history keeps the answer.
         """
         name, timeout = name_of(QueryMethod, query, self._signature), kwargs.pop("timeout", self._timeout)
-        run, payload = self._question("query", name, args, kwargs, timeout)
+        run, payload = self._encode_request("query", name, args, kwargs, timeout)
         answer = self._client.backend.code.query(run, name, payload, timeout)
-        return answer_of(query, (yield from legibly(answer)))
+        return answer_of(query, (yield from with_legible_errors(answer)))
 
     @overload
     def update(self, update: str, /, *args: Any, timeout: float = ANSWERED_WITHIN, **kwargs: Any) -> Any: ...
@@ -206,14 +207,14 @@ class WorkflowHandle(Generic[R, W_co]):
 
     @blocking
     def update(self, update: str | UpdateMethod[Any, ..., Any, Any], /, *args: Any, **kwargs: Any) -> Steps[Any]:
-        """Ask the code to do something, by the name of the update or its method, and return its answer."""
+        """Send an update, named by text or by its method, and return its answer."""
         if self._message_id is not None:
             sent = yield from self._send_update(update, args, kwargs, self._message_id)
             return (yield from sent._result(kwargs.pop("timeout", self._timeout)))
         name, timeout = name_of(UpdateMethod, update, self._signature), kwargs.pop("timeout", self._timeout)
-        run, payload = self._question("update", name, args, kwargs, timeout)
+        run, payload = self._encode_request("update", name, args, kwargs, timeout)
         answer = self._client.backend.code.update(run, name, payload, timeout)
-        return answer_of(update, (yield from legibly(answer)))
+        return answer_of(update, (yield from with_legible_errors(answer)))
 
     @overload
     def start_update(self, update: str, /, *args: Any, **kwargs: Any) -> UpdateHandle[Any]: ...
@@ -226,35 +227,36 @@ class WorkflowHandle(Generic[R, W_co]):
     def start_update(
         self, update: str | UpdateMethod[Any, ..., Any, Any], /, *args: Any, **kwargs: Any
     ) -> Steps[UpdateHandle[Any]]:
-        """Ask the code to do something, and return a handle of the answer when the request is durable."""
+        """Send an update, and return a handle of its answer as soon as the request is durable."""
         return (yield from self._send_update(update, args, kwargs, self._message_id or to_text(new_id())))
 
     def update_handle(self, id: str, update: UpdateMethod[W_co, ..., Any, T] | None = None) -> UpdateHandle[T]:
-        """Return the handle of an update that was sent to this run under an id, also elsewhere."""
+        """Return the handle of an update that was sent to this run under an id, even by another process."""
         return UpdateHandle(self._client, self._run, id, update or "")
 
     def _send_update(
         self, update: str | UpdateMethod[Any, ..., Any, Any], args: Sequence[Any], kwargs: Mapping[str, Any], id: str
     ) -> Steps[UpdateHandle[Any]]:
         name = name_of(UpdateMethod, update, self._signature)
-        given = {key: value for key, value in kwargs.items() if key != "timeout"}
-        run, payload = self._question("update", name, args, given, self._timeout)
+        arguments = {key: value for key, value in kwargs.items() if key != "timeout"}
+        run, payload = self._encode_request("update", name, args, arguments, self._timeout)
         request = _request_of(self._client, self._run, "update", id)
         yield from self._client.backend.code.update(run, name, payload, self._timeout, request, answered=False)
         return UpdateHandle(self._client, self._run, id, update)
 
-    def _question(
-        self, what: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
+    def _encode_request(
+        self, kind: str, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], timeout: float
     ) -> tuple[bytes, bytes]:
-        """Check a query or update; return the run that is asked, and the arguments as data."""
+        """Check the arguments of a query or update. Return the run's id and the encoded arguments."""
         refuse_inside_task("a workflow")
         check_timeout(timeout)
-        payload = encode_call(name, args, kwargs, self._client.settings.max_payload, what)
+        payload = encode_call(name, args, kwargs, self._client.settings.max_payload, kind)
         with TimeLimit(timeout):
             return self._run, payload
 
     def cancel(self) -> None:
-        """Ask the run to cancel itself: its code gets CancelledError, and may clean up; WrongState if it has ended.
+        """Ask the run to cancel itself: its code gets CancelledError and may clean up. Raise WrongState if it has
+        ended.
 
         Inside a workflow this is a command; there, only `await handle.acancel()` raises.
         """
@@ -264,15 +266,15 @@ class WorkflowHandle(Generic[R, W_co]):
             cancel_inside(self)
 
     def terminate(self) -> None:
-        """End the run at once, without asking its code."""
+        """End the run immediately, without running its code."""
         self._client.backend.code.terminate(self._run)
 
     @blocking
     def reset(self, *, to: int, reason: str = "") -> Steps[WorkflowHandle[R, W_co]]:
-        """Start a run that repeats this one up to event `to` of its history; return it.
+        """Start a new run that repeats this one up to event `to` of its history, and return its handle.
 
-        What had ended by then is kept, and all else is done again. If this run is open, it ends, and its handles follow
-        the new one. WrongState if `to` is no event that a run can be reset to.
+        Tasks and child runs that had ended by then keep their results; everything else is done again. If this run is
+        open, it ends, and its handles follow the new run. Raise WrongState if the run cannot be reset to event `to`.
         """
         refuse_inside_task("a workflow")
         checked = reason and check_label("reason", reason)
@@ -280,18 +282,18 @@ class WorkflowHandle(Generic[R, W_co]):
         return WorkflowHandle(self._client, new, self._signature)
 
     def retry(self) -> None:
-        """Let a stuck run try again."""
+        """Retry a stuck run."""
         self._client.backend.runs.retry(self._run)
 
     def rerun(self) -> WorkflowHandle[R, W_co]:
-        """Start a run over as a new one, with the same arguments, version and tags; `reset` keeps what was done."""
+        """Start a new run with the same arguments, version and tags. `reset` would keep completed work."""
         refuse_inside_task("a workflow")
         new = new_id()
         self._client.backend.runs.rerun(self._run, new, None)
         return WorkflowHandle(self._client, new, self._signature)
 
     def history(self) -> Recording:
-        """Return everything that has happened so far."""
+        """Return the history of the run so far."""
         return self._client.backend.code.history(self._run)
 
     aresult = commanded_by(result_inside, async_variant(result))
@@ -355,21 +357,21 @@ class WorkflowHandle(Generic[R, W_co]):
 
 
 class UpdateHandle(Generic[R]):
-    """An update that was sent to a run."""
+    """The handle of an update that was sent to a run."""
 
     def __init__(self, client: Client, run: bytes, id: str, update: str | UpdateMethod[Any, ..., Any, R]) -> None:
         self._client = client
         self._run = run
         self._update = update
         self.id = id
-        """Its id, by which `handle.update_handle(id)` finds it again."""
+        """The id of the update; `handle.update_handle(id)` returns this handle again."""
 
     def __repr__(self) -> str:
         return f"<UpdateHandle {self.id} of run {to_text(self._run)}{self._client.via}>"
 
     @blocking
     def result(self, timeout: float = ANSWERED_WITHIN) -> Steps[R]:
-        """Wait for the answer and return it. It is kept with the history of the run."""
+        """Wait for the answer and return it. The answer is kept with the history of the run."""
         return (yield from self._result(timeout))
 
     def _result(self, timeout: float) -> Steps[R]:
@@ -377,13 +379,13 @@ class UpdateHandle(Generic[R]):
         check_timeout(timeout)
         request = _request_of(self._client, self._run, "update", self.id)
         found = self._client.backend.code.update_answer(self._run, request, timeout)
-        value: R = answer_of(self._update, (yield from legibly(found)))
+        value: R = answer_of(self._update, (yield from with_legible_errors(found)))
         return value
 
     def stage(self) -> str:
-        """Return how far it has come: `sent`, `accepted` (its handler runs) or `completed`, however it ended.
+        """Return the stage of the update: `sent`, `accepted` (its handler runs) or `completed`, whatever its outcome.
 
-        If the run has ended without an answer, that is `run terminated`, `run failed` and so on.
+        If the run ended without an answer, return `run terminated`, `run failed` and so on.
         """
         request = _request_of(self._client, self._run, "update", self.id)
         return self._client.backend.code.update_stage(self._run, request)
@@ -393,5 +395,5 @@ class UpdateHandle(Generic[R]):
 
 
 def _request_of(client: Client, run: bytes, what: Literal["signal", "update"], id: str) -> bytes:
-    """Return the id of a message whose sender has one of its own: it counts once in all runs that follow the first."""
+    """Return the internal id of a message with an id of your own. It counts once in a run and all that follow it."""
     return client.backend.code.request_of(run, what, id) if is_derived(run) else request_id(run, what, id)

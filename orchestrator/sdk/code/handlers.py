@@ -1,4 +1,4 @@
-"""Query, update and signal handlers: functions inside a workflow that answer people outside."""
+"""Query, update and signal handlers: functions of a workflow that process messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.domain.ids import to_text
 from orchestrator.domain.tasks.task import TaskError
 from orchestrator.errors import InvalidTask, InvalidWorkflow, did_you_mean
 from orchestrator.sdk.checks import check_name
-from orchestrator.sdk.code.commander import Commander, handled
+from orchestrator.sdk.code.commander import Commander, handled_update
 from orchestrator.sdk.code.endings import UNSTOPPABLE, EndTurn, Evicted, continuation
 from orchestrator.sdk.code.scope import is_awaitable, read_only
 from orchestrator.sdk.code.signals import Mailbox
@@ -32,7 +32,7 @@ ONE_VALUE = "A signal carries one value or none; that may be a dataclass."
 
 @dataclass(frozen=True)
 class Handler:
-    """A function that answers to a name."""
+    """A registered handler function."""
 
     function: Callable[..., Any]
     signature: Signature
@@ -47,46 +47,44 @@ class Handlers:
     """The handlers that a workflow's code has registered so far."""
 
     def __init__(self, commander: Commander, interrupt: Callable[[BaseException], None]) -> None:
-        """`interrupt` ends the workflow's function, to go on in a new run or to fail."""
+        """`interrupt` ends the workflow's function, either to continue as new or to fail."""
         self._commander = commander
         self._interrupt = interrupt
         self._queries: dict[str, Handler] = {}
         self._updates: dict[str, Handler] = {}
-        self.known: dict[tuple[str, str], list[str]] = {}
-        """The names of the arguments of queries, updates and signals that can be sent, by kind and name."""
+        self.argument_names: dict[tuple[str, str], list[str]] = {}
+        """The argument names of the queries, updates and signals that can be sent, by type and name."""
         self._running: dict[bytes, str] = {}
-        """Updates that have no answer yet, with their names, in order."""
+        """The names of the updates that run, by id, in order."""
         self._early: dict[bytes, history.UpdateRequested] = {}
-        """Updates that wait for a handler, in order."""
+        """Updates that wait for a handler, by id, in order."""
         self._accepted: list[bytes] = []
-        """Updates that were accepted in this turn."""
         self._signalled = 0
-        """Signals whose handlers run."""
-        self.are_all_known = False
-        """No more handlers will be registered: those of a class are known before it runs."""
+        self.is_complete = False
+        """Whether all handlers are registered. The handlers of a class are registered before it runs."""
 
     @property
     def are_finished(self) -> bool:
-        """Say whether no handler of an update or a signal is running."""
+        """Return whether no update or signal handler is running."""
         return not self._running and not self._signalled
 
     def add_signal(self, name: str, function: Callable[..., Any]) -> None:
-        """Let a function take the signals of a name, also those that came before."""
+        """Register a signal handler. It also gets signals that arrived earlier."""
         self._commander.check_unseen("registering a signal")
         handler = Handler(function, signal_signature(name, function))
-        self.known["signal", name] = handler.signature.names
+        self.argument_names["signal", name] = handler.signature.names
         box = self._commander.mailbox(check_name("signal", name))
         box.deliver = lambda: self._deliver(box, handler)
-        self._commander.loop.call_soon(box.deliver)  # what it uses may be defined below the handler
+        self._commander.loop.call_soon(box.deliver)  # the handler may use names defined below it
 
     def _deliver(self, box: Mailbox, handler: Handler) -> None:
         while box.waiting.qsize():
             value = decode_value(box.waiting.get_nowait())
             box.taken += 1
-            given = [] if value is None and not handler.signature.names else [value]
+            values = [] if value is None and not handler.signature.names else [value]
             try:
-                arguments, _ = handler.signature.restore(given, {})
-            except InvalidTask as error:  # it has no sender that could be told
+                arguments, _ = handler.signature.restore(values, {})
+            except InvalidTask as error:  # a signal has no sender to notify
                 self._commander.report(f"signal {box.name!r} was dropped: {error}", None)
                 continue
             self._signalled += 1
@@ -101,7 +99,7 @@ class Handlers:
             raise
         except asyncio.CancelledError:
             pass
-        except BaseException as error:  # noqa: BLE001  # nobody hears of it but the run itself
+        except BaseException as error:  # noqa: BLE001  # the error goes to the run itself
             new = continuation(error)
             if new is None:
                 self._commander.report(f"the handler of signal {name!r} failed, and so does the run", error)
@@ -109,25 +107,25 @@ class Handlers:
         self._signalled -= 1
 
     def add_query(self, name: str, function: Callable[..., Any]) -> None:
-        """Let a function answer queries."""
+        """Register a query handler."""
         self._commander.check_unseen("registering a query")
         check_query(name, function)
         self._queries[name] = Handler(function, Signature(name, function, what="Query"))
-        self.known["query", name] = self._queries[name].signature.names
+        self.argument_names["query", name] = self._queries[name].signature.names
 
     def add_update(self, name: str, function: Callable[..., Any], validate: Callable[..., Any] | None) -> None:
-        """Let a function answer updates, once `validate` has let them pass."""
+        """Register an update handler, and its optional validator."""
         self._commander.check_unseen("registering an update")
         if validate is not None:
             check_validator(name, function, validate)
         self._updates[name] = Handler(function, Signature(name, function, what="Update"), validate)
-        self.known["update", name] = self._updates[name].signature.names
+        self.argument_names["update", name] = self._updates[name].signature.names
         for request in [request for request in self._early.values() if request.name == name]:
             del self._early[request.id]
-            self._commander.loop.call_soon(self._begin, request)  # what it uses may be defined below the handler
+            self._commander.loop.call_soon(self._begin, request)  # the handler may use names defined below it
 
     def answer(self, query: Query) -> QueryResult:
-        """Answer a query, while nothing may be commanded or changed."""
+        """Answer a query; commands and changes are refused meanwhile."""
         before, self._commander.spoilt = self._commander.spoilt, False
         phase = "unknown"
         try:
@@ -145,28 +143,28 @@ class Handlers:
         except EndTurn as error:
             message = f"{error} (setting turn_timeout). A query only looks."
             return QueryResult(query.id, error=TaskError("TurnTooLong", message, phase=phase))
-        except BaseException as error:  # noqa: BLE001  # whatever it raises is the answer, SystemExit too
-            return QueryResult(query.id, error=_failed(error, phase))
+        except BaseException as error:  # noqa: BLE001  # any exception is the answer, even SystemExit
+            return QueryResult(query.id, error=_error(error, phase))
         finally:
             self._commander.spoilt |= before
 
     def update(self, request: history.UpdateRequested) -> None:
-        """Take an update; one without a handler yet waits, as a signal does. One that was refused stays so."""
-        told = self._commander.ledger.answer(request.id)
-        if told is not None and _is_refusal(told):
-            self._commander.issue_once(AnswerUpdate(request.id, error=told.error), request.id, anyway=True)
-        elif request.name in self._updates or (self.are_all_known and told is None):
+        """Handle an update. Without a handler it waits, as a signal does. A refused update stays refused."""
+        recorded = self._commander.ledger.answer(request.id)
+        if recorded is not None and _is_refusal(recorded):
+            self._commander.issue_once(AnswerUpdate(request.id, error=recorded.error), request.id, anyway=True)
+        elif request.name in self._updates or (self.is_complete and recorded is None):
             self._begin(request)
         else:
             self._early[request.id] = request
 
     def _was_accepted(self, update: bytes) -> bool:
-        """Say whether the history has the handler of an update run: then no validator is asked again."""
+        """Return whether the history shows that the update's handler ran. Its validator is then not called again."""
         ledger = self._commander.ledger
         return was_handled(ledger.answer(update)) or (bool(ledger.accepted) and to_text(update) in ledger.accepted)
 
     def _begin(self, request: history.UpdateRequested) -> None:
-        """Refuse an update, or run its handler beside the workflow's own code."""
+        """Refuse an update, or start its handler concurrently with the workflow's own code."""
         phase = "unknown"
         try:
             handler = _find(self._updates, "update", request.name)
@@ -180,26 +178,26 @@ class Handlers:
                     raise InvalidWorkflow(f"The validator of update {request.name!r} must not be async.")
         except (Evicted, EndTurn):
             raise
-        except BaseException as error:  # noqa: BLE001  # whatever it raises is the reason of the refusal
-            self._commander.issue_once(AnswerUpdate(request.id, error=_failed(error, phase)), request.id, anyway=True)
+        except BaseException as error:  # noqa: BLE001  # any exception is the reason of the refusal
+            self._commander.issue_once(AnswerUpdate(request.id, error=_error(error, phase)), request.id, anyway=True)
             return
         self._running[request.id] = request.name
         self._accepted.append(request.id)
         self._commander.loop.create_task(self._run(request, handler, arguments, keywords))
 
     def take_accepted(self) -> list[str]:
-        """Return the ids of updates that were accepted in this turn and that their handlers have not answered."""
+        """Return the ids of updates that were accepted in this turn and are not answered yet."""
         accepted, self._accepted = self._accepted, []
         return [to_text(update) for update in accepted if update in self._running]
 
     def open_updates(self) -> Iterable[str]:
-        """Return the names of updates that have no answer yet."""
+        """Return the names of updates without an answer."""
         yield from self._running.values()
         for request in self._early.values():
             yield f"{request.name}{NO_HANDLER} (it has: {', '.join(sorted(self._updates)) or 'none'})"
 
     def last_answers(self, continues: bool) -> list[AnswerUpdate]:
-        """Return the answers to updates that are not done, or found no handler, when the run ends."""
+        """Return the answers to the updates that are unfinished or unhandled when the run ends."""
         ends = "continued as a new one" if continues else "ended"
         for request in self._early.values():
             self._running[request.id] = request.name
@@ -212,15 +210,16 @@ class Handlers:
         self, request: history.UpdateRequested, handler: Handler, arguments: list[Any], keywords: dict[str, Any]
     ) -> None:
         if self._commander.ledger.has_answers:
-            handled.set(request)
+            handled_update.set(request)
         try:
             value = handler.function(*arguments, **keywords)
-            is_promised = inspect.isawaitable(value) and not inspect.iscoroutinefunction(handler.function)
+            returns_awaitable = inspect.isawaitable(value) and not inspect.iscoroutinefunction(handler.function)
             if inspect.isawaitable(value):
                 value = await value
             data = encode_value(value, f"The answer to update {request.name!r}", self._commander.limit)
-            told = self._commander.ledger.answer(request.id)
-            if not is_promised and (told is None or told.error is not None):  # older releases gave answers of any type
+            recorded = self._commander.ledger.answer(request.id)
+            # Older releases did not check the types of answers.
+            if not returns_awaitable and (recorded is None or recorded.error is not None):
                 handler.signature.check_result(value, data)
             answer = AnswerUpdate(request.id, data)
         except UNSTOPPABLE:
@@ -228,18 +227,18 @@ class Handlers:
         except asyncio.CancelledError:
             cancelled = TaskError("Cancelled", f"The handler of update {request.name!r} was cancelled.", phase="failed")
             answer = AnswerUpdate(request.id, error=cancelled)
-        except BaseException as error:  # noqa: BLE001  # an update that fails does not fail the workflow
+        except BaseException as error:  # noqa: BLE001  # a failed update does not fail the workflow
             new = continuation(error)
             if new is not None:
                 self._interrupt(new)
-            failed = None if new is not None else _failed(error, "failed")
+            failed = None if new is not None else _error(error, "failed")
             answer = AnswerUpdate(request.id, error=failed)
         self._commander.issue_once(answer, request.id)
         self._running.pop(request.id, None)
 
 
 def signal_signature(name: str, function: Callable[..., Any], leading: int = 0) -> Signature:
-    """Return the signature of a signal's handler, which takes one value or none."""
+    """Return the signature of a signal handler, which takes at most one value."""
     signature = Signature(name, function, what="Signal", leading=leading)
     try:
         signature.check([None][: len(signature.names)], {})
@@ -249,44 +248,44 @@ def signal_signature(name: str, function: Callable[..., Any], leading: int = 0) 
 
 
 def check_query(name: str, function: Callable[..., Any]) -> None:
-    """Refuse a handler of queries that would have to be awaited."""
+    """Raise InvalidWorkflow for an async query handler."""
     if inspect.iscoroutinefunction(function):
         raise InvalidWorkflow(f"Query {name!r}: a query only looks, so its handler is a plain function, not async.")
 
 
 def check_validator(name: str, function: Callable[..., Any], validate: Callable[..., Any]) -> None:
-    """Refuse a validator that would have to be awaited, or cannot be called as the handler of its update is."""
+    """Raise InvalidWorkflow for a validator that is async or does not accept the arguments of its update."""
     called = f"Update {name!r}, its validator {getattr(validate, '__name__', validate)!r}"
     if inspect.iscoroutinefunction(validate):
         raise InvalidWorkflow(f"{called}: a validator only looks, so it is a plain function, not async.")
     try:
-        expected, found = inspect.signature(function), inspect.signature(validate)
-    except ValueError:  # of some that are written in C
+        expected, actual = inspect.signature(function), inspect.signature(validate)
+    except ValueError:  # some C functions have no signature
         return
     parameters = expected.parameters.values()
-    for given in (parameters, [one for one in parameters if one.default is one.empty]):
-        by_place = [one for one in given if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-        by_name = {one.name: one for one in given if one.kind is one.KEYWORD_ONLY}
+    for passed in (parameters, [param for param in parameters if param.default is param.empty]):
+        positional = [param for param in passed if param.kind in (param.POSITIONAL_ONLY, param.POSITIONAL_OR_KEYWORD)]
+        keywords = {param.name: param for param in passed if param.kind is param.KEYWORD_ONLY}
         try:
-            found.bind(*by_place, **by_name)
+            actual.bind(*positional, **keywords)
         except TypeError as error:
             raise InvalidWorkflow(
-                f"{called}: it gets the arguments of the update, expected {expected}, found {found}: {error}."
+                f"{called}: it gets the arguments of the update, expected {expected}, found {actual}: {error}."
             ) from None
 
 
-def _is_refusal(told: AnswerUpdate) -> bool:
-    """Say whether a recorded answer is that no handler was run; older releases refused an unknown update at once."""
-    return told.was_refused or (told.error is not None and told.error.message.startswith(_UNKNOWN))
+def _is_refusal(recorded: AnswerUpdate) -> bool:
+    """Return whether a recorded answer is a refusal. Older releases refused an unknown update immediately."""
+    return recorded.was_refused or (recorded.error is not None and recorded.error.message.startswith(_UNKNOWN))
 
 
-def _failed(error: BaseException, phase: str) -> TaskError:
+def _error(error: BaseException, phase: str) -> TaskError:
     return msgspec.structs.replace(describe(error), phase=phase)
 
 
-def _find(handlers: dict[str, Handler], what: str, name: str) -> Handler:
+def _find(handlers: dict[str, Handler], kind: str, name: str) -> Handler:
     try:
         return handlers[name]
     except KeyError:
         known = ", ".join(sorted(handlers)) or "none"
-        raise InvalidTask(f"{_UNKNOWN} {what} {name!r}.{did_you_mean(name, handlers)} It answers: {known}.") from None
+        raise InvalidTask(f"{_UNKNOWN} {kind} {name!r}.{did_you_mean(name, handlers)} It answers: {known}.") from None

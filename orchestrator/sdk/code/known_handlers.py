@@ -1,4 +1,4 @@
-"""Which updates and signals a workflow's code handles, by its source, so that a misspelt one need not be sent."""
+"""Find the updates and signals that a workflow handles, from its source, so that misspelled ones are not sent."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from orchestrator.errors import InvalidTask, UnknownHandler, did_you_mean
 from orchestrator.sdk.tasks.signature import Signature
 
 WORKFLOW_CLASS = "_workflow_class"
-"""Where the function that runs a workflow class has that."""
+"""The attribute of a workflow function that holds its workflow class."""
 SIGNAL_METHODS = "_signal_methods"
-"""Where it has the names of the signals that the methods of the class take."""
+"""The attribute of a workflow function that holds the names of its class's signal methods."""
 _TAKES_SIGNALS = frozenset({"signal", "signals"})
-"""Methods of a context by which code takes signals."""
-_SEE_ALL = frozenset({"eval", "exec", "locals", "vars"})
-"""Functions through which code may use its context without naming it."""
+"""Methods of a context that receive signals."""
+_INDIRECT_ACCESS = frozenset({"eval", "exec", "locals", "vars"})
+"""Functions that can access the context without naming it."""
 
 
 class WorkflowSignature(Signature):
-    """A workflow's signature, and which updates and signals its code handles."""
+    """A workflow's signature, and the updates and signals that its code handles."""
 
     def __init__(
         self,
@@ -34,18 +34,18 @@ class WorkflowSignature(Signature):
         options: Collection[str],
         versions: Callable[[], Iterable[Callable[..., Any]]],
     ) -> None:
-        """`versions` returns the functions that are registered under this name, of which any may run the code."""
+        """`versions` returns all functions registered under this name; any of them may run the code."""
         super().__init__(name, function, what="Workflow", leading=1, options=options)
         self._function = function
         self._versions = versions
 
     def classes(self) -> list[type]:
-        """Return the classes that run the workflow, of all versions that are registered."""
+        """Return the classes of all registered versions of the workflow."""
         functions = (self._function, *self._versions())
-        return list(dict.fromkeys(vars(one)[WORKFLOW_CLASS] for one in functions if WORKFLOW_CLASS in vars(one)))
+        return list(dict.fromkeys(vars(code)[WORKFLOW_CLASS] for code in functions if WORKFLOW_CLASS in vars(code)))
 
     def check_update(self, name: str) -> None:
-        """Refuse an update that no version of the code answers; where that is unknown, the run decides."""
+        """Raise InvalidTask if no version of the code answers the update. If that is unknown, the run decides."""
         known = self._of_all_versions(update_names)
         if known is not None and name not in known:
             raise InvalidTask(
@@ -54,13 +54,13 @@ class WorkflowSignature(Signature):
             )
 
     def check_signal(self, name: str) -> None:
-        """Refuse a signal that no version of the code takes; where that is unknown, it is sent."""
+        """Raise UnknownHandler if no version of the code takes the signal. If that is unknown, it is sent."""
         known = self.signals()
         if known is not None and name not in known:
             raise UnknownHandler(unknown_signal(self.name, name, known))
 
     def signals(self) -> frozenset[str] | None:
-        """Return the names of the signals that the code takes, of all versions; None if it may take any."""
+        """Return the names of the signals that any version of the code takes; None if it may take any signal."""
         return self._of_all_versions(signal_names)
 
     def _of_all_versions(self, find: Callable[[Callable[..., Any]], frozenset[str] | None]) -> frozenset[str] | None:
@@ -75,9 +75,9 @@ class WorkflowSignature(Signature):
 
 @functools.lru_cache(maxsize=1_000)
 def signal_names(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Return the names of the signals that a workflow takes: those of its methods, if it is a class.
+    """Return the names of the signals that a workflow takes: those of its class's methods.
 
-    None for a function, and for a class that asks its context for signals, or hands it, or itself, to other code.
+    None for a function, and for a class that asks its context for signals, or passes it, or itself, to other code.
     """
     names: frozenset[str] | None = vars(function).get(SIGNAL_METHODS)
     return names if names is not None and _keeps_its_context(vars(function)[WORKFLOW_CLASS]) else None
@@ -85,25 +85,25 @@ def signal_names(function: Callable[..., Any]) -> frozenset[str] | None:
 
 def _keeps_its_context(kind: type) -> bool:
     try:
-        own = [one for one in kind.__mro__ if one.__module__.partition(".")[0] not in sys.stdlib_module_names]
-        code = [node for one in own for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(one))))]
-    except Exception:  # noqa: BLE001  # there is no source, or none that can be read: a worker begins all the same
+        classes = [cls for cls in kind.__mro__ if cls.__module__.partition(".")[0] not in sys.stdlib_module_names]
+        nodes = [node for cls in classes for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(cls))))]
+    except Exception:  # noqa: BLE001  # the source is missing or unreadable: a worker starts anyway
         return False
     context = next(iter(inspect.signature(kind).parameters))
-    stored = [pair for node in code for pair in _assigned(node) if _is_name(pair[1], context)]
-    kept = {context, *(to.attr for to, _ in stored if isinstance(to, ast.Attribute))}
-    fine = {value for to, value in stored if isinstance(to, ast.Attribute)}
-    fine |= {node.value for node in code if isinstance(node, ast.Attribute) and node.attr not in _TAKES_SIGNALS}
+    stored = [pair for node in nodes for pair in _assigned(node) if _is_name(pair[1], context)]
+    context_names = {context, *(target.attr for target, _ in stored if isinstance(target, ast.Attribute))}
+    allowed = {value for target, value in stored if isinstance(target, ast.Attribute)}
+    allowed |= {node.value for node in nodes if isinstance(node, ast.Attribute) and node.attr not in _TAKES_SIGNALS}
     return not any(
-        _is_name(node, context, "self", *_SEE_ALL)
-        or (isinstance(node, ast.Attribute) and node.attr in kept and isinstance(node.ctx, ast.Load))
-        for node in code
-        if node not in fine
+        _is_name(node, context, "self", *_INDIRECT_ACCESS)
+        or (isinstance(node, ast.Attribute) and node.attr in context_names and isinstance(node.ctx, ast.Load))
+        for node in nodes
+        if node not in allowed
     )
 
 
 def _assigned(node: ast.AST) -> Iterable[tuple[ast.expr, ast.expr]]:
-    """Yield what is assigned to what: `self.ctx, self.paid = ctx, 0` assigns twice."""
+    """Yield the pairs of target and value in an assignment. `self.ctx, self.paid = ctx, 0` has two."""
     if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
         return
     for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
@@ -119,9 +119,9 @@ def _is_name(node: ast.AST, *names: str) -> bool:
 
 @functools.lru_cache(maxsize=1_000)
 def update_names(function: Callable[..., Any]) -> frozenset[str] | None:
-    """Return the names under which a function's code registers handlers of updates.
+    """Return the names of the update handlers that a function's code registers.
 
-    None if its source is not at hand, it hands its context to other code, or it makes a name up as it runs.
+    None if the source is not available, the code passes its context to other code, or computes a name at run time.
     """
     code = _source(function)
     if code is None:
@@ -143,7 +143,7 @@ def _source(function: Callable[..., Any]) -> ast.AsyncFunctionDef | None:
 
 
 class _Reader(ast.NodeVisitor):
-    """Looks for `@ctx.update`, with or without brackets, and for any other use of the context that may be one."""
+    """Finds `@ctx.update`, with or without arguments, and any other use of the context that may register an update."""
 
     def __init__(self, context: str) -> None:
         self._context = context
@@ -151,7 +151,7 @@ class _Reader(ast.NodeVisitor):
         self.is_certain = True
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """Read `@ctx.update` and `@ctx.update(validate=…)`, whose handlers have the names of their functions."""
+        """Read `@ctx.update` and `@ctx.update(validate=…)`: the handlers have the names of their functions."""
         for decorator in [*node.decorator_list]:
             call = decorator if isinstance(decorator, ast.Call) and not decorator.args else None
             if self._is_update(decorator if call is None else call.func):
@@ -174,15 +174,15 @@ class _Reader(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        """Pass over what else is asked of the context."""
+        """Skip other attributes of the context."""
         if self._is_update(node):
             self.is_certain = False
         elif not self._is_context(node.value):
             self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> None:
-        """Notice a context that is handed on."""
-        if self._is_context(node) or node.id in _SEE_ALL:
+        """Detect that the context is passed on."""
+        if self._is_context(node) or node.id in _INDIRECT_ACCESS:
             self.is_certain = False
 
     def _is_update(self, node: ast.expr) -> bool:

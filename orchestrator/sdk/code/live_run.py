@@ -1,4 +1,4 @@
-"""One run of a workflow, alive in memory: shown events one by one, it answers with commands."""
+"""A run of a workflow in memory: it receives events one by one and returns commands."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from orchestrator.sdk.code.workflow import CodeWorkflow
 from orchestrator.sdk.tasks.failure import describe
 from orchestrator.sdk.values.payload import decode_call, encode_value
 
-_OTHERS = 3
-"""The rank of facts that are no messages."""
+_NO_MESSAGE = 3
+"""The rank of events that are not messages."""
 
 
 class LiveRun:
-    """The live code of one run. It is used by one thread at a time."""
+    """The code of one run, in memory. Used by one thread at a time."""
 
     def __init__(self, workflow: CodeWorkflow[..., Any], run_id: bytes, limit: int, largest: int | None = None) -> None:
         self.workflow = workflow
@@ -33,19 +33,19 @@ class LiveRun:
         self.handlers = Handlers(self.commander, self._interrupt)
         self._compensations = Compensations(self.commander.report)
         self._cancel_requested = False
-        self._tidying = False
-        """The function has ended, and what it leaves is closed and undone."""
+        self._is_closing = False
+        """Whether the function has ended and its cleanup runs."""
         self._interruption: BaseException | None = None
-        """How the run goes on or fails, if a handler has decided so."""
+        """The continuation or error that a handler decided on, if any."""
         self._main: asyncio.Task[Any] | None = None
 
-    # -- from outside
+    # -- called by the engine
 
     def advance(self, events: Iterable[Event], *, whole: bool = False) -> list[Command]:
-        """Show the facts among these events to the code, and return what it commands that is new.
+        """Show these events to the code, and return its new commands.
 
-        `whole` says that this is all of the history. Raise DeterminismViolation or NotDeterministic if the code cannot
-        go on; it must not be used after that.
+        `whole` means that the events are the entire history. Raise DeterminismViolation or NotDeterministic if the code
+        cannot continue. Do not use the run after that.
         """
         commander = self.commander
         if whole:
@@ -68,14 +68,15 @@ class LiveRun:
         return commander.ledger.take()
 
     def _show_together(self, events: Sequence[Event]) -> None:
-        """Show facts at the first of which the code ended before: all messages at once, then the others one by one.
+        """Show events together, because the code once ended at the first of them: first all messages, then the rest one
+        by one.
 
-        Messages that have a handler come first, because a handler must run before the function that ends. Those of one
-        name keep their order.
+        Messages with a handler come first, because a handler must run before the function ends. Messages of one name
+        keep their order.
         """
         commander, last = self.commander, events[-1]
         ranked = sorted(events, key=self._rank)
-        messages = [event for event in ranked if self._rank(event) < _OTHERS]
+        messages = [event for event in ranked if self._rank(event) < _NO_MESSAGE]
         for step in [messages, *([event] for event in ranked[len(messages) :])]:
             for event in step:
                 commander.turn(Event(last.number, last.at, event.what))
@@ -92,7 +93,7 @@ class LiveRun:
                 return 1
             case history.SignalReceived(name=name):
                 return 1 if self.commander.mailbox(name).deliver is not None else 2
-        return _OTHERS
+        return _NO_MESSAGE
 
     def _run_until_idle(self) -> None:
         commander = self.commander
@@ -104,18 +105,18 @@ class LiveRun:
         commander.step += 1
         with inside(commander):
             answer = self.handlers.answer(query)
-        if commander.offence is not None:  # a query that does what a workflow may not do gets an error, too
-            commander.spoilt, commander.offence = True, None
+        if commander.stop_error is not None:  # the query gets an error, too
+            commander.spoilt, commander.stop_error = True, None
         return answer
 
     def close(self) -> None:
-        """Evict the code. Its `finally` blocks run, but what they command is not done."""
+        """Evict the code. Its `finally` blocks run, but their commands are ignored."""
         self.commander.closed = True
         self.commander.loop.close()
         with inside(self.commander, watched=False):
             end_coroutines(*self.commander.loop.suspended)
 
-    # -- facts
+    # -- events
 
     def _begin(self, fact: history.RunStarted) -> None:
         self.commander.begin(fact)
@@ -133,8 +134,8 @@ class LiveRun:
                     raise
                 raise self._interruption from None
             finally:
-                await self._tidy()
-            # Older releases let a run succeed whose function has returned all the same.
+                await self._close_generators()
+            # In older releases, a run whose function returned succeeded nevertheless.
             if self._interruption is not None and not isinstance(commander.ledger.end, history.RunCompleted):
                 raise self._interruption
             result = encode_value(value, f"The result of workflow {self.workflow.name!r}", commander.largest)
@@ -149,14 +150,14 @@ class LiveRun:
                 await self._compensations.run()
             raise
 
-    async def _tidy(self) -> None:
-        """Close the generators that the function has left half-way. From here on, no cancel interrupts anything."""
-        self._tidying = True
+    async def _close_generators(self) -> None:
+        """Close the generators that the function left unfinished. From here on, cancelling interrupts nothing."""
+        self._is_closing = True
         if not self.commander.closed:
             await self.commander.loop.close_generators()
 
     def _arguments(self, payload: bytes) -> tuple[list[Any], dict[str, Any]]:
-        """Return the arguments of the run; its start has checked them against the signature of then."""
+        """Decode the arguments of the run. The signature may have changed since the start checked them."""
         arguments, keywords = decode_call(payload)
         try:
             return self.workflow._signature.restore(arguments, keywords)
@@ -167,16 +168,16 @@ class LiveRun:
     def _cancel(self, fact: history.RunCancelRequested) -> None:
         main = self._main
         assert main is not None, "a run begins before anything else happens in it"
-        is_at_it = self._cancel_requested and main.cancelling()  # unless the code has taken the last one back
+        is_cancelling = self._cancel_requested and main.cancelling()  # unless the code has uncancelled it
         self._cancel_requested = True
-        if not self._tidying and not is_at_it:
+        if not self._is_closing and not is_cancelling:
             main.cancel(fact.reason or None)
 
-    # -- its end
+    # -- the end of the run
 
     def _interrupt(self, error: BaseException) -> None:
-        """End the function with this: a handler has decided to go on in a new run, or has failed."""
-        if self._main is not None and self._interruption is None and not self._tidying:
+        """End the function with an error, because a handler continued as new or failed."""
+        if self._main is not None and self._interruption is None and not self._is_closing:
             self._interruption = error
             self._main.cancel()
 
@@ -199,12 +200,12 @@ class LiveRun:
             return commands.CompleteRun(main.result())
         except NotDeterministic as error:
             commander.stop(error)
-            return commands.FailRun(describe(error))  # never leaves: the run is stuck
-        except BaseException as error:  # noqa: BLE001  # whatever the code raises fails its run, SystemExit too
-            new = continuation(error)
-            if new is not None:
-                taken = {box.name: box.taken for box in commander.mailboxes.values()}
-                return commands.ContinueRun(new.payload, taken, commander.number)
+            return commands.FailRun(describe(error))  # not sent: the run is stuck
+        except BaseException as error:  # noqa: BLE001  # any exception fails the run, even SystemExit
+            continued = continuation(error)
+            if continued is not None:
+                signals_taken = {box.name: box.taken for box in commander.mailboxes.values()}
+                return commands.ContinueRun(continued.payload, signals_taken, commander.number)
             if isinstance(error, asyncio.CancelledError) and self._cancel_requested:
                 return commands.CancelRun()
             return commands.FailRun(describe(error))
@@ -218,4 +219,4 @@ _SHOW: dict[type, Callable[[LiveRun, Any], None]] = {
     history.SignalReceived: lambda flow, fact: flow.commander.signal(fact),
     **dict.fromkeys(get_args(Settled), lambda flow, fact: flow.commander.settle(fact)),
 }
-"""The handler of each fact that the code is shown."""
+"""The handler of each type of event shown to the code."""

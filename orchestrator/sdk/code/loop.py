@@ -1,9 +1,9 @@
-"""An asyncio event loop that does the same thing every time.
+"""A deterministic asyncio event loop for workflow code.
 
-Nothing in it waits. Callbacks run first in, first out until none is left; time stands still in between and moves only
-when the history says so; `call_later`, and with it `asyncio.sleep`, `wait_for` and `timeout`, asks for a durable timer.
-Tasks and futures hash by the order of their creation, so that the sets that `asyncio.wait` returns, and all others of
-them, have the same order in every process; what stands at its end sees to those that asyncio makes by itself.
+The loop never blocks. Callbacks run first in, first out until none is left. Time stands still meanwhile, and moves only
+with the history. `call_later`, and with it `asyncio.sleep`, `wait_for` and `timeout`, starts a durable timer. Tasks and
+futures hash by their order of creation. Sets of them, such as those that `asyncio.wait` returns, therefore have the
+same order in every process. `keep_order` does the same for futures and sets that asyncio itself creates.
 """
 
 from __future__ import annotations
@@ -23,56 +23,56 @@ from orchestrator.sdk.inside import running
 
 T = TypeVar("T")
 LONGEST_WAIT = 100 * 365 * 86_400.0
-"""Seconds: a hundred years."""
-_MOST_IDLE_CALLBACKS = 100_000
-"""Callbacks that make no new task or future, beyond which the code is taken to spin."""
+"""The maximum delay of a timer in seconds: a hundred years."""
+_MAX_IDLE_CALLBACKS = 100_000
+"""Callbacks without a new task or future after which the code counts as an endless loop."""
 
 
 class Timers(Protocol):
-    """Keeps the loop's timers."""
+    """The commander's side of the loop, which keeps its timers."""
 
     def start_timer(self, timer: Timer, seconds: float, name: str) -> None:
-        """Call `timer` when this many seconds have passed."""
+        """Fire `timer` after this many seconds."""
 
     def cancel_timer(self, timer: Timer) -> None:
-        """Forget a timer; it may have fired already."""
+        """Cancel a timer, which may already have fired."""
 
-    def check_unseen(self, what: str) -> None:
-        """Refuse changes during a query or validator."""
+    def check_unseen(self, action: str) -> None:
+        """Raise InvalidWorkflow during a query or validator."""
 
     def stop(self, error: OrchestratorError) -> None:
-        """Let the code run no further: it has done something that cannot be repeated."""
+        """Stop the code: it has done something that replay cannot repeat."""
 
     def report(self, message: str, error: BaseException | None) -> None:
-        """Log an error that the code has not looked at."""
+        """Log an error that the code did not handle."""
 
 
 class OrderedFuture(asyncio.Future[T]):
-    """A future that knows its place in the order of creation."""
+    """A future that hashes by its order of creation."""
 
     def __init__(self, *, loop: Loop) -> None:
-        self._place = loop.next_place()
+        self._order = loop.next_order()
         super().__init__(loop=loop)
 
     def __hash__(self) -> int:
-        return self._place
+        return self._order
 
 
 class OrderedTask(asyncio.Task[T]):
-    """A task that knows its place in the order of creation."""
+    """A task that hashes by its order of creation."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], loop: Loop, **options: Any) -> None:
-        self._place = loop.next_place()  # before anything else: registering a task hashes it
+        self._order = loop.next_order()  # first, because registering a task hashes it
         if options.get("name") is None:
-            options["name"] = f"Task-{self._place}"  # asyncio's own numbers count all tasks of the process
+            options["name"] = f"Task-{self._order}"  # asyncio numbers the tasks of the whole process
         super().__init__(coroutine, loop=loop, **options)
 
     def __hash__(self) -> int:
-        return self._place
+        return self._order
 
 
 class Timer(asyncio.TimerHandle):
-    """A callback that waits for a durable timer."""
+    """A callback that runs when a durable timer fires."""
 
     __slots__ = ("id",)
 
@@ -80,43 +80,43 @@ class Timer(asyncio.TimerHandle):
 
 
 class Loop(asyncio.AbstractEventLoop):
-    """The loop of one workflow."""
+    """The event loop of one run."""
 
     def __init__(self, timers: Timers) -> None:
         self._timers = timers
         self._ready: deque[asyncio.Handle] = deque()
-        self._places = 0
+        self._created = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._generators: list[Any] = []
         self._conditions: dict[asyncio.Future[None], Callable[[], bool]] = {}
-        """Tasks that wait until something is true, in the order in which they began to."""
+        """The conditions of waiting tasks, in the order in which the tasks began to wait."""
         self._now = 0.0
         self._closed = False
         self.sealed = False
-        """A query or validator runs: nothing may begin."""
+        """Whether a query or validator runs, which may start nothing."""
 
-    # -- what the workflow does with it
+    # -- used by the workflow
 
     def run_until_idle(self, now: float, stop: Callable[[], bool]) -> None:
-        """Run what is ready, and what becomes ready by that, at this time; `stop` ends it early."""
+        """Run all ready callbacks, and those that become ready, at this time. Return early if `stop` returns true."""
         self._now = max(self._now, now)
-        ready, places, idle = self._ready, self._places, 0
+        ready, created, idle = self._ready, self._created, 0
         while (ready or (self._conditions and not stop() and self._meet_condition())) and not stop():
             handle = ready.popleft()
             if not handle.cancelled():
-                # The task that raised one of these has it as its exception.
+                # The task that raised it has it as its exception.
                 with contextlib.suppress(SystemExit, KeyboardInterrupt):
                     handle._run()
-            idle = idle + 1 if self._places == places else 0
-            places = self._places
-            if idle > _MOST_IDLE_CALLBACKS + 10 * len(self._tasks):
+            idle = idle + 1 if self._created == created else 0
+            created = self._created
+            if idle > _MAX_IDLE_CALLBACKS + 10 * len(self._tasks):
                 raise NotDeterministic(
                     f"The code ran {idle:,} callbacks without beginning to wait for anything new. A loop around "
                     f"`asyncio.sleep(0)` never ends here, for time stands still; wait for a task, a timer or a signal."
                 )
 
     async def wait_until(self, check: Callable[[], bool]) -> None:
-        """Wait until `check` is true when nothing else is left to run; also the first time."""
+        """Wait until `check` is true at a moment when nothing else can run, also the first time."""
         is_met = False
         while not is_met:
             future = self.create_future()
@@ -125,59 +125,59 @@ class Loop(asyncio.AbstractEventLoop):
                 await future
             finally:
                 del self._conditions[future]
-            is_met = check()  # a check that raises does so here
+            is_met = check()  # if the check raises, it does so here
 
     def _meet_condition(self) -> bool:
-        """Wake the first task whose condition is met: one at a time, so that it is still met when the task resumes."""
+        """Wake the first task whose condition is met. Only one, so that its condition still holds when it resumes."""
         for future, check in self._conditions.items():
             try:
                 if not check():
                     continue
             except (Evicted, EndTurn):
                 raise
-            except BaseException:  # noqa: BLE001  # the task itself is to raise it
+            except BaseException:  # noqa: BLE001  # re-raised in the task itself
                 pass
             future.set_result(None)
             return True
         return False
 
-    def next_place(self) -> int:
-        """Return the place of the next task or future."""
+    def next_order(self) -> int:
+        """Return the next number in the order of creation of tasks and futures."""
         if self.sealed:
             self._timers.check_unseen("a new task or future")
-        self._places += 1
-        return self._places
+        self._created += 1
+        return self._created
 
     def fire(self, timer: Timer) -> None:
-        """Run a timer's callback in its turn."""
+        """Queue a timer's callback."""
         self._ready.append(timer)
 
     def keep_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        """Keep an asynchronous generator alive: when it is collected must not matter."""
+        """Keep an asynchronous generator alive, so that the time of its garbage collection does not matter."""
         if len(self._generators) % 100 == 99:
-            self._generators = [one for one in self._generators if one.ag_frame is not None]
+            self._generators = [item for item in self._generators if item.ag_frame is not None]
         self._generators.append(generator)
 
     async def close_generators(self) -> None:
-        """Close the asynchronous generators that were left half-way, oldest first; one that fails is reported."""
+        """Close the unfinished asynchronous generators, oldest first. Log those that fail."""
         while self._generators:
             generator = self._generators.pop(0)
-            if generator.ag_frame is None or generator.ag_running:  # it has ended, or belongs to a task that waits
+            if generator.ag_frame is None or generator.ag_running:  # it has ended, or a waiting task uses it
                 continue
             try:
                 await generator.aclose()
             except UNSTOPPABLE:
                 raise
-            except BaseException as error:  # noqa: BLE001  # how the function itself has ended is what counts
+            except BaseException as error:  # noqa: BLE001  # only the outcome of the function counts
                 self._timers.report(f"closing {generator!r} failed", error)
 
     @property
     def suspended(self) -> tuple[list[Any], list[Any]]:
-        """The coroutines and asynchronous generators that wait, in order of creation."""
+        """The waiting coroutines and asynchronous generators, in order of creation."""
         return [task.get_coro() for task in self._tasks], self._generators
 
     def first_suspended(self, most: int) -> list[Any]:
-        """Return the coroutines of the first tasks that wait, that of the workflow's function before all others."""
+        """Return the coroutines of the first `most` waiting tasks, beginning with the workflow's function."""
         return [task.get_coro() for task in islice(self._tasks, most)]
 
     @property
@@ -189,9 +189,9 @@ class Loop(asyncio.AbstractEventLoop):
         self._closed = True
         self._ready.clear()
         for task in self._tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # it was evicted on purpose
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # evicted on purpose
 
-    # -- what asyncio wants of a loop
+    # -- the interface of an asyncio event loop
 
     def time(self) -> float:
         return self._now
@@ -211,7 +211,7 @@ class Loop(asyncio.AbstractEventLoop):
             raise InvalidWorkflow(f"A timer waits a hundred years at most; found {delay!r} seconds.")
         if self.sealed:
             self._timers.check_unseen("a new timer")
-        delay = round(delay, 6)  # differences of floating-point times have tails that mean nothing
+        delay = round(delay, 6)  # rounds off floating-point noise
         timer = Timer(self._now + max(delay, 0.0), callback, args, self, context)
         timer.id = b""
         if delay > 0:
@@ -230,7 +230,7 @@ class Loop(asyncio.AbstractEventLoop):
         return OrderedFuture(loop=self)
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
-        if asyncio.isfuture(coro):  # what was scheduled is under way, and a task may well wait for it
+        if asyncio.isfuture(coro):  # a scheduled task or child: asyncio tasks may wait for it
             coro = _wait_for(coro)
         if self._closed:
             coro.close()
@@ -257,7 +257,7 @@ class Loop(asyncio.AbstractEventLoop):
         return True
 
     def is_closed(self) -> bool:
-        return False  # a coroutine that is being evicted may still ask
+        return False  # an evicted coroutine may still ask
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *args: Any) -> NoReturn:  # type: ignore[override]  # noqa: ARG002
         self._refuse(
@@ -269,7 +269,7 @@ class Loop(asyncio.AbstractEventLoop):
         self._refuse("Nothing may reach into a workflow from another thread. Send it a signal instead.")
 
     def _refuse(self, message: str) -> NoReturn:
-        """Refuse a call. Code that makes it runs no further, whatever it does with the error."""
+        """Refuse a call and stop the code, even if the code catches the error."""
         error = NotDeterministic(message)
         if running.commander is self._timers:
             self._timers.stop(error)
@@ -307,14 +307,14 @@ _BY_ADDRESS = asyncio.Future.__hash__
 
 
 class OrderedGathering(tasks._GatheringFuture):  # type: ignore[name-defined, misc]
-    """The future of `asyncio.gather`; in a workflow, it knows its position in the order of creation."""
+    """The future of `asyncio.gather`. In a workflow it hashes by its order of creation."""
 
     def __init__(self, children: Any, *, loop: asyncio.AbstractEventLoop) -> None:
-        self._place = loop.next_place() if isinstance(loop, Loop) else None
+        self._order = loop.next_order() if isinstance(loop, Loop) else None
         super().__init__(children, loop=loop)
 
     def __hash__(self) -> int:
-        return _BY_ADDRESS(self) if self._place is None else self._place
+        return _BY_ADDRESS(self) if self._order is None else self._order
 
 
 def _running() -> Loop | None:
@@ -323,38 +323,38 @@ def _running() -> Loop | None:
 
 
 def _ordered_as_completed(fs: Any, **options: Any) -> Any:
-    """Do as `asyncio.as_completed` does; in a workflow, start coroutines in the order in which they are given."""
+    """Like `asyncio.as_completed`, but in a workflow it starts coroutines in the given order."""
     if _running() is not None:
-        fs = _in_order(asyncio.ensure_future(one) for one in fs)
+        fs = _in_order(asyncio.ensure_future(item) for item in fs)
     return _as_completed(fs, **options)
 
 
 async def _ordered_wait(fs: Any, **options: Any) -> Any:
-    """Do as `asyncio.wait` does; in a workflow, refuse futures that have no order."""
+    """Like `asyncio.wait`, but in a workflow it refuses futures without an order."""
     if _running() is not None and not asyncio.isfuture(fs) and not asyncio.iscoroutine(fs):
         fs = _in_order(fs)
     return await _wait(fs, **options)
 
 
 def _in_order(futures: Iterable[Any]) -> list[Any]:
-    found = list(futures)
-    for future in found:
+    items = list(futures)
+    for future in items:
         if asyncio.isfuture(future) and type(future).__hash__ is _BY_ADDRESS:
             raise NotDeterministic(
                 f"{type(future).__name__}() was made by hand, and a set of such has another order in every process. "
                 f"Inside a workflow, use asyncio.get_running_loop().create_future(), or asyncio.create_task(…)."
             )
-    return found
+    return items
 
 
 def _ordered_all_tasks(loop: asyncio.AbstractEventLoop | None = None) -> set[asyncio.Task[Any]]:
-    """Do as `asyncio.all_tasks` does; those of a workflow go into the set in the order of their creation."""
-    mine = _running() if loop is None else loop
-    return set(mine.open_tasks) if isinstance(mine, Loop) else _all_tasks(loop)
+    """Like `asyncio.all_tasks`, but adds a workflow's tasks to the set in their order of creation."""
+    workflow_loop = _running() if loop is None else loop
+    return set(workflow_loop.open_tasks) if isinstance(workflow_loop, Loop) else _all_tasks(loop)
 
 
 def keep_order() -> None:
-    """Make asyncio keep the order of what it is given inside workflows."""
+    """Patch asyncio to keep a defined order inside workflows."""
     asyncio.as_completed = tasks.as_completed = _ordered_as_completed
     asyncio.wait = tasks.wait = _ordered_wait
     asyncio.all_tasks = tasks.all_tasks = _ordered_all_tasks

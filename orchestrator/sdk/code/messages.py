@@ -1,4 +1,4 @@
-"""Methods of workflow classes that handle messages, by which callers name them: `handle.query(Order.total)`."""
+"""Message methods of workflow classes, by which callers can name messages: `handle.query(Order.total)`."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ W = TypeVar("W", contravariant=True)
 
 
 class MessageMethod(Generic[W, P, T]):
-    """A method of class `W` that handles messages of its name; `T` is what a call of it returns."""
+    """A method of class `W` that handles the messages of its name. `T` is its return type."""
 
     what = ""
     owner: type = object
-    """The class whose method it is."""
+    """The class that defines the method."""
 
     def __init__(self, function: Callable[Concatenate[W, P], T]) -> None:
         decorator = f"@workflow.{self.what.lower()}"
@@ -44,7 +44,7 @@ class MessageMethod(Generic[W, P, T]):
                 f"{decorator}: expected a method, found {function!r:.100}. A message has the name of its method: write "
                 f"{decorator} without brackets."
             )
-        other = sys._getframe(2).f_locals.get(function.__name__)  # the body of the class, which would drop it
+        other = sys._getframe(2).f_locals.get(function.__name__)  # the class body, which would drop the other one
         if isinstance(other, MessageMethod):
             raise InvalidWorkflow(
                 f"{decorator}: the class has a {other.what.lower()} {other.name!r} already. Give the method another "
@@ -52,7 +52,6 @@ class MessageMethod(Generic[W, P, T]):
             )
         self.__doc__ = function.__doc__
         self.name: str = function.__name__
-        """The name of the message."""
         self.function: Callable[..., T] = function
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -63,7 +62,7 @@ class MessageMethod(Generic[W, P, T]):
 
     @functools.cached_property
     def signature(self) -> Signature:
-        """What a call must look like; read late, for an annotation may name what is defined below."""
+        """The signature of a call. It is read late, because annotations may name classes defined below."""
         return Signature(self.name, self.function, what=self.what, leading=1)
 
     @overload
@@ -76,7 +75,7 @@ class MessageMethod(Generic[W, P, T]):
 
 
 class SignalMethod(MessageMethod[W, P, T]):
-    """A method that takes signals."""
+    """A method that handles signals."""
 
     what = "Signal"
 
@@ -88,25 +87,24 @@ class QueryMethod(MessageMethod[W, P, T]):
 
 
 class UpdateMethod(MessageMethod[W, P, T], Generic[W, P, T, R]):
-    """A method that answers updates, with a value of type `R`."""
+    """A method that answers updates with a value of type `R`."""
 
     what = "Update"
     check: Callable[..., object] | None = None
-    """The validator."""
 
     def validator(self, function: Callable[Concatenate[Any, P], None]) -> Callable[Concatenate[Any, P], None]:
-        """Let a method refuse updates before they are handled, by raising: `@add.validator`."""
+        """Decorate a validator, which refuses updates before they are handled by raising: `@add.validator`."""
         self.check = function
         return function
 
 
 def signal(function: Callable[Concatenate[W, P], T], /) -> SignalMethod[W, P, T]:
-    """Let a method take the signals of its name, with one argument or none. If it raises, the run fails."""
+    """Decorate the handler of a signal: a method with one argument or none. If it raises, the run fails."""
     return SignalMethod(function)
 
 
 def query(function: Callable[Concatenate[W, P], T], /) -> QueryMethod[W, P, T]:
-    """Let a method answer the queries of its name. It may look, but change nothing."""
+    """Decorate the handler of a query. It may read the workflow, but change nothing."""
     return QueryMethod(function)
 
 
@@ -119,16 +117,18 @@ def update(function: Callable[Concatenate[W, P], R], /) -> UpdateMethod[W, P, R,
 
 
 def update(function: Callable[..., Any], /) -> UpdateMethod[Any, ..., Any, Any]:
-    """Let a method answer the updates of its name."""
+    """Decorate the handler of an update."""
     return UpdateMethod(function)
 
 
 def name_of(
-    kind: type[MessageMethod[Any, ..., Any]], message: str | MessageMethod[Any, ..., Any], to: WorkflowSignature | None
+    kind: type[MessageMethod[Any, ..., Any]],
+    message: str | MessageMethod[Any, ..., Any],
+    target: WorkflowSignature | None,
 ) -> str:
-    """Return the name of a message, which may be given by its method.
+    """Return the name of a message given by name or method.
 
-    A method of another kind, or of a class that does not run the workflow, is refused before anything is sent.
+    Raise UnknownHandler for a method of another type, or of a class that does not run the workflow.
     """
     what = kind.what.lower()
     if isinstance(message, str):
@@ -138,15 +138,17 @@ def name_of(
         raise UnknownHandler(
             f"Expected {article} {what} by its name or its method, found {message!r}. Nothing was sent."
         )
-    elif to is None or any(issubclass(one, message.owner) for one in to.classes()):
+    elif target is None or any(issubclass(item, message.owner) for item in target.classes()):
         name = message.name
     else:
-        runs = ", ".join(one.__qualname__ for one in to.classes()) or "a function, whose messages go by their names"
-        raise UnknownHandler(f"Workflow {to.name!r} has no {message!r}: it is {runs}. Nothing was sent.")
-    if to is not None and kind is UpdateMethod:
-        to.check_update(name)
-    elif to is not None and kind is SignalMethod and isinstance(message, str):
-        to.check_signal(name)
+        runs = (
+            ", ".join(item.__qualname__ for item in target.classes()) or "a function, whose messages go by their names"
+        )
+        raise UnknownHandler(f"Workflow {target.name!r} has no {message!r}: it is {runs}. Nothing was sent.")
+    if target is not None and kind is UpdateMethod:
+        target.check_update(name)
+    elif target is not None and kind is SignalMethod and isinstance(message, str):
+        target.check_signal(name)
     return name
 
 
@@ -155,14 +157,14 @@ def signal_value(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     limit: int,
-    to: WorkflowSignature | None = None,
+    target: WorkflowSignature | None = None,
 ) -> tuple[str, Any]:
-    """Return the name and the value of a signal; InvalidArguments if that does not fit the method."""
-    name = name_of(SignalMethod, signal, to)
+    """Return the name and value of a signal. Raise InvalidArguments if they do not fit its method."""
+    name = name_of(SignalMethod, signal, target)
     if isinstance(signal, str):
         return name, _value(*args, **kwargs)
     if list(args) == [None] and not signal.signature.names:
-        args = []  # it takes no value
+        args = []  # the method takes no value
     try:
         signal.signature.check(args, kwargs)
         signal.signature.check_types(args, kwargs, encode_call(signal.name, args, kwargs, limit, "signal"))
@@ -176,40 +178,39 @@ def _value(value: Any = None) -> Any:
 
 
 def answer_of(message: str | QueryMethod[Any, ..., Any] | UpdateMethod[Any, ..., Any, Any], data: bytes) -> Any:
-    """Return an answer; that to a method in the type of its annotation."""
+    """Decode an answer, using the return annotation if the message is a method."""
     return restored(message, decode_value(data))
 
 
 def restored(message: str | QueryMethod[Any, ..., Any] | UpdateMethod[Any, ..., Any, Any], value: Any) -> Any:
-    """Return the value of an answer; that to a method in the type of its annotation."""
+    """Convert an answer's value, using the return annotation if the message is a method."""
     return value if isinstance(message, str) else message.signature.restore_result(value)
 
 
 def raised(what: str, error: TaskError) -> OrchestratorError:
-    """Return the exception for a query or an update that has no answer."""
     if error.kind == WrongState.__name__:
-        found: OrchestratorError = WrongState(error.message)
-        found.data = error.attributes
-        return found
-    says_all = error.phase in ("unknown", "arguments") and error.kind.endswith(InvalidTask.__name__)
-    text = error.message if says_all else f"{what} failed: {error_text(error.kind, error.message)}"
-    found = HANDLER_ERRORS.get(error.phase, OrchestratorError)(text)
-    found.data = error.attributes
-    return found
+        exception: OrchestratorError = WrongState(error.message)
+        exception.data = error.attributes
+        return exception
+    is_complete = error.phase in ("unknown", "arguments") and error.kind.endswith(InvalidTask.__name__)
+    text = error.message if is_complete else f"{what} failed: {error_text(error.kind, error.message)}"
+    exception = HANDLER_ERRORS.get(error.phase, OrchestratorError)(text)
+    exception.data = error.attributes
+    return exception
 
 
 def request_id(run: bytes, what: str, id: str) -> bytes:
-    """Return the id of a signal or update whose sender has one of its own."""
+    """Return the internal id of a signal or update that was sent with an id of the sender's own."""
     return uuid5(UUID(bytes=run), f"{what} {id}").bytes
 
 
 def next_try(request: bytes) -> bytes:
-    """Return the id of an update that is sent again under the id of one that was refused, and so not applied."""
+    """Return the id for sending an update again after it was refused, and so not applied."""
     return uuid5(UUID(bytes=request), "again").bytes
 
 
-def legibly(steps: Steps[bytes]) -> Steps[bytes]:
-    """Take steps; an error of theirs says of what is sealed with a key that is not here that it is sealed."""
+def with_legible_errors(steps: Steps[bytes]) -> Steps[bytes]:
+    """Run steps. In their error messages, replace undecryptable values by a note that they are encrypted."""
     try:
         return (yield from steps)
     except OrchestratorError as error:

@@ -1,4 +1,4 @@
-"""Calls of the functions that `ctx.run` gets: plain ones or coroutines, with a limit of time or without."""
+"""Call the functions passed to `ctx.run`: plain functions or coroutines, with or without a timeout."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ T = TypeVar("T")
 
 
 def call(function: Callable[[], Any], timeout: float | None) -> Any:
-    """Call a function and return its value, or that of its coroutine; TimeoutError if that takes too long."""
-    value = function() if timeout is None else _within(timeout, function)
+    """Call a function and return its value, or its coroutine's. Raise TimeoutError if it takes too long."""
+    value = function() if timeout is None else _call_in_thread(timeout, function)
     if inspect.iscoroutine(value):
-        return _in_thread(value if timeout is None else _limited(timeout, value))
+        return _in_thread(value if timeout is None else _with_timeout(timeout, value))
     return value
 
 
-def _within(seconds: float, function: Callable[[], Any]) -> Any:
-    """Call a function in a thread of its own and return its value."""
+def _call_in_thread(seconds: float, function: Callable[[], Any]) -> Any:
     future: Future[Any] = Future()
 
     def run() -> None:
         try:
             future.set_result(function())
-        except BaseException as error:  # noqa: BLE001  # it is raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001  # re-raised by `result`
             future.set_exception(error)
 
     threading.Thread(target=run, name="operation", daemon=True).start()
@@ -35,26 +34,24 @@ def _within(seconds: float, function: Callable[[], Any]) -> Any:
         return future.result(seconds)
     except TimeoutError:
         if future.done():
-            raise  # its own
-        raise _too_long(seconds) from None
+            raise  # raised by the function
+        raise _timeout_error(seconds) from None
 
 
-async def _limited(seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Wait for a coroutine, and cancel it if it takes too long."""
+async def _with_timeout(seconds: float, coroutine: Coroutine[Any, Any, T]) -> T:
     task = asyncio.ensure_future(coroutine)
     done, _ = await asyncio.wait([task], timeout=seconds)
     if done:
         return task.result()
     task.cancel()
     await asyncio.wait([task])
-    raise _too_long(seconds)
+    raise _timeout_error(seconds)
 
 
-def _too_long(seconds: float) -> TimeoutError:
+def _timeout_error(seconds: float) -> TimeoutError:
     return TimeoutError(f"It took longer than {seconds:g} s.")
 
 
 def _in_thread(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a loop and in a thread of its own, and wait for it."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()

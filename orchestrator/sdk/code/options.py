@@ -1,4 +1,4 @@
-"""How a workflow as code is run: options of its decorator, and of calls."""
+"""Options of a code workflow's decorator and of its calls."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from orchestrator.sdk.code.loop import LONGEST_WAIT
 from orchestrator.sdk.tasks.resources import dependencies_of
 
 Versioning = Literal["pinned", "auto_upgrade"]
-"""What a new version of a workflow means for open runs: they keep theirs and wait for it, or go on with the new one."""
+"""How a new version affects open runs: they stay on their version and wait for it, or continue with the new one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeOptions:
-    """How a workflow is run, given on the decorator or per call."""
+    """Options of a code workflow, given on the decorator or per call."""
 
     timeout: float | timedelta | None = None
-    """Seconds that a run may take."""
+    """The timeout of a run, in seconds."""
     queue: str | None = None
-    """Where its code runs, and its tasks unless they say otherwise; a child inherits its parent's."""
+    """The queue of the workflow's code, and of its tasks by default. A child inherits the queue of its parent."""
     name: str = ""
-    """The name of a child, for people to read."""
+    """The display name of a child."""
     detached: bool = False
-    """A child goes on when its parent ends: the same as the close policy `abandon`."""
+    """Let a child outlive its parent. The same as the close policy `abandon`."""
     close_policy: ClosePolicy | None = None
-    """What becomes of a child when its parent ends, however that does: `cancel` asks its code, which may clean up (as
-    if nothing is given), `terminate` ends it without, and `abandon` lets it go on."""
+    """The fate of a child when its parent ends for any reason: `cancel` lets its code clean up (the default),
+    `terminate` ends it immediately, and `abandon` lets it continue."""
     on_cancel: OnCancel = "cancel"
-    """What cancelling the future does to the child: `cancel` it, cancel it and `wait` for its end, or `abandon` it."""
+    """The effect of cancelling the future: `cancel` the child, cancel it and `wait` for its end, or `abandon` it."""
 
     def __post_init__(self) -> None:
         if self.queue is not None:
@@ -69,10 +69,10 @@ def _is_number(value: object) -> bool:
 OPTION_NAMES = tuple(field.name for field in fields(CodeOptions))
 
 
-def with_code_options(base: CodeOptions, given: Mapping[str, Any]) -> CodeOptions:
-    """Return the options changed by `given`; an unknown name is refused, with the nearest one suggested."""
-    check_options("workflow", given, OPTION_NAMES)
-    return replace(base, **given)
+def with_code_options(base: CodeOptions, changes: Mapping[str, Any]) -> CodeOptions:
+    """Return the options with these changes. Raise for an unknown name and suggest the nearest one."""
+    check_options("workflow", changes, OPTION_NAMES)
+    return replace(base, **changes)
 
 
 def check_workflow_function(name: str, version: object, versioning: object, function: Callable[..., Any]) -> None:
@@ -83,10 +83,10 @@ def check_workflow_function(name: str, version: object, versioning: object, func
     first = next(iter(inspect.signature(function).parameters.values()), None)
     if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
         raise InvalidWorkflow(f"Workflow {name!r}: its first parameter is its context, `ctx: WorkflowContext`.")
-    if needed := dependencies_of(function):
+    if resources := dependencies_of(function):
         raise InvalidWorkflow(
             f"Workflow {name!r}: its code runs again on every replay, so it cannot depend on resources "
-            f"({', '.join(needed)}). Give them to its tasks."
+            f"({', '.join(resources)}). Give them to its tasks."
         )
     if versioning is not None and versioning not in get_args(Versioning):
         known = " and ".join(get_args(Versioning))

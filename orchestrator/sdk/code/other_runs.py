@@ -1,4 +1,4 @@
-"""Handles inside a workflow: they signal, query and cancel other runs, and wait for their ends, by commands."""
+"""Handles of other runs inside a workflow: signals, queries, cancel requests and waits for the end are commands."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from orchestrator.sdk.values.payload import digest_call, encode_call, encode_val
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
-_ASK_AGAIN = 5.0
-"""Seconds after which a query is asked again: it may have been lost with a worker or a leader."""
+_RETRY_INTERVAL = 5.0
+"""Seconds after which a query is sent again, because it may have been lost with a worker or leader."""
 
 
 class _Handle(Protocol):
-    """A handle of a run."""
+    """The part of a run's handle that commands need."""
 
     _target: Target
     _signature: WorkflowSignature | None
@@ -38,7 +38,7 @@ class _Handle(Protocol):
 
 
 def commanded_by(inside: Callable[..., Any], outside: F) -> F:
-    """Return an async method that is a command inside a workflow."""
+    """Return an async method that gives a command when it is called inside a workflow."""
 
     @functools.wraps(outside)
     async def call(handle: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -62,42 +62,42 @@ def signal_inside(
 async def query_inside(
     handle: _Handle, query: str | QueryMethod[Any, ..., Any], /, *args: Any, timeout: float | None = None, **kwargs: Any
 ) -> Any:
-    """Ask the code of another run something; the answer is kept in the history."""
-    commander, to = _commander(), handle._target
+    """Query another run. The history keeps the answer."""
+    commander, target = _commander(), handle._target
     name = name_of(QueryMethod, query, handle._signature)
     data, digest = encode_call(name, args, kwargs, commander.largest, "query"), digest_call(args, kwargs)
-    left = within = handle._timeout if timeout is None else timeout
-    while left > 0:
+    remaining = total = handle._timeout if timeout is None else timeout
+    while remaining > 0:
         ordinal, identifier = commander.next("signal")
-        record = commander.issue(SignalRun(ordinal, to.run, QUERY + name, data, digest, identifier, to.key))
-        _check_told(commander, record, "query another run")
+        record = commander.issue(SignalRun(ordinal, target.run, QUERY + name, data, digest, identifier, target.key))
+        _check_supported(commander, record, "query another run")
         answer: _QueryAnswer[Any] = _QueryAnswer(
-            commander, identifier, f"The query {name!r} of run {to}", partial(restored, query), None
+            commander, identifier, f"The query {name!r} of run {target}", partial(restored, query), None
         )
-        answer.expire_after(min(left, _ASK_AGAIN))
+        answer.expire_after(min(remaining, _RETRY_INTERVAL))
         try:
             return await answer
         except TimeoutError:
-            left -= _ASK_AGAIN
-    raise ResultTimeout(f"The query {name!r} of run {to} had no answer within {within:g} s.")
+            remaining -= _RETRY_INTERVAL
+    raise ResultTimeout(f"The query {name!r} of run {target} had no answer within {total:g} s.")
 
 
 def cancel_inside(handle: _Handle, /, *, is_awaited: bool = False) -> asyncio.Future[None]:
     """Ask another run to cancel itself."""
     commander = _commander()
     future, record = _send(commander, handle, CANCEL, NOTHING, "", is_awaited)
-    _check_told(commander, record, "cancel another run")
+    _check_supported(commander, record, "cancel another run")
     return future
 
 
 def result_inside(handle: _Handle, /, timeout: float | None = None) -> asyncio.Future[Any]:
     """Wait for the end of another run. Cancelling the future does not cancel that run."""
-    commander, to = _commander(), handle._target
+    commander, target = _commander(), handle._target
     ordinal, identifier = commander.next("promise")
-    record = commander.issue(CreatePromise(ordinal, identifier, to.wait))
-    _check_told(commander, record, "wait for another run")
+    record = commander.issue(CreatePromise(ordinal, identifier, target.wait))
+    _check_supported(commander, record, "wait for another run")
     restore = (lambda value: value) if handle._signature is None else handle._signature.restore_result
-    future: _Answer[Any] = _Answer(commander, identifier, f"Run {to}", restore, CancelPromise(identifier))
+    future: _Answer[Any] = _Answer(commander, identifier, f"Run {target}", restore, CancelPromise(identifier))
     if timeout is not None:
         future.expire_after(timeout)
     return future
@@ -106,18 +106,19 @@ def result_inside(handle: _Handle, /, timeout: float | None = None) -> asyncio.F
 def _send(
     commander: Commander, handle: _Handle, name: str, value: bytes, digest: str, is_awaited: bool
 ) -> tuple[asyncio.Future[None], Record | None]:
-    """Send a signal; the future says what became of it, if that is awaited.
+    """Send a signal. If `is_awaited`, the future gets its outcome.
 
-    It is done at once where nobody will say so: the previous release has applied this command, or leads at the moment.
+    The future is done immediately if no scheduler will report the outcome: the previous release applied this command,
+    or leads at the moment.
     """
-    to = handle._target
+    target = handle._target
     ordinal, identifier = commander.next("signal")
-    told = identifier if is_awaited and commander.is_told else None
-    record = commander.issue(SignalRun(ordinal, to.run, name, value, digest, told, to.key))
+    reply_id = identifier if is_awaited and commander.leader_reports else None
+    record = commander.issue(SignalRun(ordinal, target.run, name, value, digest, reply_id, target.key))
     if isinstance(record, history.SignalSent):
-        told = record.id
-    if is_awaited and told is not None:
-        return _Answer(commander, identifier, f"Signal {name!r} to run {to}", lambda _: None, None), record
+        reply_id = record.id
+    if is_awaited and reply_id is not None:
+        return _Answer(commander, identifier, f"Signal {name!r} to run {target}", lambda _: None, None), record
     future: asyncio.Future[None] = commander.loop.create_future()
     future.set_result(None)
     return future, record
@@ -129,30 +130,28 @@ def _commander() -> Commander:
     return commander
 
 
-def _check_told(commander: Commander, record: Record | None, what: str) -> None:
-    """Let the run be stuck until a scheduler leads that can do what its code asks for."""
-    if record is None and not commander.is_told:
-        error = NotDeterministic(f"Cannot {what}: the scheduler that leads is of the previous release. Upgrade it.")
+def _check_supported(commander: Commander, record: Record | None, action: str) -> None:
+    """Make the run stuck until the leading scheduler supports the command."""
+    if record is None and not commander.leader_reports:
+        error = NotDeterministic(f"Cannot {action}: the scheduler that leads is of the previous release. Upgrade it.")
         commander.stop(error)
         raise error
 
 
 class _Answer(DurableFuture[R]):
-    """What became of a signal, or how a run ended."""
+    """The outcome of a signal, or the end of a run."""
 
     def settle(self, outcome: Settled) -> None:
         if isinstance(outcome, history.PromiseRejected) and not self._cancelling:
             self._stop_timer()
-            self._break(self._raised(outcome.error))
+            self._fail(self._raised(outcome.error))
         else:
             super().settle(outcome)
 
     def _raised(self, error: TaskError) -> OrchestratorError:
-        return raised(self._what, error)
+        return raised(self._label, error)
 
 
 class _QueryAnswer(_Answer[R]):
-    """The answer to a query."""
-
     def _raised(self, error: TaskError) -> OrchestratorError:
-        return super()._raised(error) if error.phase == REFUSED else unanswered(self._what, error)
+        return super()._raised(error) if error.phase == REFUSED else unanswered(self._label, error)

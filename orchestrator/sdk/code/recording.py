@@ -1,4 +1,4 @@
-"""The history of a run as JSON, for people to read and for tests to replay."""
+"""The history of a run as JSON, for reading and for replay tests."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from orchestrator.sealing import described, is_sealed_text
 _FORMAT = 1
 _NOTHING = Redaction()
 _CREATED = (history.PromiseCreated, history.UpdateRequested)
-"""Events that are answered by id alone."""
+"""Events whose answers name only their id."""
 _OF_LEADER = "otherwise"
-"""The fate of a signal that the code is not shown: no matter of its history."""
+"""The outcome of a signal that is not shown to the code, and not part of the history."""
 ID_FIELDS = ("id", "parent", "continued_from", "origin", "first", "run")
-"""Fields that hold an id; all others that hold bytes hold an encoded value."""
+"""Fields that hold an id. All other fields with bytes hold an encoded value."""
 _ATTRIBUTES = ("attribute", "attributes")
 """Fields that hold values as JSON."""
 _KINDS = {
@@ -42,31 +42,33 @@ _decode = timezones.decode
 
 @dataclass(frozen=True)
 class Recording:
-    """The whole history of one run."""
+    """The complete history of a run."""
 
     run_id: bytes
-    """The run's id, as its 16 bytes."""
+    """The id of the run, as 16 bytes."""
     events: list[Event]
     """The events, in order."""
 
     def to_json(self, hidden: Redaction | None = None, **about: object) -> str:
-        """Return it as JSON, values and all but what is to be hidden: what lacks something may not replay.
+        """Return the history as JSON. Values matched by `hidden` are redacted; a redacted history may fail to replay.
 
-        `about` stands beside the events, for programs that read the file.
+        `about` adds fields beside the events, for programs that read the file.
         """
         hidden = hidden or _NOTHING
-        names = {one.what.id: one.what.name for one in self.events if isinstance(one.what, _CREATED)} if hidden else {}
+        names = (
+            {item.what.id: item.what.name for item in self.events if isinstance(item.what, _CREATED)} if hidden else {}
+        )
         plain = {
             "format": _FORMAT,
             "run_id": to_text(self.run_id),
             **about,
-            "events": [_event_to_plain(event, hidden, names) for event in self.events],
+            "events": [_event_to_plain(item, hidden, names) for item in self.events],
         }
         return msgspec.json.format(msgspec.json.encode(plain), indent=2).decode()
 
     @classmethod
     def from_json(cls, source: str | bytes | Path) -> Recording:
-        """Read what `to_json` wrote, from a text or a file."""
+        """Read the output of `to_json` from a string or a file."""
         if isinstance(source, str) and not source.lstrip().startswith(("{", "[")):
             source = Path(source)
         try:
@@ -86,10 +88,10 @@ class Recording:
 
 def _event_to_plain(event: Event, hidden: Redaction, names: Mapping[bytes, str]) -> dict[str, Any]:
     kind, what = type(event.what), event.what
-    told = (name for name in kind.__struct_fields__ if name != _OF_LEADER)
-    # A signal, an update, a promise or a part of the state has a name, under which its value stands.
-    known = getattr(what, "name", None) or getattr(what, "key", None) or names.get(getattr(what, "id", b""), "")
-    fields = {name: _field_to_plain(name, getattr(what, name), hidden, known) for name in told}
+    field_names = (name for name in kind.__struct_fields__ if name != _OF_LEADER)
+    # The name of a signal, update, promise or state key decides whether its value is redacted.
+    value_name = getattr(what, "name", None) or getattr(what, "key", None) or names.get(getattr(what, "id", b""), "")
+    fields = {name: _field_to_plain(name, getattr(what, name), hidden, value_name) for name in field_names}
     at = datetime.fromtimestamp(event.at, UTC).isoformat()
     return {"number": event.number, "at": at, "type": kind.__struct_config__.tag, **fields}
 
@@ -104,19 +106,19 @@ def _event_from_plain(plain: dict[str, Any]) -> Event:
     return Event(number, datetime.fromisoformat(at).timestamp(), what)
 
 
-def _field_to_plain(name: str, value: Any, hidden: Redaction, called: str) -> Any:
+def _field_to_plain(name: str, value: Any, hidden: Redaction, value_name: str) -> Any:
     if isinstance(value, TaskError):
-        known = "" if is_sealed_text(value.data) else value.data
-        data = {"data": hidden.shown(msgspec.json.decode(known))} if known else {}
+        data_json = "" if is_sealed_text(value.data) else value.data
+        data = {"data": hidden.shown(msgspec.json.decode(data_json))} if data_json else {}
         texts = {"message": hidden.text(value.message), "traceback": hidden.text(value.traceback)}
         phase = {"phase": value.phase} if value.phase else {}
         return {"kind": value.kind, **texts, **data, **phase}
     if name in _ATTRIBUTES and value and hidden:
         plain = msgspec.json.decode(value)
-        shown = hidden.named(called, plain) if name == "attribute" else hidden.shown(plain)
-        return msgspec.json.encode(shown).decode()
+        redacted = hidden.named(value_name, plain) if name == "attribute" else hidden.shown(plain)
+        return msgspec.json.encode(redacted).decode()
     if isinstance(value, bytes):
-        return to_text(value) if name in ID_FIELDS else {"value": _to_plain(hidden.named(called, _decode(value)))}
+        return to_text(value) if name in ID_FIELDS else {"value": _to_plain(hidden.named(value_name, _decode(value)))}
     return value
 
 
@@ -131,14 +133,14 @@ def _field_from_plain(name: str, kind: Any, value: Any) -> Any:
 
 
 def _to_plain(value: Any) -> Any:
-    """Return a value that JSON can hold without loss; what it lacks is wrapped in a mapping with one `$` key."""
+    """Convert a value to JSON without loss. A type that JSON lacks becomes a mapping with one `$` key."""
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
     if isinstance(value, datetime):
         return {"$time": timezones.to_text(value)}
     if (stored := as_reference(value)) is not None:
         return str(stored)
-    if isinstance(value, msgspec.msgpack.Ext):  # it cannot be opened here
+    if isinstance(value, msgspec.msgpack.Ext):  # encrypted with a key that is not here
         return described(bytes(value.data))
     if isinstance(value, list):
         return [_to_plain(item) for item in value]

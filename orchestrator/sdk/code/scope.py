@@ -1,8 +1,8 @@
-"""Around the code of a workflow: what its thread is set to while it runs, what may only look at it, and where it is.
+"""Enter and leave a workflow's code in a thread, refuse changes by queries, and describe where the code waits.
 
-Queries and validators may change nothing. Commands and random numbers ask `Commander.check_unseen`. Objects of asyncio
-do not, so during a query the interpreter reports every call (it is a profile function, as in `guards.py`), and a call
-that would change an event, a queue or a future is refused before it begins.
+Queries and validators may change nothing. Commands and random numbers call `Commander.check_unseen`. Objects of asyncio
+do not. During a query, a profile function (as in `guards.py`) therefore checks every call, and refuses those that would
+change an event, a queue or a future.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from orchestrator.sdk.code.guards import guarded, is_own_code, watch
 
 @contextmanager
 def inside(commander: Commander, *, watched: bool = True) -> Iterator[None]:
-    """Be in a workflow: its loop is the running one, and its calls are watched."""
+    """Enter a workflow: make its loop the running one, and check its calls."""
     before, loop, hooks = enter(commander), asyncio._get_running_loop(), sys.get_asyncgen_hooks()
     asyncio._set_running_loop(commander.loop)
     sys.set_asyncgen_hooks(firstiter=commander.loop.keep_generator, finalizer=_ignore)
@@ -42,7 +42,7 @@ def inside(commander: Commander, *, watched: bool = True) -> Iterator[None]:
 
 @contextmanager
 def outside() -> Iterator[None]:
-    """Be out of the workflow for a while: run something in its thread that is not its code."""
+    """Leave the workflow temporarily, to run other code in its thread."""
     before, loop, profile = enter(None), asyncio._get_running_loop(), sys.getprofile()
     sys.setprofile(None)
     asyncio._set_running_loop(None)
@@ -60,10 +60,10 @@ def outside() -> Iterator[None]:
 
 
 def _ignore(_: object) -> None:
-    """Do nothing when an asynchronous generator is collected: the loop keeps it until the flow is evicted."""
+    """Ignore garbage-collected asynchronous generators: the loop keeps them until the run is evicted."""
 
 
-_CHANGING: dict[CodeType, str] = {
+_CHANGING_METHODS: dict[CodeType, str] = {
     getattr(kind, name).__code__: f"{kind.__name__}.{name}()"
     for kind, names in (
         (asyncio.Event, "set clear"),
@@ -75,18 +75,18 @@ _CHANGING: dict[CodeType, str] = {
         (asyncio.TimerHandle, "cancel"),
     )
     for name in names.split()
-    if hasattr(kind, name)  # as far as this Python has it
+    if hasattr(kind, name)  # methods that this Python has
 }
-_MAKES_ITS_OWN = asyncio.Queue.__init__.__code__
-"""A new queue sets an event of its own."""
-_FUTURES = frozenset(
+_QUEUE_CONSTRUCTOR = asyncio.Queue.__init__.__code__
+"""The constructor of a queue sets its own event."""
+_CHANGING_FUTURE_METHODS = frozenset(
     (*("set_result", "set_exception", "cancel", "uncancel"), *("add_done_callback", "remove_done_callback"))
 )
 
 
 @contextmanager
 def read_only(commander: Commander, who: str) -> Iterator[None]:
-    """Refuse changes of a workflow while a query or validator (`who`) looks at it."""
+    """Refuse changes to the workflow while a query or validator (`who`) runs."""
     before = sys.getprofile()
     commander.read_only = who
     commander.loop.sealed = True
@@ -100,33 +100,33 @@ def read_only(commander: Commander, who: str) -> Iterator[None]:
 
 
 def is_awaitable(value: object) -> bool:
-    """Say whether a function that only looks has returned something to await; a coroutine is closed."""
+    """Return whether a value must be awaited. Close it if it is a coroutine."""
     if inspect.iscoroutine(value):
         value.close()
     return inspect.isawaitable(value)
 
 
 def _watch(frame: FrameType, event: str, argument: Any) -> None:
-    """Look at one call; raising here raises in the code that makes it."""
+    """Check one call. An exception raised here is raised in the calling code."""
     if event == "call":
-        name = _CHANGING.get(frame.f_code)
-        if name is not None and (frame.f_back is None or frame.f_back.f_code is not _MAKES_ITS_OWN):
+        name = _CHANGING_METHODS.get(frame.f_code)
+        if name is not None and (frame.f_back is None or frame.f_back.f_code is not _QUEUE_CONSTRUCTOR):
             _refuse(name)
     elif event == "c_call":
         owner = getattr(argument, "__self__", None)
-        if isinstance(owner, asyncio.Future) and argument.__name__ in _FUTURES:
+        if isinstance(owner, asyncio.Future) and argument.__name__ in _CHANGING_FUTURE_METHODS:
             _refuse(f"{type(owner).__name__}.{argument.__name__}()")
     watch(frame, event, argument)
 
 
-def _refuse(what: str) -> None:
+def _refuse(action: str) -> None:
     commander = current()
     if commander is not None:
-        commander.check_unseen(what)
+        commander.check_unseen(action)
 
 
 class RunRandom(random.Random):
-    """The random numbers of a run, which a query may not take."""
+    """The random number generator of a run. Queries may not use it."""
 
     def __init__(self, commander: Commander) -> None:
         self._commander = commander
@@ -136,7 +136,7 @@ class RunRandom(random.Random):
         self._commander.check_unseen("ctx.random")
 
     def random(self) -> float:
-        """Return the next number, from 0 to 1."""
+        """Return the next number from 0 to 1."""
         self._check()
         return super().random()
 
@@ -146,7 +146,7 @@ class RunRandom(random.Random):
         return super().getrandbits(k)
 
     def gauss(self, mu: float = 0.0, sigma: float = 1.0) -> float:
-        """Return the next number of a normal distribution; every second one was kept from the call before."""
+        """Return the next number of a normal distribution. Every second one was computed by the call before."""
         self._check()
         return super().gauss(mu, sigma)
 
@@ -155,56 +155,55 @@ class RunRandom(random.Random):
         super().seed(*args, **kwargs)
 
     def setstate(self, state: Any) -> None:
-        """Go on as `getstate` left it."""
+        """Restore a state returned by `getstate`."""
         self._check()
         super().setstate(state)
 
 
-_MOST = 5
-"""Lines, signals and updates of one run that are shown: there may be thousands."""
-_MOST_HANDLERS = 20
-_LONGEST = 200
+_MAX_ITEMS = 5
+"""The maximum number of lines, signals and updates to report per run: there may be thousands."""
+_MAX_HANDLERS = 20
+_MAX_LENGTH = 200
 _INNER = ("cr_await", "gi_yieldfrom", "ag_await")
 _FRAMES = ("cr_frame", "gi_frame", "ag_frame")
 
 
 def place(frame: FrameType) -> str:
-    """Return where a frame is: `shop.py, line 7, in order`."""
-    return _place(frame.f_code, frame.f_lineno)
+    """Return the location of a frame: `shop.py, line 7, in order`."""
+    return _location(frame.f_code, frame.f_lineno)
 
 
-def _place(code: CodeType, number: int) -> str:
+def _location(code: CodeType, number: int) -> str:
     return f"{Path(code.co_filename).name}, line {number}, in {code.co_name}"
 
 
 def waiting(
     commander: Commander, updates: Iterable[str], handlers: Mapping[tuple[str, str], list[str]]
 ) -> WaitingPlaces:
-    """Return where the code of a run waits, which costs the same however much it waits for; and what it answers."""
-    places = (_place_of(coroutine) for coroutine in commander.loop.first_suspended(_MOST))
+    """Return where the code of a run waits, and what it handles. The cost does not grow with the number of waits."""
+    places = (_waiting_line(coroutine) for coroutine in commander.loop.first_suspended(_MAX_ITEMS))
     signals = (box.name for box in commander.mailboxes.values() if box.is_awaited)
     return WaitingPlaces(
         list(dict.fromkeys(filter(None, places))),
-        list(islice(signals, _MOST)),
-        list(islice(updates, _MOST)),
-        [(kind, name, names) for (kind, name), names in islice(handlers.items(), _MOST_HANDLERS)],
+        list(islice(signals, _MAX_ITEMS)),
+        list(islice(updates, _MAX_ITEMS)),
+        [(kind, name, names) for (kind, name), names in islice(handlers.items(), _MAX_HANDLERS)],
     )
 
 
-def _place_of(waits: Any) -> str:
+def _waiting_line(coroutine: Any) -> str:
     """Return the innermost line of the project's own code at which a coroutine waits."""
-    found: FrameType | None = None
-    while waits is not None:
-        frame = next((frame for name in _FRAMES if (frame := getattr(waits, name, None)) is not None), None)
+    own_frame: FrameType | None = None
+    while coroutine is not None:
+        frame = next((frame for name in _FRAMES if (frame := getattr(coroutine, name, None)) is not None), None)
         if frame is not None and is_own_code(frame):
-            found = frame
-        waits = next((inner for name in _INNER if (inner := getattr(waits, name, None)) is not None), None)
-    return "" if found is None else _line(found.f_code, found.f_lineno)
+            own_frame = frame
+        coroutine = next((inner for name in _INNER if (inner := getattr(coroutine, name, None)) is not None), None)
+    return "" if own_frame is None else _source_line(own_frame.f_code, own_frame.f_lineno)
 
 
 @lru_cache(maxsize=4096)
-def _line(code: CodeType, number: int) -> str:
-    """Return a line of code, with its place."""
+def _source_line(code: CodeType, number: int) -> str:
     line = linecache.getline(code.co_filename, number).strip()
-    text = f"{_place(code, number)}: {line}" if line else _place(code, number)
-    return text[:_LONGEST].encode(errors="replace").decode()  # the name of a file need not be text
+    text = f"{_location(code, number)}: {line}" if line else _location(code, number)
+    return text[:_MAX_LENGTH].encode(errors="replace").decode()  # file names need not be valid text

@@ -15,23 +15,23 @@ T = TypeVar("T")
 
 
 class Mailbox:
-    """The signals of one name, whether or not the code has asked for them yet."""
+    """The signals of one name, including those that the code has not asked for yet."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.waiting: asyncio.Queue[bytes] = asyncio.Queue()
         self.taken = 0
         self.deliver: Callable[[], None] | None = None
-        """Hands what waits to the handler, if there is one."""
+        """Passes the waiting signals to the handler, if there is one."""
 
     @property
     def is_awaited(self) -> bool:
-        """Say whether the code waits for a signal of this name."""
+        """Return whether the code waits for a signal of this name."""
         return any(not getter.done() for getter in self.waiting._getters)  # type: ignore[attr-defined]
 
 
 class Signals(Generic[T]):
-    """The signals of one name, first come, first served: `await signals.get()`, or `async for value in signals`."""
+    """The signals of one name, in order of arrival: `await signals.get()`, or `async for value in signals`."""
 
     def __init__(self, mailbox: Mailbox, kind: Any) -> None:
         self._mailbox = mailbox
@@ -44,10 +44,10 @@ class Signals(Generic[T]):
         return self._mailbox.waiting.qsize()
 
     def __bool__(self) -> bool:
-        return True  # an empty mailbox is still one
+        return True  # an empty mailbox is not false
 
     async def get(self) -> T:
-        """Return the next signal; wait until there is one."""
+        """Return the next signal. Wait until there is one."""
         return self._take(await self._mailbox.waiting.get())
 
     def get_nowait(self) -> T:

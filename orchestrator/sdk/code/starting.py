@@ -1,4 +1,4 @@
-"""How a run of a workflow as code is started."""
+"""Start runs of code workflows."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 U_co = TypeVar("U_co", covariant=True, default=Any)
 
-_STARTS = 5
-"""How often an update is sent, each time to another run, if those that were open ended before it reached them."""
+_TRIES = 5
+"""Attempts to deliver an update if each open run ends before the update reaches it."""
 
 
 class Starting(Generic[P, R, W_co, U_co]):
-    """A workflow, with what is decided for the runs that follow; `U_co` is the type of the update's answer."""
+    """A workflow with options for the runs to start. `U_co` is the type of the update's answer."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Starting(Generic[P, R, W_co, U_co]):
         self._pinned = pinned
 
     def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R, W_co]:
-        """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
+        """Start a run. The run is durable when this returns. Inside a task, the scheduler starts it."""
         client, name = self._client, self._signature.name
         if client.middleware is not None and of_start.get() is None and not inside_workflow():
             with client.middleware.starting("workflow", name, args, kwargs):
@@ -113,15 +113,15 @@ class Starting(Generic[P, R, W_co, U_co]):
             if self._update is not None:
                 raise InvalidWorkflow("Option update: not inside a task. Start the run with signal= instead.")
             key = None if self._id is None else scoped(name, self._id)
-            wanted = runtime.next_id()
-            started, signal = self._outgoing(started, wanted), self._encoded_signal(wanted)
+            run_id = runtime.next_id()
+            started, signal = self._outgoing(started, run_id), self._encoded_signal(run_id)
             start = StartCode(started, self._timeout, tags, key, self._on_conflict, signal, self._pinned)
-            return runtime.enqueue([as_task(wanted, start, current_trace())]).get(wanted, wanted), None
-        wanted = new_id()
-        signal = self._encoded_signal(wanted)
+            return runtime.enqueue([as_task(run_id, start, current_trace())]).get(run_id, run_id), None
+        run_id = new_id()
+        signal = self._encoded_signal(run_id)
         return client.backend.code.start(
-            wanted,
-            self._outgoing(started, wanted),
+            run_id,
+            self._outgoing(started, run_id),
             timeout=self._timeout,
             tags=tags,
             key=self._id,
@@ -134,17 +134,17 @@ class Starting(Generic[P, R, W_co, U_co]):
 
     @blocking
     def execute(self, /, *args: P.args, **kwargs: P.kwargs) -> Steps[U_co]:
-        """Send the `update` to the run that is open under the id, or start one with it; return its answer."""
+        """Send the `update` to the open run with this id, or start a run with it. Return the answer."""
         if self._update is None:
             raise InvalidWorkflow("execute(…) returns the answer to an update: give starting(…) an update=.")
-        update, sending = self._update[0], copy.copy(self)
-        sending._update_id = self._update_id or to_text(new_id())
-        for _ in range(_STARTS):
-            handle = sending.start(*args, **kwargs)
-            answer = handle.update_handle(sending._update_id, None if isinstance(update, str) else update)
+        update, starting = self._update[0], copy.copy(self)
+        starting._update_id = self._update_id or to_text(new_id())
+        for _ in range(_TRIES):
+            handle = starting.start(*args, **kwargs)
+            answer = handle.update_handle(starting._update_id, None if isinstance(update, str) else update)
             try:
                 result: U_co = yield from answer._result(ANSWERED_WITHIN)
-            except NotFound:  # no history has it, for the run that was open ended first: another is started
+            except NotFound:  # not in any history: the open run ended first, so another is started
                 continue
             except WrongState as error:
                 if error.data != CAME_LATE:
@@ -152,7 +152,7 @@ class Starting(Generic[P, R, W_co, U_co]):
                 continue
             return result
         name = name_of(UpdateMethod, update, self._signature)
-        raise WrongState(f"{_STARTS} runs in a row under id {self._id!r} ended before update {name!r} reached them.")
+        raise WrongState(f"{_TRIES} runs in a row under id {self._id!r} ended before update {name!r} reached them.")
 
     astart = async_variant(start)
     aexecute = async_variant(execute)
@@ -178,7 +178,7 @@ class Starting(Generic[P, R, W_co, U_co]):
         if self._signal is None:
             return None
         settings = self._client.settings
-        signal, *given = self._signal
-        name, value = signal_value(signal, given, {}, settings.largest_value, self._signature)
+        signal, *arguments = self._signal
+        name, value = signal_value(signal, arguments, {}, settings.largest_value, self._signature)
         data = encode_value(value, f"Signal {name!r}", settings.largest_value)
         return history.SignalReceived(check_name("signal", name), outgoing(data, VALUE, run, settings))

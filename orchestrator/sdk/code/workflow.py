@@ -1,4 +1,4 @@
-"""A registered `async def` workflow, and what else its application has registered, found by name."""
+"""Registered `async def` workflows, and the registry that finds them and tasks by name."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ RunId = WorkflowHandle[Any] | UUID | str
 
 
 class CodeWorkflow(Generic[P, R, W_co]):
-    """A registered workflow; `W_co` is its class, and None of a function.
+    """A registered workflow. `W_co` is its class, or None for a function.
 
-    Inside another one, `schedule` runs it as a child.
+    Inside another workflow, `schedule` runs it as a child.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class CodeWorkflow(Generic[P, R, W_co]):
         self._client = client
         self._registry = registry
         self.name = name
-        """Its name everywhere: `module.function`, or the `name=` of its decorator."""
+        """The name of the workflow: `module.function`, or the `name=` of its decorator."""
         self.version = version
-        """The version of its code; a run may be pinned to it."""
+        """The version of the code. A run may be pinned to it."""
         self.versioning = versioning
-        """What a new version of it means for open runs; None: they go on with theirs as long as a worker has it."""
+        """How a new version affects open runs. None: they stay on their version while a worker has it."""
         self.function = function
         """The `async def` function itself."""
         self._code_options = options
@@ -86,7 +86,7 @@ class CodeWorkflow(Generic[P, R, W_co]):
         )
 
     def __call__(self, *_: P.args, **__: P.kwargs) -> R:
-        """Refuse: a workflow is not run like a function."""
+        """Raise NotDeterministic: a workflow cannot be called like a function."""
         raise NotDeterministic(
             f"Workflow {self.name!r} was called like a function, which would run it without a history. "
             f"Inside a workflow, use {self.name}.schedule(…)."
@@ -96,11 +96,11 @@ class CodeWorkflow(Generic[P, R, W_co]):
         return f"<CodeWorkflow {self.name} version {self.version}{self._client.via}>"
 
     def options(self, **options: Unpack[RunOptionTypes]) -> CodeWorkflow[P, R, W_co]:
-        """Return this workflow with other options, for the calls that follow."""
+        """Return a copy of this workflow with other options."""
         return self._variant(self._client, with_code_options(self._code_options, options))
 
     def via(self, cell: Deployment) -> CodeWorkflow[P, R, W_co]:
-        """Return this workflow as one of another deployment: `order.via(europe).start(…)`; see `app.at`."""
+        """Return this workflow for another deployment: `order.via(europe).start(…)`; see `app.at`."""
         return self._variant(client_of(cell), self._code_options)
 
     def _variant(self, client: Client, options: CodeOptions) -> CodeWorkflow[P, R, W_co]:
@@ -108,12 +108,12 @@ class CodeWorkflow(Generic[P, R, W_co]):
         return CodeWorkflow(client, self._registry, *same, versioning=self.versioning)
 
     def start(self, /, *args: P.args, **kwargs: P.kwargs) -> WorkflowHandle[R, W_co]:
-        """Start a run; it is durable when this returns."""
+        """Start a run. The run is durable when this returns."""
         return self.starting().start(*args, **kwargs)
 
     astart = async_variant(start)
 
-    # A tuple has no ParamSpec: the first three arguments of an update are checked, and that there are not too many.
+    # A tuple has no ParamSpec: only the number of an update's arguments and the types of the first three are checked.
     @overload
     def starting(
         self,
@@ -164,16 +164,16 @@ class CodeWorkflow(Generic[P, R, W_co]):
         update_id: str | None = None,
         pinned: bool | None = None,
     ) -> Starting[P, R, W_co, Any]:
-        """Return how runs are to be started: `order.starting(id="o-1", on_conflict="return").start(…)`.
+        """Set options for starting runs: `order.starting(id="o-1", on_conflict="return").start(…)`.
 
-        `id` is an id of your own: one run of this workflow is open under it at a time. If another run has it, the start
-        is refused (`reject`, the default), gives that run (`return`), or starts a new one if that has ended (`anew`).
-        With a `signal` (name and value), the run that is open under the id gets it, or a new run begins with it. So it
-        is with an `update` (name or method, and arguments): `starting(…).execute(…)` returns its answer, and so does
-        `handle.update_handle(update_id)`.
+        `id` is an id of your own. At most one open run of this workflow has it. If another run has it, `on_conflict`
+        decides: `reject` (the default) refuses the start, `return` gives that run, and `anew` starts a new run if that
+        one has ended. With a `signal` (name and value), the open run with this id receives the signal; if there is
+        none, a new run starts with it. An `update` (name or method, and arguments) works the same way:
+        `starting(…).execute(…)` returns its answer, and so does `handle.update_handle(update_id)`.
 
-        A run that is `pinned` is held to this version of the workflow: it waits for workers that have it. Without it,
-        the `versioning` of the workflow decides. Lists are filtered by `tags` and `attributes`.
+        A `pinned` run always uses this version of the workflow and waits for workers that have it. If `pinned` is not
+        given, the workflow's `versioning` decides. Lists can be filtered by `tags` and `attributes`.
         """
         return Starting(
             self._client,
@@ -191,20 +191,20 @@ class CodeWorkflow(Generic[P, R, W_co]):
         )
 
     def find(self, id: str) -> WorkflowHandle[R, W_co]:
-        """Return the newest run that was started under an id of your own; NotFound if there is none.
+        """Return the newest run that was started under an id of your own. Raise NotFound if there is none.
 
-        Inside a workflow, the scheduler looks for it when it is signalled, queried, cancelled or awaited.
+        Inside a workflow, the scheduler looks the run up when it is signalled, queried, cancelled or awaited.
         """
         if inside_workflow():
             key = scoped(self.name, check_label("run id", id))
             return WorkflowHandle(self._client, bytes(16), self._signature, key=key)
-        found = self._client.backend.code.find(self.name, id)
-        if found is None:
+        run_id = self._client.backend.code.find(self.name, id)
+        if run_id is None:
             raise NotFound(
                 f"No run of workflow {self.name!r} was started under the id {id!r}, or it has been pruned. "
                 f"A run that was started without an id of your own is found by its own: app.workflow_run(id)."
             )
-        return WorkflowHandle(self._client, found, self._signature)
+        return WorkflowHandle(self._client, run_id, self._signature)
 
     afind = async_variant(find)
 
@@ -216,19 +216,19 @@ class CodeWorkflow(Generic[P, R, W_co]):
     def signal_many(self, name: SignalMethod[W_co, [], Any], signals: Iterable[tuple[RunId, None]]) -> Missed: ...
 
     def signal_many(self, name: str | SignalMethod[Any, ..., Any], signals: Iterable[tuple[RunId, Any]]) -> Missed:
-        """Send signals to runs of this workflow, each a run and a value, in one statement; a run may get several.
+        """Send signals, pairs of a run and a value, to runs of this workflow in one statement. A run may get several.
 
-        Return the ids of runs that got nothing: they have ended or, if they are in its `unknown`, are no runs of this
-        workflow. A signal to a run that ends at the same moment is lost, as with `handle.signal`.
+        Return the ids of runs that got nothing: they have ended or, if they are in the result's `unknown`, are no runs
+        of this workflow. A signal to a run that ends at the same moment is lost, as with `handle.signal`.
         """
-        most, called = self._client.settings.largest_value, name_of(SignalMethod, name, self._signature)
-        given = []
+        limit, signal_name = self._client.settings.largest_value, name_of(SignalMethod, name, self._signature)
+        encoded = []
         for run, value in signals:
-            to = run._run if isinstance(run, WorkflowHandle) else parse_id("run", run)
-            _, value = signal_value(name, [value], {}, most)
-            given.append((to, encode_value(value, f"Signal {called!r}", most)))
+            run_id = run._run if isinstance(run, WorkflowHandle) else parse_id("run", run)
+            _, value = signal_value(name, [value], {}, limit)
+            encoded.append((run_id, encode_value(value, f"Signal {signal_name!r}", limit)))
         code = self._client.backend.code
-        missed = code.signal_many(self.name, called, given)
+        missed = code.signal_many(self.name, signal_name, encoded)
         return Missed(missed, code.known(self.name, missed) if missed else ())
 
     @overload
@@ -243,7 +243,7 @@ class CodeWorkflow(Generic[P, R, W_co]):
     async def asignal_many(self, *_: Any, **__: Any) -> Any: ...
 
     def schedule(self, /, *args: P.args, **kwargs: P.kwargs) -> ChildRun[R, W_co]:
-        """Inside a workflow: start a child run; its future and its handle are there at once."""
+        """Inside a workflow: start a child run. Its future and its handle are available immediately."""
         commander = current()
         if commander is None or commander.started is None:
             raise OrchestratorError(f"{self.name}.schedule(…) works inside a workflow only.")
@@ -276,7 +276,7 @@ class CodeWorkflow(Generic[P, R, W_co]):
 
     @property
     def _upgrades(self) -> bool:
-        """Whether open runs of older versions go on with this one, as soon as a worker has it."""
+        """Whether open runs of older versions move to this version as soon as a worker has it."""
         return self.versioning == "auto_upgrade"
 
     @property
@@ -284,11 +284,10 @@ class CodeWorkflow(Generic[P, R, W_co]):
         return self._code_options.queue or self._client.route(self.name)
 
     def _begin(self, /, *args: P.args, **kwargs: P.kwargs) -> history.RunStarted:
-        """Check a call, and return how a run of it begins."""
+        """Check the arguments of a call, and return the first event of a run with them."""
         return history.RunStarted(self.name, self.version, self._encode_call(args, kwargs), self._queue)
 
     def _encode_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-        """Check a call and return its arguments as data."""
         self._signature.check(args, kwargs)
         payload = encode_call(self.name, args, kwargs, self._client.settings.largest_value, "workflow")
         self._signature.check_types(args, kwargs, payload)
@@ -296,17 +295,17 @@ class CodeWorkflow(Generic[P, R, W_co]):
 
 
 class Missed(list[str]):
-    """The ids of runs that got none of the signals of `signal_many`."""
+    """The ids of runs that received none of the signals of `signal_many`."""
 
     def __init__(self, runs: Iterable[bytes], known: Iterable[bytes]) -> None:
         super().__init__(map(to_text, runs))
         ended = {to_text(run) for run in known}
         self.unknown: list[str] = [run for run in self if run not in ended]
-        """Those that are no runs of this workflow, or have been deleted; the others have ended."""
+        """Runs of another workflow, or deleted ones. All other runs in the list have ended."""
 
 
 class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
-    """`app.code_workflows`: the newest version of each registered workflow, by name."""
+    """`app.code_workflows`: maps each name to the newest version of the registered workflow."""
 
     def __init__(self, modules: Modules) -> None:
         self._modules = modules
@@ -324,17 +323,17 @@ class CodeWorkflows(Mapping[str, "CodeWorkflow[..., Any]"]):
 
     @property
     def _announced(self) -> set[str]:
-        """The names that a worker announces: each workflow, each version of it for pinned runs, and upgrades."""
+        """The names that a worker announces: each workflow, each of its versions for pinned runs, and upgrades."""
         versions = {f"{name}@{version}" for name, versions in self._versions.items() for version in versions}
-        return {*self} | versions | {upgrading(one.name, one.version) for one in self.values() if one._upgrades}
+        return {*self} | versions | {upgrading(code.name, code.version) for code in self.values() if code._upgrades}
 
     def _functions(self, name: str) -> list[Callable[..., Any]]:
         return [version.function for version in self._versions.get(name, {}).values()]
 
     def find(self, name: str, version: int | None = None) -> CodeWorkflow[..., Any]:
-        """Return a workflow by name: of this version if it is registered, else the newest.
+        """Return a workflow by name, in this version if it is registered, else in the newest.
 
-        A run that began under an older version goes on with newer code if that fits its history, and is stuck if not.
+        A run of an older version continues with newer code if that code fits its history. If not, the run is stuck.
         """
         if name not in self._versions:
             self._modules.load()
@@ -363,7 +362,7 @@ def _code(workflow: CodeWorkflow[..., Any]) -> object:
 
 @dataclass(frozen=True)
 class Registry:
-    """The registry of an application: tasks and workflows as code, and the modules in which there may be more."""
+    """The tasks and code workflows of an application, and the modules that may register more."""
 
     tasks: dict[str, Task[..., Any]]
     workflows: CodeWorkflows
@@ -379,7 +378,7 @@ class Registry:
             raise UnknownTask(f"No task is called {name!r}.{did_you_mean(name, self.tasks)} Known: {known}.") from None
 
     def find(self, name: str) -> Task[..., Any] | CodeWorkflow[..., Any]:
-        """Return the task of that name, or else the workflow."""
+        """Return the task with this name, or else the workflow."""
         found = self._registered(name)
         if found is None:
             self.modules.load()

@@ -1,4 +1,4 @@
-"""Workflows as classes: `from orchestrator import workflow` gives the decorators of their methods.
+"""Workflows as classes. `from orchestrator import workflow` gives the decorators of their methods.
 
 @app.workflow
 class Order:
@@ -10,8 +10,9 @@ class Order:
     @workflow.update
     async def add(self, item: Item) -> float: ...
 
-A class is turned into a function that makes an instance for each run, registers its methods with `ctx.signal`,
-`ctx.query` and `ctx.update`, and then runs it. So all that holds for functions holds for classes.
+A class is converted to a function. For each run, the function makes an instance, registers its methods with
+`ctx.signal`, `ctx.query` and `ctx.update`, and runs it. Everything documented for functions therefore applies to
+classes.
 """
 
 from __future__ import annotations
@@ -34,36 +35,36 @@ P = ParamSpec("P")
 R = TypeVar("R")
 W = TypeVar("W")
 _WORKFLOW = "_code_workflow"
-"""Where a registered class has its workflow."""
+"""The attribute of a registered class that holds its workflow."""
 
 
 class RunMethod(Generic[P, R]):
-    """The method that a run calls. Of a registered class it is the workflow: `Order.run.start("o-1")`."""
+    """The main method of a workflow class. On a registered class it is the workflow: `Order.run.start("o-1")`."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
         self.__doc__ = function.__doc__
         self.function = function
 
     def __get__(self, instance: object | None, owner: type[W]) -> CodeWorkflow[P, R, W]:
-        found: CodeWorkflow[P, R, W] | None = vars(owner).get(_WORKFLOW)
-        if found is None:
+        workflow: CodeWorkflow[P, R, W] | None = vars(owner).get(_WORKFLOW)
+        if workflow is None:
             raise AttributeError(f"Class {owner.__qualname__!r} is not registered: put @app.workflow above it.")
-        return found
+        return workflow
 
 
 def run(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -> RunMethod[P, R]:
-    """Mark the `async def` method that a run calls; its arguments are those of the start."""
+    """Mark the `async def` method that each run executes. It gets the arguments of the start."""
     return RunMethod(function)
 
 
 def function_of(kind: type) -> Callable[..., Any]:
-    members = {name: value for one in reversed(kind.__mro__) for name, value in vars(one).items()}.values()
+    members = {name: value for base in reversed(kind.__mro__) for name, value in vars(base).items()}.values()
     runs = [member for member in members if isinstance(member, RunMethod)]
-    messages: list[MessageMethod[Any, ..., Any]] = [one for one in members if isinstance(one, MessageMethod)]
+    messages: list[MessageMethod[Any, ..., Any]] = [base for base in members if isinstance(base, MessageMethod)]
     if len(runs) != 1:
-        found = ", ".join(member.function.__name__ for member in runs) or "none"
+        names = ", ".join(member.function.__name__ for member in runs) or "none"
         raise InvalidWorkflow(
-            f"Workflow class {kind.__qualname__!r}: expected one @workflow.run method, found {found}."
+            f"Workflow class {kind.__qualname__!r}: expected one @workflow.run method, found {names}."
         )
     try:
         inspect.signature(kind).bind(None)
@@ -81,11 +82,11 @@ def function_of(kind: type) -> Callable[..., Any]:
         instance = kind(ctx)
         for message in messages:
             _register(ctx, message, instance)
-        ctx._handlers.are_all_known = True
+        ctx._handlers.is_complete = True
         return await method(instance, *args, **kwargs)
 
     setattr(function, WORKFLOW_CLASS, kind)
-    setattr(function, SIGNAL_METHODS, frozenset(one.name for one in messages if isinstance(one, SignalMethod)))
+    setattr(function, SIGNAL_METHODS, frozenset(base.name for base in messages if isinstance(base, SignalMethod)))
     return function if inspect.iscoroutinefunction(method) else method
 
 
@@ -93,16 +94,15 @@ def registered(kind: type, workflow: CodeWorkflow[..., Any]) -> None:
     setattr(kind, _WORKFLOW, workflow)
 
 
-def workflow_of(given: Any) -> Any:
-    """Return the workflow of a registered class; anything else as it is."""
-    return vars(given).get(_WORKFLOW, given) if isinstance(given, type) else given
+def workflow_of(target: Any) -> Any:
+    """Return the workflow of a registered class. Return any other object unchanged."""
+    return vars(target).get(_WORKFLOW, target) if isinstance(target, type) else target
 
 
 def _check(message: MessageMethod[Any, ..., Any]) -> None:
-    """Refuse a method that could not handle its messages."""
     if isinstance(message, SignalMethod):
-        taken = signal_signature(message.name, message.function, leading=1).takes
-        if taken is None or len(taken) > 1:  # a caller could give what is not sent
+        accepted = signal_signature(message.name, message.function, leading=1).takes
+        if accepted is None or len(accepted) > 1:  # a caller could pass more than is sent
             raise InvalidWorkflow(
                 f"Signal {message.name!r}: expected one parameter or none, found "
                 f"{inspect.signature(message.function)}. {ONE_VALUE}"
@@ -114,7 +114,6 @@ def _check(message: MessageMethod[Any, ..., Any]) -> None:
 
 
 def _register(ctx: WorkflowContext, message: MessageMethod[Any, ..., Any], instance: object) -> None:
-    """Let an instance handle the messages of its run."""
     handler = message.__get__(instance, type(instance))
     if isinstance(message, UpdateMethod):
         ctx.update(message.name, validate=message.check and message.check.__get__(instance))(handler)

@@ -1,8 +1,8 @@
-"""Workflows written in Python, equal to the same written in a file.
+"""Build workflow definitions in Python. They equal definitions written in a file.
 
-flow = Workflow("nightly", params={"day": date}, defaults={"retries": 2})
-discover = flow.task("discover", etl.discover, input={"day": flow.params.day})
-flow.task("process", "etl.process", depends_on=[discover], foreach=discover.files, concurrency=4)
+flow = Workflow("nightly", params={"day": date}, defaults={"retries": 2}) discover = flow.task("discover", etl.discover,
+input={"day": flow.params.day}) flow.task("process", "etl.process", depends_on=[discover], foreach=discover.files,
+concurrency=4)
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.tasks.task import Task
 
 Duration = float | str | timedelta
-"""Seconds, a text such as `1h30m`, or a timedelta."""
+"""Seconds, a string such as `1h30m`, or a timedelta."""
 
 
 class Reference:
-    """A value that is known only when a run gets there. Its fields and items are references, too."""
+    """A value that is known only during a run. Its fields and items are references, too."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -51,7 +51,7 @@ class Reference:
 
 
 class Output(Reference):
-    """The output of a step, which also stands for the step in depends_on."""
+    """The output of a step. In `depends_on` it stands for the step."""
 
     def __init__(self, step: str) -> None:
         super().__init__(f"`{step}`" if "." in step else step)
@@ -59,7 +59,7 @@ class Output(Reference):
 
 
 class Defaults(TypedDict, total=False):
-    """Options of every step that does not say otherwise."""
+    """Default options of all steps."""
 
     retries: int
     timeout: Duration
@@ -82,7 +82,7 @@ class StepOptions(Defaults, total=False):
 
 
 class ExecutorStepOptions(StepOptions, total=False):
-    """Options of a step that an executor does."""
+    """Options of a step that an executor runs."""
 
     executor_options: Mapping[str, Any]
 
@@ -116,7 +116,7 @@ _PARAM_TYPES: dict[Any, ParamType] = {
 
 
 class Workflow:
-    """A workflow under construction."""
+    """Builds the definition of a workflow."""
 
     def __init__(
         self,
@@ -127,17 +127,17 @@ class Workflow:
         **options: Unpack[WorkflowOptions],
     ) -> None:
         self.name = name
-        """Its name."""
+        """The name of the workflow."""
         self.params = Reference("params")
         """The parameters of a run: `flow.params.day`."""
         self.run = Reference("run")
-        """The run itself: `flow.run.id`, `flow.run.fire_time`."""
+        """Properties of the run: `flow.run.id`, `flow.run.fire_time`."""
         self.item = Reference("item")
-        """Within a foreach: the item of this task."""
+        """In a foreach step: the item of this task."""
         self.index = Reference("index")
-        """Within a fan-out: the place of this task, from 0."""
+        """In a fan-out: the index of this task, from 0."""
         self.count = Reference("count")
-        """Within a fan-out: how many tasks there are."""
+        """In a fan-out: the number of tasks."""
         self._data: dict[str, Any] = {"name": name, **options}
         if params:
             self._data["params"] = {key: _param(name, key, param) for key, param in params.items()}
@@ -148,23 +148,23 @@ class Workflow:
     def task(
         self, name: str, task: Task[..., Any] | Callable[..., Any] | str, **options: Unpack[StepOptions]
     ) -> Output:
-        """Add a step that runs a task: a registered one, its name, or a plain function of a module."""
+        """Add a step that runs a task, given as a registered task, its name, or a function of a module."""
         return self._add(name, {"task": _task_name(task), **options})
 
     def workflow(self, name: str, workflow: Workflow | str, **options: Unpack[StepOptions]) -> Output:
-        """Add a step that starts another workflow and waits for it; `input` is what that is started with."""
+        """Add a step that starts another workflow and waits for it. `input` has the child's parameters."""
         child = workflow.name if isinstance(workflow, Workflow) else workflow
         return self._add(name, {"workflow": child, **options})
 
     def executor(self, name: str, executor: ExecutorOptions | str, **options: Unpack[ExecutorStepOptions]) -> Output:
-        """Add a step that is done outside Python: `flow.executor("thumbs", Process(command=["convert"]), input=…)`."""
+        """Add a step that runs outside Python: `flow.executor("thumbs", Process(command=["convert"]), input=…)`."""
         if isinstance(executor, ExecutorOptions):
             return self._add(name, {"executor": executor.executor, "with": msgspec.to_builtins(executor), **options})
-        given = options.pop("executor_options", {})
-        return self._add(name, {"executor": executor, **({"with": dict(given)} if given else {}), **options})
+        values = options.pop("executor_options", {})
+        return self._add(name, {"executor": executor, **({"with": dict(values)} if values else {}), **options})
 
     def definition(self) -> Definition:
-        """Return the workflow as data, or say everything that is wrong with it."""
+        """Return the definition, or raise InvalidWorkflow with all its problems."""
         from orchestrator.sdk.dag.definitions import from_data  # loads YAML and cron, which workers do without
 
         return from_data(self._plain(), f"workflow {self.name!r}")

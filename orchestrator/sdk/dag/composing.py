@@ -1,11 +1,11 @@
-"""Make definitions of compositions, and start runs of them.
+"""Build definitions of compositions and start runs of them.
 
 A composition becomes one DAG of flat steps (`domain/dag/placement.py`):
 
     a | b                       two steps; the input of the second is the output of the first
-    group(a.s(1), a.s(2), …)    one fan-out over the arguments of all
+    group(a.s(1), a.s(2), …)    one fan-out over all arguments
     group(a.s(1), b.s(2))       a step for each
-    group(a.s(1) | b.s(), …)    one fan-out over child runs, whose definition is made of the first of them
+    group(a.s(1) | b.s(), …)    one fan-out over child runs, with a definition built from the first part
     chord(group, c)             the group, and a step whose input is the list of its outputs
 """
 
@@ -32,7 +32,7 @@ from orchestrator.errors import InvalidTask, InvalidWorkflow
 from orchestrator.sdk.catalogue import start_run
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.dag.registered import inheriting, of_part
+from orchestrator.sdk.dag.registered import inheriting_redaction, options_of_part
 from orchestrator.sdk.ids import new_id
 from orchestrator.sdk.middleware import EnqueueCall
 from orchestrator.sdk.tasks.by_name import start_many
@@ -43,13 +43,13 @@ from orchestrator.sdk.values.payload import encode_call
 from orchestrator.sdk.values.sealing import store_of
 
 Part = Composition[Any]
-_LONGEST_NAME = 100
+_MAX_NAME = 100
 _call_of = msgspec.msgpack.Decoder(tuple[list[Raw], dict[str, Raw]]).decode
 _registered: WeakKeyDictionary[Task[..., Any], Registered] = WeakKeyDictionary()
 
 
 class Composer:
-    """Starts the compositions of a client."""
+    """Starts compositions for a client."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -57,7 +57,7 @@ class Composer:
     def __call__(
         self, part: Part, name: str | None, key: str | None, tags: Sequence[str], on_success: bool
     ) -> CompositionHandle[Any]:
-        """Start a run: of many tasks if it is nothing but calls of one task, else of its definition."""
+        """Start a run: of many tasks if the composition only maps one task, else of its definition."""
         if isinstance(part, Map) and key is None and not tags:
             task = _task(part).options(on_success=True) if on_success else _task(part)
             run_id = start_many(task, part.calls(), name)
@@ -71,8 +71,8 @@ class Composer:
         _task(first)._refuse_in_workflow("started in a composition")
         hand_over = _task(first).options(on_success=on_success)._enqueue_path()
         key, tags = None if key is None else check_label("key", key), check_tags(tags)
-        called = check_name("run", name or _label(part))
-        shape = _Shape(self._client, called if name is None else _label(part))
+        run_name = check_name("run", name or _label(part))
+        shape = _Shape(self._client, run_name if name is None else _label(part))
         definition = shape.definition(shape.add(part, None), is_fed=False)
         runtime = self._client.runtime()
         run_id = new_id() if runtime is None else runtime.next_id()
@@ -81,19 +81,18 @@ class Composer:
 
         def create(run_id: bytes) -> bytes:
             workflows = self._client.backend.workflows
-            return workflows.compose(definitions, args, run_id, name=called, key=key, tags=tags)
+            return workflows.compose(definitions, args, run_id, name=run_name, key=key, tags=tags)
 
         start = StartSteps(
-            definition.name, key=key, tags=tags, name=called, definitions=tuple(map(_encoded, definitions))
+            definition.name, key=key, tags=tags, name=run_name, definitions=tuple(map(_encoded, definitions))
         )
         run_id = start_run(self._client, start, {ARGS: args}, create, run_id, hand_over, lambda: _seen(part))
         return CompositionHandle(self._client, run_id, lambda: definition, part._restored, first.task._signature)
 
 
 def _seen(part: Part) -> list[EnqueueCall]:
-    """Return the calls in a composition as middleware sees them."""
     calls = part._calls()
-    return [EnqueueCall(kind="task", name=one.task.name, args=one.args, kwargs=one.kwargs) for one in calls]
+    return [EnqueueCall(kind="task", name=call.task.name, args=call.args, kwargs=call.kwargs) for call in calls]
 
 
 def _encoded(definition: Definition) -> str:
@@ -106,35 +105,31 @@ def _task(part: Call[Any] | Map[Any]) -> Task[..., Any]:
 
 
 def _label(part: Part) -> str:
-    """Return what a run is called by default: `chain:fetch/parse/store`."""
+    """Return the default name of a run: `chain:fetch/parse/store`."""
     kind = type(part).__name__.lower()
     names = dict.fromkeys(call.task.name.rpartition(".")[2] for call in part._calls())
     text = f"{kind}:{'/'.join(names)}"
-    return re.sub(r"[^\w.:/-]", "-", text if len(text) <= _LONGEST_NAME else text[: _LONGEST_NAME - 3] + "...")
+    return re.sub(r"[^\w.:/-]", "-", text if len(text) <= _MAX_NAME else text[: _MAX_NAME - 3] + "...")
 
 
 class _Value(NamedTuple):
-    """What a part comes to."""
-
     template: Any
-    """In the input of another step."""
+    """The template that passes the result to another step's input."""
     steps: tuple[str, ...]
-    """Those it is made of: what follows waits for them."""
+    """The steps that produce the result. Following steps wait for them."""
     lost: str | None = None
-    """The task that keeps no result, if there is one among them."""
+    """The name of a task in the part that keeps no result, if any."""
 
 
 class _Shape:
-    """The definition of a composition, as it grows."""
-
     def __init__(self, client: Client, label: str) -> None:
         self._client = client
         self._label = label
         self._steps: dict[str, Step] = {}
         self._names: Counter[str] = Counter()
-        self._places = 0
+        self._arguments_count = 0
         self.children: dict[str, Definition] = {}
-        """Definitions of the compositions in it that become child runs."""
+        """Definitions of nested compositions that become child runs."""
 
     def definition(self, value: _Value, *, is_fed: bool) -> Definition:
         if not self._steps:
@@ -147,23 +142,23 @@ class _Shape:
         params = {ARGS: Param(type="string"), RESULT: Param(default=value.template)}
         if is_fed:
             params[PREVIOUS] = Param(type="string")
-        everywhere = redaction.words(self._client.settings.redact)
-        steps = tuple(inheriting([*self._steps.values()], everywhere))
+        redacted_everywhere = redaction.words(self._client.settings.redact)
+        steps = tuple(inheriting_redaction([*self._steps.values()], redacted_everywhere))
         return composed.named(Definition(name="", description=self._label, params=params, steps=steps))
 
     def add(self, part: Part, before: _Value | None) -> _Value:
-        """Add the steps of a part, which is given what comes before it, if anything does."""
+        """Add the steps of a part. Its input is the result of `before`, if given."""
         if isinstance(part, Call):
             return self._add_call(part, before, is_fan_out=False)
         if isinstance(part, Chain):
-            for one in part.parts:
-                before = self.add(one, before)
+            for inner in part.parts:
+                before = self.add(inner, before)
             assert before is not None
             return before
         assert isinstance(part, Group)
         first = part._first
         if first is None or not part._is_uniform:
-            values = [self.add(one, before) for one in part.parts]
+            values = [self.add(inner, before) for inner in part.parts]
             steps = dict.fromkeys(step for value in values for step in value.steps)
             lost = next((value.lost for value in values if value.lost), None)
             return _Value([value.template for value in values], tuple(steps) or (before.steps if before else ()), lost)
@@ -175,36 +170,36 @@ class _Shape:
         task = _task(call)
         items = self._next_arguments()
         number = len(call.args) + len(call.kwargs) + _has_key(task)
-        of_call = "item" if is_fan_out else items
-        given = [f"${{{of_call}[{place}]}}" for place in range(number)]
+        arguments_path = "item" if is_fan_out else items
+        templates = [f"${{{arguments_path}[{index}]}}" for index in range(number)]
         if is_fan_out and number == 1:
-            given = ["${item}"]
-        by_place = []
+            templates = ["${item}"]
+        positional = []
         if before is not None and not call.immutable:
             if before.lost is not None:
                 raise InvalidTask(
                     f"Task {before.lost!r} keeps no result (store_result=False), so {task.name!r}, which follows it, "
                     f"would be given None. Keep the result, or write .si(…)."
                 )
-            by_place = [before.template]
-        by_place += given[: len(call.args)]
+            positional = [before.template]
+        positional += templates[: len(call.args)]
         depends_on = before.steps if before is not None else ()
         registered = _registered.get(task)
         if registered is None:
-            registered = _registered[task] = of_part(task)
+            registered = _registered[task] = options_of_part(task)
         return self._add_step(
             task.name.rpartition(".")[2],
             task=task.name,
             depends_on=depends_on,
-            input=dict(zip(sorted(call.kwargs), given[len(call.args) :], strict=False))
-            | ({BY_PLACE: by_place} if by_place else {}),
+            input=dict(zip(sorted(call.kwargs), templates[len(call.args) :], strict=False))
+            | ({BY_PLACE: positional} if positional else {}),
             foreach=items if is_fan_out else None,
-            concurrency_key=given[-1] if _has_key(task) else None,
+            concurrency_key=templates[-1] if _has_key(task) else None,
             registered=msgspec.structs.replace(registered, ignored=(*depends_on, "item")),
         )._replace(lost=None if task._call_options.store_result else task.name)
 
     def _add_runs(self, first: Part, before: _Value | None) -> _Value:
-        """Add a fan-out over runs of compositions that are like the first of them."""
+        """Add a fan-out over child runs of compositions with the same structure as the first one."""
         label = _label(first)
         shape = _Shape(self._client, label)
         is_fed = before is not None
@@ -220,12 +215,12 @@ class _Shape:
         )._replace(lost=value.lost)
 
     def _next_arguments(self) -> str:
-        """Return where the arguments of the next part stand, as `_Arguments` has them."""
-        self._places += 1
-        return f"params.{ARGS}[{self._places - 1}]"
+        """Return the path of the next part's arguments in the parameters, as `_Arguments` orders them."""
+        self._arguments_count += 1
+        return f"params.{ARGS}[{self._arguments_count - 1}]"
 
-    def _add_step(self, called: str, **fields: Any) -> _Value:
-        base = re.sub(r"[^A-Za-z0-9_-]|^(?![A-Za-z_])", "_", called)[:_LONGEST_NAME]
+    def _add_step(self, title: str, **fields: Any) -> _Value:
+        base = re.sub(r"[^A-Za-z0-9_-]|^(?![A-Za-z_])", "_", title)[:_MAX_NAME]
         name = base
         while name in self._steps or name in RESERVED or name in KEYWORDS:
             self._names[base] += 1
@@ -235,12 +230,12 @@ class _Shape:
 
 
 def _has_key(task: Task[..., Any]) -> bool:
-    """Say whether whom a call is for is computed from its arguments; then it stands behind them."""
+    """Return whether a task computes its concurrency key from the arguments. The key is then passed after them."""
     return callable(task._redacting_options.concurrency_key)
 
 
 class _Arguments:
-    """The arguments of a composition, checked and encoded, in the order of the parts of its definition."""
+    """Checks and encodes the arguments of a composition, in the order of the parts of its definition."""
 
     def __init__(self, client: Client, run_id: bytes) -> None:
         self._settings = client.settings
@@ -248,22 +243,22 @@ class _Arguments:
         self._run_id = run_id
 
     def of(self, part: Part, *, is_fed: bool) -> list[Any]:
-        """Return the arguments of the calls in a part; a fan-out has one list for all its items."""
+        """Return the arguments of the calls in a part. A fan-out has one list for all items."""
         if isinstance(part, Call):
             return [self._of_call(part, is_fed=is_fed)]
         if isinstance(part, Chain):
             parts = enumerate(part.parts)
-            return [one for number, inner in parts for one in self.of(inner, is_fed=is_fed or number > 0)]
+            return [arguments for number, inner in parts for arguments in self.of(inner, is_fed=is_fed or number > 0)]
         assert isinstance(part, Group)
         if part._first is None or not part._is_uniform:
-            return [one for inner in part.parts for one in self.of(inner, is_fed=is_fed)]
+            return [arguments for inner in part.parts for arguments in self.of(inner, is_fed=is_fed)]
         if not isinstance(part._first, Call):
             return [[self.of(inner, is_fed=is_fed) for inner in part.parts]]
         rows = [self._of_call(call, is_fed=is_fed) for call in part.parts if isinstance(call, Call)]
         if not rows or len(rows[0]) != 1:
             return [rows]
         items = msgspec.msgpack.encode([row[0] for row in rows])
-        if self._store is not None:  # as a result, whose items are read one by one
+        if self._store is not None:  # stored like a result, whose items are read one by one
             items = self._store.result(items, self._run_id, None, 0)
         return [Raw(items)]
 
@@ -275,8 +270,8 @@ class _Arguments:
         else:
             task._signature.check(args, kwargs)
             task._signature.check_types(args, kwargs, payload)
-        by_place, by_name = _call_of(payload)
-        values = [*by_place, *(by_name[name] for name in sorted(by_name))]
+        positional, keywords = _call_of(payload)
+        values = [*positional, *(keywords[name] for name in sorted(keywords))]
         if self._store is not None and len(payload) > self._store.inline:
             values = [Raw(self._store.arguments(bytes(value), self._run_id, None)) for value in values]
         if _has_key(task):

@@ -1,6 +1,6 @@
-"""Workflow definitions in files: YAML or JSON to a `Definition`.
+"""Read workflow definitions from YAML or JSON files.
 
-Everything that is wrong with a file is reported at once, each with its line:
+All problems of a file are reported together, each with its line:
 
     nightly.yaml:12: tasks.report.depends_on: unknown task 'proces'. Did you mean 'process'?
 """
@@ -45,30 +45,30 @@ from orchestrator.sdk.dag.fields import (
 )
 from orchestrator.sdk.dag.schedule_fields import FIELD as SCHEDULE
 
-Further = Callable[[Definition], tuple[Definition, list[Problem]]]
-"""Completes a definition, and says what is wrong with that."""
+Complete = Callable[[Definition], tuple[Definition, list[Problem]]]
+"""Completes a definition, and returns it with the problems found."""
 
 
-def load(path: str | Path, further: Further | None = None) -> Definition:
+def load(path: str | Path, complete: Complete | None = None) -> Definition:
     """Read a workflow from a file."""
-    return loads(document.text_of(path), str(path), further)
+    return loads(document.text_of(path), str(path), complete)
 
 
-def loads(text: str, source: str = "<text>", further: Further | None = None) -> Definition:
-    """Read a workflow from a text; `source` is what messages call it."""
+def loads(text: str, source: str = "<text>", complete: Complete | None = None) -> Definition:
+    """Read a workflow from a string. `source` names it in messages."""
     root, flaws = document.read(text)
     if root is None:
         raise unreadable_text(source, flaws, "a workflow")
     definition, problems = _read(root)
-    if further is not None:
-        definition, more = further(_sound(definition, problems))
-        problems += _known(more, problems)
+    if complete is not None:
+        definition, further_problems = complete(_without_invalid_parts(definition, problems))
+        problems += _independent(further_problems, problems)
     refuse(source, flaws, ((line_of(root, problem.path), words(problem)) for problem in problems))
     return definition
 
 
 def from_data(data: Any, source: str = "workflow") -> Definition:
-    """Read a workflow from plain data in the shape of a file."""
+    """Read a workflow from plain data with the structure of a file."""
     try:
         root = document.from_plain(data)
     except InvalidWorkflow as error:
@@ -80,26 +80,26 @@ def from_data(data: Any, source: str = "workflow") -> Definition:
 
 
 def checked(definition: Definition) -> Definition:
-    """Return a definition that was made by hand, or say everything that is wrong with it."""
+    """Check a definition that was built in code. Raise InvalidWorkflow with all its problems."""
     if problems := check(definition):
         raise refusal(f"workflow {shortened(definition.name)}: {words(problem)}" for problem in problems)
     return definition
 
 
-def completed(definition: Definition, source: str, further: Further) -> Definition:
-    """Return a definition with what is to be added to it, or say everything that is wrong with that."""
-    definition, problems = further(definition)
+def completed(definition: Definition, source: str, complete: Complete) -> Definition:
+    """Complete a definition. Raise InvalidWorkflow with all its problems."""
+    definition, problems = complete(definition)
     if problems:
         raise refusal(f"{source}: {words(problem)}" for problem in problems)
     return definition
 
 
 def schema() -> Schema:
-    """Return the JSON schema of workflow files, for editors; it loads all executors that come with the package."""
+    """Return the JSON schema of workflow files, for editors. This loads all executors of the package."""
     executors = all_built_in()
     _, options = msgspec.json.schema_components(executors.values(), ref_template="#/$defs/{name}")
-    found = deepcopy(mapping_schema(_WORKFLOW, required=["name", "tasks"]))
-    step = found["properties"]["tasks"]["additionalProperties"]
+    schema = deepcopy(mapping_schema(_WORKFLOW, required=["name", "tasks"]))
+    step = schema["properties"]["tasks"]["additionalProperties"]
     step["properties"]["executor"]["examples"] = list(executors)
     step["allOf"] = [
         {
@@ -116,7 +116,7 @@ def schema() -> Schema:
         "title": "Workflow",
         "description": "A workflow of orchestrator: tasks and what they depend on.",
         "$defs": options,
-        **found,
+        **schema,
     }
 
 
@@ -145,18 +145,18 @@ def _concurrency(reader: Fields, node: Node, path: KeyPath) -> Concurrency | Bad
 
 
 def _each(make: Callable[..., Any], expected: str, table: Table, kinds: tuple[str, ...]) -> Field:
-    """Return how a list of mappings, or one alone, is read; each has exactly one of the keys `kinds`."""
+    """Return the field for one mapping or a list of mappings. Each mapping has exactly one of the keys `kinds`."""
 
     def convert(reader: Fields, node: Node, path: KeyPath) -> tuple[Any, ...]:
         items = node.value if isinstance(node.value, list) else [node]
-        return tuple(make(**reader.read(item, (*path, place), expected, table)) for place, item in enumerate(items))
+        return tuple(make(**reader.read(item, (*path, index), expected, table)) for index, item in enumerate(items))
 
-    one = mapping_schema(table, one_of=kinds)
-    return Field(convert, {"oneOf": [one, {"type": "array", "items": one}]})
+    item_schema = mapping_schema(table, one_of=kinds)
+    return Field(convert, {"oneOf": [item_schema, {"type": "array", "items": item_schema}]})
 
 
 def _executor(reader: Fields, node: Node, path: KeyPath) -> str | Bad:
-    """Read the name of an executor; whether its options fit is seen when all of the step is there."""
+    """Read the name of an executor. Its options are checked when the whole step has been read."""
     if node.value == IN_WORKER:
         return reader.problem(path, f"{IN_WORKER} runs registered functions: give the step a task instead.")
     if not isinstance(node.value, str):
@@ -226,7 +226,7 @@ _WORKFLOW = table_of(
     ),
     "tasks": Field(_tasks, _TASKS),
 }
-"""The keys of a file: those that the structs of `domain.dag.definition` declare, and what only files have."""
+"""The keys of a file: those declared by the structs of `domain.dag.definition`, and those that only files have."""
 _TRIGGERS: dict[str, Trigger] = {"run": "all_ended", "skip": "all_success"}
 
 
@@ -248,39 +248,39 @@ def _step(reader: Fields, name: str, defaults: dict[str, Any], own: dict[str, An
         if own.setdefault("trigger", trigger) != trigger:
             message = f"on_failure: {on_failure} means trigger: {trigger}, and trigger says {own['trigger']}: keep one."
             reader.problem(("tasks", name, "on_failure"), message)
-    given = own.pop("with", {})
+    options = own.pop("with", {})
     executor = own.get("executor")
     if executor is not None:
         path: KeyPath = ("tasks", name)
-        for option, value in given.items():
+        for option, value in options.items():
             if not parse_template(value).is_constant:
                 message = "expected a constant, found an expression: what differs from run to run is input."
                 reader.problem((*path, "with", option), message)
-        for option, message in find_problems(executor, given):
+        for option, message in find_problems(executor, options):
             reader.problem((*path, "with", option) if option else (*path, "executor"), message)
-    return Step(name=name, with_=given, **{**defaults, **own})
+    return Step(name=name, with_=options, **{**defaults, **own})
 
 
 def _consequences(root: Node, definition: Definition, known: list[Problem]) -> Iterator[Problem]:
-    """Yield what does not make sense together, but not what only follows from a part that could not be read."""
+    """Yield problems between parts of a definition, except consequences of parts that could not be read."""
     bad = {problem.path for problem in known}
     around_bad = {path[:length] for path in bad for length in range(len(path) + 1)}
     if bad & {(), ("params",), ("tasks",)}:
         return
-    said: set[Problem] = set()
+    seen: set[Problem] = set()
     for problem in check(definition):
         path = problem.path
         if len(path) == 3 and path[0] == "tasks" and path[2] in _DEFAULTS and not holds(root, path):
             path = ("defaults", path[2]) if holds(root, ("defaults", path[2])) else path
-        found = Problem(path, problem.message)
+        reported = Problem(path, problem.message)
         inside_bad = any(path[:length] in bad for length in range(len(path) + 1))
-        if path not in around_bad and not inside_bad and found not in said:
-            said.add(found)
-            yield found
+        if path not in around_bad and not inside_bad and reported not in seen:
+            seen.add(reported)
+            yield reported
 
 
-def _sound(definition: Definition, problems: Iterable[Problem]) -> Definition:
-    """Return a definition whose steps are without those parts that are wrong, so that the rest can be looked at."""
+def _without_invalid_parts(definition: Definition, problems: Iterable[Problem]) -> Definition:
+    """Return a definition without the invalid parts of its steps, so that the rest can be checked."""
     of_all: list[KeyPath] = []
     wrong: dict[str | int, list[KeyPath]] = defaultdict(list)
     for problem in problems:
@@ -297,8 +297,8 @@ def _without(step: Step, parts: Iterable[KeyPath]) -> Step:
     bare = Step(name=step.name)
     for field, *rest in parts:
         if field == "input" and rest:
-            given = {name: value for name, value in step.input.items() if name != rest[0]}
-            step = msgspec.structs.replace(step, input=given)
+            inputs = {name: value for name, value in step.input.items() if name != rest[0]}
+            step = msgspec.structs.replace(step, input=inputs)
         elif field == "with":
             step = msgspec.structs.replace(step, with_={})
         elif field in step.__struct_fields__:
@@ -306,8 +306,8 @@ def _without(step: Step, parts: Iterable[KeyPath]) -> Step:
     return step
 
 
-def _known(more: Iterable[Problem], problems: Iterable[Problem]) -> list[Problem]:
-    """Return what is wrong besides, but not what may only follow from a part that was wrong already."""
+def _independent(additional: Iterable[Problem], problems: Iterable[Problem]) -> list[Problem]:
+    """Return the additional problems, except those that may follow from an earlier one."""
     bad = {problem.path for problem in problems}
     deciding = {path for path in bad if not (len(path) == 3 and path[2] in _DEFAULTS)}
     around = {path[:length] for path in deciding for length in range(1, len(path) + 1)}
@@ -315,7 +315,7 @@ def _known(more: Iterable[Problem], problems: Iterable[Problem]) -> list[Problem
         return []
     return [
         problem
-        for problem in more
+        for problem in additional
         if problem.path not in around
         and not any(problem.path[:length] in bad for length in range(len(problem.path) + 1))
     ]

@@ -1,7 +1,8 @@
-"""A YAML document as a tree that knows the line of each part.
+"""Read a YAML document into a tree of nodes with line numbers.
 
-YAML 1.2 as editors read it: `on`, `yes` and `no` are words, dates are strings, and JSON is YAML. The tree is built from
-parser events with a stack of our own, so that depth, aliases and duplicate keys are bounded and reported here.
+The dialect is YAML 1.2, as in editors: `on`, `yes` and `no` are strings, dates are strings, and JSON is valid YAML. The
+tree is built from parser events with our own stack, so that depth, aliases and duplicate keys are limited and reported
+here.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from orchestrator.domain.durations import format_duration
 from orchestrator.errors import InvalidWorkflow
 
 LONGEST = 10_000_000
-"""Characters that a document may have."""
+"""The maximum length of a document in characters."""
 DEEPEST = 64
-"""Levels to which it may be nested."""
+"""The maximum nesting depth of a document."""
 LARGEST = 1_000_000
-"""Parts that it may have, each alias counted as what it stands for."""
+"""The maximum number of nodes in a document; each alias counts as the nodes that it stands for."""
 
 Scalar = None | bool | int | float | str
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Node:
-    """A scalar, a list of nodes, or entries by key."""
+    """A node: a scalar, a list of nodes, or a mapping of entries by key."""
 
     __slots__ = ("line", "size", "value")
 
     def __init__(self, value: Scalar | list[Node] | dict[str, Entry], line: int = 0, size: int = 1) -> None:
         self.value = value
         self.line = line
-        """Counted from 1; 0 where it comes from no text."""
+        """The line, from 1; 0 if the node does not come from a text."""
         self.size = size
 
     def plain(self) -> Any:
@@ -53,21 +54,21 @@ class Node:
 
 
 class Entry(NamedTuple):
-    """The value of a mapping under a key, and the line of the key."""
+    """An entry of a mapping: the line of its key, and its value."""
 
     line: int
     node: Node
 
 
 class Flaw(NamedTuple):
-    """Something in a text that cannot be accepted."""
+    """An error in a document."""
 
     line: int
     message: str
 
 
 def text_of(path: str | Path) -> str:
-    """Return the text of a file, or say why it has none."""
+    """Return the text of a file, or raise InvalidWorkflow."""
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -77,7 +78,7 @@ def text_of(path: str | Path) -> str:
 
 
 def read(text: str) -> tuple[Node | None, list[Flaw]]:
-    """Return the one document of a text, and what is wrong with it; None if it cannot be read at all."""
+    """Parse the single document of a text. Return its root and errors; the root is None if the text is unreadable."""
     if len(text) > LONGEST:
         return None, [Flaw(1, f"{len(text):,} characters, and at most {LONGEST:,} are allowed.")]
     builder = _Builder()
@@ -99,7 +100,7 @@ def read(text: str) -> tuple[Node | None, list[Flaw]]:
 
 
 def from_plain(value: Any, depth: int = 0) -> Node:
-    """Return plain data as a tree without lines, or say why it cannot be kept."""
+    """Return plain data as a tree without lines, or raise InvalidWorkflow."""
     if depth > DEEPEST:
         raise InvalidWorkflow(f"nested more than {DEEPEST} levels deep.")
     if isinstance(value, Mapping):
@@ -134,11 +135,11 @@ NOT_A_STRING = re.compile(
     "|".join(p.pattern for p in (_TRUE, _FALSE, _OCTAL, _HEXADECIMAL, _FLOAT, _NOT_FINITE, _INTEGER))
     + "|~|null|Null|NULL"
 )
-"""Plain texts that mean something other than themselves."""
+"""Unquoted strings that YAML reads as another type."""
 
 
 def scalar(text: str) -> Scalar:
-    """Return what a plain, unquoted text means; a number that is too large is infinite."""
+    """Return the value of an unquoted string. A number that is too large becomes infinite."""
     if _NULL.fullmatch(text):
         return None
     if _TRUE.fullmatch(text) or _FALSE.fullmatch(text):
@@ -162,7 +163,7 @@ class _Unreadable(Exception):
 
 @dataclass(slots=True)
 class _Open:
-    """A list or mapping whose end has not been seen."""
+    """A list or mapping whose end the parser has not reached."""
 
     line: int
     anchor: str | None
@@ -174,8 +175,6 @@ class _Open:
 
 
 class _Builder:
-    """Takes parser events and makes nodes of them."""
-
     def __init__(self) -> None:
         self.root: Node | None = None
         self.flaws: list[Flaw] = []
@@ -233,18 +232,18 @@ class _Builder:
         self._stack.append(_Open(line, event.anchor, [] if isinstance(event, yaml.SequenceStartEvent) else None))
 
     def _close(self) -> None:
-        done = self._stack.pop()
-        if done.items is not None:
-            self._add(Node(done.items, done.line, done.size), done.anchor)
+        container = self._stack.pop()
+        if container.items is not None:
+            self._add(Node(container.items, container.line, container.size), container.anchor)
             return
-        for node in done.merged:
+        for node in container.merged:
             for mapping in node.value if isinstance(node.value, list) else [node]:
                 if not isinstance(mapping.value, dict):
                     self.flaws.append(Flaw(mapping.line, "<< takes a mapping or a list of mappings."))
                     continue
                 for key, entry in mapping.value.items():
-                    done.entries.setdefault(key, entry)
-        self._add(Node(done.entries, done.line, done.size), done.anchor)
+                    container.entries.setdefault(key, entry)
+        self._add(Node(container.entries, container.line, container.size), container.anchor)
 
     def _add(self, node: Node, anchor: str | None) -> None:
         if anchor:
@@ -275,7 +274,7 @@ def _syntax(error: yaml.MarkedYAMLError) -> str:
 
 
 def to_data(definition: Definition, *, registered: bool = False) -> dict[str, Any]:
-    """Return a definition as a file has it, as data; with `registered`, also what the file cannot say."""
+    """Return a definition as data, structured like a file. `registered` adds the copied task options."""
     data: dict[str, Any] = msgspec.to_builtins(definition)
     steps = data.pop("steps", [])
     for part in () if registered else (*steps, *data.get("on_failure", ()), *data.get("on_success", ())):
@@ -289,29 +288,29 @@ def to_data(definition: Definition, *, registered: bool = False) -> dict[str, An
 
 
 def to_yaml(definition: Definition, *, registered: bool = False) -> str:
-    """Return a definition as a file that would give it again; with `registered`, also what the file cannot say."""
+    """Return a definition as a YAML file. `registered` adds the copied task options, which files lack."""
     data = to_data(definition, registered=registered)
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
     return text
 
 
-def compared(stored: Definition | None, given: Definition) -> tuple[str, str]:
-    """Return two definitions as texts that are equal where applying the second would change nothing."""
+def compared(stored: Definition | None, new: Definition) -> tuple[str, str]:
+    """Return two definitions as texts, which are equal if applying the second would change nothing."""
     if stored is None:
-        return "", _comparable(given)
-    if given.version is None:  # then the version of the other is not of its author's making
+        return "", _comparable(new)
+    if new.version is None:  # the stored version number was assigned automatically
         stored = msgspec.structs.replace(stored, version=None)
-    return _comparable(stored), _comparable(given)
+    return _comparable(stored), _comparable(new)
 
 
 def _comparable(definition: Definition) -> str:
-    """Return a definition with its mappings in order of their keys: the database does not keep theirs."""
+    """Return a definition as text with sorted mappings, because the database does not keep their order."""
     ordered = msgspec.json.decode(msgspec.json.encode(definition, order="deterministic"), type=Definition)
     return to_yaml(ordered, registered=True)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what either YAML 1.1 or 1.2 would take for something other than a string."""
+    """Quotes strings that YAML 1.1 or 1.2 would read as another type."""
 
     def ignore_aliases(self, _data: Any) -> bool:
         return True

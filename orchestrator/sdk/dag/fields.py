@@ -1,4 +1,4 @@
-"""Typed values out of a document: each either fits, or leaves a problem with its place."""
+"""Read typed values from a document. A value either fits its type, or is reported as a problem with its path."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from orchestrator.sdk.dag.document import Entry, Flaw, Node
 
 
 class Bad:
-    """Stands for a value that did not fit, and about which enough has been said."""
+    """The type of `BAD`, which replaces an invalid value whose problem has been reported."""
 
 
 BAD = Bad()
 
 
 class Fields:
-    """Reads a document and collects what is wrong with it."""
+    """Reads a document and collects its problems."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -34,7 +34,7 @@ class Fields:
         return BAD
 
     def mismatch(self, node: Node, path: Path, expected: str) -> Bad:
-        """Note that a value is of another type than it should be."""
+        """Report that a value has the wrong type."""
         return self.problem(path, f"expected {expected}, found {describe(node.plain())}.")
 
     def mapping(self, node: Node, path: Path, expected: str) -> Mapping[str, Entry]:
@@ -44,12 +44,12 @@ class Fields:
         return {}
 
     def read(self, node: Node, path: Path, expected: str, table: Table) -> dict[str, Any]:
-        """Return the values of a mapping with known keys, without those that do not fit."""
+        """Return the valid values of a mapping with known keys."""
         values: dict[str, Any] = {}
         for key, entry in self.mapping(node, path, expected).items():
             if key not in table:
-                is_told = len(self.problems) < MOST_PROBLEMS
-                advice = (did_you_mean(key, table) or f" Known: {', '.join(table)}.") if is_told else ""
+                is_reported = len(self.problems) < MOST_PROBLEMS
+                advice = (did_you_mean(key, table) or f" Known: {', '.join(table)}.") if is_reported else ""
                 self.problem((*path, key), f"unknown key.{advice}")
                 continue
             value = table[key].read(self, entry.node, (*path, key))
@@ -64,14 +64,14 @@ Schema = dict[str, Any]
 
 
 class Field(NamedTuple):
-    """How the value of a key is read, and what the JSON schema says of it."""
+    """The reader of a key's value, and its JSON schema."""
 
     read: Convert
     schema: Schema
 
 
 Table = Mapping[str, Field]
-"""The keys of a mapping."""
+"""The keys of a mapping, with their fields."""
 
 
 def text(fields: Fields, node: Node, path: Path) -> str | Bad:
@@ -104,17 +104,17 @@ def plain_object(fields: Fields, node: Node, path: Path) -> dict[str, Any] | Bad
 
 
 def texts(fields: Fields, node: Node, path: Path) -> tuple[str, ...] | Bad:
-    """Read a list of strings, or one alone."""
+    """Read a list of strings, or a single string."""
     if isinstance(node.value, str):
         return (node.value,)
     if not isinstance(node.value, list):
         return fields.mismatch(node, path, "a name or a list of names")
-    values = [text(fields, item, (*path, place)) for place, item in enumerate(node.value)]
+    values = [text(fields, item, (*path, index)) for index, item in enumerate(node.value)]
     return tuple(value for value in values if isinstance(value, str))
 
 
 def duration(fields: Fields, node: Node, path: Path) -> float | Bad:
-    """Read a length of time in seconds."""
+    """Read a duration in seconds."""
     if isinstance(node.value, (int, float)) and not isinstance(node.value, bool):
         return float(node.value)
     seconds = parse_duration(node.value) if isinstance(node.value, str) else None
@@ -124,14 +124,14 @@ def duration(fields: Fields, node: Node, path: Path) -> float | Bad:
 
 
 def one_of(choices: Iterable[str]) -> Convert:
-    """Return how one of a few words is read."""
-    known = tuple(choices)
+    """Return a reader for a choice of strings."""
+    names = tuple(choices)
 
     def convert(fields: Fields, node: Node, path: Path) -> str | Bad:
-        if node.value in known and isinstance(node.value, str):
+        if node.value in names and isinstance(node.value, str):
             return node.value
-        near = did_you_mean(node.value, known) if isinstance(node.value, str) else ""
-        return fields.problem(path, f"expected one of {', '.join(known)}, found {describe(node.plain())}.{near}")
+        advice = did_you_mean(node.value, names) if isinstance(node.value, str) else ""
+        return fields.problem(path, f"expected one of {', '.join(names)}, found {describe(node.plain())}.{advice}")
 
     return convert
 
@@ -140,7 +140,7 @@ def one_of(choices: Iterable[str]) -> Convert:
 
 
 def condition(fields: Fields, node: Node, path: Path) -> str | Bad:
-    """Read an expression, with or without `${}`; it is kept without."""
+    """Read an expression, with or without `${}`. The result has no `${}`."""
     if isinstance(node.value, bool):
         return "true" if node.value else "false"
     if isinstance(node.value, str):
@@ -149,7 +149,7 @@ def condition(fields: Fields, node: Node, path: Path) -> str | Bad:
 
 
 def items(fields: Fields, node: Node, path: Path) -> str | Bad:
-    """Read an expression that gives a list, or the list itself."""
+    """Read an expression for a list, or a literal list."""
     if isinstance(node.value, str):
         return unwrap(node.value)
     if isinstance(node.value, list):
@@ -158,7 +158,7 @@ def items(fields: Fields, node: Node, path: Path) -> str | Bad:
 
 
 def number_of_copies(fields: Fields, node: Node, path: Path) -> int | str | Bad:
-    """Read a whole number, or an expression that gives one."""
+    """Read an integer, or an expression for one."""
     if isinstance(node.value, str):
         return unwrap(node.value)
     if isinstance(node.value, int) and not isinstance(node.value, bool):
@@ -167,9 +167,9 @@ def number_of_copies(fields: Fields, node: Node, path: Path) -> int | str | Bad:
 
 
 def _literal(fields: Fields, node: Node, path: Path) -> str | Bad:
-    """Return plain data in the words of an expression."""
+    """Return plain data as a literal of the expression language."""
     if isinstance(node.value, list):
-        parts = [_literal(fields, item, (*path, place)) for place, item in enumerate(node.value)]
+        parts = [_literal(fields, item, (*path, index)) for index, item in enumerate(node.value)]
         return f"[{', '.join(map(str, parts))}]" if BAD not in parts else BAD
     if isinstance(node.value, dict):
         return fields.mismatch(node, path, "a string, a number, true, false, null or a list")
@@ -200,44 +200,44 @@ KINDS: Table = {
     "text": Field(text, {"type": "string"}),
     "texts": Field(texts, {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 }
-"""The types of the fields of a definition, by the kind that `Key` names."""
+"""The field types of a definition, by the kind that `Key` names."""
 
 
 def table_of(shape: type[msgspec.Struct], kinds: Table = KINDS, **own: Field) -> dict[str, Field]:
-    """Return the keys that a struct declares; `own` has those whose form is theirs alone."""
+    """Return the keys that a struct declares. `own` has the fields of the kind `own`."""
     table = {}
     for field in msgspec.structs.fields(shape):
-        key = next((mark for mark in getattr(field.type, "__metadata__", ()) if isinstance(mark, Key)), None)
+        key = next((item for item in getattr(field.type, "__metadata__", ()) if isinstance(item, Key)), None)
         if key is None:
             continue
         if key.kind == "choice":
-            found = choice(get_args(field.type.__origin__))
+            field_type = choice(get_args(field.type.__origin__))
         else:
-            found = own[field.name] if key.kind == "own" else kinds[key.kind]
+            field_type = own[field.name] if key.kind == "own" else kinds[key.kind]
         described = {"description": key.doc} if key.doc else {}
         default = {"default": field.default} if isinstance(field.default, str) and field.default else {}
-        table[field.encode_name] = Field(found.read, found.schema | key.rules | default | described)
+        table[field.encode_name] = Field(field_type.read, field_type.schema | key.rules | default | described)
     return table
 
 
-def choice(words: Iterable[str]) -> Field:
-    known = list(words)
-    return Field(one_of(known), {"enum": known})
+def choice(values: Iterable[str]) -> Field:
+    choices = list(values)
+    return Field(one_of(choices), {"enum": choices})
 
 
 def mapping_schema(table: Table, *, one_of: Iterable[str] = (), **rules: Any) -> Schema:
-    """Return the schema of a mapping with known keys, of which exactly one of `one_of` must be there."""
+    """Return the schema of a mapping with known keys. Exactly one key of `one_of` is required."""
     either = {"oneOf": [{"required": [key]} for key in one_of]} if one_of else {}
     properties = {key: field.schema for key, field in table.items()}
     return {"type": "object", "additionalProperties": False, "properties": properties} | either | rules
 
 
-_MOST_PROBLEMS = 50
-_LONGEST_SHOWN = 128
+_MAX_REPORTED = 50
+_MAX_KEY_LENGTH = 128
 
 
 def _follow(root: Node, path: Path) -> Iterator[tuple[Node, int]]:
-    """Yield each part on the way to a place, with its line, as far as the way goes."""
+    """Yield each node on a path, with its line, as far as the path exists."""
     node = root
     for key in path:
         if isinstance(node.value, dict) and key in node.value:
@@ -248,13 +248,13 @@ def _follow(root: Node, path: Path) -> Iterator[tuple[Node, int]]:
             node = node.value[key]
             yield node, node.line
         elif isinstance(key, int):
-            yield node, node.line  # one alone, where a list could stand
+            yield node, node.line  # a single item in place of a list
         else:
             return
 
 
 def line_of(root: Node, path: Path) -> int:
-    """Return the line of a place, or of what is nearest to it."""
+    """Return the line of a path, or of its nearest existing ancestor."""
     line = root.line
     for _, line in _follow(root, path):  # noqa: B007
         pass
@@ -262,39 +262,39 @@ def line_of(root: Node, path: Path) -> int:
 
 
 def holds(root: Node, path: Path) -> bool:
-    """Say whether a document has something at a place."""
+    """Return whether a path exists in a document."""
     return sum(1 for _ in _follow(root, path)) == len(path)
 
 
 def words(problem: Problem) -> str:
-    """Return a problem as people read it. A last index is left out: the message names the value itself."""
+    """Return a problem as text. A trailing index is left out, because the message names the value."""
     path = problem.path[:-1] if problem.path and isinstance(problem.path[-1], int) else problem.path
-    names = (f"[{key}]" if isinstance(key, int) else f".{_shown(key)}" for key in path)
-    place = "".join(names).removeprefix(".")
-    return f"{place}: {problem.message}" if place else problem.message
+    names = (f"[{key}]" if isinstance(key, int) else f".{_shortened_key(key)}" for key in path)
+    name = "".join(names).removeprefix(".")
+    return f"{name}: {problem.message}" if name else problem.message
 
 
-def _shown(key: str) -> str:
-    return key if key.isprintable() and len(key) <= _LONGEST_SHOWN else shortened(key, _LONGEST_SHOWN)
+def _shortened_key(key: str) -> str:
+    return key if key.isprintable() and len(key) <= _MAX_KEY_LENGTH else shortened(key, _MAX_KEY_LENGTH)
 
 
 def unreadable_text(source: str, flaws: Sequence[Flaw], expected: str) -> InvalidWorkflow:
-    """Return an error that says why a text cannot be read at all."""
+    """Return the error for a text that cannot be parsed."""
     return refusal(_at_lines(source, flaws or [(1, f"expected {expected}, found nothing.")]))
 
 
 def refuse(source: str, flaws: Iterable[Flaw], problems: Iterable[tuple[int, str]]) -> None:
-    """Say everything that is wrong with a text, if anything is, from its first line on."""
-    if lines := sorted([*flaws, *problems], key=lambda found: found[0]):
+    """Raise InvalidWorkflow with all problems of a text in order of lines, if there are any."""
+    if lines := sorted([*flaws, *problems], key=lambda problem: problem[0]):
         raise refusal(_at_lines(source, lines))
 
 
-def _at_lines(source: str, found: Iterable[tuple[int, str]]) -> list[str]:
-    return [f"{source}:{line}: {message}" for line, message in found]
+def _at_lines(source: str, problems: Iterable[tuple[int, str]]) -> list[str]:
+    return [f"{source}:{line}: {message}" for line, message in problems]
 
 
 def refusal(lines: Iterable[str]) -> InvalidWorkflow:
-    """Return an error that says what is wrong, in as many lines as people read."""
-    every = list(lines)
-    more = [f"… and {len(every) - _MOST_PROBLEMS} more."] if len(every) > _MOST_PROBLEMS else []
-    return InvalidWorkflow("\n".join(every[:_MOST_PROBLEMS] + more))
+    """Return an error with these lines, up to a readable number."""
+    all_lines = list(lines)
+    more = [f"… and {len(all_lines) - _MAX_REPORTED} more."] if len(all_lines) > _MAX_REPORTED else []
+    return InvalidWorkflow("\n".join(all_lines[:_MAX_REPORTED] + more))

@@ -1,7 +1,7 @@
-"""Options of `@app.task`, put into the steps and hooks of a workflow that name the task.
+"""Copy options of `@app.task` into the steps and hooks of a workflow that name the task.
 
-The scheduler creates the tasks of a workflow, and knows no functions. So a workflow copies the options of its tasks
-when it is applied, as a part of that version; options that cannot be stored there are refused then.
+The scheduler creates the tasks of a workflow, and does not know their functions. A workflow therefore copies the
+options of its tasks when it is applied, as a part of that version. Options that cannot be stored are refused then.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ from orchestrator.sdk.tasks.options import CallOptions, with_options
 from orchestrator.sdk.tasks.task import Task
 
 P = TypeVar("P", Step, Hook)
-_SAYS_NOTHING_TO_A_HOOK = Registered(options=msgspec.to_builtins(HOOK_OPTIONS))
+_HOOK_DEFAULTS = Registered(options=msgspec.to_builtins(HOOK_OPTIONS))
 
 
 def take_over(
     definition: Definition, tasks: Mapping[str, Task[..., Any]], elsewhere: Iterable[str] = ()
 ) -> tuple[Definition, list[Problem]]:
-    """Return a definition in which steps and hooks carry what these tasks say, and what does not fit them.
+    """Return a definition whose steps and hooks carry the options of these tasks, and the problems found.
 
-    Where there are any, a step that names none of them is wrong, unless its task is `elsewhere`: another application's.
+    If there are tasks, a step with an unknown task is a problem, unless `elsewhere` lists it as another application's.
     """
     problems: list[Problem] = []
-    known = {*tasks, *elsewhere, WEBHOOK_TASK} if tasks else None
+    task_names = {*tasks, *elsewhere, WEBHOOK_TASK} if tasks else None
     steps = []
     for step in definition.steps:
         if len(problems) >= MOST_PROBLEMS:
-            break  # it is refused, so the rest does not matter
-        place: Path = ("tasks", step.name)
+            break  # the definition is refused anyway
+        path: Path = ("tasks", step.name)
         steps.append(step)
-        problems += _unknown(step.task, known, place)
+        problems += _unknown(step.task, task_names, path)
         if (task := tasks.get(step.task or "")) is None:
             continue
-        misfits = list(_misfits(task, step, place))
-        problems += misfits
-        if misfits:
-            continue  # which would be said once more
+        problems_of_input = list(_input_problems(task, step, path))
+        problems += problems_of_input
+        if problems_of_input:
+            continue  # `_of_step` would repeat the problem
         try:
             steps[-1] = _with_registered(step, _of_step(task, step), unless=Registered())
         except InvalidTask as error:
-            problems.append(Problem(place, str(error)))
-    steps = list(inheriting(steps, _everywhere(tasks)))
+            problems.append(Problem(path, str(error)))
+    steps = list(inheriting_redaction(steps, _everywhere(tasks)))
     hooks: dict[str, tuple[Hook, ...]] = {}
     for name in ("on_failure", "on_success"):
         for number, hook in enumerate(getattr(definition, name)):
-            problems += _unknown(hook.task, known, (name, number))
+            problems += _unknown(hook.task, task_names, (name, number))
         try:
             hooks[name] = tuple(_with_task(hook, tasks) for hook in getattr(definition, name))
         except InvalidTask as error:
@@ -67,11 +67,11 @@ def take_over(
 
 
 def hiding(definition: Definition, redacted: Mapping[str, Sequence[str]], everywhere: Sequence[str] = ()) -> Definition:
-    """Return a definition whose steps hide what these tasks do not want shown, where their functions are elsewhere."""
+    """Return a definition whose steps redact what these tasks mark. Their functions are in another process."""
     steps = [_redacting(step, redacted.get(step.task or "", ())) for step in definition.steps]
     if steps == [*definition.steps]:
         return definition
-    return msgspec.structs.replace(definition, steps=tuple(inheriting(steps, everywhere)))
+    return msgspec.structs.replace(definition, steps=tuple(inheriting_redaction(steps, everywhere)))
 
 
 def _redacting(step: Step, patterns: Sequence[str]) -> Step:
@@ -86,58 +86,60 @@ def _everywhere(tasks: Mapping[str, Task[..., Any]]) -> tuple[str, ...]:
     return next((redaction.words(task._client.settings.redact) for task in tasks.values()), ())
 
 
-def inheriting(steps: Sequence[Step], everywhere: Sequence[str]) -> Iterator[Step]:
-    """Yield steps that hide what any of them names, and inputs that ask for it under another name."""
+def inheriting_redaction(steps: Sequence[Step], everywhere: Sequence[str]) -> Iterator[Step]:
+    """Yield steps that redact every value that any step marks, and inputs that take such a value under another name."""
     named = hidden_by(step.registered for step in steps)
-    known = (*named, *everywhere)
+    hidden = (*named, *everywhere)
     for step in steps:
-        items = ("item",) if redaction.mentions(known, step.foreach or "") else ()
-        given = {name: msgspec.json.encode(value).decode() for name, value in step.input.items()}
-        renamed = [name for name, text in given.items() if "${" in text and redaction.mentions((*known, *items), text)]
+        items = ("item",) if redaction.mentions(hidden, step.foreach or "") else ()
+        inputs = {name: msgspec.json.encode(value).decode() for name, value in step.input.items()}
+        renamed = [
+            name for name, text in inputs.items() if "${" in text and redaction.mentions((*hidden, *items), text)
+        ]
         registered = _inherited(step.registered or Registered(), (*named, *everywhere, *items, *renamed))
         yield _with_registered(step, registered, unless=Registered()) if step.runs_task else step
 
 
 def _inherited(registered: Registered, patterns: Iterable[str]) -> Registered:
     own = registered.options.get("redact", ())
-    known = registered.options.get("inherited", ())
-    inherited = [pattern for pattern in dict.fromkeys((*known, *patterns)) if pattern not in own]
+    already_inherited = registered.options.get("inherited", ())
+    inherited = [pattern for pattern in dict.fromkeys((*already_inherited, *patterns)) if pattern not in own]
     options = {**registered.options, "inherited": inherited}
     return msgspec.structs.replace(registered, options=options) if inherited else registered
 
 
-def _unknown(task: str | None, known: set[str] | None, place: Path) -> Iterator[Problem]:
-    """Say that a name is no task's; a function that is named by where it stands is for the workers to find."""
-    if task is None or known is None or task in known or ":" in task:
+def _unknown(task: str | None, task_names: set[str] | None, path: Path) -> Iterator[Problem]:
+    """Yield a problem if no task has this name. Workers look up functions that are named by module."""
+    if task is None or task_names is None or task in task_names or ":" in task:
         return
-    full = min((name for name in known if name.endswith(f".{task}")), default=None)
-    advice = did_you_mean(task, known) if full is None else f" Did you mean {full!r}?"
+    full_name = min((name for name in task_names if name.endswith(f".{task}")), default=None)
+    advice = did_you_mean(task, task_names) if full_name is None else f" Did you mean {full_name!r}?"
     message = f"the application has no task {task!r}.{advice} If another application has it, give it as elsewhere."
-    yield Problem((*place, "task"), message)
+    yield Problem((*path, "task"), message)
 
 
-def _misfits(task: Task[..., Any], step: Step, place: Path) -> Iterator[Problem]:
-    """Say which part of a step's input its task has no parameter for, or cannot take, and what it would miss."""
+def _input_problems(task: Task[..., Any], step: Step, path: Path) -> Iterator[Problem]:
+    """Yield a problem for each input that a step's task does not accept, or that is missing."""
     signature = task._signature
-    taken = signature.pick(step.input)
+    accepted = signature.pick(step.input)
     for name in step.input:
-        if name not in taken:
+        if name not in accepted:
             advice = did_you_mean(name, signature.names) or f" It has: {', '.join(signature.names) or 'none'}."
-            yield Problem((*place, "input", name), f"task {task.name!r} has no such parameter.{advice}")
-    known, later = _arguments(task, step)
-    for name, value in known.items():
+            yield Problem((*path, "input", name), f"task {task.name!r} has no such parameter.{advice}")
+    constants, later = _arguments(task, step)
+    for name, value in constants.items():
         try:
             signature.check_value(name, value)
         except InvalidTask as error:
-            yield Problem((*place, "input", name), str(error))
+            yield Problem((*path, "input", name), str(error))
     try:
-        signature.check((), dict.fromkeys([*known, *later]))
+        signature.check((), dict.fromkeys([*constants, *later]))
     except InvalidTask as error:
-        yield Problem(place, str(error))
+        yield Problem(path, str(error))
 
 
 def check_fit(task: Task[..., Any]) -> None:
-    """Refuse a task that no workflow could run as it says, whatever its arguments."""
+    """Raise InvalidTask for a task whose options cannot apply in a workflow."""
     options = task._call_options
     for name in ("unique_key", "idempotency_key"):
         if getattr(options, name) is not None:
@@ -158,26 +160,26 @@ def check_fit(task: Task[..., Any]) -> None:
 
 def _of_step(task: Task[..., Any], step: Step) -> Registered:
     check_fit(task)
-    own = {name: getattr(step, name) for name in ("retries", "timeout", "queue", "priority")}
-    given = {name: value for name, value in own.items() if value is not None}
-    with_options(task._call_options, given)  # which refuses what does not go together
-    known, later = _arguments(task, step)
+    values = {name: getattr(step, name) for name in ("retries", "timeout", "queue", "priority")}
+    options_of_step = {name: value for name, value in values.items() if value is not None}
+    with_options(task._call_options, options_of_step)  # raises for conflicting options
+    constants, later = _arguments(task, step)
     options = task._redacting_options
     if step.concurrency_key is not None:
         options = dataclasses.replace(options, concurrency_key=None)
     advice = 'Give the step a concurrency_key of its own, such as "${params.customer}"; a schedule, constant params.'
-    registered = _registered(task, options, known, ", ".join(later), advice)
+    registered = _registered(task, options, constants, ", ".join(later), advice)
     return msgspec.structs.replace(registered, ignored=_ignored(task, step))
 
 
-def of_function(task: Task[..., Any]) -> Registered:
-    """Return what a task says of itself that a node of a flow runs, whatever its input is."""
+def options_of_node(task: Task[..., Any]) -> Registered:
+    """Return the options of a task that a flow's node runs, regardless of its input."""
     check_fit(task)
     return _registered(task, task._redacting_options, {}, "the input of a node", "Give it a fixed one.")
 
 
-def of_part(task: Task[..., Any]) -> Registered:
-    """Return what a task says of itself that is a part of a composition; its key, if that is computed, stands apart."""
+def options_of_part(task: Task[..., Any]) -> Registered:
+    """Return the options of a task in a composition. A computed concurrency key is stored separately."""
     check_fit(task)
     options = task._redacting_options
     if callable(options.concurrency_key):
@@ -186,24 +188,24 @@ def of_part(task: Task[..., Any]) -> Registered:
 
 
 def functions_hiding(names: Iterable[str], redacted: Mapping[str, Sequence[str]]) -> dict[str, Registered]:
-    """Return functions of a flow that hide what these tasks do not want shown, where their functions are elsewhere."""
-    functions = hiding_alike({name: _named(redacted.get(name, ())) for name in names})
+    """Return functions of a flow that redact what these tasks mark. The tasks' functions are in another process."""
+    functions = redacting_alike({name: _named(redacted.get(name, ())) for name in names})
     return {name: function for name, function in functions.items() if function != Registered()}
 
 
-def hiding_alike(functions: Mapping[str, Registered]) -> dict[str, Registered]:
-    """Return functions of a flow, each of which hides what any of them names: values go through the shared state."""
+def redacting_alike(functions: Mapping[str, Registered]) -> dict[str, Registered]:
+    """Return functions of a flow that all redact what any of them marks: values pass through the shared state."""
     named = hidden_by(functions.values())
     return {name: _inherited(function, named) for name, function in functions.items()}
 
 
 def _ignored(task: Task[..., Any], step: Step) -> tuple[str, ...]:
-    """Return what a step would be given and its task has no parameter for."""
-    given = {name: None for name in step.depends_on if name not in fan_out_sources(step)}
+    """Return the implicit inputs of a step that its task has no parameter for."""
+    inputs = {name: None for name in step.depends_on if name not in fan_out_sources(step)}
     if step.foreach is not None:
-        given["item"] = None
-    taken = task._signature.pick(given)
-    return tuple(name for name in given if name not in taken)
+        inputs["item"] = None
+    accepted = task._signature.pick(inputs)
+    return tuple(name for name in inputs if name not in accepted)
 
 
 def _with_task(hook: Hook, tasks: Mapping[str, Task[..., Any]]) -> Hook:
@@ -219,18 +221,18 @@ def _with_task(hook: Hook, tasks: Mapping[str, Task[..., Any]]) -> Hook:
     )
     advice = "Give it a fixed one, or let the hook run a task that enqueues this one."
     registered = _registered(task, options, {}, "the end of a run", advice)
-    return _with_registered(hook, registered, unless=_SAYS_NOTHING_TO_A_HOOK)
+    return _with_registered(hook, registered, unless=_HOOK_DEFAULTS)
 
 
 def _with_registered(part: P, registered: Registered, *, unless: Registered) -> P:
-    """Return a step or a hook with what its task says; a task that says nothing is like one that is not known."""
+    """Return a step or hook with its task's options, unless these are the defaults, as for an unknown task."""
     return msgspec.structs.replace(part, registered=registered if registered != unless else None)
 
 
 def _registered(
-    task: Task[..., Any], options: CallOptions, known: Mapping[str, Any], unknown: str, advice: str
+    task: Task[..., Any], options: CallOptions, constants: Mapping[str, Any], unknown: str, advice: str
 ) -> Registered:
-    """Return what a task says, given those of its arguments that are known; `unknown` is what the others are called."""
+    """Return a task's options, given its constant arguments. `unknown` describes the rest in messages."""
     if options.is_computed:
         if unknown:
             name = "concurrency_key" if callable(options.concurrency_key) else "weight"
@@ -239,8 +241,8 @@ def _registered(
                 f"Task {task.name!r}: option {name} is a function, and what it needs is known only when a run gets "
                 f"there: {unknown}. {remedy}"
             )
-        task._signature.check((), known)
-        options = _fixed(task, options, known)
+        task._signature.check((), constants)
+        options = _fixed(task, options, constants)
     key = options.concurrency_key
     travelling = options.travelling(float(options.weight))  # type: ignore[arg-type]
     return Registered(
@@ -254,24 +256,24 @@ def _registered(
     )
 
 
-def _fixed(task: Task[..., Any], options: CallOptions, known: Mapping[str, Any]) -> CallOptions:
+def _fixed(task: Task[..., Any], options: CallOptions, values: Mapping[str, Any]) -> CallOptions:
     try:
-        return options.fixed(task._signature.named((), known))
+        return options.fixed(task._signature.named((), values))
     except InvalidTask:
         raise
     except Exception as error:
         raise InvalidTask(
-            f"Task {task.name!r}: its concurrency_key or weight cannot be told of the arguments {dict(known)!r:.200}: "
+            f"Task {task.name!r}: its concurrency_key or weight cannot be told of the arguments {dict(values)!r:.200}: "
             f"{type(error).__name__}: {error}."
         ) from error
 
 
 def _arguments(task: Task[..., Any], step: Step) -> tuple[dict[str, Any], list[str]]:
-    """Return those arguments of a step's task that stand in the definition, and the names of the others."""
+    """Return the constant arguments of a step's task, and the names of the rest."""
     templates = {name: parse_template(value) for name, value in step.input.items()}
     later = {name for name, template in templates.items() if not template.is_constant}
     later |= {name for name in step.depends_on if name not in fan_out_sources(step)} - templates.keys()
     if step.foreach is not None and "item" not in templates:
         later.add("item")
-    known = {name: template.render({}) for name, template in templates.items() if template.is_constant}
-    return task._signature.pick(known), sorted(task._signature.pick(dict.fromkeys(later)))
+    constants = {name: template.render({}) for name, template in templates.items() if template.is_constant}
+    return task._signature.pick(constants), sorted(task._signature.pick(dict.fromkeys(later)))

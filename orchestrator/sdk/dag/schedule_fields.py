@@ -1,4 +1,4 @@
-"""The `schedule:` of a workflow: when it starts by itself."""
+"""Read the `schedule:` of a workflow."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from orchestrator.sdk.dag.fields import BAD, Bad, Field, Fields
 
 _NAME = re.compile(r"[\w.-]{1,64}")
 _CENTURY = 100 * 365 * 86_400
-_WHEN = ("cron", "every", "at")
+_KINDS = ("cron", "every", "at")
 _OFFSET = re.compile(r"(UTC|GMT)?[+-][0-9:]+")
-_SHORT = {
+_ABBREVIATIONS = {
     **dict.fromkeys(("PST", "PDT", "PT"), "America/Los_Angeles"),
     **dict.fromkeys(("MDT", "MT"), "America/Denver"),
     **dict.fromkeys(("CST", "CDT", "CT"), "America/Chicago"),
@@ -31,16 +31,16 @@ _SHORT = {
     "IST": "Asia/Kolkata",
     "JST": "Asia/Tokyo",
 }
-"""Meanings of short names that are not in the IANA database."""
+"""IANA names for abbreviations that the IANA database lacks."""
 
 
 def schedule(reader: Fields, node: Node, path: Path) -> dict[str, Any] | Bad:
-    """Read a schedule; it stays plain data, with `every` and `jitter` in seconds."""
+    """Read a schedule as plain data, with `every` and `jitter` in seconds."""
     before = len(reader.problems)
     values = reader.read(node, path, "a mapping such as {cron: 0 3 * * *, timezone: Europe/Berlin}", _SCHEDULE)
-    given = [key for key in _WHEN if isinstance(node.value, dict) and key in node.value]
-    if len(given) != 1 and isinstance(node.value, dict):
-        found = " and ".join(given) or "none of them"
+    kinds = [key for key in _KINDS if isinstance(node.value, dict) and key in node.value]
+    if len(kinds) != 1 and isinstance(node.value, dict):
+        found = " and ".join(kinds) or "none of them"
         reader.problem(path, f"expected exactly one of cron, every and at, found {found}.")
     if not isinstance(values, Bad) and len(reader.problems) == before:
         _check_bounds(reader, values, path)
@@ -48,29 +48,29 @@ def schedule(reader: Fields, node: Node, path: Path) -> dict[str, Any] | Bad:
 
 
 def _check_bounds(reader: Fields, values: dict[str, Any], path: Path) -> None:
-    given = [key for key in ("start", "end") if key in values]
-    if given and "at" in values:
+    bounds = [key for key in ("start", "end") if key in values]
+    if bounds and "at" in values:
         reader.problem(
-            (*path, given[0]), "expected with cron or every, found with at, which is one moment: leave it out."
+            (*path, bounds[0]), "expected with cron or every, found with at, which is one moment: leave it out."
         )
-    elif len(given) == 2:
+    elif len(bounds) == 2:
         zone = zoneinfo.ZoneInfo(values.get("timezone", "UTC"))
         if moment(values["start"], zone) >= moment(values["end"], zone):
             reader.problem((*path, "end"), f"expected a moment after start, {values['start']}, found {values['end']}.")
 
 
 def checked_schedule(data: dict[str, Any]) -> dict[str, Any]:
-    """Read a schedule that stands alone, or say everything that is wrong with it."""
+    """Read a separate schedule. Raise InvalidWorkflow with all its problems."""
     reader = Fields()
     values = schedule(reader, from_plain(data), ("schedule",))
     if isinstance(values, Bad):
-        words = (f"{'.'.join(map(str, problem.path))}: {problem.message}" for problem in reader.problems)
-        raise InvalidWorkflow("\n".join(words))
+        lines = (f"{'.'.join(map(str, problem.path))}: {problem.message}" for problem in reader.problems)
+        raise InvalidWorkflow("\n".join(lines))
     return values
 
 
 def schedule_of_code(data: dict[str, Any]) -> Schedule:
-    """Return a schedule of a workflow as code, or say what is wrong with it."""
+    """Return the schedule of a code workflow, or raise InvalidWorkflow."""
     if problem := unstorable(data):
         raise InvalidWorkflow(f"schedule: {problem}.")
     return from_data(checked_schedule(data))
@@ -122,15 +122,15 @@ def _timezone(reader: Fields, node: Node, path: Path) -> str | Bad:
 
 
 def _zone_advice(text: str) -> str:
-    """Say why there is no such zone, and which one may be meant."""
-    known = zoneinfo.available_timezones()
-    if not known:
+    """Explain why a time zone is unknown, and suggest one."""
+    zones = zoneinfo.available_timezones()
+    if not zones:
         return ". There is no time zone data here: pip install tzdata"
-    if (place := _SHORT.get(text.upper())) is not None:
-        return f": the IANA database has no such zone, and names them after places. Did you mean {place!r}?"
+    if (zone := _ABBREVIATIONS.get(text.upper())) is not None:
+        return f": the IANA database has no such zone, and names them after places. Did you mean {zone!r}?"
     if _OFFSET.fullmatch(text.upper()):
         return ": the IANA database names zones after places. Expected one such as Europe/Berlin, or UTC."
-    return f".{did_you_mean(text, known) or ' Expected one such as Europe/Berlin.'}"
+    return f".{did_you_mean(text, zones) or ' Expected one such as Europe/Berlin.'}"
 
 
 def _catch_up(reader: Fields, node: Node, path: Path) -> str | Bad:
@@ -167,4 +167,4 @@ _SCHEDULE = fields.table_of(
         "timezone": Field(_timezone, _TEXT),
     },
 )
-FIELD = Field(schedule, fields.mapping_schema(_SCHEDULE, one_of=_WHEN))
+FIELD = Field(schedule, fields.mapping_schema(_SCHEDULE, one_of=_KINDS))

@@ -1,4 +1,4 @@
-"""Workflows of an application: definitions in the database, and runs of them."""
+"""The stored workflows of an application, and runs of them."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 class Workflows(Catalogue["StoredWorkflow"]):
-    """`app.workflows`: the workflows that have been applied, by name."""
+    """`app.workflows`: the applied workflows, by name."""
 
     def __getitem__(self, name: str) -> StoredWorkflow:
         return StoredWorkflow(self._client, check_name("workflow", name))
 
     def names(self) -> list[str]:
-        """Return the names of all that have been applied."""
+        """Return the names of all applied workflows."""
         return self._client.backend.workflows.names()
 
     def apply(self, source: Definition | Workflow | str | Path, *, elsewhere: Iterable[str] = ()) -> int:
-        """Store a definition, built in Python or written in a file; return its version. The same again is a no-op.
+        """Store a definition, built in Python or read from a file, and return its version. Unchanged, it is a no-op.
 
-        Steps take over what the application's tasks say of themselves, and that is a part of the version. Where it has
-        tasks, a step that names none of them is refused, unless that is `elsewhere`: a task of another application.
+        The options of the application's tasks are copied into the steps, as part of the version. If the application has
+        tasks, a step that names an unknown task is refused, unless `elsewhere` lists the task as another application's.
         """
         from orchestrator.sdk.dag import definitions  # loads the YAML parser, which workers do without
 
@@ -52,12 +52,12 @@ class Workflows(Catalogue["StoredWorkflow"]):
 
 
 class StoredWorkflow:
-    """One workflow, by name; the newest version counts when a run is started."""
+    """A stored workflow. Runs start with its newest version."""
 
     def __init__(self, client: Client, name: str, key: str | None = None, tags: tuple[str, ...] = ()) -> None:
         self._client = client
         self.name = name
-        """Its name."""
+        """The name of the workflow."""
         self._key = key
         self._tags = tags
 
@@ -65,7 +65,7 @@ class StoredWorkflow:
         return f"<Workflow {self.name}>"
 
     def options(self, *, key: str | None = None, tags: tuple[str, ...] | list[str] = ()) -> StoredWorkflow:
-        """Return this workflow with an idempotency key, and tags beside its own, for the runs that follow.
+        """Return a copy of this workflow with an idempotency key and additional tags for its runs.
 
         A second start with the same key returns the first run.
         """
@@ -73,11 +73,11 @@ class StoredWorkflow:
         return StoredWorkflow(self._client, self.name, key, check_tags(tags))
 
     def definition(self) -> Definition:
-        """Return the newest version."""
+        """Return the newest version of the definition."""
         return self._client.backend.workflows.latest(self.name).definition
 
     def start(self, /, **params: Any) -> RunHandle[Any]:
-        """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
+        """Start a run. The run is durable when this returns. Inside a task, the scheduler starts it."""
         key, tags = self._key, self._tags
 
         def create(run_id: bytes) -> bytes:
@@ -87,12 +87,12 @@ class StoredWorkflow:
         return RunHandle(self._client, run_id)
 
     def delete(self) -> None:
-        """Delete the workflow and its schedules: nothing starts it any more. Its runs stay, and open ones go on.
+        """Delete the workflow and its schedules: nothing starts it any more. Its runs are kept, and open ones continue.
 
-        Applying it again restores it, with its history.
+        Applying the workflow again restores it, with its history.
         """
         if not self._client.backend.workflows.delete(self.name):
-            self._client.backend.workflows.latest(self.name)  # which says that there is none
+            self._client.backend.workflows.latest(self.name)  # raises NotFound
 
     adefinition = async_variant(definition)
     astart = async_variant(start)

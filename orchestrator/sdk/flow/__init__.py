@@ -1,1 +1,1 @@
-"""Flow graphs of an application: read, built, published, started and steered."""
+"""Flow graphs: reading, building, publishing and starting them."""

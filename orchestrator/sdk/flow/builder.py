@@ -1,10 +1,8 @@
-"""Flow graphs in Python: the same data as in a file.
+"""Build flow graphs in Python. The result equals the data in a file.
 
-order = FlowGraph(start="price")
-order.executor("price", run=price, input="$params.items", output="total", to="large")
+order = FlowGraph(start="price") order.executor("price", run=price, input="$params.items", output="total", to="large")
 order.choice("large", cases={"ask": {"gt": ["$shared.total", 1000]}}, to={"ask": "ask", "default": "ship"})
-order.approval("ask", to={"approved": "ship"})
-order.executor("ship", run=ship, input="$shared.total")
+order.approval("ask", to={"approved": "ship"}) order.executor("ship", run=ship, input="$shared.total")
 app.flows.publish("order", order)
 """
 
@@ -20,17 +18,17 @@ from orchestrator.sdk.tasks.task import Task
 Runs = Task[..., Any] | str
 """A task of the application, or the name of a service."""
 To = str | Mapping[str, str]
-"""Where a node leads: its one successor, or by action."""
+"""The successors of a node: a single node, or one per action."""
 
 
 class FlowGraph:
-    """A flow that is being put together. Whether it makes sense is found out when it is read or published.
+    """Builds a flow graph. The graph is checked when it is read or published.
 
     Args:
-        start: The node that comes first.
-        max_steps: How many nodes a run visits at most.
-        description: For people to read.
-        schedule: When runs start by themselves, as a file has it: `{"every": "1h"}`.
+        start: The first node.
+        max_steps: The maximum number of nodes that a run visits.
+        description: A description for readers.
+        schedule: The schedule of the flow, as in a file: `{"every": "1h"}`.
     """
 
     def __init__(
@@ -42,7 +40,7 @@ class FlowGraph:
         self._rest = {"max_steps": max_steps, "description": description, "schedule": dict(schedule or {})}
 
     def node(self, key: str, kind: str, *, to: To | None = None, **fields: Any) -> FlowGraph:
-        """Add a node with the fields that it has in a file."""
+        """Add a node of any kind, with the fields that it has in a file."""
         if key in self._nodes:
             raise InvalidWorkflow(f"There are two nodes {key!r}. Give one of them another key.")
         self._nodes[key] = {"kind": kind, **{name: value for name, value in fields.items() if value not in (None, "")}}
@@ -52,7 +50,7 @@ class FlowGraph:
         return self
 
     def edge(self, source: str, to: str, *, action: str = DEFAULT) -> FlowGraph:
-        """Let an action of a node lead to another."""
+        """Add an edge: an action of the node `source` leads to the node `to`."""
         self._edges.append({"from": source, "action": action, "to": to})
         return self
 
@@ -80,7 +78,7 @@ class FlowGraph:
         input: str | Mapping[str, str] = "",
         to: To | None = None,
     ) -> FlowGraph:
-        """Add a node that ends with the first action whose expression holds."""
+        """Add a node that ends with the first action whose expression is true."""
         listed = [{"action": action, "expr": expr} for action, expr in cases.items()]
         return self.node(key, "choice", to=to, choice_cases=listed, default_action=default, **_prep(input))
 
@@ -99,7 +97,7 @@ class FlowGraph:
         fields = {**_prep(input), **_post(output), **fields}
         mode = "concurrent" if concurrent else "sequential"
         return self.node(
-            key, "parallel", to=to, parallel_execs=[_runs(one) for one in run], parallel_mode=mode, **fields
+            key, "parallel", to=to, parallel_execs=[_runs(target) for target in run], parallel_mode=mode, **fields
         )
 
     def foreach(
@@ -129,12 +127,12 @@ class FlowGraph:
         to: To | None = None,
         **fields: Any,
     ) -> FlowGraph:
-        """Add a node that is a flow itself, or one that is published, by its name."""
+        """Add a node that runs another flow: a flow graph, or the name of a published flow."""
         inner: Any = {"flow": flow, "version": version} if isinstance(flow, str) else flow.to_data()
         return self.node(key, "subflow", to=to, subflow=inner, **{**_prep(input), **_post(output), **fields})
 
     def timer(self, key: str, *, seconds: float, to: To | None = None) -> FlowGraph:
-        """Add a node that waits for a while."""
+        """Add a node that waits for some seconds."""
         return self.node(key, "timer", to=to, params={"delay_ms": round(seconds * 1000)})
 
     def wait_event(
@@ -166,12 +164,12 @@ class FlowGraph:
         return self.node(key, "approval", to=to, params=params, **{**_post(output), **fields})
 
     def to_data(self) -> dict[str, Any]:
-        """Return the flow as plain data, in the shape of a file."""
+        """Return the flow as plain data with the structure of a file."""
         rest = {name: value for name, value in self._rest.items() if value}
         return {"start": self._start, "nodes": dict(self._nodes), "edges": list(self._edges), **rest}
 
     def definition(self) -> Flow:
-        """Return the flow, or raise InvalidWorkflow with everything that is wrong with it."""
+        """Return the flow, or raise InvalidWorkflow with all its problems."""
         from orchestrator.sdk.flow import reading  # loads the YAML parser, which workers do without
 
         return reading.from_data(self.to_data())
@@ -185,10 +183,10 @@ def _runs(run: Runs) -> dict[str, Any]:
     return {"exec_type": "local_func", "func": run.name}
 
 
-def _prep(given: str | Mapping[str, str]) -> dict[str, Any]:
-    if not given:
+def _prep(input: str | Mapping[str, str]) -> dict[str, Any]:
+    if not input:
         return {}
-    return {"prep": {"input_key": given} if isinstance(given, str) else {"input_map": dict(given)}}
+    return {"prep": {"input_key": input} if isinstance(input, str) else {"input_map": dict(input)}}
 
 
 def _post(output: str, action_key: str = "") -> dict[str, Any]:

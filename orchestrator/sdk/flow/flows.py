@@ -1,4 +1,4 @@
-"""Flow graphs of an application: published ones by name, and runs of them."""
+"""The published flow graphs of an application, and runs of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.errors import NotFound, RunFailed, WrongState
 from orchestrator.sdk.catalogue import Catalogue, start_run
 from orchestrator.sdk.checks import check_label, check_name, check_tags
 from orchestrator.sdk.client import Client
-from orchestrator.sdk.dag.registered import hiding_alike, of_function
+from orchestrator.sdk.dag.registered import options_of_node, redacting_alike
 from orchestrator.sdk.ids import new_id, parse_id
 from orchestrator.sdk.tasks.handle import RunHandle
 from orchestrator.sdk.waiting.async_variants import async_variant, blocking
@@ -29,26 +29,27 @@ if TYPE_CHECKING:
 
 
 class Flows(Catalogue["StartableFlow"]):
-    """`app.flows`: the flow graphs that have been published, by name."""
+    """`app.flows`: the published flow graphs, by name."""
 
     def __getitem__(self, name: str) -> StartableFlow:
         return StartableFlow(self._client, check_name("flow", name))
 
     def names(self) -> list[str]:
-        return [found.name for found in self._client.backend.flows.names()]
+        return [summary.name for summary in self._client.backend.flows.names()]
 
     def publish(self, name: str, source: FlowGraph | Mapping[str, Any] | str | Path) -> int:
-        """Store a flow, built in Python, as data, or written in a file; return its version. The same again is a no-op.
+        """Store a flow, built in Python, given as data, or read from a file, and return its version. An unchanged flow
+        is a no-op.
 
-        What the application's tasks say of themselves, their retries, limits and queues, is a part of the version.
-        Where it has tasks, a node that runs another `local_func` is refused. Flows that it names stand in it from then
-        on, in the version that they have now.
+        The options of the application's tasks (retries, limits, queues) are copied as part of the version. If the
+        application has tasks, a node with an unknown `local_func` is refused. Flows that the flow names are embedded in
+        their current version.
         """
         flow = self.read(source)
         return self._client.backend.flows.publish(check_name("flow", name), flow).version
 
     def read(self, source: FlowGraph | Mapping[str, Any] | str | Path) -> Flow:
-        """Return a flow as it would be published, or raise InvalidWorkflow with everything that is wrong."""
+        """Return a flow as it would be published, or raise InvalidWorkflow with all its problems."""
         from orchestrator.sdk.flow import reading  # loads the YAML parser, which workers do without
 
         self._registry.modules.load()
@@ -60,18 +61,18 @@ class Flows(Catalogue["StartableFlow"]):
             plain = dict(source) if isinstance(source, Mapping) else source.to_data()
             flow = reading.from_data(plain, known=known, find=self._find)
         used = sorted(functions_of(flow) & tasks.keys())
-        functions = hiding_alike({name: of_function(tasks[name]) for name in used})
-        said = {name: function for name, function in functions.items() if function != Registered()}
+        functions = redacting_alike({name: options_of_node(tasks[name]) for name in used})
+        non_default = {name: function for name, function in functions.items() if function != Registered()}
         takes = {name: names for name in used if (names := tasks[name]._signature.takes) is not None}
-        return msgspec.structs.replace(flow, functions=said, takes=takes)
+        return msgspec.structs.replace(flow, functions=non_default, takes=takes)
 
     def _find(self, name: str, version: int | None) -> tuple[int, dict[str, Any]] | None:
         flows = self._client.backend.flows
         try:
-            found = flows.latest(name) if version is None else flows.read(name, version)
+            stored = flows.latest(name) if version is None else flows.read(name, version)
         except NotFound:
             return None
-        return found.version, body_of(found.flow)
+        return stored.version, body_of(stored.flow)
 
     def run(self, run_id: str | UUID) -> FlowHandle:
         return FlowHandle(self._client, parse_id("run", run_id))
@@ -81,7 +82,7 @@ class Flows(Catalogue["StartableFlow"]):
 
 
 class StartableFlow:
-    """One flow, by name; the newest version counts when a run is started, unless one is chosen."""
+    """A published flow. Runs start with its newest version, unless `options` chooses another."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class StartableFlow:
     ) -> None:
         self._client = client
         self.name = name
-        """Its name."""
+        """The name of the flow."""
         self._version = version
         self._key = key
         self._tags = tags
@@ -111,7 +112,7 @@ class StartableFlow:
         tags: tuple[str, ...] | list[str] = (),
         shared: Mapping[str, Any] | None = None,
     ) -> StartableFlow:
-        """Return this flow with a version, an idempotency key, tags or an initial shared state for the next runs."""
+        """Return a copy of this flow with a version, an idempotency key, tags or an initial shared state."""
         key = None if key is None else check_label("key", key)
         return StartableFlow(self._client, self.name, version, key, check_tags(tags), shared)
 
@@ -119,7 +120,7 @@ class StartableFlow:
         return self._client.backend.flows.latest(self.name).flow
 
     def start(self, /, **params: Any) -> FlowHandle:
-        """Start a run; it is durable when this returns. Inside a task, the scheduler starts it."""
+        """Start a run. The run is durable when this returns. Inside a task, the scheduler starts it."""
         key, tags, version, shared = self._key, self._tags, self._version, self._shared
         if shared and self._client.runtime() is not None:
             raise WrongState(
@@ -154,14 +155,14 @@ class StartableFlow:
 
 
 class FlowHandle(RunHandle[Any]):
-    """One run of a flow. What it comes to is its shared state: `results` and `outputs` of other runs refuse here."""
+    """A run of a flow. Its result is its shared state; `results` and `outputs` are not available."""
 
     def __repr__(self) -> str:
         return f"<FlowHandle {UUID(bytes=self._id)}{self._client.via}>"
 
     @blocking
     def result(self, timeout: float | None = None) -> Steps[dict[str, Any]]:
-        """Wait for the end and return the shared state; raise RunFailed if it did not succeed."""
+        """Wait for the end and return the shared state. Raise RunFailed if the run did not succeed."""
         state = yield from self._wait_ended(timeout)
         if state != "success":
             view = self._client.backend.flows.show(self._id)
@@ -170,49 +171,49 @@ class FlowHandle(RunHandle[Any]):
         return self.shared()
 
     def shared(self) -> dict[str, Any]:
-        """Return the shared state as it is now."""
+        """Return the current shared state."""
         shared: dict[str, Any] = self._client.backend.flows.shared(self._id)
         return shared
 
     def cursor(self) -> str:
-        """Return the node at which it stands, behind those above it; an empty text if it stands at none."""
+        """Return the current node, after the names of its parent nodes; empty if there is none."""
         return self._client.backend.flows.show(self._id).cursor
 
     def signal(self, key: str, value: Any = True, *, why: str = "") -> None:
-        """Send a value under a key. If no node waits for it yet, it is there when one does."""
+        """Send a value under a key. If no node waits for it yet, it is kept for the first that does."""
         self._client.backend.flows.signal(self._id, key, value, why)
 
     def approve(self, *, why: str = "", node: str | None = None) -> None:
-        """Approve what it waits for; or what it will wait for, if the node is named."""
+        """Approve the node that waits for an approval, or the named node, even before it waits."""
         self._client.backend.flows.decide(self._id, APPROVED, why, node)
 
     def reject(self, *, why: str = "", node: str | None = None) -> None:
-        """Reject what it waits for; or what it will wait for, if the node is named."""
+        """Reject the node that waits for an approval, or the named node, even before it waits."""
         self._client.backend.flows.decide(self._id, REJECTED, why, node)
 
     def rerun(self, from_step: str | None = None) -> FlowHandle:
-        """Start it over as a new run, with its version, parameters and tags; it begins at its start."""
+        """Start a new run from the beginning, with the same version, parameters and tags."""
         new = new_id()
         self._client.backend.runs.rerun(self._id, new, from_step)
         return FlowHandle(self._client, new)
 
     async def arerun(self, from_step: str | None = None) -> FlowHandle:
-        """Do the same as `rerun` without blocking the event loop."""
+        """Like `rerun`, without blocking the event loop."""
         return await self._client.threads.run(self.rerun, from_step)
 
     def _iter_results(self, *_: object) -> NoReturn:
-        """Refuse: what a flow comes to is its shared state, and no list of results."""
-        raise self._no_list()
+        """Raise WrongState: the result of a flow is its shared state, not a list."""
+        raise self._no_list_error()
 
     def outputs(self, timeout: float | None = None) -> NoReturn:  # noqa: ARG002
-        """Refuse: a node may be visited many times, and has an output for each."""
-        raise self._no_list()
+        """Raise WrongState: a node may be visited many times, with an output for each visit."""
+        raise self._no_list_error()
 
     async def aoutputs(self, timeout: float | None = None) -> NoReturn:
-        """Refuse, as `outputs` does."""
+        """Raise WrongState, as `outputs` does."""
         self.outputs(timeout)
 
-    def _no_list(self) -> WrongState:
+    def _no_list_error(self) -> WrongState:
         return WrongState(
             f"{self!r} is a run of a flow, which has no list of results: what its nodes give stands in its shared "
             f"state. Use result() for that at its end, shared() for that now, or `orchestrator flows show {self.id} "

@@ -1,4 +1,4 @@
-"""Flows in files: YAML or JSON to a `Flow`. Everything that is wrong is reported at once, each with its line:
+"""Read flows from YAML or JSON files. All problems are reported together, each with its line:
 
 order.yaml:12: node 'ship': there is no kind 'exectuor'. Did you mean 'executor'?
 """
@@ -19,10 +19,10 @@ from orchestrator.errors import InvalidWorkflow
 from orchestrator.sdk.dag import document, schedule_fields
 from orchestrator.sdk.dag.fields import Bad, Fields, line_of, refusal, refuse, unreadable_text
 
-_DEEPEST = 20
+_MAX_DEPTH = 20
 
 Find = Callable[[str, int | None], tuple[int, dict[str, Any]] | None]
-"""Returns the version and the body of a published flow, of its newest version if none is named."""
+"""Returns the version and body of a published flow; without a version, of the newest one."""
 
 
 def load(path: str | Path, known: Known = ANYTHING, find: Find | None = None) -> Flow:
@@ -30,13 +30,13 @@ def load(path: str | Path, known: Known = ANYTHING, find: Find | None = None) ->
 
 
 def loads(text: str, source: str = "<text>", known: Known = ANYTHING, find: Find | None = None) -> Flow:
-    """Read a flow from a text; `source` is what messages call it."""
+    """Read a flow from a string. `source` names it in messages."""
     root, unreadable = document.read(text)
     if root is None:
         raise unreadable_text(source, unreadable, "a flow")
-    plain, known = _looked_up(root.plain(), known, find)
-    plain, unfit = _with_schedule(plain)
-    problems = [*checks.check(plain, known), *unfit]
+    plain, known = _with_subflows(root.plain(), known, find)
+    plain, schedule_problems = _with_schedule(plain)
+    problems = [*checks.check(plain, known), *schedule_problems]
     refuse(source, unreadable, ((line_of(root, problem.path), problem.message) for problem in problems))
     return from_plain(plain)
 
@@ -48,68 +48,68 @@ def from_data(plain: Any, source: str = "flow", known: Known = ANYTHING, find: F
         document.from_plain(plain)
     except InvalidWorkflow as error:
         raise InvalidWorkflow(f"{source}: {error}") from None
-    plain, known = _looked_up(plain, known, find)
-    plain, unfit = _with_schedule(plain)
-    found = [f"{source}: {problem.message}" for problem in [*checks.check(plain, known), *unfit]]
-    if found:
-        raise refusal(found)
+    plain, known = _with_subflows(plain, known, find)
+    plain, schedule_problems = _with_schedule(plain)
+    lines = [f"{source}: {problem.message}" for problem in [*checks.check(plain, known), *schedule_problems]]
+    if lines:
+        raise refusal(lines)
     return from_plain(plain)
 
 
 def checked(flow: Flow) -> Flow:
-    """Return a flow that was made elsewhere, or say everything that is wrong with it, its schedule left out."""
+    """Check a flow that was built elsewhere, except its schedule. Raise InvalidWorkflow with all its problems."""
     plain = body_of(msgspec.structs.replace(flow, schedule=None))
-    if found := [f"flow: {problem.message}" for problem in checks.check(plain)]:
-        raise refusal(found)
+    if lines := [f"flow: {problem.message}" for problem in checks.check(plain)]:
+        raise refusal(lines)
     return flow
 
 
 def _with_schedule(plain: Any) -> tuple[Any, list[Problem]]:
-    """Return a flow with its schedule as it is kept, and what is wrong with that."""
+    """Return a flow with its schedule in stored form, and the problems of the schedule."""
     if not isinstance(plain, dict) or plain.get("schedule") is None:
         return plain, []
     reader = Fields()
     read = schedule_fields.schedule(reader, document.from_plain(plain["schedule"]), ("schedule",))
-    unfit = [Problem(one.path, f"{'.'.join(map(str, one.path))}: {one.message}") for one in reader.problems]
-    return {**plain, "schedule": None if isinstance(read, Bad) else read}, unfit
+    problems = [Problem(found.path, f"{'.'.join(map(str, found.path))}: {found.message}") for found in reader.problems]
+    return {**plain, "schedule": None if isinstance(read, Bad) else read}, problems
 
 
-def _looked_up(plain: Any, known: Known, find: Find | None) -> tuple[Any, Known]:
-    """Return a flow with those that it names; where they cannot be looked up, they stand there without nodes."""
+def _with_subflows(plain: Any, known: Known, find: Find | None) -> tuple[Any, Known]:
+    """Return a flow with the flows that it names embedded; without nodes if they cannot be looked up."""
     if find is not None:
         return embedded(plain, find), known
     return embedded(plain, lambda _, version: (version or 0, {"start": "", "nodes": {}})), known._replace(flows=False)
 
 
 def embedded(plain: Any, find: Find) -> Any:
-    """Return a flow in which those that it names stand themselves, in the version that they have now.
+    """Return a flow with the flows that it names embedded in their current version.
 
-    So a run never changes its course because another flow is published meanwhile.
+    A run therefore never changes its course because another flow is published in the meantime.
     """
-    return _Embedding(find).of_flow(plain, ())
+    return _Embedder(find).of_flow(plain, ())
 
 
-class _Embedding:
-    """Puts flows into the nodes that name them, until there are too many nodes."""
+class _Embedder:
+    """Embeds flows into the nodes that name them, up to the maximum number of nodes."""
 
     def __init__(self, find: Find) -> None:
         self._find = find
-        self._found: dict[tuple[str, int | None], tuple[dict[str, Any], int] | None] = {}
-        """By name and version: a flow, and how many nodes it has. However many nodes name it, it is read once."""
+        self._flows_by_name: dict[tuple[str, int | None], tuple[dict[str, Any], int] | None] = {}
+        """Flows by name and version, with their number of nodes. Each flow is read once, however many nodes name it."""
         self._nodes = 0
 
-    def of_flow(self, plain: Any, above: tuple[str, ...]) -> Any:
-        if not isinstance(plain, dict) or not isinstance(plain.get("nodes"), dict) or len(above) > _DEEPEST:
+    def of_flow(self, plain: Any, ancestors: tuple[str, ...]) -> Any:
+        if not isinstance(plain, dict) or not isinstance(plain.get("nodes"), dict) or len(ancestors) > _MAX_DEPTH:
             return plain
         self._count(len(plain["nodes"]))
-        return {**plain, "nodes": {key: self._of_node(node, above) for key, node in plain["nodes"].items()}}
+        return {**plain, "nodes": {key: self._of_node(node, ancestors) for key, node in plain["nodes"].items()}}
 
     def _count(self, nodes: int) -> None:
         self._nodes += nodes
         if self._nodes > checks.MOST_NODES:
             raise InvalidWorkflow(f"The flow has {checks.TOO_MANY}")
 
-    def _of_node(self, node: Any, above: tuple[str, ...]) -> Any:
+    def _of_node(self, node: Any, ancestors: tuple[str, ...]) -> Any:
         inner = node.get("subflow") if isinstance(node, dict) else None
         if isinstance(inner, str):
             inner = {"flow": inner}
@@ -117,20 +117,20 @@ class _Embedding:
             return node
         name, version = inner.get("flow"), inner.get("version")
         if not isinstance(name, str) or "nodes" in inner:
-            return {**node, "subflow": self.of_flow(inner, (*above, *([name] if isinstance(name, str) else [])))}
-        if name in above:
+            return {**node, "subflow": self.of_flow(inner, (*ancestors, *([name] if isinstance(name, str) else [])))}
+        if name in ancestors:
             raise InvalidWorkflow(
-                f"Flow {name!r} stands in itself: {' → '.join([*above, name])}. A loop is an edge that leads back."
+                f"Flow {name!r} stands in itself: {' → '.join([*ancestors, name])}. A loop is an edge that leads back."
             )
-        found = self._named(name, version if isinstance(version, int) and version > 0 else None)
-        if found is None:
+        flow = self._named(name, version if isinstance(version, int) and version > 0 else None)
+        if flow is None:
             return {**node, "subflow": inner}
-        self._count(found[1])
-        return {**node, "subflow": found[0]}  # what is published holds its own already
+        self._count(flow[1])
+        return {**node, "subflow": flow[0]}  # a published flow already contains its subflows
 
     def _named(self, name: str, version: int | None) -> tuple[dict[str, Any], int] | None:
-        if (name, version) not in self._found:
-            found = self._find(name, version)
-            taken = None if found is None else {**found[1], "flow": name, "version": found[0]}
-            self._found[name, version] = None if taken is None else (taken, checks.count_nodes(taken))
-        return self._found[name, version]
+        if (name, version) not in self._flows_by_name:
+            stored = self._find(name, version)
+            body = None if stored is None else {**stored[1], "flow": name, "version": stored[0]}
+            self._flows_by_name[name, version] = None if body is None else (body, checks.count_nodes(body))
+        return self._flows_by_name[name, version]

@@ -1,1 +1,1 @@
-"""The leader's side of Redis: streams.py is the tick's way in and out; the rest is beside it."""
+"""The leader's side of Redis. streams.py reads and publishes in every tick; the other modules do the rest."""

@@ -1,4 +1,4 @@
-"""The leader's side of heartbeats and orders."""
+"""Heartbeats and orders, on the leader's side."""
 
 from __future__ import annotations
 
@@ -13,46 +13,47 @@ from orchestrator.domain.tasks.parameters import Parameter, Parameters
 from orchestrator.transport.codec import Heartbeat, Malformed, Order, Word, decode, encode, prepare
 from orchestrator.transport.connection import UNAVAILABLE
 from orchestrator.transport.keys import CANARY_TTL, PRIVATE_TTL, Keys, private_queue
-from orchestrator.transport.quarantine import Refused, keep_aside
+from orchestrator.transport.quarantine import Refused, set_aside_now
 
 _PAUSE = 10.0
-"""Seconds for which a server that does not answer is left alone: it keeps the leader for as long as its timeout."""
+"""Seconds to leave a silent server alone: each call to it delays the leader for the whole timeout."""
 
 
-class FarListeners:
-    """Adds to the stream of changes. Where that fails, nobody listens: the next entry that is added is a first one."""
+class RemoteListeners:
+    """Adds to the stream of live changes on another server. After a failure, the leader assumes that there are no
+    listeners for a while, and marks the next entry as a first one."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
-        self._try_at = 0.0
+        self._retry_at = 0.0
         self._has_gap = False
 
-    def are_there(self) -> bool:
-        """Say whether somebody listens; not, once, after an entry was lost."""
+    def have_listeners(self) -> bool:
+        """Return whether live events have a listener. After a lost entry, return False once."""
         had_gap, self._has_gap = self._has_gap, False
-        if had_gap or time.monotonic() < self._try_at:
+        if had_gap or time.monotonic() < self._retry_at:
             return False
         try:
             return bool(self._redis.exists(self._keys.watched))
         except UNAVAILABLE:
-            self._try_at = time.monotonic() + _PAUSE
+            self._retry_at = time.monotonic() + _PAUSE
             return False
 
     def add(self, body: bytes, kept: int) -> None:
-        """Add an entry, signed, unless one was lost before it."""
+        """Add a signed entry, unless an earlier entry was lost."""
         if self._has_gap:
             return
         try:
             self._redis.xadd(self._keys.changes, {"d": body}, maxlen=kept, approximate=True)
         except UNAVAILABLE:
             self._has_gap = True
-            self._try_at = time.monotonic() + _PAUSE
+            self._retry_at = time.monotonic() + _PAUSE
 
 
-# Both look and act in one step: a worker that is back may beat, and a consumer receive a message, at any moment. A
-# consumer that was removed with a message to answer for would leave it where nobody finds it. Where the key is not
-# what it should be, `pcall` returns an error, which has no items.
+# Each script checks and acts in one step, because a worker may send a heartbeat and a consumer may receive a message at
+# any moment. Removing a consumer with pending messages would lose track of these messages. If the key has a wrong type,
+# `pcall` returns an error, which has no items.
 _FORGET_SILENT = """
 for _, worker in ipairs(redis.pcall('SMEMBERS', KEYS[1])) do
   if redis.call('EXISTS', ARGV[1] .. worker) == 0 then
@@ -78,43 +79,43 @@ _ParametersByName = dict[Word, Parameters]
 prepare(_ParametersByName)
 _ORDERS_TTL = 60
 _CONSUMER_IDLE = 60
-"""Seconds without a read after which a consumer is gone; one that is back is made anew by its next read."""
+"""Seconds without a read after which a consumer is removed. The next read of the worker creates it again."""
 
 
 class FleetKeys:
-    """The heartbeats of workers, what they know, and their orders."""
+    """Heartbeats of workers, the task names and parameters that they know, and orders to them."""
 
-    def __init__(self, redis: Redis, keys: Keys, listeners: FarListeners | None = None) -> None:
+    def __init__(self, redis: Redis, keys: Keys, listeners: RemoteListeners | None = None) -> None:
         self._redis = redis
         self._keys = keys
         self._listeners = listeners
         self._forget_silent = redis.register_script(_FORGET_SILENT)
         self._forget_consumers = redis.register_script(_FORGET_CONSUMERS)
         self.is_watched = False
-        """Somebody listened to live changes when the heartbeats were last read."""
+        """Whether live events had a listener when the heartbeats were last read."""
         self._refused_beats: dict[bytes, Refused] = {}
-        """Heartbeats that make no sense; each is set aside once, although it is read every second."""
+        """Malformed heartbeats. Each is quarantined once, although it is read every second."""
         self._beat_numbers: dict[str, int] = {}
-        """Of the heartbeats that were read last: an order answers one, and is signed with its number."""
+        """The numbers of the last heartbeats. An order is signed with the number of the heartbeat that it answers."""
 
     def write_canary(self) -> None:
-        """Learn whether Redis takes writes."""
+        """Write the canary, which shows whether Redis accepts writes."""
         self._redis.set(self._keys.canary, f"shards={self._keys.shards}", ex=CANARY_TTL)
 
     def heartbeats(self) -> list[Heartbeat]:
         """Write the canary, then return the heartbeats of all live workers.
 
-        The write comes first: while Redis refuses writes, the workers' silence means nothing.
+        The write comes first: while Redis refuses writes, silence is no evidence that a worker is dead.
         """
         self.write_canary()
         members = cast("set[bytes]", self._redis.smembers(self._keys.workers))
         keys = [self._keys.worker("").encode() + member for member in members]
-        watched = self._keys.canary if self._listeners else self._keys.watched  # a key of our slot
-        is_watched, *found = cast("list[bytes | None]", self._redis.mget([watched, *keys]))
-        self.is_watched = self._listeners.are_there() if self._listeners else is_watched is not None
+        watched = self._keys.canary if self._listeners else self._keys.watched  # a key in this shard's slot
+        is_watched, *values = cast("list[bytes | None]", self._redis.mget([watched, *keys]))
+        self.is_watched = self._listeners.have_listeners() if self._listeners else is_watched is not None
         beats: list[Heartbeat] = []
         refused: dict[bytes, Refused] = {}
-        for key, value in zip(keys, found, strict=True):
+        for key, value in zip(keys, values, strict=True):
             try:
                 if value is not None:
                     beats.append(decode(Heartbeat, self._keys.signing.body(key.decode(errors="replace"), value)))
@@ -124,13 +125,13 @@ class FleetKeys:
         self._refused_beats = refused
         self._beat_numbers = {beat.worker: beat.number for beat in beats}
         if new:
-            keep_aside(self._redis, self._keys, new)
+            set_aside_now(self._redis, self._keys, new)
         return beats
 
     def forget_gone(self, generation: str, queues: Sequence[str]) -> list[str]:
-        """Drop the ids of workers that have no heartbeat, and their consumers once nothing is left of what they had.
+        """Remove the ids of workers without a heartbeat, and idle consumers without pending messages.
 
-        Return those of the queues in which messages stand.
+        Return the queues whose streams hold messages.
         """
         keys = self._keys
         self._forget_silent(
@@ -143,14 +144,14 @@ class FleetKeys:
 
     def names(self, digest: str) -> list[str] | None:
         """Return the task names published under a digest."""
-        place = self._keys.names(digest)
-        return self._keys.signing.read(list[Word], place, cast("bytes | None", self._redis.get(place)))
+        key = self._keys.names(digest)
+        return self._keys.signing.read(list[Word], key, cast("bytes | None", self._redis.get(key)))
 
     def parameters(self, digest: str) -> dict[str, list[Parameter]] | None:
         """Return the parameters of tasks published under a digest."""
-        place = self._keys.parameters(digest)
-        body = cast("bytes | None", self._redis.get(place))
-        return self._keys.signing.read(_ParametersByName, place, body)
+        key = self._keys.parameters(digest)
+        body = cast("bytes | None", self._redis.get(key))
+        return self._keys.signing.read(_ParametersByName, key, body)
 
     def order(self, orders: Mapping[str, Order]) -> None:
         """Send each worker its order."""

@@ -1,4 +1,4 @@
-"""The streams of queues: what stands in them, and how messages are taken back."""
+"""The streams of queues: list their messages and withdraw messages from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 
 from orchestrator.transport.keys import GROUP, Keys
 
-# A message that the group has been given is somebody's; what comes after the last one that was is nobody's yet.
+# Messages up to `last-delivered-id` have been delivered to a worker. Later ones have not.
 _TAKE_BACK = """
 local function parts(id)
   local milliseconds, sequence = string.match(id, '^(%d+)-(%d+)$')
@@ -36,20 +36,20 @@ return taken
 
 
 class StreamsDamaged(Exception):
-    """Another type of key, or the last possible entry, stands where a stream of this generation should be."""
+    """The key of one of our streams has another type, or its stream has reached the last possible id."""
 
 
 class Message(NamedTuple):
-    """A dispatch message that still stands in a stream."""
+    """A dispatch message in a stream."""
 
     entry: str
     body: bytes
     consumer: str | None
-    """The worker that received it; None while none did."""
+    """The worker that received the message; None if no worker has."""
 
 
 class Queues:
-    """The messages that workers have not answered yet."""
+    """The dispatch messages that workers have not answered yet."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
@@ -57,7 +57,7 @@ class Queues:
         self._take_back = redis.register_script(_TAKE_BACK)
 
     def messages(self, generation: str, queue: str) -> list[Message]:
-        """Return every message that stands in a queue's stream; the window keeps this small."""
+        """Return all messages of a queue's stream. The dispatch window keeps their number small."""
         stream = self._keys.queue(generation, queue)
         with NOTICING_DAMAGE:
             entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", self._redis.xrange(stream))
@@ -70,14 +70,14 @@ class Queues:
                 raise
             pending = []  # no worker has joined this queue in this generation yet
         owners = {item["message_id"]: item["consumer"].decode() for item in cast("list[dict[str, bytes]]", pending)}
-        believed = self._keys.signing.believed
+        body_or_empty = self._keys.signing.body_or_empty
         return [
-            Message(entry.decode(), believed(stream, (fields or {}).get(b"d", b"")), owners.get(entry))
+            Message(entry.decode(), body_or_empty(stream, (fields or {}).get(b"d", b"")), owners.get(entry))
             for entry, fields in entries
         ]
 
     def withdraw(self, generation: str, queue: str, entries: Sequence[str]) -> None:
-        """Take messages back, so that no worker receives them."""
+        """Delete messages, so that no worker receives them."""
         stream = self._keys.queue(generation, queue)
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.xack(stream, GROUP, *entries)
@@ -90,19 +90,18 @@ class Queues:
                 raise
 
     def take_back(self, generation: str, queue: str, entries: Sequence[str]) -> list[str]:
-        """Take messages back that no worker has received; return those for which it was not too late."""
-        taken = self._take_back(keys=[self._keys.queue(generation, queue)], args=[GROUP, *entries])
-        return [entry.decode() for entry in cast("list[bytes]", taken)]
+        """Delete the messages that no worker has received yet; return their ids."""
+        entry_ids = self._take_back(keys=[self._keys.queue(generation, queue)], args=[GROUP, *entries])
+        return [entry.decode() for entry in cast("list[bytes]", entry_ids)]
 
 
 class _NoticingDamage:
-    """Distinguishes a damaged stream from all other errors of Redis. A class, because a generator takes five times as
-    long."""
+    """Raises `StreamsDamaged` for errors of a damaged stream. A class, because a generator takes five times as long."""
 
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, type: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, ResponseError) and ("WRONGTYPE" in str(error) or "exhausted" in str(error)):
             raise StreamsDamaged(str(error)) from error
 

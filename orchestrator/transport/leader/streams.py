@@ -1,4 +1,4 @@
-"""The leader's way in and out: read events, say what was applied, and hand tasks out."""
+"""The leader's input and output: read events, publish the cursor, and dispatch tasks."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ from orchestrator.domain.tasks.task import KeyHolder
 from orchestrator.transport.codec import Applied, Ended, Word, encode
 from orchestrator.transport.connection import UNAVAILABLE, Argument, Found, Listening, RawConnection, Script, field
 from orchestrator.transport.keys import KEY_HOLDER_TTL, NUDGE_CAP, READY_TASK, Keys
-from orchestrator.transport.leader.fleet import FarListeners, FleetKeys
+from orchestrator.transport.leader.fleet import FleetKeys, RemoteListeners
 from orchestrator.transport.leader.queues import NOTICING_DAMAGE, Queues
 from orchestrator.transport.leader.terms import Deposed, TermForgotten, Terms, entry_after
 from orchestrator.transport.pages import Pages
-from orchestrator.transport.quarantine import Refused, keep_aside
+from orchestrator.transport.quarantine import Refused, set_aside_now
 from orchestrator.transport.signing import Signing
 
 MOST_BYTES = 4_000_000
-"""Of events that are applied together; or one, however large it is."""
+"""The maximum size in bytes of the events applied in one tick; a single larger event is applied alone."""
 
 
 class BatchSizes:
-    """Learns from what was read how many entries to ask for, so that no more is read than a tick can apply."""
+    """Adapts the number of entries to read to their size, so that the leader reads no more than a tick can apply."""
 
     def __init__(self) -> None:
-        self._few: int | None = None
+        self._limit: int | None = None
 
     def number(self, most: int) -> int:
-        """Return how many entries are to be read, where `most` would be too many if they are large."""
-        return most if self._few is None else min(most, self._few)
+        """Return the number of entries to read: `most`, or fewer if recent entries were large."""
+        return most if self._limit is None else min(most, self._limit)
 
-    def cut(self, entries: list[tuple[str, bytes]], asked: int) -> list[tuple[str, bytes]]:
-        """Return the first entries, as far as they are not too large together; the others are read again."""
+    def cut(self, entries: list[tuple[str, bytes]], requested: int) -> list[tuple[str, bytes]]:
+        """Return the first entries up to `MOST_BYTES`; the rest is read again later. `requested` is the COUNT of the
+        read."""
         size = 0
-        for place, (_, body) in enumerate(entries):
+        for count, (_, body) in enumerate(entries):
             size += len(body)
-            if place and size > MOST_BYTES:
-                self._few = place
-                return entries[:place]
-        if self._few is not None and len(entries) == asked:
-            self._few *= 2
+            if count and size > MOST_BYTES:
+                self._limit = count
+                return entries[:count]
+        if self._limit is not None and len(entries) == requested:
+            self._limit *= 2
         return entries
 
 
-# The cursor is published before tasks, each by itself: where Redis is full and takes neither,
-# forgetting applied events still makes room. The stream of changes is for live events: where it cannot be
-# added to, because it is not what it should be or Redis is full, it is begun anew, or given up.
+# The cursor is published before tasks, and each command fails alone: if Redis is full and accepts neither, trimming
+# applied events still frees memory. The stream of changes serves live events. If XADD to it fails, because another
+# program took the key or Redis is full, the stream is deleted and the entry added once more.
 _PUBLISH = Script("""
 if #KEYS > 5 or ARGV[3] ~= '' then
   local mark = redis.pcall('GET', KEYS[1])
@@ -89,42 +90,42 @@ end
 return refusal or 1
 """)
 
-_NOTHING_SAID: list[Argument] = ["", "", 0]
+_NO_CURSOR: list[Argument] = ["", "", 0]
 NO_CHANGES = (b"", 0)
-_PUSH_BYTES = 1_000_000
+_MAX_PUSH_BYTES = 1_000_000
 _COMPLAINT_TTL = 5
 
 
 class Inbound(NamedTuple):
-    """The result of one read."""
+    """The result of one read of events and nudges."""
 
     entries: list[tuple[str, bytes]] = []
-    """Ids and bodies of events, in order."""
+    """Ids and bodies of events, in stream order."""
     nudged: bool = False
     fleet_changed: bool = False
     complete: bool = True
-    """Nothing was left to read."""
+    """The read reached the end of the stream."""
     stopped: list[str] = []
-    """Workers that have ended in good order."""
+    """Workers that shut down cleanly."""
     stream: str = ""
-    """Where the events stood, for which they are signed."""
+    """The name of the events stream, which is part of the signatures."""
     only_tasks: bool = False
-    """All nudges say that tasks are ready to be claimed, and that is all that is new."""
+    """All nudges announce only ready tasks."""
 
     @property
     def wants_look(self) -> bool:
-        """Say whether nudges may be about anything."""
+        """Return whether the nudges may be about more than ready tasks."""
         return self.nudged and not self.only_tasks
 
 
 class LeaderStreams:
-    """The leader's calls to Redis in every tick, and all others as parts."""
+    """The leader's calls to Redis. The calls of every tick are methods here, all others are in the parts."""
 
     def __init__(self, redis: Redis, keys: Keys, shared: Redis | None = None) -> None:
-        """`shared` has the keys of all shards, if that is another server."""
+        """`shared` is the server with the keys shared by all shards, if it is another one."""
         self._redis = redis
         self._keys = keys
-        self._listeners = None if shared is None or shared is redis else FarListeners(shared, keys)
+        self._listeners = None if shared is None or shared is redis else RemoteListeners(shared, keys)
         self.terms = Terms(redis, keys)
         self.queues = Queues(redis, keys)
         self.fleet = FleetKeys(redis, keys, self._listeners)
@@ -142,8 +143,8 @@ class LeaderStreams:
     # -- events
 
     def read(self, generation: str, cursor: str, count: int, block: float) -> Inbound:
-        """Read events after the cursor; wait up to `block` seconds for the first."""
-        if generation != self._generation:  # nudges may be counted anew, too
+        """Read events and nudges after the cursor. Wait up to `block` seconds for the first."""
+        if generation != self._generation:  # the stream of nudges may have started over, too
             self._generation, self._last_nudge = generation, "0-0"
         streams = (self._keys.events(generation), self._keys.nudges)
         count = self._batch_sizes.number(count)
@@ -156,11 +157,11 @@ class LeaderStreams:
                 return self._inbound(answer.found, count)
             if found := self._unread(streams, cursor, count):
                 return self._inbound(found, count)
-            block = deadline - time.monotonic()  # what rang has been read since
+            block = deadline - time.monotonic()  # the entry that ended the wait has already been read
         return self._inbound(self._unread(streams, cursor, count), count)
 
     def leftover(self, generation: str, cursor: str, count: int) -> Inbound:
-        """Read events after the cursor of a generation that ends, in whatever life of the server."""
+        """Read events after the cursor of an ending generation, even if the server has restarted since."""
         connection, count = RawConnection(self._redis), self._batch_sizes.number(count)
         try:
             reply = connection.call("XREAD", "COUNT", count, "STREAMS", self._keys.events(generation), cursor)
@@ -183,12 +184,12 @@ class LeaderStreams:
             if stream == nudges:
                 self._last_nudge = items[-1][0].decode()
                 nudged = True
-                is_whole = len(items) < NUDGE_CAP  # else others may have been trimmed
+                is_whole = len(items) < NUDGE_CAP  # else some may have been trimmed
                 only_tasks = is_whole and all(fields == READY_TASK for _, fields in items)
                 fleet_changed = not only_tasks and any(b"fleet" in (fields or ()) for _, fields in items)
                 for entry in () if only_tasks else items:
-                    said = field(entry, b"stopped") or None
-                    stopped += self.signing.read(list[Word], self._keys.nudges, said) or []
+                    body = field(entry, b"stopped") or None
+                    stopped += self.signing.read(list[Word], self._keys.nudges, body) or []
             else:
                 source = stream.decode()
                 entries = self._batch_sizes.cut([(entry[0].decode(), field(entry, b"d")) for entry in items], count)
@@ -196,18 +197,18 @@ class LeaderStreams:
         return Inbound(entries, nudged, fleet_changed, is_complete, stopped, source, only_tasks)
 
     def close(self) -> None:
-        """Close the connections that are this process's own."""
+        """Close the connections outside of the pool."""
         self._connection.close()
         self._listening.close()
 
     def set_aside(self, refused: Sequence[Refused]) -> None:
-        """Keep messages that could not be applied, for people to look at."""
-        keep_aside(self._redis, self._keys, refused)
+        """Quarantine messages that could not be applied."""
+        set_aside_now(self._redis, self._keys, refused)
 
     def complain(self, reason: str, pause: float = 0.0) -> None:
-        """Publish for `status` why nothing moves; Postgres itself may not take it.
+        """Publish the reason of an outage for `status`. It goes to Redis because Postgres itself may be the problem.
 
-        It expires a little after the next try.
+        The text expires a little after the next attempt.
         """
         with suppress(*UNAVAILABLE):
             self._redis.set(self._keys.complaint, reason[:1_000], ex=_COMPLAINT_TTL + int(pause))
@@ -228,25 +229,25 @@ class LeaderStreams:
         claimed: bytes = b"",
         changes: tuple[bytes, int] = NO_CHANGES,
     ) -> None:
-        """Publish the cursor of applied events, notify waiting clients, forget applied events, and dispatch tasks: one
-        call.
+        """Publish the cursor, notify waiting clients, trim applied events and dispatch tasks, in one call.
 
-        `claimed` is an attempt, encoded, that identifies the last commit, or None where the cursor does; empty leaves
-        what Redis has. `messages` go by queue; refused if another leader has taken over. Many large ones go in several
-        calls: a Redis that is nearly full then takes at least some of them. `changes` are for live events: what
-        changed, encoded, and how many such entries are kept.
+        `claimed` is an encoded attempt that identifies the last commit, or an encoded None if the cursor does; empty
+        bytes leave the value in Redis as it is. `messages` are grouped by queue. Large messages are sent in several
+        calls, so that a Redis that is nearly full accepts at least some of them. `changes` are for live events: the
+        encoded changes, and the number of entries to keep in their stream. Raise `Deposed` if another leader has taken
+        over.
         """
-        said = self._said(generation, cursor, ended) if cursor is not None else _NOTHING_SAID
+        cursor_arguments = self._cursor_arguments(generation, cursor, ended) if cursor is not None else _NO_CURSOR
         signing = self._keys.signing
         if changes[0] and signing.is_on:
             changes = signing.sign(self._keys.changes, changes[0]), changes[1]
-        far, stream_of_changes = NO_CHANGES, self._keys.changes
+        far_changes, changes_key = NO_CHANGES, self._keys.changes
         if self._listeners is not None:
-            far, changes, stream_of_changes = changes, NO_CHANGES, self._keys.applied  # not written, and in our slot
+            far_changes, changes, changes_key = changes, NO_CHANGES, self._keys.applied  # unused, but in our slot
         for part in _in_parts(messages):
             keys = [self._keys.term, self._keys.applied, self._keys.events(generation), self._keys.claimed]
-            keys.append(stream_of_changes)
-            arguments: list[Argument] = [self.terms.mark(term), claimed, *changes, *said]
+            keys.append(changes_key)
+            arguments: list[Argument] = [self.terms.mark(term), claimed, *changes, *cursor_arguments]
             for queue, bodies in part.items():
                 stream = self._keys.queue(generation, queue)
                 keys.append(stream)
@@ -256,17 +257,17 @@ class LeaderStreams:
                 accepted = self._connection.run(_PUBLISH, keys, arguments)
             if accepted != 1:
                 raise Deposed if accepted == 0 else TermForgotten
-            said, changes = _NOTHING_SAID, NO_CHANGES
-        if self._listeners is not None and far[0]:
-            self._listeners.add(*far)
+            cursor_arguments, changes = _NO_CURSOR, NO_CHANGES
+        if self._listeners is not None and far_changes[0]:
+            self._listeners.add(*far_changes)
 
-    def _said(self, generation: str, cursor: str, ended: Sequence[Ended]) -> list[Argument]:
-        tick = self._by_channel(ended)
+    def _cursor_arguments(self, generation: str, cursor: str, ended: Sequence[Ended]) -> list[Argument]:
+        bodies = self._by_channel(ended)
         applied = self._keys.signing.sign(self._keys.applied, encode(Applied(generation, cursor)))
-        said: list[Argument] = [applied, entry_after(cursor), len(tick)]
-        for channel, body in tick.items():
-            said += [channel, body]
-        return said
+        arguments: list[Argument] = [applied, entry_after(cursor), len(bodies)]
+        for channel, body in bodies.items():
+            arguments += [channel, body]
+        return arguments
 
     def _by_channel(self, ended: Sequence[Ended]) -> dict[str, bytes]:
         by_channel: dict[str, list[Ended]] = {}
@@ -276,28 +277,28 @@ class LeaderStreams:
         return {channel: sign(channel, encode(items), now) for channel, items in by_channel.items()}
 
     def publish_ended(self, ended: Sequence[Ended]) -> None:
-        """Publish ends to waiting clients, without a cursor."""
+        """Notify waiting clients of ended tasks and runs, without publishing a cursor."""
         pipeline = self._redis.pipeline(transaction=False)
         for channel, body in self._by_channel(ended).items():
             pipeline.publish(channel, body)
         pipeline.execute()
 
     def publish_key_holders(self, holders: Mapping[bytes, KeyHolder]) -> None:
-        """Publish to running tasks which tasks have the keys that they wanted; if it is lost, they ask again."""
+        """Publish the holders of requested keys to running tasks. If this is lost, their workers ask again."""
         pipeline = self._redis.pipeline(transaction=False)
         for task, holder in holders.items():
-            place = self._keys.key_holder(task)
-            pipeline.set(place, self._keys.signing.sign(place, encode(holder)), ex=KEY_HOLDER_TTL)
+            key = self._keys.key_holder(task)
+            pipeline.set(key, self._keys.signing.sign(key, encode(holder)), ex=KEY_HOLDER_TTL)
         pipeline.execute()
 
 
 def _in_parts(messages: Mapping[str, Sequence[bytes]]) -> list[dict[str, list[bytes]]]:
-    """Cut messages by queue into parts of limited size: at least one."""
+    """Split messages into parts of limited size; return at least one part."""
     parts: list[dict[str, list[bytes]]] = [{}]
     size = 0
     for queue, bodies in messages.items():
         for body in bodies:
-            if parts[-1] and size + len(body) > _PUSH_BYTES:
+            if parts[-1] and size + len(body) > _MAX_PUSH_BYTES:
                 parts.append({})
                 size = 0
             parts[-1].setdefault(queue, []).append(body)

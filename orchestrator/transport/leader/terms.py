@@ -1,4 +1,4 @@
-"""The leader's term and the generation of the streams, as Redis remembers them."""
+"""The leader's term and the generation, as Redis remembers them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from orchestrator.transport.codec import Applied, Attempt, decode_or_none, strea
 from orchestrator.transport.connection import Argument
 from orchestrator.transport.keys import Keys
 
-# A term stands there with a name of the process that has it: should Postgres lose commits, it issues a term twice. What
-# does not begin with a number, or is no string at all, was not written by a leader: it counts as nothing, and SET
-# replaces it.
+# The key holds the term and the name of the process that claimed it, because a Postgres that lost commits issues a term
+# twice. A value that is no string, or does not begin with a number, was not written by a leader: the script ignores it,
+# and SET replaces it.
 _HELD_TERM = """
 local mark = redis.pcall('GET', KEYS[1])
 mark = type(mark) == 'string' and mark or ''
@@ -42,42 +42,42 @@ redis.call('XTRIM', KEYS[4], 'MAXLEN', '0')
 return 1
 """
 
-_LARGEST = 2**64 - 1
-"""Of either part of a stream's ids."""
+_MAX_ID_PART = 2**64 - 1
+"""The maximum of either part of a stream id."""
 
 
 class Deposed(Exception):
-    """Another scheduler leads, and nothing was pushed."""
+    """Another scheduler leads. Nothing was pushed."""
 
 
 class TermForgotten(Deposed):
-    """Redis does not know the leader: it has lost its data, or this key. Nothing was pushed."""
+    """Redis has lost the leader's term, or all of its data. Nothing was pushed."""
 
 
 class ServerState(NamedTuple):
-    """What Redis remembers of the leader and the generation."""
+    """The state of the leader and the generation in Redis."""
 
     generation: str | None
     applied: Applied | None
     server: str
-    """Changes whenever the server restarts."""
+    """The run id of the server, which changes with every restart."""
     readable: bool = True
-    """The events stream is there, and is a stream."""
+    """The events stream exists and has the right type."""
     usable: bool = True
-    """Workers can find it, and add to it."""
+    """Workers can find the events stream and append to it."""
     same_database: bool = True
-    """Redis remembers the same Postgres that is used now, as far as known."""
+    """Redis belongs to the same incarnation of Postgres as this process, as far as known."""
     claimed: Attempt | None = None
-    """An attempt of a later commit than that of `applied`, if tasks were handed out since."""
+    """An attempt from a commit after `applied`, if tasks were dispatched since."""
 
     def reached(self, cursor: str) -> bool:
-        """Say whether Redis still remembers that events up to `cursor` were applied."""
+        """Return whether Redis still knows that events up to `cursor` were applied."""
         if cursor == "0-0":
             return True
         return self.applied is not None and stream_position(self.applied.cursor) >= stream_position(cursor)
 
     def is_ahead(self, generation: str, cursor: str) -> bool:
-        """Say whether Redis remembers something later than this: then Postgres has lost commits."""
+        """Return whether Redis has a later state than `cursor` of `generation`: then Postgres has lost commits."""
         if self.generation is None:
             return not self.same_database
         if self.generation != generation:
@@ -89,7 +89,7 @@ class ServerState(NamedTuple):
 
 
 class Terms:
-    """Claims terms, begins generations, and reads what Redis remembers of them."""
+    """Claims terms, begins generations, and reads their state in Redis."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
         self._redis = redis
@@ -100,10 +100,11 @@ class Terms:
         self._database = ""
 
     def claim(self, term: int, database: str, *, overrule: bool = False) -> bool:
-        """Make this term the one whose pushes are accepted; `overrule` a later one, which Postgres never issued.
+        """Let Redis accept the pushes of this term. `overrule` replaces even a later term, which this Postgres never
+        issued.
 
-        `database` names the life of the Postgres that issued it; empty if that has no name. Say whether the term is
-        the first of its number: not if Postgres has lost commits.
+        `database` names the incarnation of Postgres that issued the term; empty if it has no name. Return whether this
+        process is the first to claim the number: if not, Postgres has lost commits.
         """
         self._database = database
         keys = [self._keys.term, self._keys.database]
@@ -113,13 +114,13 @@ class Terms:
         return bool(answer == 1)
 
     def mark(self, term: int) -> str:
-        """Return what stands in Redis while this process leads in a term."""
+        """Return the value of the key `term` while this process leads in a term."""
         return f"{term} {self._name}"
 
     def state(self, generation: str, cursor: str) -> ServerState:
-        """Read what Redis remembers of a generation that was read up to `cursor`, to learn whether it lost anything.
+        """Read the state of a generation that was read up to `cursor`, to detect lost data.
 
-        What does not read as ours is as good as lost: it is replaced when a new generation begins.
+        Foreign values count as lost: a new generation replaces them.
         """
         keys, pipeline = self._keys, self._redis.pipeline(transaction=False)
         pipeline.get(keys.generation)
@@ -133,14 +134,14 @@ class Terms:
         for answer in answers:
             if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
                 raise answer
-        found, began_on, applied, kind, database, claimed, info = answers
+        current, began_on, applied, events_type, database, claimed, info = answers
         server = str(info["run_id"])
         return ServerState(
-            generation=found.decode(errors="replace") if isinstance(found, bytes) else None,
+            generation=current.decode(errors="replace") if isinstance(current, bytes) else None,
             applied=keys.signing.read(Applied, keys.applied, applied) if isinstance(applied, bytes) else None,
             server=server,
-            readable=kind == b"stream",
-            usable=kind == b"stream"
+            readable=events_type == b"stream",
+            usable=events_type == b"stream"
             and began_on == server.encode()
             and entry_after(cursor) != cursor
             and not isinstance(database, Exception),
@@ -149,43 +150,41 @@ class Terms:
         )
 
     def accept_database(self) -> None:
-        """Have the generation go on with the life of Postgres that is used now."""
+        """Let the generation continue with the current incarnation of Postgres."""
         self._redis.set(self._keys.database, self._database)
 
     def begin(self, term: int, generation: str, server: str) -> None:
-        """Announce a new generation; refused if another leader has taken over.
-
-        `server` is the life of the server for which it is meant: `state` has it.
-        """
+        """Begin a new generation on the server with this run id. Raise `Deposed` if another leader has taken over."""
         keys = [self._keys.term, self._keys.generation, self._keys.server, self._keys.events(generation)]
         arguments: list[Argument] = [term, self.mark(term), generation, server, self._database]
         if not self._begin(keys=[*keys, self._keys.database], args=arguments):
             raise Deposed
 
     def remove_older(self, generation: str, *, later: bool = False) -> None:
-        """Remove the streams of earlier generations.
+        """Delete the streams of earlier generations.
 
-        Of `later` ones only if Postgres has forgotten them: else their leader may have replaced this one.
+        Pass `later` only if Postgres has forgotten the later generations: otherwise their leader may have replaced this
+        one.
         """
         for pattern in (self._keys.events("*"), self._keys.queue("*", "*")):
             start = pattern.index("*")
-            old = [
+            old_keys = [
                 key
                 for key in self._redis.scan_iter(match=_literal(pattern))
                 if is_over(key.decode(errors="replace")[start:].partition(":")[0], generation, later=later)
             ]
-            if old:
-                self._redis.delete(*old)
+            if old_keys:
+                self._redis.delete(*old_keys)
 
 
 def entry_after(cursor: str) -> str:
-    """Return the first id after a cursor; the very last has none, and no stream goes on after it."""
+    """Return the stream id that follows a cursor. The very last id has no successor and is returned itself."""
     milliseconds, sequence = stream_position(cursor)
-    if sequence < _LARGEST:
+    if sequence < _MAX_ID_PART:
         return f"{milliseconds}-{sequence + 1}"
-    return f"{milliseconds + 1}-0" if milliseconds < _LARGEST else cursor
+    return f"{milliseconds + 1}-0" if milliseconds < _MAX_ID_PART else cursor
 
 
 def _literal(pattern: str) -> str:
-    """Escape the hash tag's braces, which mean something else in a pattern."""
+    """Escape the braces of the hash tag, which SCAN patterns would interpret."""
     return pattern.replace("{", "[{]").replace("}", "[}]")

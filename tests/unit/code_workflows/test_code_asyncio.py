@@ -228,7 +228,7 @@ def test_shield_keeps_a_task_alive() -> None:
 def test_what_the_loop_cannot_do_names_what_to_do_instead(
     call: str, instead: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "_MOST_IDLE_CALLBACKS", 1000)
+    monkeypatch.setattr(loop, "_MAX_IDLE_CALLBACKS", 1000)
     calls: dict[str, Any] = {
         "to_thread": lambda: asyncio.to_thread(print),
         "open_connection": lambda: asyncio.open_connection("localhost", 1),
