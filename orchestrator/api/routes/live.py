@@ -7,7 +7,7 @@ from uuid import UUID
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import QUEUE, RUN, TASK, WHOLE
-from orchestrator.api.live.answer import Listening, Wanted
+from orchestrator.api.live.answer import Listening, StreamRequest
 from orchestrator.api.live.subjects import SYSTEM, Kind, Subject
 from orchestrator.sdk.checks import check_name
 
@@ -15,29 +15,29 @@ routes = Routes("live", "/api/v1")
 
 
 @routes.live("/tasks/{id}/events", about=TASK)
-def task_events(api: Api, id: UUID, query: Listening) -> Wanted:
+def task_events(api: Api, id: UUID, query: Listening) -> StreamRequest:
     """Listen to a task: its states, its progress, what it says, and its end.
 
     `snapshot` (as in a list of tasks), `task` when its state changes, `progress`, `log`, and `end`, after which the
     stream closes. Another `snapshot` comes whenever something may have been missed.
     """
     del api
-    return Wanted(Subject(Kind.TASK, id.bytes), query.seconds)
+    return StreamRequest(Subject(Kind.TASK, id.bytes), query.seconds)
 
 
 @routes.live("/runs/{id}/events", about=RUN)
-def run_events(api: Api, id: UUID, query: Listening) -> Wanted:
+def run_events(api: Api, id: UUID, query: Listening) -> StreamRequest:
     """Listen to a run: its counters and state, the tasks that move in it, and its end.
 
     `snapshot` and `run` (as in a list of runs), `tasks` with those that changed their states, in order, and `end`,
     after which the stream closes. Another `snapshot` comes whenever something may have been missed.
     """
     del api
-    return Wanted(Subject(Kind.RUN, id.bytes), query.seconds)
+    return StreamRequest(Subject(Kind.RUN, id.bytes), query.seconds)
 
 
 @routes.live("/runs/{id}/logs/events", about=RUN)
-def run_log_events(api: Api, id: UUID, query: Listening) -> Wanted:
+def run_log_events(api: Api, id: UUID, query: Listening) -> StreamRequest:
     """Listen to what the tasks of a run say, print and log.
 
     `snapshot` (as in a list of runs), `log` with each line, the oldest first, of which task and which step, and `end`,
@@ -45,22 +45,22 @@ def run_log_events(api: Api, id: UUID, query: Listening) -> Wanted:
     they were.
     """
     del api
-    return Wanted(Subject(Kind.RUN_LOG, id.bytes), query.seconds)
+    return StreamRequest(Subject(Kind.RUN_LOG, id.bytes), query.seconds)
 
 
 @routes.live("/queues/{name}/events", about=QUEUE)
-def queue_events(api: Api, name: str, query: Listening) -> Wanted:
+def queue_events(api: Api, name: str, query: Listening) -> StreamRequest:
     """Listen to a queue: every task of it that moves.
 
     `snapshot` (as in the list of queues) and `tasks` with those that changed their states, in order. Another `snapshot`
     comes when a queue is paused, resumed or limited, and whenever something may have been missed.
     """
     del api
-    return Wanted(Subject(Kind.QUEUE, check_name("queue", name)), query.seconds)
+    return StreamRequest(Subject(Kind.QUEUE, check_name("queue", name)), query.seconds)
 
 
 @routes.live("/status/events", about=WHOLE)
-def system_events(api: Api, query: Listening) -> Wanted:
+def system_events(api: Api, query: Listening) -> StreamRequest:
     """Listen to the whole system: how much moves, once a second, and workers that come and go.
 
     `snapshot` (as `/status`), `activity` with the number of tasks that came into each state, by queue, and of runs,
@@ -68,4 +68,4 @@ def system_events(api: Api, query: Listening) -> Wanted:
     have been missed.
     """
     del api
-    return Wanted(SYSTEM, query.seconds)
+    return StreamRequest(SYSTEM, query.seconds)
