@@ -127,7 +127,7 @@ def test_two_runs_are_marked_in_the_grid(played: tuple[Visitor, str, str]) -> No
 def test_a_bound_key_compares_its_own_runs_only(
     played: tuple[Visitor, str, str], system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    monkeypatch.setattr(access, "_KEY_TTL", 0.0)
     _, good, bad = played
     own, other = Visitor(create_app(system.settings)), Visitor(create_app(system.settings))
     own.log_in(make_key(system.engine, Scope.READ, "ada", queues=None, workflows="night"))

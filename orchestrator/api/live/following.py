@@ -183,7 +183,7 @@ class Watch:
 
     def _find(self) -> tuple[str, float]:
         try:
-            found = self._api.outages.find()
+            check = self._api.outages.find()
         except OrchestratorError:
             return _POSTGRES_DOWN
-        return found.text, found.again
+        return check.text, check.pause

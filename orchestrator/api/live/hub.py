@@ -32,7 +32,7 @@ from orchestrator.sdk.backend.logs import PAGE
 from orchestrator.store.insights import TaskView
 from orchestrator.telemetry import get_logger
 from orchestrator.transport.changes import NOWHERE, Entry
-from orchestrator.transport.changes import Journal as StreamRead
+from orchestrator.transport.changes import Heard as StreamRead
 from orchestrator.transport.codec import TaskChange
 from orchestrator.transport.connection import UNAVAILABLE
 

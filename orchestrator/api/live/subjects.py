@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from orchestrator.api.context import made_from
+from orchestrator.api.context import build_from
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, TaskState
 from orchestrator.sdk.tasks.logs import LogEntry
 from orchestrator.sealing import describe_json
@@ -137,16 +137,16 @@ def move(task: TaskChange) -> TaskMove:
 
 def move_of(task: TaskView) -> TaskMove:
     """Return the current state of a task as a state change."""
-    return made_from(TaskMove, task)
+    return build_from(TaskMove, task)
 
 
 def progress(mark: ProgressMark) -> Progress:
-    return made_from(Progress, mark)
+    return build_from(Progress, mark)
 
 
 def line(kind: Kind, entry: LogEntry) -> Line:
     """Return the event of a log line. For the log of a run, it names the task."""
-    return made_from(RunLine if kind is Kind.RUN_LOG else Line, entry)
+    return build_from(RunLine if kind is Kind.RUN_LOG else Line, entry)
 
 
 _ORDER = {TaskState.DISPATCHED: 0, TaskState.RUNNING: 1, TaskState.PENDING: 2}
