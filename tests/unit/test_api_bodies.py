@@ -109,8 +109,8 @@ def _tasks(endpoint: Endpoint, *last: Any) -> bytes:
 def test_the_items_of_a_long_list_are_decoded_one_by_one(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     data = _tasks(endpoint)
     assert endpoint.read_body(data)["body"] == msgspec.json.decode(data, type=endpoint.body)
-    monkeypatch.setattr(bodies, "SMALL", len(data))
-    monkeypatch.setattr(Decoder, "_one", None)  # it is not asked for few
+    monkeypatch.setattr(bodies, "SMALL_BODY", len(data))
+    monkeypatch.setattr(Decoder, "_decode_item", None)  # it is not asked for few
     assert len(endpoint.read_body(data)["body"].tasks) == 2_000
 
 
@@ -121,7 +121,7 @@ def test_a_misfit_in_a_long_list_is_told_as_in_a_short_one(
 ) -> None:
     data, told = _tasks(endpoint, bad), []
     for small in (0, len(data)):
-        monkeypatch.setattr(bodies, "SMALL", small)
+        monkeypatch.setattr(bodies, "SMALL_BODY", small)
         with pytest.raises(Refused) as refused:
             endpoint.read_body(data)
         told.append(refused.value.problem)
