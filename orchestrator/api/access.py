@@ -67,7 +67,6 @@ def network_of(address: str) -> str:
 
 
 RunInThread = Callable[[Callable[[], Any]], Awaitable[Any]]
-"""Runs a function in a thread."""
 Credential = Secret | Ticket
 """A key, or the session that was started with it."""
 
@@ -88,7 +87,6 @@ class Caller(NamedTuple):
     scope: Scope = Scope.ADMIN
     """The caller's scope; `admin` while no key is needed."""
     key: str | None = None
-    """The id of the caller's key."""
     quotas: Quotas | None = None
     """The caller's quotas; None while no key is needed."""
     recheck: Callable[[], Awaitable[object]] | None = None

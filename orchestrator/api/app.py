@@ -39,8 +39,7 @@ from orchestrator.telemetry import get_logger
 
 class HasMethods(Protocol):
     @property
-    def methods(self) -> Collection[str]:
-        """The HTTP methods of the path."""
+    def methods(self) -> Collection[str]: ...
 
 
 T = TypeVar("T", bound=HasMethods)
@@ -52,7 +51,6 @@ class Match(NamedTuple, Generic[T]):
 
     target: T
     path_params: dict[str, str]
-    """The values of the path's parameters."""
 
     @property
     def is_plausible(self) -> bool:
@@ -129,13 +127,7 @@ _CONSTANTS = (_DOCUMENT, _DOCS) = ("/openapi.json", "/docs")
 def create_app(settings: Settings) -> Starlette:
     """Return the ASGI application."""
     api = Api(settings)
-    authenticator, rejection_log, slots, meter, hub = (
-        Authenticator(api),
-        RejectionLog(api),
-        Slots(),
-        Meter(api),
-        Hub(api),
-    )
+    auth, rejections, slots, meter, hub = (Authenticator(api), RejectionLog(api), Slots(), Meter(api), Hub(api))
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -145,12 +137,10 @@ def create_app(settings: Settings) -> Starlette:
         await anyio.to_thread.run_sync(api.close)
 
     paths: dict[str, ServedPath] = {
-        path: ServedPath(api, authenticator, rejection_log, slots, meter, hub, found)
-        for path, found in _by_path(ROUTES).items()
+        path: ServedPath(api, auth, rejections, slots, meter, hub, found) for path, found in _by_path(ROUTES).items()
     }
     paths |= {
-        path: PagePath(api, authenticator, rejection_log, slots, meter, hub, found)
-        for path, found in _by_path(PAGES).items()
+        path: PagePath(api, auth, rejections, slots, meter, hub, found) for path, found in _by_path(PAGES).items()
     }
     routes = [
         Route(_DOCUMENT, partial(_constant, _document(), "application/json"), methods=["GET"]),

@@ -210,24 +210,24 @@ def _run_matches(api: Api, searched: SearchedValue, names: _Names, run: RunView,
 
 @dataclass(frozen=True, kw_only=True)
 class Matches(Found):
-    """All that matches a text, also among arguments; hidden ones are not searched."""
+    """Everything that matches a text, also in arguments; redacted arguments are not searched."""
 
     exact_tasks: list[TaskView]
     """Tasks with an argument that equals the value."""
     exact_runs: list[RunView]
-    """The same of runs."""
+    """Runs with an argument that equals the value."""
     tasks_by_argument: list[TaskView]
     """Other tasks with this text in an argument."""
     runs_by_argument: list[RunView]
-    """The same of runs."""
+    """Other runs with this text in an argument."""
     older_exact_tasks: UUID | None = None
     """The task before which arguments were not compared, because the search takes half a second at most."""
     older_exact_runs: UUID | None = None
-    """The same of runs."""
+    """The run before which arguments were not compared."""
     older_tasks: UUID | None = None
     """The task before which arguments were not searched, because of that limit or because there are enough matches."""
     older_runs: UUID | None = None
-    """The same of runs."""
+    """The run before which arguments were not searched."""
 
 
 def exact_search(text: str) -> str:

@@ -19,7 +19,7 @@ import msgspec
 from starlette.requests import Request
 
 from orchestrator.api.http_protocol import BODY_TIMEOUT
-from orchestrator.api.problems import Problem, Refused, refused, unprocessable
+from orchestrator.api.problems import Problem, Refused, invalid, refused
 from orchestrator.domain.plain import MOST_LEVELS
 
 MAX_BODY = 32_000_000
@@ -90,7 +90,7 @@ def check_shape(data: bytes) -> None:
         levels = list(accumulate(map(_STEPS.__getitem__, brackets), initial=level))
         level = levels[-1]
         if max(levels) > MOST_LEVELS:
-            raise unprocessable(f"The body has more than {MOST_LEVELS} levels.")
+            raise invalid(f"The body has more than {MOST_LEVELS} levels.")
         if values > MAX_VALUES or containers > MAX_CONTAINERS:
             detail = f"It holds more than {MAX_VALUES:,} values, or more than {MAX_CONTAINERS:,} lists and objects."
             raise refused(413, "The body is too large", f"{detail} Send it in parts, or what is large as one text.")

@@ -39,7 +39,6 @@ Arguments = Mapping[str, Any]
 Check = Callable[[Settings, Any, Arguments], object]
 
 _MAX_CALLBACK_DEPTH = 10
-"""The maximum depth of callbacks."""
 _WORKERS_ONLY = (START,)
 
 
@@ -221,7 +220,6 @@ EXECUTOR_SCOPE = Scope.OPERATE
 
 T = TypeVar("T", NewTask, Callback)
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""Errors of data that cannot be decoded."""
 
 
 def without_executors(body: Any) -> Any:

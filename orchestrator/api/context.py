@@ -188,16 +188,12 @@ class RegisteredNames:
 
 
 def _is_resolvable(name: str) -> bool:
-    """Return whether a worker resolves a name without registration: `module:function`, an executor or a built-in
-    task."""
+    """Return whether workers find a name without registration: `module:function`, an executor or a built-in task."""
     return ":" in name or name.startswith("orchestrator.")
 
 
 class PullWaiters:
-    """Pull executors' work in Redis, and two threads that notify waiting requests.
-
-    The first waiting request starts them.
-    """
+    """Work of pull executors in Redis, and two threads that notify waiting requests, started by the first one."""
 
     def __init__(self, connections: Connections) -> None:
         redis, keys = connections.redis, connections.keys
@@ -236,7 +232,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     id: UUID
     asked: str
-    """The request."""
+    """The requested action."""
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -255,7 +251,6 @@ class Api:
         self.replica = Replica(settings, self.backend.connections.reading) if settings.read_database_url else None
         """The read replica for lists and charts; None if there is none."""
         self.redaction = Redaction(self._global_patterns)
-        """Redaction by the patterns of the settings."""
         self.metrics = ApiMetrics(settings)
         self.readiness = Readiness(settings, self.backend.connections)
         self.pull_waiters = PerProcess(lambda: PullWaiters(self.backend.connections))
@@ -285,8 +280,7 @@ class Api:
         return self.replica.read(lambda connection: find(connection, *args, **kwargs))
 
     def redaction_of_task(self, task: TaskDetail) -> Redaction:
-        """Return the redaction of a task: its own patterns, and those of tasks and runs that it may have values
-        from."""
+        """Return the redaction of a task: its own patterns, and those of relatives that it may have values from."""
         own = tuple(task.options.get("redact", ()))
         family = Family([], [], [], [], is_partial=False)
         if task.run_id is not None or task.parent_id is not None:
@@ -324,16 +318,12 @@ def view_fields(view: type, *without: str) -> Any:
     return msgspec.defstruct(f"{view.__name__}Fields", fields, frozen=True, kw_only=True)
 
 
-def filter_fields(filter_type: Any, *without: str) -> Any:
+def filter_fields(kind: Any, *without: str) -> Any:
     """Return a base class for query parameters with the fields of a filter, all optional."""
-    kinds = get_type_hints(filter_type, include_extras=True)
-    fields = (
-        dataclasses.fields(filter_type)
-        if dataclasses.is_dataclass(filter_type)
-        else msgspec.structs.fields(filter_type)
-    )
+    kinds = get_type_hints(kind, include_extras=True)
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else msgspec.structs.fields(kind)
     return msgspec.defstruct(
-        f"{filter_type.__name__}Fields",
+        f"{kind.__name__}Fields",
         [(field.name, kinds[field.name], field.default) for field in fields if field.name not in without],
         rename=_ONE_BY_ONE,
         frozen=True,

@@ -26,7 +26,7 @@ import msgspec
 
 from orchestrator.api.bodies import MAX_SMALL_REQUEST, ONE_VALUE, decoder
 from orchestrator.api.key_scope import NOTHING, TASK, WITHIN, WORKFLOW, Subject
-from orchestrator.api.problems import invalid_field, refused, unprocessable
+from orchestrator.api.problems import invalid, invalid_field, refused
 from orchestrator.domain.access import Scope
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -53,7 +53,6 @@ class Endpoint:
     summary: str = ""
     description: str = ""
     path_params: Mapping[str, Any] = field(default_factory=dict)
-    """The types of the path parameters."""
     query: Any = None
     body: Any = None
     answer: Any = None
@@ -75,7 +74,6 @@ class Endpoint:
     true_values: bool = False
     """The response has unredacted values, for programs."""
     examples: Sequence[Any] = ()
-    """Examples of the body."""
     repeated: frozenset[str] = frozenset()
     """Query parameters that may be repeated."""
 
@@ -105,12 +103,12 @@ class Endpoint:
             if name in self.repeated:
                 values.setdefault(name, []).append(value)
             elif name in values:
-                raise unprocessable(f"?{name} is given twice.")
+                raise invalid(f"?{name} is given twice.")
             else:
                 values[name] = value
         if self.query is None:
             if values:
-                raise unprocessable(f"?{next(iter(values))}: this route takes no options.")
+                raise invalid(f"?{next(iter(values))}: this route takes no options.")
             return {}
         try:
             return {"query": msgspec.convert(values, self.query, strict=False)}
@@ -135,7 +133,7 @@ class Endpoint:
         except msgspec.ValidationError as error:
             raise invalid_field(error) from error
         except RecursionError:
-            raise unprocessable("The body has too many levels within each other.") from None
+            raise invalid("The body has too many levels within each other.") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             marked = data.startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
             detail = "It begins with a byte order mark: send UTF-8 without one." if marked else str(error)

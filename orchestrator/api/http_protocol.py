@@ -100,9 +100,7 @@ class TimedProtocol(HttpToolsProtocol):
             self._connections = None
             self._is_rejecting = True
             detail = "So many connections of one address are open: close some, or come again."
-            self._send_problem(
-                HTTPStatus.TOO_MANY_REQUESTS, "There are too many connections", detail, "retry-after: 10\r\n"
-            )
+            self._reply(HTTPStatus.TOO_MANY_REQUESTS, "There are too many connections", detail, "retry-after: 10\r\n")
             self.transport.close()
             return
         self._update_timer()
@@ -164,7 +162,7 @@ class TimedProtocol(HttpToolsProtocol):
                 return
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        self._send_problem(HTTPStatus.BAD_REQUEST, "The request is no HTTP/1.1", msg)
+        self._reply(HTTPStatus.BAD_REQUEST, "The request is no HTTP/1.1", msg)
         self._drain(HEAD_TIMEOUT)
 
     def close(self) -> None:
@@ -184,7 +182,7 @@ class TimedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._timer = self.loop.call_later(seconds, self.transport.close)
 
-    def _send_problem(self, status: HTTPStatus, title: str, detail: str, headers: str = "") -> None:
+    def _reply(self, status: HTTPStatus, title: str, detail: str, headers: str = "") -> None:
         """Send a problem that answers no particular request."""
         data = msgspec.json.encode(Problem(title=title, status=status, detail=detail))
         head = f"HTTP/1.1 {status} {status.phrase}\r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(data)}\r\n"

@@ -111,13 +111,9 @@ def lineage_within(key_scope: KeyScope, lineage: Lineage) -> Lineage:
     return replace(lineage, parent=parent, children=[one for one in lineage.children if is_within(key_scope, one)])
 
 
-def is_within(key_scope: KeyScope, relative: Relative) -> bool:
+def is_within(key_scope: KeyScope, item: Relative) -> bool:
     """Return whether a related task or run is within the key scope."""
-    return (
-        key_scope.has_workflow(relative.workflow)
-        if relative.kind == "run"
-        else key_scope.has_queue(relative.queue or "")
-    )
+    return key_scope.has_workflow(item.workflow) if item.kind == "run" else key_scope.has_queue(item.queue or "")
 
 
 def check_tasks(api: Api, key_scope: KeyScope, tasks: Collection[UUID]) -> None:
@@ -241,9 +237,9 @@ WORKFLOW = _in_path(Kind.WORKFLOW, "workflow", "name")
 TASK = _in_path(Kind.TASK, "id")
 """Checked by the task's queue, or the workflow of its run."""
 RUN = _in_path(Kind.RUN, "id")
-"""Its workflow."""
+"""Checked by the run's workflow."""
 BACKFILL = _in_path(Kind.BACKFILL, "number")
-"""Its workflow."""
+"""Checked by the backfill's workflow."""
 WITHIN = Subject("within", _admit)
 """The function receives the `key_scope`, and filters its results or checks names in the body itself."""
 WHOLE = Subject("whole", _refuse)

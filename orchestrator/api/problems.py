@@ -41,7 +41,7 @@ class FieldError(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An answer that says what went wrong."""
+    """A description of an error."""
 
     title: str
     """The kind of problem; the same words for the same kind."""
@@ -51,11 +51,9 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     type: str = "about:blank"
     """A stable name of the kind: `urn:orchestrator:error:WrongState`."""
     errors: list[FieldError] = []
-    """The invalid parts of the request."""
     task_id: str | None = None
     """The task that has the unique key, if that is the problem."""
     data: dict[str, Any] = {}
-    """Further data for programs."""
 
 
 class Refused(Exception):
@@ -73,7 +71,7 @@ def refused(status: int, title: str, detail: str = "", **fields: Any) -> Refused
     return Refused(Problem(title=title, status=status, detail=detail, **fields), headers)
 
 
-def unprocessable(detail: str, **fields: Any) -> Refused:
+def invalid(detail: str, **fields: Any) -> Refused:
     """Return a problem for a request with invalid content."""
     return refused(422, "The request does not fit", detail, **fields)
 
@@ -101,7 +99,7 @@ def invalid_field(error: msgspec.ValidationError, mark: str = "#/") -> Refused:
     if unknown:
         path.append(unknown[1] or unknown[2])
     pointer = f"{mark}{'/'.join(path)}"
-    return unprocessable(f"{pointer}: {detail}", errors=[FieldError(pointer, detail)])
+    return invalid(f"{pointer}: {detail}", errors=[FieldError(pointer, detail)])
 
 
 _STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
@@ -135,7 +133,7 @@ def from_error(error: Exception) -> Refused | None:
     if isinstance(error, transport.UNAVAILABLE):
         return refused(503, "Redis cannot be used now", transport.describe(error))
     if "cannot contain NUL" in str(error):
-        return unprocessable("A text contains a NUL character, which cannot be stored or looked for: remove it.")
+        return invalid("A text contains a NUL character, which cannot be stored or looked for: remove it.")
     if isinstance(error, exc.DataError):
-        return unprocessable(f"A value cannot be stored or looked for: {database.said(error)}")
+        return invalid(f"A value cannot be stored or looked for: {database.said(error)}")
     return None

@@ -65,8 +65,8 @@ class Meter:
         """Tasks that this process has added since."""
         self._due: dict[str, int] = {}
         """Queues to count, and the number at which to stop."""
-        self._counted_at = -math.inf
-        self._counting: asyncio.Task[None] | None = None
+        self._read_at = -math.inf
+        self._reader: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def request(self, caller: Caller, received: CountedReceive) -> Iterator[None]:
@@ -114,13 +114,9 @@ class Meter:
 
     def _count_due(self) -> None:
         """Start to count, in the background, the queues to which many tasks were added."""
-        if (
-            self._due
-            and time.monotonic() - self._counted_at > LOOK
-            and (self._counting is None or self._counting.done())
-        ):
-            self._counted_at = time.monotonic()
-            self._counting = asyncio.ensure_future(self._read(dict(self._due), Counter(self._added)))
+        if self._due and time.monotonic() - self._read_at > LOOK and (self._reader is None or self._reader.done()):
+            self._read_at = time.monotonic()
+            self._reader = asyncio.ensure_future(self._read(dict(self._due), Counter(self._added)))
 
     async def _read(self, due: dict[str, int], before: Counter[str]) -> None:
         with contextlib.suppress(OrchestratorError):  # Postgres is down: the next count reads them

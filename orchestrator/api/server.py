@@ -54,8 +54,10 @@ class Certificate(NamedTuple):
 def serve(
     settings: Settings, host: str, port: int, *, or_any: bool = False, certificate: Certificate | None = None
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, and finish requests in flight. With `or_any`, use a free port if `port` is
-    taken."""
+    """Serve until SIGTERM or Ctrl-C, and finish requests in flight.
+
+    With `or_any`, a taken port is replaced by any other.
+    """
     if not _wait_for_postgres(settings):
         return
     _check_certificate(certificate)
@@ -250,7 +252,7 @@ class Acceptor:
                 if error.errno in _OUT_OF_RESOURCES:
                     self._pause(error)
                     return
-                continue  # the client has left
+                continue  # the client has disconnected
             if not self._rate.admit(address[0], now) or _is_gone(connection):
                 connection.close()
                 continue

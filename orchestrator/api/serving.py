@@ -25,7 +25,7 @@ from orchestrator.api.key_scope import WHOLE, OutOfKeyScope
 from orchestrator.api.live.answer import Admit
 from orchestrator.api.live.answer import answer as live
 from orchestrator.api.live.hub import Hub
-from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, from_error, refused, unprocessable
+from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, from_error, invalid, refused
 from orchestrator.api.quotas import CountedReceive, Meter
 from orchestrator.api.redacting import redacted
 from orchestrator.api.slots import Client, Slots
@@ -51,7 +51,7 @@ class ServedPath:
     def __init__(
         self,
         api: Api,
-        authenticator: Authenticator,
+        auth: Authenticator,
         rejection_log: RejectionLog,
         slots: Slots,
         meter: Meter,
@@ -59,7 +59,7 @@ class ServedPath:
         endpoints: Mapping[str, Endpoint],
     ) -> None:
         self._api = api
-        self._authenticator = authenticator
+        self._auth = auth
         self._rejection_log = rejection_log
         self._slots = slots
         self._meter = meter
@@ -80,7 +80,7 @@ class ServedPath:
             try:
                 endpoint = self._endpoint(request.method)
                 admit = partial(
-                    self._authenticator.admit,
+                    self._auth.admit,
                     peer,
                     request.headers,
                     endpoint.scope,
@@ -106,9 +106,7 @@ class ServedPath:
                 response = self.refuse(stops, request, caller)
             except Exception as error:  # noqa: BLE001  # a defect fails one request, and its traceback is not sent
                 actor = (
-                    caller.actor
-                    if caller
-                    else self._authenticator.refused_actor(peer, request.headers, self.ticket(request))
+                    caller.actor if caller else self._auth.refused_actor(peer, request.headers, self.ticket(request))
                 )
                 await self._log_rejection(error, actor, request)
                 # No variable of this frame may hold the request data: the error keeps the frame in memory.
@@ -170,7 +168,7 @@ async def _answer(
     if caller.key_scope.is_bound and endpoint.about is WHOLE:
         endpoint.about.check(api, caller.key_scope, {})
     if endpoint.method == "POST" and not endpoint.takes_key and "idempotency-key" in request.headers:
-        raise unprocessable("Idempotency-Key: this route takes none, and would do it again.")
+        raise invalid("Idempotency-Key: this route takes none, and would do it again.")
     arguments = endpoint.read_path(request.path_params) | endpoint.read_query(query_string(request))
     if endpoint.takes_key:
         arguments["key"] = request.headers.get("Idempotency-Key")
@@ -179,15 +177,13 @@ async def _answer(
     known_etag = request.headers.get("If-None-Match") if endpoint.method == "GET" else None
 
     def parse_and_call(call: Callable[..., Any]) -> Any:
-        parsed = endpoint.read_body(body, request.headers.get("Content-Type", ""))
-        if parsed and endpoint.is_for_sdk:
-            check_names(caller.key_scope, parsed["body"])
-            parsed["body"] = (
-                parsed["body"] if caller.scope.includes(EXECUTOR_SCOPE) else without_executors(parsed["body"])
-            )
-        if parsed and endpoint.scope is Permission.ENQUEUE:
-            meter.check_tasks(caller, parsed["body"])
-        return call_endpoint(api, endpoint, call, arguments | parsed, caller)
+        read = endpoint.read_body(body, request.headers.get("Content-Type", ""))
+        if read and endpoint.is_for_sdk:
+            check_names(caller.key_scope, read["body"])
+            read["body"] = read["body"] if caller.scope.includes(EXECUTOR_SCOPE) else without_executors(read["body"])
+        if read and endpoint.scope is Permission.ENQUEUE:
+            meter.check_tasks(caller, read["body"])
+        return call_endpoint(api, endpoint, call, arguments | read, caller)
 
     def work() -> Response | Steps[Response]:
         answer = parse_and_call(endpoint.call_large or endpoint.call)

@@ -30,7 +30,6 @@ _MAX_WAIT = 300.0
 _MAX_WAITING = 1_000
 """Requests that may wait for a slot."""
 _LOOKUPS = 2
-"""Concurrent key lookups."""
 
 
 class Client:

@@ -74,7 +74,7 @@ def test_a_failed_run_is_one_click_from_the_last_good_one(played: tuple[Visitor,
 
 
 def test_large_outputs_are_compared_as_far_as_one_can_read(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "_MOST_SHOWN", 30)
+    monkeypatch.setattr(compare, "_MAX_SHOWN", 30)
     worker = system.worker(knows=("job",), slots=10)
     system.app.workflows.apply(loads(FIRST))
     results: list[dict[str, object]] = [{"rows": [*range(start, start + 40)], "text": "x" * 600} for start in (0, 100)]
@@ -99,7 +99,7 @@ def test_a_run_without_a_good_one_before_it_is_compared_with_the_first_after_it(
 
 
 def test_equal_steps_of_a_large_definition_are_left_out(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "_MOST_ROWS", 1)
+    monkeypatch.setattr(compare, "_MAX_ROWS", 1)
     worker = system.worker(knows=("job",), slots=10)
     system.app.workflows.apply(loads(FIRST))
     play(system, worker, "eu", 1)

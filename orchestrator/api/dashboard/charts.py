@@ -35,7 +35,6 @@ class Hour:
     """The throughput of the last hour."""
 
     bars: list[Bar]
-    """Ended tasks by minute."""
     most: int
     """The highest bar."""
     success: int

@@ -36,8 +36,6 @@ _KINDS: dict[tuple[str, str], ParamType] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A form field."""
-
     name: str = ""
     """The name; empty if the form has a single value."""
     kind: ParamType = "any"

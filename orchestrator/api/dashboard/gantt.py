@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from orchestrator.monitoring.times import present
 from orchestrator.store.insights import AttemptView, RunView, StepView, TaskView
 
-_MOST_ROWS = 200
+_MAX_ROWS = 200
 _VISIBLE_ROWS = 30
 """Rows that are visible before the others are expanded."""
 _TICKS = (
@@ -102,7 +102,7 @@ def gantt_of_steps(
         start = min(start, _begin(started[0], end))
     ends = {step.name: step.ended_at for step in steps} | dict(ends)
     rows = []
-    for step in started[:_MOST_ROWS]:
+    for step in started[:_MAX_ROWS]:
         first = firsts.get(step.name, step)
         parent_ends = [ends.get(name) for name in first.depends_on]
         ready = max((parent_end for parent_end in parent_ends if parent_end is not None), default=start)
@@ -121,7 +121,7 @@ def gantt_of_steps(
         if until is not None and until > ready:
             chart_row = replace(chart_row, limited=_percent(min(until, begin), start, end))
         rows.append(chart_row)
-    return Gantt(rows, start, end, max(0, len(started) - _MOST_ROWS))
+    return Gantt(rows, start, end, max(0, len(started) - _MAX_ROWS))
 
 
 def _begin(step: StepView, default: datetime) -> datetime:
@@ -178,9 +178,9 @@ def gantt_of_events(run: RunView, events: Sequence[Mapping[str, Any]], now: date
             started[event["id"]] = event
         elif event["type"] in _ENDS:
             ended[event["id"]] = _ENDS[event["type"]], _at(event)
-    displayed = [*started.items()][-_MOST_ROWS:]
+    displayed = [*started.items()][-_MAX_ROWS:]
     if displayed:
-        start = min(start, _at(displayed[0][1])) if len(started) <= _MOST_ROWS else _at(displayed[0][1])
+        start = min(start, _at(displayed[0][1])) if len(started) <= _MAX_ROWS else _at(displayed[0][1])
     rows = []
     for id, event in displayed:
         state, stop = ended.get(id, ("open", end))
@@ -189,7 +189,7 @@ def gantt_of_events(run: RunView, events: Sequence[Mapping[str, Any]], now: date
         path = _BEGINS[event["type"]]
         link = f"/ui/{path}/{id}" if path else ""
         rows.append(row(f"{label} {name}".strip() if label else name, state, _at(event), stop, start, end, False, link))
-    return Gantt(rows, start, end, max(0, len(started) - _MOST_ROWS))
+    return Gantt(rows, start, end, max(0, len(started) - _MAX_ROWS))
 
 
 def _at(event: Mapping[str, Any]) -> datetime:

@@ -14,7 +14,7 @@ from orchestrator.store.insights import StepView
 
 MAX_DRAWN = 150
 """Steps of a run that are drawn without groups, at most."""
-_MOST_GROUPS = 60
+_MAX_GROUPS = 60
 """Groups that are drawn, at most: as many as fit into a pane with readable names."""
 _BANDS = 40
 """Groups of layers, at most, of a run with very many layers."""
@@ -59,7 +59,7 @@ def fold(steps: Sequence[StepView], critical: frozenset[str], opened: Collection
         for step in steps:
             stem = _STEM.sub("", step.name) if by_name else ""
             groups.setdefault((depths[step.name] // layers_per_group, stem), []).append(step)
-        if len(groups) <= _MOST_GROUPS:
+        if len(groups) <= _MAX_GROUPS:
             break
     owners: dict[str, str] = {}
     members: dict[str, list[StepView]] = {}
@@ -94,10 +94,8 @@ def _begin(step: StepView) -> tuple[bool, float]:
 
 def _group(name: str, inside: Sequence[StepView], owners: Mapping[str, str]) -> StepView:
     """Return a step that stands for a group, or the step itself, with dependencies on groups instead of steps."""
-    dependencies = dict.fromkeys(
-        owners[dependency] for step in inside for dependency in step.depends_on if dependency in owners
-    )
-    depends_on = tuple(dependency for dependency in dependencies if dependency != name)
+    dependencies = dict.fromkeys(owners[upper] for step in inside for upper in step.depends_on if upper in owners)
+    depends_on = tuple(upper for upper in dependencies if upper != name)
     if len(inside) == 1 and inside[0].name == name:
         return replace(inside[0], depends_on=depends_on)
     ends = [step.ended_at for step in inside if step.ended_at is not None]

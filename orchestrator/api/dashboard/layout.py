@@ -11,7 +11,6 @@ from itertools import pairwise
 from orchestrator.store.insights import StepView
 
 WIDTH, HEIGHT = 172, 52
-"""The size of a step."""
 PANE_SIZE = (1158.0, 600.0)
 """The size of the pane in a window of 1440 by 900."""
 _READABLE = 0.85
@@ -23,7 +22,7 @@ _EXIT, _RADIUS = 8, 8
 """The distance from a row at which an edge turns to the next row, and the radius of the turn."""
 _TITLE, _PADDING, _CELL = 28, 10, 10
 """The title, padding and gap of a frame."""
-_MOST_COLUMNS = 6
+_MAX_COLUMNS = 6
 _LONGEST_NAME = 18
 _SORT_PASSES = 6
 _BEND = 12
@@ -190,7 +189,7 @@ def _label_position(start: _Box, end: _Box) -> tuple[float, float]:
 
 
 def _columns_of(count: int) -> int:
-    return min(_MOST_COLUMNS, max(1, round(0.7 * math.sqrt(count))))
+    return min(_MAX_COLUMNS, max(1, round(0.7 * math.sqrt(count))))
 
 
 def _cells(count: int) -> list[tuple[float, float]]:

@@ -41,7 +41,7 @@ from orchestrator.store.insights.runs import workflows_with_runs
 from orchestrator.transport.connection import connect
 from orchestrator.transport.journal import LOSSES, read_marks
 
-_MOST_NAMES = 8
+_MAX_NAMES = 8
 _LONGEST_CALL = 2_000
 """Bytes of arguments that a list shows, at most."""
 _REDIS_TIMEOUT = 0.5
@@ -131,7 +131,7 @@ def _params_in_line(api: Api, run: RunView, note: RunNote, names: Mapping[str, S
     params = note.params or {}
     if note.start:
         params = as_json(named_call(names, run.workflow, *call_of(note.start)))
-    first = dict([*params.items()][:_MOST_NAMES])
+    first = dict([*params.items()][:_MAX_NAMES])
     if note.is_plain and not api.redaction:
         return _call_in_line(first)
     return "parameters " + ", ".join(first) if first else ""
@@ -155,7 +155,7 @@ def task_calls(api: Api, tasks: Sequence[TaskView]) -> dict[UUID, tuple[str, str
             origin = origin_of(stored_call.payload)
             if not api.redaction and (stored_call.is_plain or (stored_call.is_plain_in_run and task.run_id in plain)):
                 values = as_json(named_call(names, task.name, *call_of(stored_call.payload)))
-                line = _call_in_line(dict([*values.items()][:_MOST_NAMES]))
+                line = _call_in_line(dict([*values.items()][:_MAX_NAMES]))
         step = f"{task.step}[{task.position}]" if task.step and origin.get("count") is not None else task.step or ""
         workflow = origin.get("workflow")
         is_named = step and workflow and not is_composed(workflow) and visitor().key_scope.has_workflow(workflow)
@@ -164,7 +164,7 @@ def task_calls(api: Api, tasks: Sequence[TaskView]) -> dict[UUID, tuple[str, str
 
 
 _MAX_SUGGESTIONS = 10
-_MOST_TASKS = 500
+_MAX_TASKS = 500
 """Tasks with similar names that are read, at most."""
 
 
@@ -197,7 +197,7 @@ def suggest_run_filters(api: Api, workflow: str | None, key_scope: KeyScope) -> 
 def _task_names(api: Api, text: str, key_scope: KeyScope) -> set[str]:
     """Return names of recent tasks that contain a text, and, unless the key is bound, registered names."""
     task_filter = TaskFilter(part=text, within=key_scope.queues)
-    found = {task.name for task in api.read_list(page_of_tasks, task_filter, limit=_MOST_TASKS).tasks}
+    found = {task.name for task in api.read_list(page_of_tasks, task_filter, limit=_MAX_TASKS).tasks}
     if not key_scope.is_bound:
         kinds = api.read_list(kinds_of_names)
         found |= {*tasks_among(kinds), *workflows_among(kinds)}

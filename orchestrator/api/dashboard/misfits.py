@@ -21,18 +21,16 @@ _GIVE = {
 }
 
 
-def describe_problem(problem: Problem, query_type: type[msgspec.Struct] | None) -> str:
+def describe_problem(problem: Problem, struct: type[msgspec.Struct] | None) -> str:
     """Return a description of the invalid fields of a form or query; other problems keep their detail."""
     messages = [
-        text
-        for error in problem.errors
-        if (text := _describe_field(error.pointer.strip("#/?"), error.detail, query_type))
+        text for error in problem.errors if (text := _describe(error.pointer.strip("#/?"), error.detail, struct))
     ]
     return " ".join(messages) or problem.detail.removeprefix("?: ")
 
 
-def _describe_field(pointer: str, detail: str, query_type: type[msgspec.Struct] | None) -> str:
-    info = query_type and inspect.type_info(query_type)
+def _describe(pointer: str, detail: str, struct: type[msgspec.Struct] | None) -> str:
+    info = struct and inspect.type_info(struct)
     fields = {one.encode_name: one.type for one in info.fields} if isinstance(info, inspect.StructType) else {}
     name = pointer.partition("/")[0]
     label = _LABELS.get(name, pointer.replace("_", " ").replace("/", " ").capitalize())

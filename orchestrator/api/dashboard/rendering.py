@@ -88,7 +88,6 @@ class Action(Endpoint):
     """A route of the API that a form calls."""
 
     notice: str = ""
-    """The message after success."""
     needs: str = ""
     """A field that the form requires, although the route has a default for it."""
 
@@ -145,7 +144,6 @@ class Notice(NamedTuple):
     text: str
     is_error: bool = False
     undo: str = ""
-    """The path of the undo action."""
     is_about_filter: bool = False
     """The notice is about an invalid filter in the URL; the form keeps the input."""
     page: str = ""

@@ -78,7 +78,7 @@ class PagePath(ServedPath):
     async def answer(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
         """Show a page, or perform an action and redirect back to the page."""
         session = self._session(request)
-        visit = _new_visit(request, caller, session, self._meter, self._api.replica)
+        visit = _visit(request, caller, session, self._meter, self._api.replica)
         if endpoint.scope is not None:
             approvals = partial(count_approvals, self._api, caller.key_scope)
             visit = dataclasses.replace(visit, approvals=approvals, outage=self._api.outages.last)
@@ -89,7 +89,7 @@ class PagePath(ServedPath):
         try:
             arguments = endpoint.read_path(request.path_params)
         except Refused:
-            if (answer := await self._redirect_to_match(endpoint, request, caller)) is not None:
+            if (answer := await self._find_match(endpoint, request, caller)) is not None:
                 return session.finish(answer)
             raise
         if replica is not None and not replica.has_heard(session.last_action):  # another server performed the action
@@ -101,10 +101,7 @@ class PagePath(ServedPath):
                 answer = await self._call(endpoint, arguments | endpoint.read_query(query), request, caller)
             except (Refused, OrchestratorError) as error:
                 problem = problem_of_error(error, request).problem
-                if (
-                    problem.status == 404
-                    and (match := await self._redirect_to_match(endpoint, request, caller)) is not None
-                ):
+                if problem.status == 404 and (match := await self._find_match(endpoint, request, caller)) is not None:
                     return session.finish(match)  # a run's key may look like an id
                 if problem.status != 422 or not query or endpoint.is_live or endpoint.scope is not Scope.READ:
                     raise  # a preview of a bulk action must not include more than requested
@@ -117,9 +114,7 @@ class PagePath(ServedPath):
             return session.finish(answer)
         is_public = endpoint.scope is None
         data = await read_body(request, SMALL_BODY if is_public else MAX_SMALL_REQUEST)
-        form = (
-            _parse_form(data) if len(data) <= SMALL_BODY else await self._slots.run(partial(_parse_form, data), caller)
-        )
+        form = _decode(data) if len(data) <= SMALL_BODY else await self._slots.run(partial(_decode, data), caller)
         token = form.get(_TOKEN, [""])[0]
         if endpoint.path == LOG_IN and session.ticket is not None and not session.is_valid_token(token):
             return session.finish(redirect(own_page(form.get("to", [""])[0])))  # another tab has logged in since
@@ -134,7 +129,7 @@ class PagePath(ServedPath):
         try:
             answer = await self._call(endpoint, arguments, request, caller, partial(_parse_body, endpoint, form))
         except ClientDisconnect:
-            raise  # the client has gone
+            raise  # there is nobody to respond to
         except Exception as error:
             found = problem_of_error(error, request)
             if found.problem.status in (401, 403, 429) or not isinstance(endpoint, Action):
@@ -151,7 +146,7 @@ class PagePath(ServedPath):
         text = await self._slots.run(partial(endpoint.outcome, answer), caller)
         return session.finish(redirect(to), Notice(text, undo=endpoint.undo_path(path_of(request))))
 
-    async def _redirect_to_match(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response | None:
+    async def _find_match(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response | None:
         """Redirect from a run's key, or a part of an id, to the page with the whole id; None if nothing matches."""
         if endpoint.about not in (RUN, TASK) or endpoint.method != "GET" or endpoint.is_live:
             return None
@@ -165,13 +160,7 @@ class PagePath(ServedPath):
         return redirect(found if found.startswith("/") else "/".join(("", ui, kinds, found, *rest)) + query)
 
     async def _without_invalid_filters(
-        self,
-        endpoint: Endpoint,
-        arguments: dict[str, Any],
-        query: str,
-        problem: Problem,
-        request: Request,
-        caller: Caller,
+        self, endpoint: Endpoint, given: dict[str, Any], query: str, problem: Problem, request: Request, caller: Caller
     ) -> Response | None:
         """Show a page without invalid filters, or without all if they are invalid together, with a notice about them.
 
@@ -184,7 +173,7 @@ class PagePath(ServedPath):
         current.set(dataclasses.replace(visit, notice=notice))
         try:
             query_arguments = endpoint.read_query(urlencode(valid if len(valid) < len(pairs) else []))
-            answer: Response = await self._call(endpoint, arguments | query_arguments, request, caller)
+            answer: Response = await self._call(endpoint, given | query_arguments, request, caller)
             if answer.headers["Content-Type"].startswith("text/html"):
                 answer.status_code = 422
                 return answer
@@ -199,9 +188,9 @@ class PagePath(ServedPath):
         headers = headers_with_key(request, key)
         peer = request.client.host if request.client else ""
         try:
-            caller = await self._authenticator.admit(peer, headers, Scope.READ, self._slots.run_lookup)
+            caller = await self._auth.admit(peer, headers, Scope.READ, self._slots.run_lookup)
         except Refused as error:
-            await super()._log_rejection(error, self._authenticator.refused_actor(peer, headers), request)
+            await super()._log_rejection(error, self._auth.refused_actor(peer, headers), request)
             return session.finish(page("login.html", error.problem.status, to=to, wrong=error.problem))
         if caller.key is None:  # no key exists, so there is no log-in
             return session.finish(redirect(to))
@@ -212,7 +201,7 @@ class PagePath(ServedPath):
         """End a session on this server and all others."""
         if session.ticket is not None:
             await self._slots.run(partial(end_session, self._api, session.ticket), caller)
-            self._authenticator.forget(session.ticket)
+            self._auth.forget(session.ticket)
         return session.leave(redirect(LOG_IN))
 
     async def _call(
@@ -241,10 +230,7 @@ class PagePath(ServedPath):
             return answer
 
     def refuse(self, error: Exception, request: Request, caller: Caller | None) -> Response:
-        """Show an error page.
-
-        A visitor without a valid session is redirected to the log-in, except for requests by scripts.
-        """
+        """Show an error page. Without a valid session, redirect to the log-in, except for requests by scripts."""
         found = problem_of_error(error, request)
         session = self._session(request)
         status = found.problem.status
@@ -255,11 +241,11 @@ class PagePath(ServedPath):
             return session.leave(redirect(_log_in_url(here)))
         if status == 401 and "authorization" not in request.headers:
             return session.leave(redirect(_log_in_url(_page_before(request))), _NOT_DONE)
-        current.set(None if caller is None else _new_visit(request, caller, session, self._meter))
+        current.set(None if caller is None else _visit(request, caller, session, self._meter))
         headers = {name: value for name, value in found.headers.items() if name != "WWW-Authenticate"}
-        page_endpoint = self._endpoints.get("GET")
+        shown = self._endpoints.get("GET")
         problem = msgspec.structs.replace(
-            found.problem, detail=describe_problem(found.problem, page_endpoint.query if page_endpoint else None)
+            found.problem, detail=describe_problem(found.problem, shown.query if shown else None)
         )
         return session.finish(problem_page(problem, headers))
 
@@ -271,8 +257,8 @@ class PagePath(ServedPath):
 
     def _session(self, request: Request) -> Session:
         peer = request.client.host if request.client else ""
-        prefix.set(self._authenticator.prefix(peer, request))
-        return Session(request, self._authenticator.is_tls(peer, request), prefix.get())
+        prefix.set(self._auth.prefix(peer, request))
+        return Session(request, self._auth.is_tls(peer, request), prefix.get())
 
 
 def _is_valid_query(endpoint: Endpoint, query: str) -> bool:
@@ -283,9 +269,7 @@ def _is_valid_query(endpoint: Endpoint, query: str) -> bool:
     return True
 
 
-def _new_visit(
-    request: Request, caller: Caller, session: Session, meter: Meter, replica: Replica | None = None
-) -> Visit:
+def _visit(request: Request, caller: Caller, session: Session, meter: Meter, replica: Replica | None = None) -> Visit:
     return Visit(
         replica=replica,
         who=caller.actor.who,
@@ -328,7 +312,7 @@ def _normalized_query(query: str, path: str) -> str:
     )
 
 
-def _parse_form(data: bytes) -> dict[str, list[str]]:
+def _decode(data: bytes) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     try:
         pairs = parse_qsl(data.decode(), keep_blank_values=True, max_num_fields=2_000)
@@ -340,8 +324,7 @@ def _parse_form(data: bytes) -> dict[str, list[str]]:
 
 
 def _parse_body(endpoint: Endpoint, form: dict[str, list[str]]) -> dict[str, Any]:
-    """Return the body of a route from a form. Fields of any type are JSON or otherwise text, or text if `as` says
-    so."""
+    """Return the body of a route from a form. A field of any type is JSON or else text; `as=text` makes it text."""
     if endpoint.body is None:
         return {}
     values: dict[str, Any] = {}

@@ -17,7 +17,6 @@ class Sentence:
     number: int
     at: datetime
     kind: str
-    """The type of the event."""
     tone: str
     """The state whose color and sign are shown, or empty."""
     text: str

@@ -40,7 +40,7 @@ class Listening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StreamRequest(NamedTuple):
-    """The subject of a stream, and its longest duration."""
+    """The subject of a stream, and its maximum duration."""
 
     subject: Subject
     seconds: float | None

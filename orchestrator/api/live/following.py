@@ -29,17 +29,13 @@ class Following:
     """Follows the stream of changes in a thread, and passes each batch to the event loop before it reads the next."""
 
     def __init__(
-        self,
-        redis_url: str,
-        keys: Keys,
-        on_changes: Callable[[Heard, Cursor], bool],
-        on_redis_change: Callable[[], bool],
+        self, redis_url: str, keys: Keys, on_changes: Callable[[Heard, Cursor], bool], on_outage: Callable[[], bool]
     ) -> None:
         self._url = redis_url
         self._keys = keys
         self._on_changes = on_changes
         """Called in the event loop with each batch; returns whether there are listeners."""
-        self._on_redis_change = on_redis_change
+        self._on_outage = on_outage
         """Called in the event loop when Redis fails and when it works again."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_needed = threading.Event()
@@ -65,7 +61,7 @@ class Following:
         self._is_closed = True
         self._is_needed.set()
 
-    # -- in the thread
+    # -- run in the thread
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         redis = connect(self._url)
@@ -92,12 +88,12 @@ class Following:
                 outage.worked()
                 if is_down:
                     is_down = False
-                    _call_in_loop(loop, self._on_redis_change)
+                    _call_in_loop(loop, self._on_outage)
             except UNAVAILABLE as error:
                 outage.failed(describe(error))
                 if not (is_first or is_down):
                     is_down = True
-                    _call_in_loop(loop, self._on_redis_change)
+                    _call_in_loop(loop, self._on_outage)
                 if is_first:
                     self._is_needed.clear()
                     _call_in_loop(loop, self._fail, error)
@@ -109,7 +105,7 @@ class Following:
                 return
             is_first = False
 
-    # -- in the loop
+    # -- run in the event loop
 
     def _pass_on(self, changes: Heard, cursor: Cursor, is_first: bool) -> bool:
         has_listeners = self._on_changes(changes, cursor) or is_first

@@ -75,7 +75,7 @@ class Hub:
         self._joining = 0
         self._is_closed = False
 
-    # -- coming and going
+    # -- joining and leaving
 
     async def join(self, subject: Subject, last: str | None) -> Listener:
         """Subscribe a listener, from the event `last` on or from now. Raise NotFound if the subject does not exist."""
@@ -138,7 +138,7 @@ class Hub:
     def _all(self) -> list[Listener]:
         return [listener for listeners in self._listeners.values() for listener in listeners]
 
-    # -- beginning
+    # -- snapshots
 
     def _begin(self, listener: Listener, state: State, missed: MissedEvents | None = None) -> None:
         has_ended_already = has_ended(state)
@@ -200,7 +200,7 @@ class Hub:
         listener.send(end)
         listener.close()
 
-    # -- what tasks say
+    # -- logs and progress
 
     async def _send_logs(self, listener: Listener) -> None:
         """Send a listener new log lines and the progress of its task, or log lines of all tasks of its run."""
@@ -230,7 +230,7 @@ class Hub:
     def _id(self, listener: Listener) -> str:
         return str(self._cursor._replace(log=listener.log))
 
-    # -- what moves
+    # -- changes
 
     def _on_changes(self, changes: StreamRead, cursor: Cursor) -> bool:
         """Send a batch of changes to all listeners, and set the cursor. Return whether there are any listeners."""

@@ -118,10 +118,9 @@ class Reads:
                 views = {run.id.bytes: run for run in insights.find_runs(connection, list({*_ids(runs)}))}
                 states |= {subject: views.get(cast("bytes", subject.key)) for subject in runs}
             if queues:
-                counts = {queue.queue: queue for queue in insights.list_queues(connection)}
+                known = {queue.queue: queue for queue in insights.list_queues(connection)}
                 states |= {
-                    subject: counts.get(str(subject.key)) or insights.empty_queue(str(subject.key))
-                    for subject in queues
+                    subject: known.get(str(subject.key)) or insights.empty_queue(str(subject.key)) for subject in queues
                 }
             if SYSTEM in states:
                 overview = insights.overview(connection)

@@ -84,7 +84,6 @@ class RunLine(Line, frozen=True):
     """A log line of a task of a run."""
 
     task: str
-    """The id of the task."""
     step: str
     """The step of the task, or the task's name if it has no step."""
 
@@ -95,7 +94,6 @@ class Activity(msgspec.Struct, frozen=True):
     queues: dict[str, dict[str, int]]
     """Numbers of tasks, by queue and state."""
     runs: dict[str, int]
-    """Numbers of runs, by state."""
 
 
 class WorkerMove(msgspec.Struct, frozen=True):

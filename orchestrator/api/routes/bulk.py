@@ -7,7 +7,7 @@ import msgspec
 from orchestrator.api.context import Api, build_from, filter_fields, view_fields
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN
-from orchestrator.api.problems import unprocessable
+from orchestrator.api.problems import invalid
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.states import ENDED_TASK_STATES
 from orchestrator.store.tasks import cancels
@@ -42,7 +42,7 @@ class Cancelled(msgspec.Struct, frozen=True):
 
 def open_tasks(api: Api, task_filter: OpenFilter, key_scope: KeyScope) -> list[OpenGroup]:
     if any(state in ENDED_TASK_STATES for state in task_filter.statuses):
-        raise unprocessable("Expected states of open tasks: pending, dispatched, running.")
+        raise invalid("Expected states of open tasks: pending, dispatched, running.")
     return api.read(cancels.preview, task_filter, key_scope.queues)
 
 
@@ -57,7 +57,7 @@ def cancel_tasks(api: Api, body: Cancel, key_scope: KeyScope) -> Cancelled:
     """Cancel up to ten thousand open tasks: of a queue, a name, a run or a state."""
     task_filter = build_from(OpenFilter, body)
     if (body.statuses, body.queue, body.name, body.run) == ((), None, None, None):
-        raise unprocessable("Say which: status, queue, name or run.")
+        raise invalid("Say which: status, queue, name or run.")
     groups = open_tasks(api, task_filter, key_scope)
     count, is_requested = sum(group.tasks for group in groups), not body.dry_run and bool(groups)
     if is_requested:
@@ -103,7 +103,7 @@ def retry_failed(api: Api, body: Redrive, key_scope: KeyScope) -> Redriven:
     """Retry failed tasks in bulk: of a queue, a name, an error, a release, a run or a time."""
     task_filter = build_from(FailedFilter, body)
     if task_filter == FailedFilter():
-        raise unprocessable("Say which: queue, name, error, kind, release, run, since or until.")
+        raise invalid("Say which: queue, name, error, kind, release, run, since or until.")
     groups = api.backend.tasks.preview_retry(task_filter, key_scope.queues)
     is_requested = not body.dry_run and bool(groups)
     if is_requested:

@@ -21,7 +21,7 @@ from orchestrator.api.client_checks import argument_checks, check_new_task, rest
 from orchestrator.api.context import MAX_INT, Api, Asked, Done
 from orchestrator.api.endpoints import Endpoint, Routes, max_body
 from orchestrator.api.key_scope import BACKFILL, QUEUE, RUN, TASK, WHOLE, WITHIN, WORKFLOW, subject
-from orchestrator.api.problems import unprocessable
+from orchestrator.api.problems import invalid
 from orchestrator.api.redacting import hides_answer, redacted_value
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.errors import OrchestratorError
@@ -53,7 +53,7 @@ routes = Routes("waiting")
     max_body=MAX_SMALL_REQUEST,
 )
 def wait_for_ends(api: Api, body: Waiting) -> Steps[Ends]:
-    """Wait for the first of many tasks and runs to end, and return all that have ended by then."""
+    """Wait until one of many tasks and runs has ended, and return all that have ended by then."""
     kinds = (
         (body.tasks, api.backend.tasks.find_ends),
         (body.runs, api.backend.runs.find_ends),
@@ -61,7 +61,7 @@ def wait_for_ends(api: Api, body: Waiting) -> Steps[Ends]:
     )
     finders: dict[bytes, Find] = {identifier: find for ids, find in kinds for identifier in ids}
     if len(finders) < sum(len({*ids}) for ids, _ in kinds):
-        raise unprocessable("An id is given twice, as that of different things.")
+        raise invalid("An id is given twice, as that of different things.")
     ended: list[End] = []
     stream = api.backend.waiting.each(list(finders), _by_kind(finders), TimeLimit(body.timeout))
     has_lingered = len(finders) <= _MAX_IMMEDIATE

@@ -13,7 +13,7 @@ from orchestrator.api.bodies import MAX_BODY
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN, check_queue, check_task_name
-from orchestrator.api.problems import Refused, at, unprocessable
+from orchestrator.api.problems import Refused, at, invalid
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask, UniqueKey
 from orchestrator.errors import InvalidTask
@@ -25,8 +25,7 @@ routes = Routes("tasks", "/api/v1/tasks")
 _EXAMPLE = {"name": "shop.tasks.resize", "args": ["a.png"], "kwargs": {"width": 200}, "queue": "images"}
 _MAX_TASKS = 10_000
 _MAX_KEYED_TASKS = 1_000
-"""Tasks with an idempotency key in one request, at most. Each takes a lock, and Postgres has room for some
-thousands."""
+"""Tasks of a request with an idempotency key. Each takes a lock, of which Postgres has some thousands."""
 _ONE_KEY = "unique_key and the header Idempotency-Key: give one of them, not both."
 
 
@@ -97,7 +96,7 @@ def new_task(api: Api, call: NewCall, key_scope: KeyScope, key: str | None = Non
     """Build a task from a call; raise the error for the caller if the call is invalid."""
     options = call.options()
     if key is not None and options.setdefault("idempotency_key", key) != key:
-        raise unprocessable("Idempotency-Key and idempotency_key differ.")
+        raise invalid("Idempotency-Key and idempotency_key differ.")
     task = call_by_name(api.settings, call.name, call.args, call.kwargs, options=options, queue=DEFAULT_QUEUE)
     check_queue(key_scope, task.queue)
     check_task_name(key_scope, task.name)
@@ -167,17 +166,17 @@ def _numbered(api: Api, index: int, call: NewCall, key_scope: KeyScope) -> NewTa
 def _enqueue_once(api: Api, tasks: list[NewTask], key: str, key_scope: KeyScope) -> list[bytes]:
     """Enqueue tasks under one key.
 
-    Each task's key is derived from it, without the task's name, so that a repeated request with other names conflicts.
+    Each task's key derives from it, and not from its name, so that other names conflict.
     """
     if len(tasks) > _MAX_KEYED_TASKS:
         advice = f"found {len(tasks):,}. Send them in parts, each with a key of its own."
-        raise unprocessable(f"#/tasks: expected at most {_MAX_KEYED_TASKS:,} with a key; {advice}")
+        raise invalid(f"#/tasks: expected at most {_MAX_KEYED_TASKS:,} with a key; {advice}")
     period = api.settings.idempotency_period
     keyed = []
     for index, task in enumerate(tasks):
         if task.unique is None:
             task = _with_key(task, once("", f"{key}/{index}", period))
         elif not task.unique.same_call:
-            raise unprocessable(f"#/tasks/{index}: {_ONE_KEY}")
+            raise invalid(f"#/tasks/{index}: {_ONE_KEY}")
         keyed.append(task)
     return api.backend.tasks.enqueue_once(keyed, once("", f"{key}/{len(tasks)}", period).key, key_scope.queues)

@@ -20,7 +20,7 @@ from orchestrator.api.bodies import MAX_BODY
 from orchestrator.api.context import MAX_INT, MAX_PAGE_SIZE, Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN, check_flow, check_workflow, subject
-from orchestrator.api.problems import unprocessable
+from orchestrator.api.problems import invalid
 from orchestrator.api.routes import flows
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.flow.definition import DEFAULT
@@ -125,7 +125,7 @@ class VersionsQuery(msgspec.Struct, frozen=True):
 
 
 class VersionQuery(msgspec.Struct, frozen=True):
-    """Which version: `name@version`."""
+    """The version to show: `name@version`."""
 
     id: str
 
@@ -140,7 +140,7 @@ class TasksQuery(msgspec.Struct, frozen=True):
 
 
 class TaskQuery(msgspec.Struct, frozen=True):
-    """Which task."""
+    """The task to show."""
 
     id: UUID
 
@@ -204,7 +204,7 @@ def create_version(api: Api, body: dict[str, Any], key_scope: KeyScope) -> Creat
     version = _integer(_field(body, "version", default=0), "version")
     status = str(_field(body, "status", default="") or "published")
     if status not in ("published", "draft"):
-        raise unprocessable(f"There is no status {status!r:.60} of a version. Expected published or draft.")
+        raise invalid(f"There is no status {status!r:.60} of a version. Expected published or draft.")
     done = api.backend.flows.publish(name, flow, version or None, published=status == "published", rule=DEFAULT)
     return Created(f"{name}@{done.version}")
 
@@ -239,7 +239,7 @@ def create_task(api: Api, body: dict[str, Any], key: str | None, key_scope: KeyS
     version = _integer(_field(body, "version", default=0), "version")
     request = _field(body, "request_id", default="") or key or ""
     if key is not None and request != key:
-        raise unprocessable("request_id and the header Idempotency-Key differ: give one of them.")
+        raise invalid("request_id and the header Idempotency-Key differ: give one of them.")
     key = check_label("request_id", str(request)) if request else None
     run = api.backend.flows.start(name, params, new_id(), version=version or None, key=key, shared=shared)
     return Created(str(UUID(bytes=run)))
@@ -250,7 +250,7 @@ def list_flow_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> list[Fl
     """List runs of flows, newest first."""
     status = query.status
     if status and status not in _ALL:
-        raise unprocessable(f"There is no status {status!r:.60}. Expected one of {', '.join(_ALL)}.")
+        raise invalid(f"There is no status {status!r:.60}. Expected one of {', '.join(_ALL)}.")
     states: tuple[str, ...] | None = (_STATES.get(status, status),) if status else None
     cancelling = True if status == "canceling" else False if status in ("pending", "running") else None
     if status == "canceling":
@@ -295,7 +295,7 @@ def signal_task(api: Api, body: TaskSignal) -> Ok:
     return Ok()
 
 
-# -- their words
+# -- conversions
 
 
 _REQUIRED = object()
@@ -308,7 +308,7 @@ def _field(body: Mapping[str, Any], *names: str, default: Any = _REQUIRED) -> An
         if value is not None:
             return value
     if default is _REQUIRED:
-        raise unprocessable(f"{names[0]} is missing.")
+        raise invalid(f"{names[0]} is missing.")
     return default
 
 
@@ -319,15 +319,15 @@ def _mapping(body: Mapping[str, Any], *names: str) -> dict[str, Any]:
         try:
             found = msgspec.json.decode(found) if found else {}
         except msgspec.DecodeError as error:
-            raise unprocessable(f"{names[0]} is not JSON: {error}") from None
+            raise invalid(f"{names[0]} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise unprocessable(f"{names[0]} is a mapping.")
+        raise invalid(f"{names[0]} is a mapping.")
     return found
 
 
 def _integer(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**31 or value != int(value):
-        raise unprocessable(f"{name} is a whole number; found {value!r:.60}.")
+        raise invalid(f"{name} is a whole number; found {value!r:.60}.")
     return int(value)
 
 

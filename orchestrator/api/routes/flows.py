@@ -13,7 +13,7 @@ from orchestrator.api.bodies import MAX_BODY
 from orchestrator.api.context import MAX_INT, MAX_PAGE_SIZE, PAGE_SIZE, Api, Asked, build_from, view_fields
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import RUN, WITHIN, WORKFLOW, check_flow, check_workflow
-from orchestrator.api.problems import unprocessable
+from orchestrator.api.problems import invalid
 from orchestrator.api.redacting import redacted
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import KeyScope, Scope
@@ -90,7 +90,6 @@ class NewFlowRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The newest version by default."""
     tags: list[str] = []
     shared: dict[str, Any] = {}
-    """The initial shared state."""
 
 
 class FlowRunsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -157,7 +156,7 @@ def find_flow(api: Api, key_scope: KeyScope) -> reading.Find:
 def read_flow(api: Api, document: FlowDocument, key_scope: KeyScope) -> Flow:
     """Parse a flow; raise an error for all its mistakes."""
     if (document.definition is None) == (document.text is None):
-        raise unprocessable("Expected either `definition` or `text`.")
+        raise invalid("Expected either `definition` or `text`.")
     if document.text is None:
         return read_source(api, document.definition, "flow", key_scope)
     return read_source(api, document.text, "text", key_scope)

@@ -51,7 +51,6 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
 
     worker_id: WorkerId
     services: Annotated[list[ServiceName], Meta(min_length=1, max_length=100)]
-    """The services of the worker."""
     wait: Annotated[float, Meta(ge=0, le=60)] = 20.0
     """Seconds to wait for work."""
 
@@ -107,7 +106,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     queue_id: QueueId
     result: Any = None
     error: str | dict[str, Any] | None = None
-    """If the work failed, a text, or an object with `kind`, `message`, `retryable`, `retry_after` (seconds) and
+    """The error, if any: a text, or an object with `kind`, `message`, `retryable`, `retry_after` (seconds) and
     `detail`."""
     logs: Annotated[list[str], Meta(max_length=1_000)] = []
     """Log lines for the log of the task."""
@@ -159,7 +158,7 @@ def _ok_if(expected: str, api: Api, queue_id: str, state: str) -> Ok:
 def complete_work(api: Api, body: Completion) -> Steps[Ok]:
     """Complete a work item; answered once the result is stored in Postgres.
 
-    Repeating the request changes nothing; a different result is rejected with 409.
+    Repeating the request changes nothing, and a different result is rejected with 409.
     """
     completion = msgspec.json.encode({"result": body.result, "error": body.error or "", "logs": body.logs})
     if len(completion) > api.settings.max_payload + _OVERHEAD:
@@ -253,8 +252,7 @@ def _refusal(state: str, queue_id: str) -> Exception:
 
 
 def _answer(api: Api, leased: Leased) -> Any:
-    """Build the response of a poll. A large payload is read and encoded here, in a thread, without decoding its
-    values."""
+    """Build the response of a poll. A large payload is read here, in a thread, and its values are not decoded."""
     stored = whole_reference(leased.offer.stored)
     if stored is None:
         return _work(leased, leased.offer.body)

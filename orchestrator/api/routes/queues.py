@@ -1,4 +1,4 @@
-"""Queues, and the workers that take from them."""
+"""Queues and workers: pause, limit, purge and drain."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from msgspec import Meta
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WHOLE
-from orchestrator.api.problems import refused, unprocessable
+from orchestrator.api.problems import invalid, refused
 from orchestrator.domain.executors.services import SERVICE_NAME, ServiceWorker, address_problem, in_order
 from orchestrator.domain.plain import whole
 from orchestrator.errors import NotFound, did_you_mean
@@ -94,19 +94,17 @@ def register_worker(api: Api, body: Registration) -> Ok:
     Tasks with the executor `http` are sent to the process for as long as it sends heartbeats.
     """
     if problem := address_problem(body.url):
-        raise unprocessable(f"url: {problem}, found {body.url!r:.200}.")
+        raise invalid(f"url: {problem}, found {body.url!r:.200}.")
     connections = api.backend.connections
     if not announcements.make_room(connections.redis, connections.keys, body.id):
         raise refused(429, "There are too many service workers", f"{announcements.MOST:,} are registered already.")
-    registered = Registered(body.id, body.url.rstrip("/"), sorted(set(body.services)))
+    row = Registered(body.id, body.url.rstrip("/"), sorted(set(body.services)))
     with connections.writing(f"service worker {body.id} was registered", transaction=True) as connection:
-        if registrations.put(connection, registered):
-            connections.record(
-                connection, "register", "service", body.id, url=registered.url, services=registered.services
-            )
+        if registrations.put(connection, row):
+            connections.record(connection, "register", "service", body.id, url=row.url, services=row.services)
             registrations.forget(connection)
     _, now = announcements.find(connections.redis, connections.keys, body.id)
-    announcements.write(connections.redis, connections.keys, _entry(registered, body.load, now, now))
+    announcements.write(connections.redis, connections.keys, _entry(row, body.load, now, now))
     return Ok()
 
 
@@ -117,12 +115,12 @@ def worker_heartbeat(api: Api, body: ServiceHeartbeat) -> Ok:
     entry, now = announcements.find(connections.redis, connections.keys, body.id)
     if entry is None or now - entry.kept_at > _TOUCH_INTERVAL:
         with connections.writing("", transaction=False) as connection:
-            registered = registrations.find(connection, body.id)
-            if registered is not None:
+            row = registrations.find(connection, body.id)
+            if row is not None:
                 registrations.touch(connection, body.id)
-        if registered is None:
+        if row is None:
             raise NotFound(f"Nobody is registered as {body.id!r}: register first, with POST /workers/register.")
-        entry = _entry(registered, body.load, now, now)
+        entry = _entry(row, body.load, now, now)
     heartbeat = msgspec.structs.replace(entry, load=body.load, heard_at=now)
     announcements.write(connections.redis, connections.keys, heartbeat)
     return Ok()
@@ -149,14 +147,9 @@ def _live(api: Api, service: str | None = None, ttl: float | None = None) -> lis
     return announcements.list_live(connections.redis, connections.keys, ttl or api.settings.registry_ttl, service)
 
 
-def _entry(registered: Registered, load: float, heard_at: float, kept_at: float) -> ServiceWorker:
+def _entry(row: Registered, load: float, heard_at: float, kept_at: float) -> ServiceWorker:
     return ServiceWorker(
-        id=registered.id,
-        url=registered.url,
-        services=tuple(registered.services),
-        load=load,
-        heard_at=heard_at,
-        kept_at=kept_at,
+        id=row.id, url=row.url, services=tuple(row.services), load=load, heard_at=heard_at, kept_at=kept_at
     )
 
 

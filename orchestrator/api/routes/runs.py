@@ -78,7 +78,6 @@ class RunAnswer(msgspec.Struct, frozen=True):
 
     run: RunDetail
     steps: list[StepView]
-    """The steps of a run of a definition."""
     code: CodeAnswer | None
     """The details of a run of a workflow as code."""
 
@@ -168,7 +167,7 @@ def show_steps(api: Api, id: UUID) -> Steps:
 @routes.get("/{id}/outputs", about=RUN, is_expensive=True)
 def show_outputs(api: Api, id: UUID) -> Outputs:
     """Show the outputs of the steps of a run of a definition; for very large outputs, their location."""
-    api.backend.runs.progress(id.bytes)  # there is such a run
+    api.backend.runs.progress(id.bytes)  # raises NotFound if there is no such run
     outputs, too_large = api.backend.runs.outputs_within(id.bytes, MAX_OUTPUTS)
     stored = {step: [_location(reference) for reference in references] for step, references in too_large.items()}
     return Outputs(api.redaction_of_run(id).shown(outputs), stored)
@@ -188,14 +187,14 @@ class RunLogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @routes.get("/{id}/logs", about=RUN)
 def run_log(api: Api, id: UUID, query: RunLogQuery) -> Log:
     """Show what the tasks of a run printed and logged: a page, the oldest first."""
-    api.backend.runs.progress(id.bytes)  # there is such a run
+    api.backend.runs.progress(id.bytes)  # raises NotFound if there is no such run
     return log_answer(api.backend.runs.log(id.bytes, query.cursor))
 
 
 @routes.post("/{id}/rerun", about=RUN, status=201, examples=[{"from_step": "load"}], is_expensive=True)
 def rerun(api: Api, id: UUID, body: Rerun) -> Started:
     """Start a new run with the same version and parameters."""
-    api.backend.runs.progress(id.bytes)  # there is such a run
+    api.backend.runs.progress(id.bytes)  # raises NotFound if there is no such run
     new = new_id()
     api.backend.runs.rerun(id.bytes, new, body.from_step)
     return Started(UUID(bytes=new))

@@ -136,7 +136,7 @@ def list_tasks(api: Api, id: UUID, query: RunTasksQuery) -> Page[RunTask]:
 
     A step without a task was skipped, or failed before it had a task; its `reason` says why.
     """
-    api.backend.runs.progress(id.bytes)  # there is such a run
+    api.backend.runs.progress(id.bytes)  # raises NotFound if there is no such run
     task_filter = TaskFilter(run=id)
     with api.reading() as connection:
         found, after = insights.page_of_tasks(connection, task_filter, limit=query.limit, before=query.cursor)
@@ -154,7 +154,7 @@ def task_logs(api: Api, id: UUID, name: str, query: LogsQuery) -> Log:
         if task is None:
             steps = {step.name: step for step in insights.list_steps(connection, id)}
     if task is None:
-        api.backend.runs.progress(id.bytes)  # there is such a run
+        api.backend.runs.progress(id.bytes)  # raises NotFound if there is no such run
         names, reason = list(steps), steps[name].reason if name in steps else None
         without = f"but no task of it: it is {steps[name].state} ({reason})" if reason else "but no task {} of it yet"
         explanation = f"It has {name!r}, {without.format(query.index)}" if name in steps else f"It has no task {name!r}"

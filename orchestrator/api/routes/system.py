@@ -96,7 +96,7 @@ def show_throughput(api: Api, query: ThroughputQuery, key_scope: KeyScope) -> Th
 def read_minutes(api: Api, key_scope: KeyScope, queue: str | None = None, *, each: bool = False) -> list[Throughput]:
     """Return the last hour by minute: of one queue, of all queues together, or of each queue."""
     minute = datetime.now(UTC).replace(second=0, microsecond=0)
-    since, until_complete = minute - timedelta(minutes=59), minute - _WRITE_DELAY
+    since, boundary = minute - timedelta(minutes=59), minute - _WRITE_DELAY
 
     def read(since: datetime, until: datetime | None = None) -> list[Throughput]:
         if each:
@@ -106,8 +106,8 @@ def read_minutes(api: Api, key_scope: KeyScope, queue: str | None = None, *, eac
     if each or queue is not None:
         return read(since)
     return [
-        *api.past_minutes.get((key_scope.queues, until_complete), 60.0, lambda: read(since, until_complete)),
-        *read(until_complete),
+        *api.past_minutes.get((key_scope.queues, boundary), 60.0, lambda: read(since, boundary)),
+        *read(boundary),
     ]
 
 

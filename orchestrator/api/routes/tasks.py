@@ -61,13 +61,11 @@ class TaskAnswer(msgspec.Struct, frozen=True):
     options: dict[str, Any]
     """Options that differ from the defaults."""
     result: Any
-    """The result of the task."""
     error: ErrorView | None
     """The error of the last attempt, if the task failed."""
     attempts: list[AttemptView]
     """The attempts, oldest first."""
     progress: TaskProgress | None
-    """The progress that the task has reported."""
     result_stored: Stored | None = None
     """The location of a result that is too large for this response; then `result` is null."""
     args_stored: Stored | None = None
@@ -88,8 +86,10 @@ class TaskQuery(filter_fields(TaskFilter, "within", "part")):  # type: ignore[mi
 
 @routes.get("", about=WITHIN)
 def list_tasks(api: Api, query: TaskQuery, key_scope: KeyScope) -> Page[TaskView]:
-    """List tasks, open and ended, newest first; those of a run oldest first. Filters by end sort by end, latest
-    first."""
+    """List tasks, open and ended, newest first; those of a run oldest first; by their ends, latest first.
+
+    With `since`, `until`, `error`, or only states of unsuccessful tasks, the filter is about the ends of tasks.
+    """
     return list_page(api, query, key_scope)
 
 
@@ -216,7 +216,7 @@ class LogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @routes.get("/{id}/logs", about=TASK)
 def task_log(api: Api, id: UUID, query: LogQuery) -> Log:
     """Show what a task printed and logged: a page, or the last lines."""
-    api.backend.tasks.status(id.bytes)  # there is such a task
+    api.backend.tasks.status(id.bytes)  # raises NotFound if there is no such task
     return log_of(api, id.bytes, query)
 
 

@@ -13,7 +13,7 @@ from orchestrator.api.bodies import MAX_BODY
 from orchestrator.api.context import MAX_INT, MAX_PAGE_SIZE, PAGE_SIZE, Api, Done
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import NOTHING, WITHIN, WORKFLOW, check_definition, check_queue, check_workflow
-from orchestrator.api.problems import refused, unprocessable
+from orchestrator.api.problems import invalid, refused
 from orchestrator.domain import redaction
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.code.history import RunStarted
@@ -188,9 +188,7 @@ def start(
     if code is not None:
         return _start_code(api, name, request, code, key_scope, key, tags)
     if is_data and (request.args or request.kwargs or request.queue or request.timeout or request.pinned):
-        raise unprocessable(
-            f"Workflow {name!r} is a definition: its runs take `params`, `key` and `tags`, and nothing else."
-        )
+        raise invalid(f"Workflow {name!r} is a definition: its runs take `params`, `key` and `tags`, and nothing else.")
     run = api.backend.workflows.start(name, request.params, new_id(), key=key, tags=tags, fire_time=fire_time)
     return UUID(bytes=run)
 
@@ -200,7 +198,7 @@ def _start_code(
 ) -> UUID:
     """Start a run of a workflow as code. The worker checks its arguments."""
     if twice := request.params.keys() & request.kwargs.keys():
-        raise unprocessable(f"{min(twice)!r} stands in `params` and in `kwargs`.")
+        raise invalid(f"{min(twice)!r} stands in `params` and in `kwargs`.")
     queue = code.queue if request.queue is None else check_name("queue", request.queue)
     check_queue(key_scope, queue)
     payload = encode_call(
@@ -283,7 +281,7 @@ def list_versions(api: Api, name: str, query: VersionsQuery) -> Versions:
     """List the versions of a workflow, newest first. A version never changes."""
     found = api.read(workflows.list_versions, name, query.limit, query.cursor)
     if not found and query.cursor is None:
-        api.backend.workflows.latest(name)  # says that there is none, and which are near
+        api.backend.workflows.latest(name)  # raises NotFound with similar names
     return Versions(found, found[-1].version if len(found) == query.limit else None)
 
 
@@ -297,7 +295,7 @@ def show_workflow(api: Api, name: str, query: VersionQuery) -> WorkflowAnswer:
 def delete_workflow(api: Api, name: str) -> Done:
     """Delete a workflow and its schedules; runs in progress continue."""
     if not api.backend.workflows.delete(name):
-        api.backend.workflows.latest(name)  # says that there is none, and which are near
+        api.backend.workflows.latest(name)  # raises NotFound with similar names
     return Done("deleted")
 
 

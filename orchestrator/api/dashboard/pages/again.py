@@ -19,7 +19,7 @@ from orchestrator.api.dashboard.fields import Field, mismatch_of, of_parameters,
 from orchestrator.api.dashboard.pages.seen import RERUN, change_of_task, record, started_message
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.key_scope import RUN, TASK
-from orchestrator.api.problems import Refused, refused, unprocessable
+from orchestrator.api.problems import Refused, invalid, refused
 from orchestrator.api.routes import flows as flow_routes
 from orchestrator.api.routes import workflows as workflow_routes
 from orchestrator.api.routes.enqueueing import NewCall, new_task
@@ -85,24 +85,24 @@ def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note 
     """Enqueue a task with the name and options of another one, or show the form with its mistake."""
     task = stored_task(api, id)
     if conflict := change_of_task(api, task, body.attempt, is_retry=True) or _repeated_since(api, id, body.since):
-        return _form_with_error(partial(_form, api, task), body, 409, conflict)
-    parameters = api.read(parameters_of, task.name)
+        return _show_error(partial(_form, api, task), body, 409, conflict)
+    known = api.read(parameters_of, task.name)
     try:
-        args, kwargs = _form_arguments(_call(api, task), body, parameters or ())
-        if parameters:
-            check_call(parameters, args, kwargs)
+        args, kwargs = _form_arguments(_call(api, task), body, known or ())
+        if known:
+            check_call(known, args, kwargs)
         call = NewCall(name=task.name, args=args, kwargs=kwargs, queue=body.queue.strip() or task.queue)
         new = new_task(api, msgspec.structs.replace(call, priority=task.priority), key_scope)
         visitor().check_tasks(new)
         warnings = api.names.check([task.name])
     except InvalidTask as error:
-        return _form_with_error(partial(_form, api, task), body, 422, str(error))
+        return _show_error(partial(_form, api, task), body, 422, str(error))
     except Misfit as error:
-        return _form_with_error(
+        return _show_error(
             partial(_form, api, task), body, 422, str(error) if body.named else f"{error.field}: {error}."
         )
     except Refused as error:
-        return _form_with_error(partial(_form, api, task), body, error.problem.status, error.problem.detail)
+        return _show_error(partial(_form, api, task), body, error.problem.status, error.problem.detail)
     options = msgspec.json.encode(task.options).decode() if task.options else None
     new = api.names.hiding(msgspec.structs.replace(new, options=options, lane=_lane(task, options), parent=id.bytes))
     new_id = UUID(bytes=api.backend.tasks.enqueue(new, key_scope.queues))
@@ -114,12 +114,8 @@ def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note 
 
 def _repeated_since(api: Api, id: UUID, since: datetime | None) -> str:
     """Return a message if somebody has enqueued the task again since the form was rendered; otherwise an empty text."""
-    last_act = None if since is None else api.read(audit.last_act, str(id), _ACT, since)
-    return (
-        ""
-        if last_act is None
-        else f"A task like it was enqueued {last_act}, after this form was made. Enqueue one more?"
-    )
+    known = None if since is None else api.read(audit.known, str(id), _ACT, since)
+    return "" if known is None else f"A task like it was enqueued {known}, after this form was made. Enqueue one more?"
 
 
 def _form_arguments(call: Call, body: Again, parameters: Sequence[Parameter]) -> tuple[list[Any], dict[str, Any]]:
@@ -129,7 +125,7 @@ def _form_arguments(call: Call, body: Again, parameters: Sequence[Parameter]) ->
         typed = _merge("", stored, displayed, _read_json("named", body.named, dict))
         args, kwargs = as_call(parameters, typed, len(call.stored.args))
     else:
-        args, kwargs = _typed_arguments(call, body)
+        args, kwargs = _typed(call, body)
     changed = by_name(parameters, args, kwargs) or {}
     for parameter in parameters:
         is_changed = parameter.name in changed and changed[parameter.name] is not stored.get(parameter.name, UNSET)
@@ -138,7 +134,7 @@ def _form_arguments(call: Call, body: Again, parameters: Sequence[Parameter]) ->
     return args, kwargs
 
 
-def _typed_arguments(call: Call, body: Again) -> tuple[list[Any], dict[str, Any]]:
+def _typed(call: Call, body: Again) -> tuple[list[Any], dict[str, Any]]:
     numbered = (
         dict(enumerate(one)) for one in (call.stored.args, call.displayed.args, _read_json("args", body.args, list))
     )
@@ -147,7 +143,7 @@ def _typed_arguments(call: Call, body: Again) -> tuple[list[Any], dict[str, Any]
     return [*args.values()], kwargs
 
 
-def _signature_text(parameters: Sequence[Parameter] | None) -> str:
+def _signature(parameters: Sequence[Parameter] | None) -> str:
     """Return the signature of a task, with types and defaults; empty if unknown."""
     try:
         return str(signature_of(parameters)) if parameters is not None else ""
@@ -159,36 +155,28 @@ def _form(
     api: Api, task: TaskDetail, form: Again, typed: Arguments | None = None, status: int = 200, wrong: str = ""
 ) -> Response:
     """Render the form: a field per known parameter and one for further named arguments, or two JSON fields."""
-    parameters = api.read(parameters_of, task.name)
+    known = api.read(parameters_of, task.name)
     if form.named:
         form = msgspec.structs.replace(form, kwargs=form.named)  # the parameters may have changed since
-    fields, more = _filled_fields(parameters, typed)
+    fields, more = _filled_fields(known, typed)
     return page(
-        "again.html",
-        status,
-        task=task,
-        form=form,
-        wrong=wrong,
-        takes=_signature_text(parameters),
-        fields=fields,
-        more=more,
+        "again.html", status, task=task, form=form, wrong=wrong, takes=_signature(known), fields=fields, more=more
     )
 
 
-def _filled_fields(parameters: Sequence[Parameter] | None, typed: Arguments | None) -> tuple[list[Field] | None, str]:
-    """Return filled fields of known parameters, and the other named arguments as JSON; None without known
-    parameters."""
-    values = None if parameters is None or typed is None else by_name(parameters, typed.args, typed.kwargs)
-    if parameters is None or values is None:
+def _filled_fields(known: Sequence[Parameter] | None, typed: Arguments | None) -> tuple[list[Field] | None, str]:
+    """Return filled fields of known parameters, and other named arguments as JSON; None if no parameters are known."""
+    values = None if known is None or typed is None else by_name(known, typed.args, typed.kwargs)
+    if known is None or values is None:
         return None, ""
-    fields = of_parameters(parameters, values)
-    if not any(item.kind == "variadic keyword" for item in parameters):
+    fields = of_parameters(known, values)
+    if not any(item.kind == "variadic keyword" for item in known):
         return fields, ""
     names = {item.name for item in fields}
     return fields, _pretty({name: value for name, value in values.items() if name not in names})
 
 
-def _form_with_error(
+def _show_error(
     show: Callable[[Again, Arguments | None, int, str], Response], form: Again, status: int, wrong: str
 ) -> Response:
     """Render the form with an error. The browser may cache this response to a POST, so that its Back button works."""
@@ -227,25 +215,22 @@ def _read_json(name: str, text: str, kind: type[Any]) -> Any:
         return msgspec.json.decode(text or ("[]" if kind is list else "{}"), type=kind)
     except (msgspec.MsgspecError, UnicodeError) as error:
         what = "a JSON list, such as [1, 2]" if kind is list else 'a JSON object, such as {"width": 200}'
-        raise unprocessable(f"{name}: expected {what}: {error}") from error
+        raise invalid(f"{name}: expected {what}: {error}") from error
 
 
-def _merge(
-    label: str, stored: Mapping[Any, Any], displayed: Mapping[Any, Any], typed: Mapping[Any, Any]
-) -> dict[Any, Any]:
-    """Merge typed arguments with the stored ones. Unchanged arguments keep their stored value, which may be
-    redacted."""
+def _merge(label: str, stored: Mapping[Any, Any], shown: Mapping[Any, Any], typed: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Merge typed arguments with the stored ones. An unchanged argument keeps its stored, unredacted value."""
     merged = {}
     for key, value in typed.items():
         text = _sorted(value)
-        if key in displayed and _sorted(displayed[key]) == text:
+        if key in shown and _sorted(shown[key]) == text:
             merged[key] = stored[key]
         elif HIDDEN in text:
-            raise unprocessable(
+            raise invalid(
                 f"{label}{key!r} is partly hidden. Leave all of it as it is, or give a value without {HIDDEN}."
             )
         elif NOT_JSON in text:
-            raise unprocessable(
+            raise invalid(
                 f"{label}{key!r} holds what JSON cannot write, such as NaN or bytes. Leave all of it as it is, give "
                 f"a value without {NOT_JSON}…), or enqueue the task from a program."
             )
@@ -278,13 +263,13 @@ def start_again(api: Api, id: UUID, body: Again) -> Note | Response:
     """Start a run of the newest version with the tags of another one, or show the form with its mistake."""
     run = _stored_run(api, id)
     if conflict := started_message(api, str(id), RERUN, body.since):
-        return _form_with_error(partial(_form_of_run, api, run), body, 409, conflict)
+        return _show_error(partial(_form_of_run, api, run), body, 409, conflict)
     try:
         new = _start_run(api, run, body)
     except (InvalidWorkflow, Misfit) as error:
-        return _form_with_error(partial(_form_of_run, api, run), body, 422, str(error))
+        return _show_error(partial(_form_of_run, api, run), body, 422, str(error))
     except Refused as error:
-        return _form_with_error(partial(_form_of_run, api, run), body, error.problem.status, error.problem.detail)
+        return _show_error(partial(_form_of_run, api, run), body, error.problem.status, error.problem.detail)
     return record(api, RERUN, "run", str(id), new)
 
 
@@ -342,5 +327,5 @@ def _form_of_run(
         more = _pretty(others) if others or run.flow else ""
     if form.named:
         form = msgspec.structs.replace(form, kwargs=form.named)
-    values = {"form": form, "wrong": wrong, "takes": _signature_text(parameters), "fields": fields, "more": more}
+    values = {"form": form, "wrong": wrong, "takes": _signature(parameters), "fields": fields, "more": more}
     return page("again_run.html", status, run=run, **values)

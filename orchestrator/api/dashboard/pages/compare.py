@@ -32,23 +32,22 @@ from orchestrator.store.insights import RunDetail
 
 routes = pages("/ui/compare")
 
-_VISIBLE_ROWS, _MOST_ROWS = 25, 200
+_VISIBLE_ROWS, _MAX_ROWS = 25, 200
 """Steps that are visible before the others are expanded, and steps in total."""
-_MOST_LINES = 2_000
+_MAX_LINES = 2_000
 """Lines of a text that are compared."""
-_MOST_SHOWN, _LONGEST_LINE = 600, 500
+_MAX_SHOWN, _LONGEST_LINE = 600, 500
 """Lines of a difference, or of the differences of all outputs, and characters of a line."""
-_MOST_OUTPUTS = 50
+_MAX_OUTPUTS = 50
 """Different outputs whose difference is shown."""
-_MOST_TASKS = 2_000
+_MAX_TASKS = 2_000
 """Tasks of a run up to which outputs are compared."""
-_MOST_BYTES = 1_000_000
+_MAX_BYTES = 1_000_000
 """Bytes of outputs that are read from the payload store."""
 
 
 class CompareQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The runs to compare. One run is compared with the last successful run before it, or otherwise the first after
-    it."""
+    """The runs to compare. One run is compared with the last successful run before it, or the first after it."""
 
     run: tuple[UUID, ...] = ()
 
@@ -66,7 +65,7 @@ class Side:
 
     run: RunDetail
     params: Any
-    timings: dict[str, StepTiming]
+    times: dict[str, StepTiming]
     outputs: dict[str, Any] | None
     """The stored outputs, to compare; None if the run has too many tasks."""
     shown: Callable[[list[str]], dict[str, Any]]
@@ -108,11 +107,9 @@ def compare(api: Api, query: CompareQuery, key_scope: KeyScope) -> Response:
     old = new if before is None else _side(api, before)
     new = new if after is None else _side(api, after)
     outputs, left_outputs = _outputs(old, new)
-    pairs = [
-        Pair(name, old.timings.get(name), new.timings.get(name)) for name in dict.fromkeys((*new.timings, *old.timings))
-    ]
+    pairs = [Pair(name, old.times.get(name), new.times.get(name)) for name in dict.fromkeys((*new.times, *old.times))]
     is_long = len(pairs) > _VISIBLE_ROWS + 5
-    displayed = sorted(pairs, key=lambda pair: -pair.weight)[:_MOST_ROWS] if is_long else pairs
+    displayed = sorted(pairs, key=lambda pair: -pair.weight)[:_MAX_ROWS] if is_long else pairs
     return page(
         "compare.html",
         new=new,
@@ -134,19 +131,19 @@ def _side(api: Api, id: UUID) -> Side:
         params = {"args": found.code.args, **found.code.kwargs} if found.code.args else found.code.kwargs
         rows = gantt_of_events(run, events_of(api, id)[1], present()).rows
         outputs = {"result": found.code.result}
-        return Side(run=run, params=params, timings=_timings(rows), outputs=outputs, shown=lambda _: outputs)
+        return Side(run=run, params=params, times=_timings(rows), outputs=outputs, shown=lambda _: outputs)
     if run.flow:
         shown = flow_pages.of_run(api, id)
         view, rows = shown["view"], shown["gantt"].rows
         outputs = {"shared state": view.shared}
-        return Side(run=run, params=view.params, timings=_timings(rows), outputs=outputs, shown=lambda _: outputs)
-    timings = {step.name: StepTiming(step.state, words.between(step.started_at, step.ended_at)) for step in found.steps}
-    stored = api.backend.runs.stored_outputs(id.bytes) if run.total <= _MOST_TASKS else None
-    return Side(run=run, params=run.params, timings=timings, outputs=stored, shown=partial(_shown_outputs, api, id))
+        return Side(run=run, params=view.params, times=_timings(rows), outputs=outputs, shown=lambda _: outputs)
+    times = {step.name: StepTiming(step.state, words.between(step.started_at, step.ended_at)) for step in found.steps}
+    stored = api.backend.runs.stored_outputs(id.bytes) if run.total <= _MAX_TASKS else None
+    return Side(run=run, params=run.params, times=times, outputs=stored, shown=partial(_shown_outputs, api, id))
 
 
 def _shown_outputs(api: Api, id: UUID, names: list[str]) -> dict[str, Any]:
-    read, _ = api.backend.runs.outputs_within(id.bytes, _MOST_BYTES, names)
+    read, _ = api.backend.runs.outputs_within(id.bytes, _MAX_BYTES, names)
     shown: dict[str, Any] = api.redaction_of_run(id).shown(read)
     return shown
 
@@ -154,12 +151,12 @@ def _shown_outputs(api: Api, id: UUID, names: list[str]) -> dict[str, Any]:
 def _timings(rows: Any) -> dict[str, StepTiming]:
     """Return the rows of a timeline by name; repeated names are numbered."""
     counts: Counter[str] = Counter()
-    timings = {}
+    times = {}
     for row in rows:
         counts[row.name] += 1
         name = row.name if counts[row.name] == 1 else f"{row.name} #{counts[row.name]}"
-        timings[name] = StepTiming(row.state, row.seconds)
-    return timings
+        times[name] = StepTiming(row.state, row.seconds)
+    return times
 
 
 def _definitions(api: Api, old: RunDetail, new: RunDetail) -> list[str]:
@@ -168,7 +165,7 @@ def _definitions(api: Api, old: RunDetail, new: RunDetail) -> list[str]:
         return []
     first, second = _definition(api, old), _definition(api, new)
     if isinstance(first, Definition) and isinstance(second, Definition):
-        if max(len(first.steps), len(second.steps)) <= _MOST_ROWS:  # YAML of thousands of steps takes seconds
+        if max(len(first.steps), len(second.steps)) <= _MAX_ROWS:  # YAML of thousands of steps takes seconds
             return _difference(document.to_yaml(first), document.to_yaml(second))
         was, now = (_by_line(document.to_data(one)) for one in (first, second))
         gone, added = ("\n".join(line for line in one if line not in other) for one, other in ((was, now), (now, was)))
@@ -199,26 +196,26 @@ def _outputs(old: Side, new: Side) -> tuple[dict[str, list[str]] | None, int]:
         return None, 0
     old_outputs, new_outputs = old.outputs, new.outputs
     names = [name for name in {**new_outputs, **old_outputs} if old_outputs.get(name) != new_outputs.get(name)]
-    first, second = (side.shown(names[:_MOST_OUTPUTS]) for side in (old, new))
+    first, second = (side.shown(names[:_MAX_OUTPUTS]) for side in (old, new))
     differences: dict[str, list[str]] = {}
-    remaining_lines = _MOST_SHOWN
-    for name in names[:_MOST_OUTPUTS]:
+    remaining_lines = _MAX_SHOWN
+    for name in names[:_MAX_OUTPUTS]:
         texts = [words.data(side[name]) if name in side else "" for side in (first, second)]
         if lines := _difference(texts[0], texts[1], remaining_lines):
             differences[name] = lines
             remaining_lines -= min(remaining_lines, len(lines))
         if not remaining_lines:
             break
-    return differences, max(0, len(names) - _MOST_OUTPUTS) if remaining_lines else len(names) - len(differences)
+    return differences, max(0, len(names) - _MAX_OUTPUTS) if remaining_lines else len(names) - len(differences)
 
 
-def _difference(old: str, new: str, maximum: int = _MOST_SHOWN) -> list[str]:
+def _difference(old: str, new: str, maximum: int = _MAX_SHOWN) -> list[str]:
     """Return the changed lines of a text with their sign and some context."""
     first, second = old.splitlines(), new.splitlines()
-    lines = [*unified_diff(first[:_MOST_LINES], second[:_MOST_LINES], lineterm="")][2:]
+    lines = [*unified_diff(first[:_MAX_LINES], second[:_MAX_LINES], lineterm="")][2:]
     shown = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines[:maximum]]
     if len(lines) > maximum:
         shown.append(f"… {len(lines) - maximum:,} more lines differ")
-    if first[_MOST_LINES:] != second[_MOST_LINES:]:
-        shown.append(f"… lines after the first {_MOST_LINES:,} differ, too")
+    if first[_MAX_LINES:] != second[_MAX_LINES:]:
+        shown.append(f"… lines after the first {_MAX_LINES:,} differ, too")
     return shown

@@ -32,7 +32,7 @@ routes, actions = pages("/ui/failures"), page_actions("/ui/failures")
 
 _BARS = 24
 """Bars of each group over the displayed period."""
-_MOST_EXAMPLES = 30
+_MAX_EXAMPLES = 30
 """Groups whose last task is read for an example."""
 _SORTS = {"name": "name", "queue": "queue", "first": "first_at", "last": "last_at", "tasks": "tasks"}
 
@@ -74,8 +74,8 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
             key=lambda group: bool(states.get(group.key)),
         ),
         snoozed=[group for group in groups if states.get(group.key) == "snoozed"],
-        handled={key: group for key, group in handled.items() if states[key]},
-        formerly={key: group for key, group in handled.items() if not states[key] and group.act != "reopen"},
+        handled={key: one for key, one in handled.items() if states[key]},
+        formerly={key: one for key, one in handled.items() if not states[key] and one.act != "reopen"},
         new=_new_groups(api, key_scope, groups, release),
         release=release,
         looked_at=failures.looked_at,
@@ -90,9 +90,9 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
         marks=[] if is_chosen else read_marks(api, key_scope, since, span),
         releases=[]
         if is_chosen
-        else [group for group in read_marks(api, key_scope, since, span) if group.kind == "release"],
+        else [mark for mark in read_marks(api, key_scope, since, span) if mark.kind == "release"],
         spread=spread,
-        examples={group.task: _example(api, group.task) for group in groups[:_MOST_EXAMPLES]},
+        examples={group.task: _example(api, group.task) for group in groups[:_MAX_EXAMPLES]},
         workflows=_workflows(api, key_scope, groups),
         totals=[sum(part) for part in zip(*spread.values(), strict=True)] or [0] * _BARS,
     )
@@ -100,7 +100,7 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
 
 def _workflows(api: Api, key_scope: KeyScope, groups: list[FailureGroup]) -> dict[insights.GroupKey, list[str]]:
     """Return some of the workflows to which the tasks of each group belong."""
-    owners = api.read_list(find_run_owners, {run for one in groups[:_MOST_EXAMPLES] for run in one.runs})
+    owners = api.read_list(find_run_owners, {run for one in groups[:_MAX_EXAMPLES] for run in one.runs})
     names = {
         run: one.workflow
         for run, one in owners.items()
@@ -115,9 +115,7 @@ class Example(NamedTuple):
     where: str
     """The last frame of the user's own code."""
     call: str
-    """The arguments in one line."""
     step: str
-    """The step of the workflow, if any."""
 
 
 def _example(api: Api, task: UUID) -> Example | None:

@@ -25,8 +25,8 @@ from orchestrator.store.throughput import Throughput
 
 routes = pages("/ui/workers")
 
-_MOST_TASKS = 500
-_MOST_NAMED = 3
+_MAX_TASKS = 500
+_MAX_NAMED = 3
 """Tasks of a worker that the list names."""
 _GONE = ("dead", "stopped")
 
@@ -43,7 +43,7 @@ def list_workers(api: Api) -> Response:
         "workers.html",
         workers=workers,
         running=running,
-        done=progress_of(api, (task for tasks in running.values() for task in tasks[:_MOST_NAMED])),
+        done=progress_of(api, (task for tasks in running.values() for task in tasks[:_MAX_NAMED])),
         sizes=Counter(worker.parent for worker in present),
         first={worker.parent: worker.id for worker in reversed(present)},
         memory=sum(worker.memory or 0 for worker in present) + sum(parents.values()),
@@ -62,7 +62,7 @@ def _read_workers(api: Api, *, is_led: bool) -> list[WorkerView]:
 
 def _running(api: Api) -> dict[str, list[TaskView]]:
     """Return the tasks in flight, by worker."""
-    query = task_routes.TaskQuery(statuses=(TaskState.RUNNING, TaskState.DISPATCHED), limit=_MOST_TASKS)
+    query = task_routes.TaskQuery(statuses=(TaskState.RUNNING, TaskState.DISPATCHED), limit=_MAX_TASKS)
     running: dict[str, list[TaskView]] = {}
     for task in task_routes.list_tasks(api, query, KeyScope()).items:
         if task.worker is not None:

@@ -30,9 +30,9 @@ from orchestrator.store.insights import find_node
 
 routes = pages("/ui/flows")
 
-_MOST_FLOWS = 100
+_MAX_FLOWS = 100
 """Flows whose last runs are shown."""
-_MOST_VISITS = 300
+_MAX_VISITS = 300
 
 
 class FlowQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -43,7 +43,7 @@ class FlowQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def list_flows(api: Api, key_scope: KeyScope) -> Response:
     """List flows."""
     flows = flow_routes.list_flows(api, key_scope).flows
-    return page("flows.html", flows=flows, last=squares(api, [flow.name for flow in flows[:_MOST_FLOWS]]))
+    return page("flows.html", flows=flows, last=squares(api, [flow.name for flow in flows[:_MAX_FLOWS]]))
 
 
 @routes.get("/{name}", about=WORKFLOW)
@@ -68,7 +68,7 @@ def of_run(api: Api, run: UUID) -> dict[str, Any]:
     """Return the template values for a run of a flow: its position, and the last visited nodes."""
     view = flow_routes.redacted_run(api, api.backend.flows.show(run.bytes))
     last = api.backend.flows.last_visit(run.bytes)
-    visits = flow_routes.node_runs(api, run, max(0, last - _MOST_VISITS))
+    visits = flow_routes.node_runs(api, run, max(0, last - _MAX_VISITS))
     flow = api.backend.flows.read(view.flow, view.version).flow
     node = find_node(flow, view.cursor) if view.cursor and view.ended_at is None else None
     return {
@@ -87,7 +87,7 @@ _LAYER_GAP = 112
 _BACK_EDGE_HEIGHT = 18
 """The height of an edge that leads back."""
 _LONGEST_LABEL = 16
-_MOST_ROWS = 200
+_MAX_ROWS = 200
 Line = tuple[str, str]
 
 
@@ -220,7 +220,7 @@ def _back_edges(flow: Flow, lines: Mapping[Line, object]) -> set[Line]:
 
 def gantt_of_visits(view: FlowRunView, visits: Sequence[NodeRunView], now: datetime) -> Gantt:
     """Return the chart of the visits to nodes, in order."""
-    main_visits = [visit for visit in visits if visit.branch is None][-_MOST_ROWS:]
+    main_visits = [visit for visit in visits if visit.branch is None][-_MAX_ROWS:]
     begin, end = view.started_at or view.created_at, view.ended_at or now
     if main_visits:
         begin = (

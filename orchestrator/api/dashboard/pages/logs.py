@@ -125,14 +125,14 @@ class FileQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 @routes.get("/tasks/{id}/log.txt", about=TASK, is_expensive=True)
 def download_log(api: Api, id: UUID, query: FileQuery) -> Response:
     """Download all stored lines as the task wrote them."""
-    api.backend.tasks.status(id.bytes)  # there is such a task
+    api.backend.tasks.status(id.bytes)  # raises NotFound if there is no such task
     return _file(id, _reader(api, id, query.attempt, False), "{0.attempt}")
 
 
 @routes.get("/runs/{id}/log.txt", about=RUN, is_expensive=True)
 def download_run_log(api: Api, id: UUID) -> Response:
     """Download all stored lines of all tasks of a run, in the order in which they were stored."""
-    api.backend.runs.progress(id.bytes)  # there is such a run
+    api.backend.runs.progress(id.bytes)  # raises NotFound if there is no such run
     return _file(id, _reader(api, id, None, True), "{0.step} {0.task} {0.attempt}")
 
 

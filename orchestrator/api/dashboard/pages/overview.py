@@ -42,17 +42,17 @@ from orchestrator.store.throughput import Throughput
 
 routes = pages("/ui")
 
-_SHARED_SECONDS = 1.0
+_SHARED = 1.0
 """Seconds for which pages share a read."""
 _RECENT_MINUTES = 5
 """Minutes whose failures need attention, unless all groups of the last hour are acknowledged."""
-_MOST_GROUPS = 8
+_MAX_GROUPS = 8
 HOUR = timedelta(hours=1)
 ROLLOUT = timedelta(minutes=10)
 """Workers that start within this time of each other belong to one rollout."""
-_MOST_COUNTED = 100
+_MAX_COUNTED = 100
 """Runs that a hint counts, at most."""
-_MOST_FAILURES = 1_000
+_MAX_FAILURES = 1_000
 """Failed tasks that are grouped for this page, at most."""
 
 
@@ -73,9 +73,7 @@ class SystemState:
     def besides(self, outage: Trouble | None) -> list[Trouble]:
         """Return the problems, without the outage that the page shows at its top."""
         shown_above = None if outage is None else (outage.kind, outage.about)
-        return [
-            trouble_found for trouble_found in self.troubles if (trouble_found.kind, trouble_found.about) != shown_above
-        ]
+        return [one for one in self.troubles if (one.kind, one.about) != shown_above]
 
     @property
     def fingerprint(self) -> str:
@@ -88,21 +86,19 @@ def read_system_state(api: Api) -> SystemState:
     """Return the state of the system and its problems, as `orchestrator status` shows them."""
     queues = read_queues(api, KeyScope())
     ends = _ends(read_minutes(api, KeyScope()))
-    overview = api.read(overview_of, queues=queues, ends=ends)
+    found = api.read(overview_of, queues=queues, ends=ends)
     insights = api.backend.insights
-    health, held = insights.redis(
-        overview.events.generation if overview.events else None, [queue.queue for queue in queues]
-    )
+    health, held = insights.redis(found.events.generation if found.events else None, [queue.queue for queue in queues])
     transactions = insights.long_transactions(api.settings.long_transaction)
     troubles = (
-        *trouble.of_the_system(overview, api.settings.lease, health.complaint),
-        *trouble.of_shards(overview, api.settings.shards),
+        *trouble.of_the_system(found, api.settings.lease, health.complaint),
+        *trouble.of_shards(found, api.settings.shards),
         *trouble.of_redis(health),
         *trouble.of_what_redis_holds(held),
         *trouble.of_postgres(insights.connections(), transactions, insights.dead_rows()),
         *trouble.of_payload_store(api.settings.payload_store),
     )
-    whole = SystemState(overview=replace(overview, standbys=held.standbys), troubles=trouble.by_gravity(troubles))
+    whole = SystemState(overview=replace(found, standbys=held.standbys), troubles=trouble.by_gravity(troubles))
     if whole.is_led:
         return whole
     return replace(whole, heard_at=max((worker.seen_at for worker in insights.list_workers()), default=None))
@@ -110,7 +106,7 @@ def read_system_state(api: Api) -> SystemState:
 
 def read_queues(api: Api, key_scope: KeyScope) -> list[QueueCounts]:
     """Return the queues, read once a second at most."""
-    return api.recent.get(("queues", key_scope), _SHARED_SECONDS, lambda: api.read(list_queues, key_scope.queues))
+    return api.recent.get(("queues", key_scope), _SHARED, lambda: api.read(list_queues, key_scope.queues))
 
 
 def read_is_led(api: Api) -> bool:
@@ -120,7 +116,7 @@ def read_is_led(api: Api) -> bool:
 
 def read_minutes(api: Api, key_scope: KeyScope) -> list[Throughput]:
     """Return the last hour by minute, read once a second at most."""
-    return api.recent.get(("minutes", key_scope), _SHARED_SECONDS, lambda: system.read_minutes(api, key_scope))
+    return api.recent.get(("minutes", key_scope), _SHARED, lambda: system.read_minutes(api, key_scope))
 
 
 def read_hour(api: Api, key_scope: KeyScope) -> Hour:
@@ -143,22 +139,20 @@ def count_approvals(api: Api, key_scope: KeyScope) -> str:
         page_found = api.read(page_of_approvals, limit=MAX_PAGE_SIZE, within=key_scope.workflows)
         return f"{len(page_found.approvals) or ''}{'+' if page_found.approvals and page_found.next else ''}"
 
-    return api.recent.get(("approvals", key_scope), 5 * _SHARED_SECONDS, read)
+    return api.recent.get(("approvals", key_scope), 5 * _SHARED, read)
 
 
 def count_unreplayed(api: Api) -> str:
     """Return the number of runs of code that no live worker has replayed, with a plus if there may be more."""
-    read = partial(api.read, page_of_runs, RunFilter(unreplayed=True), limit=_MOST_COUNTED)
-    found = len(api.recent.get(("unreplayed",), 30 * _SHARED_SECONDS, read).runs)
-    return f"{found or ''}{'+' if found == _MOST_COUNTED else ''}"
+    read = partial(api.read, page_of_runs, RunFilter(unreplayed=True), limit=_MAX_COUNTED)
+    found = len(api.recent.get(("unreplayed",), 30 * _SHARED, read).runs)
+    return f"{found or ''}{'+' if found == _MAX_COUNTED else ''}"
 
 
 def count_failed_runs_lately(api: Api, key_scope: KeyScope) -> str:
     """Return the number of runs that failed in the last hour, such as `2 runs`; empty for none."""
     read = partial(api.read_list, count_failed_runs, present() - HOUR, key_scope.workflows)
-    found: FailedRuns = api.recent.get(
-        ("failed runs", key_scope, visitor().pending_requests()), 5 * _SHARED_SECONDS, read
-    )
+    found: FailedRuns = api.recent.get(("failed runs", key_scope, visitor().pending_requests()), 5 * _SHARED, read)
     return f"{'at least ' if found.is_part else ''}{counted(found.runs, 'run')}" if found.runs else ""
 
 
@@ -174,8 +168,7 @@ class Mark(NamedTuple):
 
 
 def read_marks(api: Api, key_scope: KeyScope, since: datetime, span: timedelta = HOUR) -> list[Mark]:
-    """Return new releases, starts of workers and changes of the leader since the start of a chart; none for bound
-    keys."""
+    """Return new releases, starts of workers and changes of the leader since a chart's start; none for bound keys."""
     if key_scope.is_bound:
         return []
     workers = api.recent.get(("workers",), 5.0, api.backend.insights.list_workers)
@@ -220,9 +213,7 @@ def read_failures(
         found = api.read_list(latest_failures, since, key_scope.queues, most, until)
         return HandledFailures(found, api.read(handled_groups, [group.key for group in found.groups]))
 
-    return api.recent.get(
-        ("failures", key_scope, span, most, until, visitor().pending_requests()), 5 * _SHARED_SECONDS, read
-    )
+    return api.recent.get(("failures", key_scope, span, most, until, visitor().pending_requests()), 5 * _SHARED, read)
 
 
 @routes.get("", about=WITHIN)
@@ -230,8 +221,8 @@ def overview(api: Api, key_scope: KeyScope) -> Response:
     """Show the overview of the system."""
     if not key_scope.is_bound:
         api.outages.find()  # refreshes the outage at the top of the page
-    whole = None if key_scope.is_bound else api.recent.get(("whole",), _SHARED_SECONDS, lambda: read_system_state(api))
-    decided = read_failures(api, key_scope, timedelta(hours=1), _MOST_FAILURES)
+    whole = None if key_scope.is_bound else api.recent.get(("whole",), _SHARED, lambda: read_system_state(api))
+    decided = read_failures(api, key_scope, timedelta(hours=1), _MAX_FAILURES)
     states = decided.states(present())
     groups = [group for group in decided.failures.groups if states.get(group.key) != "snoozed"]
     groups.sort(key=lambda group: bool(states.get(group.key)))  # unacknowledged groups come first
@@ -247,8 +238,8 @@ def overview(api: Api, key_scope: KeyScope) -> Response:
         known={key for key, state in states.items() if state},
         hour=last_hour,
         marks=read_marks(api, key_scope, last_hour.begin),
-        failures=groups[:_MOST_GROUPS],
-        more_failures=max(0, len(groups) - _MOST_GROUPS),
+        failures=groups[:_MAX_GROUPS],
+        more_failures=max(0, len(groups) - _MAX_GROUPS),
         failed_runs=count_failed_runs_lately(api, key_scope),
         failures_looked_at=decided.failures.looked_at,
     )

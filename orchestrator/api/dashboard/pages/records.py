@@ -92,7 +92,7 @@ def create_key(api: Api, body: NewKey) -> Response:
 
 
 class OneKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which key."""
+    """The key to revoke."""
 
     id: str
 

@@ -34,7 +34,7 @@ from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages
 from orchestrator.api.dashboard.story import Sentence, story
 from orchestrator.api.dashboard.words import run_name, with_query
 from orchestrator.api.key_scope import RUN, WITHIN, check_runs, is_within
-from orchestrator.api.problems import refused, unprocessable
+from orchestrator.api.problems import invalid, refused
 from orchestrator.api.routes import code as code_routes
 from orchestrator.api.routes import runs as run_routes
 from orchestrator.api.routes import tasks as task_routes
@@ -69,9 +69,9 @@ from orchestrator.store.insights.approvals import schema_of
 
 routes, actions = pages("/ui/runs"), page_actions("/ui/runs")
 
-_MOST_TASKS = 50
-_MOST_EVENTS = 300
-_FIRST_STEPS, _MOST_STEPS, _MOST_ERRORS = 25, 80, 5
+_MAX_TASKS = 50
+_MAX_EVENTS = 300
+_FIRST_STEPS, _MAX_STEPS, _MAX_ERRORS = 25, 80, 5
 """Rows on the first page of a large run's table, rows of its other pages, and errors that are shown."""
 
 
@@ -136,7 +136,7 @@ def show_run(api: Api, id: UUID, query: StepsQuery) -> Response:
     found = run_routes.find(api, id)
     if query.step:
         return _go_to_step(api, id, found.steps, query.step)
-    children = run_routes.list_page(api, run_routes.RunQuery(parent=id, limit=_MOST_TASKS), key_scope)
+    children = run_routes.list_page(api, run_routes.RunQuery(parent=id, limit=_MAX_TASKS), key_scope)
     values: dict[str, Any] = {"found": found, "run": found.run, "children": children.items, "more": children.next}
     values["notes"] = run_notes(api, children.items)
     values["origin"] = api.read(audit.origin, id, found.run.created_at)
@@ -149,7 +149,7 @@ def show_run(api: Api, id: UUID, query: StepsQuery) -> Response:
         return page("run_flow.html", **values, **flow_pages.of_run(api, id))
     if found.steps:
         return page("run_steps.html", **values, **_of_steps(api, found.run, found.steps, query, before))
-    tasks = task_routes.list_tasks(api, task_routes.TaskQuery(run=id, limit=_MOST_TASKS), key_scope)
+    tasks = task_routes.list_tasks(api, task_routes.TaskQuery(run=id, limit=_MAX_TASKS), key_scope)
     done = progress_of(api, tasks.items)
     calls, errors = task_calls(api, tasks.items), task_errors(api, tasks.items)
     return page(
@@ -185,7 +185,7 @@ def _of_steps(
     is_large = len(steps) > _FIRST_STEPS + 5
     states = Counter(step.state for step in sorted(steps, key=urgency))
     matching = [step for step in steps if query.state in ("", step.state)]
-    end = query.start + (_MOST_STEPS if query.start else _FIRST_STEPS) if is_large else len(steps)
+    end = query.start + (_MAX_STEPS if query.start else _FIRST_STEPS) if is_large else len(steps)
     listed = sorted(matching, key=urgency)[query.start : end] if is_large else matching
     failed = [step for step in steps if step.error is not None]
     drawn = [step.name for step in folded.steps if step.kind != "group"]
@@ -204,8 +204,8 @@ def _of_steps(
         ),
         "critical": critical,
         "earlier": api.read(seconds_of_steps, before, [step.name for step in listed]) if before else {},
-        "failed": failed[:_MOST_ERRORS],
-        "more_failed": len(failed[_MOST_ERRORS:]),
+        "failed": failed[:_MAX_ERRORS],
+        "more_failed": len(failed[_MAX_ERRORS:]),
     }
 
 
@@ -228,8 +228,8 @@ def events_of(api: Api, run: UUID) -> tuple[Recording, list[dict[str, Any]]]:
 def _of_code(api: Api, run: RunDetail) -> dict[str, Any]:
     recording, events = events_of(api, run.id)
     return {
-        "story": story(events[-_MOST_EVENTS:]),
-        "left_out": max(0, len(events) - _MOST_EVENTS),
+        "story": story(events[-_MAX_EVENTS:]),
+        "left_out": max(0, len(events) - _MAX_EVENTS),
         "gantt": gantt_of_events(run, events, present()),
         "resettable": frozenset(allowed(recording.events)),
         "schemas": {
@@ -277,7 +277,7 @@ def _sentence(api: Api, id: UUID, number: int) -> Sentence | None:
 
 MOST_AT_ONCE = 500
 """Runs that one form acts on."""
-_MOST_PAGES = 5
+_MAX_PAGES = 5
 """Pages of the list, each of some thousand rows, that a preview reads."""
 _Act = Literal["cancel", "retry", "delete"]
 
@@ -303,14 +303,12 @@ def preview_delete(api: Api, query: RunsQuery, key_scope: KeyScope) -> Response:
 def _preview(api: Api, query: RunsQuery, key_scope: KeyScope, act: _Act) -> Response:
     """Show the matching runs by workflow and state. The form lists each id, so that the action affects no other run."""
     if query.argument:
-        raise unprocessable(
-            "Filter by argument: mark the runs that are meant in the list, of which it does not find all."
-        )
+        raise invalid("Filter by argument: mark the runs that are meant in the list, of which it does not find all.")
     selected: list[RunView] = []
     cursor, is_part = None, False
     if filters := {name: value for name, value in active_filters(query).items() if name != "sort"}:
         page_query = msgspec.structs.replace(within_span(query), limit=MOST_AT_ONCE)
-        for _ in range(_MOST_PAGES):
+        for _ in range(_MAX_PAGES):
             found = run_routes.list_page(api, msgspec.structs.replace(page_query, cursor=cursor), key_scope)
             selected += _applicable(api, act, found.items)
             cursor = found.next
@@ -366,8 +364,7 @@ def delete_chosen(api: Api, body: Chosen, key_scope: KeyScope) -> Note:
 def _request_for_all(
     api: Api, marked: list[str], key_scope: KeyScope, kind: RequestKind, done: str, why: str = IN_ANOTHER_STATE
 ) -> Note:
-    """Store a request for each selected run within the key scope; skip runs that have changed since the page was
-    shown."""
+    """Store a request for each selected run within the key scope. Runs that have changed since are skipped."""
     check_marked(marked, "runs")
     ids, versions = seen.split(marked)
     if key_scope.is_bound:

@@ -29,7 +29,7 @@ from orchestrator.store.schedules.definitions import StoredSchedule
 routes = pages("/ui/schedules")
 
 _AHEAD = timedelta(hours=24)
-_MOST_FIRES = 52
+_MAX_FIRES = 52
 """Fires that are marked on a strip; a schedule that fires more than twice an hour is drawn as a line."""
 _LAST_RUNS = 14
 
@@ -72,8 +72,8 @@ def _upcoming(encoded_schedule: bytes, hour: datetime) -> tuple[tuple[datetime, 
     Computing one takes a tenth of a millisecond, so they are cached.
     """
     schedule = msgspec.json.decode(encoded_schedule, type=Schedule)
-    upcoming = tuple(islice(fires(schedule, hour, hour + _AHEAD + timedelta(hours=1)), _MOST_FIRES + 1))
-    return upcoming, len(upcoming) > _MOST_FIRES
+    upcoming = tuple(islice(fires(schedule, hour, hour + _AHEAD + timedelta(hours=1)), _MAX_FIRES + 1))
+    return upcoming, len(upcoming) > _MAX_FIRES
 
 
 def _schedule_row(stored: StoredSchedule, now: datetime, runs: list[LastRun]) -> ScheduleRow:
@@ -93,7 +93,7 @@ def _days(api: Api, backfill: BackfillView) -> tuple[datetime, datetime]:
 
 
 _WINDOWS = tuple(timedelta(hours=hours) for hours in (28 * 24, 7 * 24, 24, 6, 1))
-_MOST_PAST = 400
+_MAX_PAST = 400
 """Fires in a calendar; a schedule that fires often has a shorter calendar."""
 _LATE = timedelta(minutes=1)
 """A run that begins later than this after its fire, or after the next fire, is late."""
@@ -147,10 +147,10 @@ def show_schedule(api: Api, workflow: str, name: str) -> Response:
 def _past_fires(schedule: Schedule, now: datetime) -> tuple[timedelta, list[datetime]]:
     """Return the fires of the longest window that has few enough of them, or otherwise the newest fires."""
     for window in _WINDOWS:
-        found = [*islice(fires(schedule, now - window, now), _MOST_PAST + 1)]
-        if len(found) <= _MOST_PAST:
+        found = [*islice(fires(schedule, now - window, now), _MAX_PAST + 1)]
+        if len(found) <= _MAX_PAST:
             return window, found
-    newest = [*deque(fires(schedule, now - window, now), _MOST_PAST)]
+    newest = [*deque(fires(schedule, now - window, now), _MAX_PAST)]
     return now - newest[0], newest
 
 
@@ -185,7 +185,7 @@ def _was_open(key: str, fire: datetime, runs: dict[datetime, FireRun], now: date
     return ended >= fire and not any(fire < at < ended - tolerance for at in own)
 
 
-_MOST_SHOWN = 10
+_MAX_SHOWN = 10
 """Fires that a preview shows from each end of the range."""
 
 
@@ -228,12 +228,12 @@ def preview_backfill(api: Api, workflow: str, name: str, query: BackfillQuery) -
 def _preview(api: Api, key: str, query: BackfillQuery) -> Preview:
     options = query.start or "", query.end, query.concurrency, query.again
     new, fires = api.backend.schedules.preview_backfill(key, *options)
-    displayed = [*fires[:_MOST_SHOWN], *fires[_MOST_SHOWN:][-_MOST_SHOWN:]]
+    displayed = [*fires[:_MAX_SHOWN], *fires[_MAX_SHOWN:][-_MAX_SHOWN:]]
     local = [(fire.astimezone(new.schedule.zone), is_missing) for fire, is_missing in displayed]
     return Preview(
-        first=local[:_MOST_SHOWN],
+        first=local[:_MAX_SHOWN],
         left_out=len(fires) - len(displayed),
-        last=local[_MOST_SHOWN:],
+        last=local[_MAX_SHOWN:],
         total=len(fires),
         missing=sum(is_missing for _, is_missing in fires),
         concurrency=new.concurrency,

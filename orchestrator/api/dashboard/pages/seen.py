@@ -138,13 +138,13 @@ class RunAgain(Seen, frozen=True, forbid_unknown_fields=True):
 
 
 class NewRun(workflows.NewRunOf, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A run of a workflow."""
+    """A run of a workflow to start."""
 
     since: datetime | None = None
 
 
 class NewFlowRun(flows.NewFlowRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A run of a flow."""
+    """A run of a flow to start."""
 
     since: datetime | None = None
 

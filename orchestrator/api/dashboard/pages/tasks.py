@@ -48,12 +48,12 @@ from orchestrator.store.tasks.redrive import FailedFilter
 
 routes, actions = pages("/ui/tasks"), page_actions("/ui/tasks")
 
-_MOST_AT_ONCE = 200
+_MAX_AT_ONCE = 200
 """Tasks that one form cancels or retries."""
 _Back = Annotated[str, Meta(max_length=4_000)]
 """The list to return to after a preview and its action."""
 _ANY_TIME = datetime.fromtimestamp(0, UTC)
-_MOST_CHILDREN = 50
+_MAX_CHILDREN = 50
 """Tasks and runs that are listed of those that a task started."""
 
 
@@ -155,7 +155,7 @@ def preview_cancel(api: Api, query: OpenQuery, key_scope: KeyScope) -> Response:
 class Chosen(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Selected tasks."""
 
-    id: Annotated[list[seen.Marked], Meta(max_length=_MOST_AT_ONCE)] = []
+    id: Annotated[list[seen.Marked], Meta(max_length=_MAX_AT_ONCE)] = []
 
 
 def check_marked(ids: list[str], noun: str) -> None:
@@ -224,7 +224,7 @@ def show_task(api: Api, id: UUID, query: logs.LogQuery) -> Response:
         attempts=sorted([*((one.attempt, one) for one in found.attempts), *missing.items()], key=lambda one: one[0]),
         handed_back=sum(why.startswith("was") for why in missing.values()),
         lineage=lineage_within(visitor().key_scope, api.backend.insights.lineage(id)),
-        most_shown=_MOST_CHILDREN,
+        most_shown=_MAX_CHILDREN,
     )
 
 

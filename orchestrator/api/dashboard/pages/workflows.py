@@ -33,9 +33,9 @@ routes = pages("/ui/workflows")
 
 _LAST_RUNS = 20
 _GRID_RUNS, _FEW_RUNS, _GRID_ROWS = 50, 10, 60
-_MOST_STEPS = 200
+_MAX_STEPS = 200
 """Steps of a workflow, beyond which the grid has few runs."""
-_MOST_SHOWN = 100
+_MAX_SHOWN = 100
 """Workflows whose last runs are shown."""
 
 
@@ -43,7 +43,7 @@ _MOST_SHOWN = 100
 def list_workflows(api: Api, key_scope: KeyScope) -> Response:
     """List workflow definitions and workflows as code."""
     found = workflow_routes.list_workflows(api, key_scope)
-    names = [*(one.name for one in found.workflows), *(one.name for one in found.code)][:_MOST_SHOWN]
+    names = [*(one.name for one in found.workflows), *(one.name for one in found.code)][:_MAX_SHOWN]
     return page("workflows.html", found=found, last=squares(api, names))
 
 
@@ -124,7 +124,7 @@ def _grid(
     api: Api, name: str, steps: list[StepView], opened: tuple[str, ...]
 ) -> tuple[list[StepStates], dict[str, list[Cell]], set[str]]:
     """Return the last runs of a workflow, oldest first, the cells of each row, and the rows that are groups."""
-    number = _GRID_RUNS if len(steps) <= _MOST_STEPS else _FEW_RUNS
+    number = _GRID_RUNS if len(steps) <= _MAX_STEPS else _FEW_RUNS
     ids = [run.id for run in squares(api, [name], number)[name]]
     runs = api.recent.get(("grid", name, number), 2.0, lambda: api.read_list(states_of_runs, name, ids))
     failed = {step for run in runs for step, state in run.states.items() if state == "failed"}
