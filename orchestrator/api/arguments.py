@@ -250,7 +250,7 @@ def find_all(api: Api, text: str, limit: int, key_scope: KeyScope) -> Matches:
     if exact != text and (len(text) >= _MIN_LENGTH or text.isdecimal()):
         more_tasks = find_tasks_by_argument(api, tasks, text, limit=limit, seconds=half)
         more_runs = find_runs_by_argument(api, runs, text, limit=limit, seconds=half)
-    exact_ids = {one.id for one in exact_tasks.tasks} | {one.id for one in exact_runs.runs}
+    exact_ids = {task.id for task in exact_tasks.tasks} | {run.id for run in exact_runs.runs}
     return Matches(
         **{field.name: getattr(found, field.name) for field in fields(found)},
         exact_tasks=exact_tasks.tasks,

@@ -156,7 +156,7 @@ def check_of(hint: Any) -> Check | None:
     """Return the check for values of a type; None if it has none."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _all_of([check_of(parts[0]), *(one.check for one in parts[1:] if isinstance(one, Checked))])
+        return _all_of([check_of(parts[0]), *(part.check for part in parts[1:] if isinstance(part, Checked))])
     if not parts:
         return BY_TYPE.get(hint)
     found = [check_of(part) for part in parts]
@@ -175,7 +175,7 @@ def _all_of(checks: Sequence[Check | None]) -> Check | None:
     """Combine several checks of one value; None if there are none."""
     if not any(checks):
         return None
-    return lambda settings, value, arguments: _run_checks(settings, ((one, value) for one in checks), arguments)
+    return lambda settings, value, arguments: _run_checks(settings, ((check, value) for check in checks), arguments)
 
 
 def _run_checks(settings: Settings, checks: Iterable[tuple[Check | None, Any]], arguments: Arguments) -> None:
@@ -210,8 +210,8 @@ def visible_part(rules: Rules, key_scope: KeyScope, result: Any) -> Any:
 def check_names(key_scope: KeyScope, body: Any) -> None:
     """Reject tasks and callbacks whose names the caller may not enqueue."""
     task, tasks = getattr(body, "task", None), getattr(body, "tasks", None)
-    new_tasks = [task] if isinstance(task, NewTask) else [one for one in tasks or () if isinstance(one, NewTask)]
-    for name in sorted({one.name for one in with_followers(new_tasks)}):
+    new_tasks = [task] if isinstance(task, NewTask) else [task for task in tasks or () if isinstance(task, NewTask)]
+    for name in sorted({new_task.name for new_task in with_followers(new_tasks)}):
         check_task_name(key_scope, name)
 
 
@@ -229,7 +229,7 @@ def without_executors(body: Any) -> Any:
     if isinstance(task, NewTask):
         changed["task"] = _without(task)
     if isinstance(tasks, list):
-        changed["tasks"] = [_without(one) if isinstance(one, NewTask) else one for one in tasks]
+        changed["tasks"] = [_without(task) if isinstance(task, NewTask) else task for task in tasks]
     return msgspec.structs.replace(body, **changed) if changed else body
 
 

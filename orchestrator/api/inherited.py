@@ -44,8 +44,8 @@ def secrets_of(patterns: Sequence[str], payload: bytes, result: bytes | None) ->
 
 
 def _secrets(family: Family, everywhere: Sequence[str]) -> Iterator[str]:
-    for one in family.relatives:
-        yield from secrets_of((*everywhere, *one.patterns), one.payload, one.result)
+    for relative in family.relatives:
+        yield from secrets_of((*everywhere, *relative.patterns), relative.payload, relative.result)
     hidden = Redaction((*everywhere, *family.patterns))
     for value in family.given:
         yield from hidden.secrets_in(value)

@@ -159,7 +159,7 @@ def with_followers(tasks: Iterable[NewTask | Callback]) -> Iterator[NewTask | Ca
 
 
 def _check_new_tasks(_: Api, key_scope: KeyScope, tasks: Any) -> None:
-    for queue in sorted({one.queue for one in with_followers(tasks if isinstance(tasks, list) else [tasks])}):
+    for queue in sorted({task.queue for task in with_followers(tasks if isinstance(tasks, list) else [tasks])}):
         check_queue(key_scope, queue)
 
 

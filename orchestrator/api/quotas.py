@@ -139,7 +139,7 @@ class Meter:
         used = self._used.get(name)
         if used is None or used.quotas != caller.quotas:
             if len(self._used) >= _MAX_CALLERS:
-                self._used = {name: one for name, one in self._used.items() if one.under_way or one.streams}
+                self._used = {name: usage for name, usage in self._used.items() if usage.under_way or usage.streams}
             used = self._used[name] = Usage(caller.quotas)
         return [used] if self._all is None else [used, self._all]
 
@@ -156,7 +156,7 @@ def _tasks(body: Any) -> list[Any]:
     if isinstance(task, NewTask):
         return [task]
     if isinstance(tasks, list):
-        return [one for one in tasks if hasattr(one, "priority")]
+        return [task for task in tasks if hasattr(task, "priority")]
     return [body] if hasattr(body, "priority") and hasattr(body, "queue") else []
 
 
@@ -167,7 +167,7 @@ def _queue(task: Any) -> str:
 def _priority(task: Any) -> int:
     """Return the highest priority of a task and its callbacks."""
     if isinstance(task, NewTask):
-        return max(one.priority for one in with_followers([task]))
+        return max(new_task.priority for new_task in with_followers([task]))
     return 0 if task.priority is msgspec.UNSET else int(task.priority)
 
 

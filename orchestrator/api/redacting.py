@@ -84,7 +84,7 @@ def fields_of(kind: Any) -> Mapping[str, Any]:
         return {}
     names: Any = getattr(kind, "__struct_fields__", None) or getattr(kind, "_fields", None)
     if names is None and dataclasses.is_dataclass(kind):
-        names = [one.name for one in dataclasses.fields(kind)]
+        names = [field.name for field in dataclasses.fields(kind)]
     hints = get_type_hints(kind) if names else {}
     return {name: hints[name] for name in names or () if name in hints}
 
@@ -96,26 +96,26 @@ def _fields_to_redact(kind: type) -> tuple[str, ...]:
 
 
 def _may_hide(hint: Any, seen: set[Any]) -> bool:
-    for one in parts_of(hint):
-        if is_hidden(one) or isinstance(one, TypeVar):
+    for part in parts_of(hint):
+        if is_hidden(part) or isinstance(part, TypeVar):
             return True
-        if one not in seen:
-            seen.add(one)
-            if any(_may_hide(inner, seen) for inner in fields_of(one).values()):
+        if part not in seen:
+            seen.add(part)
+            if any(_may_hide(inner, seen) for inner in fields_of(part).values()):
                 return True
     return False
 
 
 def parts_of(hint: Any) -> Iterator[Any]:
     """Yield the types in a type: three of them for `list[Page[T]] | None`."""
-    arguments = [one for one in get_args(hint) if one is not Ellipsis and not isinstance(one, list)]
+    arguments = [arg for arg in get_args(hint) if arg is not Ellipsis and not isinstance(arg, list)]
     if not arguments:
         yield hint
         return
     if (origin := get_origin(hint)) is not None and fields_of(origin):
         yield origin
-    for one in arguments:
-        yield from parts_of(one)
+    for argument in arguments:
+        yield from parts_of(argument)
 
 
 @hides(TaskDetail)
@@ -196,7 +196,7 @@ def redacted_error(hidden: Redaction, error: ErrorView | None) -> ErrorView | No
 
 def redacted_attempts(hidden: Redaction, attempts: Iterable[AttemptView]) -> tuple[AttemptView, ...]:
     """Return attempts with redacted errors."""
-    return tuple(dataclasses.replace(one, error=redacted_error(hidden, one.error)) for one in attempts)
+    return tuple(dataclasses.replace(attempt, error=redacted_error(hidden, attempt.error)) for attempt in attempts)
 
 
 def redacted_value(hidden: Redaction, result: bytes | None) -> bytes | None:

@@ -113,7 +113,7 @@ class ApiServer(uvicorn.Server):
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-        self._acceptors = [Acceptor(one, protocol, self._rate, self.config.ssl) for one in sockets or []]
+        self._acceptors = [Acceptor(listener, protocol, self._rate, self.config.ssl) for listener in sockets or []]
         log.info("api.ready docs=%s/docs dashboard=%s/ui", self._address, self._address)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -135,8 +135,8 @@ def hour(buckets: Sequence[Throughput], now: datetime) -> Hour:
     )
 
 
-def _ends(one: Throughput) -> int:
-    return one.success + one.failed + one.cancelled + one.skipped
+def _ends(bucket: Throughput) -> int:
+    return bucket.success + bucket.failed + bucket.cancelled + bucket.skipped
 
 
 def _bars(ends: Sequence[int], failed: Sequence[int], begin: datetime) -> list[Bar]:

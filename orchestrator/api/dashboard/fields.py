@@ -72,7 +72,7 @@ class Field:
     def options(self) -> list[tuple[str, str]]:
         """The choices as JSON, with their labels."""
         choices = self.choices or ((True, False) if self.kind == "boolean" else ())
-        return [(encoded(one), _LABELS.get(encoded(one), str(one))) for one in choices]
+        return [(encoded(choice), _LABELS.get(encoded(choice), str(choice))) for choice in choices]
 
 
 _LABELS = {"true": "yes (true)", "false": "no (false)", "null": "none (null)"}
@@ -167,7 +167,7 @@ def _resolved(schema: dict[str, Any], defs: dict[str, Any]) -> tuple[dict[str, A
     """Return the schema that a reference or an optional type stands for, and whether the value may be null."""
     if "$ref" in schema:
         return defs.get(schema["$ref"].rpartition("/")[2], {}) | schema, False
-    kinds = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    kinds = [option for option in schema.get("anyOf", ()) if option != {"type": "null"}]
     if len(kinds) == 1:
         return _resolved(kinds[0], defs)[0] | schema, len(schema["anyOf"]) > 1
     return schema, False

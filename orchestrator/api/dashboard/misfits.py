@@ -31,11 +31,11 @@ def describe_problem(problem: Problem, struct: type[msgspec.Struct] | None) -> s
 
 def _describe(pointer: str, detail: str, struct: type[msgspec.Struct] | None) -> str:
     info = struct and inspect.type_info(struct)
-    fields = {one.encode_name: one.type for one in info.fields} if isinstance(info, inspect.StructType) else {}
+    fields = {field.encode_name: field.type for field in info.fields} if isinstance(info, inspect.StructType) else {}
     name = pointer.partition("/")[0]
     label = _LABELS.get(name, pointer.replace("_", " ").replace("/", " ").capitalize())
     if "unknown field" in detail:
-        filters = ", ".join(one for one in fields if one not in ("cursor", "limit"))
+        filters = ", ".join(field for field in fields if field not in ("cursor", "limit"))
         return f"This page has no filter {name}. It has: {filters}." if filters else f"This page has no filter {name}."
     if "matching regex" in detail:
         return f"{label}: this is not a value that the page's own links have. Leave it out."
@@ -61,9 +61,9 @@ def _choices(kind: Any) -> list[str]:
         case inspect.EnumType():
             return [str(one.value) for one in kind.cls]
         case inspect.LiteralType():
-            return [str(one) for one in kind.values if one != ""]
+            return [str(value) for value in kind.values if value != ""]
         case inspect.ListType() | inspect.VarTupleType():
             return _choices(kind.item_type)
         case inspect.UnionType():
-            return [one for each in kind.types for one in _choices(each)]
+            return [choice for each in kind.types for choice in _choices(each)]
     return []

@@ -69,7 +69,7 @@ def cancel_tasks(api: Api, body: Cancel, key_scope: KeyScope) -> Cancelled:
                 requested = cancels.ask(connection, task_filter, key_scope.queues)
                 connections.record(connection, "cancel", "open tasks", body.queue or "", tasks=requested, **detail)
                 count += requested
-    return Cancelled(count, [build_from(TaskGroup, one) for one in groups], is_requested, count >= MOST_AT_ONCE)
+    return Cancelled(count, [build_from(TaskGroup, group) for group in groups], is_requested, count >= MOST_AT_ONCE)
 
 
 class Redrive(filter_fields(FailedFilter)):  # type: ignore[misc]
@@ -109,5 +109,5 @@ def retry_failed(api: Api, body: Redrive, key_scope: KeyScope) -> Redriven:
     if is_requested:
         api.backend.tasks.retry_failed(task_filter, key_scope.queues)
     return Redriven(
-        sum(group.tasks for group in groups), [build_from(FailureGroup, one) for one in groups], is_requested
+        sum(group.tasks for group in groups), [build_from(FailureGroup, group) for group in groups], is_requested
     )

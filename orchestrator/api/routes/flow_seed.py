@@ -182,8 +182,8 @@ def create_flow(api: Api, body: dict[str, Any], key_scope: KeyScope) -> Created:
 @routes.get("/flows", about=WITHIN)
 def list_flows(api: Api, key_scope: KeyScope) -> list[FlowItem]:
     """List flows."""
-    found = [one for one in api.backend.flows.names() if key_scope.has_workflow(one.name)]
-    return [FlowItem(one.name, one.name, one.version, _seconds(one.created_at)) for one in found]
+    found = [name for name in api.backend.flows.names() if key_scope.has_workflow(name.name)]
+    return [FlowItem(flow.name, flow.name, flow.version, _seconds(flow.created_at)) for flow in found]
 
 
 @routes.post(
@@ -214,9 +214,9 @@ def list_versions(api: Api, query: VersionsQuery, key_scope: KeyScope) -> list[V
     """List the versions of a flow."""
     check_workflow(key_scope, query.flow_id)
     found = api.backend.flows.versions(query.flow_id)
-    if not found and all(one.name != query.flow_id for one in api.backend.flows.names()):
+    if not found and all(flow.name != query.flow_id for flow in api.backend.flows.names()):
         raise NotFound(f"There is no flow {query.flow_id!r:.200}.")
-    return [_version(one) for one in found]
+    return [_version(stored) for stored in found]
 
 
 @routes.get("/flows/version/get", about=WITHIN)

@@ -207,7 +207,7 @@ class Messages(msgspec.Struct, frozen=True):
 @quarantine_routes.get("", about=WHOLE, scope=Scope.OPERATE)
 def list_quarantine(api: Api, query: QuarantineQuery) -> Messages:
     """List messages that could not be decoded or applied. Nothing waits for them."""
-    return Messages([build_from(MessageView, one) for one in api.backend.quarantine.newest(query.limit)])
+    return Messages([build_from(MessageView, message) for message in api.backend.quarantine.newest(query.limit)])
 
 
 @quarantine_routes.get("/{id}", about=WHOLE, scope=Scope.OPERATE)

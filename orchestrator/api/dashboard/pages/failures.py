@@ -100,13 +100,13 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
 
 def _workflows(api: Api, key_scope: KeyScope, groups: list[FailureGroup]) -> dict[insights.GroupKey, list[str]]:
     """Return some of the workflows to which the tasks of each group belong."""
-    owners = api.read_list(find_run_owners, {run for one in groups[:_MAX_EXAMPLES] for run in one.runs})
+    owners = api.read_list(find_run_owners, {run for group in groups[:_MAX_EXAMPLES] for run in group.runs})
     names = {
-        run: one.workflow
-        for run, one in owners.items()
-        if one.workflow and key_scope.has_workflow(one.workflow) and not is_composed(one.workflow)
+        run: owner.workflow
+        for run, owner in owners.items()
+        if owner.workflow and key_scope.has_workflow(owner.workflow) and not is_composed(owner.workflow)
     }
-    return {one.key: sorted({names[run] for run in one.runs if run in names}) for one in groups}
+    return {group.key: sorted({names[run] for run in group.runs if run in names}) for group in groups}
 
 
 class Example(NamedTuple):
@@ -150,7 +150,7 @@ def _new_groups(
 def _last_start(api: Api) -> datetime | None:
     """Return when the last rollout of workers began."""
     workers = api.recent.get(("workers",), 5.0, api.backend.insights.list_workers)
-    starts = sorted((one.worker_started_at for one in workers), reverse=True)
+    starts = sorted((worker.worker_started_at for worker in workers), reverse=True)
     last = starts[0] if starts else None
     for start in starts:
         last = start if last is not None and last - start <= ROLLOUT else last

@@ -73,7 +73,7 @@ class SystemState:
     def besides(self, outage: Trouble | None) -> list[Trouble]:
         """Return the problems, without the outage that the page shows at its top."""
         shown_above = None if outage is None else (outage.kind, outage.about)
-        return [one for one in self.troubles if (one.kind, one.about) != shown_above]
+        return [trouble for trouble in self.troubles if (trouble.kind, trouble.about) != shown_above]
 
     @property
     def fingerprint(self) -> str:
@@ -172,7 +172,7 @@ def read_marks(api: Api, key_scope: KeyScope, since: datetime, span: timedelta =
     if key_scope.is_bound:
         return []
     workers = api.recent.get(("workers",), 5.0, api.backend.insights.list_workers)
-    started = {one.parent or one.id: (one.worker_started_at, one.release or "") for one in workers}
+    started = {worker.parent or worker.id: (worker.worker_started_at, worker.release or "") for worker in workers}
     releases = api.recent.get(("releases", span), 10.0, lambda: api.read(first_starts, since))
     terms = api.recent.get(("terms",), 10.0, lambda: api.read(throughput.terms, present() - throughput.KEPT))
     rollouts = dict(releases)  # the start of the last rollout of each release
@@ -186,7 +186,7 @@ def read_marks(api: Api, key_scope: KeyScope, since: datetime, span: timedelta =
     for (at, release), count in starts.items():
         events.append((at, "start", f"{counted(count, 'worker')}{release and f' of release {release}'} started"))
     events += [
-        (one.at, "leader", f"another scheduler leads, in term {one.term}") for one in terms[1:] if one.at >= since
+        (term.at, "leader", f"another scheduler leads, in term {term.term}") for term in terms[1:] if term.at >= since
     ]
     return [Mark(max(0.0, (at - since) / span), at, what, kind) for at, kind, what in sorted(events)]
 

@@ -189,7 +189,7 @@ def _of_steps(
     listed = sorted(matching, key=urgency)[query.start : end] if is_large else matching
     failed = [step for step in steps if step.error is not None]
     drawn = [step.name for step in folded.steps if step.kind != "group"]
-    limited = api.read(limited_until, run.id, [folded.firsts.get(one.name, one).name for one in folded.steps])
+    limited = api.read(limited_until, run.id, [folded.firsts.get(step.name, step).name for step in folded.steps])
     ends = ends_of(steps)
     return {
         "graph": draw(folded.steps, folded.critical, folded.frames),

@@ -45,7 +45,7 @@ def search(api: Api, query: TextQuery, key_scope: KeyScope) -> Response:
     notes = run_notes(api, [*found.runs, *found.exact_runs, *found.runs_by_argument])
     tasks = [*found.failures, *found.exact_tasks, *found.tasks_by_argument, *found.tasks]
     errors, calls = task_errors(api, tasks), task_calls(api, tasks)
-    keys = {one.id: text for one in found.tasks if text.lower() not in f"{one.name}\n{one.step or ''}".lower()}
+    keys = {task.id: text for task in found.tasks if text.lower() not in f"{task.name}\n{task.step or ''}".lower()}
     notes_by_row: dict[str, Any] = {"notes": notes, "errors": errors, "calls": calls, "keys": keys}
     return page("search.html", text=text, whole=exact_search(text), found=found, **notes_by_row)
 

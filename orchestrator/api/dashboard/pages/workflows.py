@@ -43,7 +43,7 @@ _MAX_SHOWN = 100
 def list_workflows(api: Api, key_scope: KeyScope) -> Response:
     """List workflow definitions and workflows as code."""
     found = workflow_routes.list_workflows(api, key_scope)
-    names = [*(one.name for one in found.workflows), *(one.name for one in found.code)][:_MAX_SHOWN]
+    names = [*(workflow.name for workflow in found.workflows), *(one.name for one in found.code)][:_MAX_SHOWN]
     return page("workflows.html", found=found, last=squares(api, names))
 
 
