@@ -1,4 +1,4 @@
-"""Serves the endpoints of one path: authenticates the caller, parses the request, calls the endpoint and responds."""
+"""Serves the endpoints of one path: authenticates the caller, parses the request, calls the endpoint, and responds."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ async def _answer(
         async with AsyncExitStack() as held:
             body = b""
             if endpoint.body is not None:
-                acquire_room = lambda: held.enter_async_context(slots.large_body(caller))  # noqa: E731  # for large bodies
+                acquire_room = lambda: held.enter_async_context(slots.large_body(caller))  # noqa: E731
                 max_size = max_body_size(endpoint.max_body, api.settings.largest_value)
                 body = await read_body(request, max_size, acquire_room)
             is_large = len(body) > SMALL_BODY

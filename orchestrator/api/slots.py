@@ -33,7 +33,7 @@ _LOOKUPS = 2
 
 
 class Client:
-    """The client of a request whose body was read. Its connection is watched once `disconnected` is used."""
+    """The client of a request whose body was read. Its connection is watched once `gone` is used."""
 
     def __init__(self, request: Request) -> None:
         self._request = request

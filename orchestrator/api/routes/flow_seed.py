@@ -182,7 +182,7 @@ def create_flow(api: Api, body: dict[str, Any], key_scope: KeyScope) -> Created:
 @routes.get("/flows", about=WITHIN)
 def list_flows(api: Api, key_scope: KeyScope) -> list[FlowItem]:
     """List flows."""
-    found = [name for name in api.backend.flows.names() if key_scope.has_workflow(name.name)]
+    found = [flow for flow in api.backend.flows.names() if key_scope.has_workflow(flow.name)]
     return [FlowItem(flow.name, flow.name, flow.version, _seconds(flow.created_at)) for flow in found]
 
 
