@@ -50,7 +50,7 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     timeout: float | UnsetType = UNSET
     """Seconds that one attempt may run."""
     unique_key: str | UnsetType = UNSET
-    """A key that only one open task may have."""
+    """A key that only one task of this name may have at a time."""
     on_duplicate: DuplicatePolicy | UnsetType = UNSET
     """If another task has the key: `return` its id, `replace` its arguments while it waits, or `raise`."""
     idempotency_key: str | UnsetType = UNSET
