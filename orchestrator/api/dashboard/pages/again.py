@@ -114,7 +114,7 @@ def enqueue_again(api: Api, id: UUID, body: Again, key_scope: KeyScope) -> Note 
 
 def _repeated_since(api: Api, id: UUID, since: datetime | None) -> str:
     """Return a message if somebody has enqueued the task again since the form was rendered; otherwise an empty text."""
-    known = None if since is None else api.read(audit.known, str(id), _ACT, since)
+    known = None if since is None else api.read(audit.last_act, str(id), _ACT, since)
     return "" if known is None else f"A task like it was enqueued {known}, after this form was made. Enqueue one more?"
 
 
