@@ -73,7 +73,7 @@ class SystemState:
     def besides(self, outage: Trouble | None) -> list[Trouble]:
         """Return the problems, without the outage that the page shows at its top."""
         shown_above = None if outage is None else (outage.kind, outage.about)
-        return [trouble for trouble in self.troubles if (trouble.kind, trouble.about) != shown_above]
+        return [problem for problem in self.troubles if (problem.kind, problem.about) != shown_above]
 
     @property
     def fingerprint(self) -> str:
