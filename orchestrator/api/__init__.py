@@ -1,11 +1,11 @@
-"""The HTTP API: all that the command line can do, for browsers, scripts and other languages.
+"""The HTTP API: everything the command line can do, for browsers, scripts and other languages.
 
-    endpoints    a route is a function with types, from which requests are read and its documentation is made
+    endpoints    a route is a typed function; requests are parsed and documented from its types
     routes/      the routes, by subject
-    problems     what went wrong, as RFC 9457 has it
-    openapi      the document of it all
+    problems     errors as problem details (RFC 9457)
+    openapi      the OpenAPI document
     app          the ASGI application
     server       the process
 
-It needs the extra `api`.
+The API needs the extra `api`.
 """

@@ -1,4 +1,4 @@
-"""The ASGI application: composes all routes and pages, and finds the one that a request is for."""
+"""The ASGI application: composes all routes and pages, and finds the route of a request."""
 
 from __future__ import annotations
 
@@ -21,107 +21,103 @@ from starlette.routing import Route
 from starlette.types import ExceptionHandler, Receive, Scope, Send
 
 from orchestrator.api import openapi
-from orchestrator.api.access import Doorkeeper
+from orchestrator.api.access import Authenticator
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.paths import NOWHERE, PAGES
+from orchestrator.api.dashboard.paths import NOT_FOUND, PAGES
 from orchestrator.api.dashboard.serving import PagePath
 from orchestrator.api.endpoints import Endpoint
-from orchestrator.api.headers import fault, safely
+from orchestrator.api.headers import find_ambiguity, with_safe_headers
 from orchestrator.api.live.hub import Hub
 from orchestrator.api.problems import MEDIA_TYPE, Problem
 from orchestrator.api.quotas import Meter
 from orchestrator.api.routes import ROUTES
-from orchestrator.api.serving import Refusals, ServedPath, problem
+from orchestrator.api.serving import RejectionLog, ServedPath, problem
 from orchestrator.api.slots import Slots
 from orchestrator.settings import Settings
 from orchestrator.telemetry import get_logger
 
 
-class Served(Protocol):
-    """Something that is served under one path."""
-
+class HasMethods(Protocol):
     @property
-    def methods(self) -> Collection[str]:
-        """Its HTTP methods."""
+    def methods(self) -> Collection[str]: ...
 
 
-T = TypeVar("T", bound=Served)
+T = TypeVar("T", bound=HasMethods)
 _ID = re.compile(r"[0-9a-f-]{32,36}", re.IGNORECASE)
 
 
 class Match(NamedTuple, Generic[T]):
     """The route of a request."""
 
-    served: T
+    target: T
     path_params: dict[str, str]
-    """The words that stand for the parameters of its path."""
 
     @property
     def is_plausible(self) -> bool:
-        """Say whether an id stands where one is expected."""
+        """Return whether the path has no `id`, or the value of `id` looks like one."""
         return "id" not in self.path_params or _ID.fullmatch(self.path_params["id"]) is not None
 
 
 @dataclass
 class _Node(Generic[T]):
-    words: dict[str, _Node[T]] = field(default_factory=dict)
-    any: _Node[T] | None = None
-    served: T | None = None
+    children: dict[str, _Node[T]] = field(default_factory=dict)
+    wildcard: _Node[T] | None = None
+    target: T | None = None
     names: tuple[str, ...] = ()
 
 
 class Paths(Generic[T]):
-    """Everything that is served, by the words of its path."""
+    """All routes, in a tree of path segments."""
 
     def __init__(self, paths: Mapping[str, T]) -> None:
         self._root: _Node[T] = _Node()
-        self._plain = {path: served for path, served in paths.items() if "{" not in path}
-        for path, served in paths.items():
-            self._add(path, served)
+        self._plain = {path: target for path, target in paths.items() if "{" not in path}
+        for path, target in paths.items():
+            self._add(path, target)
 
-    def _add(self, path: str, served: T) -> None:
+    def _add(self, path: str, target: T) -> None:
         node = self._root
-        for word in path.split("/")[1:]:
-            if word.startswith("{"):
-                node.any = node.any or _Node()
-                node = node.any
+        for segment in path.split("/")[1:]:
+            if segment.startswith("{"):
+                node.wildcard = node.wildcard or _Node()
+                node = node.wildcard
             else:
-                node = node.words.setdefault(word, _Node())
-        node.served, node.names = served, tuple(re.findall(r"{(\w+)", path))
+                node = node.children.setdefault(segment, _Node())
+        node.target, node.names = target, tuple(re.findall(r"{(\w+)", path))
 
     def find(self, scope: Scope) -> Match[T] | None:
-        """Return what has the path and the method of a request; else what has its path, if anything has."""
+        """Return the route with the path and method of a request, or any route with its path; None if there is none."""
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         plain = self._plain.get(scope["path"])
         if plain is not None and method in plain.methods:
             return Match(plain, {})
         first: Match[T] | None = None
-        for match in _matches(self._root, _words(scope), ()):
-            if method in match.served.methods and (first is None or match.is_plausible):
+        for match in _matches(self._root, _segments(scope), ()):
+            if method in match.target.methods and (first is None or match.is_plausible):
                 return match
             first = first or match
         return first
 
 
-def _words(scope: Scope) -> list[str]:
-    """Return the words of a path as they were sent, each decoded by itself."""
+def _segments(scope: Scope) -> list[str]:
+    """Return the segments of the path, each URL-decoded separately."""
     raw: bytes | None = scope.get("raw_path")
-    if raw is None:  # a server need not send it
+    if raw is None:  # optional in ASGI
         return [*scope["path"].split("/")[1:]]
-    return [unquote(word) for word in raw.partition(b"?")[0].decode("latin-1").split("/")[1:]]
+    return [unquote(segment) for segment in raw.partition(b"?")[0].decode("latin-1").split("/")[1:]]
 
 
-def _matches(node: _Node[T], words: list[str], found: tuple[str, ...]) -> Iterator[Match[T]]:
-    """Yield all that a path fits; a word of its own comes before a parameter."""
-    if not words:
-        if node.served is not None:
-            yield Match(node.served, dict(zip(node.names, found, strict=True)))
+def _matches(node: _Node[T], segments: list[str], values: tuple[str, ...]) -> Iterator[Match[T]]:
+    """Yield all routes that match a path; literal segments come before parameters."""
+    if not segments:
+        if node.target is not None:
+            yield Match(node.target, dict(zip(node.names, values, strict=True)))
         return
-    word, *rest = words
-    if word in node.words:
-        yield from _matches(node.words[word], rest, found)
-    if word and node.any is not None:
-        yield from _matches(node.any, rest, (*found, word))
+    segment, *rest = segments
+    if segment in node.children:
+        yield from _matches(node.children[segment], rest, values)
+    if segment and node.wildcard is not None:
+        yield from _matches(node.wildcard, rest, (*values, segment))
 
 
 log = get_logger("api")
@@ -129,46 +125,48 @@ _CONSTANTS = (_DOCUMENT, _DOCS) = ("/openapi.json", "/docs")
 
 
 def create_app(settings: Settings) -> Starlette:
-    """Return the application, as any ASGI server takes it."""
+    """Return the ASGI application."""
     api = Api(settings)
-    door, refusals, slots, meter, hub = Doorkeeper(api), Refusals(api), Slots(), Meter(api), Hub(api)
+    auth, rejections, slots, meter, hub = (Authenticator(api), RejectionLog(api), Slots(), Meter(api), Hub(api))
 
     @asynccontextmanager
-    async def alive(_: Starlette) -> AsyncIterator[None]:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
         anyio.CapacityLimiter(1)  # loads anyio's event loop, which takes 50 ms, before the first request
         yield
-        hub.let_go()
+        hub.close_streams()
         await anyio.to_thread.run_sync(api.close)
 
     paths: dict[str, ServedPath] = {
-        path: ServedPath(api, door, refusals, slots, meter, hub, found) for path, found in _by_path(ROUTES).items()
+        path: ServedPath(api, auth, rejections, slots, meter, hub, found) for path, found in _by_path(ROUTES).items()
     }
-    paths |= {path: PagePath(api, door, refusals, slots, meter, hub, found) for path, found in _by_path(PAGES).items()}
+    paths |= {
+        path: PagePath(api, auth, rejections, slots, meter, hub, found) for path, found in _by_path(PAGES).items()
+    }
     routes = [
         Route(_DOCUMENT, partial(_constant, _document(), "application/json"), methods=["GET"]),
-        Route("/", _to_the_pages, methods=["GET"]),
+        Route("/", _redirect_to_dashboard, methods=["GET"]),
         Route(_DOCS, partial(_page, openapi.page(ROUTES)), methods=["GET"]),
         *(Route(path, served) for path, served in paths.items()),
     ]
     handlers: dict[type[Exception], ExceptionHandler] = {
-        HTTPException: partial(_not_served, paths[NOWHERE]),
+        HTTPException: partial(_not_found, paths[NOT_FOUND]),
         Exception: _defect,
     }
-    app = _Application(routes=routes, lifespan=alive, exception_handlers=handlers)
+    app = _Application(routes=routes, lifespan=lifespan, exception_handlers=handlers)
     app.paths = Paths(paths)
-    app.router.redirect_slashes = False  # its redirects name a scheme and a host, which are others before a proxy
-    app.state.let_go = hub.let_go
+    app.router.redirect_slashes = False  # its redirects name a scheme and host, which are wrong behind a proxy
+    app.state.close_streams = hub.close_streams
     return app
 
 
 @cache
 def _document() -> bytes:
-    """Return what `/openapi.json` says, which takes long to make and never changes."""
+    """Return the OpenAPI document. It is slow to build and never changes."""
     return msgspec.json.encode(openapi.document(ROUTES))
 
 
 class _Application(Starlette):
-    """Finds a path by its words: the router would hold it, decoded, against every route in turn."""
+    """Finds routes by path segment. Starlette's router would match the decoded path against every route in turn."""
 
     paths: Paths[ServedPath]
 
@@ -176,22 +174,22 @@ class _Application(Starlette):
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        send = safely(send, scope)
-        if refusal := fault(scope):
-            await refusal(scope, receive, send)
-        elif (found := self.paths.find(scope)) is None:
+        send = with_safe_headers(send, scope)
+        if rejection := find_ambiguity(scope):
+            await rejection(scope, receive, send)
+        elif (match := self.paths.find(scope)) is None:
             await super().__call__(scope, receive, send)
         else:
-            scope["path_params"] = found.path_params
-            await found.served(scope, receive, send)
+            scope["path_params"] = match.path_params
+            await match.target(scope, receive, send)
 
 
 async def _constant(data: bytes, media_type: str, _: Request) -> Response:
     return Response(data, media_type=media_type)
 
 
-async def _to_the_pages(_: Request) -> Response:
-    return RedirectResponse("ui", 303)  # seen from here: a proxy may have cut a prefix
+async def _redirect_to_dashboard(_: Request) -> Response:
+    return RedirectResponse("ui", 303)  # relative, because a proxy may have cut a prefix
 
 
 async def _page(text: str, _: Request) -> Response:
@@ -200,15 +198,15 @@ async def _page(text: str, _: Request) -> Response:
 
 
 def _by_path(endpoints: Sequence[Endpoint]) -> dict[str, dict[str, Endpoint]]:
-    """Return the routes by path; a word of its own comes before a parameter."""
+    """Return the routes by path; literal segments come before parameters."""
     found: dict[str, dict[str, Endpoint]] = {}
     for endpoint in sorted(endpoints, key=lambda endpoint: endpoint.path.replace("{", "\x7f")):
         found.setdefault(endpoint.path, {})[endpoint.method] = endpoint
     return found
 
 
-class _Elsewhere(Response):
-    """An answer that another application gives."""
+class _Delegated(Response):
+    """A response that another application sends."""
 
     def __init__(self, served: ServedPath) -> None:
         super().__init__()
@@ -218,8 +216,8 @@ class _Elsewhere(Response):
         await self._served(scope, receive, send)
 
 
-def _without_slash(request: Request) -> Response | None:
-    """Return where to go instead of a path with a slash behind it, seen from there: a proxy may have cut a prefix."""
+def _redirect_without_slash(request: Request) -> Response | None:
+    """Return a relative redirect to the path without its trailing slash: a proxy may have cut a prefix."""
     sent = request.scope.get("raw_path") or quote(request.scope["path"]).encode()
     raw = sent.partition(b"?")[0].decode("latin-1")
     path = raw.removesuffix("/")
@@ -233,12 +231,12 @@ def _without_slash(request: Request) -> Response | None:
     return RedirectResponse(f"{target}?{query}" if query else target)
 
 
-async def _not_served(nowhere: ServedPath, request: Request, error: Exception) -> Response:
-    if elsewhere := _without_slash(request):
-        return elsewhere
+async def _not_found(not_found_page: ServedPath, request: Request, error: Exception) -> Response:
+    if redirect := _redirect_without_slash(request):
+        return redirect
     if request.url.path.startswith("/ui/"):
         request.scope["path_params"] = {"anything": request.url.path.removeprefix("/ui/")}
-        return _Elsewhere(nowhere)
+        return _Delegated(not_found_page)
     status = error.status_code if isinstance(error, HTTPException) else 404
     problem = Problem(
         title="It was not found", status=status, detail="Nothing is served here; /openapi.json lists the routes."

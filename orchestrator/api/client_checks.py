@@ -1,9 +1,9 @@
-"""The rules of the Python client's calls: what no signature checks of their arguments, and the scope of keys.
+"""Checks of calls of the Python client: rules for arguments that types cannot express, and limits of the caller's key.
 
-A key that is bound to some queues and workflows gets and gives what belongs to them. A key with the scope `enqueue`
-brings no executors: their options can be any command, image or function. They are left out of its tasks. A task that is
-declared with an executor is done by it nevertheless: the worker that knows the task has its declaration, and the leader
-writes that into the row.
+A key that is bound to some queues and workflows can read and write only these. A key with the scope `enqueue` cannot
+choose executors, whose options may hold any command, image or function, so they are removed from its tasks. A task that
+is declared with an executor still runs there: the worker announces the declaration, and the leader writes it into the
+task's row.
 """
 
 from __future__ import annotations
@@ -35,17 +35,16 @@ from orchestrator.sdk.flow import reading
 from orchestrator.settings import Settings
 from orchestrator.trace_context import is_trace
 
-Given = Mapping[str, Any]
-Check = Callable[[Settings, Any, Given], object]
+Arguments = Mapping[str, Any]
+Check = Callable[[Settings, Any, Arguments], object]
 
-_MOST_LEVELS = 10
-"""Of tasks that follow each other."""
+_MAX_CALLBACK_DEPTH = 10
 _WORKERS_ONLY = (START,)
 
 
-def check_new_task(settings: Settings, task: NewTask, given: Given) -> None:
-    """Refuse a task that no client makes. One of a run belongs to it, with a position and without a unique key."""
-    run = given.get("run_id")
+def check_new_task(settings: Settings, task: NewTask, arguments: Arguments) -> None:
+    """Reject a task that no client creates. A task of a run needs the run's id and a position, and no unique key."""
+    run = arguments.get("run_id")
     if len(task.id) != 16 or task.name in _WORKERS_ONLY:
         raise InvalidTask(f"Task {task.name!r:.100}: expected an id of 16 bytes, and a name that is not our own.")
     if task.parent is not None:
@@ -53,20 +52,20 @@ def check_new_task(settings: Settings, task: NewTask, given: Given) -> None:
     if task.run_id != run or task.step is not None or not _is_within(task.position or 0, 0, 2**31 - 1):
         raise InvalidTask(f"Task {task.name!r:.100} belongs to another run, or to no place in this one.")
     check_call(settings, f"The arguments of task {task.name!r:.100}", task.payload)
-    _placed(task)
+    _check_dispatchable(task)
     if task.unique is not None:
-        _unique(task.unique)
+        _check_unique(task.unique)
     if run is not None and (task.unique is not None or task.position is None):
         raise InvalidTask(f"Task {task.name!r} of a run has a unique key, or no place in it.")
     if task.trace is not None and not is_trace(task.trace):
         raise InvalidTask(f"Task {task.name!r:.100}: expected a traceparent, found {task.trace!r:.100}.")
 
 
-def _placed(task: NewTask | Callback, level: int = 0) -> None:
-    """Refuse what a task, or one that follows another, could not be stored or dispatched with."""
+def _check_dispatchable(task: NewTask | Callback, level: int = 0) -> None:
+    """Reject a task or callback that cannot be stored or dispatched."""
     check_name("task", task.name)
     check_name("queue", task.queue)
-    options = _options(task.options)
+    options = _check_options(task.options)
     key = None if task.lane is None else task.lane.partition("|")[2]
     if len(key or "") > LONGEST_KEY or task.lane not in (
         lane_name(task.name, key, options),
@@ -79,19 +78,19 @@ def _placed(task: NewTask | Callback, level: int = 0) -> None:
         raise InvalidTask(f"Task {task.name!r}: it expires out of bounds.")
     if task.callbacks is not None:
         followers = decoded(task.callbacks, Callbacks, f"Task {task.name!r}: what follows it")
-        if level >= _MOST_LEVELS:
+        if level >= _MAX_CALLBACK_DEPTH:
             raise InvalidTask(f"Task {task.name!r} follows {level} others.")
         for follower in (*followers.success, *followers.failure):
-            _placed(follower, level + 1)
+            _check_dispatchable(follower, level + 1)
 
 
-def _options(text: str | None) -> TaskOptions:
+def _check_options(text: str | None) -> TaskOptions:
     options: TaskOptions = TaskOptions() if text is None else decoded(text, TaskOptions, "The options of a task")
     seconds = (options.timeout, options.soft_timeout)
-    most = (options.concurrency, options.total_concurrency, options.max_starts)
+    limits = (options.concurrency, options.total_concurrency, options.max_starts)
     if not all(value is None or _is_within(value, 1e-9, LONGEST) for value in seconds):
         raise InvalidTask("Options timeout and soft_timeout: expected more than zero seconds, up to a hundred years.")
-    if not all(value is None or _is_within(value, 1, 2**31 - 1) for value in most):
+    if not all(value is None or _is_within(value, 1, 2**31 - 1) for value in limits):
         raise InvalidTask("Options concurrency and max_starts: expected a whole number above zero.")
     check_weight(options.weight)
     for rate in (options.rate, options.total_rate):
@@ -101,7 +100,7 @@ def _options(text: str | None) -> TaskOptions:
     return options
 
 
-def _unique(unique: UniqueKey) -> None:
+def _check_unique(unique: UniqueKey) -> None:
     if not 1 <= len(unique.key) <= 2 * LONGEST_KEY or not _is_within(unique.period or 0, 0, LONGEST):
         raise InvalidTask(f"A unique key has up to {LONGEST_KEY} characters, and holds for up to a hundred years.")
 
@@ -110,21 +109,21 @@ def _is_within(value: float, least: float, most: float) -> bool:
     return least <= value <= most
 
 
-def _started(settings: Settings, started: RunStarted, given: Given) -> None:
+def _check_start(settings: Settings, started: RunStarted, arguments: Arguments) -> None:
     check_name("workflow", started.workflow)
     check_name("queue", started.queue)
     check_call(settings, f"The arguments of workflow {started.workflow!r}", started.payload)
     if any((started.parent, started.continued_from, started.origin, started.first)):
         raise InvalidWorkflow("A run that is started by a client comes of no other.")
-    if not _is_within(started.version, 0, 2**31 - 1) or not _is_within(given["timeout"] or 0, 0, LONGEST):
+    if not _is_within(started.version, 0, 2**31 - 1) or not _is_within(arguments["timeout"] or 0, 0, LONGEST):
         raise InvalidWorkflow(f"Workflow {started.workflow!r}: its version or timeout is out of bounds.")
 
 
-def _signal(settings: Settings, signal: SignalReceived, _: Given) -> None:
+def _check_signal(settings: Settings, signal: SignalReceived, _: Arguments) -> None:
     check_value(settings, f"Signal {check_name('signal', signal.name)!r}", signal.value)
 
 
-def _target(_: Settings, target: CodeTarget, __: Given) -> None:
+def _check_target(_: Settings, target: CodeTarget, __: Arguments) -> None:
     check_name("queue", target.queue)
     if not _is_within(target.version, 0, 2**31 - 1) or not _is_within(target.timeout or 0, 0, LONGEST):
         raise InvalidWorkflow("The version or timeout of a scheduled workflow is out of bounds.")
@@ -132,119 +131,120 @@ def _target(_: Settings, target: CodeTarget, __: Given) -> None:
 
 BY_TYPE: Mapping[Any, Check] = {
     NewTask: check_new_task,
-    RunStarted: _started,
-    SignalReceived: _signal,
-    CodeTarget: _target,
+    RunStarted: _check_start,
+    SignalReceived: _check_signal,
+    CodeTarget: _check_target,
     Definition: lambda _, definition, __: checked(definition),
     Flow: lambda _, flow, __: reading.checked(flow),
     Rate: lambda _, rate, __: check_rate("rate", rate),
 }
-"""Types that are checked in every call."""
+"""Argument types with checks that apply to every call."""
 
 
-def checks_of(call: Declared) -> Callable[[Settings, Given], None]:
-    """Return what makes all checks of a call's arguments: those beside their types, and those of what they bring."""
+def argument_checks(call: Declared) -> Callable[[Settings, Arguments], None]:
+    """Return a function that runs all checks of a call's arguments."""
     found = [(name, check) for name, hint in call.arguments.items() if (check := check_of(hint)) is not None]
 
-    def check_all(settings: Settings, given: Given) -> None:
+    def check_all(settings: Settings, arguments: Arguments) -> None:
         for name, check in found:
-            check(settings, given[name], given)
+            check(settings, arguments[name], arguments)
 
     return check_all
 
 
 def check_of(hint: Any) -> Check | None:
-    """Return what checks values of a type; None if nothing does."""
+    """Return the check for values of a type; None if it has none."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _all_of([check_of(parts[0]), *(one.check for one in parts[1:] if isinstance(one, Checked))])
+        return _all_of([check_of(parts[0]), *(part.check for part in parts[1:] if isinstance(part, Checked))])
     if not parts:
         return BY_TYPE.get(hint)
     found = [check_of(part) for part in parts]
     if not any(found):
         return None
     if origin is tuple:
-        return lambda settings, values, given: _make(settings, zip(found, values, strict=True), given)
+        return lambda settings, values, arguments: _run_checks(settings, zip(found, values, strict=True), arguments)
     if origin in (Iterable, Sequence, list):
-        return lambda settings, values, given: _make(settings, ((found[0], value) for value in values), given)
+        return lambda settings, values, arguments: _run_checks(
+            settings, ((found[0], value) for value in values), arguments
+        )
     return _all_of(found)
 
 
 def _all_of(checks: Sequence[Check | None]) -> Check | None:
-    """Return what makes several checks of one value, unless there is none."""
+    """Combine several checks of one value; None if there are none."""
     if not any(checks):
         return None
-    return lambda settings, value, given: _make(settings, ((one, value) for one in checks), given)
+    return lambda settings, value, arguments: _run_checks(settings, ((check, value) for check in checks), arguments)
 
 
-def _make(settings: Settings, checks: Iterable[tuple[Check | None, Any]], given: Given) -> None:
+def _run_checks(settings: Settings, checks: Iterable[tuple[Check | None, Any]], arguments: Arguments) -> None:
     for check, value in checks:
         if check is not None and value is not None:
-            check(settings, value, given)
+            check(settings, value, arguments)
 
 
-def narrow(rules: Rules, api: Api, key_scope: KeyScope, given: dict[str, Any]) -> None:
-    """Confine the arguments of a call to the queues and workflows of a bound key."""
+def restrict(rules: Rules, api: Api, key_scope: KeyScope, arguments: dict[str, Any]) -> None:
+    """Restrict the arguments of a call to the queues and workflows of a bound key."""
     for argument, kind in rules.within.items():
         name, _, field = argument.partition(".")
-        is_of_queues = given["kind"] == "task" if kind is Kind.TASK_OR_RUN else kind is not Kind.WORKFLOW
+        is_of_queues = arguments["kind"] == "task" if kind is Kind.TASK_OR_RUN else kind is not Kind.WORKFLOW
         prefix = key_scope.queues if is_of_queues else key_scope.workflows
-        if kind is Kind.TASK and given[name].run is not None and has_run(api, key_scope, given[name].run):
-            prefix = ""  # all tasks of a run are for a key that the run is for
-        given[name] = dataclasses.replace(given[name], **{field: prefix}) if field else prefix
+        if kind is Kind.TASK and arguments[name].run is not None and has_run(api, key_scope, arguments[name].run):
+            prefix = ""  # a key for the run may see all its tasks
+        arguments[name] = dataclasses.replace(arguments[name], **{field: prefix}) if field else prefix
 
 
-def keep(rules: Rules, key_scope: KeyScope, found: Any) -> Any:
+def visible_part(rules: Rules, key_scope: KeyScope, result: Any) -> Any:
     """Return the part of a result that a bound key may see."""
     for kind, field in rules.keeps.items():
         if kind is Kind.LINEAGE:
-            return lineage_within(key_scope, found)
+            return lineage_within(key_scope, result)
         has = key_scope.has_queue if kind is Kind.QUEUE else key_scope.has_workflow
-        if isinstance(found, dict):
-            return {name: one for name, one in found.items() if has(name)}
-        return [one for one in found if has(getattr(one, field) if field else one)]
-    return found if rules.bound_result is None else rules.bound_result
+        if isinstance(result, dict):
+            return {name: one for name, one in result.items() if has(name)}
+        return [one for one in result if has(getattr(one, field) if field else one)]
+    return result if rules.bound_result is None else rules.bound_result
 
 
 def check_names(key_scope: KeyScope, body: Any) -> None:
-    """Refuse tasks, and those that follow them, whose names the caller may not enqueue."""
+    """Reject tasks and callbacks whose names the caller may not enqueue."""
     task, tasks = getattr(body, "task", None), getattr(body, "tasks", None)
-    given = [task] if isinstance(task, NewTask) else [one for one in tasks or () if isinstance(one, NewTask)]
-    for name in sorted({one.name for one in with_followers(given)}):
+    new_tasks = [task] if isinstance(task, NewTask) else [task for task in tasks or () if isinstance(task, NewTask)]
+    for name in sorted({new_task.name for new_task in with_followers(new_tasks)}):
         check_task_name(key_scope, name)
 
 
-NEEDED = Scope.OPERATE
-"""Which is what applying a workflow takes."""
+EXECUTOR_SCOPE = Scope.OPERATE
+"""The scope for choosing executors: the same as for applying a workflow."""
 
 T = TypeVar("T", NewTask, Callback)
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""Errors of a body that cannot be read."""
 
 
 def without_executors(body: Any) -> Any:
-    """Return the body of a call of the Python client without the executors of its tasks, and of what follows them."""
+    """Remove the executors of tasks and their callbacks from the body of a call."""
     changed: dict[str, Any] = {}
     task, tasks = getattr(body, "task", None), getattr(body, "tasks", None)
     if isinstance(task, NewTask):
         changed["task"] = _without(task)
     if isinstance(tasks, list):
-        changed["tasks"] = [_without(one) if isinstance(one, NewTask) else one for one in tasks]
+        changed["tasks"] = [_without(task) if isinstance(task, NewTask) else task for task in tasks]
     return msgspec.structs.replace(body, **changed) if changed else body
 
 
 def _without(task: T) -> T:
-    options, callbacks = _changed(task.options, _plain_options), _changed(task.callbacks, _plain_callbacks)
+    options, callbacks = _rewrite(task.options, _plain_options), _rewrite(task.callbacks, _plain_callbacks)
     if (options, callbacks) == (task.options, task.callbacks):
         return task
     return msgspec.structs.replace(task, options=options, callbacks=callbacks)
 
 
-def _changed(text: str | None, change: Callable[[str], str | None]) -> str | None:
+def _rewrite(text: str | None, change: Callable[[str], str | None]) -> str | None:
     try:
         return None if text is None else change(text)
     except _UNREADABLE:
-        return text  # it is refused for that
+        return text  # a later check rejects it
 
 
 def _plain_options(text: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The parts that routes share: the backend, caches and redaction; and types that many answers have."""
+"""State shared by all routes: the backend, caches and redaction; and response types that many routes use."""
 
 from __future__ import annotations
 
@@ -44,31 +44,31 @@ from orchestrator.transport.pull import Pulls
 from orchestrator.transport.pull_notifications import PullNotifications
 
 
-class ObservedApi:
-    """Counts requests by route, of which there are only so many, and never by what a client sends."""
+class ApiMetrics:
+    """Metrics of requests, labeled by route and never by client input, so that the number of series is bounded."""
 
     def __init__(self, settings: Settings) -> None:
         self.system = SystemGauges(settings)
         self._lock = threading.Lock()
-        self._answered: Counter[tuple[str, str, int]] = Counter()
+        self._requests: Counter[tuple[str, str, int]] = Counter()
         self._times: dict[str, Histogram] = {}
-        self.under_way = 0
+        self.in_flight = 0
 
-    def answered(self, method: str, route: str, subject: str, status: int, seconds: float) -> None:
+    def record(self, method: str, route: str, subject: str, status: int, seconds: float) -> None:
         with self._lock:
-            self._answered[method, route, status] += 1
+            self._requests[method, route, status] += 1
             self._times.setdefault(subject, Histogram(SECONDS)).add(seconds)
 
     def metrics(self) -> Iterator[exposition.Family]:
         yield from own_metrics("api")
         with self._lock:
-            answered, times = sorted(self._answered.items()), sorted(self._times.items())
+            requests, times = sorted(self._requests.items()), sorted(self._times.items())
         yield counter(
             "orchestrator_http_requests_total",
             "Requests that were answered.",
             *(
                 ({"method": method, "route": route, "status": str(status)}, number)
-                for (method, route, status), number in answered
+                for (method, route, status), number in requests
             ),
         )
         yield histogram(
@@ -76,40 +76,40 @@ class ObservedApi:
             "Time until the answer, by what was asked about; calls that wait for something included.",
             *(({"subject": subject}, found) for subject, found in times),
         )
-        yield gauge("orchestrator_http_requests_under_way", "Requests that are worked on.", ({}, self.under_way))
+        yield gauge("orchestrator_http_requests_under_way", "Requests that are worked on.", ({}, self.in_flight))
         yield from self.system.metrics()
 
 
-_LONGEST = 5.0
-"""Seconds that Postgres has to answer."""
+_TIMEOUT = 5.0
+"""The timeout of the readiness check, in seconds."""
 
 
 class Readiness:
-    """Looks when it is asked; concurrent questions share one answer."""
+    """Checks on request whether Postgres is usable. Concurrent requests share one check."""
 
     def __init__(self, settings: Settings, connections: Connections) -> None:
         self._settings = settings
         self._connections = connections
         self._outage = Outage(get_logger("api"), "Postgres", "this server is not ready")
         self._engine: Engine | None = None
-        self._look: asyncio.Task[Any] | None = None
+        self._check_task: asyncio.Task[Any] | None = None
 
-    async def obstacle(self) -> str | None:
-        """Return what is in the way, `postgres` or `schema`; None if nothing is."""
-        if self._look is None or self._look.done():
-            look = anyio.to_thread.run_sync(self._find_obstacle, limiter=CapacityLimiter(1))
-            self._look = asyncio.create_task(look)
+    async def find_problem(self) -> str | None:
+        """Return what makes the server not ready, `postgres` or `schema`; None if it is ready."""
+        if self._check_task is None or self._check_task.done():
+            check = anyio.to_thread.run_sync(self._find_reason, limiter=CapacityLimiter(1))
+            self._check_task = asyncio.create_task(check)
         try:
-            found: str | None = await asyncio.wait_for(asyncio.shield(self._look), _LONGEST + 1.0)
+            reason: str | None = await asyncio.wait_for(asyncio.shield(self._check_task), _TIMEOUT + 1.0)
         except TimeoutError:
             return "postgres"
-        return found
+        return reason
 
     def close(self) -> None:
         if self._engine is not None:
             self._engine.dispose()
 
-    def _find_obstacle(self) -> str | None:
+    def _find_reason(self) -> str | None:
         try:
             self._check()
         except OrchestratorError as error:
@@ -120,7 +120,7 @@ class Readiness:
 
     def _check(self) -> None:
         if self._engine is None:
-            self._engine = database.probe_engine(self._settings, "orchestrator readiness", _LONGEST)
+            self._engine = database.probe_engine(self._settings, "orchestrator readiness", _TIMEOUT)
         try:
             with self._engine.connect() as connection:
                 database.check_schema(connection)
@@ -128,80 +128,80 @@ class Readiness:
             raise self._connections.known(error, "") or Unavailable(str(error)) from error
 
 
-_FRESH = 10.0
-"""Seconds for which a task that is known stays so."""
-_AGAIN = 1.0
-"""Seconds after which it is read again for a name that is not."""
+_NAMES_TTL = 10.0
+"""Seconds for which the names that workers announced are cached."""
+_UNKNOWN_NAME_TTL = 1.0
+"""Seconds after which the names are read again if a name is not among them."""
 
 
-class KnownNames:
-    """Refuses workflows that are enqueued as tasks, and warns of tasks that no live worker has."""
+class RegisteredNames:
+    """Rejects workflows that are enqueued as tasks, and warns of tasks that no live worker has registered."""
 
     def __init__(self, read: Callable[[], dict[str, str]]) -> None:
         self._read = read
         self._kinds: dict[str, str] = {}
         self._redacted: Mapping[str, tuple[str, ...]] = {}
-        self._at = float("-inf")
+        self._read_at = float("-inf")
         self._lock = threading.Lock()
 
     def check(self, names: Iterable[str]) -> list[str]:
-        """Return warnings about these names; raise InvalidTask if one is a workflow's."""
+        """Return warnings about task names; raise InvalidTask if a name is a workflow's."""
         names = {*names}
         if self._is_due(names):
             self._refresh(names)
-        return self._told(names)
+        return self._warnings(names)
 
     async def acheck(self, name: str) -> list[str]:
-        """Do the same on an event loop, in a thread only where something is to be read."""
+        """Do the same on the event loop. Only a read of Postgres takes a thread."""
         if self._is_due({name}):
             await anyio.to_thread.run_sync(self._refresh, {name})
-        return self._told({name})
+        return self._warnings({name})
 
     def redacted(self, names: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-        """Return what tasks do not want shown, by their names."""
+        """Return the redaction patterns of tasks, by task name."""
         if self._is_due(names := {*names}):
             self._refresh(names)
         return self._redacted
 
     def hiding(self, task: NewTask) -> NewTask:
-        """Return a task that has been checked, which hides what its function does, too."""
+        """Return a checked task with the redaction patterns that its function declares."""
         options = hiding(task.options, self._redacted.get(task.name, ()))
         return task if options == task.options else msgspec.structs.replace(task, options=options)
 
     def _is_due(self, names: set[str]) -> bool:
-        age = time.monotonic() - self._at
-        return age > _FRESH or (age > _AGAIN and any(self._kinds.get(name) != "task" for name in names))
+        age = time.monotonic() - self._read_at
+        return age > _NAMES_TTL or (age > _UNKNOWN_NAME_TTL and any(self._kinds.get(name) != "task" for name in names))
 
     def _refresh(self, names: set[str]) -> None:
         with self._lock:
-            if self._is_due(names):  # or another request has read it meanwhile
+            if self._is_due(names):  # false if another request has read them
                 kinds = self._read()
-                self._kinds, self._redacted, self._at = kinds, redacted_among(kinds), time.monotonic()
+                self._kinds, self._redacted, self._read_at = kinds, redacted_among(kinds), time.monotonic()
 
-    def _told(self, names: set[str]) -> list[str]:
+    def _warnings(self, names: set[str]) -> list[str]:
         for name in sorted(names):
             if problem := wrong_door(name, self._kinds.get(name)):
                 raise InvalidTask(problem)
         if UNHEARD in self._kinds:
-            return []  # nobody knows what workers have
-        return [unregistered(name) for name in sorted(names) if name not in self._kinds and not _is_found(name)]
+            return []  # no worker has announced its names
+        return [unregistered(name) for name in sorted(names) if name not in self._kinds and not _is_resolvable(name)]
 
 
-def _is_found(name: str) -> bool:
-    """Say whether every worker finds it by its name: a function in a file, an executor, or a task of our own."""
+def _is_resolvable(name: str) -> bool:
+    """Return whether workers find a name without registration: `module:function`, an executor or a built-in task."""
     return ":" in name or name.startswith("orchestrator.")
 
 
 class PullWaiters:
-    """Work in Redis, and two threads that hear of it for all requests; the first request that waits begins them."""
+    """Work of pull executors in Redis, and two threads that notify waiting requests, started by the first one."""
 
     def __init__(self, connections: Connections) -> None:
         redis, keys = connections.redis, connections.keys
         self.pulls = Pulls(redis, keys)
         self.offers = PullNotifications(redis, keys.pull_offers, one_by_one=True)
-        """Wakes one waiter for each offer of its services."""
+        """Wakes one waiter for each offer of work for its services."""
         self.ends = PullNotifications(redis, keys.pull_ends, one_by_one=False)
-        """Wakes all requests that wait until the end of an execution is in Postgres."""
+        """Wakes all requests that wait until the end of an execution is stored in Postgres."""
 
     def close(self) -> None:
         self.offers.close()
@@ -210,63 +210,62 @@ class PullWaiters:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-PAGE = 50
-LARGEST_PAGE = 1_000
-LARGEST = 2**31 - 1
-"""Of a whole number, as Postgres keeps it."""
+PAGE_SIZE = 50
+MAX_PAGE_SIZE = 1_000
+MAX_INT = 2**31 - 1
+"""The largest Postgres integer."""
 
 
 class Page(msgspec.Struct, Generic[T], frozen=True):
-    """Some of what matches, and where the rest begins.
+    """A part of the matching items, and a cursor for the rest.
 
-    A page looks at some thousand rows: of what is rare, it may have few, or none, and yet not be the last.
+    A page reads some thousand rows. If few of them match, a page may have few or no items, and yet not be the last.
     """
 
     items: list[T]
     next: UUID | None
-    """Give it as `cursor` to get the next page; null on the last one."""
+    """Pass it as `cursor` to get the next page; null on the last one."""
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """Something that the leader will do: at once, or when there is one."""
+    """A request that the leader will process: at once, or when there is a leader."""
 
     id: UUID
     asked: str
-    """The request."""
+    """The requested action."""
 
 
 class Done(msgspec.Struct, frozen=True):
-    """Something that has been done."""
+    """An action that was done."""
 
     done: str
 
 
 class Api:
-    """The client's side of everything that is stored, and a connection to look at it."""
+    """The settings, backend, caches and metrics of one API process."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.backend = backend_of(settings)
-        self._everywhere = redaction.words(settings.redact)
+        self._global_patterns = redaction.words(settings.redact)
         self.replica = Replica(settings, self.backend.connections.reading) if settings.read_database_url else None
-        """A standby for lists and charts."""
-        self.redaction = Redaction(self._everywhere)
-        """Redaction by the settings."""
-        self.observed = ObservedApi(settings)
+        """The read replica for lists and charts; None if there is none."""
+        self.redaction = Redaction(self._global_patterns)
+        self.metrics = ApiMetrics(settings)
         self.readiness = Readiness(settings, self.backend.connections)
         self.pull_waiters = PerProcess(lambda: PullWaiters(self.backend.connections))
         self.recent = Recent()
-        """Reads of pages, shared by many viewers."""
+        """Cached reads of dashboard pages, shared by viewers."""
         self.outages = Outages(settings, self.backend.insights, self.reading)
-        """Why nothing moves, for pages and listeners."""
-        self.names = KnownNames(partial(self.read, kinds_of_names))
-        """Registered names, for enqueues."""
-        self.past = Recent()
-        """Minutes that are over, counted. No action changes them."""
+        """Finds out why no task can run."""
+        self.names = RegisteredNames(partial(self.read, kinds_of_names))
+        """Registered task and workflow names, which enqueues check."""
+        self.past_minutes = Recent()
+        """Cached counts of past minutes, which no action changes."""
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Open a connection to look at something."""
+        """Open a connection for reads."""
         with self.backend.connections.reading() as connection:
             yield connection
 
@@ -275,13 +274,13 @@ class Api:
             return find(connection, *args, **kwargs)
 
     def read_list(self, find: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a query whose answer may be a little old: from the read replica, if there is one."""
+        """Run a query on the read replica, if there is one. Its result may be slightly stale."""
         if self.replica is None:
             return self.read(find, *args, **kwargs)
         return self.replica.read(lambda connection: find(connection, *args, **kwargs))
 
     def redaction_of_task(self, task: TaskDetail) -> Redaction:
-        """Return what is not shown of a task: what it names itself, and what those do that it may have values from."""
+        """Return the redaction of a task: its own patterns, and those of relatives that it may have values from."""
         own = tuple(task.options.get("redact", ()))
         family = Family([], [], [], [], is_partial=False)
         if task.run_id is not None or task.parent_id is not None:
@@ -289,15 +288,15 @@ class Api:
         family.patterns.extend(task.options.get("inherited", ()))
         if own or self.redaction or family.patterns:
             family.relatives.append(Relative((*own, *family.patterns), task.payload, task.result))
-        return inherited(family, self._everywhere, own)
+        return inherited(family, self._global_patterns, own)
 
     def redaction_of_workflow(self, name: str) -> Redaction:
-        return Redaction((*self._everywhere, *self.read(insights.patterns_of_workflow, name)))
+        return Redaction((*self._global_patterns, *self.read(insights.patterns_of_workflow, name)))
 
     def redaction_of_run(self, run: UUID) -> Redaction:
-        """Return what is not shown of what a run's tasks were given and have returned."""
+        """Return the redaction of the arguments and results of a run's tasks."""
         family = self.read(insights.family_of, run=run, everywhere=bool(self.redaction))
-        return inherited(family, self._everywhere)
+        return inherited(family, self._global_patterns)
 
     def close(self) -> None:
         if (pull_waiters := self.pull_waiters.take()) is not None:
@@ -306,33 +305,33 @@ class Api:
             self.replica.close()
         self.readiness.close()
         self.backend.close()
-        self.observed.system.close()
+        self.metrics.system.close()
 
 
 _ONE_BY_ONE = {"statuses": "status", "tags": "tag", "attributes": "attribute"}
-"""Fields that are given once for each value: `?status=failed&status=cancelled`."""
+"""Filter fields that may be repeated in a query: `?status=failed&status=cancelled`."""
 
 
 def view_fields(view: type, *without: str) -> Any:
-    """Return a base class for answers with the fields of a view; a view may be a tuple, and an answer is an object."""
+    """Return a base class for JSON objects with the fields of a view, which may be a tuple."""
     fields = [(name, kind) for name, kind in get_type_hints(view).items() if name not in without]
     return msgspec.defstruct(f"{view.__name__}Fields", fields, frozen=True, kw_only=True)
 
 
-def filter_fields(wanted: Any, *without: str) -> Any:
-    """Return a base class for queries with the fields of a filter, of which none must be given."""
-    kinds = get_type_hints(wanted, include_extras=True)
-    known = dataclasses.fields(wanted) if dataclasses.is_dataclass(wanted) else msgspec.structs.fields(wanted)
+def filter_fields(kind: Any, *without: str) -> Any:
+    """Return a base class for query parameters with the fields of a filter, all optional."""
+    kinds = get_type_hints(kind, include_extras=True)
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else msgspec.structs.fields(kind)
     return msgspec.defstruct(
-        f"{wanted.__name__}Fields",
-        [(one.name, kinds[one.name], one.default) for one in known if one.name not in without],
+        f"{kind.__name__}Fields",
+        [(field.name, kinds[field.name], field.default) for field in fields if field.name not in without],
         rename=_ONE_BY_ONE,
         frozen=True,
         forbid_unknown_fields=True,
     )
 
 
-def made_from(kind: Callable[..., T], source: Any, **more: Any) -> T:
-    """Return a structure with what a source has of its fields, and more."""
+def build_from(kind: Callable[..., T], source: Any, **more: Any) -> T:
+    """Build a structure from the fields that a source object has, and from `more`."""
     names: Any = getattr(kind, "__struct_fields__", None) or getattr(kind, "__dataclass_fields__", ())
     return kind(**{name: getattr(source, name) for name in names if name not in more and hasattr(source, name)} | more)

@@ -1,9 +1,9 @@
-"""Checks requests of keys that are bound to some queues and workflows: each route says what it is about.
+"""Checks requests of bound keys, which are limited to some queues and workflows. Each route declares its subject:
 
     @routes.get("/{id}", about=TASK)
 
-A name outside the key scope is refused before anything is looked up. An id outside of it is answered as if it did not
-exist.
+A name outside the key scope is rejected without a lookup. An id outside the key scope gets the same 404 as an id that
+does not exist.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from orchestrator.store.insights import Lineage, Relative
 
 
 class OutOfKeyScope(NotFound):
-    """It exists, and is outside the key scope. The answer says that it does not exist."""
+    """The object exists but is outside the key scope. The response is the same 404 as for a missing object."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The subject of a route."""
+    """The subject of a route: what its request reads or changes."""
 
     name: str
     check: Callable[[Api, KeyScope, Mapping[str, Any]], None]
-    """Refuses a request about something outside the caller's key scope. Called only for bound keys."""
+    """Raises if a request is outside the caller's key scope. Called only for bound keys."""
 
 
-def _beside(what: str, name: str, prefix: str) -> Refused:
+def _out_of_scope(what: str, name: str, prefix: str) -> Refused:
     own = f"for {what}s whose names begin with {prefix!r}" if prefix.isprintable() else f"for no {what}"
     return refused(403, "The key is for others", f"{what.capitalize()} {name!r:.140}: the key is {own}.")
 
 
 def check_queue(key_scope: KeyScope, name: str) -> None:
     if not key_scope.has_queue(name):
-        raise _beside("queue", name, key_scope.queues)
+        raise _out_of_scope("queue", name, key_scope.queues)
 
 
 def check_workflow(key_scope: KeyScope, name: str) -> None:
     if not key_scope.has_workflow(name):
-        raise _beside("workflow", name, key_scope.workflows)
+        raise _out_of_scope("workflow", name, key_scope.workflows)
 
 
 def check_task_name(key_scope: KeyScope, name: str) -> None:
-    """Refuse a task that the key is not for, and what takes more than a key that may enqueue registered tasks."""
+    """Reject a task name outside the key scope, and names that need more than a key for registered tasks."""
     if not key_scope.has_task(name):
         own = ", ".join(map(repr, key_scope.tasks))
         detail = f"Task {name!r:.140}: the key is for tasks whose names begin with {own}."
@@ -77,7 +77,7 @@ def check_task_name(key_scope: KeyScope, name: str) -> None:
 
 
 def check_definition(key_scope: KeyScope, definition: Definition) -> None:
-    """Refuse a definition that leaves the key scope: by its name, its queues, or what it starts or follows."""
+    """Reject a definition outside the key scope: by its name, its queues, or workflows that it starts or follows."""
     _check_author(key_scope)
     check_workflow(key_scope, definition.name)
     for queue in sorted(named_queues(definition)):
@@ -91,10 +91,10 @@ def check_definition(key_scope: KeyScope, definition: Definition) -> None:
 
 
 def check_flow(key_scope: KeyScope, name: str, flow: Flow) -> None:
-    """Refuse a flow that leaves the key scope: by its name, its queues, or the flows that it takes over."""
+    """Reject a flow outside the key scope: by its name, its queues, or flows that it includes."""
     _check_author(key_scope)
-    for one in (name, *sorted(named_flows(flow))):
-        check_workflow(key_scope, one)
+    for workflow in (name, *sorted(named_flows(flow))):
+        check_workflow(key_scope, workflow)
     for queue in sorted(flow_queues(flow)):
         check_queue(key_scope, queue)
 
@@ -105,26 +105,26 @@ def _check_author(key_scope: KeyScope) -> None:
         raise refused(403, "The key is for others", detail)
 
 
-def lineage_within(key_scope: KeyScope, found: Lineage) -> Lineage:
+def lineage_within(key_scope: KeyScope, lineage: Lineage) -> Lineage:
     """Return the part of a task's lineage that is within the key scope."""
-    parent = found.parent if found.parent is not None and is_within(key_scope, found.parent) else None
-    return replace(found, parent=parent, children=[one for one in found.children if is_within(key_scope, one)])
+    parent = lineage.parent if lineage.parent is not None and is_within(key_scope, lineage.parent) else None
+    return replace(lineage, parent=parent, children=[one for one in lineage.children if is_within(key_scope, one)])
 
 
-def is_within(key_scope: KeyScope, one: Relative) -> bool:
-    """Say whether a relative of a task, itself a task or a run, is within the key scope."""
-    return key_scope.has_workflow(one.workflow) if one.kind == "run" else key_scope.has_queue(one.queue or "")
+def is_within(key_scope: KeyScope, item: Relative) -> bool:
+    """Return whether a related task or run is within the key scope."""
+    return key_scope.has_workflow(item.workflow) if item.kind == "run" else key_scope.has_queue(item.queue or "")
 
 
 def check_tasks(api: Api, key_scope: KeyScope, tasks: Collection[UUID]) -> None:
-    """Refuse tasks of which one does not exist, or is outside the key scope."""
+    """Reject the request if any of the tasks does not exist or is outside the key scope."""
     owners = api.read(insights.find_task_owners, tasks)
     for task in tasks:
-        found = owners.get(task)
-        if found is None:
+        owner = owners.get(task)
+        if owner is None:
             raise NotFound.by_id("task", str(task))
-        by_queue = key_scope.has_queue(found.queue) and not found.is_turn
-        if not (by_queue or (found.in_run and key_scope.has_workflow(found.workflow))):
+        by_queue = key_scope.has_queue(owner.queue) and not owner.is_turn
+        if not (by_queue or (owner.in_run and key_scope.has_workflow(owner.workflow))):
             raise OutOfKeyScope.by_id("task", str(task))
 
 
@@ -137,7 +137,7 @@ def has_run(api: Api, key_scope: KeyScope, run: UUID) -> bool:
 
 
 def check_runs(api: Api, key_scope: KeyScope, runs: Collection[UUID]) -> None:
-    """Refuse runs of which one does not exist, or is outside the key scope."""
+    """Reject the request if any of the runs does not exist or is outside the key scope."""
     owners = api.read(insights.find_run_owners, runs)
     for run in runs:
         if run not in owners:
@@ -147,19 +147,19 @@ def check_runs(api: Api, key_scope: KeyScope, runs: Collection[UUID]) -> None:
 
 
 def with_followers(tasks: Iterable[NewTask | Callback]) -> Iterator[NewTask | Callback]:
-    """Yield tasks, and those that follow them."""
+    """Yield tasks and, recursively, their callbacks."""
     for task in tasks:
         yield task
         if task.callbacks is not None:
             try:
                 followers = msgspec.json.decode(task.callbacks, type=Callbacks)
             except (msgspec.DecodeError, UnicodeError, RecursionError):
-                continue  # it is refused for that
+                continue  # a later check rejects it
             yield from with_followers((*followers.success, *followers.failure))
 
 
 def _check_new_tasks(_: Api, key_scope: KeyScope, tasks: Any) -> None:
-    for queue in sorted({one.queue for one in with_followers(tasks if isinstance(tasks, list) else [tasks])}):
+    for queue in sorted({task.queue for task in with_followers(tasks if isinstance(tasks, list) else [tasks])}):
         check_queue(key_scope, queue)
 
 
@@ -182,7 +182,6 @@ def _check_backfill(api: Api, key_scope: KeyScope, number: int) -> None:
 
 
 def _ids(value: Any) -> set[UUID]:
-    """Return the ids that stand in an argument, or in some."""
     if isinstance(value, (list, tuple)):
         return {identifier for one in value for identifier in _ids(one)}
     return {value if isinstance(value, UUID) else UUID(bytes=value)}
@@ -203,23 +202,23 @@ _CHECKS: Mapping[Kind, Callable[[Api, KeyScope, Any], None]] = {
 
 
 def subject(name: str, about: About | None, part: str = "body") -> Subject:
-    """Return what a route is about that has it in its body, or in another part of the request."""
+    """Return the subject of a route whose subject is in its body, or in another part of the request."""
     if not about:
         return WITHIN if about is None else WHOLE
     checks = [(_CHECKS[kind], attrgetter(*arguments.split())) for kind, arguments in about.items()]
 
-    def check(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
+    def check(api: Api, key_scope: KeyScope, request: Mapping[str, Any]) -> None:
         for check_value, value in checks:
-            check_value(api, key_scope, value(given[part]))
+            check_value(api, key_scope, value(request[part]))
 
     return Subject(name, check)
 
 
 def _in_path(kind: Kind, *names: str) -> Subject:
-    """Return what a route is about that has it in its path, under the first of these names."""
+    """Return the subject of a route whose subject is in its path, under the first of these names."""
 
-    def check(api: Api, key_scope: KeyScope, given: Mapping[str, Any]) -> None:
-        _CHECKS[kind](api, key_scope, next(given[name] for name in names if name in given))
+    def check(api: Api, key_scope: KeyScope, request: Mapping[str, Any]) -> None:
+        _CHECKS[kind](api, key_scope, next(request[name] for name in names if name in request))
 
     return Subject(str(kind), check)
 
@@ -230,20 +229,20 @@ def _refuse(_: Api, __: KeyScope, ___: Mapping[str, Any]) -> None:
 
 
 def _admit(_: Api, __: KeyScope, ___: Mapping[str, Any]) -> None:
-    """Admit every key."""
+    """Accept every key."""
 
 
 QUEUE = _in_path(Kind.QUEUE, "name")
 WORKFLOW = _in_path(Kind.WORKFLOW, "workflow", "name")
 TASK = _in_path(Kind.TASK, "id")
-"""Its queue, or the workflow of its run."""
+"""Checked by the task's queue, or the workflow of its run."""
 RUN = _in_path(Kind.RUN, "id")
-"""Its workflow."""
+"""Checked by the run's workflow."""
 BACKFILL = _in_path(Kind.BACKFILL, "number")
-"""Its workflow."""
+"""Checked by the backfill's workflow."""
 WITHIN = Subject("within", _admit)
-"""The function is given the `key_scope`, and keeps to it: lists, and what is named in a body."""
+"""The function receives the `key_scope`, and filters its results or checks names in the body itself."""
 WHOLE = Subject("whole", _refuse)
-"""The system as a whole: not for bound keys."""
+"""The whole system: not for bound keys."""
 NOTHING = Subject("nothing", _admit)
 """Nothing that a key scope could exclude."""

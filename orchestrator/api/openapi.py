@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the routes; and a page that shows it without loading anything from elsewhere."""
+"""The OpenAPI document, built from the routes, and an HTML page of it that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     types = [kind for endpoint in endpoints for kind in _types(endpoint)]
     schemas, components = msgspec.json.schema_components([*types, Problem], ref_template=_REF)
     components = {name: _plain(schema) | {"title": name} for name, schema in components.items()}
-    known = {id(kind): _plain(schema) for kind, schema in zip([*types, Problem], schemas, strict=True)}
+    schemas_by_type = {id(kind): _plain(schema) for kind, schema in zip([*types, Problem], schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, known, components)
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, schemas_by_type, components)
     _link(endpoints, paths)
     return {
         "openapi": "3.1.0",
@@ -60,12 +60,12 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 
 def _link(endpoints: Sequence[Endpoint], paths: dict[str, dict[str, Any]]) -> None:
-    """Say where what is answered can be looked at, or acted on: the id of a new task, the first of a list of runs."""
+    """Add OpenAPI links from a response to routes for its id: of a new task, or of the first run in a list."""
     for endpoint in endpoints:
-        found = _shows(endpoint)
-        if found is None:
+        linked = _linked_objects(endpoint)
+        if linked is None:
             continue
-        base, pointer = found
+        base, pointer = linked
         links = {
             operation["operationId"]: {
                 "operationId": operation["operationId"],
@@ -78,11 +78,11 @@ def _link(endpoints: Sequence[Endpoint], paths: dict[str, dict[str, Any]]) -> No
         paths[endpoint.path][endpoint.method.lower()]["responses"][str(endpoint.status)]["links"] = links
 
 
-def _shows(endpoint: Endpoint) -> tuple[str, str] | None:
-    """Return under which path the things that are answered stand, and where in the answer the first one's id does."""
+def _linked_objects(endpoint: Endpoint) -> tuple[str, str] | None:
+    """Return the path of the objects in a response, and the JSON pointer to the first one's id."""
     top = endpoint.path[: -len("/bulk")] if endpoint.path.endswith("/bulk") else endpoint.path
     base = re.sub(r"/workflows/{name}(/runs)$", r"\1", top)
-    if endpoint.path.startswith("/tasks") or endpoint.method == "DELETE" or "{" in base:  # flows show theirs by ?id=
+    if endpoint.path.startswith("/tasks") or endpoint.method == "DELETE" or "{" in base:  # flows use ?id=
         return None
     if not base.endswith(("/tasks", "/runs", "/quarantine")):
         return None
@@ -92,9 +92,9 @@ def _shows(endpoint: Endpoint) -> tuple[str, str] | None:
 
 
 def _plain(schema: Any) -> Any:
-    """Return a schema that tools understand, which make clients of it: few know `prefixItems`, or a list of anything.
+    """Simplify a schema for client generators, of which few know `prefixItems` or untyped lists.
 
-    A tuple is a list of so many of any of its parts, and every list says what it is of.
+    A tuple becomes a list of any of its item types, and every list declares its items.
     """
     if isinstance(schema, (list, tuple)):
         return [_plain(item) for item in schema]
@@ -106,7 +106,7 @@ def _plain(schema: Any) -> Any:
     if found.get("type") == "array":
         found.setdefault("items", {})
     if isinstance(description := found.get("description"), str):
-        found["description"] = cleandoc(description)  # which Python does by itself from 3.13 on
+        found["description"] = cleandoc(description)  # Python does this itself from 3.13 on
     return found
 
 
@@ -121,13 +121,13 @@ def _is_described(endpoint: Endpoint) -> bool:
     return endpoint.answer is not None and endpoint.answer is not Response and not endpoint.is_live
 
 
-def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, schema_by_type: dict[int, Any], components: dict[str, Any]) -> dict[str, Any]:
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": known[id(kind)]}
+        {"name": name, "in": "path", "required": True, "schema": schema_by_type[id(kind)]}
         for name, kind in endpoint.path_params.items()
     ]
     if endpoint.query is not None:
-        parameters += _query(known[id(endpoint.query)], components)
+        parameters += _query(schema_by_type[id(endpoint.query)], components)
     parameters += [_header(*header) for header in _headers(endpoint)]
     found: dict[str, Any] = {
         "operationId": endpoint.call.__name__ if endpoint.path.startswith("/api") else f"root_{endpoint.call.__name__}",
@@ -135,17 +135,17 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
         "tags": [endpoint.tag],
         "parameters": parameters,
         "responses": {
-            str(endpoint.status): {"description": endpoint.summary, "content": _content(endpoint, known)},
+            str(endpoint.status): {"description": endpoint.summary, "content": _content(endpoint, schema_by_type)},
             **(
                 {}
-                if endpoint.is_kept is None
-                else {"202": {"description": "Kept", "content": _content(endpoint, known)}}
+                if endpoint.is_pending is None
+                else {"202": {"description": "Kept", "content": _content(endpoint, schema_by_type)}}
             ),
             **({"204": {"description": "The end has been told already."}} if endpoint.is_live else {}),
-            **({"304": {"description": "It is as it was."}} if _is_read_again(endpoint) else {}),
-            **({"204": {"description": "There is nothing."}} if endpoint.may_be_nothing else {}),
+            **({"304": {"description": "It is as it was."}} if _has_etag(endpoint) else {}),
+            **({"204": {"description": "There is nothing."}} if endpoint.may_be_empty else {}),
             **{
-                str(status): {"description": words, "content": {MEDIA_TYPE: {"schema": known[id(Problem)]}}}
+                str(status): {"description": words, "content": {MEDIA_TYPE: {"schema": schema_by_type[id(Problem)]}}}
                 for status, words in _PROBLEMS.items()
             },
         },
@@ -156,11 +156,11 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
     if endpoint.description:
         found["description"] = endpoint.description
     if endpoint.body is not None:
-        content: dict[str, Any] = {"schema": known[id(endpoint.body)]}
+        content: dict[str, Any] = {"schema": schema_by_type[id(endpoint.body)]}
         if endpoint.examples:
             content["examples"] = {str(number): {"value": one} for number, one in enumerate(endpoint.examples, 1)}
         found["requestBody"] = {
-            "required": _needs(known[id(endpoint.body)], components),
+            "required": _needs(schema_by_type[id(endpoint.body)], components),
             "content": {"application/json": content},
         }
         if endpoint.takes_yaml:
@@ -168,25 +168,25 @@ def _operation(endpoint: Endpoint, known: dict[int, Any], components: dict[str, 
     return found
 
 
-def _content(endpoint: Endpoint, known: dict[int, Any]) -> dict[str, Any]:
+def _content(endpoint: Endpoint, schema_by_type: dict[int, Any]) -> dict[str, Any]:
     if endpoint.is_live:
         schema = {"type": "string", "description": "Server-sent events, with JSON as data."}
     else:
-        schema = known[id(endpoint.answer)] if _is_described(endpoint) else {}
+        schema = schema_by_type[id(endpoint.answer)] if _is_described(endpoint) else {}
     return {endpoint.media_type: {"schema": schema}}
 
 
-def _is_read_again(endpoint: Endpoint) -> bool:
+def _has_etag(endpoint: Endpoint) -> bool:
     return endpoint.etag is not None and endpoint.method == "GET"
 
 
 def _headers(endpoint: Endpoint) -> Iterable[tuple[str, str, str]]:
-    """Yield the headers that a route reads, what they do, and the pattern of their values."""
+    """Yield the headers that a route reads, with description and pattern."""
     if endpoint.takes_key:
         yield "Idempotency-Key", "The same key does it once, however often it is tried.", ""
     if endpoint.is_live:
         yield "Last-Event-ID", "The `id` of the last event that was received: the stream goes on behind it.", ""
-    if _is_read_again(endpoint):
+    if _has_etag(endpoint):
         yield "If-None-Match", "Answer 304, without a body, where this is still the `ETag`.", _TAG
     if endpoint.takes_match:
         undone = "Change nothing, and answer 412, where this is {} the `ETag`; `*` stands for any."
@@ -210,7 +210,7 @@ def _needs(schema: dict[str, Any], components: dict[str, Any]) -> bool:
 
 
 def _query(schema: dict[str, Any], components: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the fields of a structure as parameters of an address."""
+    """Return the fields of a struct as query parameters."""
     structure = _resolved(schema, components)
     return [
         {"name": name, "in": "query", "required": name in structure.get("required", ()), "schema": kind}
@@ -219,7 +219,7 @@ def _query(schema: dict[str, Any], components: dict[str, Any]) -> list[dict[str,
 
 
 def page(endpoints: Sequence[Endpoint]) -> str:
-    """Return the routes as a page for people, with nothing to load."""
+    """Return an HTML page of the routes."""
     rows = []
     for tag in dict.fromkeys(endpoint.tag for endpoint in endpoints):
         rows.append(f"<h2>{html.escape(tag)}</h2>")

@@ -1,4 +1,4 @@
-"""Errors as answers: problem details (RFC 9457) that name the field and say what was expected."""
+"""Errors as problem details (RFC 9457), which name the field and the expected value."""
 
 from __future__ import annotations
 
@@ -29,38 +29,35 @@ from orchestrator.transport import connection as transport
 
 MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER = 2
-"""Seconds after which a refused client may try again."""
+"""Seconds after which a rejected client may retry."""
 
 
 class FieldError(msgspec.Struct, frozen=True):
     """A problem of one part of a request."""
 
     pointer: str
-    """Where: `#/priority` in the body, `?limit` in the address."""
+    """`#/priority` in the body, `?limit` in the query."""
     detail: str
-    """The expected and the found value."""
 
 
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An answer that says what went wrong."""
+    """A description of an error."""
 
     title: str
-    """The kind of the problem; the same words for the same kind."""
+    """The kind of problem; the same words for the same kind."""
     status: int
     detail: str = ""
     """What happened this time, and what to do."""
     type: str = "about:blank"
-    """The kind again, as a name that stays: `urn:orchestrator:error:WrongState`."""
+    """A stable name of the kind: `urn:orchestrator:error:WrongState`."""
     errors: list[FieldError] = []
-    """The parts of the request that are at fault."""
     task_id: str | None = None
-    """The task that has the key, if that is the problem."""
+    """The task that has the unique key, if that is the problem."""
     data: dict[str, Any] = {}
-    """Further members for programs."""
 
 
 class Refused(Exception):
-    """Raised to answer with a problem."""
+    """Raised to respond with a problem."""
 
     def __init__(self, problem: Problem, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(problem.detail)
@@ -69,43 +66,43 @@ class Refused(Exception):
 
 
 def refused(status: int, title: str, detail: str = "", **fields: Any) -> Refused:
-    """Return a refusal; what is busy or away says when to come again."""
+    """Return a problem to raise, with `Retry-After` for 429 and 503."""
     headers = {"Retry-After": str(_RETRY_AFTER)} if status in (429, 503) else {}
     return Refused(Problem(title=title, status=status, detail=detail, **fields), headers)
 
 
-def unfit(detail: str, **fields: Any) -> Refused:
-    """Return a refusal of a request that does not fit."""
+def invalid(detail: str, **fields: Any) -> Refused:
+    """Return a problem for a request with invalid content."""
     return refused(422, "The request does not fit", detail, **fields)
 
 
 def at(pointer: str, error: Exception) -> Refused:
-    """Return what to say of one part of a request that something is wrong with."""
-    found = of_error(error)
-    assert found is not None, "it was raised on purpose"
-    detail = found.problem.detail
+    """Return the problem of an error in one part of a request."""
+    refusal = from_error(error)
+    assert refusal is not None, "it was raised on purpose"
+    detail = refusal.problem.detail
     problem = msgspec.structs.replace(
-        found.problem, detail=f"{pointer}: {detail}", errors=[FieldError(pointer, detail)]
+        refusal.problem, detail=f"{pointer}: {detail}", errors=[FieldError(pointer, detail)]
     )
-    return Refused(problem, found.headers)
+    return Refused(problem, refusal.headers)
 
 
 _AT = re.compile(r"(?s)(?P<detail>.*?)(?: - at `(?P<where>.*)`)?$")
 
 
-def misfit(error: msgspec.ValidationError, mark: str = "#/") -> Refused:
-    """Return what to say of a request that does not fit its type; `?` marks the parts of an address."""
-    found = _AT.match(str(error))
-    detail, where = (found["detail"], found["where"] or "$") if found else (str(error), "$")
+def invalid_field(error: msgspec.ValidationError, mark: str = "#/") -> Refused:
+    """Return the problem of a request that does not match its type. `?` as `mark` is for parts of the query."""
+    match = _AT.match(str(error))
+    detail, where = (match["detail"], match["where"] or "$") if match else (str(error), "$")
     path = re.findall(r"[^.\[\]$]+", where.removeprefix("key in "))
     unknown = re.search(r"unknown field `(.+?)`|missing required field `(.+?)`", detail)
     if unknown:
         path.append(unknown[1] or unknown[2])
     pointer = f"{mark}{'/'.join(path)}"
-    return unfit(f"{pointer}: {detail}", errors=[FieldError(pointer, detail)])
+    return invalid(f"{pointer}: {detail}", errors=[FieldError(pointer, detail)])
 
 
-_KINDS: tuple[tuple[type[Exception], int, str], ...] = (
+_STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
     (Forbidden, 403, "The key may not do this"),
     (NotFound, 404, "It was not found"),
     (Duplicate, 409, "The key is taken"),
@@ -121,11 +118,11 @@ _KINDS: tuple[tuple[type[Exception], int, str], ...] = (
 )
 
 
-def of_error(error: Exception) -> Refused | None:
-    """Return what to answer where something was raised on purpose, or something is away; None for a defect."""
+def from_error(error: Exception) -> Refused | None:
+    """Return the problem of an expected error or an outage; None for a defect."""
     if isinstance(error, Refused):
         return error
-    for kind, status, title in _KINDS:
+    for kind, status, title in _STATUSES:
         if isinstance(error, kind):
             if isinstance(error, Unavailable) and database.is_exhausted(error):
                 return refused(429, "Postgres has no connection left", str(error))
@@ -136,7 +133,7 @@ def of_error(error: Exception) -> Refused | None:
     if isinstance(error, transport.UNAVAILABLE):
         return refused(503, "Redis cannot be used now", transport.describe(error))
     if "cannot contain NUL" in str(error):
-        return unfit("A text contains a NUL character, which cannot be stored or looked for: remove it.")
+        return invalid("A text contains a NUL character, which cannot be stored or looked for: remove it.")
     if isinstance(error, exc.DataError):
-        return unfit(f"A value cannot be stored or looked for: {database.said(error)}")
+        return invalid(f"A value cannot be stored or looked for: {database.said(error)}")
     return None

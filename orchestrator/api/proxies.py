@@ -1,6 +1,7 @@
-"""Senders that need no key: users of a trusted proxy, and programs of this machine while there is no key.
+"""Callers without a key: users that a trusted proxy names, and programs on this machine while no key exists.
 
-Only proxies that the operator names are believed. A web page that a browser has open is not served.
+Headers of proxies count only if the operator lists the proxy in `api_proxies`. Requests from web pages of other sites
+are rejected.
 """
 
 from __future__ import annotations
@@ -26,24 +27,22 @@ _PREFIX = re.compile(r"(?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._~-]+)+")
 
 
 class User(NamedTuple):
-    """A user that a trusted proxy names."""
-
     name: str
     scope: Scope | None
-    """Their scope; None for none."""
+    """The user's scope; None if the user has no access."""
 
 
 class Proxies:
-    """The settings about proxies."""
+    """The trusted proxies, and the scopes of the users that they name."""
 
     def __init__(self, settings: Settings) -> None:
-        self._networks = [_network(text) for text in _words(settings.api_proxies)]
+        self._networks = [_network(text) for text in _split(settings.api_proxies)]
         self._user_header = settings.api_user_header
         self._group_header = settings.api_group_header
         self._scope = _scope("api_user_scope", settings.api_user_scope)
         self._groups = {
             group.strip(): _scope("api_group_scopes", scope.strip())
-            for group, _, scope in (word.partition("=") for word in _words(settings.api_group_scopes))
+            for group, _, scope in (word.partition("=") for word in _split(settings.api_group_scopes))
         }
         if self._user_header and not self._networks:
             raise ConfigurationError(
@@ -52,29 +51,29 @@ class Proxies:
             )
 
     @property
-    def identify(self) -> bool:
-        """Say whether trusted proxies name users."""
+    def names_users(self) -> bool:
+        """Return whether trusted proxies name users."""
         return bool(self._user_header)
 
     def origin(self, peer: str, headers: Headers) -> str:
-        """Return where a request comes from: the last address that no proxy of ours stands at."""
-        if not self.is_ours(peer):
+        """Return the client's address: the last address in X-Forwarded-For that is not a trusted proxy."""
+        if not self.is_trusted(peer):
             return peer
         forwarded = [word.strip() for line in headers.getlist("x-forwarded-for") for word in line.split(",")]
-        return next((word for word in reversed(forwarded) if not self.is_ours(word)), peer)[:_LONGEST_NAME]
+        return next((word for word in reversed(forwarded) if not self.is_trusted(word)), peer)[:_LONGEST_NAME]
 
     def is_tls(self, peer: str, headers: Headers) -> bool:
-        """Say whether a proxy of ours was spoken to by TLS."""
-        return self.is_ours(peer) and headers.get("x-forwarded-proto", "").strip().lower() == "https"
+        """Return whether the client connected to a trusted proxy by TLS."""
+        return self.is_trusted(peer) and headers.get("x-forwarded-proto", "").strip().lower() == "https"
 
     def prefix(self, peer: str, headers: Headers) -> str:
-        """Return what a proxy of ours cuts off each path, such as `/jobs`; nothing where none says so."""
-        given = headers.get("x-forwarded-prefix", "").strip().rstrip("/") if self.is_ours(peer) else ""
-        return given if len(given) <= _LONGEST_NAME and _PREFIX.fullmatch(given) else ""
+        """Return the prefix that a trusted proxy cuts from each path, such as `/jobs`; empty if it sends none."""
+        prefix = headers.get("x-forwarded-prefix", "").strip().rstrip("/") if self.is_trusted(peer) else ""
+        return prefix if len(prefix) <= _LONGEST_NAME and _PREFIX.fullmatch(prefix) else ""
 
     def user(self, peer: str, headers: Headers) -> User | None:
-        """Return the user that a trusted proxy names; None if there is none."""
-        if not self._user_header or not self.is_ours(peer):
+        """Return the user that a trusted proxy names; None if it names none."""
+        if not self._user_header or not self.is_trusted(peer):
             return None
         named = headers.getlist(self._user_header)
         if not named or not named[0].strip():
@@ -89,22 +88,22 @@ class Proxies:
         scopes = [scope for group, scope in self._groups.items() if group in groups and scope is not None]
         return User(name, max(scopes, key=list(Scope).index, default=self._scope))
 
-    def is_ours(self, address: str) -> bool:
+    def is_trusted(self, address: str) -> bool:
         try:
-            found = ipaddress.ip_address(address)
+            parsed = ipaddress.ip_address(address)
         except ValueError:
             return False
-        if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-            found = found.ipv4_mapped
-        return any(found in network for network in self._networks)
+        if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+            parsed = parsed.ipv4_mapped
+        return any(parsed in network for network in self._networks)
 
 
 def is_forwarded(headers: Headers) -> bool:
-    """Say whether a request has come through a proxy that says so."""
+    """Return whether a proxy has marked the request as forwarded."""
     return any(name in headers for name in _FORWARDED)
 
 
-def _words(text: str) -> list[str]:
+def _split(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
@@ -118,7 +117,6 @@ def _network(text: str) -> Network:
 
 
 def _scope(name: str, text: str) -> Scope | None:
-    """Return a scope, or None for `none`."""
     if text == "none":
         return None
     try:
@@ -130,19 +128,19 @@ def _scope(name: str, text: str) -> Scope | None:
 
 @lru_cache(1_000)
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine can reach an address."""
+    """Return whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
     except ValueError:
         return host in ("localhost", "localhost.localdomain") or host.endswith(".localhost")
 
 
-def check_address(host: str, address: str, asks: bool) -> None:
-    """Refuse to serve an address that other machines can reach while no key is needed.
+def check_address(host: str, address: str, requires_key: bool) -> None:
+    """Raise ConfigurationError if other machines can reach the address while no key is needed.
 
-    What `host` is called says nothing: any name may lead anywhere.
+    The check uses the resolved address: a host name may point anywhere.
     """
-    if not asks and not is_loopback(address):
+    if not requires_key and not is_loopback(address):
         raise ConfigurationError(
             f"There is no key yet, and others can reach {host!r} ({address}). Make one "
             f"with `orchestrator keys create NAME`, or "
@@ -151,9 +149,9 @@ def check_address(host: str, address: str, asks: bool) -> None:
 
 
 def check_sender(peer: str, headers: Headers) -> None:
-    """Refuse other machines, and requests that a browser on this machine sends for a foreign page.
+    """Reject other machines, and requests that a browser on this machine sends for a foreign web page.
 
-    Such a page is known by its origin, by what the browser says of its site, or by a name that leads here.
+    Such a request has a foreign Origin, `Sec-Fetch-Site: cross-site`, or a host name that points to this machine.
     """
     if not is_loopback(peer):
         raise refused(

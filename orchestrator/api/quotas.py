@@ -1,7 +1,7 @@
-"""Applies quotas of callers and of all together: before a request is served, and before its tasks are stored.
+"""Applies quotas, of each caller and of all callers together, before a request is served and before tasks are stored.
 
-Nothing is read for a request. The open tasks of a queue are counted beside the requests, every ten seconds at most,
-and only after a tenth of a quota was added to it here.
+Requests do not read Postgres for this. A background task counts the open tasks of a queue, every ten seconds at most,
+and only after this process has added a tenth of a quota to the queue.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.sdk.tasks.options import DEFAULT_QUEUE
 from orchestrator.store.limits import queues
 
-_MOST_KNOWN = 10_000
-"""Keys whose usage is kept."""
-_MOST_QUEUES = 100_000
-"""Queues whose tasks are kept."""
-_SHARE = 10
-"""A queue is counted when so large a part of a quota was added to it."""
+_MAX_CALLERS = 10_000
+"""Callers whose usage is kept, at most."""
+_MAX_QUEUES = 100_000
+"""Queues whose counts are kept, at most."""
+_RECOUNT_SHARE = 10
+"""A queue is counted again after 1/10 of a quota was added to it."""
 
 
-class Received:
-    """Requests of a client, and the bytes of their bodies."""
+class CountedReceive:
+    """Wraps `receive`, and counts the bytes of bodies."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -55,72 +55,74 @@ class Meter:
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        words = [word for word in api.settings.api_quotas.split(",") if word.strip()]
-        self._all = Usage(parse_quotas(words)) if words else None
+        quotas = [word for word in api.settings.api_quotas.split(",") if word.strip()]
+        self._all = Usage(parse_quotas(quotas)) if quotas else None
         """The usage of all callers together."""
         self._used: dict[str, Usage] = {}
         self._open: dict[str, int] = {}
-        """Tasks in queues, when they were last counted."""
+        """Open tasks of queues when they were last counted."""
         self._added: Counter[str] = Counter()
-        """Tasks that were added here since."""
+        """Tasks that this process has added since."""
         self._due: dict[str, int] = {}
-        """Queues to be counted, and up to how many."""
-        self._looked_at = -math.inf
-        self._look: asyncio.Task[None] | None = None
+        """Queues to count, and the number at which to stop."""
+        self._read_at = -math.inf
+        self._reader: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
-    def request(self, caller: Caller, received: Received) -> Iterator[None]:
-        """Count a caller's request while it is under way, and the bytes that came with it, or refuse it."""
+    def request(self, caller: Caller, received: CountedReceive) -> Iterator[None]:
+        """Count a caller's request and its bytes while it is in flight, or reject it."""
         self._count_due()
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as cleanup:
             for used in self._usages(caller):
                 if exceeded := used.begin(time.monotonic()):
                     raise _refusal(exceeded)
-                held.callback(lambda used: used.end(received.size), used)
+                cleanup.callback(lambda used: used.end(received.size), used)
             yield
 
     @contextlib.contextmanager
     def stream(self, caller: Caller) -> Iterator[None]:
-        """Count a caller's event stream while it is open, or refuse it."""
-        with contextlib.ExitStack() as held:
+        """Count a caller's event stream while it is open, or reject it."""
+        with contextlib.ExitStack() as cleanup:
             for used in self._usages(caller):
                 if exceeded := used.listen():
                     raise _refusal(exceeded)
-                held.callback(used.leave)
+                cleanup.callback(used.leave)
             yield
 
     def check_tasks(self, caller: Caller, body: Any) -> None:
-        """Refuse tasks that a caller may not enqueue now."""
+        """Reject tasks that exceed a quota."""
         usages = self._usages(caller)
-        if not usages or not (given := _tasks(body)):
+        if not usages or not (new_tasks := _tasks(body)):
             return
-        if len(self._added) > _MOST_QUEUES:
+        if len(self._added) > _MAX_QUEUES:
             self._added, self._open = Counter(), {}
-        by_queue, whole = Counter(map(_queue, given)), Counter({EVERY_QUEUE: len(given)})
-        shares = [(used, whole if used is self._all else by_queue) for used in usages]
-        known = {queue: self._open.get(queue, 0) + self._added[queue] for _, tasks in shares for queue in tasks}
-        highest, now = max(map(_priority, given)), time.monotonic()
-        exceeded = next((found for used, tasks in shares if (found := used.enqueue(tasks, highest, known, now))), None)
-        for used, tasks in shares:
+        by_queue, total = Counter(map(_queue, new_tasks)), Counter({EVERY_QUEUE: len(new_tasks)})
+        shares = [(used, total if used is self._all else by_queue) for used in usages]
+        open_tasks = {queue: self._open.get(queue, 0) + self._added[queue] for _, counts in shares for queue in counts}
+        highest, now = max(map(_priority, new_tasks)), time.monotonic()
+        exceeded = next(
+            (found for used, counts in shares if (found := used.enqueue(counts, highest, open_tasks, now))), None
+        )
+        for used, counts in shares:
             most = used.quotas.open_tasks
-            for queue, count in tasks.items():
+            for queue, count in counts.items():
                 self._added[queue] += 0 if exceeded else count
-                if self._added[queue] * _SHARE >= most or known[queue] + count > most:
+                if self._added[queue] * _RECOUNT_SHARE >= most or open_tasks[queue] + count > most:
                     self._due[queue] = max(most, self._due.get(queue, 0))
         if exceeded:
             raise _refusal(exceeded)
 
     def _count_due(self) -> None:
-        """Count the tasks of queues to which many were added, now and then, in the background."""
-        if self._due and time.monotonic() - self._looked_at > LOOK and (self._look is None or self._look.done()):
-            self._looked_at = time.monotonic()
-            self._look = asyncio.ensure_future(self._read(dict(self._due), Counter(self._added)))
+        """Start to count, in the background, the queues to which many tasks were added."""
+        if self._due and time.monotonic() - self._read_at > LOOK and (self._reader is None or self._reader.done()):
+            self._read_at = time.monotonic()
+            self._reader = asyncio.ensure_future(self._read(dict(self._due), Counter(self._added)))
 
     async def _read(self, due: dict[str, int], before: Counter[str]) -> None:
-        with contextlib.suppress(OrchestratorError):  # it is not known now, and is read again
+        with contextlib.suppress(OrchestratorError):  # Postgres is down: the next count reads them
             for queue, count in (await anyio.to_thread.run_sync(self._count, due)).items():
                 self._open[queue] = count
-                self._added[queue] -= before[queue]  # what was added meanwhile may not have been counted
+                self._added[queue] -= before[queue]  # tasks added during the count may be missing from it
                 if not self._added[queue]:
                     del self._added[queue]
                 self._due.pop(queue, None)
@@ -130,14 +132,14 @@ class Meter:
             return {queue: _count_open(connection, queue, most) for queue, most in due.items()}
 
     def _usages(self, caller: Caller) -> list[Usage]:
-        """Return the usage of a caller and that of all; none where no key is needed."""
+        """Return the usage of a caller and of all callers; empty while no key is needed."""
         if caller.quotas is None:
             return []
         name = caller.key or caller.actor.who
         used = self._used.get(name)
         if used is None or used.quotas != caller.quotas:
-            if len(self._used) >= _MOST_KNOWN:
-                self._used = {name: one for name, one in self._used.items() if one.under_way or one.streams}
+            if len(self._used) >= _MAX_CALLERS:
+                self._used = {name: usage for name, usage in self._used.items() if usage.under_way or usage.streams}
             used = self._used[name] = Usage(caller.quotas)
         return [used] if self._all is None else [used, self._all]
 
@@ -149,12 +151,12 @@ def _count_open(connection: Connection, queue: str, most: int) -> int:
 
 
 def _tasks(body: Any) -> list[Any]:
-    """Return the tasks in a body: as the Python client sends them, or as calls by name."""
+    """Return the tasks in a body: of the Python client, or of calls by name."""
     task, tasks = getattr(body, "task", None), getattr(body, "tasks", None)
     if isinstance(task, NewTask):
         return [task]
     if isinstance(tasks, list):
-        return [one for one in tasks if hasattr(one, "priority")]
+        return [task for task in tasks if hasattr(task, "priority")]
     return [body] if hasattr(body, "priority") and hasattr(body, "queue") else []
 
 
@@ -163,9 +165,9 @@ def _queue(task: Any) -> str:
 
 
 def _priority(task: Any) -> int:
-    """Return the priority of a task, or the highest of those that follow it."""
+    """Return the highest priority of a task and its callbacks."""
     if isinstance(task, NewTask):
-        return max(one.priority for one in with_followers([task]))
+        return max(new_task.priority for new_task in with_followers([task]))
     return 0 if task.priority is msgspec.UNSET else int(task.priority)
 
 

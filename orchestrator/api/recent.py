@@ -1,4 +1,4 @@
-"""Answers that several viewers share for a moment."""
+"""A short-lived cache, so that several viewers share one read."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_MOST_KEPT = 200
+_MAX_ENTRIES = 200
 
 
 class Recent:
-    """Answers that are a moment old."""
+    """Results of reads, cached for seconds."""
 
     def __init__(self) -> None:
-        self._found: dict[Hashable, tuple[float, Any]] = {}
+        self._entries: dict[Hashable, tuple[float, Any]] = {}
         self._locks: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, seconds: float, read: Callable[[], T]) -> T:
-        """Return what was read last, if that was within so many seconds; else read, while others wait for it."""
+        """Return the cached result if it is fresh enough; otherwise read, while others with the same key wait."""
         with self._lock:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:
-            at, found = self._found.get(key, (0.0, None))
+            at, value = self._entries.get(key, (0.0, None))
             if time.monotonic() - at < seconds and at:
-                answer: T = found
-                return answer
-            answer = read()
+                result: T = value
+                return result
+            result = read()
             with self._lock:
-                if len(self._found) >= _MOST_KEPT:
-                    self._found.clear()
+                if len(self._entries) >= _MAX_ENTRIES:
+                    self._entries.clear()
                     self._locks.clear()
-                self._found[key] = time.monotonic(), answer
-            return answer
+                self._entries[key] = time.monotonic(), result
+            return result
 
     def last(self, key: Hashable, seconds: float) -> Any:
-        """Return what was read last, however that went on since; None if that was longer ago."""
-        at, found = self._found.get(key, (0.0, None))
-        return found if at and time.monotonic() - at < seconds else None
+        """Return the last result, if it is not older than so many seconds; otherwise None."""
+        at, value = self._entries.get(key, (0.0, None))
+        return value if at and time.monotonic() - at < seconds else None
 
     def forget(self) -> None:
-        """Have everything read again, after an action that has changed something."""
+        """Clear the cache, after an action that has changed something."""
         with self._lock:
-            self._found.clear()
+            self._entries.clear()

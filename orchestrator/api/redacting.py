@@ -1,8 +1,8 @@
-"""Redacts every answer: what `redact` names is hidden, whichever route has made the answer.
+"""Redacts every response by the patterns in `redact`, whichever route has produced it.
 
-A type with values of users in it says here, or where it is declared (`@hides`), how they are hidden. A test refuses
-routes whose answers have a field for any value and do not say so. True values are for programs: a route that returns
-them is declared with `true_values`, and callers whose key can only read are shown what everybody is shown.
+A type that holds user values declares how to redact them, here or at its definition (`@hides`). A test rejects routes
+whose responses have a field of any type and no such declaration. Programs need the true values: a route that returns
+them is declared with `true_values`, and even there, keys that can only read get redacted values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HIDE_ANSWER: dict[type, HideAnswer] = {}
 
 
 def hides(kind: type) -> Callable[[F], F]:
-    """Declare how values of users are hidden in answers of a type."""
+    """Declare how user values in a response type are redacted."""
 
     def declare(hide: F) -> F:
         _HIDE[kind] = hide
@@ -44,7 +44,7 @@ def hides(kind: type) -> Callable[[F], F]:
 
 
 def hides_answer(kind: type) -> Callable[[HideAnswer], HideAnswer]:
-    """Declare how values of users are hidden in answers of a type, by what was asked."""
+    """Declare how user values in a response type are redacted, with the request body as a parameter."""
 
     def declare(hide: HideAnswer) -> HideAnswer:
         _HIDE_ANSWER[kind] = hide
@@ -53,69 +53,69 @@ def hides_answer(kind: type) -> Callable[[HideAnswer], HideAnswer]:
     return declare
 
 
-def shown(api: Api, found: Any, asked: Any = None) -> Any:
-    """Return an answer without what the settings, or a task's options, say is not to be shown; `asked` is the body."""
+def redacted(api: Api, found: Any, body: Any = None) -> Any:
+    """Return a response with secrets of the settings and task options redacted. `body` is the request body."""
     if (hide_answer := _HIDE_ANSWER.get(type(found))) is not None:
-        return hide_answer(api, found, asked)
+        return hide_answer(api, found, body)
     if type(found) in (list, tuple):
-        return type(found)(shown(api, one) for one in found)
+        return type(found)(redacted(api, one) for one in found)
     if type(found) is dict:
-        return {name: shown(api, one) for name, one in found.items()}
+        return {name: redacted(api, one) for name, one in found.items()}
     hide = _HIDE.get(type(found))
     if hide is not None:
         return hide(api, found)
     kind: Any = type(found)
-    if not (names := _holders(kind)):
+    if not (names := _fields_to_redact(kind)):
         return found
-    changed = {name: shown(api, getattr(found, name)) for name in names}
+    changed = {name: redacted(api, getattr(found, name)) for name in names}
     if isinstance(found, msgspec.Struct):
         return msgspec.structs.replace(found, **changed)
     return found._replace(**changed) if hasattr(kind, "_replace") else dataclasses.replace(found, **changed)
 
 
 def is_hidden(kind: Any) -> bool:
-    """Say whether a type says how values in it are hidden."""
+    """Return whether a type declares its redaction."""
     return kind in _HIDE or kind in _HIDE_ANSWER
 
 
 def fields_of(kind: Any) -> Mapping[str, Any]:
-    """Return the types of the fields of a structure, by name; nothing of anything else."""
+    """Return the types of a struct's fields, by name; empty for other types."""
     if not isinstance(kind, type):
         return {}
     names: Any = getattr(kind, "__struct_fields__", None) or getattr(kind, "_fields", None)
     if names is None and dataclasses.is_dataclass(kind):
-        names = [one.name for one in dataclasses.fields(kind)]
+        names = [field.name for field in dataclasses.fields(kind)]
     hints = get_type_hints(kind) if names else {}
     return {name: hints[name] for name in names or () if name in hints}
 
 
 @lru_cache(maxsize=1_000)
-def _holders(kind: type) -> tuple[str, ...]:
-    """Return the fields in which, at some depth, there may be something to hide."""
-    return tuple(name for name, hint in fields_of(kind).items() if _is_held(hint, {kind}))
+def _fields_to_redact(kind: type) -> tuple[str, ...]:
+    """Return the fields that may hold values to redact, at any depth."""
+    return tuple(name for name, hint in fields_of(kind).items() if _may_hide(hint, {kind}))
 
 
-def _is_held(hint: Any, seen: set[Any]) -> bool:
-    for one in parts_of(hint):
-        if is_hidden(one) or isinstance(one, TypeVar):
+def _may_hide(hint: Any, seen: set[Any]) -> bool:
+    for part in parts_of(hint):
+        if is_hidden(part) or isinstance(part, TypeVar):
             return True
-        if one not in seen:
-            seen.add(one)
-            if any(_is_held(inner, seen) for inner in fields_of(one).values()):
+        if part not in seen:
+            seen.add(part)
+            if any(_may_hide(inner, seen) for inner in fields_of(part).values()):
                 return True
     return False
 
 
 def parts_of(hint: Any) -> Iterator[Any]:
-    """Yield the types that a type is made of: of `list[Page[T]] | None`, these three."""
-    arguments = [one for one in get_args(hint) if one is not Ellipsis and not isinstance(one, list)]
+    """Yield the types in a type: three of them for `list[Page[T]] | None`."""
+    arguments = [arg for arg in get_args(hint) if arg is not Ellipsis and not isinstance(arg, list)]
     if not arguments:
         yield hint
         return
     if (origin := get_origin(hint)) is not None and fields_of(origin):
         yield origin
-    for one in arguments:
-        yield from parts_of(one)
+    for argument in arguments:
+        yield from parts_of(argument)
 
 
 @hides(TaskDetail)
@@ -125,9 +125,9 @@ def _task(api: Api, found: TaskDetail) -> TaskDetail:
     return dataclasses.replace(
         found,
         payload=_call(hidden, found.payload),
-        result=value_shown(hidden, found.result),
-        error=error_shown(hidden, found.error),
-        attempts=attempts_shown(hidden, found.attempts),
+        result=redacted_value(hidden, found.result),
+        error=redacted_error(hidden, found.error),
+        attempts=redacted_attempts(hidden, found.attempts),
     )
 
 
@@ -155,7 +155,7 @@ def _run(api: Api, found: RunDetail) -> RunDetail:
 def _code(api: Api, found: CodeView) -> CodeView:
     if not (hidden := api.redaction if found.run is None else api.redaction_of_run(found.run)):
         return found
-    payload, result = _call(hidden, found.payload), value_shown(hidden, found.result)
+    payload, result = _call(hidden, found.payload), redacted_value(hidden, found.result)
     state = hidden.shown({name: stored_value(value) for name, value in found.state.items()})
     encoded = {name: timezones.encode(value) for name, value in state.items()}
     return dataclasses.replace(found, payload=payload, result=result, state=encoded)
@@ -182,25 +182,25 @@ def _stored_schedule(api: Api, found: StoredSchedule) -> StoredSchedule:
 
 
 def _call(hidden: Redaction, payload: bytes) -> bytes:
-    """Return a call without what is secret; a sealed one as it is, because this server cannot open it."""
+    """Return a redacted call. A sealed call stays as it is, because this server cannot open it."""
     return timezones.encode(hidden.call_shown(*call_of(payload))) if hidden and not is_sealed(payload) else payload
 
 
-def error_shown(hidden: Redaction, error: ErrorView | None) -> ErrorView | None:
-    """Return an error whose texts hold nothing that is secret."""
+def redacted_error(hidden: Redaction, error: ErrorView | None) -> ErrorView | None:
+    """Return an error with redacted texts and data."""
     if error is None:
         return None
     message, traceback = hidden.text(error.message), hidden.text(error.traceback)
     return dataclasses.replace(error, message=message, traceback=traceback, data=hidden.shown(error.data))
 
 
-def attempts_shown(hidden: Redaction, attempts: Iterable[AttemptView]) -> tuple[AttemptView, ...]:
-    """Return attempts whose errors hold nothing that is secret."""
-    return tuple(dataclasses.replace(one, error=error_shown(hidden, one.error)) for one in attempts)
+def redacted_attempts(hidden: Redaction, attempts: Iterable[AttemptView]) -> tuple[AttemptView, ...]:
+    """Return attempts with redacted errors."""
+    return tuple(dataclasses.replace(attempt, error=redacted_error(hidden, attempt.error)) for attempt in attempts)
 
 
-def value_shown(hidden: Redaction, result: bytes | None) -> bytes | None:
-    """Return an encoded value without what is secret; one that is sealed as it is."""
+def redacted_value(hidden: Redaction, result: bytes | None) -> bytes | None:
+    """Return an encoded value, redacted. A sealed value stays as it is."""
     if not hidden or result is None or is_sealed(result):
         return result
     return timezones.encode(hidden.shown(stored_value(result)))

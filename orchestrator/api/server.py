@@ -1,4 +1,4 @@
-"""The process that serves the API."""
+"""The API process."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, cast
 
 import uvicorn
 
-from orchestrator.api.access import Doorkeeper, neighbourhood
+from orchestrator.api.access import Authenticator, network_of
 from orchestrator.api.app import create_app
 from orchestrator.api.context import Api
-from orchestrator.api.http_protocol import LONGEST_HEAD, Connections, TimedProtocol
+from orchestrator.api.http_protocol import HEAD_TIMEOUT, Connections, TimedProtocol
 from orchestrator.api.proxies import Proxies, check_address, is_loopback
 from orchestrator.errors import ConfigurationError
 from orchestrator.prerequisites import Prerequisites
@@ -33,39 +33,42 @@ from orchestrator.tracing.entry import LAST_SPANS, begin_tracing
 log = get_logger("api")
 
 _BACKLOG = 4_096
-_COLLECTIONS = (50_000, 20, 20)
-"""Objects, and collections of the younger ones, after which garbage is looked for. Large bodies make many objects at
-once: with Python's own numbers, most of the time of decoding one would go into looking at them, under its lock."""
-_SWITCH = 0.0005
-"""Seconds after which a thread that computes lets another one have Python's lock. The event loop waits for that in each
-step of a request while a large body is worked on. Python's own 5 ms add up to tens of milliseconds."""
-_LAST_REQUESTS = 10
-"""Seconds that requests under way have to end when the server stops."""
+_GC_THRESHOLDS = (50_000, 20, 20)
+"""Thresholds of the garbage collector. Large bodies create many objects at once: with Python's defaults, most of the
+time to decode one goes into collections, which hold the GIL."""
+_SWITCH_INTERVAL = 0.0005
+"""Seconds after which a busy thread releases the GIL. While a large body is decoded, the event loop waits this long
+in each step of a request. Python's default of 5 ms adds up to tens of milliseconds."""
+_SHUTDOWN_TIMEOUT = 10
+"""Seconds that requests in flight have to finish when the server stops."""
 
 
 class Certificate(NamedTuple):
-    """Certificate and key for TLS: files in PEM format."""
+    """TLS certificate and key: files in PEM format."""
 
     chain: str
     key: str | None
-    """None if it stands in the same file."""
+    """None if the key is in the file of the certificate."""
 
 
 def serve(
     settings: Settings, host: str, port: int, *, or_any: bool = False, certificate: Certificate | None = None
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C; what is under way is finished. If the port is taken, another may do."""
+    """Serve until SIGTERM or Ctrl-C, and finish requests in flight.
+
+    With `or_any`, a taken port is replaced by any other.
+    """
     if not _wait_for_postgres(settings):
         return
     _check_certificate(certificate)
     adopt_logs("uvicorn", "asyncio")
-    listener = _listen(host, port, or_any, asks=_asks(settings))
+    listener = _listen(host, port, or_any, requires_key=_requires_key(settings))
     app = create_app(settings)
-    gc.freeze()  # what lives as long as the process is not looked at again and again
-    gc.set_threshold(*_COLLECTIONS)
-    sys.setswitchinterval(_SWITCH)
+    gc.freeze()  # objects loaded by now live as long as the process
+    gc.set_threshold(*_GC_THRESHOLDS)
+    sys.setswitchinterval(_SWITCH_INTERVAL)
     spans, proxies = begin_tracing("api"), Proxies(settings)
-    is_exempt = lambda one: is_loopback(one) or proxies.is_ours(one)  # noqa: E731
+    is_exempt = lambda address: is_loopback(address) or proxies.is_trusted(address)  # noqa: E731
     connections = Connections(settings.api_connections, is_exempt)
     rate = ConnectionRate(settings.api_connection_rate, is_exempt)
     config = uvicorn.Config(
@@ -78,25 +81,27 @@ def serve(
         ws="none",
         ssl_certfile=certificate and certificate.chain,
         ssl_keyfile=certificate and certificate.key,
-        timeout_graceful_shutdown=_LAST_REQUESTS,
+        timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT,
     )
     name = f"[{host}]" if ":" in host else host
     address = f"{'https' if certificate else 'http'}://{name}:{listener.getsockname()[1]}"
     with listener:
         try:
-            ApiServer(config, address, app.state.let_go, rate).run(sockets=[listener])
+            ApiServer(config, address, app.state.close_streams, rate).run(sockets=[listener])
         finally:
             if spans is not None:
                 spans.flush(LAST_SPANS)
 
 
 class ApiServer(uvicorn.Server):
-    """Accepts connections by itself, and ends event streams before it waits for requests to end: these would not."""
+    """Accepts connections without uvicorn, and ends event streams before a shutdown waits for requests to finish."""
 
-    def __init__(self, config: uvicorn.Config, address: str, let_go: Callable[[], None], rate: ConnectionRate) -> None:
+    def __init__(
+        self, config: uvicorn.Config, address: str, close_streams: Callable[[], None], rate: ConnectionRate
+    ) -> None:
         super().__init__(config)
         self._address = address
-        self._let_go = let_go
+        self._close_streams = close_streams
         self._rate = rate
         self._acceptors: list[Acceptor] = []
 
@@ -108,18 +113,18 @@ class ApiServer(uvicorn.Server):
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-        self._acceptors = [Acceptor(one, protocol, self._rate, self.config.ssl) for one in sockets or []]
+        self._acceptors = [Acceptor(listener, protocol, self._rate, self.config.ssl) for listener in sockets or []]
         log.info("api.ready docs=%s/docs dashboard=%s/ui", self._address, self._address)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for acceptor in self._acceptors:
             acceptor.close()
-        self._let_go()
+        self._close_streams()
         await super().shutdown(sockets)
 
 
 def _wait_for_postgres(settings: Settings) -> bool:
-    """Wait until Postgres can be used; False if the process was stopped before."""
+    """Wait until Postgres is usable; return False if the process was stopped first."""
     engine = database.engine_for(
         settings.require_database(), autocommit=True, pool_size=1, name="orchestrator api", namespace=settings.namespace
     )
@@ -129,27 +134,27 @@ def _wait_for_postgres(settings: Settings) -> bool:
     finally:
         engine.dispose()
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _end)
+            signal.signal(number, _exit)
 
 
-def _end(_number: int, _frame: object) -> None:
-    """Exit with 0: when the server has stopped, it raises the signal once more that stopped it."""
+def _exit(_number: int, _frame: object) -> None:
+    """Exit with 0. After its shutdown, uvicorn raises the signal again that stopped it."""
     sys.exit(0)
 
 
-def _asks(settings: Settings) -> bool:
-    """Say whether every caller needs a key or a proxy's word."""
+def _requires_key(settings: Settings) -> bool:
+    """Return whether every caller must authenticate, by a key or through a trusted proxy."""
     api = Api(settings)
     try:
-        door = Doorkeeper(api)
-        door.read_keys()
-        return door.asks
+        authenticator = Authenticator(api)
+        authenticator.read_keys()
+        return authenticator.requires_key
     finally:
         api.close()
 
 
 def _check_certificate(certificate: Certificate | None) -> None:
-    """Say what is wrong with the files before anything is served."""
+    """Raise ConfigurationError for unusable certificate files before anything is served."""
     if certificate is None:
         return
     try:
@@ -161,18 +166,18 @@ def _check_certificate(certificate: Certificate | None) -> None:
         ) from error
 
 
-def _listen(host: str, port: int, or_any: bool, *, asks: bool) -> socket.socket:
-    """Listen at the first address of a name, unless other machines can reach it while no key is needed."""
+def _listen(host: str, port: int, or_any: bool, *, requires_key: bool) -> socket.socket:
+    """Listen at the first address of a host, unless other machines can reach it while no key is needed."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        check_address(host, str(address[0]), asks)
+        check_address(host, str(address[0]), requires_key)
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen(_BACKLOG)
     except OSError as error:
         if or_any and error.errno == errno.EADDRINUSE:
-            return _listen(host, 0, or_any=False, asks=asks)
+            return _listen(host, 0, or_any=False, requires_key=requires_key)
         raise ConfigurationError(
             f"The API cannot listen at {host}:{port}: {error.strerror or error}. Choose another by --host and --port, "
             f"where 0 takes any that is free."
@@ -180,32 +185,32 @@ def _listen(host: str, port: int, or_any: bool, *, asks: bool) -> socket.socket:
     return listener
 
 
-_AT_ONCE = 200
-"""Connections that are accepted before something else is done."""
+_ACCEPT_BATCH = 200
+"""Connections that are accepted before the event loop runs other tasks."""
 _WINDOW = 10.0
-"""Seconds over which new connections are counted."""
-_PAUSE = 0.1
-"""Seconds before the next try where the process or the system has no room for a connection."""
-_SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""The window in which new connections are counted, in seconds."""
+_ACCEPT_PAUSE = 0.1
+"""Seconds before the next accept after the process or system ran out of file descriptors or memory."""
+_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class ConnectionRate:
-    """New connections of each address; loopback and trusted proxies are exempt."""
+    """Limits new connections by client network. Loopback and trusted proxies are exempt."""
 
     def __init__(self, per_second: float, is_exempt: Callable[[str], bool]) -> None:
-        self._most = per_second * _WINDOW
+        self._max_connections = per_second * _WINDOW
         self._is_exempt = is_exempt
         self._counts: Counter[str] = Counter()
-        self._ends = 0.0
+        self._window_ends = 0.0
 
     def admit(self, address: str, now: float) -> bool:
-        """Count a connection, and say whether it is served."""
-        if now >= self._ends:
+        """Count a connection, and return whether to serve it."""
+        if now >= self._window_ends:
             self._counts.clear()
-            self._ends = now + _WINDOW
-        near = neighbourhood(address)
-        self._counts[near] += 1
-        return self._counts[near] <= self._most or self._is_exempt(address)
+            self._window_ends = now + _WINDOW
+        network = network_of(address)
+        self._counts[network] += 1
+        return self._counts[network] <= self._max_connections or self._is_exempt(address)
 
 
 class Acceptor:
@@ -223,14 +228,14 @@ class Acceptor:
         self._rate = rate
         self._tls = tls
         self._loop = asyncio.get_running_loop()
-        self._beginning: set[asyncio.Task[None]] = set()
-        self._resumes: asyncio.TimerHandle | None = None
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._resume_timer: asyncio.TimerHandle | None = None
         listener.setblocking(False)
         self._resume()
 
     def close(self) -> None:
-        if self._resumes is not None:
-            self._resumes.cancel()
+        if self._resume_timer is not None:
+            self._resume_timer.cancel()
         self._loop.remove_reader(self._listener)
 
     def _resume(self) -> None:
@@ -238,38 +243,38 @@ class Acceptor:
 
     def _accept(self) -> None:
         now = time.monotonic()
-        for _ in range(_AT_ONCE):
+        for _ in range(_ACCEPT_BATCH):
             try:
                 connection, address = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in _SCARCE:
-                    self._rest(error)
+                if error.errno in _OUT_OF_RESOURCES:
+                    self._pause(error)
                     return
-                continue  # the client has left
+                continue  # the client has disconnected
             if not self._rate.admit(address[0], now) or _is_gone(connection):
                 connection.close()
                 continue
-            task = self._loop.create_task(self._begin(connection))
-            self._beginning.add(task)
-            task.add_done_callback(self._beginning.discard)
+            task = self._loop.create_task(self._hand_over(connection))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
 
-    def _rest(self, error: OSError) -> None:
+    def _pause(self, error: OSError) -> None:
         log.warning("api.accept_paused error=%s", error.strerror)
         self._loop.remove_reader(self._listener)
-        self._resumes = self._loop.call_later(_PAUSE, self._resume)
+        self._resume_timer = self._loop.call_later(_ACCEPT_PAUSE, self._resume)
 
-    async def _begin(self, connection: socket.socket) -> None:
-        handshake = LONGEST_HEAD if self._tls else None
-        with contextlib.suppress(OSError, asyncio.TimeoutError):  # the client has left, or speaks no TLS
+    async def _hand_over(self, connection: socket.socket) -> None:
+        handshake = HEAD_TIMEOUT if self._tls else None
+        with contextlib.suppress(OSError, asyncio.TimeoutError):  # the client has disconnected, or speaks no TLS
             await self._loop.connect_accepted_socket(
                 self._protocol, connection, ssl=self._tls, ssl_handshake_timeout=handshake
             )
 
 
 def _is_gone(connection: socket.socket) -> bool:
-    """Say whether the client has reset the connection, or has closed it and sent nothing before."""
+    """Return whether the client has reset the connection, or closed it without sending anything."""
     try:
         sent = connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

@@ -1,7 +1,7 @@
-"""Request slots: how many requests are performed at once and wait, and how a call that waits is performed in steps.
+"""Request slots: limits on concurrent and waiting requests, and the steps of calls that wait.
 
-A caller has slots of its own within those of the server, and expensive requests have others than cheap ones. So neither
-another caller nor one's own expensive requests keep a cheap one waiting. Looking up keys takes none of these slots.
+Each caller has slots of its own within those of the server, and expensive requests have other slots than cheap ones. So
+a cheap request waits neither for other callers nor for expensive requests. Key lookups take none of these slots.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from orchestrator.errors import OrchestratorError, ResultTimeout
 from orchestrator.sdk.waiting.steps import Pause, Steps
 from orchestrator.time_limits import TimeLimit
 
-_LONGEST_WAIT = 300.0
-"""Seconds that a request may wait for an answer of a run or a task."""
-_MOST_WAITING = 1_000
+_MAX_WAIT = 300.0
+"""Seconds that a request may wait for the result of a run or task."""
+_MAX_WAITING = 1_000
 """Requests that may wait for a slot."""
-_LOOK_UPS = 2
-"""Keys that are looked up at the same time."""
+_LOOKUPS = 2
 
 
 class Client:
-    """The client of a request that has been read, watched for disconnecting once that matters."""
+    """The client of a request whose body was read. Its connection is watched once `gone` is used."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
@@ -43,7 +42,7 @@ class Client:
     @property
     def gone(self) -> asyncio.Task[None]:
         if self._gone is None:
-            self._gone = asyncio.create_task(self._hang_up())
+            self._gone = asyncio.create_task(self._wait_for_disconnect())
         return self._gone
 
     def __enter__(self) -> Client:
@@ -53,50 +52,50 @@ class Client:
         if self._gone is not None:
             self._gone.cancel()
 
-    async def _hang_up(self) -> None:
+    async def _wait_for_disconnect(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
 
 
 class _Limit:
-    """So many at the same time; others wait, first come, first served."""
+    """A semaphore that serves waiters in their order."""
 
-    def __init__(self, most: int) -> None:
-        self._free = self._most = most
+    def __init__(self, capacity: int) -> None:
+        self._free = self._capacity = capacity
         self._queue: deque[asyncio.Future[None]] = deque()
 
     @property
     def is_idle(self) -> bool:
-        return self._free == self._most
+        return self._free == self._capacity
 
     async def acquire(self, client: Client | None) -> None:
-        """Wait until there is room, unless the client disconnects before."""
+        """Wait for a slot. Raise ClientDisconnect if the client disconnects first."""
         if self._free:
             self._free -= 1
             return
-        turn = asyncio.get_running_loop().create_future()
-        self._queue.append(turn)
+        slot = asyncio.get_running_loop().create_future()
+        self._queue.append(slot)
         try:
-            await asyncio.wait((turn,) if client is None else (turn, client.gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((slot,) if client is None else (slot, client.gone), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            if not turn.cancel():
+            if not slot.cancel():
                 self.release()
             raise
-        if turn.cancel():
+        if slot.cancel():
             raise ClientDisconnect
 
     def release(self) -> None:
-        """Give it to the next one that still waits."""
+        """Pass the slot to the next waiter."""
         while self._queue:
-            turn = self._queue.popleft()
-            if not turn.done():
-                turn.set_result(None)
+            slot = self._queue.popleft()
+            if not slot.done():
+                slot.set_result(None)
                 return
         self._free += 1
 
 
-class _Kind:
-    """Slots of one kind."""
+class _SlotPool:
+    """Slots of one kind, with a limit for each caller."""
 
     def __init__(self, total: int, per_caller: int) -> None:
         self._total = _Limit(total)
@@ -118,42 +117,42 @@ class _Kind:
 
 
 class Slots:
-    """All slots of a server, and how many requests wait for one."""
+    """All slots of a server, and the number of waiting requests."""
 
     def __init__(self) -> None:
         self._waiting = 0
-        self._cheap, self._expensive = _Kind(16, 12), _Kind(4, 2)  # threads, each with a connection to Postgres
-        self._look_ups = _Kind(_LOOK_UPS, _LOOK_UPS)
-        self._large = _Kind(16, 8)
+        self._cheap, self._expensive = _SlotPool(16, 12), _SlotPool(4, 2)  # threads with a Postgres connection each
+        self._lookups = _SlotPool(_LOOKUPS, _LOOKUPS)
+        self._large = _SlotPool(16, 8)
 
-    def large(self, caller: Caller) -> AbstractAsyncContextManager[None]:
-        """Have room in memory for the large body of a caller's request while that is read and decoded."""
+    def large_body(self, caller: Caller) -> AbstractAsyncContextManager[None]:
+        """Hold a slot for a large body while it is read and decoded, which limits memory."""
         return self._large.slot(_name(caller))
 
-    async def look_up(self, call: Callable[[], Any]) -> Any:
-        async with self._look_ups.slot(""):
+    async def run_lookup(self, call: Callable[[], Any]) -> Any:
+        async with self._lookups.slot(""):
             return await _in_thread(call)
 
     async def run(
         self, call: Callable[[], Any], caller: Caller, client: Client | None = None, *, is_expensive: bool = False
     ) -> Any:
-        """Do something in a thread when there is a slot. An expensive call reads no more when its client has gone."""
-        kind = self._expensive if is_expensive else self._cheap
+        """Run a call in a thread once a slot is free. An expensive call stops reading if the client disconnects."""
+        pool = self._expensive if is_expensive else self._cheap
         if is_expensive and client is not None:
             limit = TimeLimit(None)
             client.gone.add_done_callback(limit.end)
             call = partial(_within, limit, call)
 
         async def work() -> Any:
-            async with kind.slot(_name(caller), client):
+            async with pool.slot(_name(caller), client):
                 return await _in_thread(call)
 
-        return await self.count(work)
+        return await self.queued(work)
 
-    async def count(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Wait for something; this is one more request that waits."""
-        if self._waiting >= _MOST_WAITING:
-            raise refused(429, "There are too many requests at once", f"{_MOST_WAITING:,} wait already.")
+    async def queued(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Await a call as one more waiting request; refuse it if too many wait."""
+        if self._waiting >= _MAX_WAITING:
+            raise refused(429, "There are too many requests at once", f"{_MAX_WAITING:,} wait already.")
         self._waiting += 1
         try:
             return await call()
@@ -161,30 +160,30 @@ class Slots:
             self._waiting -= 1
 
     async def wait_for(self, steps: Steps[Any], caller: Caller, client: Client, *, is_expensive: bool = False) -> Any:
-        """Take the steps of a call that waits; none of the slots is held in between.
+        """Run the steps of a call that waits. It holds no slot between two steps.
 
         It ends when the client disconnects, and when the caller's key was revoked or has expired.
         """
         try:
-            with anyio.fail_after(_LONGEST_WAIT):
+            with anyio.fail_after(_MAX_WAIT):
                 while True:
                     step = partial(_step, steps)
-                    pause, found = await self.run(step, caller, client, is_expensive=is_expensive)
+                    pause, result = await self.run(step, caller, client, is_expensive=is_expensive)
                     if pause is None:
-                        return found
+                        return result
                     waiting = asyncio.create_task(pause.wait_async())
                     await asyncio.wait((waiting, client.gone), return_when=asyncio.FIRST_COMPLETED)
                     if client.gone.done():
                         waiting.cancel()
                         raise ClientDisconnect
-                    await _admit_again(caller)
+                    await _check_key_again(caller)
         except ResultTimeout:
-            raise  # which says what was waited for
+            raise  # its message names the task or run
         except TimeoutError:
-            detail = f"There was no answer within {_LONGEST_WAIT:g} s."
+            detail = f"There was no answer within {_MAX_WAIT:g} s."
             raise refused(409, "It was not answered in time", detail) from None
         finally:
-            with contextlib.suppress(ValueError):  # a thread still takes a step: the server stops, and waits no longer
+            with contextlib.suppress(ValueError):  # a thread still runs a step: the server is stopping
                 steps.close()
 
 
@@ -193,11 +192,11 @@ def _name(caller: Caller) -> str:
 
 
 async def _in_thread(call: Callable[[], Any]) -> Any:
-    """Call in a thread. An error is not left in a future: that and its traceback would keep each other, and the body.
+    """Run a call in a thread. Errors are returned, not stored in a future.
 
-    They would stay in memory until garbage is collected.
+    A future, its error and the traceback would form a cycle, which keeps the body in memory until a garbage collection.
     """
-    limiter = CapacityLimiter(1)  # the slots are the limit
+    limiter = CapacityLimiter(1)  # slots limit the number of threads
     result, error = await anyio.to_thread.run_sync(_caught, call, limiter=limiter)
     if error is None:
         return result
@@ -210,7 +209,7 @@ async def _in_thread(call: Callable[[], Any]) -> Any:
 def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     try:
         return call(), None
-    except Exception as error:  # noqa: BLE001  # it is raised where this was called
+    except Exception as error:  # noqa: BLE001  # raised by the caller
         return None, error
 
 
@@ -219,14 +218,14 @@ def _within(limit: TimeLimit, call: Callable[[], Any]) -> Any:
         return call()
 
 
-async def _admit_again(caller: Caller) -> None:
-    if caller.again is not None:
+async def _check_key_again(caller: Caller) -> None:
+    if caller.recheck is not None:
         try:
-            await caller.again()
+            await caller.recheck()
         except Refused:
             raise
         except OrchestratorError:
-            return  # it is not known now, and is asked again after the next pause
+            return  # Postgres is down: checked again after the next pause
 
 
 def _step(steps: Steps[Any]) -> tuple[Pause | None, Any]:

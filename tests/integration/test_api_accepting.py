@@ -39,7 +39,7 @@ class Made(list[TimedProtocol]):
 def serving(settings: Settings, made: Made, listener: socket.socket, rate: ConnectionRate) -> Iterator[None]:
     app = create_app(settings)
     config = uvicorn.Config(app, log_config=None, http=cast("Any", made), ws="none")
-    server = ApiServer(config, "http://here", app.state.let_go, rate)
+    server = ApiServer(config, "http://here", app.state.close_streams, rate)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:

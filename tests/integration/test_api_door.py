@@ -98,7 +98,7 @@ def test_without_keys_pages_of_other_sites_read_nothing(engine: Engine, database
 def test_who_tries_many_keys_is_sent_away_and_nobody_else(
     engine: Engine, database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    monkeypatch.setattr(access, "_KEY_TTL", 0.0)
     server, good, late = Server(database_url, redis_url), make_key(engine), make_key(engine)
 
     def status(key: Secret, peer: str = "203.0.113.9") -> int:
@@ -106,7 +106,7 @@ def test_who_tries_many_keys_is_sent_away_and_nobody_else(
 
     assert status(good) == 200
     wrong = Secret(good.id, "x" * 43)
-    assert [status(wrong) for _ in range(access._TRIES)] == [401] * access._TRIES
+    assert [status(wrong) for _ in range(access._MAX_WRONG_KEYS)] == [401] * access._MAX_WRONG_KEYS
     answer = server.ask("GET", "/api/v1/tasks", "203.0.113.9", Authorization=f"Bearer {wrong}")
     assert (answer.status_code, 0 < int(answer.headers["Retry-After"]) <= 60) == (429, True)
     assert "wrong keys came from '203.0.113.9'" in answer.json()["detail"]
@@ -128,6 +128,6 @@ def test_a_client_whose_key_was_revoked_locks_out_nobody(engine: Engine, databas
         return server.ask("GET", "/api/v1/tasks", Authorization=f"Bearer {key}").status_code
 
     for known in (revoked, expired):  # it is no guess: nobody has its secret by chance
-        assert {status(known) for _ in range(access._TRIES + 5)} == {401}
+        assert {status(known) for _ in range(access._MAX_WRONG_KEYS + 5)} == {401}
     assert status(Secret("0" * 12, "x" * 43)) == 401
     assert status(good) == 200

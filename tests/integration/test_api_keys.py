@@ -32,8 +32,8 @@ GUARDED = [endpoint for endpoint in ROUTES if endpoint.scope is not None]
 
 @pytest.fixture
 def server(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> ApiClient:
-    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    monkeypatch.setattr(access, "_TRIES", 10_000)
+    monkeypatch.setattr(access, "_KEY_TTL", 0.0)
+    monkeypatch.setattr(access, "_MAX_WRONG_KEYS", 10_000)
     return ApiClient(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
 
 
@@ -77,7 +77,7 @@ def test_whoever_watches_needs_no_key(engine: Engine, server: ApiClient) -> None
 def test_who_waits_is_sent_away_when_the_key_is_revoked(
     engine: Engine, server: ApiClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pull, "_LOOK_AGAIN", 0.05)
+    monkeypatch.setattr(pull, "_POLL_INTERVAL", 0.05)
     key = make_key(engine, Scope.OPERATE)
     looked = threading.Event()
     take = Pulls.take
@@ -115,10 +115,10 @@ def test_where_redis_is_away_that_is_said(engine: Engine, database_url: str) -> 
 def test_without_any_key_only_this_machine_is_served(engine: Engine, server: ApiClient) -> None:
     assert server.send_all(("GET", "/api/v1/tasks"))[0].status_code == 200
     with pytest.raises(ConfigurationError, match="orchestrator keys create"):
-        check_address("0.0.0.0", "0.0.0.0", asks=False)
-    check_address("0.0.0.0", "0.0.0.0", asks=True)
+        check_address("0.0.0.0", "0.0.0.0", requires_key=False)
+    check_address("0.0.0.0", "0.0.0.0", requires_key=True)
     for host in ("127.0.0.1", "::1"):
-        check_address(host, host, asks=False)
+        check_address(host, host, requires_key=False)
 
 
 def test_keys_are_made_listed_and_revoked_by_command(
@@ -147,14 +147,14 @@ def test_keys_are_made_listed_and_revoked_by_command(
 
 def test_a_crowd_looks_once(database_url: str, redis_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[Secret | None] = []
-    read_keys = access.Doorkeeper.read_keys
+    read_keys = access.Authenticator.read_keys
 
-    def counted(door: access.Doorkeeper, given: Secret | None = None) -> bool:
+    def counted(door: access.Authenticator, given: Secret | None = None) -> bool:
         looks.append(given)
         return read_keys(door, given)
 
-    monkeypatch.setattr(access.Doorkeeper, "read_keys", counted)
-    monkeypatch.setattr(access, "_REMEMBERED", 3_600.0)  # which a busy machine does not use up
+    monkeypatch.setattr(access.Authenticator, "read_keys", counted)
+    monkeypatch.setattr(access, "_KEY_TTL", 3_600.0)  # which a busy machine does not use up
     app = create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
 
     async def ask() -> set[int]:

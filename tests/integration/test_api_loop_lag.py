@@ -21,7 +21,7 @@ import uvicorn
 from sqlalchemy import Engine
 
 from orchestrator.api.app import create_app
-from orchestrator.api.bodies import LARGEST_QUESTION, MOST_CONTAINERS, MOST_VALUES, SMALL
+from orchestrator.api.bodies import MAX_CONTAINERS, MAX_SMALL_REQUEST, MAX_VALUES, SMALL_BODY
 from orchestrator.api.dashboard.paths import PAGES
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.http_protocol import TimedProtocol
@@ -36,9 +36,9 @@ from tests.waiting import eventually
 T = TypeVar("T")
 _LONGEST = 0.05
 """Seconds of processor time that one callback of the event loop may take."""
-_OBJECTS = b'{"a":1},' * (MOST_CONTAINERS - 100)
+_OBJECTS = b'{"a":1},' * (MAX_CONTAINERS - 100)
 _SMALLER = msgspec.Raw(b"[" + _OBJECTS + b"0]")
-_LARGER = msgspec.Raw(b"[" + _OBJECTS + b'"abcdefgh",' * (MOST_VALUES - MOST_CONTAINERS - 100) + b"0]")
+_LARGER = msgspec.Raw(b"[" + _OBJECTS + b'"abcdefgh",' * (MAX_VALUES - MAX_CONTAINERS - 100) + b"0]")
 """What takes longest to decode: as many objects, and as many values, as a body may have."""
 
 
@@ -141,7 +141,7 @@ def _body(endpoint: Endpoint) -> bytes:
         wide = [one.encode_name for one in msgspec.structs.fields(endpoint.body) if _is_open(one.type)][:1]
     else:
         wide = ["definition"]
-    large = _SMALLER if endpoint.largest_body == LARGEST_QUESTION else _LARGER
+    large = _SMALLER if endpoint.max_body == MAX_SMALL_REQUEST else _LARGER
     return msgspec.json.encode(dict.fromkeys(wide, large) | {name: known[name] for name in known if name not in wide})
 
 
@@ -185,7 +185,7 @@ def test_no_page_holds_the_event_loop(client: httpx.Client, loop: Loop) -> None:
     for endpoint in PAGES:
         method = "HEAD" if endpoint.is_live else endpoint.method
         is_small = endpoint.path.endswith(("/login", "/logout"))
-        content = None if method != "POST" else form[:SMALL] if is_small else form
+        content = None if method != "POST" else form[:SMALL_BODY] if is_small else form
         asked = partial(client.request, method, _path(endpoint), content=content, headers=sent)
         answer = loop.serves(f"{method} {endpoint.path}", asked)
         assert answer.status_code != 500, (endpoint.path, answer.text)

@@ -78,7 +78,7 @@ def test_a_task_of_many_with_a_key_of_its_own_goes_by_that(api: ApiClient, engin
 
 
 def test_more_tasks_than_keys_can_be_locked_for_are_refused(api: ApiClient, engine: Engine) -> None:
-    most = enqueueing._MOST_UNDER_A_KEY
+    most = enqueueing._MAX_KEYED_TASKS
     assert len(bulk(api, "k", *[call("t.a", 1)] * most).json()["ids"]) == most
     assert bulk(api, "l", *[call("t.a", 1)] * (most + 1)).status_code == 422
     assert count(engine) == most

@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 import pytest
 
 from orchestrator.api import http_protocol
-from orchestrator.api.bodies import LARGEST_QUESTION
+from orchestrator.api.bodies import MAX_SMALL_REQUEST
 from orchestrator.api.http_protocol import TimedProtocol
 from orchestrator.settings import load_settings
 from tests.integration.serving import serving
 
-_SENT = 20 * LARGEST_QUESTION
+_SENT = 20 * MAX_SMALL_REQUEST
 """More than the buffers of a connection hold."""
 
 
@@ -64,13 +64,13 @@ def test_requests_behind_a_refused_one_are_not_served(port: int) -> None:
 
 
 def test_an_endless_body_is_cut_off(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "MOST_DRAINED", LARGEST_QUESTION)
+    monkeypatch.setattr(http_protocol, "MAX_DRAINED", MAX_SMALL_REQUEST)
     with pytest.raises(ConnectionError):
         _send(port, _HEAD, b"Transfer-Encoding: chunked\r\n\r\n" + b"1000000\r\n" + b" " * _SENT)
 
 
 def test_a_client_that_sends_nothing_more_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "LONGEST_DRAIN", 0.1)
+    monkeypatch.setattr(http_protocol, "DRAIN_TIMEOUT", 0.1)
     with socket.create_connection(("127.0.0.1", port), timeout=60) as link:
         link.sendall(_HEAD + b"Host: localhost\r\nContent-Length: %d\r\n\r\n" % _SENT)
         while link.recv(65_536):

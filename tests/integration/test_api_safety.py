@@ -104,8 +104,8 @@ def test_what_a_host_is_called_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     for host in ("localhost", "api.localhost"):
         with pytest.raises(ConfigurationError, match=r"0\.0\.0\.0"):
-            server._listen(host, 0, False, asks=False)
-    server._listen("localhost", 0, False, asks=True).close()
+            server._listen(host, 0, False, requires_key=False)
+    server._listen("localhost", 0, False, requires_key=True).close()
 
 
 def test_who_is_not_on_this_machine_needs_a_key_whatever_they_say(settings: Settings) -> None:
@@ -117,7 +117,7 @@ def test_who_is_not_on_this_machine_needs_a_key_whatever_they_say(settings: Sett
 def test_that_the_last_key_is_over_opens_no_door(
     settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    monkeypatch.setattr(access, "_KEY_TTL", 0.0)
     make_key(engine, expires_at=datetime.now(UTC) - timedelta(seconds=1))
     assert ask(settings, "/api/v1/tasks").status_code == 401
     with engine.connect() as connection:
@@ -163,7 +163,7 @@ def test_no_page_of_others_may_read_anything(settings: Settings, engine: Engine)
 def test_keys_stand_in_no_log_and_in_no_audit(
     settings: Settings, engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    monkeypatch.setattr(access, "_KEY_TTL", 0.0)
     key = make_key(engine)
     with caplog.at_level(logging.DEBUG):
         ask(settings, f"/api/v1/queues/{key}/pause", method="POST")
@@ -272,7 +272,7 @@ def test_what_follows_a_request_is_not_taken_for_it(settings: Settings, after: b
 
 
 def test_who_sends_a_request_by_drops_is_let_go(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "LONGEST_HEAD", 0.4)
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT", 0.4)
     with serving(settings, timeout_keep_alive=60) as port:
         for begun in (
             b"",
@@ -288,13 +288,13 @@ def test_who_sends_a_request_by_drops_is_let_go(settings: Settings, monkeypatch:
 def test_who_sends_a_body_by_drops_is_answered_and_let_go(
     settings: Settings, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bodies, "LONGEST_BODY", 0.3)
+    monkeypatch.setattr(bodies, "BODY_TIMEOUT", 0.3)
     head = b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST + b"Content-Length: 100000\r\n"
     with serving(settings, timeout_keep_alive=60) as port:
         got = exchange(port, head + b"\r\n{")
         assert got.startswith(b"HTTP/1.1 408"), got
         make_key(engine)
-        monkeypatch.setattr(http_protocol, "LONGEST_DRAIN", 0.4)
+        monkeypatch.setattr(http_protocol, "DRAIN_TIMEOUT", 0.4)
         with socket.create_connection(("127.0.0.1", port), timeout=60) as link:  # answered with 401 before it is read
             link.sendall(head + b"Authorization: Bearer orc_x\r\n\r\n{")
             link.settimeout(0.1)
@@ -302,7 +302,7 @@ def test_who_sends_a_body_by_drops_is_answered_and_let_go(
 
 
 def test_who_asks_before_sending_too_much_is_told_not_to(settings: Settings) -> None:
-    length = b"Content-Length: %d\r\n" % (bodies.LARGEST_BODY + 1)
+    length = b"Content-Length: %d\r\n" % (bodies.MAX_BODY + 1)
     with serving(settings) as port:
         got = exchange(port, b"POST /api/v1/tasks HTTP/1.1\r\n" + _HOST + length + b"Expect: 100-continue\r\n\r\n")
     assert got.startswith(b"HTTP/1.1 413"), got

@@ -28,7 +28,7 @@ from tests.waiting import eventually
 def test_too_many_who_enqueue_at_once_are_told_to_come_again(
     database_url: str, redis_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slots, "_MOST_WAITING", 3)
+    monkeypatch.setattr(slots, "_MAX_WAITING", 3)
     app = application.create_app(load_settings(environ={}, database_url=database_url, redis_url=redis_url))
 
     async def main() -> list[httpx.Response]:

@@ -74,7 +74,7 @@ ACTS = [
 
 @pytest.fixture
 def house(database_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    monkeypatch.setattr(slots, "_LONGEST_WAIT", 0.2)
+    monkeypatch.setattr(slots, "_MAX_WAIT", 0.2)
     with furnished(database_url, redis_url) as found:
         yield found
         with found.engine.connect() as connection:
@@ -211,7 +211,7 @@ def test_no_act_stands_without_its_line(house: House, endpoint: Endpoint) -> Non
 
 
 def test_what_is_refused_has_a_line_too_but_not_a_million(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_EVERY", 3_600.0)
+    monkeypatch.setattr(serving, "_REFILL_SECONDS", 3_600.0)
     forget(house)
     assert house.send("POST", "/api/v1/queues/bank.out/purge").status_code == 403
     assert house.send("GET", "/api/v1/tasks", Secret("0" * 12, "x" * 43)).status_code == 401
@@ -225,7 +225,7 @@ def test_what_is_refused_has_a_line_too_but_not_a_million(house: House, monkeypa
     assert wrong.who == "? (000000000000)"
     for _ in range(30):
         assert house.send("GET", "/api/v1/status").status_code == 403
-    assert len(lines(house, act="refused")) == serving._AT_ONCE
+    assert len(lines(house, act="refused")) == serving._BURST
 
 
 def command(house: House, *words: str) -> Result:

@@ -52,8 +52,8 @@ def furniture(database_url: str, redis_url: str) -> Iterator[House]:
 @pytest.fixture
 def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
     """What there is to see, with no key but those that a test makes."""
-    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    monkeypatch.setattr(access, "_TRIES", 10_000)
+    monkeypatch.setattr(access, "_KEY_TTL", 0.0)
+    monkeypatch.setattr(access, "_MAX_WRONG_KEYS", 10_000)
     with furniture.engine.connect() as connection:
         empty(connection, "api_keys", "inbox")
     return furniture

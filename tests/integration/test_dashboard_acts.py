@@ -47,8 +47,8 @@ from tests.waiting import eventually
 
 @pytest.fixture
 def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
-    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    monkeypatch.setattr(access, "_TRIES", 10_000)
+    monkeypatch.setattr(access, "_KEY_TTL", 0.0)
+    monkeypatch.setattr(access, "_MAX_WRONG_KEYS", 10_000)
     with furniture.engine.connect() as connection:
         empty(connection, "api_keys", "inbox", "audit")
     return furniture

@@ -34,8 +34,8 @@ from tests.integration.waiting_house import ASKS, code_that_asks, flow_that_asks
 
 @pytest.fixture
 def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
-    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
-    monkeypatch.setattr(access, "_TRIES", 10_000)
+    monkeypatch.setattr(access, "_KEY_TTL", 0.0)
+    monkeypatch.setattr(access, "_MAX_WRONG_KEYS", 10_000)
     with furniture.engine.connect() as connection:
         empty(connection, "api_keys", "inbox", "promises", "histories")
         connection.exec_driver_sql("DELETE FROM orchestrator.runs WHERE flow OR code")

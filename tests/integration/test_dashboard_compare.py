@@ -74,7 +74,7 @@ def test_a_failed_run_is_one_click_from_the_last_good_one(played: tuple[Visitor,
 
 
 def test_large_outputs_are_compared_as_far_as_one_can_read(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "_MOST_SHOWN", 30)
+    monkeypatch.setattr(compare, "_MAX_SHOWN", 30)
     worker = system.worker(knows=("job",), slots=10)
     system.app.workflows.apply(loads(FIRST))
     results: list[dict[str, object]] = [{"rows": [*range(start, start + 40)], "text": "x" * 600} for start in (0, 100)]
@@ -99,7 +99,7 @@ def test_a_run_without_a_good_one_before_it_is_compared_with_the_first_after_it(
 
 
 def test_equal_steps_of_a_large_definition_are_left_out(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "_MOST_ROWS", 1)
+    monkeypatch.setattr(compare, "_MAX_ROWS", 1)
     worker = system.worker(knows=("job",), slots=10)
     system.app.workflows.apply(loads(FIRST))
     play(system, worker, "eu", 1)
@@ -127,7 +127,7 @@ def test_two_runs_are_marked_in_the_grid(played: tuple[Visitor, str, str]) -> No
 def test_a_bound_key_compares_its_own_runs_only(
     played: tuple[Visitor, str, str], system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    monkeypatch.setattr(access, "_KEY_TTL", 0.0)
     _, good, bad = played
     own, other = Visitor(create_app(system.settings)), Visitor(create_app(system.settings))
     own.log_in(make_key(system.engine, Scope.READ, "ada", queues=None, workflows="night"))

@@ -44,7 +44,7 @@ def furniture(database_url: str, redis_url: str) -> Iterator[House]:
 
 @pytest.fixture
 def house(furniture: House, monkeypatch: pytest.MonkeyPatch) -> House:
-    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    monkeypatch.setattr(access, "_KEY_TTL", 0.0)
     with furniture.engine.connect() as connection:
         empty(connection, "api_keys", "inbox")
     return furniture

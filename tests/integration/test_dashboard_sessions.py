@@ -20,7 +20,7 @@ from tests.integration.visitor import SESSION, Visitor
 
 @pytest.fixture
 def key(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Secret:
-    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    monkeypatch.setattr(access, "_KEY_TTL", 0.0)
     return make_key(engine, Scope.OPERATE, "ada")
 
 
@@ -134,7 +134,7 @@ def test_a_form_is_of_one_session(app: Starlette, engine: Engine, key: Secret) -
 def test_sessions_that_have_ended_lock_nobody_out(
     app: Starlette, engine: Engine, key: Secret, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "_TRIES", 3)
+    monkeypatch.setattr(access, "_MAX_WRONG_KEYS", 3)
     for _ in range(6):
         stranger = Visitor(app)
         stranger.cookies[SESSION] = secrets.token_urlsafe(32)

@@ -377,7 +377,7 @@ def test_another_watcher_goes_on_where_one_was_killed(address: str, settings: Se
 def test_a_completion_that_nobody_applies_is_to_be_sent_again(
     address: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "_APPLYING", 0.3)
+    monkeypatch.setattr(routes, "_APPLY_TIMEOUT", 0.3)
 
     async def story(executor: PullExecutor, client: Client) -> None:
         work = execution()
@@ -395,7 +395,7 @@ def test_a_completion_that_nobody_applies_is_to_be_sent_again(
 def test_where_the_watcher_died_behind_its_report_postgres_is_asked(
     address: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "_LOOK_AGAIN", 0.1)
+    monkeypatch.setattr(routes, "_POLL_INTERVAL", 0.1)
     looks, has_ended = list[object](), routes._has_ended
     monkeypatch.setattr(routes, "_has_ended", lambda *given: looks.append(given) or has_ended(*given))
     task = UUID(int=77)

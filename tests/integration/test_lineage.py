@@ -187,7 +187,7 @@ def test_only_so_many_are_looked_for(system: System, monkeypatch: pytest.MonkeyP
 def test_it_is_shown_by_the_api_the_page_and_the_command(
     system: System, in_empty_folder: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    monkeypatch.setattr(access, "_KEY_TTL", 0.0)
     worker = system.worker()
     (handle,) = system.dispatch()
     (task,) = worker.take()

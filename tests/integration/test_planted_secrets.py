@@ -468,7 +468,7 @@ def called(planted: Planted, endpoint: Endpoint, id: str, kind: str) -> bytes:
 
 def requests(planted: Planted, endpoint: Endpoint) -> Iterator[tuple[str, str, bytes]]:
     """Yield paths, queries and bodies that ask a route for everything that was planted."""
-    if endpoint.is_for_clients:
+    if endpoint.is_for_sdk:
         fields = {field.name for field in msgspec.structs.fields(endpoint.body)}
         tasks = planted.tasks if fields & {"task", "target", "tasks"} else ()
         runs = planted.runs if fields & {"run", "runs"} else planted.runs[:1]
@@ -487,7 +487,7 @@ def requests(planted: Planted, endpoint: Endpoint) -> Iterator[tuple[str, str, b
 
 def has_secret(endpoint: Endpoint, text: str) -> bool:
     """Say whether an answer tells what was planted; of clients, also as encoded data."""
-    encoded = re.findall(r'"([A-Za-z0-9+/]{8,}={0,2})"', text) if endpoint.is_for_clients else ()
+    encoded = re.findall(r'"([A-Za-z0-9+/]{8,}={0,2})"', text) if endpoint.is_for_sdk else ()
     told = [text.encode(), *(base64.b64decode(one) for one in encoded if len(one) % 4 == 0)]
     return any(secret.encode() in one for secret in (PASSWORD, TOKEN, KEY, MADE, TOLD) for one in told)
 
@@ -498,7 +498,7 @@ LOOKS = [
     one
     for one in (*ROUTES, *PAGES)
     if one.scope is not None
-    and (one.method == "GET" or (one.is_for_clients and (one.scope is Scope.READ or one.true_values)))
+    and (one.method == "GET" or (one.is_for_sdk and (one.scope is Scope.READ or one.true_values)))
     and one.path not in ASKS_CODE
 ]
 
@@ -549,7 +549,7 @@ def test_what_the_settings_of_a_program_name_is_hidden_by_an_api_without_them(pl
     of_code = "SELECT id FROM orchestrator.runs WHERE code UNION SELECT id FROM orchestrator.ended_tasks WHERE id IN "
     of_code += "(SELECT id FROM orchestrator.runs WHERE code)"
     beside = {str(row["id"]) for row in planted.system.sql(of_code)}
-    pages = [one for one in LOOKS if "{id}" in one.path and not one.is_for_clients and one.scope is Scope.READ]
+    pages = [one for one in LOOKS if "{id}" in one.path and not one.is_for_sdk and one.scope is Scope.READ]
 
     async def ask_all() -> None:
         for endpoint in pages:
@@ -573,7 +573,7 @@ def test_no_query_of_code_tells_a_secret(planted: Planted, scope: Scope) -> None
 
     async def ask(endpoint: Endpoint) -> tuple[int, str]:
         path = endpoint.path.format(id=planted.asked, name="entered_as")
-        sent = msgspec.json.encode(body if endpoint.is_for_clients else {"timeout": 10.0})
+        sent = msgspec.json.encode(body if endpoint.is_for_sdk else {"timeout": 10.0})
         asked = asyncio.ensure_future(answers.ask(endpoint, path, "", sent))
         while not asked.done():
             await asyncio.to_thread(planted.answer)
@@ -582,8 +582,8 @@ def test_no_query_of_code_tells_a_secret(planted: Planted, scope: Scope) -> None
     for endpoint in QUERIES:
         status, text = asyncio.run(ask(endpoint))
         assert status == 200, text
-        told[endpoint.is_for_clients] = has_secret(endpoint, text)
-        assert "eve" in text or endpoint.is_for_clients
+        told[endpoint.is_for_sdk] = has_secret(endpoint, text)
+        assert "eve" in text or endpoint.is_for_sdk
     assert told == {False: False, True: scope is not Scope.READ}
 
 

@@ -64,7 +64,7 @@ ID = "0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17"
 @pytest.fixture
 def api(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The address of a server in this process, on real tables."""
-    monkeypatch.setattr(access, "_REMEMBERED", 0.0)
+    monkeypatch.setattr(access, "_KEY_TTL", 0.0)
     with serving(settings) as url:
         yield url
 

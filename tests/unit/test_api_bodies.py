@@ -56,7 +56,7 @@ def test_the_bounds_are_exact_wherever_a_slice_ends(monkeypatch: pytest.MonkeyPa
         commas, containers, levels = _count(value)
         data = json.dumps(value, ensure_ascii=source.random() < 0.5).encode()
         monkeypatch.setattr(bodies, "_SLICE", source.randrange(1, 40))
-        bounds = {"MOST_VALUES": commas + 1, "MOST_CONTAINERS": containers, "MOST_LEVELS": levels}
+        bounds = {"MAX_VALUES": commas + 1, "MAX_CONTAINERS": containers, "MOST_LEVELS": levels}
         for name, bound in bounds.items():
             monkeypatch.setattr(bodies, name, bound)
         assert not _is_refused(data), data
@@ -84,10 +84,10 @@ def test_the_largest_bodies_are_counted_without_building_anything(data: bytes, i
 
 
 def test_a_body_is_as_large_as_what_its_route_takes() -> None:
-    assert bodies.most_bytes(bodies.LARGEST_QUESTION, 10) == bodies.LARGEST_QUESTION
-    assert bodies.most_bytes(bodies.ONE_VALUE, 1_000_000) == 6_100_000
-    assert bodies.most_bytes(bodies.ONE_VALUE, 10_000_000_000) == bodies.LARGEST_BODY
-    brings_many = {one.path for one in ROUTES if one.body is not None and one.largest_body == bodies.LARGEST_BODY}
+    assert bodies.max_body_size(bodies.MAX_SMALL_REQUEST, 10) == bodies.MAX_SMALL_REQUEST
+    assert bodies.max_body_size(bodies.ONE_VALUE, 1_000_000) == 6_100_000
+    assert bodies.max_body_size(bodies.ONE_VALUE, 10_000_000_000) == bodies.MAX_BODY
+    brings_many = {one.path for one in ROUTES if one.body is not None and one.max_body == bodies.MAX_BODY}
     assert {path for path in brings_many if not path.startswith("/api/v1/client/")} == {
         "/api/v1/tasks/bulk",
         "/api/v1/workflows",
@@ -101,9 +101,7 @@ _MANY = [endpoint for endpoint in ROUTES if endpoint.path.endswith(("/tasks/bulk
 
 
 def _tasks(endpoint: Endpoint, *last: Any) -> bytes:
-    filler = (
-        NewTask(new_id(), "t.a", "a", b"a" * 60) if endpoint.is_for_clients else {"name": "t.a", "args": ["a" * 60]}
-    )
+    filler = NewTask(new_id(), "t.a", "a", b"a" * 60) if endpoint.is_for_sdk else {"name": "t.a", "args": ["a" * 60]}
     return msgspec.json.encode({"tasks": [filler] * 2_000 + list(last)})
 
 
@@ -111,8 +109,8 @@ def _tasks(endpoint: Endpoint, *last: Any) -> bytes:
 def test_the_items_of_a_long_list_are_decoded_one_by_one(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     data = _tasks(endpoint)
     assert endpoint.read_body(data)["body"] == msgspec.json.decode(data, type=endpoint.body)
-    monkeypatch.setattr(bodies, "SMALL", len(data))
-    monkeypatch.setattr(Decoder, "_one", None)  # it is not asked for few
+    monkeypatch.setattr(bodies, "SMALL_BODY", len(data))
+    monkeypatch.setattr(Decoder, "_decode_item", None)  # it is not asked for few
     assert len(endpoint.read_body(data)["body"].tasks) == 2_000
 
 
@@ -123,7 +121,7 @@ def test_a_misfit_in_a_long_list_is_told_as_in_a_short_one(
 ) -> None:
     data, told = _tasks(endpoint, bad), []
     for small in (0, len(data)):
-        monkeypatch.setattr(bodies, "SMALL", small)
+        monkeypatch.setattr(bodies, "SMALL_BODY", small)
         with pytest.raises(Refused) as refused:
             endpoint.read_body(data)
         told.append(refused.value.problem)
@@ -135,14 +133,14 @@ def test_large_bodies_are_decoded_one_at_a_time_with_a_pause_after_each(monkeypa
     endpoint, paused = _MANY[0], []
 
     def sleep(seconds: float) -> None:
-        assert bodies._large.locked()
+        assert bodies._large_lock.locked()
         paused.append(seconds)
 
     monkeypatch.setattr(time, "sleep", sleep)
     endpoint.read_body(_tasks(endpoint))
     with pytest.raises(Refused):
         endpoint.read_body(_tasks(endpoint, 5))
-    assert (len(paused), min(paused) > 0, bodies._large.locked()) == (2, True, False)
+    assert (len(paused), min(paused) > 0, bodies._large_lock.locked()) == (2, True, False)
     endpoint.read_body(b'{"tasks": []}')
     assert len(paused) == 2
 

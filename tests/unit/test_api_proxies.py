@@ -116,9 +116,9 @@ def test_settings_that_will_not_do_are_refused(wrong: Settings, said: str) -> No
 def test_an_address_with_many_wrong_keys_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     known = LoginLimits()
     monkeypatch.setattr(access, "time", SimpleNamespace(monotonic=lambda: 1_000.0))
-    for _ in range(access._TRIES):
+    for _ in range(access._MAX_WRONG_KEYS):
         assert known.wait("203.0.113.9") == 0
-        known.note("203.0.113.9")
+        known.count_wrong_key("203.0.113.9")
     assert known.wait("203.0.113.9") == 60
     assert known.wait("203.0.113.8") == 0
     monkeypatch.setattr(access, "_PERIOD", 0.0)
@@ -126,11 +126,11 @@ def test_an_address_with_many_wrong_keys_has_to_wait(monkeypatch: pytest.MonkeyP
 
 
 def test_the_memory_of_addresses_is_bounded_and_a_host_is_a_network_of_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "_MOST_ADDRESSES", 100)
+    monkeypatch.setattr(access, "_MAX_ADDRESSES", 100)
     known = LoginLimits()
-    for number in range(access._TRIES):
-        known.note(f"2001:db8::{number:x}")
+    for number in range(access._MAX_WRONG_KEYS):
+        known.count_wrong_key(f"2001:db8::{number:x}")
     assert known.wait("2001:db8::ffff") > 0
     for number in range(1_000):
-        known.note(f"10.0.{number // 250}.{number % 250}")
-    assert len(known._tries) <= 100
+        known.count_wrong_key(f"10.0.{number // 250}.{number % 250}")
+    assert len(known._wrong_keys) <= 100

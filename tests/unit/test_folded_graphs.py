@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from orchestrator.api.dashboard.graph import MOST_DRAWN, fold, planned_step, rows_of, worst
+from orchestrator.api.dashboard.graph import MAX_DRAWN, fold, planned_step, rows_of, worst
 from orchestrator.api.dashboard.layout import draw
 from orchestrator.store.insights import StepView
 
@@ -71,7 +71,7 @@ def test_an_open_group_has_its_failed_steps_first() -> None:
     found = fold(wide(1_000), frozenset(), ["check (1000)"])
     names = [one.name for one in found.steps]
     assert names[2] == "check-7"
-    assert len(names) == 3 + MOST_DRAWN + 1
+    assert len(names) == 3 + MAX_DRAWN + 1
     assert "check (1000)" in found.groups, "the rest"
 
 
@@ -106,4 +106,4 @@ def test_any_graph_is_drawn_in_few_nodes(seed: int) -> None:
     for opened in ((), tuple(fold(steps, frozenset()).groups)[:1]):
         found = fold(steps, frozenset(), opened)
         drawn = draw(found.steps, found.critical, found.frames)  # it would not end in a circle
-        assert len(drawn.nodes) <= 2 * MOST_DRAWN + 1
+        assert len(drawn.nodes) <= 2 * MAX_DRAWN + 1

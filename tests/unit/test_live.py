@@ -13,7 +13,7 @@ import pytest
 from orchestrator.api.live import listener as listeners
 from orchestrator.api.live.listener import Cursor, Listener, parse
 from orchestrator.api.live.reads import Batches
-from orchestrator.api.live.subjects import SYSTEM, Kind, Subject, age, event, missed
+from orchestrator.api.live.subjects import SYSTEM, Kind, Subject, event, missed, version
 from orchestrator.transport.changes import Entry
 from orchestrator.transport.codec import Changes, RunChange, TaskChange, WorkerChange
 
@@ -45,46 +45,46 @@ def test_nowhere_has_no_id() -> None:
 
 def test_moves_of_a_task_only_grow() -> None:
     life = [("pending", 0), ("dispatched", 1), ("running", 1), ("pending", 1), ("dispatched", 2), ("failed", 2)]
-    ages = [age(change(status, attempt)) for status, attempt in life]
+    ages = [version(change(status, attempt)) for status, attempt in life]
     assert ages == sorted(set(ages))
 
 
 def test_what_came_meanwhile_follows_what_a_listener_begins_with() -> None:
     async def listen() -> bytes:
         listener = Listener(Subject(Kind.QUEUE, "a"), START)
-        listener.give(b"later ")
-        assert await listener.take(0.001) == b""
+        listener.send(b"later ")
+        assert await listener.next_chunk(0.001) == b""
         listener.begin(b"first ")
-        listener.give(b"last")
-        return await listener.take(1)
+        listener.send(b"last")
+        return await listener.next_chunk(1)
 
     assert asyncio.run(listen()) == b"first later last"
 
 
 def test_who_is_too_slow_loses_what_waited_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "_MOST_BYTES", 10)
+    monkeypatch.setattr(listeners, "_MAX_BUFFER", 10)
 
     async def listen() -> None:
         listener = Listener(Subject(Kind.TASK, TASK), START)
         listener.begin(b"a snapshot may be as long as it likes")
         assert not listener.is_lagging
         listener.log = "7-0"
-        listener.give(b"12345678")
-        listener.give(b"12345678")
+        listener.send(b"12345678")
+        listener.send(b"12345678")
         assert listener.is_lagging
-        listener.give(b"1")
-        assert await listener.take(1) == b""
+        listener.send(b"1")
+        assert await listener.next_chunk(1) == b""
         assert listener.log == "0-0", "lines that were thrown away are read again"
-        assert listener.hold(START._replace(entry="6-0")) == 1
-        listener.give(b"12345678")
+        assert listener.restart(START._replace(entry="6-0")) == 1
+        listener.send(b"12345678")
         listener.begin(b"anew ")
-        assert await listener.take(1) == b"anew 12345678"
+        assert await listener.next_chunk(1) == b"anew 12345678"
 
     asyncio.run(listen())
 
 
 def test_lines_of_a_log_wait_for_a_slow_reader_and_are_not_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "_MOST_BYTES", 10)
+    monkeypatch.setattr(listeners, "_MAX_BUFFER", 10)
 
     async def listen() -> tuple[bytes, bool]:
         listener = Listener(Subject(Kind.TASK, TASK), START)
@@ -92,13 +92,13 @@ def test_lines_of_a_log_wait_for_a_slow_reader_and_are_not_thrown_away(monkeypat
 
         async def hear() -> None:
             for _ in range(20):
-                await listener.give_line(b"line ")
+                await listener.send_log_line(b"line ")
 
         hearing = asyncio.create_task(hear())
         said = b""
         while not hearing.done():
-            said += await listener.take(1)
-        said += await listener.take(0.001)
+            said += await listener.next_chunk(1)
+        said += await listener.next_chunk(0.001)
         waiting = asyncio.create_task(hear())
         await asyncio.sleep(0)
         listener.close()  # the reader has gone
@@ -109,14 +109,14 @@ def test_lines_of_a_log_wait_for_a_slow_reader_and_are_not_thrown_away(monkeypat
 
 
 def test_who_is_too_slow_before_it_has_begun_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listeners, "_MOST_HELD", 10)
+    monkeypatch.setattr(listeners, "_MAX_EARLY_BUFFER", 10)
 
     async def listen() -> None:
         listener = Listener(Subject(Kind.QUEUE, "a"), START)
-        listener.give(b"12345678")
-        listener.give(b"12345678")
+        listener.send(b"12345678")
+        listener.send(b"12345678")
         listener.begin(b"a snapshot that is too old by now")
-        await listener.take(1)
+        await listener.next_chunk(1)
         assert listener.is_lagging
 
     asyncio.run(listen())

@@ -29,8 +29,8 @@ def titles() -> Iterator[tuple[str, str]]:
 
 
 def test_titles_are_sentences_of_one_kind() -> None:
-    from orchestrator.api.problems import _KINDS
+    from orchestrator.api.problems import _STATUSES
 
-    found = [*titles(), *(("problems.py", title) for _, _, title in _KINDS)]
+    found = [*titles(), *(("problems.py", title) for _, _, title in _STATUSES)]
     assert len(found) > 30
     assert [one for one in found if not _SENTENCE.fullmatch(one[1])] == []

@@ -54,7 +54,7 @@ def test_expensive_requests_of_a_caller_hold_up_neither_its_cheap_ones_nor_other
         assert (work.running.count("ada's expensive"), work.running.count("ada's cheap")) == (2, 12)
         assert await slots.run(lambda: "at once", BOB, is_expensive=True) == "at once"
         assert await slots.run(lambda: "at once", BOB) == "at once"
-        assert await slots.look_up(lambda: "at once") == "at once"
+        assert await slots.run_lookup(lambda: "at once") == "at once"
         work.may_end.set()
         await asyncio.gather(*held)
         assert len(work.running) == 80

@@ -1,4 +1,4 @@
-"""Charts of the last hour: bars by the minute, and percentiles from histograms."""
+"""Charts of the last hour: bars by minute, and percentiles from histograms."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from orchestrator.store.throughput import Throughput
 
 MINUTES = 60
 HEIGHT = 40.0
-"""Of a chart, in its own units; it is as wide as there are minutes."""
+"""The height of a chart in its own units; the width is the number of minutes."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One minute."""
+    """The tasks that ended in one minute."""
 
     at: int
-    """How many minutes stand to the left of it."""
+    """The index of the minute, from the left."""
     value: float
     failed: float
     y: float
@@ -32,12 +32,11 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Hour:
-    """Tasks of the last hour."""
+    """The throughput of the last hour."""
 
     bars: list[Bar]
-    """Ends by the minute."""
     most: int
-    """Of one minute."""
+    """The highest bar."""
     success: int
     failed: int
     cancelled: int
@@ -45,46 +44,46 @@ class Hour:
     retried: int
     lost: int
     per_second: float
-    """Ends in a second, in the last five minutes."""
+    """Ended tasks per second, over the last five minutes."""
     queue_latency: Percentiles
     run_time: Percentiles
 
     @property
     def begin(self) -> datetime:
-        """When the first minute of the bars begins."""
+        """The start of the first minute."""
         return self.bars[0].moment
 
 
 @dataclass(frozen=True)
 class Percentiles:
-    """How long most things took, by the bounds of a histogram, as `≤ 30.0s`; empty where nothing was counted."""
+    """Percentiles of durations, as bounds of a histogram such as `≤ 30.0s`; empty if nothing was counted."""
 
     p50: str
     p95: str
     p99: str
     line: str
-    """The p95 by the minute, as a path that is broken where nothing was counted."""
+    """The p95 by minute, as an SVG path with gaps where nothing was counted."""
     total: int
 
 
 @dataclass(frozen=True)
 class Outline:
-    """The last hour as two shapes, for a chart that is small: a page may have many of them."""
+    """The last hour as two SVG paths, for small charts of which a page may have many."""
 
     ended: str
-    """The bars of ends by the minute, as one path."""
+    """The bars of ended tasks by minute."""
     failed: str
-    """The bars of failures, likewise."""
+    """The bars of failed tasks by minute."""
     ends: int
     failures: int
 
 
 def outline(buckets: Sequence[Throughput], now: datetime) -> Outline:
-    """Return the shape of the last hour."""
+    """Return the small chart of the last hour."""
     minutes = _by_minute(buckets, _first_minute(now))
     ends, failed = [sum(map(_ends, minute)) for minute in minutes], [_failed(minute) for minute in minutes]
-    most = max(*ends, 1)
-    return Outline(_shape(ends, most, 1.0), _shape(failed, most, 1.5), sum(ends), sum(failed))
+    highest = max(*ends, 1)
+    return Outline(_shape(ends, highest, 1.0), _shape(failed, highest, 1.5), sum(ends), sum(failed))
 
 
 def _first_minute(now: datetime) -> datetime:
@@ -101,12 +100,12 @@ def _by_minute(buckets: Sequence[Throughput], begin: datetime) -> list[list[Thro
 
 
 def _failed(buckets: Sequence[Throughput]) -> int:
-    return sum(one.failed for one in buckets)
+    return sum(bucket.failed for bucket in buckets)
 
 
-def _shape(counts: Sequence[int], most: int, least: float) -> str:
-    """Return bars as a path; those that are very low are drawn a little higher, so that one sees them."""
-    heights = [max(HEIGHT * count / most, least) for count in counts]
+def _shape(counts: Sequence[int], highest: int, least: float) -> str:
+    """Return bars as an SVG path. Very low bars get a visible minimum height."""
+    heights = [max(HEIGHT * count / highest, least) for count in counts]
     return "".join(
         f"M{minute + 0.12:.2f} {HEIGHT:g}v-{height:.1f}h.76v{height:.1f}z"
         for minute, (count, height) in enumerate(zip(counts, heights, strict=True))
@@ -115,37 +114,37 @@ def _shape(counts: Sequence[int], most: int, least: float) -> str:
 
 
 def hour(buckets: Sequence[Throughput], now: datetime) -> Hour:
-    """Return what the minutes of the last hour come to."""
+    """Return the chart and totals of the last hour."""
     begin = _first_minute(now)
     minutes = _by_minute(buckets, begin)
     ends, failed = [sum(map(_ends, minute)) for minute in minutes], [_failed(minute) for minute in minutes]
     lately = now.replace(second=0, microsecond=0) - timedelta(minutes=4)
-    recent = [one for one in buckets if one.bucket >= lately]
+    recent = [bucket for bucket in buckets if bucket.bucket >= lately]
     return Hour(
         bars=_bars(ends, failed, begin),
         most=max(ends),
-        success=sum(one.success for one in buckets),
+        success=sum(bucket.success for bucket in buckets),
         failed=_failed(buckets),
-        cancelled=sum(one.cancelled for one in buckets),
-        skipped=sum(one.skipped for one in buckets),
-        retried=sum(one.retried for one in buckets),
-        lost=sum(one.lost for one in buckets),
+        cancelled=sum(bucket.cancelled for bucket in buckets),
+        skipped=sum(bucket.skipped for bucket in buckets),
+        retried=sum(bucket.retried for bucket in buckets),
+        lost=sum(bucket.lost for bucket in buckets),
         per_second=sum(map(_ends, recent)) / (now - lately).total_seconds(),
-        queue_latency=_percentiles(SECONDS, [[one.waits for one in minute] for minute in minutes]),
-        run_time=_percentiles(SECONDS, [[one.runs for one in minute] for minute in minutes]),
+        queue_latency=_percentiles(SECONDS, [[bucket.waits for bucket in minute] for minute in minutes]),
+        run_time=_percentiles(SECONDS, [[bucket.runs for bucket in minute] for minute in minutes]),
     )
 
 
-def _ends(one: Throughput) -> int:
-    return one.success + one.failed + one.cancelled + one.skipped
+def _ends(bucket: Throughput) -> int:
+    return bucket.success + bucket.failed + bucket.cancelled + bucket.skipped
 
 
 def _bars(ends: Sequence[int], failed: Sequence[int], begin: datetime) -> list[Bar]:
-    most = max(*ends, 1)
+    highest = max(*ends, 1)
     bars = []
     for minute, (all_ends, bad) in enumerate(zip(ends, failed, strict=True)):
-        height = max(HEIGHT * all_ends / most, 1.0) if all_ends else 0.0
-        bad_height = max(HEIGHT * bad / most, 1.5) if bad else 0.0
+        height = max(HEIGHT * all_ends / highest, 1.0) if all_ends else 0.0
+        bad_height = max(HEIGHT * bad / highest, 1.5) if bad else 0.0
         moment = begin + timedelta(minutes=minute)
         bars.append(
             Bar(
@@ -163,8 +162,8 @@ def _bars(ends: Sequence[int], failed: Sequence[int], begin: datetime) -> list[B
 
 
 def _percentiles(bounds: Sequence[float], minutes: Sequence[Sequence[Sequence[int]]]) -> Percentiles:
-    counts = [_added(minute, len(bounds) + 1) for minute in minutes]
-    total = _added(counts, len(bounds) + 1)
+    counts = [_sum_rows(minute, len(bounds) + 1) for minute in minutes]
+    total = _sum_rows(counts, len(bounds) + 1)
     by_minute = [_estimate(bounds, minute, 0.95) for minute in counts]
     highest = max((value for value in by_minute if value is not None), default=0.0) or 1.0
     path = ""
@@ -172,12 +171,12 @@ def _percentiles(bounds: Sequence[float], minutes: Sequence[Sequence[Sequence[in
         if value is not None:
             is_begun = minute and by_minute[minute - 1] is not None
             path += f"{'L' if is_begun else 'M'}{minute + 0.5:g} {HEIGHT - 1 - (HEIGHT - 3) * value / highest:.1f}"
-            path += "" if is_begun else "h.01"  # so that a minute alone is a dot
-    p50, p95, p99 = (_at_most(bounds, total, part) for part in (0.5, 0.95, 0.99))
+            path += "" if is_begun else "h.01"  # a single minute is drawn as a dot
+    p50, p95, p99 = (_upper_bound(bounds, total, part) for part in (0.5, 0.95, 0.99))
     return Percentiles(p50, p95, p99, path, sum(total))
 
 
-def _added(rows: Sequence[Sequence[int]], length: int) -> list[int]:
+def _sum_rows(rows: Sequence[Sequence[int]], length: int) -> list[int]:
     total = [0] * length
     for row in rows:
         for index, count in enumerate(row[:length]):
@@ -185,8 +184,8 @@ def _added(rows: Sequence[Sequence[int]], length: int) -> list[int]:
     return total
 
 
-def _at_most(bounds: Sequence[float], counts: Sequence[int], part: float) -> str:
-    """Return what is known of the quantile of a histogram: the upper bound of its bucket."""
+def _upper_bound(bounds: Sequence[float], counts: Sequence[int], part: float) -> str:
+    """Return the upper bound of the bucket with a quantile."""
     if (found := _bucket(counts, part)) is None:
         return ""
     index, _ = found
@@ -194,7 +193,7 @@ def _at_most(bounds: Sequence[float], counts: Sequence[int], part: float) -> str
 
 
 def _estimate(bounds: Sequence[float], counts: Sequence[int], part: float) -> float | None:
-    """Return about where in its bucket the quantile of a histogram is, for a line; None if the histogram is empty."""
+    """Estimate a quantile by interpolation within its bucket, for a line; None if the histogram is empty."""
     if (found := _bucket(counts, part)) is None:
         return None
     index, share = found
@@ -203,10 +202,10 @@ def _estimate(bounds: Sequence[float], counts: Sequence[int], part: float) -> fl
 
 
 def _bucket(counts: Sequence[int], part: float) -> tuple[int, float] | None:
-    """Return which bucket has the quantile, and which share of the bucket is below it; None if all are empty."""
-    wanted, passed = part * sum(counts), 0
+    """Return the bucket with a quantile, and the share of the bucket below it; None if all buckets are empty."""
+    target, below = part * sum(counts), 0
     for index, count in enumerate(counts):
-        if count and passed + count >= wanted:
-            return index, (wanted - passed) / count
-        passed += count
+        if count and below + count >= target:
+            return index, (target - below) / count
+        below += count
     return None

@@ -1,4 +1,4 @@
-"""When things ran: those of a run, each on a line of its own, and the waits and attempts of a task on one line."""
+"""Gantt charts: one row for each step of a run, and one line for the waits and attempts of a task."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from urllib.parse import urlencode
 from orchestrator.monitoring.times import present
 from orchestrator.store.insights import AttemptView, RunView, StepView, TaskView
 
-_MOST_ROWS = 200
-_FEW_ROWS = 30
-"""Rows that are in view before somebody opens the others."""
+_MAX_ROWS = 200
+_VISIBLE_ROWS = 30
+"""Rows that are visible before the others are expanded."""
 _TICKS = (
     *(unit * one for unit in (0.001, 0.01, 0.1, 1, 10) for one in (1, 2, 5)),
     *(60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 21_600, 43_200),
 )
-"""Seconds between two marks of an axis."""
+"""Possible distances of axis marks, in seconds."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One step, task, timer or child, in hundredths of the time that is shown."""
+    """A row for a step, task, timer or child run. Positions are percentages of the chart's duration."""
 
     name: str
     state: str
@@ -35,18 +35,18 @@ class Row:
     is_critical: bool = False
     link: str = ""
     ready: float | None = None
-    """Where it could have begun, if all it depends on had ended before: from there on it waited in its queue."""
+    """The position at which all dependencies had ended: from there on the step waited in its queue."""
     limited: float | None = None
-    """Until where it waited for a limit before that."""
+    """The position until which the step waited for a limit."""
     tried: float | None = None
-    """Where its first attempt began, if another one followed: from there on it waited for no slot."""
+    """The start of the first attempt, if there were several: from there on the step did not wait for a slot."""
     is_group: bool = False
-    """Whether it spans several steps, from the first start to the last end: nothing need have run all the time."""
+    """Whether the row is a group of steps, from the first start to the last end; there may be gaps."""
 
 
 @dataclass(frozen=True)
 class Gantt:
-    """All of it."""
+    """A Gantt chart."""
 
     rows: list[Row]
     start: datetime
@@ -55,16 +55,16 @@ class Gantt:
 
     @property
     def parts(self) -> tuple[list[tuple[int, Row]], list[tuple[int, Row]]]:
-        """The rows that are in view, numbered, and those that are folded: of many, the first and all that failed."""
+        """The visible rows with their numbers, and the collapsed ones. In long charts, failed rows stay visible."""
         rows = [*enumerate(self.rows, 1)]
-        if len(rows) <= _FEW_ROWS + 5:
+        if len(rows) <= _VISIBLE_ROWS + 5:
             return rows, []
-        urgent = sorted(rows, key=lambda one: one[1].state != "failed")
-        return sorted(urgent[:_FEW_ROWS], key=itemgetter(0)), sorted(urgent[_FEW_ROWS:], key=itemgetter(0))
+        urgent = sorted(rows, key=lambda numbered: numbered[1].state != "failed")
+        return sorted(urgent[:_VISIBLE_ROWS], key=itemgetter(0)), sorted(urgent[_VISIBLE_ROWS:], key=itemgetter(0))
 
     @property
     def seconds(self) -> float:
-        """How long it took, or takes so far."""
+        """The duration so far."""
         return (self.end - self.start).total_seconds()
 
     @property
@@ -73,9 +73,9 @@ class Gantt:
 
     @property
     def ticks(self) -> list[float]:
-        """Seconds from the start for the marks of the axis: round ones, four to eight of them."""
-        wanted = self.seconds / 5
-        size = next((one for one in _TICKS if one >= wanted), None) or 86_400 * -(-wanted // 86_400)
+        """Positions of the axis marks, in seconds from the start: four to eight round numbers."""
+        target = self.seconds / 5
+        size = next((tick for tick in _TICKS if tick >= target), None) or 86_400 * -(-target // 86_400)
         return [size * number for number in range(int(self.seconds / size) + 1)] if self.seconds > 0 else [0.0]
 
 
@@ -89,48 +89,49 @@ def gantt_of_steps(
     ends: Mapping[str, datetime | None] = MappingProxyType({}),
     tried: Mapping[str, datetime] = MappingProxyType({}),
 ) -> Gantt:
-    """Return the steps that have begun, in the order of their beginnings, and those whose tasks still wait.
+    """Return the chart of a run's steps in the order of their starts, including steps whose tasks wait.
 
-    `limited` says until when steps waited for a limit. A group waited like its step that began first, of
-    `firsts`; `ends` are those of all steps. `tried` says when the first attempts of steps began that had another.
+    `limited` has the times until which steps waited for a limit. `firsts` has the first step of each group, which
+    stands for the waits of the group. `ends` has the end of every step, `tried` the start of the first of several
+    attempts.
     """
     start, end = run.started_at or run.created_at, run.ended_at or now
-    there = [step for step in steps if step.started_at is not None or (step.state == "open" and not run.ended_at)]
-    begun = sorted(there, key=lambda step: _begin(step, end))
-    if begun:
-        start = min(start, _begin(begun[0], end))
+    visible = [step for step in steps if step.started_at is not None or (step.state == "open" and not run.ended_at)]
+    started = sorted(visible, key=lambda step: _begin(step, end))
+    if started:
+        start = min(start, _begin(started[0], end))
     ends = {step.name: step.ended_at for step in steps} | dict(ends)
     rows = []
-    for step in begun[:_MOST_ROWS]:
+    for step in started[:_MAX_ROWS]:
         first = firsts.get(step.name, step)
-        above = [ends.get(name) for name in first.depends_on]
-        ready = max((one for one in above if one is not None), default=start)
-        is_no_task = step.kind == "group" or step.started_at is None
-        link = "" if is_no_task else f"/ui/runs/{run.id}?{urlencode({'step': step.name})}"
+        parent_ends = [ends.get(name) for name in first.depends_on]
+        ready = max((parent_end for parent_end in parent_ends if parent_end is not None), default=start)
+        has_no_task = step.kind == "group" or step.started_at is None
+        link = "" if has_no_task else f"/ui/runs/{run.id}?{urlencode({'step': step.name})}"
         begin = _begin(step, end)
-        found = row(step.name, step.state, begin, step.ended_at or end, start, end, step.name in critical, link)
+        chart_row = row(step.name, step.state, begin, step.ended_at or end, start, end, step.name in critical, link)
         if step.started_at is None:
-            found = replace(found, x=100.0, width=0.0, seconds=max(0.0, (end - ready).total_seconds()))
+            chart_row = replace(chart_row, x=100.0, width=0.0, seconds=max(0.0, (end - ready).total_seconds()))
         if (first_begin := tried.get(step.name)) is not None and first_begin < begin:
             begin = first_begin
-            found = replace(found, tried=_place(begin, start, end))
+            chart_row = replace(chart_row, tried=_percent(begin, start, end))
         ready = min(ready, begin)
         until = limited.get(first.name)
-        found = replace(found, ready=_place(ready, start, end), is_group=step.kind == "group")
+        chart_row = replace(chart_row, ready=_percent(ready, start, end), is_group=step.kind == "group")
         if until is not None and until > ready:
-            found = replace(found, limited=_place(min(until, begin), start, end))
-        rows.append(found)
-    return Gantt(rows, start, end, max(0, len(begun) - _MOST_ROWS))
+            chart_row = replace(chart_row, limited=_percent(min(until, begin), start, end))
+        rows.append(chart_row)
+    return Gantt(rows, start, end, max(0, len(started) - _MAX_ROWS))
 
 
-def _begin(step: StepView, otherwise: datetime) -> datetime:
-    return step.started_at or otherwise
+def _begin(step: StepView, default: datetime) -> datetime:
+    return step.started_at or default
 
 
-def _place(moment: datetime, start: datetime, end: datetime) -> float:
-    """Return a moment in hundredths of the time that is shown."""
-    whole = max((end - start).total_seconds(), 1e-6)
-    return round(min(99.5, max(0.0, 100 * (moment - start).total_seconds() / whole)), 3)
+def _percent(moment: datetime, start: datetime, end: datetime) -> float:
+    """Return a moment as a percentage of the chart's duration."""
+    total = max((end - start).total_seconds(), 1e-6)
+    return round(min(99.5, max(0.0, 100 * (moment - start).total_seconds() / total)), 3)
 
 
 def row(
@@ -143,10 +144,10 @@ def row(
     is_critical: bool = False,
     link: str = "",
 ) -> Row:
-    whole = max((end - start).total_seconds(), 1e-6)
+    total = max((end - start).total_seconds(), 1e-6)
     seconds = max(0.0, (stop - begin).total_seconds())
-    x = _place(begin, start, end)
-    width = round(min(max(100 * seconds / whole, 0.5), 100 - x), 3)
+    x = _percent(begin, start, end)
+    width = round(min(max(100 * seconds / total, 0.5), 100 - x), 3)
     return Row(name, state, x, width, seconds, is_critical, link)
 
 
@@ -168,27 +169,27 @@ _WORDS = {"timer_started": "sleep", "promise_created": "promise"}
 
 
 def gantt_of_events(run: RunView, events: Sequence[Mapping[str, Any]], now: datetime) -> Gantt:
-    """Return what a run of code has asked for, from when it did to when that had ended."""
+    """Return the chart of the tasks, timers, promises and children of a workflow as code."""
     start, end = run.started_at or run.created_at, run.ended_at or now
-    begun: dict[str, Mapping[str, Any]] = {}
+    started: dict[str, Mapping[str, Any]] = {}
     ended: dict[str, tuple[str, datetime]] = {}
     for event in events:
         if event["type"] in _BEGINS:
-            begun[event["id"]] = event
+            started[event["id"]] = event
         elif event["type"] in _ENDS:
             ended[event["id"]] = _ENDS[event["type"]], _at(event)
-    shown = [*begun.items()][-_MOST_ROWS:]
-    if shown:
-        start = min(start, _at(shown[0][1])) if len(begun) <= _MOST_ROWS else _at(shown[0][1])
+    displayed = [*started.items()][-_MAX_ROWS:]
+    if displayed:
+        start = min(start, _at(displayed[0][1])) if len(started) <= _MAX_ROWS else _at(displayed[0][1])
     rows = []
-    for id, event in shown:
+    for id, event in displayed:
         state, stop = ended.get(id, ("open", end))
-        front = _WORDS.get(event["type"])
+        label = _WORDS.get(event["type"])
         name = event.get("name") or event.get("workflow") or ""
-        room = _BEGINS[event["type"]]
-        link = f"/ui/{room}/{id}" if room else ""
-        rows.append(row(f"{front} {name}".strip() if front else name, state, _at(event), stop, start, end, False, link))
-    return Gantt(rows, start, end, max(0, len(begun) - _MOST_ROWS))
+        path = _BEGINS[event["type"]]
+        link = f"/ui/{path}/{id}" if path else ""
+        rows.append(row(f"{label} {name}".strip() if label else name, state, _at(event), stop, start, end, False, link))
+    return Gantt(rows, start, end, max(0, len(started) - _MAX_ROWS))
 
 
 def _at(event: Mapping[str, Any]) -> datetime:
@@ -197,10 +198,10 @@ def _at(event: Mapping[str, Any]) -> datetime:
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of the line, in hundredths of it."""
+    """A part of a task's line. Positions are percentages."""
 
     kind: str
-    """`wait`, `between` a failed or lost attempt and the next one, or how an attempt ended."""
+    """`wait`, `between` (a failed or lost attempt and the next one), or the outcome of an attempt."""
     x: float
     width: float
     seconds: float
@@ -209,7 +210,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Line:
-    """All of it."""
+    """The waits and attempts of a task."""
 
     stretches: list[Stretch]
     start: datetime
@@ -217,19 +218,19 @@ class Line:
     waited: float
     ran: float
     between: float = 0.0
-    """Seconds between a failed or lost attempt and the next one: a backoff, or until somebody retried it."""
+    """Seconds between failed or lost attempts and the next ones: backoff, or until a manual retry."""
 
     @property
     def seconds(self) -> float:
-        """How long it took, or takes so far."""
+        """The duration so far."""
         return (self.end - self.start).total_seconds()
 
 
 def timeline(task: TaskView, attempts: Sequence[AttemptView], now: datetime | None = None) -> Line:
-    """Return the waits and runs of a task, from when it was enqueued to its end or to now."""
+    """Return the waits and attempts of a task, from its creation to its end or now."""
     now = now or present()
     end = max(task.ended_at or now, task.created_at)
-    whole = max((end - task.created_at).total_seconds(), 1e-6)
+    total = max((end - task.created_at).total_seconds(), 1e-6)
     stretches: list[Stretch] = []
     spent = dict.fromkeys(("wait", "between", "ran"), 0.0)
     gap = "wait"
@@ -237,8 +238,8 @@ def timeline(task: TaskView, attempts: Sequence[AttemptView], now: datetime | No
 
     def add(kind: str, start: datetime, stop: datetime, attempt: int | None = None) -> float:
         seconds = max(0.0, (stop - start).total_seconds())
-        offset = 100 * max(0.0, (start - task.created_at).total_seconds()) / whole
-        stretches.append(Stretch(kind, round(offset, 3), round(max(100 * seconds / whole, 0.4), 3), seconds, attempt))
+        offset = 100 * max(0.0, (start - task.created_at).total_seconds()) / total
+        stretches.append(Stretch(kind, round(offset, 3), round(max(100 * seconds / total, 0.4), 3), seconds, attempt))
         return seconds
 
     for attempt in attempts:

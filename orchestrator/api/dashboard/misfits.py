@@ -1,4 +1,4 @@
-"""What is wrong with an address or a form, in the words of its page."""
+"""Descriptions of invalid queries and forms, in the words of their page."""
 
 from __future__ import annotations
 
@@ -14,38 +14,40 @@ _EXPECTED = re.compile(r"Expected `(\w+)( \| null)?`(?: of length)?(?: (>=|<=) (
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "array": "as many values as fit"}
 _BOUNDS = {">=": "at least", "<=": "at most"}
 _LABELS = {"status": "State", "since": "From", "until": "To", "span": "Time", "cursor": "Page", "run": "Run"}
-"""What fields of filters are called on pages, where that is not their name."""
+"""The labels of filter fields, where they differ from the name."""
 _GIVE = {
     "Invalid RFC3339": "a time, such as 2026-01-31T09:30Z",
     "Invalid UUID": "an id, such as 0199b2f4-7d5c-7a3e-9c41-5b0d6f2a8e17",
 }
 
 
-def in_words(problem: Problem, asked: type[msgspec.Struct] | None) -> str:
-    """Return what is wrong with the fields of a form or an address, and what it takes; other problems as they are."""
-    told = [text for one in problem.errors if (text := _of_field(one.pointer.strip("#/?"), one.detail, asked))]
-    return " ".join(told) or problem.detail.removeprefix("?: ")
+def describe_problem(problem: Problem, struct: type[msgspec.Struct] | None) -> str:
+    """Return a description of the invalid fields of a form or query; other problems keep their detail."""
+    messages = [
+        text for error in problem.errors if (text := _describe(error.pointer.strip("#/?"), error.detail, struct))
+    ]
+    return " ".join(messages) or problem.detail.removeprefix("?: ")
 
 
-def _of_field(pointer: str, detail: str, asked: type[msgspec.Struct] | None) -> str:
-    info = asked and inspect.type_info(asked)
-    fields = {one.encode_name: one.type for one in info.fields} if isinstance(info, inspect.StructType) else {}
+def _describe(pointer: str, detail: str, struct: type[msgspec.Struct] | None) -> str:
+    info = struct and inspect.type_info(struct)
+    fields = {field.encode_name: field.type for field in info.fields} if isinstance(info, inspect.StructType) else {}
     name = pointer.partition("/")[0]
     label = _LABELS.get(name, pointer.replace("_", " ").replace("/", " ").capitalize())
     if "unknown field" in detail:
-        known = ", ".join(one for one in fields if one not in ("cursor", "limit"))
-        return f"This page has no filter {name}. It has: {known}." if known else f"This page has no filter {name}."
+        filters = ", ".join(field for field in fields if field not in ("cursor", "limit"))
+        return f"This page has no filter {name}. It has: {filters}." if filters else f"This page has no filter {name}."
     if "matching regex" in detail:
         return f"{label}: this is not a value that the page's own links have. Leave it out."
     if name == "cursor":
         return "This page of the list is not known: begin with the first one."
     if choices := _choices(fields.get(name)) if "Invalid enum value" in detail else []:
-        given = detail.removeprefix("Invalid enum value ")
-        return f"{label}: {given} is none of {', '.join(choices)}."
-    if give := next((text for start, text in _GIVE.items() if detail.startswith(start)), ""):
-        return f"{label}: give {give}."
-    if found := _EXPECTED.fullmatch(detail):
-        kind, or_none, bound, limit = found.groups()
+        value = detail.removeprefix("Invalid enum value ")
+        return f"{label}: {value} is none of {', '.join(choices)}."
+    if example := next((text for start, text in _GIVE.items() if detail.startswith(start)), ""):
+        return f"{label}: give {example}."
+    if match := _EXPECTED.fullmatch(detail):
+        kind, or_none, bound, limit = match.groups()
         text = f"give {_KINDS.get(kind, 'another value')}"
         unit = "" if kind != "str" else " character" if limit == "1" else " characters"
         text += f", {_BOUNDS[bound]} {limit}{unit}" if bound else ""
@@ -54,14 +56,14 @@ def _of_field(pointer: str, detail: str, asked: type[msgspec.Struct] | None) -> 
 
 
 def _choices(kind: Any) -> list[str]:
-    """Return the values that a field takes, where these are few."""
+    """Return the values that a field accepts, if they are few."""
     match kind:
         case inspect.EnumType():
             return [str(one.value) for one in kind.cls]
         case inspect.LiteralType():
-            return [str(one) for one in kind.values if one != ""]
+            return [str(value) for value in kind.values if value != ""]
         case inspect.ListType() | inspect.VarTupleType():
             return _choices(kind.item_type)
         case inspect.UnionType():
-            return [one for each in kind.types for one in _choices(each)]
+            return [choice for each in kind.types for choice in _choices(each)]
     return []

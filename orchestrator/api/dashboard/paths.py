@@ -1,6 +1,6 @@
-"""Everything that the dashboard serves: pages, and what can be done from them.
+"""All routes of the dashboard: pages, and actions.
 
-Most actions are routes of the API, with their scopes and checks, that a form asks for.
+Most actions are routes of the API, with their scopes and checks, that forms call.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from orchestrator.api.dashboard.pages import (
     workflows,
 )
 from orchestrator.api.dashboard.rendering import Action
-from orchestrator.api.endpoints import Endpoint, of_name
+from orchestrator.api.endpoints import Endpoint, endpoint_named
 from orchestrator.api.routes import ROUTES, live
 
 
-def _action(name: str, said: str, needs: str = "") -> Action:
-    """Return a route of the API as a form asks for it."""
-    found = of_name(name, ROUTES)
-    path = found.path.replace("/api/v1", "/ui", 1)
-    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(Endpoint)}
-    return Action(**fields | {"method": "POST", "path": path, "tag": "dashboard", "said": said, "needs": needs})
+def _action(name: str, message: str, needs: str = "") -> Action:
+    """Return a route of the API as an action for forms."""
+    route = endpoint_named(name, ROUTES)
+    path = route.path.replace("/api/v1", "/ui", 1)
+    fields = {field.name: getattr(route, field.name) for field in dataclasses.fields(Endpoint)}
+    return Action(**fields | {"method": "POST", "path": path, "tag": "dashboard", "notice": message, "needs": needs})
 
 
 ACTIONS: tuple[Action, ...] = (
@@ -59,7 +59,7 @@ ACTIONS: tuple[Action, ...] = (
 _LIVE = [
     dataclasses.replace(one, path=one.path.replace("/api/v1", "/ui/live", 1), tag="dashboard") for one in live.routes
 ]
-"""Event streams of the API, for pages that are open."""
+"""The event streams of the API, for open pages."""
 _PAGES = (
     overview,
     failures,
@@ -86,5 +86,5 @@ PAGES: tuple[Endpoint, ...] = (
     *ACTIONS,
     *(action for subject in (failures, tasks, seen, again, runs, approvals, records) for action in subject.actions),
 )
-NOWHERE = "/ui/{anything}"
+NOT_FOUND = "/ui/{anything}"
 """The page for unknown paths."""

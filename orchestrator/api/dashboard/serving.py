@@ -1,4 +1,4 @@
-"""A path of the dashboard: authentication by a key or the cookie of a log-in, forms, and pages."""
+"""Serves a path of the dashboard: authentication by key or session cookie, forms, and pages."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from orchestrator.api.access import Caller
-from orchestrator.api.bodies import LARGEST_QUESTION, SMALL, check_shape, read_body
-from orchestrator.api.dashboard.misfits import in_words
+from orchestrator.api.bodies import MAX_SMALL_REQUEST, SMALL_BODY, check_shape, read_body
+from orchestrator.api.dashboard.misfits import describe_problem
 from orchestrator.api.dashboard.pages.overview import count_approvals
-from orchestrator.api.dashboard.pages.search import find_elsewhere
+from orchestrator.api.dashboard.pages.search import find_match
 from orchestrator.api.dashboard.rendering import (
     Action,
-    Said,
+    Notice,
     Visit,
     current,
-    go,
     page,
     prefix,
-    refusal,
+    problem_page,
+    redirect,
     visitor,
-    without_known,
+    without_known_parts,
 )
 from orchestrator.api.dashboard.session import (
     Session,
@@ -41,11 +41,11 @@ from orchestrator.api.dashboard.session import (
 )
 from orchestrator.api.endpoints import Endpoint
 from orchestrator.api.key_scope import RUN, TASK, WHOLE
-from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, misfit, refused
+from orchestrator.api.problems import MEDIA_TYPE, Problem, Refused, invalid_field, refused
 from orchestrator.api.quotas import Meter
 from orchestrator.api.recent import Recent
 from orchestrator.api.routes.workflows import Started
-from orchestrator.api.serving import ServedPath, explained, perform, query_of
+from orchestrator.api.serving import ServedPath, call_endpoint, problem_of_error, query_string
 from orchestrator.api.slots import Client
 from orchestrator.domain.access import Scope, Ticket
 from orchestrator.domain.states import OPEN_TASK_STATES, RunState
@@ -57,87 +57,85 @@ from orchestrator.store.insights.lookup import Kind
 
 LOG_IN, LOG_OUT = "/ui/login", "/ui/logout"
 _TOKEN, _BACK = "token", "back"
-_MINUTE = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d)Z?$")
-"""A time as a browser's own field for times sends it."""
-_AWAITS = "orchestrator-awaits"
-"""A header of a page that is read again until what was asked for is done."""
-_NOT_DONE = Said("Nothing was done: you are not logged in, or no longer. Log in, and do it once more.", is_error=True)
+_TIME_WITHOUT_SECONDS = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d)Z?$")
+"""A time as a browser's time field sends it."""
+_AWAITS_HEADER = "orchestrator-awaits"
+"""A header of pages that reload until a requested action is done."""
+_NOT_DONE = Notice("Nothing was done: you are not logged in, or no longer. Log in, and do it once more.", is_error=True)
 
 
 class PagePath(ServedPath):
-    """All that the dashboard serves under one path."""
+    """Serves the dashboard's routes of one path."""
 
     @cached_property
     def _sent(self) -> Recent:
-        """The parts of pages that were sent lately, by version."""
+        """The parts of recently sent pages, by version."""
         return Recent()
 
     def ticket(self, request: Request) -> Ticket | None:
         return ticket_of(request)
 
     async def answer(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response:
-        """Show a page, or do what a form asks for and go back to the page."""
+        """Show a page, or perform an action and redirect back to the page."""
         session = self._session(request)
         visit = _visit(request, caller, session, self._meter, self._api.replica)
         if endpoint.scope is not None:
             approvals = partial(count_approvals, self._api, caller.key_scope)
             visit = dataclasses.replace(visit, approvals=approvals, outage=self._api.outages.last)
-        if session.said is not None or _AWAITS in request.headers:
-            visit = dataclasses.replace(visit, asked=cache(partial(self._api.read, inbox.waiting)))
+        if session.notice is not None or _AWAITS_HEADER in request.headers:
+            visit = dataclasses.replace(visit, pending_requests=cache(partial(self._api.read, inbox.waiting)))
         current.set(visit)
         replica = self._api.replica
         try:
-            given = endpoint.read_path(request.path_params)
+            arguments = endpoint.read_path(request.path_params)
         except Refused:
-            if (answer := await self._elsewhere(endpoint, request, caller)) is not None:
+            if (answer := await self._find_match(endpoint, request, caller)) is not None:
                 return session.finish(answer)
             raise
-        if replica is not None and not replica.has_heard(session.last_action):  # another server did it
+        if replica is not None and not replica.has_heard(session.last_action):  # another server performed the action
             await self._slots.run(replica.acted, caller)
             self._api.recent.forget()
         if request.method != "POST":
-            query = _without_blanks(query_of(request), endpoint.path)
+            query = _normalized_query(query_string(request), endpoint.path)
             try:
-                answer = await self._do(endpoint, given | endpoint.read_query(query), request, caller)
+                answer = await self._call(endpoint, arguments | endpoint.read_query(query), request, caller)
             except (Refused, OrchestratorError) as error:
-                problem = explained(error, request).problem
-                if problem.status == 404 and (other := await self._elsewhere(endpoint, request, caller)) is not None:
-                    return session.finish(other)  # the key of a run may be a UUID, too
+                problem = problem_of_error(error, request).problem
+                if problem.status == 404 and (match := await self._find_match(endpoint, request, caller)) is not None:
+                    return session.finish(match)  # a run's key may look like an id
                 if problem.status != 422 or not query or endpoint.is_live or endpoint.scope is not Scope.READ:
-                    raise  # a preview of what is done to many must not mean more than was asked for
-                shown = await self._without_misfits(endpoint, given, query, problem, request, caller)
-                if shown is None:
+                    raise  # a preview of a bulk action must not include more than requested
+                partial_page = await self._without_invalid_filters(endpoint, arguments, query, problem, request, caller)
+                if partial_page is None:
                     raise
-                return session.finish(shown)
-            if (known := request.headers.get("If-None-Match")) is not None:
-                answer = await self._slots.run(partial(without_known, answer, known, self._sent), caller)
+                return session.finish(partial_page)
+            if (known_etag := request.headers.get("If-None-Match")) is not None:
+                answer = await self._slots.run(partial(without_known_parts, answer, known_etag, self._sent), caller)
             return session.finish(answer)
         is_public = endpoint.scope is None
-        data = await read_body(request, SMALL if is_public else LARGEST_QUESTION)
-        form = _form(data) if len(data) <= SMALL else await self._slots.run(partial(_form, data), caller)
+        data = await read_body(request, SMALL_BODY if is_public else MAX_SMALL_REQUEST)
+        form = _decode(data) if len(data) <= SMALL_BODY else await self._slots.run(partial(_decode, data), caller)
         token = form.get(_TOKEN, [""])[0]
-        if endpoint.path == LOG_IN and session.ticket is not None and not session.is_of(token):
-            return session.finish(
-                go(own_page(form.get("to", [""])[0]))
-            )  # another tab of the browser has logged in since
+        if endpoint.path == LOG_IN and session.ticket is not None and not session.is_valid_token(token):
+            return session.finish(redirect(own_page(form.get("to", [""])[0])))  # another tab has logged in since
         session.check(token)
         if endpoint.path == LOG_IN:
             return await self._log_in(request, session, form)
         if endpoint.path == LOG_OUT:
             return await self._log_out(session, caller)
         if endpoint.query is not None:
-            given |= endpoint.read_query("")
+            arguments |= endpoint.read_query("")
         back = own_page(form.get(_BACK, [""])[0])
         try:
-            answer = await self._do(endpoint, given, request, caller, partial(_read, endpoint, form))
+            answer = await self._call(endpoint, arguments, request, caller, partial(_parse_body, endpoint, form))
         except ClientDisconnect:
-            raise  # the client has gone
+            raise  # there is nobody to respond to
         except Exception as error:
-            found = explained(error, request)
+            found = problem_of_error(error, request)
             if found.problem.status in (401, 403, 429) or not isinstance(endpoint, Action):
                 raise
-            told = f"{found.problem.title}: {in_words(found.problem, endpoint.body)}"
-            return session.finish(go(back), Said(told, is_error=True))
+            message = f"{found.problem.title}: {describe_problem(found.problem, endpoint.body)}"
+            return session.finish(redirect(back), Notice(message, is_error=True))
         if replica is not None:
             session.action = await self._slots.run(replica.acted, caller)
         self._api.recent.forget()
@@ -146,70 +144,70 @@ class PagePath(ServedPath):
         assert isinstance(endpoint, Action), "everything else answers with a page"
         to = f"/ui/runs/{answer.id}" if isinstance(answer, Started) else getattr(answer, "to", "") or back
         text = await self._slots.run(partial(endpoint.outcome, answer), caller)
-        return session.finish(go(to), Said(text, undo=endpoint.undone_by(path_of(request))))
+        return session.finish(redirect(to), Notice(text, undo=endpoint.undo_path(path_of(request))))
 
-    async def _elsewhere(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response | None:
-        """Lead from the page of a run's key, or of a part of an id, to that of the whole id; None if there is none."""
+    async def _find_match(self, endpoint: Endpoint, request: Request, caller: Caller) -> Response | None:
+        """Redirect from a run's key, or a part of an id, to the page with the whole id; None if nothing matches."""
         if endpoint.about not in (RUN, TASK) or endpoint.method != "GET" or endpoint.is_live:
             return None
         kind: Kind = "run" if endpoint.about is RUN else "task"
         text = request.path_params["id"]
-        found = await self._slots.run(partial(find_elsewhere, self._api, kind, text, caller.key_scope), caller)
+        found = await self._slots.run(partial(find_match, self._api, kind, text, caller.key_scope), caller)
         if not found or found == text:
             return None
         ui, kinds, _, *rest = path_of(request).strip("/").split("/")
         query = f"?{request.url.query}" if request.url.query else ""
-        return go(found if found.startswith("/") else "/".join(("", ui, kinds, found, *rest)) + query)
+        return redirect(found if found.startswith("/") else "/".join(("", ui, kinds, found, *rest)) + query)
 
-    async def _without_misfits(
+    async def _without_invalid_filters(
         self, endpoint: Endpoint, given: dict[str, Any], query: str, problem: Problem, request: Request, caller: Caller
     ) -> Response | None:
-        """Show a page without those filters that do not fit, or without any if they do not fit together, and say so.
+        """Show a page without invalid filters, or without all if they are invalid together, with a notice about them.
 
-        None if there is no such page.
+        Return None if there is no such page.
         """
-        asked = parse_qsl(query)
-        fitting = [pair for pair in asked if _fits(endpoint, urlencode([pair]))]
+        pairs = parse_qsl(query)
+        valid = [pair for pair in pairs if _is_valid_query(endpoint, urlencode([pair]))]
         visit = visitor()
-        said = Said(in_words(problem, endpoint.query), is_error=True, is_of_filter=True)
-        current.set(dataclasses.replace(visit, said=said))
+        notice = Notice(describe_problem(problem, endpoint.query), is_error=True, is_about_filter=True)
+        current.set(dataclasses.replace(visit, notice=notice))
         try:
-            kept = endpoint.read_query(urlencode(fitting if len(fitting) < len(asked) else []))
-            answer: Response = await self._do(endpoint, given | kept, request, caller)
+            query_arguments = endpoint.read_query(urlencode(valid if len(valid) < len(pairs) else []))
+            answer: Response = await self._call(endpoint, given | query_arguments, request, caller)
             if answer.headers["Content-Type"].startswith("text/html"):
                 answer.status_code = 422
                 return answer
         except (Refused, OrchestratorError):
-            pass  # the page cannot say what is wrong
+            pass  # the page cannot show the notice
         current.set(visit)
         return None
 
     async def _log_in(self, request: Request, session: Session, form: dict[str, list[str]]) -> Response:
-        """Log in with the key that was typed, or say why not."""
+        """Log in with the submitted key, or show the log-in page with the error."""
         key, to = form.get("key", [""])[0].strip(), own_page(form.get("to", [""])[0])
         headers = headers_with_key(request, key)
         peer = request.client.host if request.client else ""
         try:
-            caller = await self._door.admit(peer, headers, Scope.READ, self._slots.look_up)
+            caller = await self._auth.admit(peer, headers, Scope.READ, self._slots.run_lookup)
         except Refused as error:
-            await super()._note(error, self._door.refused_actor(peer, headers), request)
+            await super()._log_rejection(error, self._auth.refused_actor(peer, headers), request)
             return session.finish(page("login.html", error.problem.status, to=to, wrong=error.problem))
-        if caller.key is None:  # there are no keys, so there is no log-in
-            return session.finish(go(to))
+        if caller.key is None:  # no key exists, so there is no log-in
+            return session.finish(redirect(to))
         begin = partial(begin_session, self._api, caller.key, caller.actor, session.ticket)
-        return session.enter(go(to), await self._slots.run(begin, caller))
+        return session.enter(redirect(to), await self._slots.run(begin, caller))
 
     async def _log_out(self, session: Session, caller: Caller) -> Response:
-        """End a session here and at every other server."""
+        """End a session on this server and all others."""
         if session.ticket is not None:
             await self._slots.run(partial(end_session, self._api, session.ticket), caller)
-            self._door.forget(session.ticket)
-        return session.leave(go(LOG_IN))
+            self._auth.forget(session.ticket)
+        return session.leave(redirect(LOG_IN))
 
-    async def _do(
+    async def _call(
         self,
         endpoint: Endpoint,
-        given: dict[str, Any],
+        arguments: dict[str, Any],
         request: Request,
         caller: Caller,
         read: Callable[[], dict[str, Any]] = dict,
@@ -217,12 +215,12 @@ class PagePath(ServedPath):
         if caller.key_scope.is_bound and endpoint.about is WHOLE:
             endpoint.about.check(self._api, caller.key_scope, {})
         if endpoint.takes_key:
-            given["key"] = None
+            arguments["key"] = None
         if endpoint.takes_match:
-            given["match"] = None
+            arguments["match"] = None
 
         def work() -> Any:
-            return perform(self._api, endpoint, endpoint.call, given | read(), caller)
+            return call_endpoint(self._api, endpoint, endpoint.call, arguments | read(), caller)
 
         is_expensive = endpoint.is_expensive
         with Client(request) as client:
@@ -232,36 +230,38 @@ class PagePath(ServedPath):
             return answer
 
     def refuse(self, error: Exception, request: Request, caller: Caller | None) -> Response:
-        """Show why not. A visitor without a valid session goes to the log-in, unless a script of the page asks."""
-        found = explained(error, request)
+        """Show an error page. Without a valid session, redirect to the log-in, except for requests by scripts."""
+        found = problem_of_error(error, request)
         session = self._session(request)
         status = found.problem.status
         if next(iter(self._endpoints.values())).is_live:
             return Response(msgspec.json.encode(found.problem), status, media_type=MEDIA_TYPE)
         if status == 401 and request.method in ("GET", "HEAD"):
             here = f"{path_of(request)}?{request.url.query}" if request.url.query else path_of(request)
-            return session.leave(go(_log_in_for(here)))
+            return session.leave(redirect(_log_in_url(here)))
         if status == 401 and "authorization" not in request.headers:
-            return session.leave(go(_log_in_for(_page_before(request))), _NOT_DONE)
+            return session.leave(redirect(_log_in_url(_page_before(request))), _NOT_DONE)
         current.set(None if caller is None else _visit(request, caller, session, self._meter))
         headers = {name: value for name, value in found.headers.items() if name != "WWW-Authenticate"}
-        asked = self._endpoints.get("GET")
-        problem = msgspec.structs.replace(found.problem, detail=in_words(found.problem, asked.query if asked else None))
-        return session.finish(refusal(problem, headers))
+        shown = self._endpoints.get("GET")
+        problem = msgspec.structs.replace(
+            found.problem, detail=describe_problem(found.problem, shown.query if shown else None)
+        )
+        return session.finish(problem_page(problem, headers))
 
-    async def _note(self, error: Exception, actor: Actor, request: Request) -> None:
-        """Write a refusal to the audit log, unless only a log-in is missing."""
+    async def _log_rejection(self, error: Exception, actor: Actor, request: Request) -> None:
+        """Log a rejection to the audit log, unless the visitor only has to log in."""
         is_nobody = "authorization" not in request.headers and request.method == "GET"
         if not (is_nobody and isinstance(error, Refused) and error.problem.status == 401):
-            await super()._note(error, actor, request)
+            await super()._log_rejection(error, actor, request)
 
     def _session(self, request: Request) -> Session:
         peer = request.client.host if request.client else ""
-        prefix.set(self._door.prefix(peer, request))
-        return Session(request, self._door.is_tls(peer, request), prefix.get())
+        prefix.set(self._auth.prefix(peer, request))
+        return Session(request, self._auth.is_tls(peer, request), prefix.get())
 
 
-def _fits(endpoint: Endpoint, query: str) -> bool:
+def _is_valid_query(endpoint: Endpoint, query: str) -> bool:
     try:
         endpoint.read_query(query)
     except Refused:
@@ -278,42 +278,41 @@ def _visit(request: Request, caller: Caller, session: Session, meter: Meter, rep
         path=path_of(request),
         query=request.url.query,
         token=session.token,
-        said=session.said,
+        notice=session.notice,
         check_tasks=partial(meter.check_tasks, caller),
         has_key=session.ticket is not None and caller.key is not None,
     )
 
 
-def _log_in_for(here: str) -> str:
-    """Return the address of the log-in that leads to a page."""
+def _log_in_url(here: str) -> str:
+    """Return the URL of the log-in that leads to a page afterwards."""
     return LOG_IN if here == "/ui" else f"{LOG_IN}?{urlencode({'to': here})}"
 
 
 def _page_before(request: Request) -> str:
-    """Return the page whose form was sent, by the browser's header; the form itself is not read before a log-in."""
-    found = urlsplit(request.headers.get("referer", ""))
-    is_ours = found.netloc == request.headers.get("host", "")
-    path = found.path.removeprefix(prefix.get())
-    return own_page(f"{path}?{found.query}" if found.query else path) if is_ours else own_page("")
+    """Return the page whose form was sent, from the Referer header: before a log-in the form is not read."""
+    referrer = urlsplit(request.headers.get("referer", ""))
+    is_trusted = referrer.netloc == request.headers.get("host", "")
+    path = referrer.path.removeprefix(prefix.get())
+    return own_page(f"{path}?{referrer.query}" if referrer.query else path) if is_trusted else own_page("")
 
 
 _OPEN: dict[str, tuple[str, ...]] = {"/ui/runs": (RunState.RUNNING,), "/ui/tasks": tuple(OPEN_TASK_STATES)}
-"""The states that lists call open."""
+"""The states that the filter `open` stands for."""
 
 
-def _without_blanks(query: str, path: str) -> str:
-    """Return what a form of filters asks for: fields that are empty are not meant, times to the minute are UTC, and
-    `open` is a state."""
-    found = [(name, _MINUTE.sub(r"\1:00Z", value)) for name, value in parse_qsl(query) if value]
+def _normalized_query(query: str, path: str) -> str:
+    """Return the query of a filter form without empty fields. Times without seconds are UTC, and `open` is expanded."""
+    pairs = [(name, _TIME_WITHOUT_SECONDS.sub(r"\1:00Z", value)) for name, value in parse_qsl(query) if value]
     open_states = [("status", state) for state in _OPEN.get(path, ())]
-    if not open_states or ("status", "open") not in found:
-        return urlencode(found)
+    if not open_states or ("status", "open") not in pairs:
+        return urlencode(pairs)
     return urlencode(
-        [*(pair for pair in found if pair != ("status", "open") and pair not in open_states), *open_states]
+        [*(pair for pair in pairs if pair != ("status", "open") and pair not in open_states), *open_states]
     )
 
 
-def _form(data: bytes) -> dict[str, list[str]]:
+def _decode(data: bytes) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     try:
         pairs = parse_qsl(data.decode(), keep_blank_values=True, max_num_fields=2_000)
@@ -324,12 +323,11 @@ def _form(data: bytes) -> dict[str, list[str]]:
     return found
 
 
-def _read(endpoint: Endpoint, form: dict[str, list[str]]) -> dict[str, Any]:
-    """Return what a form says, in the type of the route; what may be anything is JSON or else a text,
-    or a text `as` the form says."""
+def _parse_body(endpoint: Endpoint, form: dict[str, list[str]]) -> dict[str, Any]:
+    """Return the body of a route from a form. A field of any type is JSON or else text; `as=text` makes it text."""
     if endpoint.body is None:
         return {}
-    given: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field in msgspec.structs.fields(endpoint.body):
         texts = [text for text in form.get(field.encode_name, []) if text.strip()]
         if not texts:
@@ -341,20 +339,20 @@ def _read(endpoint: Endpoint, form: dict[str, list[str]]) -> dict[str, Any]:
         if kind is Annotated:
             kind = get_origin(get_args(field.type)[0]) or kind
         if kind in (list, tuple) and Any not in get_args(field.type):
-            given[field.encode_name] = texts
+            values[field.encode_name] = texts
         elif field.type is Any or kind in (list, dict, tuple):
             is_text = field.type is Any and "text" in form.get("as", ())
-            given[field.encode_name] = texts[0] if is_text else _value(field.encode_name, texts[0])
+            values[field.encode_name] = texts[0] if is_text else _json_or_text(field.encode_name, texts[0])
         else:
-            given[field.encode_name] = texts[0] if field.type is str else texts[0].strip()
+            values[field.encode_name] = texts[0] if field.type is str else texts[0].strip()
     try:
-        return {"body": msgspec.convert(given, endpoint.body, strict=False)}
+        return {"body": msgspec.convert(values, endpoint.body, strict=False)}
     except msgspec.ValidationError as error:
-        raise misfit(error) from error
+        raise invalid_field(error) from error
 
 
-def _value(name: str, text: str) -> Any:
-    """Return what a text says as JSON, or the text itself; what was begun as JSON is not taken for a text."""
+def _json_or_text(name: str, text: str) -> Any:
+    """Return the JSON value of a text, or the text itself if it does not begin like JSON."""
     check_shape(text.encode())
     try:
         return msgspec.json.decode(text)

@@ -1,4 +1,4 @@
-"""The history of a run of code, in sentences."""
+"""The history of a workflow as code, in sentences."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from orchestrator.monitoring.times import duration
 
 @dataclass(frozen=True)
 class Sentence:
-    """One event."""
+    """The sentence of one event."""
 
     number: int
     at: datetime
     kind: str
-    """Its name in the history."""
     tone: str
-    """A state whose colour and sign it has, or nothing."""
+    """The state whose color and sign are shown, or empty."""
     text: str
     value: Any = None
-    """Its data; None if there is none."""
+    """The data of the event; None if there is none."""
     error: str = ""
     link: str = ""
 
@@ -35,11 +34,11 @@ _TONES = {
     "cancelled": "cancelled",
 }
 _QUIET = ("activation_applied",)
-"""Marks that say nothing to people."""
+"""Event types that are not shown."""
 
 
 def story(events: Sequence[Mapping[str, Any]]) -> list[Sentence]:
-    """Return what happened, in order; an end says of what it is the end."""
+    """Return the sentences of a history in order. The end of a task, timer or child names it."""
     names = {event["id"]: event.get("name") or event.get("workflow") or "" for event in events if event.get("id")}
     for event in events:
         if event.get("id") and (event.get("name") or event.get("workflow")):
@@ -50,14 +49,14 @@ def story(events: Sequence[Mapping[str, Any]]) -> list[Sentence]:
 def _sentence(event: Mapping[str, Any], names: Mapping[str, str]) -> Sentence:
     kind = event["type"]
     error = event.get("error")
-    held = event.get("result") or event.get("value") or event.get("payload")
+    data = event.get("result") or event.get("value") or event.get("payload")
     return Sentence(
         number=event["number"],
         at=datetime.fromisoformat(event["at"]),
         kind=kind.replace("_", " "),
         tone=_TONES.get(kind.rpartition("_")[2], ""),
         text=_text(kind, event, names.get(event.get("id") or "", "")),
-        value=held["value"] if isinstance(held, dict) and "value" in held else None,
+        value=data["value"] if isinstance(data, dict) and "value" in data else None,
         error=f"{error['kind']}: {error['message']}" if error else "",
         link=_link(kind, event),
     )

@@ -1,4 +1,4 @@
-"""Filters and functions of the templates: states with a sign beside their colour, ages, numbers, values as data."""
+"""Filters and functions for templates: states with signs, ages, numbers, values as JSON."""
 
 from __future__ import annotations
 
@@ -48,20 +48,19 @@ _SIGNS = {
 _BACKFILL = re.compile(r"(.+)#([0-9]+)")
 _EPOCH = datetime.fromtimestamp(0, UTC)
 _CHANGE = 3
-"""Failures more or fewer that are called a trend."""
+"""The difference in failures that counts as a trend."""
 LONG = 300
-"""Characters of a message that a page shows in full once, in the traceback, and shortened elsewhere."""
+"""Characters of a message beyond which a page shows it in full only once, in the traceback."""
 _LONGEST_VALUE = 20_000
-"""Characters of a value that a page shows."""
+"""Characters of a value that a page shows, at most."""
 
 
 def sign(state: str) -> str:
-    """Return what a state is known by without its colour."""
+    """Return the sign of a state, so that it can be recognized without color."""
     return _SIGNS.get(state, "·")
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:
-    """Return how long ago something was."""
     return ago(moment, now or present())
 
 
@@ -70,37 +69,36 @@ def exact(moment: datetime) -> str:
 
 
 def instant(moment: datetime) -> int:
-    """Return a moment in microseconds, to be compared."""
+    """Return a moment in microseconds since 1970, for comparison."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def day(moment: datetime) -> str:
-    """Return a day in the zone of a moment, with the time unless that is its beginning."""
+    """Return the date of a moment in its time zone, with the time unless that is midnight."""
     return f"{moment:%Y-%m-%d}" if (moment.hour, moment.minute) == (0, 0) else f"{moment:%Y-%m-%d %H:%M}"
 
 
 def fire_time(moment: datetime) -> str:
-    """Return when a schedule fired, with seconds unless they are zero."""
+    """Return a fire time, with seconds unless they are zero."""
     return f"{moment:%Y-%m-%d %H:%M:%S}" if moment.second else f"{moment:%Y-%m-%d %H:%M}"
 
 
 def between(start: datetime | None, end: datetime | None) -> float | None:
-    """Return the seconds between two moments, where both are known."""
+    """Return the seconds between two moments; None if one of them is unknown."""
     return None if start is None or end is None else (end - start).total_seconds()
 
 
 def earlier(moment: datetime, seconds: float) -> datetime:
-    """Return the moment so many seconds before another."""
     return moment - timedelta(seconds=seconds)
 
 
 def short(id: object) -> str:
-    """Return the end of an id, by which those of one list differ."""
+    """Return the last characters of an id, which distinguish ids in a list."""
     return str(id)[-8:]
 
 
 def waking(task: TaskView) -> str:
-    """Return what happens to a waiting task at its `wake_at`; nothing where that says nothing to people."""
+    """Return what happens to a pending task at its `wake_at`: `fails` or `due`; empty if that is of no interest."""
     if task.status != TaskState.PENDING or task.wake_at is None or (task.hold or "").startswith("crowded"):
         return ""
     return "fails" if task.hold else "due"
@@ -110,45 +108,45 @@ def number(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
-def standing(queue: QueueCounts, *kinds: str) -> str:
-    """Return how many tasks of some kinds stand in a queue; with a plus where not all were counted."""
-    return _at_least(sum(getattr(queue, kind) for kind in kinds), kinds, queue.least)
+def standing(queue: QueueCounts, *states: str) -> str:
+    """Return the number of a queue's tasks in some states, with a plus if not all were counted."""
+    return _at_least(sum(getattr(queue, kind) for kind in states), states, queue.least)
 
 
-def open_tasks(overview: Overview, *kinds: str) -> str:
-    """Return the same of all queues."""
-    return _at_least(sum(overview.open[kind] for kind in kinds), kinds, overview.open_least)
+def open_tasks(overview: Overview, *states: str) -> str:
+    """Return the number of open tasks in some states, over all queues."""
+    return _at_least(sum(overview.open[kind] for kind in states), states, overview.open_least)
 
 
-def _at_least(found: int, kinds: Sequence[str], least: Sequence[str]) -> str:
-    return f"{found:,}+" if found and not {*kinds}.isdisjoint(least) else f"{found:,}"
+def _at_least(count: int, states: Sequence[str], least: Sequence[str]) -> str:
+    return f"{count:,}+" if count and not {*states}.isdisjoint(least) else f"{count:,}"
 
 
 def trend(counts: Sequence[int]) -> str:
-    """Return in a word how the last quarter of equal parts of a time compares with the quarter before.
+    """Return the trend of counts over equal intervals: the last quarter compared with the quarter before.
 
-    Nothing where all of it is in the last quarter: there is nothing to compare with.
+    Empty if all counts are in the last quarter, because there is nothing to compare with.
     """
     quarter = len(counts) // 4
-    lately, before = sum(counts[-quarter:]), sum(counts[-2 * quarter : -quarter])
-    if lately == sum(counts):
+    recent, previous = sum(counts[-quarter:]), sum(counts[-2 * quarter : -quarter])
+    if recent == sum(counts):
         return ""
-    if not lately:
+    if not recent:
         return "stopped"
-    if abs(lately - before) < _CHANGE:
+    if abs(recent - previous) < _CHANGE:
         return "steady"
-    return "rising" if lately > 1.5 * before else "falling" if 1.5 * lately < before else "steady"
+    return "rising" if recent > 1.5 * previous else "falling" if 1.5 * recent < previous else "steady"
 
 
 def rate(value: float) -> str:
-    """Return how much there is of something in a second."""
+    """Return a rate per second."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 0.05 or not value else f"{value:.2f}"
 
 
 def data(value: Any) -> str:
-    """Return a value as JSON over several lines; what is very long is cut."""
+    """Return a value as indented JSON; very long text is cut."""
     written = msgspec.json.encode(value)
-    if b"null" in written:  # so NaN is written
+    if b"null" in written:  # NaN is encoded as null
         written = msgspec.json.encode(as_shown(value))
     text = msgspec.json.format(written, indent=2).decode()
     if len(text) <= _LONGEST_VALUE:
@@ -157,7 +155,7 @@ def data(value: Any) -> str:
 
 
 def call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return arguments in one line, as a call has them."""
+    """Return arguments in one line, as in a call."""
     parts = [_inline(value) for value in args] + [f"{name}={_inline(value)}" for name, value in kwargs.items()]
     return ", ".join(parts)
 
@@ -168,39 +166,39 @@ def _inline(value: Any) -> str:
 
 
 def address(*parts: object) -> str:
-    """Return the path of a page; every part is one word of it."""
+    """Return the path of a page from its segments."""
     return "/".join(("/ui", *(quote(str(part), safe="") for part in parts)))
 
 
 def run_name(run: RunView) -> str:
-    """Return what a run is called: like its workflow; the workflow of a composition has no name for people."""
+    """Return the display name of a run: its workflow's name, or its own name for a composition."""
     return run.name if is_composed(run.workflow) else run.workflow or run.name
 
 
 def series(text: str) -> tuple[str, str]:
-    """Return the schedule that a run bears, and the number of the backfill, if it was started by one."""
+    """Return the schedule of a run, and the number of the backfill that started it, if any."""
     found = _BACKFILL.fullmatch(text)
     return (found[1], found[2]) if found else (text, "")
 
 
 def with_query(path: str, values: Mapping[str, Any]) -> str:
-    """Return an address with those options that say something."""
-    given = [
-        (name, one)
+    """Return a URL with the non-empty query parameters."""
+    params = [
+        (name, item)
         for name, value in values.items()
-        for one in (value if isinstance(value, (list, tuple)) else [value])
-        if one not in (None, "", False)
+        for item in (value if isinstance(value, (list, tuple)) else [value])
+        if item not in (None, "", False)
     ]
-    return f"{path}?{urlencode(given)}" if given else path
+    return f"{path}?{urlencode(params)}" if params else path
 
 
 def plain(text: str | None) -> str:
-    """Return a user's text without what a page cannot show, and without the colours of a terminal."""
+    """Return text without characters that a page cannot show, and without terminal colors."""
     return without_styles(text or "")
 
 
 def headline(message: str) -> str:
-    """Return what an error says, without the traceback of another one that it carries."""
+    """Return an error message without the remote traceback that it may contain."""
     return message.partition("\n\nRemote traceback:")[0]
 
 
@@ -208,7 +206,7 @@ _TASK = re.compile(r"\btask ([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b")
 
 
 def linked(text: str) -> Markup:
-    """Return a text in which the ids of tasks are links, and short."""
+    """Return text in which ids of tasks are shortened and linked."""
     link = r'task <a class="mono" href="/ui/tasks/\1">%s</a>'
     return Markup(_TASK.sub(lambda found: found.expand(link % short(found[1])), str(escape(plain(text)))))
 
@@ -217,7 +215,7 @@ _MOMENT = re.compile(r"\b(\d{4}-\d\d-\d\d) (\d\d:\d\d(?::\d\d)?) UTC\b")
 
 
 def timed(text: str) -> Markup:
-    """Return a text in which moments are shown in the zone that the reader chooses."""
+    """Return text in which times are shown in the reader's time zone."""
     moment = r'<time datetime="\1T\2Z" data-moment>\g<0></time>'
     return Markup(_MOMENT.sub(moment, str(escape(plain(text)))))
 
@@ -227,17 +225,17 @@ _FRAME = re.compile(
 )
 _POINTERS = re.compile(r"^[ ~]*\^[ ~^]*$", re.MULTILINE)
 _FOREIGN = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3[.\d]*|orchestrator)[/\\]|^<")
-"""In the path of a file of somebody else: a library, Python itself, or this package."""
+"""Matches paths of files that are not the user's: libraries, Python itself, and this package."""
 
 
-def _last_own(text: str) -> re.Match[str] | None:
-    """Return the last frame of a traceback that is in the user's own code."""
-    return next((one for one in reversed([*_FRAME.finditer(text)]) if not _FOREIGN.search(one["file"])), None)
+def _last_own_frame(text: str) -> re.Match[str] | None:
+    """Return the last frame of a traceback in the user's own code."""
+    return next((frame for frame in reversed([*_FRAME.finditer(text)]) if not _FOREIGN.search(frame["file"])), None)
 
 
 def own_frame(text: str) -> str:
-    """Return where a traceback leaves the user's own code; nothing, if it is not in it."""
-    found = _last_own(text)
+    """Return the location of the last frame in the user's own code; empty if there is none."""
+    found = _last_own_frame(text)
     if found is None:
         return ""
     file = found["file"].replace("\\", "/").rpartition("/")[2]
@@ -245,17 +243,17 @@ def own_frame(text: str) -> str:
 
 
 def traceback(text: str) -> Markup:
-    """Return a traceback in which the last frame of the user's own code is marked."""
-    found = _last_own(text)
+    """Return a traceback with the last frame of the user's own code marked."""
+    found = _last_own_frame(text)
     if found is None:
         return _frames(text)
-    own = found[0].rstrip("\n")  # the mark is a block, behind which a new line begins
+    own = found[0].rstrip("\n")  # the mark is a block, after which a new line begins
     before, after = text[: found.start()], text[found.start() + len(own) :].removeprefix("\n")
     return Markup("{}<mark>{}</mark>{}").format(*map(_frames, (before, own, after)))
 
 
 def _frames(text: str) -> Markup:
-    """Return a part of a traceback. Lines that only point at a part of the line above are not wrapped with it."""
+    """Return a part of a traceback. Lines with only markers are kept from wrapping."""
     return Markup(_POINTERS.sub(r'<span class="pointers">\g<0></span>', str(escape(without_styles(text)))))
 
 

@@ -1,4 +1,4 @@
-"""What is looked at for as long as somebody listens: Redis, in a thread, and whether anything moves."""
+"""Background work while there are listeners: following Redis in a thread, and checking for outages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redis import Redis
 
 from orchestrator.api.context import Api
 from orchestrator.api.live.listener import Cursor
-from orchestrator.api.live.reads import looked_at
+from orchestrator.api.live.reads import retrieve_error
 from orchestrator.errors import OrchestratorError
 from orchestrator.telemetry import Outage, get_logger
 from orchestrator.transport.changes import Follower, Heard
@@ -22,56 +22,56 @@ from orchestrator.transport.keys import Keys
 log = get_logger("api")
 
 _PAUSE = 0.5
-"""Seconds before Redis is tried again."""
+"""Seconds before Redis is tried again after an error."""
 
 
 class Following:
-    """Follows while it is wanted, and passes on what it hears to the event loop, before it listens again."""
+    """Follows the stream of changes in a thread, and passes each batch to the event loop before it reads the next."""
 
     def __init__(
-        self, redis_url: str, keys: Keys, heard: Callable[[Heard, Cursor], bool], turned: Callable[[], bool]
+        self, redis_url: str, keys: Keys, on_changes: Callable[[Heard, Cursor], bool], on_outage: Callable[[], bool]
     ) -> None:
         self._url = redis_url
         self._keys = keys
-        self._heard = heard
-        """Called in the loop; says whether there are listeners."""
-        self._turned = turned
-        """Called in the loop when Redis fails, and when it works again."""
+        self._on_changes = on_changes
+        """Called in the event loop with each batch; returns whether there are listeners."""
+        self._on_outage = on_outage
+        """Called in the event loop when Redis fails and when it works again."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._wanted = threading.Event()
+        self._is_needed = threading.Event()
         self._is_closed = False
-        self._began: asyncio.Future[Cursor] | None = None
-        """Where it began; done when it has."""
+        self._start: asyncio.Future[Cursor] | None = None
+        """The cursor at which the thread began to follow, once it has."""
         self._redis: Redis | None = None
 
     async def begin(self) -> None:
-        """Follow, unless that is done already; returns when everything that comes from now on is heard."""
+        """Start to follow, unless the thread does already. Return once the thread will see all later changes."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop = loop
             threading.Thread(target=self._run, name="orchestrator-live", args=(loop,), daemon=True).start()
-        if self._began is None:
-            self._began = loop.create_future()
-            self._began.add_done_callback(looked_at)
-            self._wanted.set()
-        await asyncio.shield(self._began)
+        if self._start is None:
+            self._start = loop.create_future()
+            self._start.add_done_callback(retrieve_error)
+            self._is_needed.set()
+        await asyncio.shield(self._start)
 
     def close(self) -> None:
-        """End the thread when it comes round."""
+        """Ask the thread to end; it does so after its current read."""
         self._is_closed = True
-        self._wanted.set()
+        self._is_needed.set()
 
-    # -- in the thread
+    # -- run in the thread
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         redis = connect(self._url)
         outage = Outage(log, "Redis", "listeners hear nothing")
         try:
             while not self._is_closed and not loop.is_closed():
-                self._wanted.wait()
+                self._is_needed.wait()
                 try:
                     self._follow(loop, Follower(redis, self._keys), outage)
-                except Exception:  # a defect: say so loudly, and go on rather than leave everybody deaf
+                except Exception:  # log the defect, and go on: otherwise all listeners would hear nothing
                     if not loop.is_closed():
                         log.exception("api.live_events_failed: a defect; listeners continue with the current state")
         finally:
@@ -84,47 +84,47 @@ class Following:
             try:
                 if is_first:
                     follower.begin()
-                heard = Heard() if is_first else follower.wait()
+                changes = Heard() if is_first else follower.wait()
                 outage.worked()
                 if is_down:
                     is_down = False
-                    _in(loop, self._turned)
+                    _call_in_loop(loop, self._on_outage)
             except UNAVAILABLE as error:
                 outage.failed(describe(error))
                 if not (is_first or is_down):
                     is_down = True
-                    _in(loop, self._turned)
+                    _call_in_loop(loop, self._on_outage)
                 if is_first:
-                    self._wanted.clear()
-                    _in(loop, self._failed, error)
+                    self._is_needed.clear()
+                    _call_in_loop(loop, self._fail, error)
                     return
                 pause.wait(_PAUSE)
                 continue
             cursor = Cursor(follower.generation, follower.position)
-            if not _in(loop, self._pass_on, heard, cursor, is_first):
+            if not _call_in_loop(loop, self._pass_on, changes, cursor, is_first):
                 return
             is_first = False
 
-    # -- in the loop
+    # -- run in the event loop
 
-    def _pass_on(self, heard: Heard, cursor: Cursor, is_first: bool) -> bool:
-        goes_on = self._heard(heard, cursor) or is_first
-        if self._began is not None and not self._began.done():
-            self._began.set_result(cursor)
-        if not goes_on:
-            self._began = None
-            self._wanted.clear()
-        return goes_on
+    def _pass_on(self, changes: Heard, cursor: Cursor, is_first: bool) -> bool:
+        has_listeners = self._on_changes(changes, cursor) or is_first
+        if self._start is not None and not self._start.done():
+            self._start.set_result(cursor)
+        if not has_listeners:
+            self._start = None
+            self._is_needed.clear()
+        return has_listeners
 
-    def _failed(self, error: Exception) -> bool:
-        waiting, self._began = self._began, None
+    def _fail(self, error: Exception) -> bool:
+        waiting, self._start = self._start, None
         if waiting is not None:
             waiting.set_exception(error)
         return False
 
 
-def _in(loop: asyncio.AbstractEventLoop, call: Callable[..., bool], *arguments: object) -> bool:
-    """Call something in the loop; return what it says."""
+def _call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[..., bool], *arguments: object) -> bool:
+    """Call a function in the event loop, and return its result."""
 
     async def do() -> bool:
         return call(*arguments)
@@ -137,49 +137,49 @@ def _in(loop: asyncio.AbstractEventLoop, call: Callable[..., bool], *arguments: 
         raise
 
 
-_AWAY = "Postgres is away", 1.0
+_POSTGRES_DOWN = "Postgres is away", 1.0
 
 
 class Watch:
-    """One look for all listeners: when Redis fails or works again, and when the lease would have ended."""
+    """Looks for outages, for all listeners: when Redis fails or works again, and when the leader's lease may end."""
 
-    def __init__(self, api: Api, has_listeners: Callable[[], bool], tell: Callable[[str], None]) -> None:
+    def __init__(self, api: Api, has_listeners: Callable[[], bool], notify: Callable[[str], None]) -> None:
         self._api = api
         self._has_listeners = has_listeners
-        self._tell = tell
-        """Called with why nothing moves, or nothing where something does again."""
-        self._turned = asyncio.Event()
+        self._notify = notify
+        """Called with the reason why no task can run, or an empty string once the outage is over."""
+        self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.outage = ""
-        """What was told last."""
+        """The outage that listeners were last told about."""
 
     def begin(self) -> None:
-        """Look, unless that is done already."""
+        """Start the task that looks for outages, unless it runs."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def turn(self) -> bool:
-        """Look at once: something has failed, or works again."""
+    def check_now(self) -> bool:
+        """Look for outages at once, because Redis has failed or works again."""
         self._api.outages.forget()
-        self._turned.set()
+        self._wake.set()
         return True
 
     async def _run(self) -> None:
         while self._has_listeners():
-            self._turned.clear()
-            outage, again = await anyio.to_thread.run_sync(self._look)
+            self._wake.clear()
+            outage, pause = await anyio.to_thread.run_sync(self._find)
             if outage != self.outage:
                 self.outage = outage
                 self._api.recent.forget()
-                self._tell(outage)
+                self._notify(outage)
             with suppress(TimeoutError):
-                async with asyncio.timeout(again):
-                    await self._turned.wait()
+                async with asyncio.timeout(pause):
+                    await self._wake.wait()
         self.outage = ""
 
-    def _look(self) -> tuple[str, float]:
+    def _find(self) -> tuple[str, float]:
         try:
-            found = self._api.outages.find()
+            check = self._api.outages.find()
         except OrchestratorError:
-            return _AWAY
-        return found.text, found.again
+            return _POSTGRES_DOWN
+        return check.text, check.pause

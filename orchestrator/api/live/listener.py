@@ -1,7 +1,7 @@
 """A listener of a stream, with a bounded buffer of events.
 
-If a listener reads so slowly that the buffer overflows, the buffer is dropped. When it reads again, it gets a snapshot,
-and goes on from there.
+If a listener reads so slowly that the buffer overflows, the buffer is dropped. Its next read restarts it with a
+snapshot.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from orchestrator.api.live.subjects import Subject
 from orchestrator.transport.changes import NOWHERE
 from orchestrator.transport.codec import ProgressMark
 
-_MOST_BYTES = 1_000_000
-"""That may wait for one listener; listeners of the same subject share them."""
-_MOST_HELD = 4 * _MOST_BYTES
-"""While its snapshot is read, which takes a while when thousands of listeners come back at once."""
+_MAX_BUFFER = 1_000_000
+"""Bytes buffered for one listener, at most. Listeners of one subject share the buffered objects."""
+_MAX_EARLY_BUFFER = 4 * _MAX_BUFFER
+"""Bytes buffered while a listener waits for its snapshot. That takes a while when thousands reconnect at once."""
 
 
 END = "end"
@@ -26,12 +26,12 @@ _CURSOR = re.compile(rf"([0-9a-z-]{{1,80}}):({_ENTRY})(?:~({_ENTRY}))?")
 
 
 class Cursor(NamedTuple):
-    """Where a listener stands: the id of the last event that it has got.
+    """The position of a listener: the id of the last event that was sent to it.
 
         12-1-9f86d081:1731720000000-0~1731719999000-2
 
-    is the generation of the stream of changes, the entry in it, and, for a task that has said something, the entry in
-    its log. The last event of all has the id `end`.
+    consists of the generation of the stream of changes, the entry in that stream, and the entry in the task's log if
+    the task has logged. The end event has the id `end`.
     """
 
     generation: str
@@ -40,114 +40,114 @@ class Cursor(NamedTuple):
 
     def __str__(self) -> str:
         if self.entry == NOWHERE:
-            return ""  # there is nothing to go on from
+            return ""  # the stream is empty: there is no event to resume from
         return f"{self.generation}:{self.entry}" + (f"~{self.log}" if self.log != NOWHERE else "")
 
 
 def parse(text: str) -> Cursor | None:
-    """Return the cursor that an id of an event says, or None if it says none."""
-    found = _CURSOR.fullmatch(text)
-    return Cursor(found[1], found[2], found[3] or NOWHERE) if found else None
+    """Return the cursor in the id of an event; None if the id is malformed."""
+    match = _CURSOR.fullmatch(text)
+    return Cursor(match[1], match[2], match[3] or NOWHERE) if match else None
 
 
 class Listener:
-    """The end of one stream of events, in this process."""
+    """One client of an event stream, in this process."""
 
     def __init__(self, subject: Subject, since: Cursor) -> None:
         self.subject = subject
         self.since = since
-        """It is given what comes after this."""
+        """The cursor after which events are sent."""
         self.log = self._sent_log = since.log
-        """How far it has been given the log of its task."""
-        self.mark: ProgressMark | None = None
-        """The last progress that it was given."""
-        self.age = (-1, 0)
-        """How far its task had come at the last event."""
-        self.hearing = asyncio.Lock()
-        self.will_hear = False
-        self.turn = 0
-        """How often it has begun."""
-        self.end: object = None
-        """How it has ended, as far as that came while it had not begun yet."""
+        """The last entry of the task's log in the buffer; `_sent_log` is the last one sent."""
+        self.progress: ProgressMark | None = None
+        """The task's last progress in the buffer."""
+        self.version = (-1, 0)
+        """The version of the task at the last event: attempt and state."""
+        self.log_lock = asyncio.Lock()
+        self.is_log_read_due = False
+        self.restarts = 0
+        """The number of restarts with a new snapshot."""
+        self.early_end: object = None
+        """The end, if the task or run ended before the snapshot was read."""
         self.is_ending = False
         self.is_lagging = False
-        """It was too slow, and what waited for it was thrown away."""
+        """The client was too slow, and its buffer was dropped."""
         self.is_closed = False
-        self._waiting: list[bytes] = []
+        self._buffer: list[bytes] = []
         self._size = 0
-        self._held: list[bytes] | None = []
-        """Events that came before its snapshot."""
+        self._early_events: list[bytes] | None = []
+        """Events that arrived while the snapshot was read; None once it was sent."""
         self._has_more = asyncio.Event()
         self._has_room = asyncio.Event()
 
     @property
-    def is_held(self) -> bool:
-        """Say whether it is not known yet what it begins with."""
-        return self._held is not None
+    def is_starting(self) -> bool:
+        """Return whether the snapshot is still being read."""
+        return self._early_events is not None
 
-    def hold(self, since: Cursor) -> int:
-        """Give it nothing until it begins anew, from this cursor; return the number of that beginning."""
-        self._waiting, self._size, self._held = [], 0, []
-        self.since, self.log, self.is_lagging, self.end = since, self._sent_log, False, None
-        self.turn += 1
+    def restart(self, since: Cursor) -> int:
+        """Drop the buffer, and collect events from this cursor on until `begin`. Return the number of the restart."""
+        self._buffer, self._size, self._early_events = [], 0, []
+        self.since, self.log, self.is_lagging, self.early_end = since, self._sent_log, False, None
+        self.restarts += 1
         self._has_room.set()
-        return self.turn
+        return self.restarts
 
-    def begin(self, said: bytes, *, is_whole: bool = False) -> None:
-        """Give it what it begins with, however long, and then what has come meanwhile; nothing if it is whole."""
-        held, self._held = self._held or [], None
-        self._waiting.append(said)
-        if not is_whole:
-            self._waiting += held
-        self._size = 0  # it is behind by no fault of its own
+    def begin(self, snapshot: bytes, *, is_complete: bool = False) -> None:
+        """Send the snapshot, then the events that arrived while it was read. With `is_complete` no events follow."""
+        early, self._early_events = self._early_events or [], None
+        self._buffer.append(snapshot)
+        if not is_complete:
+            self._buffer += early
+        self._size = 0  # a snapshot may be larger than the buffer
         self._has_more.set()
         self._has_room.set()
 
-    async def give_line(self, said: bytes) -> None:
-        """Have a line of a log sent once there is room: it is kept elsewhere, and need not be thrown away."""
-        if self._size > _MOST_BYTES // 2 and not self.is_closed and not self.is_lagging:
+    async def send_log_line(self, event: bytes) -> None:
+        """Send a log line once the buffer has room. Log lines are stored, so they can wait instead of being dropped."""
+        if self._size > _MAX_BUFFER // 2 and not self.is_closed and not self.is_lagging:
             self._has_room.clear()
             await self._has_room.wait()
-        self.give(said)
+        self.send(event)
 
-    def give(self, said: bytes) -> None:
-        if not said or self.is_closed or self.is_lagging:
+    def send(self, event: bytes) -> None:
+        if not event or self.is_closed or self.is_lagging:
             return
-        self._size += len(said)
-        if self._size > (_MOST_BYTES if self._held is None else _MOST_HELD):
+        self._size += len(event)
+        if self._size > (_MAX_BUFFER if self._early_events is None else _MAX_EARLY_BUFFER):
             self.is_lagging = True
             self._has_room.set()
-            self._waiting, self.log = [], self._sent_log
-            if self._held is not None:
-                self._held = []
-                return  # and when it has begun, it begins once more
-        elif self._held is not None:
-            self._held.append(said)
+            self._buffer, self.log = [], self._sent_log
+            if self._early_events is not None:
+                self._early_events = []
+                return  # begin() sends the snapshot, and the next read restarts the listener
+        elif self._early_events is not None:
+            self._early_events.append(event)
             return
         else:
-            self._waiting.append(said)
+            self._buffer.append(event)
         self._has_more.set()
 
     def close(self) -> None:
-        """Send what there is, and then no more."""
+        """Send the rest of the buffer, and then end the stream."""
         self.is_closed = True
         self._has_more.set()
         self._has_room.set()
 
-    async def take(self, seconds: float) -> bytes:
-        """Return what is to be sent, or nothing if there was nothing for so long."""
+    async def next_chunk(self, seconds: float) -> bytes:
+        """Return the buffered events, or nothing after so many seconds without any."""
         try:
             async with asyncio.timeout(seconds):
                 await self._has_more.wait()
         except TimeoutError:
             return b""
         self._has_more.clear()
-        said = b"".join(self._waiting)
-        self._waiting, self._size, self._sent_log = [], 0, self.log
+        chunk = b"".join(self._buffer)
+        self._buffer, self._size, self._sent_log = [], 0, self.log
         self._has_room.set()
-        return said
+        return chunk
 
     @property
-    def is_new_to_task(self) -> bool:
-        """Say whether its task has said nothing yet, as far as it knows."""
-        return self.log == NOWHERE and self.mark is None
+    def has_no_logs(self) -> bool:
+        """Return whether this listener has received no log lines and no progress of its task."""
+        return self.log == NOWHERE and self.progress is None

@@ -1,4 +1,4 @@
-"""Snapshots, missed events, and progress and logs of tasks: read for many listeners at once."""
+"""Reads of snapshots, missed events, progress and logs, each shared by many listeners."""
 
 from __future__ import annotations
 
@@ -25,87 +25,87 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _PAUSE = 0.02
-"""Seconds between two reads, in which more may gather."""
+"""Seconds between two reads, in which more requests may arrive."""
 
 
 class Batches(Generic[K, V]):
-    """Answers all questions since the last read began with one read. No answer is older than its question."""
+    """Answers all requests since the last read with one read. A read begins after the requests that it answers."""
 
     def __init__(self, read: Callable[[Sequence[K]], Mapping[K, V]]) -> None:
         self._read = read
-        self._asked: dict[K, asyncio.Future[V]] = {}
+        self._requested: dict[K, asyncio.Future[V]] = {}
         self._reader: asyncio.Task[None] | None = None
-        self._free: anyio.CapacityLimiter | None = None
+        self._limiter: anyio.CapacityLimiter | None = None
 
     async def get(self, key: K) -> V:
-        """Return what a read says of this; raises what went wrong with it."""
-        answer = self._asked.get(key)
+        """Return the value of a key; raise the error of the read if it failed."""
+        answer = self._requested.get(key)
         if answer is None:
-            answer = self._asked[key] = asyncio.get_running_loop().create_future()
-            answer.add_done_callback(looked_at)
+            answer = self._requested[key] = asyncio.get_running_loop().create_future()
+            answer.add_done_callback(retrieve_error)
         if self._reader is None:
             self._reader = asyncio.create_task(self._answer())
         return await asyncio.shield(answer)
 
     async def _answer(self) -> None:
-        self._free = self._free or anyio.CapacityLimiter(1)
+        self._limiter = self._limiter or anyio.CapacityLimiter(1)
         try:
             await asyncio.sleep(0)  # concurrent requests share a read
-            while self._asked:
-                asked, self._asked = self._asked, {}
+            while self._requested:
+                requested, self._requested = self._requested, {}
                 try:
-                    keys = list(asked)
-                    found = await anyio.to_thread.run_sync(partial(self._read, keys), limiter=self._free)
-                except Exception as error:  # noqa: BLE001  # it is for those who asked
-                    for answer in asked.values():
+                    keys = list(requested)
+                    values = await anyio.to_thread.run_sync(partial(self._read, keys), limiter=self._limiter)
+                except Exception as error:  # noqa: BLE001  # the callers of get() raise it
+                    for answer in requested.values():
                         answer.set_exception(error)
                 else:
-                    for key, answer in asked.items():
-                        answer.set_result(found[key])
+                    for key, answer in requested.items():
+                        answer.set_result(values[key])
                 await asyncio.sleep(_PAUSE)
         finally:
             self._reader = None
 
 
-def looked_at(answer: asyncio.Future[Any]) -> None:
-    """Look at an error whose listener may have gone."""
+def retrieve_error(answer: asyncio.Future[Any]) -> None:
+    """Retrieve the future's exception, so that asyncio does not log it when the listener has gone."""
     if not answer.cancelled():
         answer.exception()
 
 
-class Missed(NamedTuple):
-    """A question: what happened to a subject between two cursors?"""
+class Gap(NamedTuple):
+    """The part of the stream of changes that a listener missed, between two cursors."""
 
     subject: Subject
     after: Cursor
     until: Cursor
 
 
-class Past(NamedTuple):
-    """The missed events."""
+class MissedEvents(NamedTuple):
+    """The events in a gap."""
 
     tasks: list[TaskChange]
-    """Moves of the one task."""
-    said: bytes
-    """Events, of all other subjects."""
+    """State changes of a task; empty for other subjects."""
+    events: bytes
+    """Encoded events of a run, a queue or the system; empty for a task."""
 
 
-class Heard(NamedTuple):
+class Journal(NamedTuple):
     """Progress and log lines of a task since the last read."""
 
-    mark: ProgressMark | None
+    progress: ProgressMark | None
     lines: list[LogEntry]
 
 
 class Reads:
-    """Reads in threads."""
+    """The reads, which run in threads."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def states(self, subjects: Sequence[Subject]) -> dict[Subject, State | None]:
-        """Return what there is of subjects; None of those that there are not."""
-        found: dict[Subject, State | None] = dict.fromkeys(subjects)
+        """Return the snapshots of subjects; None for those that do not exist."""
+        states: dict[Subject, State | None] = dict.fromkeys(subjects)
         tasks, runs, queues = (
             [subject for subject in subjects if subject.kind in kinds]
             for kinds in ((Kind.TASK,), (Kind.RUN, Kind.RUN_LOG), (Kind.QUEUE,))
@@ -113,75 +113,77 @@ class Reads:
         with self._api.reading() as connection:
             if tasks:
                 for task in insights.find_tasks(connection, _ids(tasks)):
-                    found[Subject(Kind.TASK, task.id.bytes)] = task
+                    states[Subject(Kind.TASK, task.id.bytes)] = task
             if runs:
                 views = {run.id.bytes: run for run in insights.find_runs(connection, list({*_ids(runs)}))}
-                found |= {subject: views.get(cast("bytes", subject.key)) for subject in runs}
+                states |= {subject: views.get(cast("bytes", subject.key)) for subject in runs}
             if queues:
-                known = {one.queue: one for one in insights.list_queues(connection)}
-                found |= {
+                known = {queue.queue: queue for queue in insights.list_queues(connection)}
+                states |= {
                     subject: known.get(str(subject.key)) or insights.empty_queue(str(subject.key)) for subject in queues
                 }
-            if SYSTEM in found:
+            if SYSTEM in states:
                 overview = insights.overview(connection)
-        if SYSTEM in found:
-            found[SYSTEM] = replace(overview, standbys=self._api.backend.insights.standbys())
-        return found
+        if SYSTEM in states:
+            states[SYSTEM] = replace(overview, standbys=self._api.backend.insights.standbys())
+        return states
 
-    def journals(self, asked: Sequence[tuple[Subject, str]]) -> dict[tuple[Subject, str], Heard]:
-        """Return what tasks, or all tasks of runs, have said, each after an entry of its log."""
-        tasks = [(cast("bytes", subject.key), after) for subject, after in asked if subject.kind is Kind.TASK]
-        heard = {(Subject(Kind.TASK, task), after): said for (task, after), said in self._of_tasks(tasks).items()}
+    def journals(self, requests: Sequence[tuple[Subject, str]]) -> dict[tuple[Subject, str], Journal]:
+        """Return progress and log lines of tasks and runs, each after an entry of its log."""
+        tasks = [(cast("bytes", subject.key), after) for subject, after in requests if subject.kind is Kind.TASK]
+        journals = {
+            (Subject(Kind.TASK, task), after): value for (task, after), value in self._task_journals(tasks).items()
+        }
         connections = self._api.backend.connections
-        for subject, after in asked:
+        for subject, after in requests:
             if subject.kind is Kind.RUN_LOG:
-                heard[subject, after] = Heard(None, read_run(connections, cast("bytes", subject.key), after).lines)
-        return heard
+                journals[subject, after] = Journal(None, read_run(connections, cast("bytes", subject.key), after).lines)
+        return journals
 
-    def _of_tasks(self, asked: Sequence[tuple[bytes, str]]) -> dict[tuple[bytes, str], Heard]:
+    def _task_journals(self, requests: Sequence[tuple[bytes, str]]) -> dict[tuple[bytes, str], Journal]:
         connections = self._api.backend.connections
-        heard: dict[tuple[bytes, str], Heard] = {}
-        rest = list(asked)
-        while rest:  # a task whose listeners stand at different entries is read for each of them
-            now = dict(rest)
-            lines = read_many(connections, now)
-            marks = journal.read_marks(connections.redis, connections.keys, list(now))
-            heard |= {(task, after): Heard(marks[task], lines[task]) for task, after in now.items()}
-            rest = [one for one in rest if one not in heard]
-        return heard
+        journals: dict[tuple[bytes, str], Journal] = {}
+        remaining = list(requests)
+        while remaining:  # a task whose listeners have different cursors is read once for each cursor
+            batch = dict(remaining)
+            lines = read_many(connections, batch)
+            marks = journal.read_marks(connections.redis, connections.keys, list(batch))
+            journals |= {(task, after): Journal(marks[task], lines[task]) for task, after in batch.items()}
+            remaining = [request for request in remaining if request not in journals]
+        return journals
 
-    def pasts(self, asked: Sequence[Missed]) -> dict[Missed, Past | None]:
-        """Return what listeners have missed; None where it is not known, and they begin again."""
+    def missed_events(self, gaps: Sequence[Gap]) -> dict[Gap, MissedEvents | None]:
+        """Return the events in each gap, or None where the stream no longer has them: the listener needs a snapshot."""
         connections = self._api.backend.connections
         redis, keys = connections.redis, connections.keys
-        standing = find_entries(redis, keys, {one.after.entry for one in asked})
-        pasts: dict[Missed, Past | None] = dict.fromkeys(asked)
-        known = [
-            one
-            for one in asked
-            if one.after.entry in standing and standing[one.after.entry].generation == one.after.generation
+        existing = find_entries(redis, keys, {gap.after.entry for gap in gaps})
+        events: dict[Gap, MissedEvents | None] = dict.fromkeys(gaps)
+        available = [
+            gap
+            for gap in gaps
+            if gap.after.entry in existing and existing[gap.after.entry].generation == gap.after.generation
         ]
-        if not known:
-            return pasts
-        after = min((one.after.entry for one in known), key=stream_position)
-        until = max((one.until.entry for one in known), key=stream_position)
+        if not available:
+            return events
+        after = min((gap.after.entry for gap in available), key=stream_position)
+        until = max((gap.until.entry for gap in available), key=stream_position)
         positioned = [(stream_position(entry.id), entry) for entry in history(redis, keys, after, until)]
         by_task: dict[bytes, list[tuple[tuple[int, int], TaskChange]]] = {}
         for position, entry in positioned:
             for task in entry.changes.tasks:
                 by_task.setdefault(task.id, []).append((position, task))
         firsts = [position for position, entry in positioned if entry.changes.is_first]
-        for one in known:
-            begin, end = stream_position(one.after.entry), stream_position(one.until.entry)
+        for gap in available:
+            begin, end = stream_position(gap.after.entry), stream_position(gap.until.entry)
             if any(begin < position <= end for position in firsts):
                 continue
-            if one.subject.kind is Kind.TASK:
-                moves = by_task.get(cast("bytes", one.subject.key), ())
-                pasts[one] = Past([task for position, task in moves if begin < position <= end], b"")
+            if gap.subject.kind is Kind.TASK:
+                moves = by_task.get(cast("bytes", gap.subject.key), ())
+                events[gap] = MissedEvents([task for position, task in moves if begin < position <= end], b"")
                 continue
-            theirs = [entry for position, entry in positioned if begin < position <= end]
-            pasts[one] = Past([], missed(one.subject, theirs).events(str(one.until)))
-        return pasts
+            entries = [entry for position, entry in positioned if begin < position <= end]
+            events[gap] = MissedEvents([], missed(gap.subject, entries).events(str(gap.until)))
+        return events
 
 
 def _ids(subjects: Sequence[Subject]) -> list[bytes]:

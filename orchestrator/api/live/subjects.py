@@ -1,4 +1,4 @@
-"""Subjects of streams, and their events as bytes, made once for all listeners of a subject."""
+"""Subjects of streams, and their events. An event is encoded once for all listeners of its subject."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uuid import UUID
 
 import msgspec
 
-from orchestrator.api.context import made_from
+from orchestrator.api.context import build_from
 from orchestrator.domain.states import ENDED_RUN_STATES, ENDED_TASK_STATES, TaskState
 from orchestrator.sdk.tasks.logs import LogEntry
 from orchestrator.sealing import describe_json
@@ -34,7 +34,7 @@ class Kind(StrEnum):
 
 
 class Subject(NamedTuple):
-    """One thing to listen to."""
+    """The task, run or queue that a stream is about, or the whole system."""
 
     kind: Kind
     key: bytes | str = b""
@@ -45,7 +45,7 @@ SYSTEM = Subject(Kind.SYSTEM)
 
 
 class TaskMove(msgspec.Struct, frozen=True):
-    """A task that is in another state now."""
+    """A state change of a task."""
 
     id: UUID
     name: str
@@ -56,13 +56,13 @@ class TaskMove(msgspec.Struct, frozen=True):
 
 
 class TaskMoves(msgspec.Struct, frozen=True):
-    """Tasks of one queue or run that changed their states, in order."""
+    """State changes of tasks of one queue or run, in order."""
 
     tasks: list[TaskMove]
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a task says it has come."""
+    """Progress as a task reported it."""
 
     attempt: int
     fraction: float
@@ -70,36 +70,34 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True):
-    """Something that a task said."""
+    """A log line of a task."""
 
     at: datetime
     attempt: int
     level: str
     text: str
     source: str
-    """`stdout`, `stderr`, the name of a logger, or `dropped` where lines are missing; nothing for `ctx.log`."""
+    """`stdout`, `stderr`, the name of a logger, `dropped` where lines are missing, or empty for `ctx.log`."""
 
 
 class RunLine(Line, frozen=True):
-    """Something that a task of a run said."""
+    """A log line of a task of a run."""
 
     task: str
-    """The id of the task."""
     step: str
-    """Its step, or its name where it is none."""
+    """The step of the task, or the task's name if it has no step."""
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """How many tasks and runs came into which state."""
+    """Numbers of tasks and runs that entered each state."""
 
     queues: dict[str, dict[str, int]]
-    """Tasks, by queue and state."""
+    """Numbers of tasks, by queue and state."""
     runs: dict[str, int]
-    """Runs, by state."""
 
 
 class WorkerMove(msgspec.Struct, frozen=True):
-    """A worker that has come, gone, or is about to."""
+    """A worker that started, stopped or drains."""
 
     id: str
     state: str
@@ -107,26 +105,26 @@ class WorkerMove(msgspec.Struct, frozen=True):
 
 
 class WorkerMoves(msgspec.Struct, frozen=True):
-    """Workers that have come and gone."""
+    """Workers that started, stopped or drain."""
 
     workers: list[WorkerMove]
 
 
 class Outage(msgspec.Struct, frozen=True):
-    """Nothing moves, or something does again."""
+    """An outage that began or ended."""
 
     outage: str
-    """Why nothing does; empty when something does again."""
+    """The reason why no task can run; empty once the outage is over."""
 
 
 def event(name: str, data: object, id: str = "") -> bytes:
-    """Return an event as it is sent; without an id, the last one counts."""
+    """Encode an event. Without an id, the client keeps the id of its previous event."""
     head = f"id: {id}\nevent: {name}\ndata: " if id else f"event: {name}\ndata: "
     return head.encode() + describe_json(msgspec.json.encode(data)) + b"\n\n"
 
 
 def outage_event(outage: str) -> bytes:
-    """Return the event of an outage that has begun, or is over."""
+    """Encode the event of an outage that began, or ended if the text is empty."""
     return event("outage", Outage(outage))
 
 
@@ -136,27 +134,27 @@ def move(task: TaskChange) -> TaskMove:
 
 
 def move_of(task: TaskView) -> TaskMove:
-    """Return the state of a task as if it had just come into it."""
-    return made_from(TaskMove, task)
+    """Return the current state of a task as a state change."""
+    return build_from(TaskMove, task)
 
 
 def progress(mark: ProgressMark) -> Progress:
-    """Return the event of a task's progress."""
-    return made_from(Progress, mark)
+    return build_from(Progress, mark)
 
 
-def line(kind: Kind, said: LogEntry) -> Line:
-    """Return the event of a log line; for a run, it names the task."""
-    return made_from(RunLine if kind is Kind.RUN_LOG else Line, said)
+def line(kind: Kind, entry: LogEntry) -> Line:
+    """Return the event of a log line. For the log of a run, it names the task."""
+    return build_from(RunLine if kind is Kind.RUN_LOG else Line, entry)
 
 
 _ORDER = {TaskState.DISPATCHED: 0, TaskState.RUNNING: 1, TaskState.PENDING: 2}
 
 
-def age(task: TaskChange | TaskView) -> tuple[int, int]:
-    """Return what grows with every move of a task: its attempt, and how far that has come; one that waits comes last.
+def version(task: TaskChange | TaskView) -> tuple[int, int]:
+    """Return a pair that grows with each state change of a task: the attempt, and the order of the state within it.
 
-    A snapshot may be newer than the changes that follow it. By this, no listener gets what is over already.
+    A task that waits for its next attempt comes last in its attempt. A snapshot may be newer than the changes that
+    follow it; comparing versions keeps listeners from receiving older states.
     """
     return task.attempt, _ORDER.get(TaskState(task.status), 3)
 
@@ -172,7 +170,7 @@ def final(state: State) -> Any:
 
 
 class Fold:
-    """Changes of a queue, a run or the system, gathered from several commits into one event."""
+    """Changes of a queue, a run or the system, collected from several commits into one event."""
 
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
@@ -189,27 +187,27 @@ class Fold:
             self._counts.setdefault(task.queue, Counter())[task.status] += 1
 
     def add_runs(self, runs: Iterable[RunChange]) -> None:
-        """Add runs that have begun or ended."""
+        """Add runs that began or ended."""
         self._runs.update(run.status for run in runs if run.status)
 
     def add_workers(self, workers: Iterable[WorkerChange]) -> None:
         self._workers.update((worker.id, worker.state) for worker in workers)
 
     def events(self, cursor: str) -> bytes:
-        said = b""
+        events = b""
         if self.tasks:
-            said += event("tasks", TaskMoves([move(task) for task in self.tasks]), cursor)
+            events += event("tasks", TaskMoves([move(task) for task in self.tasks]), cursor)
         if self._counts or self._runs:
-            counts = {queue: dict(found) for queue, found in self._counts.items()}
-            said += event("activity", Activity(counts, dict(self._runs)), cursor)
+            counts = {queue: dict(counter) for queue, counter in self._counts.items()}
+            events += event("activity", Activity(counts, dict(self._runs)), cursor)
         if self._workers:
             moves = [WorkerMove(worker, state) for worker, state in self._workers.items()]
-            said += event("workers", WorkerMoves(moves), cursor)
-        return said
+            events += event("workers", WorkerMoves(moves), cursor)
+        return events
 
 
 def missed(subject: Subject, entries: Sequence[Entry]) -> Fold:
-    """Return what entries say of a queue, a run or the system."""
+    """Collect the changes in entries that concern a queue, a run or the system."""
     fold = Fold(subject.kind)
     for _, changes in entries:
         fold.add_tasks(task for task in changes.tasks if is_about(subject, task))

@@ -9,11 +9,11 @@ from uuid import UUID
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from orchestrator.api.bodies import LARGEST_BODY
+from orchestrator.api.bodies import MAX_BODY
 from orchestrator.api.context import Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN, check_queue, check_task_name
-from orchestrator.api.problems import Refused, at, unfit
+from orchestrator.api.problems import Refused, at, invalid
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.tasks.task import DuplicatePolicy, NewTask, UniqueKey
 from orchestrator.errors import InvalidTask
@@ -23,47 +23,47 @@ from orchestrator.sdk.tasks.options import DEFAULT_QUEUE, once
 routes = Routes("tasks", "/api/v1/tasks")
 
 _EXAMPLE = {"name": "shop.tasks.resize", "args": ["a.png"], "kwargs": {"width": 200}, "queue": "images"}
-_MOST_AT_ONCE = 10_000
-_MOST_UNDER_A_KEY = 1_000
-"""Each locks a key of its own, and Postgres has room for some thousands of locks."""
+_MAX_TASKS = 10_000
+_MAX_KEYED_TASKS = 1_000
+"""Tasks of a request with an idempotency key. Each takes a lock, of which Postgres has some thousands."""
 _ONE_KEY = "unique_key and the header Idempotency-Key: give one of them, not both."
 
 
 class NewCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A task to enqueue: its name, its arguments, and how it is to run."""
+    """A task to enqueue: its name, arguments and options."""
 
     name: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     queue: str | UnsetType = UNSET
-    """The queue it waits in; `default` if none is given."""
+    """The task's queue; `default` if none is given."""
     priority: int | UnsetType = UNSET
-    """From -100 to 100; higher goes first."""
+    """From -100 to 100; higher runs first."""
     delay: float | UnsetType = UNSET
-    """Seconds before it may start."""
+    """Seconds before the task may start."""
     eta: datetime | UnsetType = UNSET
-    """The time, with its zone, before which it may not start."""
+    """The time, with its zone, before which the task may not start."""
     expires: float | datetime | UnsetType = UNSET
-    """Seconds within which it must have started, or the time, with its zone; otherwise it fails as expired."""
+    """Seconds within which the task must start, or the time, with its zone; otherwise it fails as expired."""
     retries: int | UnsetType = UNSET
-    """How often a failed attempt is tried again."""
+    """Retries of a failed attempt."""
     timeout: float | UnsetType = UNSET
     """Seconds that one attempt may run."""
     unique_key: str | UnsetType = UNSET
-    """A key that only one such task may have at a time."""
+    """A key that only one task of this name may have at a time."""
     on_duplicate: DuplicatePolicy | UnsetType = UNSET
-    """If another has the key: `return` that one's id, `replace` its arguments while it waits, or `raise`."""
+    """If another task has the key: `return` its id, `replace` its arguments while it waits, or `raise`."""
     idempotency_key: str | UnsetType = UNSET
-    """The same key enqueues the task once, however often it is tried. The header Idempotency-Key says the same."""
+    """The same key enqueues the task once, however often the request is sent; like the header Idempotency-Key."""
     concurrency_key: str | UnsetType = UNSET
-    """Its concurrency key: keys take turns."""
+    """The concurrency key: keys take turns."""
     store_result: bool | UnsetType = UNSET
-    """Keep what it returns."""
+    """Store the result."""
     redact: list[str] | UnsetType = UNSET
-    """Names of arguments, and of fields in these and in the result, that nobody is shown; `@0` is the first argument
-    without a name."""
+    """Names of arguments, and of fields in arguments and result, that are redacted everywhere; `@0` is the first
+    positional argument."""
     headers: dict[str, str] | UnsetType = UNSET
-    """Texts that travel with it and with all that comes of it: up to 4,096 bytes. The task reads them."""
+    """Texts that the task and everything it starts can read: up to 4,096 bytes."""
 
     def options(self) -> dict[str, Any]:
         given = {name: getattr(self, name) for name in self.__struct_fields__[3:]}
@@ -73,31 +73,31 @@ class NewCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Tasks to enqueue together, all or none."""
 
-    tasks: Annotated[list[NewCall], Meta(max_length=_MOST_AT_ONCE)]
+    tasks: Annotated[list[NewCall], Meta(max_length=_MAX_TASKS)]
 
 
 class Enqueued(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A task that is stored, and will run."""
+    """A task that was enqueued."""
 
     id: UUID
     warning: str = ""
-    """Why it may not: no live worker has registered a task of this name. Left out if one has."""
+    """Set if no live worker has registered a task of this name."""
 
 
 class EnqueuedMany(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Tasks that are stored, in the order in which they were given."""
+    """Tasks that were enqueued, in the order of the request."""
 
     ids: list[UUID]
     warnings: list[str] = []
-    """One for each name that no live worker has registered; left out if there is none."""
+    """One for each name that no live worker has registered; omitted if there is none."""
 
 
 def new_task(api: Api, call: NewCall, key_scope: KeyScope, key: str | None = None) -> NewTask:
-    """Return a task as it is stored; raises what a caller should know."""
-    given = call.options()
-    if key is not None and given.setdefault("idempotency_key", key) != key:
-        raise unfit("Idempotency-Key and idempotency_key differ.")
-    task = call_by_name(api.settings, call.name, call.args, call.kwargs, options=given, queue=DEFAULT_QUEUE)
+    """Build a task from a call; raise the error for the caller if the call is invalid."""
+    options = call.options()
+    if key is not None and options.setdefault("idempotency_key", key) != key:
+        raise invalid("Idempotency-Key and idempotency_key differ.")
+    task = call_by_name(api.settings, call.name, call.args, call.kwargs, options=options, queue=DEFAULT_QUEUE)
     check_queue(key_scope, task.queue)
     check_task_name(key_scope, task.name)
     if task.unique is not None and task.unique.same_call:
@@ -106,7 +106,7 @@ def new_task(api: Api, call: NewCall, key_scope: KeyScope, key: str | None = Non
 
 
 def _with_key(task: NewTask, unique: UniqueKey) -> NewTask:
-    """Return a task under a key that belongs to the whole request, options and all."""
+    """Return a task whose key covers the whole request, options included."""
     return msgspec.structs.replace(task, unique=msgspec.structs.replace(unique, same_options=True))
 
 
@@ -119,11 +119,11 @@ def _enqueue_large(api: Api, body: NewCall, key: str | None, key_scope: KeyScope
 
 @routes.post("", about=WITHIN, scope=Scope.ENQUEUE, status=201, examples=[_EXAMPLE], call_large=_enqueue_large)
 async def enqueue(api: Api, body: NewCall, key: str | None, key_scope: KeyScope) -> Enqueued:
-    """Enqueue a task. It is durable when this is answered.
+    """Enqueue a task. It is durable once this is answered.
 
-    The name of a workflow or flow is refused. One that no live worker has registered is stored, with a `warning`. The
-    worker checks the arguments. A repeated request with the same `Idempotency-Key` gives the id of the first, and one
-    with other arguments or options is refused.
+    The name of a workflow or flow is rejected. A name that no live worker has registered is stored, with a `warning`.
+    The worker checks the arguments. A repeated request with the same `Idempotency-Key` returns the id of the first.
+    With other arguments or options it is rejected.
     """
     task = new_task(api, body, key_scope, key)
     warnings = await api.names.acheck(task.name)
@@ -137,13 +137,13 @@ async def enqueue(api: Api, body: NewCall, key: str | None, key_scope: KeyScope)
     scope=Scope.ENQUEUE,
     status=201,
     examples=[{"tasks": [_EXAMPLE, _EXAMPLE]}],
-    largest_body=LARGEST_BODY,
+    max_body=MAX_BODY,
 )
 def enqueue_many(api: Api, body: Calls, key: str | None, key_scope: KeyScope) -> EnqueuedMany:
     """Enqueue many tasks, all or none.
 
-    A repeated request with the same `Idempotency-Key` gives the ids of the first, and other tasks under it are refused.
-    Then there may be a thousand of them. A task with an `idempotency_key` of its own goes by that.
+    A repeated request with the same `Idempotency-Key` returns the ids of the first. With other tasks it is rejected. A
+    request with a key has at most a thousand tasks. A task with its own `idempotency_key` uses that.
     """
     tasks = [_numbered(api, index, call, key_scope) for index, call in enumerate(body.tasks)]
     warnings = api.names.check(task.name for task in tasks)
@@ -156,7 +156,7 @@ def enqueue_many(api: Api, body: Calls, key: str | None, key_scope: KeyScope) ->
 
 
 def _numbered(api: Api, index: int, call: NewCall, key_scope: KeyScope) -> NewTask:
-    """Return one of many tasks; what is wrong with it says which."""
+    """Build one of many tasks; an error names its index."""
     try:
         return new_task(api, call, key_scope)
     except (InvalidTask, Refused) as error:
@@ -164,16 +164,19 @@ def _numbered(api: Api, index: int, call: NewCall, key_scope: KeyScope) -> NewTa
 
 
 def _enqueue_once(api: Api, tasks: list[NewTask], key: str, key_scope: KeyScope) -> list[bytes]:
-    """Enqueue tasks under one key, of which each has a part: it is no name's own, so that other names meet it, too."""
-    if len(tasks) > _MOST_UNDER_A_KEY:
-        found = f"found {len(tasks):,}. Send them in parts, each with a key of its own."
-        raise unfit(f"#/tasks: expected at most {_MOST_UNDER_A_KEY:,} with a key; {found}")
+    """Enqueue tasks under one key.
+
+    Each task's key derives from it, and not from its name, so that other names conflict.
+    """
+    if len(tasks) > _MAX_KEYED_TASKS:
+        advice = f"found {len(tasks):,}. Send them in parts, each with a key of its own."
+        raise invalid(f"#/tasks: expected at most {_MAX_KEYED_TASKS:,} with a key; {advice}")
     period = api.settings.idempotency_period
     keyed = []
     for index, task in enumerate(tasks):
         if task.unique is None:
             task = _with_key(task, once("", f"{key}/{index}", period))
         elif not task.unique.same_call:
-            raise unfit(f"#/tasks/{index}: {_ONE_KEY}")
+            raise invalid(f"#/tasks/{index}: {_ONE_KEY}")
         keyed.append(task)
     return api.backend.tasks.enqueue_once(keyed, once("", f"{key}/{len(tasks)}", period).key, key_scope.queues)

@@ -1,7 +1,8 @@
-"""Flows at the root, in the words of the flow scheduler whose clients use them: a run is a task, completed or canceled.
+"""Flows at the root, with the names of the flow scheduler whose clients use these routes: a run is a task, completed or
+canceled.
 
-A flow's id is its name, and a version's is `name@version`. Texts of JSON are taken as well as data, and names of fields
-as they are written here or without underscores, in any case: `flow_id`, `FlowID`.
+A flow's id is its name, and a version's id is `name@version`. JSON may be sent as text or as data. Field names are
+accepted as written here or without underscores, in any case: `flow_id`, `FlowID`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.bodies import LARGEST_BODY
-from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api
+from orchestrator.api.bodies import MAX_BODY
+from orchestrator.api.context import MAX_INT, MAX_PAGE_SIZE, Api
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN, check_flow, check_workflow, subject
-from orchestrator.api.problems import unfit
+from orchestrator.api.problems import invalid
 from orchestrator.api.routes import flows
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.flow.definition import DEFAULT
@@ -33,20 +34,20 @@ from orchestrator.store.flow.runs import StoredFlow
 routes = Routes("flows at the root")
 
 _STATES = {"completed": "success", "canceled": "cancelled"}
-"""Their words for states, and ours."""
+"""The other scheduler's states, and ours."""
 _ALL = ("pending", "running", "completed", "failed", "canceling", "canceled")
-_WORDS = {ours: theirs for theirs, ours in _STATES.items()}
-_OF_NODES = {"success": "ok", "failed": "error", "cancelled": "canceled", "skipped": "canceled"}
+_THEIR_STATES = {ours: theirs for theirs, ours in _STATES.items()}
+_NODE_STATES = {"success": "ok", "failed": "error", "cancelled": "canceled", "skipped": "canceled"}
 
 
 class Created(msgspec.Struct, frozen=True):
-    """Something that was created."""
+    """A created object."""
 
     id: str
 
 
 class Ok(msgspec.Struct, frozen=True):
-    """It is done."""
+    """The request succeeded."""
 
     ok: str = "1"
 
@@ -114,17 +115,17 @@ class NodeRunItem(msgspec.Struct, frozen=True):
     worker_id: str
     worker_url: str
     visit: int = 0
-    """Of the last one on a page, give it as `after` to get the next page."""
+    """The number of the visit: the last one of a page is `after` of the next page."""
 
 
 class VersionsQuery(msgspec.Struct, frozen=True):
-    """Whose versions."""
+    """The flow whose versions to list."""
 
     flow_id: str
 
 
 class VersionQuery(msgspec.Struct, frozen=True):
-    """Which version: `name@version`."""
+    """The version to show: `name@version`."""
 
     id: str
 
@@ -139,23 +140,23 @@ class TasksQuery(msgspec.Struct, frozen=True):
 
 
 class TaskQuery(msgspec.Struct, frozen=True):
-    """Which task."""
+    """The task to show."""
 
     id: UUID
 
 
 class RunsQuery(msgspec.Struct, frozen=True):
-    """Of which task, and which visits to nodes."""
+    """The task, and which visits to nodes to list."""
 
     task_id: UUID
-    after: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
-    """`visit` of the last one on the page before; behind the last page, an empty one follows."""
-    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = LARGEST_PAGE
-    """How many visits; one may be several attempts."""
+    after: Annotated[int, Meta(ge=0, le=MAX_INT)] = 0
+    """`visit` of the last item on the previous page; the page behind the last is empty."""
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = MAX_PAGE_SIZE
+    """Visits on a page, at most; a visit may have several attempts."""
 
 
 class TaskSignal(msgspec.Struct, frozen=True):
-    """A value for a task, and the key under which it is written into its shared state."""
+    """A value for a key in the shared state of a task."""
 
     task_id: UUID
     key: Annotated[str, Meta(min_length=1, max_length=500)]
@@ -164,15 +165,15 @@ class TaskSignal(msgspec.Struct, frozen=True):
 
 _OF_ID = subject("run in ?id", {Kind.RUN: "id"}, "query")
 _OF_TASK_ID = subject("run in ?task_id", {Kind.RUN: "task_id"}, "query")
-_SIGNALLED = subject("run in the body", {Kind.RUN: "task_id"})
+_OF_BODY = subject("run in the body", {Kind.RUN: "task_id"})
 
 # -- flows
 
 
 @routes.post("/flows", about=WITHIN, examples=[{"name": "order"}])
 def create_flow(api: Api, body: dict[str, Any], key_scope: KeyScope) -> Created:
-    """Create a flow; its versions follow."""
-    name = check_name("flow", str(_given(body, "name")))
+    """Create a flow without versions."""
+    name = check_name("flow", str(_field(body, "name")))
     check_workflow(key_scope, name)
     api.backend.flows.declare(name)
     return Created(name)
@@ -181,8 +182,8 @@ def create_flow(api: Api, body: dict[str, Any], key_scope: KeyScope) -> Created:
 @routes.get("/flows", about=WITHIN)
 def list_flows(api: Api, key_scope: KeyScope) -> list[FlowItem]:
     """List flows."""
-    found = [one for one in api.backend.flows.names() if key_scope.has_workflow(one.name)]
-    return [FlowItem(one.name, one.name, one.version, _seconds(one.created_at)) for one in found]
+    found = [flow for flow in api.backend.flows.names() if key_scope.has_workflow(flow.name)]
+    return [FlowItem(flow.name, flow.name, flow.version, _seconds(flow.created_at)) for flow in found]
 
 
 @routes.post(
@@ -190,20 +191,20 @@ def list_flows(api: Api, key_scope: KeyScope) -> list[FlowItem]:
     about=WITHIN,
     examples=[{"flow_id": "order", "definition": {"start": "a", "nodes": {}}}],
     is_expensive=True,
-    largest_body=LARGEST_BODY,
+    max_body=MAX_BODY,
 )
 def create_version(api: Api, body: dict[str, Any], key_scope: KeyScope) -> Created:
-    """Create a version of a flow, and publish it unless its status is another."""
-    name = check_name("flow", str(_given(body, "flow_id", "flow", "name")))
+    """Create a version of a flow, and publish it unless its status is `draft`."""
+    name = check_name("flow", str(_field(body, "flow_id", "flow", "name")))
     check_workflow(key_scope, name)
-    source = _given(body, "definition_json", "definition")
+    source = _field(body, "definition_json", "definition")
     called = "definition_json" if isinstance(source, str) else "definition"
     flow = flows.read_source(api, source, called, key_scope)
     check_flow(key_scope, name, flow)
-    version = _whole(_given(body, "version", otherwise=0), "version")
-    status = str(_given(body, "status", otherwise="") or "published")
+    version = _integer(_field(body, "version", default=0), "version")
+    status = str(_field(body, "status", default="") or "published")
     if status not in ("published", "draft"):
-        raise unfit(f"There is no status {status!r:.60} of a version. Expected published or draft.")
+        raise invalid(f"There is no status {status!r:.60} of a version. Expected published or draft.")
     done = api.backend.flows.publish(name, flow, version or None, published=status == "published", rule=DEFAULT)
     return Created(f"{name}@{done.version}")
 
@@ -213,15 +214,15 @@ def list_versions(api: Api, query: VersionsQuery, key_scope: KeyScope) -> list[V
     """List the versions of a flow."""
     check_workflow(key_scope, query.flow_id)
     found = api.backend.flows.versions(query.flow_id)
-    if not found and all(one.name != query.flow_id for one in api.backend.flows.names()):
+    if not found and all(flow.name != query.flow_id for flow in api.backend.flows.names()):
         raise NotFound(f"There is no flow {query.flow_id!r:.200}.")
-    return [_version(one) for one in found]
+    return [_version(stored) for stored in found]
 
 
 @routes.get("/flows/version/get", about=WITHIN)
 def show_version(api: Api, query: VersionQuery, key_scope: KeyScope) -> VersionItem:
     """Get a version of a flow."""
-    name, version = _versioned(query.id)
+    name, version = _parse_version(query.id)
     check_workflow(key_scope, name)
     return _version(api.backend.flows.read(name, version))
 
@@ -231,14 +232,14 @@ def show_version(api: Api, query: VersionQuery, key_scope: KeyScope) -> VersionI
 
 @routes.post("/tasks", about=WITHIN, scope=Scope.ENQUEUE, examples=[{"flow_id": "order", "params": {"val": 2}}])
 def create_task(api: Api, body: dict[str, Any], key: str | None, key_scope: KeyScope) -> Created:
-    """Start a run of the newest published version of a flow; the same request_id or Idempotency-Key starts one."""
-    name = check_name("flow", str(_given(body, "flow_id", "flow")))
+    """Start a run of the newest published version of a flow, once for each request_id or Idempotency-Key."""
+    name = check_name("flow", str(_field(body, "flow_id", "flow")))
     check_workflow(key_scope, name)
     params, shared = _mapping(body, "params_json", "params"), _mapping(body, "shared_json", "shared")
-    version = _whole(_given(body, "version", otherwise=0), "version")
-    request = _given(body, "request_id", otherwise="") or key or ""
+    version = _integer(_field(body, "version", default=0), "version")
+    request = _field(body, "request_id", default="") or key or ""
     if key is not None and request != key:
-        raise unfit("request_id and the header Idempotency-Key differ: give one of them.")
+        raise invalid("request_id and the header Idempotency-Key differ: give one of them.")
     key = check_label("request_id", str(request)) if request else None
     run = api.backend.flows.start(name, params, new_id(), version=version or None, key=key, shared=shared)
     return Created(str(UUID(bytes=run)))
@@ -249,28 +250,28 @@ def list_flow_tasks(api: Api, query: TasksQuery, key_scope: KeyScope) -> list[Fl
     """List runs of flows, newest first."""
     status = query.status
     if status and status not in _ALL:
-        raise unfit(f"There is no status {status!r:.60}. Expected one of {', '.join(_ALL)}.")
+        raise invalid(f"There is no status {status!r:.60}. Expected one of {', '.join(_ALL)}.")
     states: tuple[str, ...] | None = (_STATES.get(status, status),) if status else None
     cancelling = True if status == "canceling" else False if status in ("pending", "running") else None
     if status == "canceling":
         states = ("pending", "running")
-    flow, version = _versioned(query.flow_version_id) if query.flow_version_id else (None, None)
-    wanted = FlowRunFilter(flow, version, states, cancelling, key_scope.workflows)
+    flow, version = _parse_version(query.flow_version_id) if query.flow_version_id else (None, None)
+    run_filter = FlowRunFilter(flow, version, states, cancelling, key_scope.workflows)
     offset = (query.page - 1) * query.page_size
-    found = api.backend.flows.list_page(wanted, limit=query.page_size, offset=offset)
-    return [_task(flows.hidden(api, view)) for view in found]
+    found = api.backend.flows.list_page(run_filter, limit=query.page_size, offset=offset)
+    return [_task(flows.redacted_run(api, view)) for view in found]
 
 
 @routes.get("/tasks/get", about=_OF_ID)
 def show_task(api: Api, query: TaskQuery) -> FlowTask:
     """Get a run of a flow, with its shared state."""
-    return _task(flows.hidden(api, api.backend.flows.show(query.id.bytes)))
+    return _task(flows.redacted_run(api, api.backend.flows.show(query.id.bytes)))
 
 
 @routes.post("/tasks/cancel", about=_OF_ID)
 def cancel_task(api: Api, query: TaskQuery) -> Ok:
     """Cancel a run of a flow."""
-    api.backend.flows.show(query.id.bytes)  # there is such a one
+    api.backend.flows.show(query.id.bytes)  # raises NotFound if there is no such run
     api.backend.runs.cancel(query.id.bytes)
     return Ok()
 
@@ -287,50 +288,50 @@ def list_node_runs(api: Api, query: RunsQuery) -> list[NodeRunItem]:
     return items
 
 
-@routes.post("/tasks/signal", about=_SIGNALLED, examples=[{"task_id": str(UUID(int=7)), "key": "flag", "value": True}])
+@routes.post("/tasks/signal", about=_OF_BODY, examples=[{"task_id": str(UUID(int=7)), "key": "flag", "value": True}])
 def signal_task(api: Api, body: TaskSignal) -> Ok:
-    """Write a value into the shared state of a run of a flow, for nodes that wait for it."""
+    """Write a value into the shared state of a run of a flow, where nodes wait for it."""
     api.backend.flows.signal(body.task_id.bytes, body.key, body.value)
     return Ok()
 
 
-# -- their words
+# -- conversions
 
 
-_NOTHING = object()
+_REQUIRED = object()
 
 
-def _given(body: Mapping[str, Any], *names: str, otherwise: Any = _NOTHING) -> Any:
-    found = {str(key).replace("_", "").lower(): value for key, value in body.items()}
+def _field(body: Mapping[str, Any], *names: str, default: Any = _REQUIRED) -> Any:
+    fields = {str(key).replace("_", "").lower(): value for key, value in body.items()}
     for name in names:
-        value = found.get(name.replace("_", ""))
+        value = fields.get(name.replace("_", ""))
         if value is not None:
             return value
-    if otherwise is _NOTHING:
-        raise unfit(f"{names[0]} is missing.")
-    return otherwise
+    if default is _REQUIRED:
+        raise invalid(f"{names[0]} is missing.")
+    return default
 
 
 def _mapping(body: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return a mapping by any of its names, as data or as a text of JSON."""
-    found = _given(body, *names, otherwise={})
+    """Return a mapping under any of its names, as data or JSON text."""
+    found = _field(body, *names, default={})
     if isinstance(found, str):
         try:
             found = msgspec.json.decode(found) if found else {}
         except msgspec.DecodeError as error:
-            raise unfit(f"{names[0]} is not JSON: {error}") from None
+            raise invalid(f"{names[0]} is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise unfit(f"{names[0]} is a mapping.")
+        raise invalid(f"{names[0]} is a mapping.")
     return found
 
 
-def _whole(value: Any, name: str) -> int:
+def _integer(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 2**31 or value != int(value):
-        raise unfit(f"{name} is a whole number; found {value!r:.60}.")
+        raise invalid(f"{name} is a whole number; found {value!r:.60}.")
     return int(value)
 
 
-def _versioned(text: str) -> tuple[str, int]:
+def _parse_version(text: str) -> tuple[str, int]:
     name, _, version = text.rpartition("@")
     if not name or not version.isascii() or not version.isdecimal() or not 0 < int(version[:10]) < 2**31:
         raise NotFound(f"There is no version {text!r:.100} of a flow: expected something like order@1.")
@@ -345,11 +346,11 @@ def _text(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _version(found: StoredFlow) -> VersionItem:
-    status = "published" if found.published else "draft"
-    text = _text(found.flow)
-    identifier = f"{found.name}@{found.version}"
-    return VersionItem(identifier, found.name, found.version, text, status, _seconds(found.created_at))
+def _version(flow: StoredFlow) -> VersionItem:
+    status = "published" if flow.published else "draft"
+    text = _text(flow.flow)
+    identifier = f"{flow.name}@{flow.version}"
+    return VersionItem(identifier, flow.name, flow.version, text, status, _seconds(flow.created_at))
 
 
 def _task(view: FlowRunView) -> FlowTask:
@@ -360,7 +361,7 @@ def _task(view: FlowRunView) -> FlowTask:
         flow_id=view.flow,
         flow_name=view.flow,
         flow_version=view.version,
-        status="canceling" if view.cancelling and is_open else _WORDS.get(view.status, view.status),
+        status="canceling" if view.cancelling and is_open else _THEIR_STATES.get(view.status, view.status),
         params_json=_text(view.params),
         shared_json=_text(view.shared),
         params=view.params,
@@ -385,7 +386,7 @@ def _node_run(task: UUID, attempt: str, view: NodeRunView) -> NodeRunItem:
         task_id=str(task),
         node_key=view.node,
         attempt_no=view.attempt,
-        status=_OF_NODES.get(view.status, view.status),
+        status=_NODE_STATES.get(view.status, view.status),
         prep_json=_text(prep),
         exec_input_json=_text(view.input),
         exec_output_json=_text(view.output),

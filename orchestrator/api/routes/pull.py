@@ -1,7 +1,7 @@
-"""Work for workers that pull it, at the root: behind a firewall, in any language.
+"""Work for pull workers, at the root: they may be behind a firewall, and written in any language.
 
-A poll that waits holds neither a thread nor a connection to Postgres. What is completed is durable before it is
-answered: the worker that watches the execution reports it, the leader applies that, and only then is it said here.
+A waiting poll holds neither a thread nor a Postgres connection. A completion is durable before it is answered: the
+worker that watches the execution reports it, the leader applies the report, and only then does this process respond.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from orchestrator.transport.pull import Leased, let_go
 
 routes = Routes("pull", "/queue")
 
-_LOOK_AGAIN = 5.0
-"""Seconds after which a poll looks again: a notification may have been lost."""
-_APPLYING = 20.0
-"""Seconds that a completion may take to be in Postgres, before it is to be sent again."""
-_UNKNOWN = 0.5
-"""Seconds after which a completion is tried again that Redis does not know: an offer that was lost is renewed soon."""
+_POLL_INTERVAL = 5.0
+"""Seconds after which a poll checks again, because a notification may be lost."""
+_APPLY_TIMEOUT = 20.0
+"""Seconds to wait until a completion is stored in Postgres, before the client must send it again."""
+_UNKNOWN_RETRY = 0.5
+"""Seconds before a completion that Redis does not know is retried: a lost offer is renewed soon."""
 _LOST = "Redis has restarted or was emptied, and the work has not been offered again yet"
-_AROUND = 4_096
-"""Bytes of a completion that may be around its result."""
+_OVERHEAD = 4_096
+"""Bytes of a completion besides its result."""
 
 QueueId = Annotated[str, Meta(pattern=whole("[A-Za-z0-9-]{1,63}~[0-9a-f]{16}"), examples=["x-1~0123456789abcdef"])]
 
@@ -51,7 +51,6 @@ class Poll(msgspec.Struct, frozen=True, kw_only=True):
 
     worker_id: WorkerId
     services: Annotated[list[ServiceName], Meta(min_length=1, max_length=100)]
-    """Its services."""
     wait: Annotated[float, Meta(ge=0, le=60)] = 20.0
     """Seconds to wait for work."""
 
@@ -60,24 +59,24 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Leased work."""
 
     queue_id: str
-    """To be given with heartbeats, and when it is done."""
+    """The id of the lease, for heartbeats and completion."""
     id: str
-    """The same."""
+    """The same as `queue_id`."""
     task_id: str
     task: str
     service: str
     node_key: str
-    """The step of the workflow, if it is one."""
+    """The step of the workflow, if the task has one."""
     request_id: str
-    """The same for every holder of the work, so that a repetition can be recognised."""
+    """The same for every lease of the work, so that the service can deduplicate requests."""
     attempt: int
-    """How many have had it, this time included; the others fell silent."""
+    """The number of leases of the work, including this one; earlier leases expired."""
     lease: float
-    """Seconds within which the next heartbeat must come."""
+    """Seconds within which the next heartbeat must arrive."""
     input: Any
     params: Any
     input_json: str
-    """Input and params once more, as a text."""
+    """Input and params as JSON text."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,60 +87,61 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Beat(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of a holder."""
+    """A heartbeat of a leased work item."""
 
     queue_id: QueueId
     progress: Progress | None = None
-    """Shown with the task; the last one stays."""
+    """Shown with the task; without it, the previous progress stays."""
 
 
 class Return(msgspec.Struct, frozen=True, kw_only=True):
-    """Work that its holder gives back."""
+    """A leased work item to return."""
 
     queue_id: QueueId
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of the work."""
+    """The result of a work item."""
 
     queue_id: QueueId
     result: Any = None
     error: str | dict[str, Any] | None = None
-    """A text, or an object with `kind`, `message`, `retryable`, `retry_after` (seconds) and `detail`, if it failed."""
+    """The error, if any: a text, or an object with `kind`, `message`, `retryable`, `retry_after` (seconds) and
+    `detail`."""
     logs: Annotated[list[str], Meta(max_length=1_000)] = []
-    """Log lines of the work, for the log of the task."""
+    """Log lines for the log of the task."""
 
 
 @routes.post(
     "/poll",
     about=WHOLE,
-    may_be_nothing=True,
+    may_be_empty=True,
     true_values=True,
     examples=[{"worker_id": "w1", "services": ["sum"], "wait": 0}],
 )
 def poll_queue(api: Api, body: Poll) -> Steps[Work | None]:
-    """Ask for work: answered when there is some, or with 204 when there was none."""
+    """Poll for work: answered once there is some, or with 204 after the wait."""
     services, deadline, pause = list(dict.fromkeys(body.services)), time.monotonic() + body.wait, Pause()
     with api.pull_waiters().offers.listening(services, pause.ring):
         while True:
-            taken = api.pull_waiters().pulls.take(body.worker_id, services)
-            left = deadline - time.monotonic()
-            if taken is not None or left <= 0:
-                return None if taken is None else _answer(api, taken)
-            pause.seconds = min(left, _LOOK_AGAIN)
+            leased = api.pull_waiters().pulls.take(body.worker_id, services)
+            remaining = deadline - time.monotonic()
+            if leased is not None or remaining <= 0:
+                return None if leased is None else _answer(api, leased)
+            pause.seconds = min(remaining, _POLL_INTERVAL)
             yield pause
 
 
 @routes.post("/heartbeat", about=WHOLE)
 def queue_heartbeat(api: Api, body: Beat) -> Ok:
-    """Renew the lease of work; refused with 409 if it was lost, or the work has ended."""
+    """Renew the lease of a work item; 409 if the lease was lost, or the work has ended."""
     progress = b"" if body.progress is None else msgspec.json.encode(body.progress)
     return _ok_if("leased", api, body.queue_id, api.pull_waiters().pulls.beat(body.queue_id, progress))
 
 
 @routes.post("/return", about=WHOLE)
 def return_work(api: Api, body: Return) -> Ok:
-    """Give work back unfinished: the next poll gets it at once, and it costs neither an attempt nor a lease."""
+    """Return a work item unfinished: the next poll gets it at once, and it costs neither an attempt nor a lease."""
     return _ok_if("returned", api, body.queue_id, api.pull_waiters().pulls.give_back(body.queue_id))
 
 
@@ -156,38 +156,40 @@ def _ok_if(expected: str, api: Api, queue_id: str, state: str) -> Ok:
 
 @routes.post("/complete", about=WHOLE)
 def complete_work(api: Api, body: Completion) -> Steps[Ok]:
-    """Hand in what came of something; answered when that is in Postgres. The same again changes nothing, and
-    something else is refused with 409."""
-    said = msgspec.json.encode({"result": body.result, "error": body.error or "", "logs": body.logs})
-    if len(said) > api.settings.max_payload + _AROUND:
+    """Complete a work item; answered once the result is stored in Postgres.
+
+    Repeating the request changes nothing, and a different result is rejected with 409.
+    """
+    completion = msgspec.json.encode({"result": body.result, "error": body.error or "", "logs": body.logs})
+    if len(completion) > api.settings.max_payload + _OVERHEAD:
         detail = (
             f"A result has at most {api.settings.max_payload:,} bytes (setting max_payload): send an error instead."
         )
         raise refused(413, "The result is too large", detail)
-    same = msgspec.json.encode([body.result, body.error or ""], order="sorted")
-    pause, deadline, is_kept = Pause(), time.monotonic() + _APPLYING, False
-    with _told(api, body.queue_id, pause) as task:
+    fingerprint = msgspec.json.encode([body.result, body.error or ""], order="sorted")
+    pause, deadline, is_pending = Pause(), time.monotonic() + _APPLY_TIMEOUT, False
+    with _waking_at_end(api, body.queue_id, pause) as task:
         while True:
-            state = api.pull_waiters().pulls.complete(body.queue_id, said, same)
+            state = api.pull_waiters().pulls.complete(body.queue_id, completion, fingerprint)
             if state not in ("done", "again", "ended", "unknown"):
                 raise _refusal(state, body.queue_id)
-            is_kept |= state != "unknown"
-            left = deadline - time.monotonic()
-            if state == "ended" or (state != "done" and is_kept and _has_ended(api, body.queue_id, task)):
+            is_pending |= state != "unknown"
+            remaining = deadline - time.monotonic()
+            if state == "ended" or (state != "done" and is_pending and _has_ended(api, body.queue_id, task)):
                 return Ok()
             if state == "unknown":
                 _refuse_unless_open(api, body.queue_id)
-            if left <= 0:
+            if remaining <= 0:
                 if state == "unknown":
                     raise refused(503, "It is not known yet", f"{_LOST}: send it again.")
                 raise refused(503, "It is kept, but not in Postgres yet", "No leader has applied it: send it again.")
-            pause.seconds = min(left, _UNKNOWN if state == "unknown" else _LOOK_AGAIN)
+            pause.seconds = min(remaining, _UNKNOWN_RETRY if state == "unknown" else _POLL_INTERVAL)
             yield pause
 
 
 @contextmanager
-def _told(api: Api, queue_id: str, pause: Pause) -> Iterator[bytes | None]:
-    """End pauses when the end of a task is announced, or its watcher releases an execution; yield the task."""
+def _waking_at_end(api: Api, queue_id: str, pause: Pause) -> Iterator[bytes | None]:
+    """Wake a pause when the end of a task is announced, or its watcher releases the execution; yield the task."""
     found = api.pull_waiters().pulls.task_of(queue_id)
     task = task_of(queue_id.rpartition("~")[0]) if found is None else UUID(found).bytes
     if task is None:
@@ -207,7 +209,7 @@ def _told(api: Api, queue_id: str, pause: Pause) -> Iterator[bytes | None]:
 
 
 def _has_ended(api: Api, queue_id: str, task: bytes | None) -> bool:
-    """Say whether the task has ended, where its watcher can no longer say so."""
+    """Return whether the task has ended, for when its watcher can no longer answer."""
     if task is None:
         return False
     outcome = api.backend.connections.outcomes([task]).get(task)
@@ -217,15 +219,15 @@ def _has_ended(api: Api, queue_id: str, task: bytes | None) -> bool:
 
 
 def _refuse_unless_open(api: Api, queue_id: str) -> None:
-    """Say what became of work that Redis does not know; return if it is offered again, or renewed, in a moment."""
+    """Raise the reason why Redis does not know a work item; return if it will be offered again in a moment."""
     name = queue_id.rpartition("~")[0]
     task = task_of(name)
     if task is not None:
         with api.backend.connections.reading() as connection:
             found = details.of_open(connection, task)
         if found is not None:
-            failures, kept = found
-            record = decode_record(kept)
+            failures, stored_record = found
+            record = decode_record(stored_record)
             if record is None or (record.name, record.failures) == (name, failures):
                 return
             raise _refusal("replaced", queue_id)
@@ -249,30 +251,30 @@ def _refusal(state: str, queue_id: str) -> Exception:
     return error
 
 
-def _answer(api: Api, taken: Leased) -> Any:
-    """Return work as it is answered. What is large is read and written here, in a thread, and not taken apart."""
-    stored = whole_reference(taken.offer.stored)
+def _answer(api: Api, leased: Leased) -> Any:
+    """Build the response of a poll. A large payload is read here, in a thread, and its values are not decoded."""
+    stored = whole_reference(leased.offer.stored)
     if stored is None:
-        return _work(taken, taken.offer.body)
+        return _work(leased, leased.offer.body)
     try:
         body = read_encoded(stored)
     except (NoStore, Unavailable):
-        api.pull_waiters().pulls.leave(taken)
+        api.pull_waiters().pulls.leave(leased)
         raise
-    return Response(msgspec.json.encode(_work(taken, body)), media_type=JSON)
+    return Response(msgspec.json.encode(_work(leased, body)), media_type=JSON)
 
 
-def _work(taken: Leased, text: bytes) -> Work:
-    offer, body = taken.offer, msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+def _work(leased: Leased, text: bytes) -> Work:
+    offer, body = leased.offer, msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     return Work(
-        queue_id=taken.queue_id,
-        id=taken.queue_id,
+        queue_id=leased.queue_id,
+        id=leased.queue_id,
         task_id=offer.task_id,
         task=offer.task,
         service=offer.service,
         node_key=offer.step,
         request_id=offer.name,
-        attempt=taken.number,
+        attempt=leased.number,
         lease=offer.lease,
         input=body["input"],
         params=body["params"],

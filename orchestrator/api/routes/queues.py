@@ -1,4 +1,4 @@
-"""Queues, and the workers that take from them."""
+"""Queues and workers: pause, limit, purge and drain."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import LARGEST, Api, Done
+from orchestrator.api.context import MAX_INT, Api, Done
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import QUEUE, WHOLE
 from orchestrator.sdk.calls.fleet import Drained
@@ -20,28 +20,28 @@ routes = Routes("queues", "/api/v1/queues")
 class QueueLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits of a queue; null lifts a limit."""
 
-    concurrency: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
-    """How many of its tasks may run at once."""
+    concurrency: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
+    """Tasks of the queue that may run at once."""
     rate: str | None = None
-    """How often one may start: `10/s`, `100/minute`."""
+    """The rate of starts: `10/s`, `100/minute`."""
 
 
 class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds for which a queue's tasks are kept; 0 is for ever, null as the settings say."""
+    """Seconds for which ended tasks of a queue are kept; 0 means forever, null the default of the settings."""
 
     success: float | None = None
     failed: float | None = None
 
 
 class QueueQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which queue may be meant."""
+    """Whether the queue may be new."""
 
     new: bool = False
     """Accept a queue that no task, worker, workflow or setting has named yet."""
 
 
-def _named(api: Api, name: str, query: QueueQuery | None = None) -> str:
-    """Return the name of a queue that there is, or that is said to be `new`."""
+def _existing(api: Api, name: str, query: QueueQuery | None = None) -> str:
+    """Check that a queue exists, or is declared as `new`; return its name."""
     check_name("queue", name)
     if query is None or not query.new:
         refuse_unnamed(name, api.backend.queues.named(), if_new="" if query is None else "?new=true")
@@ -50,37 +50,37 @@ def _named(api: Api, name: str, query: QueueQuery | None = None) -> str:
 
 @routes.post("/{name}/pause", about=QUEUE)
 def pause_queue(api: Api, name: str, query: QueueQuery) -> Done:
-    """Hand out nothing more of a queue; what is with the workers goes on."""
-    api.backend.queues.pause(_named(api, name, query), True)
+    """Pause a queue: no more of its tasks are dispatched, and those with workers go on."""
+    api.backend.queues.pause(_existing(api, name, query), True)
     return Done("paused")
 
 
 @routes.post("/{name}/resume", about=QUEUE)
 def resume_queue(api: Api, name: str) -> Done:
-    """Hand the tasks of a queue out again."""
-    api.backend.queues.pause(_named(api, name), False)
+    """Resume a queue."""
+    api.backend.queues.pause(_existing(api, name), False)
     return Done("resumed")
 
 
 @routes.put("/{name}/limits", about=QUEUE, examples=[{"concurrency": 10, "rate": "100/minute"}])
 def limit_queue(api: Api, name: str, query: QueueQuery, body: QueueLimits) -> Done:
-    """Set how many tasks of a queue may run at once, and how often one may start."""
-    api.backend.queues.limit(_named(api, name, query), body.concurrency, check_rate("rate", body.rate))
+    """Set how many tasks of a queue may run at once, and their rate of starts."""
+    api.backend.queues.limit(_existing(api, name, query), body.concurrency, check_rate("rate", body.rate))
     return Done("limited")
 
 
 @routes.put("/{name}/retention", about=QUEUE, examples=[{"success": 3600, "failed": 604800}])
 def retain_queue(api: Api, name: str, query: QueueQuery, body: Retention) -> Done:
-    """Set how long the tasks of a queue are kept after they have ended."""
+    """Set how long ended tasks of a queue are kept."""
     success, failed = check_retention("success", body.success), check_retention("failed", body.failed)
-    api.backend.queues.retain(_named(api, name, query), success, failed)
+    api.backend.queues.retain(_existing(api, name, query), success, failed)
     return Done("retained")
 
 
 @routes.post("/{name}/purge", about=QUEUE, status=202)
 def purge_queue(api: Api, name: str) -> Done:
-    """Cancel everything that waits in a queue now."""
-    api.backend.queues.purge(_named(api, name))
+    """Cancel all tasks that wait in a queue now."""
+    api.backend.queues.purge(_existing(api, name))
     return Done("asked to purge")
 
 
@@ -91,9 +91,9 @@ WorkerName = Annotated[str, Meta(min_length=1, max_length=300, examples=["web1-8
 
 @worker_routes.post("/{id}/drain", about=WHOLE, status=202)
 def drain_worker(api: Api, id: WorkerName) -> Drained:
-    """Have a worker take nothing more, finish what it runs, and end, with all of its processes, as SIGTERM does.
+    """Drain a worker, like SIGTERM: it takes no more tasks, finishes those it runs, and ends all its processes.
 
-    The id is that of one of its processes, the name of the worker (its host and the number of its parent process), or
-    its host if no other worker is there. What starts again under that name is another worker, and goes on.
+    The id is that of one of its processes, the worker's name (its host and the number of its parent process), or its
+    host if no other worker is there. A worker that starts later under the same name is not drained.
     """
     return api.backend.fleet.drain(id)

@@ -9,11 +9,11 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Page, filter_fields, made_from
+from orchestrator.api.context import MAX_PAGE_SIZE, PAGE_SIZE, Api, Page, build_from, filter_fields
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import RUN, WITHIN
-from orchestrator.api.redacting import error_shown, shown
-from orchestrator.api.routes.tasks import Log, Stored, WaitQuery, shown_log, stored_at
+from orchestrator.api.redacting import redacted, redacted_error
+from orchestrator.api.routes.tasks import Log, Stored, WaitQuery, log_answer, stored_at
 from orchestrator.api.routes.workflows import Started
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.plain import whole
@@ -29,57 +29,57 @@ from orchestrator.time_limits import TimeLimit
 
 routes = Routes("runs", "/api/v1/runs")
 
-LARGEST_OUTPUTS = 16_000_000
-"""Bytes from the payload store that one answer has of all outputs together: more is read task by task."""
+MAX_OUTPUTS = 16_000_000
+"""Bytes from the payload store in one response with all outputs; larger outputs are read task by task."""
 
 
 class RunQuery(filter_fields(RunFilter, "within", "part")):  # type: ignore[misc]
     """Which runs to list, and how many."""
 
     cursor: UUID | None = None
-    """`next` of the page before."""
-    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
+    """`next` of the previous page."""
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = PAGE_SIZE
 
 
 class CodeAnswer(msgspec.Struct, frozen=True):
-    """Details of a run of code beside its counters."""
+    """Details of a run of a workflow as code."""
 
     args: list[Any]
     kwargs: dict[str, Any]
     result: Any
     error: ErrorView | None
     state: dict[str, Any]
-    """The state that its code has set for people."""
+    """The state that the code has published for people."""
     turn: str | None
-    """Its code is `waiting`, `ready` for a worker, `unknown` to all workers, or `running`; null when it has ended."""
+    """The code is `waiting`, `ready` for a worker, `unknown` to all workers, or `running`; null once the run has
+    ended."""
     places: list[str]
-    """Where in the code it waits."""
+    """The places in the code at which it waits."""
     signals: list[str]
-    """Names of signals that it waits for."""
+    """The names of signals that the code waits for."""
     updates: list[str]
-    """Names of updates that have no answer yet."""
+    """The names of updates without an answer."""
     waits_for: list[OpenView]
-    """The first of what it has asked for that has not ended."""
+    """The first tasks, timers and other items that the code has started and that have not ended."""
     more: bool
-    """There is more of that."""
+    """Whether there are more of them."""
     handlers: list[tuple[str, str, list[str]]] = []
-    """What its code answers: `query`, `update` or `signal`, the name, and the names of the arguments."""
+    """The handlers of the code: `query`, `update` or `signal`, the name, and the names of the arguments."""
     result_stored: Stored | None = None
-    """Where the result is, if it is too large for this answer; then `result` is null."""
+    """The location of a result that is too large for this response; then `result` is null."""
     args_stored: Stored | None = None
-    """Where the arguments are, if they are too large for this answer; then `args` and `kwargs` are empty."""
+    """The location of arguments that are too large for this response; then `args` and `kwargs` are empty."""
     unseen: int = 0
-    """How many signals and updates its code has not been shown; a thousand stands for more."""
+    """The number of signals and updates that the code has not received; a thousand stands for more."""
 
 
 class RunAnswer(msgspec.Struct, frozen=True):
-    """All that is known of one run but its tasks."""
+    """A run with its details, without its tasks."""
 
     run: RunDetail
     steps: list[StepView]
-    """Of a run of a definition."""
     code: CodeAnswer | None
-    """Of a run of a workflow as code: what it was given, what it waits for, what came of it."""
+    """The details of a run of a workflow as code."""
 
 
 class Steps(msgspec.Struct, frozen=True):
@@ -93,48 +93,48 @@ class Outputs(msgspec.Struct, frozen=True, omit_defaults=True):
 
     outputs: dict[str, Any]
     stored: dict[str, list[Stored]] = {}
-    """By step, where values are that are too large for this answer; null stands for them in `outputs`."""
+    """By step, the locations of values that are too large for this response; they are null in `outputs`."""
 
 
 class Rerun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a run is started over."""
+    """How to rerun a run."""
 
     from_step: str | None = None
-    """Keep what is not below this step."""
+    """Keep the results of steps that do not depend on this step."""
 
 
 def list_page(api: Api, query: RunQuery, key_scope: KeyScope, *, may_lag: bool = False) -> Page[RunView]:
-    """Return a page of runs; one that `may_lag` comes from the read replica."""
-    wanted = made_from(RunFilter, query, within=key_scope.workflows)
+    """Return a page of runs. With `may_lag` it comes from the read replica."""
+    run_filter = build_from(RunFilter, query, within=key_scope.workflows)
     read = api.read_list if may_lag else api.read
-    return Page(*read(insights.page_of_runs, wanted, limit=query.limit, before=query.cursor))
+    return Page(*read(insights.page_of_runs, run_filter, limit=query.limit, before=query.cursor))
 
 
 def find(api: Api, id: UUID) -> RunAnswer:
-    """Return a run with all that belongs to it, or say that there is none."""
+    """Return a run with its details; raise NotFound if there is none."""
     with api.reading() as connection:
         run = insights.show_run(connection, id)
         if run is None:
             raise NotFound.by_id("run", str(id))
         code = insights.show_code(connection, id) if run.code else None
         steps = insights.list_steps(connection, id) if run.workflow and not run.code else []
-    run = shown(api, dataclasses.replace(run, params=insights.readable_params(run.params)))
+    run = redacted(api, dataclasses.replace(run, params=insights.readable_params(run.params)))
     return RunAnswer(run, steps, None if code is None else _of_code(id, code, api.redaction_of_run(id)))
 
 
 def _of_code(id: UUID, code: CodeView, hidden: Redaction) -> CodeAnswer:
-    given, returned = stored_at(id, code.payload, "arguments"), stored_at(id, code.result, "result")
-    arguments, keywords = ([], {}) if given else hidden.call_shown(*call_of(code.payload))
-    return made_from(
+    args_stored, result_stored = stored_at(id, code.payload, "arguments"), stored_at(id, code.result, "result")
+    arguments, keywords = ([], {}) if args_stored else hidden.call_shown(*call_of(code.payload))
+    return build_from(
         CodeAnswer,
         code,
         args=as_json(arguments),
         kwargs=as_json(keywords),
-        result=None if code.result is None or returned else as_json(hidden.shown(stored_value(code.result))),
-        error=error_shown(hidden, code.error),
+        result=None if code.result is None or result_stored else as_json(hidden.shown(stored_value(code.result))),
+        error=redacted_error(hidden, code.error),
         state=as_json(hidden.shown({name: stored_value(value) for name, value in code.state.items()})),
-        result_stored=returned,
-        args_stored=given,
+        result_stored=result_stored,
+        args_stored=args_stored,
     )
 
 
@@ -146,9 +146,9 @@ def list_runs(api: Api, query: RunQuery, key_scope: KeyScope) -> Page[RunView]:
 
 @routes.get("/{id}", about=RUN)
 def show_run(api: Api, id: UUID, query: WaitQuery) -> RunAnswer | Waiting[RunAnswer]:
-    """Show all that is known of one run but its tasks, which `/tasks?run=` lists.
+    """Show a run with its details. Its tasks are listed by `/tasks?run=`.
 
-    With `wait`, it is answered as soon as the run has ended, or after so many seconds.
+    With `wait`, the response is sent once the run has ended, or after so many seconds.
     """
     return _when_ended(api, id, query.wait) if query.wait else find(api, id)
 
@@ -166,35 +166,35 @@ def show_steps(api: Api, id: UUID) -> Steps:
 
 @routes.get("/{id}/outputs", about=RUN, is_expensive=True)
 def show_outputs(api: Api, id: UUID) -> Outputs:
-    """Show what the steps of a run of a definition came to; of what is very large, where it is."""
-    api.backend.runs.progress(id.bytes)  # there is such a run
-    outputs, left = api.backend.runs.outputs_within(id.bytes, LARGEST_OUTPUTS)
-    stored = {step: [_where(reference) for reference in some] for step, some in left.items()}
+    """Show the outputs of the steps of a run of a definition; for very large outputs, their location."""
+    api.backend.runs.progress(id.bytes)  # raises NotFound if there is no such run
+    outputs, too_large = api.backend.runs.outputs_within(id.bytes, MAX_OUTPUTS)
+    stored = {step: [_location(reference) for reference in references] for step, references in too_large.items()}
     return Outputs(api.redaction_of_run(id).shown(outputs), stored)
 
 
-def _where(reference: Reference) -> Stored:
+def _location(reference: Reference) -> Stored:
     what = "result" if reference.what == RESULT else "arguments"
     return Stored(reference.size, f"/api/v1/tasks/{UUID(bytes=reference.task)}/{what}")
 
 
 class RunLogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """From which place on lines are shown."""
+    """The cursor after which lines are listed."""
 
     cursor: Annotated[str, Meta(pattern=whole("[0-9]{1,19}-[0-9]{1,9}"))] = ""
 
 
 @routes.get("/{id}/logs", about=RUN)
 def run_log(api: Api, id: UUID, query: RunLogQuery) -> Log:
-    """Show what the tasks of a run said, printed and logged: a page of it, the oldest first."""
-    api.backend.runs.progress(id.bytes)  # there is such a run
-    return shown_log(api.backend.runs.log(id.bytes, query.cursor))
+    """Show what the tasks of a run printed and logged: a page, the oldest first."""
+    api.backend.runs.progress(id.bytes)  # raises NotFound if there is no such run
+    return log_answer(api.backend.runs.log(id.bytes, query.cursor))
 
 
 @routes.post("/{id}/rerun", about=RUN, status=201, examples=[{"from_step": "load"}], is_expensive=True)
 def rerun(api: Api, id: UUID, body: Rerun) -> Started:
-    """Start a run over, with the same version and parameters."""
-    api.backend.runs.progress(id.bytes)  # there is such a run
+    """Start a new run with the same version and parameters."""
+    api.backend.runs.progress(id.bytes)  # raises NotFound if there is no such run
     new = new_id()
     api.backend.runs.rerun(id.bytes, new, body.from_step)
     return Started(UUID(bytes=new))

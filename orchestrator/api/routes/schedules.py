@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, made_from
+from orchestrator.api.context import MAX_INT, MAX_PAGE_SIZE, PAGE_SIZE, Api, build_from
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes.workflows import Started
@@ -24,85 +24,83 @@ _EXAMPLE = {"schedule": {"cron": "0 6 * * *", "timezone": "Europe/Berlin"}}
 
 
 class ScheduleView(msgspec.Struct, frozen=True):
-    """A schedule and how it is doing."""
+    """A schedule and its state."""
 
     workflow: str
     name: str
     when: str
-    """In words."""
+    """The schedule in words."""
     paused: bool
     declared: bool
-    """It stands in the definition of its workflow, or in an application's code."""
+    """Whether the schedule is declared in a workflow's definition or an application's code."""
     next_fire: datetime | None
     last_fire: datetime | None
     last_run: UUID | None
     last_state: str | None
     fired: int
     skipped: int
-    """Fires that came while a run was open."""
+    """Fires that were skipped because a run was open."""
     error: str | None
     """Why the last fire could not start a run."""
     flow: bool = False
-    """It starts runs of a flow."""
+    """Whether it starts runs of a flow."""
     version: int | None = None
-    """Of the flow, if that is not the newest one that is published when it fires."""
+    """The version of the flow; null for the newest published version at the time of the fire."""
 
 
 class SchedulesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which part of them."""
+    """Which page of schedules to list."""
 
-    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = PAGE_SIZE
     cursor: str | None = None
-    """`next` of the page before."""
+    """`next` of the previous page."""
 
 
 class Schedules(msgspec.Struct, frozen=True):
-    """Some of the schedules, in order of their names."""
+    """A page of schedules, ordered by name."""
 
     schedules: list[ScheduleView]
     next: str | None
-    """Give it as `cursor` to get the next page; null on the last one."""
+    """Pass it as `cursor` to get the next page; null on the last one."""
 
 
 class NewSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When a workflow or a flow starts by itself."""
+    """A schedule for a workflow or flow."""
 
     schedule: dict[str, Any]
-    """As a workflow file has it: cron or every, timezone, overlap, catch_up, …"""
+    """The schedule, as in a workflow file: cron or every, timezone, overlap, catch_up, …"""
     version: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    """Of a flow: which one, unless it is the newest that is published when it fires."""
+    """The version of a flow; by default the newest published version at the time of the fire."""
 
 
 class FiresQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many fires to show."""
-
     count: Annotated[int, Meta(ge=1, le=1_000)] = 10
 
 
 class Fires(msgspec.Struct, frozen=True):
-    """The next times at which a schedule fires."""
+    """The next fire times of a schedule."""
 
     fires: list[datetime]
 
 
 class NewBackfill(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A range of the past to fill in."""
+    """A range of past fires to start runs for."""
 
     start: str
     end: str | None = None
-    concurrency: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
-    """How many of its runs are under way at once."""
+    concurrency: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
+    """Runs of the backfill that may be open at once."""
     again: bool = False
-    """Start runs also for fires that had theirs."""
+    """Start runs also for fires that already had a run."""
 
 
 def view(stored: StoredSchedule) -> ScheduleView:
-    return made_from(ScheduleView, stored, when=stored.schedule.words(), version=stored.flow_version)
+    return build_from(ScheduleView, stored, when=stored.schedule.words(), version=stored.flow_version)
 
 
 @routes.get("", about=WITHIN)
 def list_schedules(api: Api, query: SchedulesQuery, key_scope: KeyScope) -> Schedules:
-    """List schedules, in order of their names."""
+    """List schedules, ordered by name."""
     found = api.backend.schedules.page(limit=query.limit, after=query.cursor, within=key_scope.workflows)
     return Schedules([view(stored) for stored in found.schedules], found.next)
 
@@ -115,7 +113,7 @@ def show_schedule(api: Api, workflow: str, name: str) -> ScheduleView:
 
 @routes.put("/{workflow}", about=WORKFLOW, examples=[_EXAMPLE])
 def set_schedule(api: Api, workflow: str, body: NewSchedule) -> ScheduleView:
-    """Set when a workflow or a flow starts by itself; `name` distinguishes several of one."""
+    """Set a schedule of a workflow or flow; `name` distinguishes several schedules."""
     return view(api.backend.schedules.set(workflow, body.schedule, body.version))
 
 
@@ -129,7 +127,7 @@ def trigger_schedule(api: Api, workflow: str, name: str) -> Started:
 
 @routes.get("/{workflow}/{name}/fires", about=WORKFLOW, is_expensive=True)
 def next_fires(api: Api, workflow: str, name: str, query: FiresQuery) -> Fires:
-    """Show when a schedule fires next."""
+    """Show the next fire times of a schedule."""
     return Fires(api.backend.schedules.upcoming(f"{workflow}/{name}", query.count))
 
 
@@ -141,6 +139,6 @@ def next_fires(api: Api, workflow: str, name: str, query: FiresQuery) -> Fires:
     is_expensive=True,
 )
 def backfill(api: Api, workflow: str, name: str, body: NewBackfill) -> BackfillView:
-    """Start the runs of all fires in a range of the past, a few at a time."""
+    """Start runs for all fires in a past range, a few at a time."""
     number = api.backend.schedules.backfill(f"{workflow}/{name}", body.start, body.end, body.concurrency, body.again)
     return api.backend.schedules.show_backfill(number)

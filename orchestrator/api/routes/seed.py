@@ -1,4 +1,4 @@
-"""The eleven routes at the root: workflows, their runs, and the tasks of these with their logs."""
+"""The eleven routes without `/api/v1`: workflows, their runs, and the runs' tasks with logs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.bodies import LARGEST_BODY
-from orchestrator.api.context import LARGEST, LARGEST_PAGE, Api, Page
-from orchestrator.api.endpoints import Endpoint, Routes, of_name
+from orchestrator.api.bodies import MAX_BODY
+from orchestrator.api.context import MAX_INT, MAX_PAGE_SIZE, Api, Page
+from orchestrator.api.endpoints import Endpoint, Routes, endpoint_named
 from orchestrator.api.key_scope import RUN, WITHIN, WORKFLOW
 from orchestrator.api.routes import client, runs, tasks, workflows
 from orchestrator.api.routes.tasks import Log, LogQuery
@@ -33,26 +33,26 @@ _EXAMPLE = {"name": "nightly", "tasks": {"fetch": {"task": "etl.fetch"}}}
 class RunTasksQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which of a run's tasks to list."""
 
-    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = LARGEST_PAGE
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = MAX_PAGE_SIZE
     cursor: UUID | None = None
 
 
 class RunTask(msgspec.Struct, frozen=True, kw_only=True):
-    """A task of a run; or a step that was skipped, or failed, before it had one."""
+    """A task of a run, or a step that was skipped or failed before it had a task."""
 
     id: UUID | None
     """Null for a step without a task."""
     step: str | None
     """The step of the workflow or node of the flow: the name in `/runs/{id}/tasks/{name}/logs`."""
     index: int
-    """Of a fan-out, which: `?index=` there."""
+    """The index in a fan-out: `?index=` of the log's route."""
     attempt: int
-    """How often it was handed out; `?attempt=` there is one of these."""
+    """The number of attempts; `?attempt=` of the log's route is one of them."""
     status: str
     reason: str | None
-    """Why it did not succeed, in a word or two."""
+    """Why the task or step did not succeed, in a word or two."""
     name: str
-    """The task that it calls."""
+    """The name of the called task."""
     queue: str = ""
     priority: int = 0
     hold: str | None = None
@@ -86,25 +86,23 @@ class RunTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose log: one task of a fan-out, one attempt of a task that was retried."""
+    """Which log: of one task of a fan-out, of one attempt of a retried task."""
 
-    index: Annotated[int, Meta(ge=0, le=LARGEST)] = 0
-    attempt: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
-    """All of them, if none is given."""
+    index: Annotated[int, Meta(ge=0, le=MAX_INT)] = 0
+    attempt: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
+    """All attempts by default."""
     cursor: Annotated[str, Meta(pattern=whole("[0-9]{1,19}-[0-9]{1,9}"))] = ""
 
 
 def _alias(path: str, original: Endpoint, summary: str) -> None:
-    """Serve another route at the root, too."""
-    routes.found.append(dataclasses.replace(original, path=path, tag=routes.tag, summary=summary, description=""))
+    """Serve another route at the root as well."""
+    routes.endpoints.append(dataclasses.replace(original, path=path, tag=routes.tag, summary=summary, description=""))
 
 
-_alias("/workflows", of_name("list_workflows", workflows.routes), "List workflows")
+_alias("/workflows", endpoint_named("list_workflows", workflows.routes), "List workflows")
 
 
-@routes.post(
-    "/workflows", about=WITHIN, etag=hash_of, examples=[_EXAMPLE], is_expensive=True, largest_body=LARGEST_BODY
-)
+@routes.post("/workflows", about=WITHIN, etag=hash_of, examples=[_EXAMPLE], is_expensive=True, max_body=MAX_BODY)
 def put_workflow(api: Api, body: dict[str, Any] | str, key_scope: KeyScope, match: Condition) -> Applied:
     """Create or update a workflow: a definition in JSON or, as the content type says, in YAML."""
     document = Document(text=body) if isinstance(body, str) else Document(definition=body)
@@ -117,7 +115,7 @@ def show_workflow(api: Api, name: str) -> WorkflowAnswer:
     return workflows.answer(workflows.find(api, name))
 
 
-_alias("/workflows/{name}", of_name("delete_workflow", workflows.routes), "Delete a workflow")
+_alias("/workflows/{name}", endpoint_named("delete_workflow", workflows.routes), "Delete a workflow")
 
 
 @routes.post("/workflows/{name}/runs", about=WORKFLOW, scope=Scope.ENQUEUE, status=201)
@@ -126,22 +124,22 @@ def trigger_run(api: Api, name: str, body: NewRunOf, key: str | None, key_scope:
     return Started(workflows.start(api, name, body, key, key_scope))
 
 
-_alias("/runs", of_name("list_runs", runs.routes), "List runs")
-_alias("/runs/{id}", of_name("show_run", runs.routes), "Get the details of a run")
-_alias("/runs/{id}/cancel", of_name("cancel_run", client.routes), "Cancel a run")
-_alias("/runs/{id}/retry", of_name("retry_run", client.routes), "Retry the failed tasks of a run")
+_alias("/runs", endpoint_named("list_runs", runs.routes), "List runs")
+_alias("/runs/{id}", endpoint_named("show_run", runs.routes), "Get the details of a run")
+_alias("/runs/{id}/cancel", endpoint_named("cancel_run", client.routes), "Cancel a run")
+_alias("/runs/{id}/retry", endpoint_named("retry_run", client.routes), "Retry the failed tasks of a run")
 
 
 @routes.get("/runs/{id}/tasks", about=RUN)
 def list_tasks(api: Api, id: UUID, query: RunTasksQuery) -> Page[RunTask]:
-    """List the tasks of a run, in the order in which they were created, and then the steps that have none.
+    """List the tasks of a run in the order of their creation, and then the steps without tasks.
 
-    Such a step was skipped, or failed before it had a task; its `reason` says why.
+    A step without a task was skipped, or failed before it had a task; its `reason` says why.
     """
-    api.backend.runs.progress(id.bytes)  # there is such a run
-    wanted = TaskFilter(run=id)
+    api.backend.runs.progress(id.bytes)  # raises NotFound if there is no such run
+    task_filter = TaskFilter(run=id)
     with api.reading() as connection:
-        found, after = insights.page_of_tasks(connection, wanted, limit=query.limit, before=query.cursor)
+        found, after = insights.page_of_tasks(connection, task_filter, limit=query.limit, before=query.cursor)
         steps = insights.list_steps(connection, id) if after is None else []
     items = [RunTask.of_task(task) for task in found]
     return Page([*items, *(RunTask.of_step(id, step) for step in steps if step.reason is not None)], after)
@@ -149,16 +147,16 @@ def list_tasks(api: Api, id: UUID, query: RunTasksQuery) -> Page[RunTask]:
 
 @routes.get("/runs/{id}/tasks/{name}/logs", about=RUN)
 def task_logs(api: Api, id: UUID, name: str, query: LogsQuery) -> Log:
-    """Get the log of a task of a run: of a fan-out, the one at `index`; of one `attempt`, or of all."""
+    """Get the log of a task of a run: in a fan-out, of the task at `index`; of one `attempt`, or of all."""
     with api.reading() as connection:
         task = insights.find_step_task(connection, id, name, query.index)
         task = task or insights.find_step_task(connection, id, step_of(name), query.index)
         if task is None:
             steps = {step.name: step for step in insights.list_steps(connection, id)}
     if task is None:
-        api.backend.runs.progress(id.bytes)  # there is such a run
+        api.backend.runs.progress(id.bytes)  # raises NotFound if there is no such run
         names, reason = list(steps), steps[name].reason if name in steps else None
         without = f"but no task of it: it is {steps[name].state} ({reason})" if reason else "but no task {} of it yet"
-        known = f"It has {name!r}, {without.format(query.index)}" if name in steps else f"It has no task {name!r}"
-        raise NotFound(f"Run {id}: {known}.{did_you_mean(name, names) if name not in names else ''}")
+        explanation = f"It has {name!r}, {without.format(query.index)}" if name in steps else f"It has no task {name!r}"
+        raise NotFound(f"Run {id}: {explanation}.{did_you_mean(name, names) if name not in names else ''}")
     return tasks.log_of(api, task.bytes, LogQuery(query.attempt, query.cursor))

@@ -12,7 +12,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.arguments import Matches, find_all
-from orchestrator.api.context import LARGEST_PAGE, PAGE, Api, Asked, filter_fields, made_from, view_fields
+from orchestrator.api.context import MAX_PAGE_SIZE, PAGE_SIZE, Api, Asked, build_from, filter_fields, view_fields
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import NOTHING, WHOLE, WITHIN
 from orchestrator.api.problems import refused
@@ -31,28 +31,28 @@ from orchestrator.transport.quarantine import CAP, SetAside
 
 routes = Routes("system")
 
-_WRITTEN = timedelta(minutes=2)
-"""After which a leader has written down what it counted; one that was away for longer is read a minute later."""
+_WRITE_DELAY = timedelta(minutes=2)
+"""The age at which counts are final: a leader writes them down by then, unless it was unavailable for longer."""
 
 
 class SearchQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The text to look for."""
+    """The text to search for."""
 
     text: Annotated[str, Meta(min_length=1, max_length=500)]
     """The beginning of an id, a part of a name or an error, a tag, or an argument: `42`, `"acme"`, `customer=42`."""
     limit: Annotated[int, Meta(ge=1, le=100)] = 10
-    """How many of each kind."""
+    """Matches of each kind, at most."""
 
 
 class NewEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something that happened."""
+    """An event that workflows may wait for."""
 
     name: str
     payload: Any = None
 
 
 class Health(msgspec.Struct, frozen=True):
-    """That a process lives, or can work."""
+    """The health or readiness of a process."""
 
     status: str
 
@@ -70,33 +70,33 @@ def search(api: Api, query: SearchQuery, key_scope: KeyScope) -> Matches:
 
 
 class ThroughputQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of when, and of what."""
+    """The period and queue of throughput."""
 
     seconds: Annotated[int, Meta(ge=10, le=int(throughput.KEPT.total_seconds()))] = 3_600
-    """How far back."""
+    """Seconds before now at which the counts begin."""
     queue: str | None = None
 
 
 class ThroughputAnswer(msgspec.Struct, frozen=True):
-    """Counts of tasks, by queue and ten seconds, oldest first; where nothing was counted, there is no row."""
+    """Counts of tasks by queue and ten seconds, oldest first. Intervals without tasks have no row."""
 
     bounds: list[float]
-    """Seconds; `waits` and `runs` have a number of attempts for each of them, and one for what took longer."""
+    """Upper bounds in seconds; `waits` and `runs` have a number of attempts for each, and one for longer times."""
     buckets: list[Throughput]
 
 
 @routes.get("/api/v1/throughput", about=WITHIN)
 def show_throughput(api: Api, query: ThroughputQuery, key_scope: KeyScope) -> ThroughputAnswer:
-    """Show what became of tasks in the last hour, by queue and ten seconds. The ten seconds under way are not in it."""
+    """Show the throughput of tasks, by queue and ten seconds. The current ten seconds are not included."""
     since = datetime.now(UTC) - timedelta(seconds=query.seconds)
     found = api.read_list(throughput.read, since, query.queue)
     return ThroughputAnswer([*SECONDS], [row for row in found if key_scope.has_queue(row.queue)])
 
 
 def read_minutes(api: Api, key_scope: KeyScope, queue: str | None = None, *, each: bool = False) -> list[Throughput]:
-    """Return the last hour by the minute: of one queue, of all together, or of each of them."""
+    """Return the last hour by minute: of one queue, of all queues together, or of each queue."""
     minute = datetime.now(UTC).replace(second=0, microsecond=0)
-    since, over = minute - timedelta(minutes=59), minute - _WRITTEN
+    since, boundary = minute - timedelta(minutes=59), minute - _WRITE_DELAY
 
     def read(since: datetime, until: datetime | None = None) -> list[Throughput]:
         if each:
@@ -105,7 +105,10 @@ def read_minutes(api: Api, key_scope: KeyScope, queue: str | None = None, *, eac
 
     if each or queue is not None:
         return read(since)
-    return [*api.past.get((key_scope.queues, over), 60.0, lambda: read(since, over)), *read(over)]
+    return [
+        *api.past_minutes.get((key_scope.queues, boundary), 60.0, lambda: read(since, boundary)),
+        *read(boundary),
+    ]
 
 
 @routes.post(
@@ -116,7 +119,7 @@ def read_minutes(api: Api, key_scope: KeyScope, queue: str | None = None, *, eac
     examples=[{"name": "file.arrived", "payload": {"path": "a.csv"}}],
 )
 def post_event(api: Api, body: NewEvent) -> Asked:
-    """Say that something happened; workflows that wait for it start."""
+    """Post an event, which starts the workflows that wait for it."""
     event = new_id()
     api.backend.workflows.post_event(event, check_label("event", body.name), body.payload)
     return Asked(UUID(bytes=event), "event")
@@ -125,58 +128,58 @@ def post_event(api: Api, body: NewEvent) -> Asked:
 @routes.get("/metrics", about=WHOLE, media_type="text/plain")
 def metrics(api: Api) -> Response:
     """Metrics of this process and of the whole system, for Prometheus."""
-    return Response(render(api.observed.metrics()), media_type=CONTENT_TYPE)
+    return Response(render(api.metrics.metrics()), media_type=CONTENT_TYPE)
 
 
 @routes.get("/healthz", about=NOTHING, scope=None)
 async def healthy(api: Api) -> Health:
-    """Say that this process lives."""
+    """Show that this process is alive."""
     del api
     return Health("ok")
 
 
 @routes.get("/readyz", about=NOTHING, scope=None)
 async def ready(api: Api) -> Health:
-    """Say whether this process can work: Postgres answers, and has the tables of this release.
+    """Show whether this process is ready: Postgres answers and has the schema of this release.
 
-    The reason is in its log only, because this needs no key.
+    The reason is only in its log, because this route needs no key.
     """
-    obstacle = await api.readiness.obstacle()
-    if obstacle is None:
+    reason = await api.readiness.find_problem()
+    if reason is None:
         return Health("ready")
-    detail = f"Not ready ({obstacle}): {ELSEWHERE}."
-    raise refused(503, "The server is not ready", detail, data={"obstacles": [obstacle]})
+    detail = f"Not ready ({reason}): {ELSEWHERE}."
+    raise refused(503, "The server is not ready", detail, data={"obstacles": [reason]})
 
 
 audit_routes = Routes("audit", "/api/v1/audit")
 
 
 class AuditQuery(filter_fields(AuditFilter)):  # type: ignore[misc]
-    """Which lines to show, and how many."""
+    """Which entries to list, and how many."""
 
     cursor: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
-    """`next` of the page before."""
-    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
+    """`next` of the previous page."""
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = PAGE_SIZE
 
 
 class AuditPage(msgspec.Struct, frozen=True):
-    """Some lines of the audit log, newest first.
+    """A page of the audit log, newest first.
 
-    A page looks at some thousand lines: of what is rare, it may have few, or none, and yet not be the last.
+    A page reads some thousand entries. If few of them match, a page may have few or no items, and yet not be the last.
     """
 
     items: list[AuditEntry]
     next: int | None
-    """Give it as `cursor` to get the next page; null on the last one."""
+    """Pass it as `cursor` to get the next page; null on the last one."""
 
 
 @audit_routes.get("", about=WHOLE, scope=Scope.ADMIN)
 def list_audit(api: Api, query: AuditQuery) -> AuditPage:
-    """Show who did what to which task, run, queue, schedule, workflow or key, newest first.
+    """List who did what to which task, run, queue, schedule, workflow or key, newest first.
 
-    Enqueueing tasks, starting runs and posting events is not in it.
+    Enqueues, starts of runs and posted events are not included.
     """
-    found = api.read(audit.page, made_from(AuditFilter, query), limit=query.limit, before=query.cursor)
+    found = api.read(audit.page, build_from(AuditFilter, query), limit=query.limit, before=query.cursor)
     return AuditPage(found.lines, found.next)
 
 
@@ -186,13 +189,13 @@ EntryId = Annotated[str, Meta(pattern=whole("[0-9]{1,19}(-[0-9]{1,19})?"), examp
 
 
 class QuarantineQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many to show."""
+    """How many messages to list."""
 
     limit: Annotated[int, Meta(ge=1, le=CAP)] = 50
 
 
 class MessageView(view_fields(SetAside)):  # type: ignore[misc]
-    """A message that could not be understood or applied."""
+    """A message that could not be decoded or applied."""
 
 
 class Messages(msgspec.Struct, frozen=True):
@@ -203,14 +206,14 @@ class Messages(msgspec.Struct, frozen=True):
 
 @quarantine_routes.get("", about=WHOLE, scope=Scope.OPERATE)
 def list_quarantine(api: Api, query: QuarantineQuery) -> Messages:
-    """List messages that could not be understood or applied. Nothing waits for them."""
-    return Messages([made_from(MessageView, one) for one in api.backend.quarantine.newest(query.limit)])
+    """List messages that could not be decoded or applied. Nothing waits for them."""
+    return Messages([build_from(MessageView, message) for message in api.backend.quarantine.newest(query.limit)])
 
 
 @quarantine_routes.get("/{id}", about=WHOLE, scope=Scope.OPERATE)
 def show_quarantined(api: Api, id: EntryId) -> MessageView:
-    """Show one message: where it stood, why it was refused, and what is in it."""
+    """Show one message: its position, why it was rejected, and its contents."""
     found = api.backend.quarantine.find(id)
     if found is None:
         raise NotFound(f"Nothing was set aside under {id}. It may have been cleared, or made room for later ones.")
-    return made_from(MessageView, found)
+    return build_from(MessageView, found)

@@ -1,4 +1,4 @@
-"""Tasks: listed and shown, with their logs, and with whole arguments and results, also from the payload store."""
+"""Tasks: lists, details and logs, and complete arguments and results, also from the payload store."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response, StreamingResponse
 
-from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Page, filter_fields, made_from
+from orchestrator.api.context import MAX_INT, MAX_PAGE_SIZE, PAGE_SIZE, Api, Page, build_from, filter_fields
 from orchestrator.api.endpoints import JSON, Routes
 from orchestrator.api.key_scope import TASK, WITHIN, has_run
-from orchestrator.api.redacting import attempts_shown, error_shown
+from orchestrator.api.redacting import redacted_attempts, redacted_error
 from orchestrator.domain.access import KeyScope
 from orchestrator.domain.plain import whole
 from orchestrator.domain.redaction import Redaction
@@ -39,21 +39,21 @@ from orchestrator.time_limits import TimeLimit
 
 routes = Routes("tasks", "/api/v1/tasks")
 
-_LONGEST_WAIT = 60
-"""Seconds for which one may ask to wait: proxies in between do not wait much longer."""
+_MAX_WAIT = 60
+"""Seconds that a request may wait, at most: proxies in between rarely wait longer."""
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A value that is too large to be shown with its task or run: it stands in the payload store."""
+    """The location of a value that is too large for the response: it is in the payload store."""
 
     size: int
-    """Bytes, as it is stored."""
+    """The stored size in bytes."""
     path: str
-    """Where it is answered as a whole."""
+    """The path that returns the whole value."""
 
 
 class TaskAnswer(msgspec.Struct, frozen=True):
-    """All that is known of one task."""
+    """A task with its details."""
 
     task: TaskView
     args: list[Any]
@@ -61,36 +61,34 @@ class TaskAnswer(msgspec.Struct, frozen=True):
     options: dict[str, Any]
     """Options that differ from the defaults."""
     result: Any
-    """Its result."""
     error: ErrorView | None
-    """How it failed."""
+    """The error of the last attempt, if the task failed."""
     attempts: list[AttemptView]
-    """Its attempts, oldest first."""
+    """The attempts, oldest first."""
     progress: TaskProgress | None
-    """How far it says it has come."""
     result_stored: Stored | None = None
-    """Where the result is, if it is too large for this answer; then `result` is null."""
+    """The location of a result that is too large for this response; then `result` is null."""
     args_stored: Stored | None = None
-    """Where the arguments are, if they are too large for this answer; then `args` and `kwargs` are empty."""
+    """The location of arguments that are too large for this response; then `args` and `kwargs` are empty."""
     parent: UUID | None = None
-    """The task that enqueued it while it ran, or that it follows."""
+    """The task that enqueued this task while it ran, or whose callback this task is."""
     waits_for: str | None = None
-    """Why it waits: a limit and its holders, a paused queue, no worker, dependencies."""
+    """Why the task waits: a limit and its holders, a paused queue, no worker, dependencies."""
 
 
 class TaskQuery(filter_fields(TaskFilter, "within", "part")):  # type: ignore[misc]
     """Which tasks to list, and how many."""
 
     cursor: UUID | None = None
-    """`next` of the page before."""
-    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
+    """`next` of the previous page."""
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = PAGE_SIZE
 
 
 @routes.get("", about=WITHIN)
 def list_tasks(api: Api, query: TaskQuery, key_scope: KeyScope) -> Page[TaskView]:
-    """List tasks, open and ended, newest first; those of a run from the first; by their ends, the last first.
+    """List tasks, open and ended, newest first; those of a run oldest first; by their ends, latest first.
 
-    With `since`, `until`, `error`, or only states of tasks that did not succeed, it is about the ends of tasks.
+    With `since`, `until`, `error`, or only states of unsuccessful tasks, the filter is about the ends of tasks.
     """
     return list_page(api, query, key_scope)
 
@@ -98,46 +96,48 @@ def list_tasks(api: Api, query: TaskQuery, key_scope: KeyScope) -> Page[TaskView
 def list_page(
     api: Api, query: TaskQuery, key_scope: KeyScope, *, oldest: bool = False, run_sort: TaskSort = "when"
 ) -> Page[TaskView]:
-    """Return a page of tasks, also from the other end."""
-    wanted = filter_within(api, query, key_scope)
-    read = api.read_list if query.run is None else api.read  # those of a run are shown beside it, which does not lag
+    """Return a page of tasks, also in reverse order."""
+    task_filter = filter_within(api, query, key_scope)
+    read = api.read_list if query.run is None else api.read  # a run's tasks must not lag behind the run
     return Page(
-        *read(insights.list_tasks, wanted, limit=query.limit, before=query.cursor, oldest=oldest, run_sort=run_sort)
+        *read(
+            insights.list_tasks, task_filter, limit=query.limit, before=query.cursor, oldest=oldest, run_sort=run_sort
+        )
     )
 
 
 def filter_within(api: Api, query: TaskQuery, key_scope: KeyScope) -> TaskFilter:
-    """Return which tasks a query means of those in the key scope: of a run in it, all."""
+    """Return the filter of a query within the key scope; a run in the key scope includes all its tasks."""
     is_own_run = query.run is not None and key_scope.is_bound and has_run(api, key_scope, query.run)
-    return made_from(TaskFilter, query, within="" if is_own_run else key_scope.queues)
+    return build_from(TaskFilter, query, within="" if is_own_run else key_scope.queues)
 
 
 class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Whether to wait for the end."""
 
-    wait: Annotated[float, Meta(ge=0, le=_LONGEST_WAIT)] = 0.0
-    """Seconds; it is answered when the task or run has ended, or after so many."""
+    wait: Annotated[float, Meta(ge=0, le=_MAX_WAIT)] = 0.0
+    """Seconds to wait; the response is sent once the task or run has ended, or after this time."""
 
 
 @routes.get("/{id}", about=TASK)
 def show_task(api: Api, id: UUID, query: WaitQuery) -> TaskAnswer | Steps[TaskAnswer]:
-    """Show all that is known of one task; with `wait`, as soon as it has ended, or after so many seconds."""
-    return _when_ended(api, id, query.wait) if query.wait else shown_task(api, id)
+    """Show a task with its details; with `wait`, once it has ended, or after so many seconds."""
+    return _when_ended(api, id, query.wait) if query.wait else task_answer(api, id)
 
 
 def _when_ended(api: Api, id: UUID, seconds: float) -> Steps[TaskAnswer]:
-    """Wait for the end of a task, without a thread or a connection."""
+    """Wait for the end of a task, holding neither a thread nor a connection."""
     yield from api.backend.tasks.wait(id.bytes, TimeLimit(seconds))
-    return shown_task(api, id)
+    return task_answer(api, id)
 
 
-def shown_task(api: Api, id: UUID, plain: Callable[[Any], Any] = as_json) -> TaskAnswer:
-    """Return all that is known of one task, with values as `plain` makes them."""
-    return _answer(api, found_task(api, id), _progress(api, id), plain)
+def task_answer(api: Api, id: UUID, plain: Callable[[Any], Any] = as_json) -> TaskAnswer:
+    """Return a task with its details; `plain` converts values."""
+    return _answer(api, stored_task(api, id), _progress(api, id), plain)
 
 
-def found_task(api: Api, id: UUID) -> TaskDetail:
-    """Return a task as it is stored, or say that there is none."""
+def stored_task(api: Api, id: UUID) -> TaskDetail:
+    """Return a stored task; raise NotFound if there is none."""
     found = api.backend.insights.show_task(id)
     if found is None:
         raise NotFound.by_id("task", str(id))
@@ -145,7 +145,7 @@ def found_task(api: Api, id: UUID) -> TaskDetail:
 
 
 def _progress(api: Api, id: UUID) -> TaskProgress | None:
-    """Return how far a task says it has come; where Redis is away, nothing."""
+    """Return the progress of a task; None if Redis is down."""
     try:
         return api.backend.tasks.progress(id.bytes)
     except OrchestratorError:
@@ -156,83 +156,83 @@ def _answer(
     api: Api, task: TaskDetail, progress: TaskProgress | None, plain: Callable[[Any], Any] = as_json
 ) -> TaskAnswer:
     hidden = api.redaction_of_task(task)
-    given = stored_at(task.id, task.payload, "arguments")
-    returned = stored_at(task.id, task.result, "result")
-    arguments, keywords = ([], {}) if given else hidden.call_shown(*call_of(task.payload))
+    args_stored = stored_at(task.id, task.payload, "arguments")
+    result_stored = stored_at(task.id, task.result, "result")
+    arguments, keywords = ([], {}) if args_stored else hidden.call_shown(*call_of(task.payload))
     return TaskAnswer(
-        made_from(TaskView, task),
+        build_from(TaskView, task),
         plain(arguments),
         plain(keywords),
         dict(task.options),
-        None if task.result is None or returned else plain(hidden.shown(stored_value(task.result))),
-        error_shown(hidden, task.error),
-        list(attempts_shown(hidden, task.attempts)),
+        None if task.result is None or result_stored else plain(hidden.shown(stored_value(task.result))),
+        redacted_error(hidden, task.error),
+        list(redacted_attempts(hidden, task.attempts)),
         progress and replace(progress, text=hidden.text(progress.text)),
-        returned,
-        given,
+        result_stored,
+        args_stored,
         task.parent_id,
         task.waits_for,
     )
 
 
 def stored_at(id: UUID, data: bytes | None, what: str) -> Stored | None:
-    """Return where a value of a task, or a run of code, is that a reference stands for; None if it is here."""
+    """Return the location of a value that is stored outside its task or run; None if it is inline."""
     reference = None if data is None else whole_reference(data)
     return None if reference is None else Stored(reference.size, f"/api/v1/tasks/{id}/{what}")
 
 
 class LogEntry(msgspec.Struct, frozen=True):
-    """One line that a task said."""
+    """A log line of a task."""
 
     at: datetime
     attempt: int
     level: str
     text: str
     source: str
-    """`stdout`, `stderr`, the name of a logger, or `dropped` where lines are missing; nothing for `ctx.log`."""
+    """`stdout`, `stderr`, the name of a logger, `dropped` where lines are missing, or empty for `ctx.log`."""
     task: UUID
     step: str
-    """The name of the task; of a step of a workflow, that of the step, with its place in a fan-out."""
+    """The name of the task or, for a step of a workflow, of the step, with the index in a fan-out."""
 
 
 class Log(msgspec.Struct, frozen=True):
-    """Some of what a task said, or the tasks of a run."""
+    """A page of the log of a task, or of all tasks of a run."""
 
     lines: list[LogEntry]
     cursor: str | None = None
-    """There may be more after these: what comes after this cursor."""
+    """The cursor of the next page; null if there are no more lines."""
 
 
 class LogQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which lines to show: from a place on, or the last ones."""
+    """Which lines to show: after a cursor, or the last ones."""
 
-    attempt: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
-    """Of all attempts, if none is given."""
+    attempt: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
+    """All attempts by default."""
     cursor: Annotated[str, Meta(pattern=whole("[0-9]{1,19}-[0-9]{1,9}"))] = ""
     last: Annotated[int, Meta(ge=0, le=10_000)] = 0
-    """So many lines from the end, if it is not 0."""
+    """The number of lines from the end, unless 0."""
 
 
 @routes.get("/{id}/logs", about=TASK)
 def task_log(api: Api, id: UUID, query: LogQuery) -> Log:
-    """Show what a task said, printed and logged: a page of it, or its last lines."""
-    api.backend.tasks.status(id.bytes)  # there is such a task
+    """Show what a task printed and logged: a page, or the last lines."""
+    api.backend.tasks.status(id.bytes)  # raises NotFound if there is no such task
     return log_of(api, id.bytes, query)
 
 
 def log_of(api: Api, task: bytes, query: LogQuery) -> Log:
     if query.last:
-        return shown_log(LogPage(read_last(api.backend.connections, task, query.last, query.attempt), ""))
-    return shown_log(api.backend.tasks.log(task, query.cursor, attempt=query.attempt))
+        return log_answer(LogPage(read_last(api.backend.connections, task, query.last, query.attempt), ""))
+    return log_answer(api.backend.tasks.log(task, query.cursor, attempt=query.attempt))
 
 
-def shown_log(page: LogPage) -> Log:
-    lines = [made_from(LogEntry, line, task=UUID(line.task)) for line in page.lines]
+def log_answer(page: LogPage) -> Log:
+    lines = [build_from(LogEntry, line, task=UUID(line.task)) for line in page.lines]
     return Log(lines, page.last if lines and page.last else None)
 
 
-_LARGEST_WHOLE = 16_000_000
-"""Bytes of a value that is made JSON of in one piece; lists and bytes are read chunk by chunk."""
+_MAX_SINGLE_VALUE = 16_000_000
+"""Bytes of a value that is converted to JSON in one piece; lists and bytes are converted chunk by chunk."""
 
 
 class Arguments(msgspec.Struct, frozen=True):
@@ -244,8 +244,8 @@ class Arguments(msgspec.Struct, frozen=True):
 
 @routes.get("/{id}/result", about=TASK, is_expensive=True)
 def task_result(api: Api, id: UUID) -> Response:
-    """Return the value that a task, or a run of code, has returned, as JSON, however large; bytes in base 64."""
-    task = found_task(api, id)
+    """Return the result of a task or of a run of a workflow as code, as JSON of any size; bytes in base64."""
+    task = stored_task(api, id)
     if task.status != TaskState.SUCCESS:
         raise WrongState(f"Task {id} is {task.status}: only a task that has succeeded has a result.")
     data, hidden = task.result or b"\xc0", api.redaction_of_task(task)
@@ -254,23 +254,23 @@ def task_result(api: Api, id: UUID) -> Response:
         _check_size(id, stored)
         return Response(_json(hidden.shown(decode_value(data))), media_type=JSON)
     parts = _parts(_store(api, id), stored, hidden)
-    first = next(parts)  # what cannot be read is refused before anything is sent
+    first = next(parts)  # raises before anything is sent if it cannot be read
     return StreamingResponse(chain([first], parts), media_type=JSON)
 
 
 @routes.get("/{id}/arguments", about=TASK, is_expensive=True)
 def task_arguments(api: Api, id: UUID) -> Arguments:
-    """Return the arguments that a task, or a run of code, was given, also where they are in the payload store."""
-    task = found_task(api, id)
-    payload = task.payload or _of_run(api, id)
+    """Return the arguments of a task or of a run of a workflow as code, also from the payload store."""
+    task = stored_task(api, id)
+    payload = task.payload or _run_payload(api, id)
     _check_size(id, whole_reference(payload))
     arguments, keywords, *_ = decode_call(payload) if payload else ([], {})
-    shown, named = api.redaction_of_task(task).call_shown(arguments, keywords)
-    return Arguments(as_json(shown), as_json(named))
+    args, kwargs = api.redaction_of_task(task).call_shown(arguments, keywords)
+    return Arguments(as_json(args), as_json(kwargs))
 
 
-def _of_run(api: Api, id: UUID) -> bytes:
-    """Return what a run of code was given: its turn task, which has its id, is given nothing of its own."""
+def _run_payload(api: Api, id: UUID) -> bytes:
+    """Return the arguments of a run of a workflow as code: its turn task, which has the same id, has none."""
     code = api.backend.insights.show_code(id)
     return b"" if code is None else code.payload
 
@@ -286,10 +286,10 @@ def _store(api: Api, id: UUID) -> Store:
 
 
 def _check_size(id: UUID, stored: Reference | None) -> None:
-    if stored is not None and stored.size > _LARGEST_WHOLE:
+    if stored is not None and stored.size > _MAX_SINGLE_VALUE:
         raise PayloadError(
             f"A payload of task {id} has {stored.size:,} bytes, and one that is no list and no bytes is answered up to "
-            f"{_LARGEST_WHOLE:,}. Read it with a Python client, or let the task return a list."
+            f"{_MAX_SINGLE_VALUE:,}. Read it with a Python client, or let the task return a list."
         )
 
 
@@ -309,13 +309,13 @@ def _list(reading: Reading, hidden: Redaction) -> Iterator[bytes]:
 
 
 def _text(reading: Reading) -> Iterator[bytes]:
-    before, left = b'"', b""
+    before, remainder = b'"', b""
     for chunk in reading.each():
-        data = left + chunk
-        whole = len(data) - len(data) % 3
-        yield before + b64encode(data[:whole])
-        before, left = b"", data[whole:]
-    yield before + b64encode(left) + b'"'
+        data = remainder + chunk
+        complete = len(data) - len(data) % 3
+        yield before + b64encode(data[:complete])
+        before, remainder = b"", data[complete:]
+    yield before + b64encode(remainder) + b'"'
 
 
 def _json(value: Any) -> bytes:

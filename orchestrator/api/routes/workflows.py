@@ -1,4 +1,4 @@
-"""Workflows that are data: validate, apply, compare and start them."""
+"""Workflow definitions: validate, apply, compare and start them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.bodies import LARGEST_BODY
-from orchestrator.api.context import LARGEST, LARGEST_PAGE, PAGE, Api, Done
+from orchestrator.api.bodies import MAX_BODY
+from orchestrator.api.context import MAX_INT, MAX_PAGE_SIZE, PAGE_SIZE, Api, Done
 from orchestrator.api.endpoints import Routes
 from orchestrator.api.key_scope import NOTHING, WITHIN, WORKFLOW, check_definition, check_queue, check_workflow
-from orchestrator.api.problems import refused, unfit
+from orchestrator.api.problems import invalid, refused
 from orchestrator.domain import redaction
 from orchestrator.domain.access import KeyScope, Scope
 from orchestrator.domain.code.history import RunStarted
@@ -31,8 +31,8 @@ from orchestrator.store.insights import CodeStart, CodeWorkflowView
 
 routes = Routes("workflows", "/api/v1/workflows")
 
-_LONGEST = 100 * 365 * 86_400.0
-"""Seconds of anything."""
+_MAX_SECONDS = 100 * 365 * 86_400.0
+"""The longest duration, in seconds."""
 
 _EXAMPLE = {
     "name": "nightly",
@@ -52,7 +52,7 @@ class WorkflowSummary(msgspec.Struct, frozen=True):
 
 
 class Workflows(msgspec.Struct, frozen=True):
-    """Workflows: those that are data, and those that are code of live workers or have open runs."""
+    """Workflows: definitions, and code that live workers have or that has open runs."""
 
     workflows: list[WorkflowSummary]
     code: list[CodeWorkflowView]
@@ -66,25 +66,25 @@ class WorkflowAnswer(msgspec.Struct, frozen=True):
     hash: str
     created_at: datetime
     definition: dict[str, Any]
-    """As a file would have it."""
+    """The definition, as in a file."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A workflow: as data, or as the text of a file in YAML or JSON."""
+    """A workflow: as data, or as YAML or JSON text."""
 
     definition: dict[str, Any] | None = None
     text: str | None = None
 
 
 class Applied(msgspec.Struct, frozen=True):
-    """A definition that is stored."""
+    """A stored definition."""
 
     name: str
     version: int
     new: bool
-    """Whether this is a new version; the same body again changes nothing."""
+    """Whether a new version was stored; an unchanged definition keeps its version."""
     hash: str
-    """Of its body; the `ETag`."""
+    """The hash of the definition; the `ETag`."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -100,23 +100,23 @@ class Difference(msgspec.Struct, frozen=True):
 
     changed: bool
     version: int | None
-    """The version that it is compared with; null where there is none."""
+    """The stored version; null if there is none."""
     stored: str
     given: str
 
 
 class VersionQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which version; the newest if none is given."""
+    """Which version; the newest by default."""
 
-    version: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
+    version: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
 
 
 class VersionsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which versions to list."""
 
-    limit: Annotated[int, Meta(ge=1, le=LARGEST_PAGE)] = PAGE
-    cursor: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
-    """`next` of the page before."""
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE_SIZE)] = PAGE_SIZE
+    cursor: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
+    """`next` of the previous page."""
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -124,35 +124,35 @@ class Versions(msgspec.Struct, frozen=True):
 
     items: list[workflows.Version]
     next: int | None
-    """Give it as `cursor` to get the next page; null on the last one."""
+    """Pass it as `cursor` to get the next page; null on the last one."""
 
 
 class NewRunOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a run is started; all but `params`, `key` and `tags` is for a workflow as code."""
+    """How to start a run; all but `params`, `key` and `tags` is for workflows as code only."""
 
     params: dict[str, Any] = {}
-    """The parameters; of a workflow as code, the same as `kwargs`."""
+    """The parameters; for a workflow as code, the same as `kwargs`."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     key: str | None = None
-    """The same key starts one run, however often it is tried."""
+    """The same key starts one run, however often the request is sent."""
     tags: list[str] = []
     queue: str | None = None
-    """The queue of the code: that of the last run, or one where the code is served, if none is given."""
-    timeout: Annotated[float, Meta(gt=0, le=_LONGEST)] | None = None
+    """The queue of the turn tasks; by default that of the last run, or one whose workers have the workflow."""
+    timeout: Annotated[float, Meta(gt=0, le=_MAX_SECONDS)] | None = None
     """Seconds that the run may take."""
     pinned: bool = False
-    """Hold it to the newest version that there is now."""
+    """Pin the run to the version that is newest now."""
 
 
 class Started(msgspec.Struct, frozen=True):
-    """A run that is stored, and will begin."""
+    """A started run."""
 
     id: UUID
 
 
 def read_definition(document: Document) -> Definition:
-    """Return a definition, or raise what is wrong with it."""
+    """Parse a definition; raise InvalidWorkflow for its mistakes."""
     if (document.definition is None) == (document.text is None):
         raise InvalidWorkflow("Give either `definition`, as data, or `text`, as a file would have it.")
     if document.text is not None:
@@ -167,50 +167,52 @@ def answer(stored: workflows.Stored) -> WorkflowAnswer:
 
 
 def find(api: Api, name: str, version: int | None = None) -> workflows.Stored:
-    """Return a version of a workflow, or say that there is none."""
-    known = api.backend.workflows
-    return known.latest(name) if version is None else known.read(name, version)
+    """Return a version of a workflow; raise NotFound if there is none."""
+    stored_workflows = api.backend.workflows
+    return stored_workflows.latest(name) if version is None else stored_workflows.read(name, version)
 
 
 def start(
-    api: Api, name: str, given: NewRunOf, key: str | None, key_scope: KeyScope, fire_time: str | None = None
+    api: Api, name: str, request: NewRunOf, key: str | None, key_scope: KeyScope, fire_time: str | None = None
 ) -> UUID:
-    """Start a run of the newest version of a workflow: of one that is data, else of one that is code.
+    """Start a run of the newest version of a workflow: a definition, or otherwise code.
 
-    `fire_time` is the time that a run of the former is for, if it is not for now.
+    `fire_time` is the scheduled time that a run of a definition is for, if not now.
     """
-    chosen = given.key or key
-    key = None if chosen is None else check_label("key", chosen)
-    tags = check_tags(given.tags)
+    chosen_key = request.key or key
+    key = None if chosen_key is None else check_label("key", chosen_key)
+    tags = check_tags(request.tags)
     with api.reading() as connection:
         is_data = workflows.latest(connection, name) is not None
         code = None if is_data else insights.find_code_start(connection, name, DEFAULT_QUEUE)
     if code is not None:
-        return _start_code(api, name, given, code, key_scope, key, tags)
-    if is_data and (given.args or given.kwargs or given.queue or given.timeout or given.pinned):
-        raise unfit(f"Workflow {name!r} is a definition: its runs take `params`, `key` and `tags`, and nothing else.")
-    run = api.backend.workflows.start(name, given.params, new_id(), key=key, tags=tags, fire_time=fire_time)
+        return _start_code(api, name, request, code, key_scope, key, tags)
+    if is_data and (request.args or request.kwargs or request.queue or request.timeout or request.pinned):
+        raise invalid(f"Workflow {name!r} is a definition: its runs take `params`, `key` and `tags`, and nothing else.")
+    run = api.backend.workflows.start(name, request.params, new_id(), key=key, tags=tags, fire_time=fire_time)
     return UUID(bytes=run)
 
 
 def _start_code(
-    api: Api, name: str, given: NewRunOf, code: CodeStart, key_scope: KeyScope, key: str | None, tags: tuple[str, ...]
+    api: Api, name: str, request: NewRunOf, code: CodeStart, key_scope: KeyScope, key: str | None, tags: tuple[str, ...]
 ) -> UUID:
-    """Start a run of a workflow as code; the worker checks its arguments."""
-    if twice := given.params.keys() & given.kwargs.keys():
-        raise unfit(f"{min(twice)!r} stands in `params` and in `kwargs`.")
-    queue = code.queue if given.queue is None else check_name("queue", given.queue)
+    """Start a run of a workflow as code. The worker checks its arguments."""
+    if twice := request.params.keys() & request.kwargs.keys():
+        raise invalid(f"{min(twice)!r} stands in `params` and in `kwargs`.")
+    queue = code.queue if request.queue is None else check_name("queue", request.queue)
     check_queue(key_scope, queue)
-    payload = encode_call(name, given.args, {**given.params, **given.kwargs}, api.settings.max_payload, "workflow")
+    payload = encode_call(
+        name, request.args, {**request.params, **request.kwargs}, api.settings.max_payload, "workflow"
+    )
     run, _ = api.backend.code.start(
         new_id(),
         RunStarted(name, code.version, payload, queue),
-        timeout=given.timeout,
+        timeout=request.timeout,
         tags=msgspec.json.encode(tags).decode(),
         key=key,
         on_conflict="return",
         signal=None,
-        pinned=given.pinned,
+        pinned=request.pinned,
     )
     return UUID(bytes=run)
 
@@ -219,9 +221,9 @@ def _start_code(
 def list_workflows(api: Api, key_scope: KeyScope) -> Workflows:
     """List the newest version of each workflow."""
     with api.reading() as connection:
-        found = workflows.list_latest(connection, key_scope.workflows)
+        stored_definitions = workflows.list_latest(connection, key_scope.workflows)
         code = insights.list_code_workflows(connection, key_scope.workflows)
-    return Workflows([summary(stored) for stored in found], code)
+    return Workflows([summary(stored) for stored in stored_definitions], code)
 
 
 def summary(stored: workflows.Stored) -> WorkflowSummary:
@@ -234,7 +236,7 @@ def summary(stored: workflows.Stored) -> WorkflowSummary:
 
 @routes.post("/validate", about=NOTHING, scope=Scope.READ, examples=[{"definition": _EXAMPLE}], is_expensive=True)
 def validate_workflow(api: Api, body: Document) -> Verdict:
-    """Say everything that is wrong with a definition; nothing is stored."""
+    """List all mistakes of a definition, without storing it."""
     del api
     try:
         return Verdict(True, read_definition(body).name, [])
@@ -246,14 +248,12 @@ def hash_of(found: WorkflowAnswer | Applied) -> str:
     return found.hash
 
 
-@routes.post(
-    "", about=WITHIN, etag=hash_of, examples=[{"definition": _EXAMPLE}], is_expensive=True, largest_body=LARGEST_BODY
-)
+@routes.post("", about=WITHIN, etag=hash_of, examples=[{"definition": _EXAMPLE}], is_expensive=True, max_body=MAX_BODY)
 def apply_workflow(api: Api, body: Document, key_scope: KeyScope, match: Condition) -> Applied:
-    """Store a definition. A body that has changed becomes a new version; runs under way stay on theirs.
+    """Store a definition. A changed definition becomes a new version; runs in progress stay on theirs.
 
-    With `If-Match`, the `ETag` of the version that was read before, nothing is stored where there is another by now;
-    with `If-None-Match: *`, nothing where there is a workflow of this name.
+    With `If-Match`, the `ETag` of the version that was read before, nothing is stored if another version exists by now.
+    With `If-None-Match: *`, nothing is stored if the workflow exists.
     """
     definition = read_definition(body)
     check_definition(key_scope, definition)
@@ -268,7 +268,7 @@ def apply_workflow(api: Api, body: Document, key_scope: KeyScope, match: Conditi
 
 @routes.post("/diff", about=WITHIN, scope=Scope.READ, examples=[{"definition": _EXAMPLE}], is_expensive=True)
 def diff_workflow(api: Api, body: Document, key_scope: KeyScope) -> Difference:
-    """Say what applying a definition would change."""
+    """Show the changes that applying a definition would make."""
     definition = read_definition(body)
     check_workflow(key_scope, definition.name)
     stored = api.read(workflows.latest, definition.name)
@@ -278,10 +278,10 @@ def diff_workflow(api: Api, body: Document, key_scope: KeyScope) -> Difference:
 
 @routes.get("/{name}/versions", about=WORKFLOW)
 def list_versions(api: Api, name: str, query: VersionsQuery) -> Versions:
-    """List the versions that a workflow has had, newest first. None of them ever changes."""
+    """List the versions of a workflow, newest first. A version never changes."""
     found = api.read(workflows.list_versions, name, query.limit, query.cursor)
     if not found and query.cursor is None:
-        api.backend.workflows.latest(name)  # says that there is none, and which are near
+        api.backend.workflows.latest(name)  # raises NotFound with similar names
     return Versions(found, found[-1].version if len(found) == query.limit else None)
 
 
@@ -293,9 +293,9 @@ def show_workflow(api: Api, name: str, query: VersionQuery) -> WorkflowAnswer:
 
 @routes.delete("/{name}", about=WORKFLOW)
 def delete_workflow(api: Api, name: str) -> Done:
-    """Delete a workflow and its schedules; runs under way go on."""
+    """Delete a workflow and its schedules; runs in progress continue."""
     if not api.backend.workflows.delete(name):
-        api.backend.workflows.latest(name)  # says that there is none, and which are near
+        api.backend.workflows.latest(name)  # raises NotFound with similar names
     return Done("deleted")
 
 

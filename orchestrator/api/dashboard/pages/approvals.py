@@ -1,4 +1,4 @@
-"""Approvals that wait for a person, and the two buttons that decide one."""
+"""Approvals that wait for a person, and the forms that decide them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ routes, actions = pages("/ui/approvals"), page_actions("/ui/runs")
 
 
 class ApprovalsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which part of them."""
+    """Which page of approvals to list."""
 
     cursor: UUID | None = None
 
 
 class Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A decision about the approval at which a run stood when the page was made."""
+    """A decision about the approval that the page showed."""
 
     node: str
     why: Annotated[str, Meta(max_length=2_000)] = ""
@@ -39,18 +39,18 @@ class Decided(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @actions.post("/{id}/approve", about=RUN)
 def approve(api: Api, id: UUID, body: Decided) -> Note:
-    """Approve what a run of a flow waits for, if it still does."""
+    """Approve the approval that a run of a flow waits for, if it still does."""
     return _decide(api, id, body, APPROVED, "approved", "the run goes on")
 
 
 @actions.post("/{id}/reject", about=RUN)
 def reject(api: Api, id: UUID, body: Decided) -> Note:
-    """Reject what a run of a flow waits for, if it still does."""
+    """Reject the approval that a run of a flow waits for, if it still does."""
     return _decide(api, id, body, REJECTED, "rejected", "the run goes on, or ends, as its flow says")
 
 
 def _decide(api: Api, run: UUID, body: Decided, decision: str, word: str, outcome: str) -> Note:
-    """Decide an approval; say what follows or, if no scheduler leads, that the decision is stored."""
+    """Decide an approval. The note tells whether a leader will apply it at once."""
     _check_node(api, run, body.node)
     api.backend.flows.decide(run.bytes, decision, body.why)
     is_led = not is_without_leader(api.backend.tasks.obstacles(run.bytes))
@@ -59,18 +59,18 @@ def _decide(api: Api, run: UUID, body: Decided, decision: str, word: str, outcom
 
 
 def _check_node(api: Api, run: UUID, node: str) -> None:
-    """Refuse a decision about a node that the run has left: it was decided before."""
+    """Reject a decision about an approval that was decided before."""
     cursor = api.backend.flows.show(run.bytes).cursor
     if cursor != node:
-        stands = f"stands at {cursor!r}" if cursor else "has come to its end"
-        known = api.read(audit.decision, str(run), node)
-        by = "somebody else may have decided it" if known is None else f"it was {known}"
-        detail = f"Run {run} waited at {node!r:.200}, and {stands} by now: {by}."
+        position = f"stands at {cursor!r}" if cursor else "has come to its end"
+        decision = api.read(audit.decision, str(run), node)
+        by = "somebody else may have decided it" if decision is None else f"it was {decision}"
+        detail = f"Run {run} waited at {node!r:.200}, and {position} by now: {by}."
         raise refused(409, "It is decided already", detail)
 
 
 class Resolved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The value of a promise that was open when the page was made."""
+    """The value of the promise that the page showed."""
 
     value: Any = msgspec.UNSET
     why: Annotated[str, Meta(max_length=2_000)] = ""
@@ -78,7 +78,7 @@ class Resolved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Refused(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The reason why a promise is rejected that was open when the page was made."""
+    """The reason for rejecting the promise that the page showed."""
 
     reason: str = ""
     promise: UUID | None = None
@@ -101,16 +101,18 @@ def reject_promise(api: Api, id: UUID, name: str, body: Refused) -> Steps[code_r
 
 
 def _check_promise(api: Api, run: UUID, name: str, promise: UUID | None) -> None:
-    """Refuse a decision about a promise that is no longer open: the next one of its name is another question."""
-    if promise is None or promise.bytes in {one for _, one, _ in api.read(open_promises, [run.bytes])}:
+    """Reject a decision about a promise that is no longer open: the next promise of its name is another question."""
+    if promise is None or promise.bytes in {
+        open_promise for _, open_promise, _ in api.read(open_promises, [run.bytes])
+    }:
         return
-    known = api.read(audit.decision, str(run), name)
-    by = "somebody else may have decided it" if known is None else f"it was {known}"
+    decision = api.read(audit.decision, str(run), name)
+    by = "somebody else may have decided it" if decision is None else f"it was {decision}"
     raise refused(409, "It is decided already", f"Run {run} no longer waits for this {name!r:.200}: {by}.")
 
 
 @routes.get("", about=WITHIN)
 def list_approvals(api: Api, query: ApprovalsQuery, key_scope: KeyScope) -> Response:
-    """Show what waits for a person."""
-    wanted = code_routes.ApprovalsQuery(cursor=query.cursor)
-    return page("approvals.html", query=query, found=code_routes.list_approvals(api, wanted, key_scope))
+    """Show the approvals that wait for a person."""
+    approvals_query = code_routes.ApprovalsQuery(cursor=query.cursor)
+    return page("approvals.html", query=query, found=code_routes.list_approvals(api, approvals_query, key_scope))

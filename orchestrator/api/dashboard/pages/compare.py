@@ -1,4 +1,4 @@
-"""Two runs side by side: parameters, definitions, step after step, and outputs."""
+"""Two runs side by side: parameters, definitions, steps and outputs."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ from orchestrator.store.insights import RunDetail
 
 routes = pages("/ui/compare")
 
-_FEW_ROWS, _MOST_ROWS = 25, 200
-"""Steps in view before somebody opens the others, and with those."""
-_MOST_LINES = 2_000
+_VISIBLE_ROWS, _MAX_ROWS = 25, 200
+"""Steps that are visible before the others are expanded, and steps in total."""
+_MAX_LINES = 2_000
 """Lines of a text that are compared."""
-_MOST_SHOWN, _LONGEST_LINE = 600, 500
-"""Lines of a difference that are shown, or of those of all outputs, and characters of one."""
-_MOST_OUTPUTS = 50
-"""Outputs that differ whose difference is shown."""
-_MOST_TASKS = 2_000
-"""Tasks of a run whose outputs are read."""
-_MOST_BYTES = 1_000_000
+_MAX_SHOWN, _LONGEST_LINE = 600, 500
+"""Lines of a difference, or of the differences of all outputs, and characters of a line."""
+_MAX_OUTPUTS = 50
+"""Different outputs whose difference is shown."""
+_MAX_TASKS = 2_000
+"""Tasks of a run up to which outputs are compared."""
+_MAX_BYTES = 1_000_000
 """Bytes of outputs that are read from the payload store."""
 
 
 class CompareQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which runs; one alone is compared with the last good run before it, or else the first after it."""
+    """The runs to compare. One run is compared with the last successful run before it, or the first after it."""
 
     run: tuple[UUID, ...] = ()
 
 
-class Lap(NamedTuple):
-    """A step of one run."""
+class StepTiming(NamedTuple):
+    """The state and duration of a step."""
 
     state: str
     seconds: float | None
@@ -61,62 +61,62 @@ class Lap(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One of the two runs."""
+    """One of the compared runs."""
 
     run: RunDetail
     params: Any
-    laps: dict[str, Lap]
+    times: dict[str, StepTiming]
     outputs: dict[str, Any] | None
-    """As they are stored, to be compared; None if the run has too many tasks to read them all."""
+    """The stored outputs, to compare; None if the run has too many tasks."""
     shown: Callable[[list[str]], dict[str, Any]]
-    """Returns some of them for people."""
+    """Returns some outputs, redacted for display."""
 
 
 class Pair(NamedTuple):
     """A step in both runs."""
 
     name: str
-    old: Lap | None
-    new: Lap | None
+    old: StepTiming | None
+    new: StepTiming | None
 
     @property
     def change(self) -> float | None:
-        """By how many seconds it became slower, where both runs have a time."""
-        known = self.old and self.new and self.old.seconds is not None and self.new.seconds is not None
-        return self.new.seconds - self.old.seconds if known else None  # type: ignore[union-attr, operator]
+        """The seconds by which the step became slower; None unless both runs have a duration."""
+        has_both = self.old and self.new and self.old.seconds is not None and self.new.seconds is not None
+        return self.new.seconds - self.old.seconds if has_both else None  # type: ignore[union-attr, operator]
 
     @property
     def weight(self) -> float:
-        """How much it says: another state comes before another time."""
-        is_other = (self.old and self.old.state) != (self.new and self.new.state)
-        return float("inf") if is_other else abs(self.change or 0.0)
+        """The importance of the difference: another state comes before another duration."""
+        has_other_state = (self.old and self.old.state) != (self.new and self.new.state)
+        return float("inf") if has_other_state else abs(self.change or 0.0)
 
 
 @routes.get("", about=WITHIN, is_expensive=True)
 def compare(api: Api, query: CompareQuery, key_scope: KeyScope) -> Response:
-    """Compare two runs: the older one is the measure."""
-    chosen = sorted({*query.run}, reverse=True)  # ids sort by time
-    if not chosen or len(query.run) > 2:
-        return page("compare.html", 422 if chosen else 200, new=None, old=None, marked=len(query.run))
-    check_runs(api, key_scope, set(chosen))
-    new = _side(api, chosen[0])
-    before = chosen[1] if len(chosen) > 1 else run_before(api, new.run, key_scope)
+    """Compare two runs; the older one is the baseline."""
+    ids = sorted({*query.run}, reverse=True)  # ids sort by time
+    if not ids or len(query.run) > 2:
+        return page("compare.html", 422 if ids else 200, new=None, old=None, marked=len(query.run))
+    check_runs(api, key_scope, set(ids))
+    new = _side(api, ids[0])
+    before = ids[1] if len(ids) > 1 else run_before(api, new.run, key_scope)
     after = run_before(api, new.run, key_scope, "when") if before is None else None
     if before is None and after is None:
         return page("compare.html", new=new, old=None)
     old = new if before is None else _side(api, before)
     new = new if after is None else _side(api, after)
     outputs, left_outputs = _outputs(old, new)
-    pairs = [Pair(name, old.laps.get(name), new.laps.get(name)) for name in dict.fromkeys((*new.laps, *old.laps))]
-    is_long = len(pairs) > _FEW_ROWS + 5
-    shown = sorted(pairs, key=lambda pair: -pair.weight)[:_MOST_ROWS] if is_long else pairs
+    pairs = [Pair(name, old.times.get(name), new.times.get(name)) for name in dict.fromkeys((*new.times, *old.times))]
+    is_long = len(pairs) > _VISIBLE_ROWS + 5
+    displayed = sorted(pairs, key=lambda pair: -pair.weight)[:_MAX_ROWS] if is_long else pairs
     return page(
         "compare.html",
         new=new,
         old=old,
-        pairs=shown,
-        few=_FEW_ROWS if is_long else len(shown),
-        left_out=len(pairs) - len(shown),
+        pairs=displayed,
+        few=_VISIBLE_ROWS if is_long else len(displayed),
+        left_out=len(pairs) - len(displayed),
         params=_difference(words.data(old.params), words.data(new.params)),
         definition=_definitions(api, old.run, new.run),
         outputs=outputs,
@@ -128,44 +128,44 @@ def _side(api: Api, id: UUID) -> Side:
     found = run_routes.find(api, id)
     run = found.run
     if found.code is not None:
-        given = {"args": found.code.args, **found.code.kwargs} if found.code.args else found.code.kwargs
+        params = {"args": found.code.args, **found.code.kwargs} if found.code.args else found.code.kwargs
         rows = gantt_of_events(run, events_of(api, id)[1], present()).rows
         outputs = {"result": found.code.result}
-        return Side(run=run, params=given, laps=_laps(rows), outputs=outputs, shown=lambda _: outputs)
+        return Side(run=run, params=params, times=_timings(rows), outputs=outputs, shown=lambda _: outputs)
     if run.flow:
         shown = flow_pages.of_run(api, id)
         view, rows = shown["view"], shown["gantt"].rows
         outputs = {"shared state": view.shared}
-        return Side(run=run, params=view.params, laps=_laps(rows), outputs=outputs, shown=lambda _: outputs)
-    laps = {step.name: Lap(step.state, words.between(step.started_at, step.ended_at)) for step in found.steps}
-    stored = api.backend.runs.stored_outputs(id.bytes) if run.total <= _MOST_TASKS else None
-    return Side(run=run, params=run.params, laps=laps, outputs=stored, shown=partial(_shown_outputs, api, id))
+        return Side(run=run, params=view.params, times=_timings(rows), outputs=outputs, shown=lambda _: outputs)
+    times = {step.name: StepTiming(step.state, words.between(step.started_at, step.ended_at)) for step in found.steps}
+    stored = api.backend.runs.stored_outputs(id.bytes) if run.total <= _MAX_TASKS else None
+    return Side(run=run, params=run.params, times=times, outputs=stored, shown=partial(_shown_outputs, api, id))
 
 
 def _shown_outputs(api: Api, id: UUID, names: list[str]) -> dict[str, Any]:
-    read, _ = api.backend.runs.outputs_within(id.bytes, _MOST_BYTES, names)
+    read, _ = api.backend.runs.outputs_within(id.bytes, _MAX_BYTES, names)
     shown: dict[str, Any] = api.redaction_of_run(id).shown(read)
     return shown
 
 
-def _laps(rows: Any) -> dict[str, Lap]:
-    """Return the rows of a timeline by name; one that comes again is numbered."""
-    seen: Counter[str] = Counter()
-    laps = {}
+def _timings(rows: Any) -> dict[str, StepTiming]:
+    """Return the rows of a timeline by name; repeated names are numbered."""
+    counts: Counter[str] = Counter()
+    times = {}
     for row in rows:
-        seen[row.name] += 1
-        name = row.name if seen[row.name] == 1 else f"{row.name} #{seen[row.name]}"
-        laps[name] = Lap(row.state, row.seconds)
-    return laps
+        counts[row.name] += 1
+        name = row.name if counts[row.name] == 1 else f"{row.name} #{counts[row.name]}"
+        times[name] = StepTiming(row.state, row.seconds)
+    return times
 
 
 def _definitions(api: Api, old: RunDetail, new: RunDetail) -> list[str]:
-    """Return the changed lines of the definitions that runs are pinned to; in large ones, a step is a line."""
+    """Return the changed lines of two runs' definitions. In large definitions, each step is one line."""
     if (old.workflow, old.version) == (new.workflow, new.version):
         return []
     first, second = _definition(api, old), _definition(api, new)
     if isinstance(first, Definition) and isinstance(second, Definition):
-        if max(len(first.steps), len(second.steps)) <= _MOST_ROWS:  # YAML of thousands of steps takes seconds
+        if max(len(first.steps), len(second.steps)) <= _MAX_ROWS:  # YAML of thousands of steps takes seconds
             return _difference(document.to_yaml(first), document.to_yaml(second))
         was, now = (_by_line(document.to_data(one)) for one in (first, second))
         gone, added = ("\n".join(line for line in one if line not in other) for one, other in ((was, now), (now, was)))
@@ -174,13 +174,13 @@ def _definitions(api: Api, old: RunDetail, new: RunDetail) -> list[str]:
 
 
 def _by_line(data: dict[str, Any]) -> dict[str, None]:
-    """Return the options and the steps of a definition, each in a line."""
+    """Return the options and steps of a definition, each as one line."""
     named = {**data, **data.pop("tasks")}
     return {f"{name}: {msgspec.json.encode(value).decode()}": None for name, value in named.items()}
 
 
 def _definition(api: Api, run: RunDetail) -> Any:
-    """Return the definition that a run is pinned to; None for code, or if it was deleted."""
+    """Return the definition of a run; None for code, or if it was deleted."""
     if run.workflow is None or run.version is None or run.code:
         return None
     with suppress(NotFound):
@@ -191,31 +191,31 @@ def _definition(api: Api, run: RunDetail) -> Any:
 
 
 def _outputs(old: Side, new: Side) -> tuple[dict[str, list[str]] | None, int]:
-    """Return the first outputs that differ, as changed lines, and how many more differ."""
+    """Return the changed lines of the first different outputs, and the number of further different outputs."""
     if old.outputs is None or new.outputs is None:
         return None, 0
-    was, now = old.outputs, new.outputs
-    names = [name for name in {**now, **was} if was.get(name) != now.get(name)]
-    first, second = (one.shown(names[:_MOST_OUTPUTS]) for one in (old, new))
-    found: dict[str, list[str]] = {}
-    left = _MOST_SHOWN
-    for name in names[:_MOST_OUTPUTS]:
-        texts = [words.data(one[name]) if name in one else "" for one in (first, second)]
-        if lines := _difference(texts[0], texts[1], left):
-            found[name] = lines
-            left -= min(left, len(lines))
-        if not left:
+    old_outputs, new_outputs = old.outputs, new.outputs
+    names = [name for name in {**new_outputs, **old_outputs} if old_outputs.get(name) != new_outputs.get(name)]
+    first, second = (side.shown(names[:_MAX_OUTPUTS]) for side in (old, new))
+    differences: dict[str, list[str]] = {}
+    remaining_lines = _MAX_SHOWN
+    for name in names[:_MAX_OUTPUTS]:
+        texts = [words.data(side[name]) if name in side else "" for side in (first, second)]
+        if lines := _difference(texts[0], texts[1], remaining_lines):
+            differences[name] = lines
+            remaining_lines -= min(remaining_lines, len(lines))
+        if not remaining_lines:
             break
-    return found, max(0, len(names) - _MOST_OUTPUTS) if left else len(names) - len(found)
+    return differences, max(0, len(names) - _MAX_OUTPUTS) if remaining_lines else len(names) - len(differences)
 
 
-def _difference(old: str, new: str, most: int = _MOST_SHOWN) -> list[str]:
-    """Return the changed lines of a text, each with its sign, and some around them."""
+def _difference(old: str, new: str, maximum: int = _MAX_SHOWN) -> list[str]:
+    """Return the changed lines of a text with their sign and some context."""
     first, second = old.splitlines(), new.splitlines()
-    lines = [*unified_diff(first[:_MOST_LINES], second[:_MOST_LINES], lineterm="")][2:]
-    shown = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines[:most]]
-    if len(lines) > most:
-        shown.append(f"… {len(lines) - most:,} more lines differ")
-    if first[_MOST_LINES:] != second[_MOST_LINES:]:
-        shown.append(f"… lines after the first {_MOST_LINES:,} differ, too")
+    lines = [*unified_diff(first[:_MAX_LINES], second[:_MAX_LINES], lineterm="")][2:]
+    shown = [line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines[:maximum]]
+    if len(lines) > maximum:
+        shown.append(f"… {len(lines) - maximum:,} more lines differ")
+    if first[_MAX_LINES:] != second[_MAX_LINES:]:
+        shown.append(f"… lines after the first {_MAX_LINES:,} differ, too")
     return shown

@@ -15,14 +15,14 @@ routes = pages("/ui")
 
 
 class LogInQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where to go afterwards."""
+    """The page to open after the log-in."""
 
     to: str = ""
 
 
 @routes.get("/login", about=NOTHING, scope=None)
 def log_in(api: Api, query: LogInQuery) -> Response:
-    """Ask for a key."""
+    """Show the log-in form."""
     del api
     return page("login.html", to=own_page(query.to), wrong=None)
 
@@ -30,24 +30,24 @@ def log_in(api: Api, query: LogInQuery) -> Response:
 @routes.post("/login", about=NOTHING, scope=None)
 @routes.post("/logout", about=NOTHING, scope=None)
 def enter_or_leave(api: Api) -> Response:
-    """Begin or end a session, which `serving.py` does: it authenticates."""
+    """Start or end a session; `serving.py` handles the form, because it authenticates."""
     del api
     return page("login.html", to=own_page(""), wrong=None)
 
 
 @routes.get("/static/{name}", about=NOTHING, scope=None)
 def static_file(api: Api, name: str) -> Response:
-    """Send a file that pages are made with."""
+    """Send a static file."""
     del api
     file = FILES.get(name)
     if file is None:
         raise refused(404, "There is no such file", f"There is no file {name!r:.100}.")
-    kept = {"Cache-Control": "public, max-age=31536000, immutable"}
-    return Response(file, media_type=TYPES[name.rpartition(".")[2]], headers=kept)
+    headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(file, media_type=TYPES[name.rpartition(".")[2]], headers=headers)
 
 
 @routes.get("/{anything}", about=NOTHING)
 def nothing(api: Api, anything: str) -> Response:
-    """Say that there is no such page."""
+    """Show the error for unknown pages."""
     del api
     raise refused(404, "There is no such page", f"There is no page {anything!r:.100}. The menu has all of them.")

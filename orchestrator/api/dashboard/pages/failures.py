@@ -1,4 +1,4 @@
-"""Failures by task and error: over time, new ones of the last release, acknowledged and snoozed ones."""
+"""Failed tasks, grouped by task and error: over time, new since the last release, acknowledged and snoozed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from orchestrator.api.context import Api
-from orchestrator.api.dashboard.list_notes import SPANS, given
+from orchestrator.api.dashboard.list_notes import SPANS, active_filters
 from orchestrator.api.dashboard.pages.overview import ROLLOUT, read_failures, read_hour, read_marks
 from orchestrator.api.dashboard.rendering import Note, page, page_actions, pages, visitor
 from orchestrator.api.dashboard.words import call, own_frame
@@ -30,19 +30,19 @@ from orchestrator.store.insights.lookup import find_run_owners
 
 routes, actions = pages("/ui/failures"), page_actions("/ui/failures")
 
-_PARTS = 24
-"""Bars of each group, over the time that is shown."""
-_MOST_EXAMPLES = 30
-"""Groups whose last task is looked at for the line of code and its arguments."""
+_BARS = 24
+"""Bars of each group over the displayed period."""
+_MAX_EXAMPLES = 30
+"""Groups whose last task is read for an example."""
 _SORTS = {"name": "name", "queue": "queue", "first": "first_at", "last": "last_at", "tasks": "tasks"}
 
 
 class FailuresQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of when, and in which order."""
+    """The period and the order."""
 
     within: Literal["15m", "1h", "24h", "7d"] = "24h"
     since: Annotated[datetime, Meta(tz=True)] | None = None
-    """From this time on, instead."""
+    """The start of the period, instead of `within`."""
     until: Annotated[datetime, Meta(tz=True)] | None = None
     sort: Literal["name", "queue", "first", "last", "tasks", "-name", "-queue", "-first", "-last", "-tasks"] = "-tasks"
 
@@ -58,8 +58,8 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
     span = until - since if query.since else SPANS[query.within]
     decided = read_failures(api, key_scope, span, until=query.until)
     failures, handled = decided
-    read_spread = partial(api.read_list, insights.spread_of_failures, since, until, _PARTS, key_scope.queues)
-    spread = api.recent.get(("spread", key_scope, span, query.until, visitor().asked()), 5.0, read_spread)
+    read_spread = partial(api.read_list, insights.spread_of_failures, since, until, _BARS, key_scope.queues)
+    spread = api.recent.get(("spread", key_scope, span, query.until, visitor().pending_requests()), 5.0, read_spread)
     is_chosen = query.since is not None or query.until is not None
     period = (
         f"from {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M} UTC" if is_chosen else f"in the last {query.within}"
@@ -70,16 +70,17 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
     return page(
         "failures.html",
         groups=sorted(
-            (one for one in groups if states.get(one.key) != "snoozed"), key=lambda one: bool(states.get(one.key))
+            (group for group in groups if states.get(group.key) != "snoozed"),
+            key=lambda group: bool(states.get(group.key)),
         ),
-        snoozed=[one for one in groups if states.get(one.key) == "snoozed"],
+        snoozed=[group for group in groups if states.get(group.key) == "snoozed"],
         handled={key: one for key, one in handled.items() if states[key]},
         formerly={key: one for key, one in handled.items() if not states[key] and one.act != "reopen"},
-        new=_new_ones(api, key_scope, groups, release),
+        new=_new_groups(api, key_scope, groups, release),
         release=release,
         looked_at=failures.looked_at,
         query=query,
-        asked=given(query),
+        asked=active_filters(query),
         ranges=list(SPANS),
         period=period,
         second=timedelta(seconds=1),
@@ -87,69 +88,69 @@ def list_failures(api: Api, query: FailuresQuery, key_scope: KeyScope) -> Respon
         meant={"since": since.isoformat(timespec="seconds"), "until": query.until and query.until.isoformat()},
         hour=last_hour,
         marks=[] if is_chosen else read_marks(api, key_scope, since, span),
-        releases=[] if is_chosen else [one for one in read_marks(api, key_scope, since, span) if one.kind == "release"],
+        releases=[]
+        if is_chosen
+        else [mark for mark in read_marks(api, key_scope, since, span) if mark.kind == "release"],
         spread=spread,
-        examples={one.task: _example(api, one.task) for one in groups[:_MOST_EXAMPLES]},
+        examples={group.task: _example(api, group.task) for group in groups[:_MAX_EXAMPLES]},
         workflows=_workflows(api, key_scope, groups),
-        totals=[sum(part) for part in zip(*spread.values(), strict=True)] or [0] * _PARTS,
+        totals=[sum(part) for part in zip(*spread.values(), strict=True)] or [0] * _BARS,
     )
 
 
 def _workflows(api: Api, key_scope: KeyScope, groups: list[FailureGroup]) -> dict[insights.GroupKey, list[str]]:
-    """Return some of the workflows that the tasks of each group are steps of."""
-    known = api.read_list(find_run_owners, {run for one in groups[:_MOST_EXAMPLES] for run in one.runs})
+    """Return some of the workflows to which the tasks of each group belong."""
+    owners = api.read_list(find_run_owners, {run for group in groups[:_MAX_EXAMPLES] for run in group.runs})
     names = {
-        run: one.workflow
-        for run, one in known.items()
-        if one.workflow and key_scope.has_workflow(one.workflow) and not is_composed(one.workflow)
+        run: owner.workflow
+        for run, owner in owners.items()
+        if owner.workflow and key_scope.has_workflow(owner.workflow) and not is_composed(owner.workflow)
     }
-    return {one.key: sorted({names[run] for run in one.runs if run in names}) for one in groups}
+    return {group.key: sorted({names[run] for run in group.runs if run in names}) for group in groups}
 
 
 class Example(NamedTuple):
-    """What a task of a group says about the others."""
+    """An example of a group's failures."""
 
     where: str
-    """The last line of the user's own code."""
+    """The last frame of the user's own code."""
     call: str
-    """Its arguments, in a line."""
     step: str
-    """Which step of its workflow it is, if it is one."""
 
 
 def _example(api: Api, task: UUID) -> Example | None:
-    """Return the line of code at which a task failed, and its arguments; None if it was opened again."""
+    """Return the line of code and arguments of a failed task; None if the task was retried."""
 
     def read() -> Example | None:
         found = api.read(insights.show_task, task)
         if found is None or found.error is None:
             return None
         arguments, keywords = api.redaction_of_task(found).call_shown(*call_of(found.payload))
-        where = own_frame(found.error.traceback or found.error.message.partition("\n\nRemote traceback:\n")[2])
-        return Example(where, call(as_shown(arguments), as_shown(keywords)), found.step or "")
+        location = own_frame(found.error.traceback or found.error.message.partition("\n\nRemote traceback:\n")[2])
+        return Example(location, call(as_shown(arguments), as_shown(keywords)), found.step or "")
 
     return api.recent.get(("example", task), 30.0, read)
 
 
-def _new_ones(
+def _new_groups(
     api: Api, key_scope: KeyScope, groups: list[FailureGroup], release: Release | None
 ) -> set[insights.GroupKey]:
-    """Return groups of which nothing had failed before the last release, or in another one since.
+    """Return groups that are new: without failures before the last release, or in another release since.
 
-    If workers do not say which release they have, a restart counts like a deploy. Starts soon after each other are one.
+    If workers announce no release, a restart counts as a deployment. Starts shortly after each other count as one.
     """
     at = _last_start(api) if release is None else release.at
     if at is None:
         return set()
     read = partial(api.read_list, failed_before, at, key_scope.queues, release and release.name)
-    known = api.recent.get(("failed before", key_scope, at), 30.0, read)
-    return set() if known is None else {group.key for group in groups if group.first_at >= at} - known
+    failed_earlier = api.recent.get(("failed before", key_scope, at), 30.0, read)
+    return set() if failed_earlier is None else {group.key for group in groups if group.first_at >= at} - failed_earlier
 
 
 def _last_start(api: Api) -> datetime | None:
-    """Return when the workers that came last began to start."""
+    """Return when the last rollout of workers began."""
     workers = api.recent.get(("workers",), 5.0, api.backend.insights.list_workers)
-    starts = sorted((one.worker_started_at for one in workers), reverse=True)
+    starts = sorted((worker.worker_started_at for worker in workers), reverse=True)
     last = starts[0] if starts else None
     for start in starts:
         last = start if last is not None and last - start <= ROLLOUT else last
@@ -157,21 +158,21 @@ def _last_start(api: Api) -> datetime | None:
 
 
 class Snooze(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For how long."""
+    """For how long to snooze a group."""
 
     hours: Annotated[int, Meta(ge=1, le=24 * 90)] = 24
 
 
 @actions.post("/{name}/{queue}/{kind}/acknowledge", about=WITHIN)
 def acknowledge_failures(api: Api, name: str, queue: str, kind: str, key_scope: KeyScope) -> Note:
-    """Say that somebody knows of a group."""
+    """Acknowledge a group of failures."""
     _handle(api, key_scope, (name, queue, kind), "acknowledge")
     return Note("the failures are acknowledged")
 
 
 @actions.post("/{name}/{queue}/{kind}/snooze", about=WITHIN)
 def snooze_failures(api: Api, name: str, queue: str, kind: str, body: Snooze, key_scope: KeyScope) -> Note:
-    """Show a group below the others, and not on the first page, for some hours."""
+    """Snooze a group: show it below the others, and not on the first page, for some hours."""
     until = datetime.now(UTC) + timedelta(hours=body.hours)
     _handle(api, key_scope, (name, queue, kind), "snooze", until)
     return Note(f"the failures are snoozed until {until:%Y-%m-%d %H:%M} UTC")
@@ -179,7 +180,7 @@ def snooze_failures(api: Api, name: str, queue: str, kind: str, body: Snooze, ke
 
 @actions.post("/{name}/{queue}/{kind}/reopen", about=WITHIN)
 def reopen_failures(api: Api, name: str, queue: str, kind: str, key_scope: KeyScope) -> Note:
-    """Show a group as if nobody had acknowledged or snoozed it."""
+    """Undo the acknowledgment or snooze of a group."""
     _handle(api, key_scope, (name, queue, kind), "reopen")
     return Note("the failures are shown as before")
 

@@ -1,5 +1,3 @@
-"""The pages of workers and of queues."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -27,8 +25,8 @@ from orchestrator.store.throughput import Throughput
 
 routes = pages("/ui/workers")
 
-_MOST_TASKS = 500
-_MOST_NAMED = 3
+_MAX_TASKS = 500
+_MAX_NAMED = 3
 """Tasks of a worker that the list names."""
 _GONE = ("dead", "stopped")
 
@@ -38,33 +36,33 @@ def list_workers(api: Api) -> Response:
     """Show the fleet."""
     is_led = read_is_led(api)
     workers = _read_workers(api, is_led=is_led)
-    there = [worker for worker in workers if worker.state not in _GONE]
+    present = [worker for worker in workers if worker.state not in _GONE]
     running = _running(api)
-    parents = {worker.parent: worker.parent_memory or 0 for worker in there}
+    parents = {worker.parent: worker.parent_memory or 0 for worker in present}
     return page(
         "workers.html",
         workers=workers,
         running=running,
-        done=progress_of(api, (task for tasks in running.values() for task in tasks[:_MOST_NAMED])),
-        sizes=Counter(worker.parent for worker in there),
-        first={worker.parent: worker.id for worker in reversed(there)},
-        memory=sum(worker.memory or 0 for worker in there) + sum(parents.values()),
+        done=progress_of(api, (task for tasks in running.values() for task in tasks[:_MAX_NAMED])),
+        sizes=Counter(worker.parent for worker in present),
+        first={worker.parent: worker.id for worker in reversed(present)},
+        memory=sum(worker.memory or 0 for worker in present) + sum(parents.values()),
         overview=api.recent.get(("overview",), 1.0, lambda: system.status(api)),
         is_led=is_led,
     )
 
 
 def _read_workers(api: Api, *, is_led: bool) -> list[WorkerView]:
-    """Return the fleet. What was last heard of it says nothing of now while nobody hears it."""
+    """Return the workers. Without a leader that hears them, their last known state is shown as `unheard`."""
     found = api.backend.insights.list_workers()
     if is_led:
         return found
-    return [one if one.state in _GONE else replace(one, state="unheard") for one in found]
+    return [worker if worker.state in _GONE else replace(worker, state="unheard") for worker in found]
 
 
 def _running(api: Api) -> dict[str, list[TaskView]]:
     """Return the tasks in flight, by worker."""
-    query = task_routes.TaskQuery(statuses=(TaskState.RUNNING, TaskState.DISPATCHED), limit=_MOST_TASKS)
+    query = task_routes.TaskQuery(statuses=(TaskState.RUNNING, TaskState.DISPATCHED), limit=_MAX_TASKS)
     running: dict[str, list[TaskView]] = {}
     for task in task_routes.list_tasks(api, query, KeyScope()).items:
         if task.worker is not None:
@@ -74,8 +72,10 @@ def _running(api: Api) -> dict[str, list[TaskView]]:
 
 @routes.get("/{worker}", about=WHOLE)
 def show_worker(api: Api, worker: str) -> Response:
-    """Show one worker process: what it runs, and what it has done in the last hour."""
-    found = next((one for one in _read_workers(api, is_led=read_is_led(api)) if one.id == worker), None)
+    """Show one worker process: its tasks, and its throughput in the last hour."""
+    found = next(
+        (candidate for candidate in _read_workers(api, is_led=read_is_led(api)) if candidate.id == worker), None
+    )
     if found is None:
         raise NotFound(f"There is no worker {worker!r:.140}: those that ended a while ago are forgotten.")
     now = datetime.now(UTC)
@@ -112,7 +112,7 @@ def list_queues(api: Api, key_scope: KeyScope) -> Response:
 
 @queue_routes.get("/{name}", about=QUEUE)
 def show_queue(api: Api, name: str) -> Response:
-    """Show one queue: its numbers, its limits, and what stands in it."""
+    """Show one queue: its counts, its limits, and its tasks."""
     key_scope = visitor().key_scope
     queues = read_queues(api, key_scope)
     found = next((queue for queue in queues if queue.queue == name), None)

@@ -1,4 +1,4 @@
-"""Flow graphs: a list, each version drawn, and a run with its cursor, state and visits."""
+"""Flows: a list, the graph of each version, and a run with its cursor, state and visits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from orchestrator.api.context import LARGEST, Api
+from orchestrator.api.context import MAX_INT, Api
 from orchestrator.api.dashboard.gantt import Gantt, row
 from orchestrator.api.dashboard.graph import planned_step
 from orchestrator.api.dashboard.layout import HEIGHT, WIDTH, Edge, Graph, Node, draw
@@ -30,27 +30,25 @@ from orchestrator.store.insights import find_node
 
 routes = pages("/ui/flows")
 
-_MOST_FLOWS = 100
-"""Of which the last runs are shown."""
-_MOST_VISITS = 300
+_MAX_FLOWS = 100
+"""Flows whose last runs are shown."""
+_MAX_VISITS = 300
 
 
 class FlowQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which version."""
-
-    version: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
+    version: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
 
 
 @routes.get("", about=WITHIN)
 def list_flows(api: Api, key_scope: KeyScope) -> Response:
     """List flows."""
-    found = flow_routes.list_flows(api, key_scope).flows
-    return page("flows.html", flows=found, last=squares(api, [one.name for one in found[:_MOST_FLOWS]]))
+    flows = flow_routes.list_flows(api, key_scope).flows
+    return page("flows.html", flows=flows, last=squares(api, [flow.name for flow in flows[:_MAX_FLOWS]]))
 
 
 @routes.get("/{name}", about=WORKFLOW)
 def show_flow(api: Api, name: str, query: FlowQuery, key_scope: KeyScope) -> Response:
-    """Show a version of a flow, the newest if none is named."""
+    """Show a version of a flow; the newest by default."""
     flows = api.backend.flows
     stored = flows.latest(name) if query.version is None else flows.read(name, query.version)
     runs = last_runs(api, name, key_scope)
@@ -67,10 +65,10 @@ def show_flow(api: Api, name: str, query: FlowQuery, key_scope: KeyScope) -> Res
 
 
 def of_run(api: Api, run: UUID) -> dict[str, Any]:
-    """Return what the page of a run of a flow shows: where it stands, and the last nodes that it has visited."""
-    view = flow_routes.hidden(api, api.backend.flows.show(run.bytes))
+    """Return the template values for a run of a flow: its position, and the last visited nodes."""
+    view = flow_routes.redacted_run(api, api.backend.flows.show(run.bytes))
     last = api.backend.flows.last_visit(run.bytes)
-    visits = flow_routes.node_runs(api, run, max(0, last - _MOST_VISITS))
+    visits = flow_routes.node_runs(api, run, max(0, last - _MAX_VISITS))
     flow = api.backend.flows.read(view.flow, view.version).flow
     node = find_node(flow, view.cursor) if view.cursor and view.ended_at is None else None
     return {
@@ -84,56 +82,56 @@ def of_run(api: Api, run: UUID) -> dict[str, Any]:
     }
 
 
-_BETWEEN = 112
-"""Between two layers, where the names of actions stand."""
-_LANE = 18
-"""The height of a line that leads back."""
+_LAYER_GAP = 112
+"""The gap between two layers, which has room for names of actions."""
+_BACK_EDGE_HEIGHT = 18
+"""The height of an edge that leads back."""
 _LONGEST_LABEL = 16
-_MOST_ROWS = 200
+_MAX_ROWS = 200
 Line = tuple[str, str]
 
 
 @dataclass
 class Walked:
-    """Visited nodes of one flow: the run's own, or a subflow."""
+    """The visited nodes of one flow: the run's own, or a subflow."""
 
     states: dict[str, str] = field(default_factory=dict)
     visits: Counter[str] = field(default_factory=Counter)
     lines: Counter[Line] = field(default_factory=Counter)
-    """How often each line was taken."""
+    """The number of times each edge was taken."""
 
 
 def graphs(flow: Flow, walked: Mapping[str, Walked], path: str = "", at_most: int = 20) -> list[tuple[str, Graph]]:
-    """Return a flow and those that stand in its nodes, each with the path of that node, the outermost first."""
-    found = [(path, _drawn(flow, walked.get(path, Walked())))]
+    """Return the graphs of a flow and its subflows with the path of each subflow's node, the outermost first."""
+    drawn = [(path, _draw_flow(flow, walked.get(path, Walked())))]
     for key, node in flow.nodes.items():
-        if node.subflow is not None and len(found) < at_most:
-            found += graphs(node.subflow, walked, f"{path}/{key}".lstrip("/"), at_most - len(found))
-    return found
+        if node.subflow is not None and len(drawn) < at_most:
+            drawn += graphs(node.subflow, walked, f"{path}/{key}".lstrip("/"), at_most - len(drawn))
+    return drawn
 
 
 def walk(flow: Flow, view: FlowRunView, visits: Sequence[NodeRunView]) -> dict[str, Walked]:
-    """Return what a run has visited, by the path of the node in which each flow stands."""
+    """Return the visited nodes of a run, by the path of each subflow's node."""
     flows = _by_path(flow, "")
-    found = {path: Walked() for path in flows}
+    walked = {path: Walked() for path in flows}
     for visit in visits:
-        above, _, key = visit.node.rpartition("/")
-        if visit.branch is not None or above not in found or (not visit.action and visit.status == "failed"):
+        parent, _, key = visit.node.rpartition("/")
+        if visit.branch is not None or parent not in walked or (not visit.action and visit.status == "failed"):
             continue
-        part = found[above]
-        part.states[key] = visit.status
-        part.visits[key] += 1
-        part.lines[key, Edges(flows[above]).follow(key, visit.action)] += 1
+        visited = walked[parent]
+        visited.states[key] = visit.status
+        visited.visits[key] += 1
+        visited.lines[key, Edges(flows[parent]).follow(key, visit.action)] += 1
     for visit in visits:
-        above, _, key = visit.node.rpartition("/")
-        if above in found:
-            found[above].states[key] = visit.status
+        parent, _, key = visit.node.rpartition("/")
+        if parent in walked:
+            walked[parent].states[key] = visit.status
     if view.ended_at is None:
         parts = view.cursor.split("/") if view.cursor else []
         for depth, key in enumerate(parts):
-            if (above := "/".join(parts[:depth])) in found:
-                found[above].states[key] = "open"
-    return found
+            if (parent := "/".join(parts[:depth])) in walked:
+                walked[parent].states[key] = "open"
+    return walked
 
 
 def _by_path(flow: Flow, path: str) -> dict[str, Flow]:
@@ -144,12 +142,12 @@ def _by_path(flow: Flow, path: str) -> dict[str, Flow]:
     return found
 
 
-def _drawn(flow: Flow, walked: Walked) -> Graph:
+def _draw_flow(flow: Flow, walked: Walked) -> Graph:
     labels: dict[Line, list[str]] = {}
     for edge in flow.edges:
         if edge.to in flow.nodes and edge.source in flow.nodes:
             labels.setdefault((edge.source, edge.to), []).append(edge.action or DEFAULT)
-    back = _leading_back(flow, labels)
+    back = _back_edges(flow, labels)
     steps = [
         planned_step(
             name=key,
@@ -163,16 +161,16 @@ def _drawn(flow: Flow, walked: Walked) -> Graph:
         )
         for key, node in flow.nodes.items()
     ]
-    plain = draw(steps, frozenset(), between=_BETWEEN, room=None)
+    plain = draw(steps, frozenset(), between=_LAYER_GAP, pane=None)
     edges = [
         replace(edge, label=_label(labels[edge.upper, edge.lower]), is_done=walked.lines[edge.upper, edge.lower] > 0)
         for edge in plain.edges
     ]
     nodes = {node.step.name: node for node in plain.nodes}
     for lane, line in enumerate(sorted(back)):
-        y = plain.height + _LANE * (lane + 0.5)
-        edges.append(_line_back(nodes[line[0]], nodes[line[1]], y, line, _label(labels[line]), walked))
-    room = _LANE if back else 0
+        y = plain.height + _BACK_EDGE_HEIGHT * (lane + 0.5)
+        edges.append(_back_edge(nodes[line[0]], nodes[line[1]], y, line, _label(labels[line]), walked))
+    room = _BACK_EDGE_HEIGHT if back else 0
     height = plain.height + room * (len(back) + 0.5)
     return Graph(plain.nodes, edges, plain.width + 2 * room, height, inset=room)
 
@@ -182,8 +180,8 @@ def _label(actions: Sequence[str]) -> str:
     return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 1]}…"
 
 
-def _line_back(start: Node, end: Node, y: float, line: Line, label: str, walked: Walked) -> Edge:
-    """Return a line that leaves a node to the right, goes below all of them, and comes in from the left."""
+def _back_edge(start: Node, end: Node, y: float, line: Line, label: str, walked: Walked) -> Edge:
+    """Return an edge that leaves a node at the right, passes below all nodes, and arrives at the left."""
     right, left, top, bottom = start.x + WIDTH, end.x, start.y + HEIGHT / 2, end.y + HEIGHT / 2
     path = (
         f"M{right:g},{top:g} C{right + 22:g},{top:g} {right + 22:g},{y:g} {right:g},{y:g}"
@@ -193,39 +191,43 @@ def _line_back(start: Node, end: Node, y: float, line: Line, label: str, walked:
     return Edge(path, False, walked.lines[line] > 0, line[0], line[1], label, middle)
 
 
-def _leading_back(flow: Flow, lines: Mapping[Line, object]) -> set[Line]:
-    """Return the lines without which the flow has no circle: those to a node that a walk from the start is still in."""
-    after: dict[str, list[str]] = {}
+def _back_edges(flow: Flow, lines: Mapping[Line, object]) -> set[Line]:
+    """Return the back edges of a flow, without which it has no cycle, by depth-first search from the start."""
+    successors: dict[str, list[str]] = {}
     for source, to in lines:
-        after.setdefault(source, []).append(to)
+        successors.setdefault(source, []).append(to)
     back: set[Line] = set()
     done: set[str] = set()
     for start in (flow.start, *flow.nodes):
         if start not in flow.nodes or start in done:
             continue
-        on_way = {start}
-        way = [(start, iter(after.get(start, ())))]
-        while way:
-            node, rest = way[-1]
-            to = next(rest, "")
+        on_stack = {start}
+        stack = [(start, iter(successors.get(start, ())))]
+        while stack:
+            node, targets = stack[-1]
+            to = next(targets, "")
             if not to:
-                way.pop()
-                on_way.discard(node)
+                stack.pop()
+                on_stack.discard(node)
                 done.add(node)
-            elif to in on_way:
+            elif to in on_stack:
                 back.add((node, to))
             elif to not in done:
-                on_way.add(to)
-                way.append((to, iter(after.get(to, ()))))
+                on_stack.add(to)
+                stack.append((to, iter(successors.get(to, ()))))
     return back
 
 
 def gantt_of_visits(view: FlowRunView, visits: Sequence[NodeRunView], now: datetime) -> Gantt:
-    """Return when the run was at each node, in order."""
-    whole = [visit for visit in visits if visit.branch is None][-_MOST_ROWS:]
+    """Return the chart of the visits to nodes, in order."""
+    main_visits = [visit for visit in visits if visit.branch is None][-_MAX_ROWS:]
     begin, end = view.started_at or view.created_at, view.ended_at or now
-    if whole:
-        begin = min(begin, whole[0].started_at or whole[0].ended_at) if whole[0].number == 1 else whole[0].ended_at
+    if main_visits:
+        begin = (
+            min(begin, main_visits[0].started_at or main_visits[0].ended_at)
+            if main_visits[0].number == 1
+            else main_visits[0].ended_at
+        )
     rows = [
         row(
             visit.node,
@@ -236,9 +238,9 @@ def gantt_of_visits(view: FlowRunView, visits: Sequence[NodeRunView], now: datet
             end,
             link=f"/ui/tasks/{visit.task}" if visit.task else "",
         )
-        for visit in whole
+        for visit in main_visits
     ]
     if view.cursor and view.ended_at is None:
-        since = max((visit.ended_at for visit in whole), default=begin)
+        since = max((visit.ended_at for visit in main_visits), default=begin)
         rows.append(row(view.cursor, "open", since, end, begin, end))
     return Gantt(rows, begin, end, 0)

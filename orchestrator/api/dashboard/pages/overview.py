@@ -1,4 +1,4 @@
-"""The first page, and the pulse that every open page asks for."""
+"""The overview page, and the pulse that every open page polls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 from starlette.responses import Response
 
-from orchestrator.api.context import LARGEST_PAGE, Api
+from orchestrator.api.context import MAX_PAGE_SIZE, Api
 from orchestrator.api.dashboard.charts import Hour, hour
 from orchestrator.api.dashboard.rendering import page, pages, visitor
 from orchestrator.api.endpoints import JSON
@@ -42,48 +42,48 @@ from orchestrator.store.throughput import Throughput
 
 routes = pages("/ui")
 
-_RECENT = 1.0
-"""Seconds for which open pages share what was read."""
-_LATELY = 5
-"""Minutes whose failures need a person, unless somebody knows of all groups of the last hour."""
-_MOST_GROUPS = 8
+_SHARED = 1.0
+"""Seconds for which pages share a read."""
+_RECENT_MINUTES = 5
+"""Minutes whose failures need attention, unless all groups of the last hour are acknowledged."""
+_MAX_GROUPS = 8
 HOUR = timedelta(hours=1)
 ROLLOUT = timedelta(minutes=10)
-"""Workers that start within it of each other replace a fleet together."""
-_MOST_COUNTED = 100
-"""Runs that a hint counts."""
-_MOST_FAILURES = 1_000
-"""Of which groups are made here."""
+"""Workers that start within this time of each other belong to one rollout."""
+_MAX_COUNTED = 100
+"""Runs that a hint counts, at most."""
+_MAX_FAILURES = 1_000
+"""Failed tasks that are grouped for this page, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whole:
-    """The parts of the page that only keys see that are not bound."""
+class SystemState:
+    """The state of the whole system, for keys that are not bound."""
 
     overview: Overview
     troubles: list[Trouble]
     heard_at: datetime | None = None
-    """When a leader last heard of the workers, if none does."""
+    """When a leader last heard of a worker, if none hears them now."""
 
     @property
     def is_led(self) -> bool:
-        """Whether somebody hears the workers."""
+        """Whether a leader hears the workers."""
         return self.overview.hears_workers and not any(one.kind in trouble.STOPPING for one in self.troubles)
 
     def besides(self, outage: Trouble | None) -> list[Trouble]:
-        """Return the troubles that the page does not say above all others."""
-        known = None if outage is None else (outage.kind, outage.about)
-        return [one for one in self.troubles if (one.kind, one.about) != known]
+        """Return the problems, without the outage that the page shows at its top."""
+        shown_above = None if outage is None else (outage.kind, outage.about)
+        return [problem for problem in self.troubles if (problem.kind, problem.about) != shown_above]
 
     @property
     def fingerprint(self) -> str:
-        """Which troubles there are, whatever is said of them: a page that has another one is read again."""
-        found = sorted(f"{one.kind} {one.about}" for one in self.troubles)
-        return blake2b("\n".join(found).encode(), digest_size=6).hexdigest()
+        """A hash of the kinds of problems. Pages reload when it changes."""
+        kinds = sorted(f"{problem.kind} {problem.about}" for problem in self.troubles)
+        return blake2b("\n".join(kinds).encode(), digest_size=6).hexdigest()
 
 
-def read_whole(api: Api) -> Whole:
-    """Return how the system is doing, and what needs a person, as `orchestrator status` says it."""
+def read_system_state(api: Api) -> SystemState:
+    """Return the state of the system and its problems, as `orchestrator status` shows them."""
     queues = read_queues(api, KeyScope())
     ends = _ends(read_minutes(api, KeyScope()))
     found = api.read(overview_of, queues=queues, ends=ends)
@@ -98,25 +98,25 @@ def read_whole(api: Api) -> Whole:
         *trouble.of_postgres(insights.connections(), transactions, insights.dead_rows()),
         *trouble.of_payload_store(api.settings.payload_store),
     )
-    whole = Whole(overview=replace(found, standbys=held.standbys), troubles=trouble.by_gravity(troubles))
+    whole = SystemState(overview=replace(found, standbys=held.standbys), troubles=trouble.by_gravity(troubles))
     if whole.is_led:
         return whole
     return replace(whole, heard_at=max((worker.seen_at for worker in insights.list_workers()), default=None))
 
 
 def read_queues(api: Api, key_scope: KeyScope) -> list[QueueCounts]:
-    """Return the queues, read at most once a second."""
-    return api.recent.get(("queues", key_scope), _RECENT, lambda: api.read(list_queues, key_scope.queues))
+    """Return the queues, read once a second at most."""
+    return api.recent.get(("queues", key_scope), _SHARED, lambda: api.read(list_queues, key_scope.queues))
 
 
 def read_is_led(api: Api) -> bool:
-    """Return whether a scheduler leads and hears the workers, and so whether those of queues are known."""
+    """Return whether a leader hears the workers; otherwise the number of workers of a queue is unknown."""
     return api.outages.last() is None
 
 
 def read_minutes(api: Api, key_scope: KeyScope) -> list[Throughput]:
-    """Return the last hour by the minute, read at most once a second."""
-    return api.recent.get(("minutes", key_scope), _RECENT, lambda: system.read_minutes(api, key_scope))
+    """Return the last hour by minute, read once a second at most."""
+    return api.recent.get(("minutes", key_scope), _SHARED, lambda: system.read_minutes(api, key_scope))
 
 
 def read_hour(api: Api, key_scope: KeyScope) -> Hour:
@@ -124,156 +124,153 @@ def read_hour(api: Api, key_scope: KeyScope) -> Hour:
 
 
 def _ends(minutes: list[Throughput]) -> Ends:
-    """Return what the minutes come to, the last one of them and all."""
-    last, all_of_them = (
-        {str(state): sum(getattr(one, state) for one in some) for state in ENDED_TASK_STATES}
-        for some in (minutes[-1:], minutes)
+    """Return the numbers of ended tasks by state, for the last minute and for the hour."""
+    last_counts, hour_counts = (
+        {str(state): sum(getattr(one, state) for one in part) for state in ENDED_TASK_STATES}
+        for part in (minutes[-1:], minutes)
     )
-    return last, all_of_them
+    return last_counts, hour_counts
 
 
 def count_approvals(api: Api, key_scope: KeyScope) -> str:
-    """Return how many approvals wait for a person, with a plus if not all were counted; nothing if none does."""
+    """Return the number of open approvals, with a plus if not all were counted; empty for none."""
 
     def read() -> str:
-        found = api.read(page_of_approvals, limit=LARGEST_PAGE, within=key_scope.workflows)
-        return f"{len(found.approvals) or ''}{'+' if found.approvals and found.next else ''}"
+        page_found = api.read(page_of_approvals, limit=MAX_PAGE_SIZE, within=key_scope.workflows)
+        return f"{len(page_found.approvals) or ''}{'+' if page_found.approvals and page_found.next else ''}"
 
-    return api.recent.get(("approvals", key_scope), 5 * _RECENT, read)
+    return api.recent.get(("approvals", key_scope), 5 * _SHARED, read)
 
 
 def count_unreplayed(api: Api) -> str:
-    """Return how many runs of code no live worker has replayed, with a plus if there may be more; nothing if none."""
-    read = partial(api.read, page_of_runs, RunFilter(unreplayed=True), limit=_MOST_COUNTED)
-    found = len(api.recent.get(("unreplayed",), 30 * _RECENT, read).runs)
-    return f"{found or ''}{'+' if found == _MOST_COUNTED else ''}"
+    """Return the number of runs of code that no live worker has replayed, with a plus if there may be more."""
+    read = partial(api.read, page_of_runs, RunFilter(unreplayed=True), limit=_MAX_COUNTED)
+    found = len(api.recent.get(("unreplayed",), 30 * _SHARED, read).runs)
+    return f"{found or ''}{'+' if found == _MAX_COUNTED else ''}"
 
 
 def count_failed_runs_lately(api: Api, key_scope: KeyScope) -> str:
-    """Return how many runs failed in the last hour, such as `2 runs`; nothing if none did."""
+    """Return the number of runs that failed in the last hour, such as `2 runs`; empty for none."""
     read = partial(api.read_list, count_failed_runs, present() - HOUR, key_scope.workflows)
-    found: FailedRuns = api.recent.get(("failed runs", key_scope, visitor().asked()), 5 * _RECENT, read)
+    found: FailedRuns = api.recent.get(("failed runs", key_scope, visitor().pending_requests()), 5 * _SHARED, read)
     return f"{'at least ' if found.is_part else ''}{counted(found.runs, 'run')}" if found.runs else ""
 
 
 class Mark(NamedTuple):
-    """Something that happened to the system, in a chart."""
+    """An event of the system, marked in a chart."""
 
     at: float
-    """Which part of the time lies before it."""
+    """The position in the chart, from 0 to 1."""
     when: datetime
     what: str
     kind: str
-    """`release`, `start` of workers that is none, or `leader`."""
+    """`release`, `start` (of workers without a new release) or `leader`."""
 
 
 def read_marks(api: Api, key_scope: KeyScope, since: datetime, span: timedelta = HOUR) -> list[Mark]:
-    """Return releases that came, starts of workers and changes of the leader since the begin of a chart.
-
-    For keys that see the whole.
-    """
+    """Return new releases, starts of workers and changes of the leader since a chart's start; none for bound keys."""
     if key_scope.is_bound:
         return []
     workers = api.recent.get(("workers",), 5.0, api.backend.insights.list_workers)
-    started = {one.parent or one.id: (one.worker_started_at, one.release or "") for one in workers}
+    started = {worker.parent or worker.id: (worker.worker_started_at, worker.release or "") for worker in workers}
     releases = api.recent.get(("releases", span), 10.0, lambda: api.read(first_starts, since))
     terms = api.recent.get(("terms",), 10.0, lambda: api.read(throughput.terms, present() - throughput.KEPT))
-    begun = dict(releases)  # when the last rollout of each release began
+    rollouts = dict(releases)  # the start of the last rollout of each release
     starts: Counter[tuple[datetime, str]] = Counter()
     for at, release in sorted(one for one in started.values() if one[0] >= since):
-        if release not in begun or at - begun[release] > ROLLOUT:
-            begun[release] = at
-        if begun[release] != releases.get(release):
-            starts[begun[release], release] += 1
-    found = [(at, "release", f"release {name} came") for name, at in releases.items()]
+        if release not in rollouts or at - rollouts[release] > ROLLOUT:
+            rollouts[release] = at
+        if rollouts[release] != releases.get(release):
+            starts[rollouts[release], release] += 1
+    events = [(at, "release", f"release {name} came") for name, at in releases.items()]
     for (at, release), count in starts.items():
-        found.append((at, "start", f"{counted(count, 'worker')}{release and f' of release {release}'} started"))
-    found += [
-        (one.at, "leader", f"another scheduler leads, in term {one.term}") for one in terms[1:] if one.at >= since
+        events.append((at, "start", f"{counted(count, 'worker')}{release and f' of release {release}'} started"))
+    events += [
+        (term.at, "leader", f"another scheduler leads, in term {term.term}") for term in terms[1:] if term.at >= since
     ]
-    return [Mark(max(0.0, (at - since) / span), at, what, kind) for at, kind, what in sorted(found)]
+    return [Mark(max(0.0, (at - since) / span), at, what, kind) for at, kind, what in sorted(events)]
 
 
-class Decided(NamedTuple):
-    """Failures, and what was decided about some of their groups."""
+class HandledFailures(NamedTuple):
+    """Groups of failures, and their acknowledgments and snoozes."""
 
     failures: Failures
     handled: dict[GroupKey, Handled]
 
     def states(self, now: datetime) -> dict[GroupKey, str]:
-        """Return `snoozed`, `acknowledged` or nothing for each of these groups."""
+        """Return `snoozed`, `acknowledged` or an empty text for each handled group."""
         last = {group.key: group.last_at for group in self.failures.groups}
         return {key: one.state(now, last[key]) for key, one in self.handled.items()}
 
 
 def read_failures(
     api: Api, key_scope: KeyScope, span: timedelta, most: int = MOST_LOOKED_AT, until: datetime | None = None
-) -> Decided:
+) -> HandledFailures:
     """Return failed tasks by name and error, the largest groups first."""
 
-    def read() -> Decided:
+    def read() -> HandledFailures:
         since = (until or datetime.now(UTC)) - span
         found = api.read_list(latest_failures, since, key_scope.queues, most, until)
-        return Decided(found, api.read(handled_groups, [group.key for group in found.groups]))
+        return HandledFailures(found, api.read(handled_groups, [group.key for group in found.groups]))
 
-    return api.recent.get(("failures", key_scope, span, most, until, visitor().asked()), 5 * _RECENT, read)
+    return api.recent.get(("failures", key_scope, span, most, until, visitor().pending_requests()), 5 * _SHARED, read)
 
 
 @routes.get("", about=WITHIN)
 def overview(api: Api, key_scope: KeyScope) -> Response:
-    """Show how the system is doing."""
+    """Show the overview of the system."""
     if not key_scope.is_bound:
-        api.outages.find()  # of which the page tells above the other troubles
-    whole = None if key_scope.is_bound else api.recent.get(("whole",), _RECENT, lambda: read_whole(api))
-    decided = read_failures(api, key_scope, timedelta(hours=1), _MOST_FAILURES)
+        api.outages.find()  # refreshes the outage at the top of the page
+    whole = None if key_scope.is_bound else api.recent.get(("whole",), _SHARED, lambda: read_system_state(api))
+    decided = read_failures(api, key_scope, timedelta(hours=1), _MAX_FAILURES)
     states = decided.states(present())
     groups = [group for group in decided.failures.groups if states.get(group.key) != "snoozed"]
-    groups.sort(key=lambda group: bool(states.get(group.key)))  # those that nobody knows of come first
+    groups.sort(key=lambda group: bool(states.get(group.key)))  # unacknowledged groups come first
     last_hour = read_hour(api, key_scope)
-    is_news = any(not states.get(group.key) for group in groups)
+    has_unacknowledged = any(not states.get(group.key) for group in groups)
     return page(
         "overview.html",
         whole=whole,
-        failed_lately=sum(bar.failed for bar in last_hour.bars[-_LATELY:]) if is_news else 0,
+        failed_lately=sum(bar.failed for bar in last_hour.bars[-_RECENT_MINUTES:]) if has_unacknowledged else 0,
         queues=read_queues(api, key_scope),
         is_led=read_is_led(api),
         unreplayed="" if whole is None else count_unreplayed(api),
         known={key for key, state in states.items() if state},
         hour=last_hour,
         marks=read_marks(api, key_scope, last_hour.begin),
-        failures=groups[:_MOST_GROUPS],
-        more_failures=max(0, len(groups) - _MOST_GROUPS),
+        failures=groups[:_MAX_GROUPS],
+        more_failures=max(0, len(groups) - _MAX_GROUPS),
         failed_runs=count_failed_runs_lately(api, key_scope),
         failures_looked_at=decided.failures.looked_at,
     )
 
 
-_PULSE = 3.0
-"""Seconds for which all pages of this process share the troubles, also that nothing could be read."""
+_PULSE_SECONDS = 3.0
+"""Seconds for which all pages of this process share a pulse, also if the read failed."""
 
 
 class Pulse(msgspec.Struct, frozen=True):
-    """How the system is, in a word."""
+    """The state of the system in short."""
 
     outage: str
-    """Why nothing moves; empty while something does."""
+    """The reason why no task can run; empty without an outage."""
     troubles: str = ""
-    """A fingerprint of all troubles; empty for a bound key."""
+    """A hash of all problems; empty for a bound key."""
     message: str = ""
-    """What the outage means, and what to do; empty for a bound key."""
+    """The consequences of the outage, and what to do; empty for a bound key."""
 
 
 @routes.get("/pulse", about=WITHIN)
 def pulse(api: Api, key_scope: KeyScope) -> Response:
-    """Say whether the system works. Neither the scheduler nor a worker is asked."""
+    """Return the state of the system, without asking schedulers or workers."""
 
-    def read() -> Whole | None:
+    def read() -> SystemState | None:
         try:
-            return api.recent.get(("whole",), _PULSE, lambda: read_whole(api))
+            return api.recent.get(("whole",), _PULSE_SECONDS, lambda: read_system_state(api))
         except Unavailable:
             return None
 
-    whole = api.recent.get(("pulse",), _PULSE, read)
+    whole = api.recent.get(("pulse",), _PULSE_SECONDS, read)
     if whole is None:
         return _answer(Pulse("Postgres is away"), 503)
     found = api.outages.find()

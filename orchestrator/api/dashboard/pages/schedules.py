@@ -1,4 +1,4 @@
-"""Schedules: when they fire next, a calendar of past fires, and backfills, with a preview of their fires."""
+"""Schedules: next fires, a calendar of past fires, and backfills with a preview."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 from starlette.responses import Response
 
-from orchestrator.api.context import LARGEST, Api
+from orchestrator.api.context import MAX_INT, Api
 from orchestrator.api.dashboard.pages.workflows import squares
 from orchestrator.api.dashboard.rendering import page, pages
 from orchestrator.api.key_scope import WITHIN, WORKFLOW
@@ -29,84 +29,84 @@ from orchestrator.store.schedules.definitions import StoredSchedule
 routes = pages("/ui/schedules")
 
 _AHEAD = timedelta(hours=24)
-_MOST_FIRES = 52
-"""Marks on one strip; what fires more often than every half hour is drawn as a line."""
-_LAST = 14
+_MAX_FIRES = 52
+"""Fires that are marked on a strip; a schedule that fires more than twice an hour is drawn as a line."""
+_LAST_RUNS = 14
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A schedule with what is drawn beside it."""
+class ScheduleRow:
+    """A schedule and its drawing."""
 
     stored: StoredSchedule
     marks: list[float]
-    """Where on the strip it fires, in hundredths of the next day."""
+    """The positions of fires on the strip, as percentages of the next day."""
     is_steady: bool
-    """It fires more often than could be drawn."""
+    """Whether it fires too often to draw each fire."""
     runs: list[LastRun]
 
 
 @routes.get("", about=WITHIN)
 def list_schedules(api: Api, query: SchedulesQuery, key_scope: KeyScope) -> Response:
-    """Show schedules, in order of their names."""
+    """Show schedules, ordered by name."""
     now = datetime.now(UTC)
     found, after = api.backend.schedules.page(limit=query.limit, after=query.cursor, within=key_scope.workflows)
-    backfills = [one for one in api.backend.schedules.list_backfills(20) if key_scope.has_workflow(one.workflow)]
+    backfills = [
+        backfill for backfill in api.backend.schedules.list_backfills(20) if key_scope.has_workflow(backfill.workflow)
+    ]
     hours = [now + timedelta(hours=12 * half_days) for half_days in range(3)]
-    last = squares(api, [stored.workflow for stored in found], _LAST)
+    last = squares(api, [stored.workflow for stored in found], _LAST_RUNS)
     return page(
         "schedules.html",
-        schedules=[_shown(stored, now, last[stored.workflow]) for stored in found],
+        schedules=[_schedule_row(stored, now, last[stored.workflow]) for stored in found],
         next=after,
-        backfills=[(one, *_days(api, one)) for one in backfills],
+        backfills=[(backfill, *_days(api, backfill)) for backfill in backfills],
         hours=hours,
     )
 
 
 @lru_cache(maxsize=2_000)
-def _from(written: bytes, hour: datetime) -> tuple[tuple[datetime, ...], bool]:
-    """Return the fires from an hour on for a day and an hour, and whether they are too many to be drawn.
+def _upcoming(encoded_schedule: bytes, hour: datetime) -> tuple[tuple[datetime, ...], bool]:
+    """Return the fires of a day and an hour from `hour` on, and whether they are too many to draw.
 
-    To find one takes a tenth of a millisecond, and they do not change.
+    Computing one takes a tenth of a millisecond, so they are cached.
     """
-    schedule = msgspec.json.decode(written, type=Schedule)
-    found = tuple(islice(fires(schedule, hour, hour + _AHEAD + timedelta(hours=1)), _MOST_FIRES + 1))
-    return found, len(found) > _MOST_FIRES
+    schedule = msgspec.json.decode(encoded_schedule, type=Schedule)
+    upcoming = tuple(islice(fires(schedule, hour, hour + _AHEAD + timedelta(hours=1)), _MAX_FIRES + 1))
+    return upcoming, len(upcoming) > _MAX_FIRES
 
 
-def _shown(stored: StoredSchedule, now: datetime, runs: list[LastRun]) -> Shown:
+def _schedule_row(stored: StoredSchedule, now: datetime, runs: list[LastRun]) -> ScheduleRow:
     hour = now.replace(minute=0, second=0, microsecond=0)
-    written = msgspec.json.encode(msgspec.structs.replace(stored.schedule, params={}))
-    found, is_steady = ((), False) if stored.paused else _from(written, hour)
-    marks = [round(100 * (fire - now) / _AHEAD, 2) for fire in found if now <= fire < now + _AHEAD]
-    return Shown(stored, marks, is_steady, runs)
+    encoded_schedule = msgspec.json.encode(msgspec.structs.replace(stored.schedule, params={}))
+    upcoming, is_steady = ((), False) if stored.paused else _upcoming(encoded_schedule, hour)
+    marks = [round(100 * (fire - now) / _AHEAD, 2) for fire in upcoming if now <= fire < now + _AHEAD]
+    return ScheduleRow(stored, marks, is_steady, runs)
 
 
 def _days(api: Api, backfill: BackfillView) -> tuple[datetime, datetime]:
-    """Return the range of a backfill in the zone of its schedule, in which its days were given."""
+    """Return the range of a backfill in the time zone of its schedule."""
     zone: tzinfo = UTC
-    with suppress(NotFound):  # it may be deleted by now
+    with suppress(NotFound):  # the schedule may be deleted
         zone = api.backend.schedules.find(key_of(backfill.workflow, backfill.name)).schedule.zone
     return backfill.start_at.astimezone(zone), backfill.end_at.astimezone(zone)
 
 
 _WINDOWS = tuple(timedelta(hours=hours) for hours in (28 * 24, 7 * 24, 24, 6, 1))
-_MOST_PAST = 400
-"""Fires of a calendar: a schedule that fires more often has a shorter one."""
+_MAX_PAST = 400
+"""Fires in a calendar; a schedule that fires often has a shorter calendar."""
 _LATE = timedelta(minutes=1)
-"""A run that begins later than this is late; so is one that begins later than the next fire."""
+"""A run that begins later than this after its fire, or after the next fire, is late."""
 
 
 class Fire(NamedTuple):
-    """A past fire."""
-
     at: datetime
-    """In the zone of its schedule."""
+    """The time in the schedule's time zone."""
     state: str
-    """The state of its run, `skipped`, `missed`, or nothing if its run may be deleted."""
+    """The state of the run, `skipped`, `missed`, or empty if the run may have been deleted."""
     run: FireRun | None
     late: float
-    """Seconds by which its run began too late; 0 if it was in time."""
+    """Seconds by which the run was late; 0 if in time."""
 
 
 @routes.get("/{workflow}/{name}", about=WORKFLOW)
@@ -114,43 +114,43 @@ def show_schedule(api: Api, workflow: str, name: str) -> Response:
     """Show the past fires of a schedule as a calendar."""
     stored = api.backend.schedules.find(f"{workflow}/{name}")
     now = datetime.now(UTC)
-    window, past = _past(stored.schedule, now)
-    runs = api.read(runs_of_fires, stored.workflow, stored.name, past)
+    window, past_fires = _past_fires(stored.schedule, now)
+    runs = api.read(runs_of_fires, stored.workflow, stored.name, past_fires)
     kept = api.settings.retention_success
     begin = min(
         (*runs, stored.created_at or now)
-    )  # a run may be older: of a backfill, or of a schedule of the same name
+    )  # a run may be older, from a backfill or an earlier schedule of this name
     since = max(begin, now - timedelta(seconds=kept) if kept else now - window)
-    most = min((_LATE, *(later - fire for fire, later in pairwise(past))))
-    shown = [_fire(stored, fire, runs, since, now, most) for fire in past if fire >= begin]
+    tolerance = min((_LATE, *(later - fire for fire, later in pairwise(past_fires))))
+    calendar_fires = [_fire(stored, fire, runs, since, now, tolerance) for fire in past_fires if fire >= begin]
     days: dict[date, list[Fire]] = {}
-    for one in shown:
-        days.setdefault(one.at.date(), []).append(one)
-    first, last = ((one.astimezone(stored.schedule.zone)).date() for one in (now - window, now))
-    wide = 1
+    for calendar_fire in calendar_fires:
+        days.setdefault(calendar_fire.at.date(), []).append(calendar_fire)
+    first, last = ((calendar_fire.astimezone(stored.schedule.zone)).date() for calendar_fire in (now - window, now))
+    days_per_row = 1
     if window == _WINDOWS[0]:
-        wide, first = 7, first - timedelta(days=first.weekday())
+        days_per_row, first = 7, first - timedelta(days=first.weekday())
     dates = [first + timedelta(days=day) for day in range((last - first).days + 1)]
-    weeks = [dates[start : start + wide] for start in range(0, len(dates), wide)]
-    counts = Counter("late" if one.late else one.state for one in shown)
+    weeks = [dates[start : start + days_per_row] for start in range(0, len(dates), days_per_row)]
+    counts = Counter("late" if calendar_fire.late else calendar_fire.state for calendar_fire in calendar_fires)
     return page(
         "schedule.html",
         stored=stored,
         weeks=weeks,
         days=days,
         counts=counts,
-        total=len(shown),
+        total=len(calendar_fires),
         window=min(window, now - begin),
     )
 
 
-def _past(schedule: Schedule, now: datetime) -> tuple[timedelta, list[datetime]]:
-    """Return the fires of the last weeks, of the last days or hours if there are too many, or the newest ones."""
+def _past_fires(schedule: Schedule, now: datetime) -> tuple[timedelta, list[datetime]]:
+    """Return the fires of the longest window that has few enough of them, or otherwise the newest fires."""
     for window in _WINDOWS:
-        found = [*islice(fires(schedule, now - window, now), _MOST_PAST + 1)]
-        if len(found) <= _MOST_PAST:
+        found = [*islice(fires(schedule, now - window, now), _MAX_PAST + 1)]
+        if len(found) <= _MAX_PAST:
             return window, found
-    newest = [*deque(fires(schedule, now - window, now), _MOST_PAST)]
+    newest = [*deque(fires(schedule, now - window, now), _MAX_PAST)]
     return now - newest[0], newest
 
 
@@ -160,41 +160,41 @@ def _fire(
     runs: dict[datetime, FireRun],
     since: datetime,
     now: datetime,
-    most: timedelta,
+    tolerance: timedelta,
 ) -> Fire:
     local, run = fire.astimezone(stored.schedule.zone), runs.get(fire)
     if run is not None:
         late = (run.started_at or now) - fire - delay_of(stored.schedule, stored.key)
-        return Fire(local, run.status, run, late.total_seconds() if late > most else 0.0)
+        return Fire(local, run.status, run, late.total_seconds() if late > tolerance else 0.0)
     if fire < since:
         return Fire(local, "", None, 0.0)
-    is_skipped = stored.schedule.overlap == "skip" and _was_open(stored.key, fire, runs, now, most)
+    is_skipped = stored.schedule.overlap == "skip" and _was_open(stored.key, fire, runs, now, tolerance)
     return Fire(local, "skipped" if is_skipped else "missed", None, 0.0)
 
 
-def _was_open(key: str, fire: datetime, runs: dict[datetime, FireRun], now: datetime, most: timedelta) -> bool:
-    """Say whether the run of an earlier fire was open at this one; backfills skip nothing.
+def _was_open(key: str, fire: datetime, runs: dict[datetime, FireRun], now: datetime, tolerance: timedelta) -> bool:
+    """Return whether the run of an earlier fire was still open at this one. Backfills do not skip.
 
-    If it was still open when a later fire got a run, no scheduler led, and the work may have ended long before.
+    If it was still open when a later fire got a run, no scheduler led, and the run may have ended long before.
     """
     own = [at for at, run in runs.items() if run.schedule == key]
     before = max((at for at in own if at < fire), default=None)
     if before is None:
         return False
     ended = runs[before].ended_at or now
-    return ended >= fire and not any(fire < at < ended - most for at in own)
+    return ended >= fire and not any(fire < at < ended - tolerance for at in own)
 
 
-_MOST_SHOWN = 10
-"""Fires from each end of the range."""
+_MAX_SHOWN = 10
+"""Fires that a preview shows from each end of the range."""
 
 
 class BackfillQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The range, and how it would be filled in."""
+    """The range and options of a backfill."""
 
     start: str | None = None
     end: str | None = None
-    concurrency: Annotated[int, Meta(ge=1, le=LARGEST)] | None = None
+    concurrency: Annotated[int, Meta(ge=1, le=MAX_INT)] | None = None
     again: bool = False
 
 
@@ -203,7 +203,7 @@ class Preview:
     """A preview of a backfill."""
 
     first: list[tuple[datetime, bool]]
-    """Fires, in the zone of their schedule, and of each whether it would get a run."""
+    """Fires in the schedule's time zone, and whether each would get a run."""
     left_out: int
     last: list[tuple[datetime, bool]]
     total: int
@@ -214,7 +214,7 @@ class Preview:
 
 @routes.get("/{workflow}/{name}/backfills", about=WORKFLOW, scope=Scope.OPERATE)
 def preview_backfill(api: Api, workflow: str, name: str, query: BackfillQuery) -> Response:
-    """Say which runs would be started, before they are."""
+    """Preview which runs a backfill would start."""
     stored = api.backend.schedules.find(f"{workflow}/{name}")
     found, wrong = None, ""
     if query.start is not None:
@@ -226,14 +226,14 @@ def preview_backfill(api: Api, workflow: str, name: str, query: BackfillQuery) -
 
 
 def _preview(api: Api, key: str, query: BackfillQuery) -> Preview:
-    asked = query.start or "", query.end, query.concurrency, query.again
-    new, fires = api.backend.schedules.preview_backfill(key, *asked)
-    shown = [*fires[:_MOST_SHOWN], *fires[_MOST_SHOWN:][-_MOST_SHOWN:]]
-    local = [(fire.astimezone(new.schedule.zone), is_missing) for fire, is_missing in shown]
+    options = query.start or "", query.end, query.concurrency, query.again
+    new, fires = api.backend.schedules.preview_backfill(key, *options)
+    displayed = [*fires[:_MAX_SHOWN], *fires[_MAX_SHOWN:][-_MAX_SHOWN:]]
+    local = [(fire.astimezone(new.schedule.zone), is_missing) for fire, is_missing in displayed]
     return Preview(
-        first=local[:_MOST_SHOWN],
-        left_out=len(fires) - len(shown),
-        last=local[_MOST_SHOWN:],
+        first=local[:_MAX_SHOWN],
+        left_out=len(fires) - len(displayed),
+        last=local[_MAX_SHOWN:],
         total=len(fires),
         missing=sum(is_missing for _, is_missing in fires),
         concurrency=new.concurrency,

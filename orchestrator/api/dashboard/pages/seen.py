@@ -1,4 +1,4 @@
-"""Actions that carry what their page showed: refused if the task or run has moved on since, or another was started."""
+"""Actions that include the state that their page showed. They are rejected if the task or run has changed since."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta
 
-from orchestrator.api.context import LARGEST, Api
+from orchestrator.api.context import MAX_INT, Api
 from orchestrator.api.dashboard.rendering import Note, page_actions
 from orchestrator.api.dashboard.words import instant
 from orchestrator.api.key_scope import RUN, TASK, WITHIN, WORKFLOW
@@ -23,60 +23,60 @@ from orchestrator.store.insights import TaskView, find_runs, find_tasks
 actions = page_actions("/ui")
 
 Marked = Annotated[str, Meta(pattern=whole("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(@[0-9]{1,18})?"))]
-"""A marked row: an id and, after an @, what it showed: `SeenTask.attempt` or `SeenRun.ended`."""
+"""A selected row: an id and, after an @, the state that was shown: `SeenTask.attempt` or `SeenRun.ended`."""
 
 
 class SeenTask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a page showed of a task."""
+    """The state of a task that the page showed."""
 
-    attempt: Annotated[int, Meta(ge=0, le=LARGEST)] | None = None
-    """The last attempt that is meant: of a task that waits, the next one."""
+    attempt: Annotated[int, Meta(ge=0, le=MAX_INT)] | None = None
+    """The last attempt that the action is for; of a waiting task, the next one."""
 
 
 class SeenRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a page showed of a run."""
+    """The state of a run that the page showed."""
 
     ended: Annotated[int, Meta(ge=0, le=2**62)] | None = None
-    """When it had ended, in microseconds."""
+    """The end of the run in microseconds since 1970."""
 
 
 def split(marked: list[str]) -> tuple[list[UUID], dict[str, str]]:
-    """Return the ids of marked rows, and what they showed."""
-    pairs = [one.partition("@") for one in marked]
-    return [UUID(id) for id, _, _ in pairs], {id: seen for id, _, seen in pairs if seen}
+    """Return the ids of selected rows, and the states that they showed."""
+    pairs = [row.partition("@") for row in marked]
+    return [UUID(id) for id, _, _ in pairs], {id: shown for id, _, shown in pairs if shown}
 
 
-def moved_on(api: Api, task: TaskView, last: int | None, *, is_retry: bool) -> str:
-    """Say where a task stands that is in another attempt than its page showed, and who retried it; nothing if not."""
-    if last is None:
+def change_of_task(api: Api, task: TaskView, shown_attempt: int | None, *, is_retry: bool) -> str:
+    """Return a message if a task is in another attempt than its page showed, with who retried it; otherwise nothing."""
+    if shown_attempt is None:
         return ""
     is_requested = is_retry and api.backend.tasks.is_retry_requested(task.id.bytes)
-    is_same = task.attempt == last and task.ended_at is not None if is_retry else task.attempt <= last
+    is_same = task.attempt == shown_attempt and task.ended_at is not None if is_retry else task.attempt <= shown_attempt
     if is_same and not is_requested:
         return ""
-    stands = "its retry is requested" if is_requested else f"it is {task.status} in attempt {task.attempt:,} by now"
-    return f"Task {task.id} has moved on since the page showed it: {stands}; {_retried(api, task.id)}."
+    state = "its retry is requested" if is_requested else f"it is {task.status} in attempt {task.attempt:,} by now"
+    return f"Task {task.id} has moved on since the page showed it: {state}; {_who_retried(api, task.id)}."
 
 
-def _retried(api: Api, id: UUID) -> str:
-    known = api.read(audit.last_act, str(id), "retry")
-    return "somebody else may have retried it" if known is None else f"it was retried {known}"
+def _who_retried(api: Api, id: UUID) -> str:
+    last_act = api.read(audit.last_act, str(id), "retry")
+    return "somebody else may have retried it" if last_act is None else f"it was retried {last_act}"
 
 
-def check_task(api: Api, id: UUID, last: int | None, *, is_retry: bool) -> None:
-    """Refuse what is asked for of a task that has moved on."""
+def check_task(api: Api, id: UUID, shown_attempt: int | None, *, is_retry: bool) -> None:
+    """Reject an action for a task that has changed since its page showed it."""
     for task in api.read(find_tasks, [id.bytes]):
-        if said := moved_on(api, task, last, is_retry=is_retry):
-            raise _not_done(said)
+        if message := change_of_task(api, task, shown_attempt, is_retry=is_retry):
+            raise _changed(message)
 
 
-def _not_done(said: str) -> Refused:
-    return refused(409, "It has changed since the page showed it", said)
+def _changed(message: str) -> Refused:
+    return refused(409, "It has changed since the page showed it", message)
 
 
 @actions.post("/tasks/{id}/retry", about=TASK)
 def retry_task(api: Api, id: UUID, body: SeenTask) -> Note:
-    """Retry a task, unless it has moved on."""
+    """Retry a task, unless it has changed since the page showed it."""
     check_task(api, id, body.attempt, is_retry=True)
     api.backend.tasks.retry(id.bytes, body.attempt)
     return Note("a retry is requested")
@@ -84,7 +84,7 @@ def retry_task(api: Api, id: UUID, body: SeenTask) -> Note:
 
 @actions.post("/tasks/{id}/cancel", about=TASK)
 def cancel_task(api: Api, id: UUID, body: SeenTask) -> Note:
-    """Cancel a task, unless it was opened again since."""
+    """Cancel a task, unless it was retried since."""
     check_task(api, id, body.attempt, is_retry=False)
     api.backend.tasks.cancel(id.bytes)
     return Note("the task is being cancelled")
@@ -92,86 +92,88 @@ def cancel_task(api: Api, id: UUID, body: SeenTask) -> Note:
 
 @actions.post("/tasks/cancel", about=WITHIN, is_expensive=True)
 def cancel_counted(api: Api, body: bulk.Cancel, key_scope: KeyScope) -> Note:
-    """Cancel open tasks that were counted."""
+    """Cancel the open tasks that a preview counted."""
     count = bulk.cancel_tasks(api, body, key_scope).tasks
     if not count:
-        raise _not_done("None of these tasks is open any more: they have ended, or somebody else cancelled them.")
+        raise _changed("None of these tasks is open any more: they have ended, or somebody else cancelled them.")
     return Note(f"being cancelled: {count:,}")
 
 
 @actions.post("/tasks/retry", about=WITHIN, is_expensive=True)
 def retry_counted(api: Api, body: bulk.Redrive, key_scope: KeyScope) -> Note:
-    """Retry failed tasks that were counted: those that have failed again since are others."""
+    """Retry the failed tasks that a preview counted, except those that have failed again since."""
     count = bulk.retry_failed(api, body, key_scope).tasks
     if not count:
-        raise _not_done("None of these tasks is failed any more: somebody else may have retried them. Count again.")
+        raise _changed("None of these tasks is failed any more: somebody else may have retried them. Count again.")
     return Note(f"retried: {count:,}")
 
 
 @actions.post("/runs/{id}/retry", about=RUN)
 def retry_run(api: Api, id: UUID, body: SeenRun) -> Note:
-    """Retry a run, unless it has moved on."""
+    """Retry a run, unless it has changed since the page showed it."""
     for run in api.read(find_runs, [id.bytes]) if body.ended is not None else ():
         if run.ended_at is None or instant(run.ended_at) != body.ended:
-            stands = f"it is {run.shown_status} by now; {_retried(api, id)}"
-            raise _not_done(f"Run {id} has moved on since the page showed it: {stands}.")
+            state = f"it is {run.shown_status} by now; {_who_retried(api, id)}"
+            raise _changed(f"Run {id} has moved on since the page showed it: {state}.")
     api.backend.runs.retry(id.bytes)
     return Note("what failed in the run is retried")
 
 
 RERUN = "rerun"
-"""In the audit log, of the run that is started over, with the same parameters or with others."""
+"""The action in the audit log of a run that is started again, with the same parameters or others."""
 _START = "start"
-"""The same of a workflow or a flow."""
+"""The action in the audit log of a workflow or flow."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When the page was made."""
+    """When the page was rendered."""
 
     since: datetime | None = None
 
 
 class RunAgain(Seen, frozen=True, forbid_unknown_fields=True):
-    """A run that is started over."""
+    """A run to start again."""
 
     from_step: str | None = None
 
 
 class NewRun(workflows.NewRunOf, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A run of a workflow."""
+    """A run of a workflow to start."""
 
     since: datetime | None = None
 
 
 class NewFlowRun(flows.NewFlowRun, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A run of a flow."""
+    """A run of a flow to start."""
 
     since: datetime | None = None
 
 
-def started_since(api: Api, target: str, act: str, since: datetime | None) -> str:
-    """Say who has started such a run since a page was made; nothing if nobody has."""
-    known = None if since is None else api.read(audit.last_act, target, act, since)
-    return "" if known is None else f"A run like it was started {known}, after this page was made. Start one more?"
+def started_message(api: Api, target: str, act: str, since: datetime | None) -> str:
+    """Return a message if somebody has started such a run since the page was rendered; otherwise an empty text."""
+    last_act = None if since is None else api.read(audit.last_act, target, act, since)
+    return (
+        "" if last_act is None else f"A run like it was started {last_act}, after this page was made. Start one more?"
+    )
 
 
 def record(api: Api, act: str, kind: str, target: str, run: UUID) -> Note:
-    """Write that a run was started, and lead to it."""
+    """Log the start of a run to the audit log, and redirect to the run."""
     connections = api.backend.connections
     with connections.changing("the line of the audit log was written") as connection:
         connections.record(connection, act, kind, target, new=str(run))
     return Note("the run is started: this is it", to=f"/ui/runs/{run}")
 
 
-def _check(api: Api, target: str, act: str, since: datetime | None) -> None:
-    if said := started_since(api, target, act, since):
-        raise refused(409, "The run is not started yet", said)
+def _check_not_started(api: Api, target: str, act: str, since: datetime | None) -> None:
+    if message := started_message(api, target, act, since):
+        raise refused(409, "The run is not started yet", message)
 
 
 @actions.post("/runs/{id}/rerun", about=RUN, is_expensive=True)
 def rerun(api: Api, id: UUID, body: RunAgain) -> Note:
-    """Start a run over."""
-    _check(api, str(id), RERUN, body.since)
+    """Rerun a run."""
+    _check_not_started(api, str(id), RERUN, body.since)
     new = runs.rerun(api, id, runs.Rerun(body.from_step)).id
     return Note("the run is started over: this is the new one", to=f"/ui/runs/{new}")
 
@@ -179,20 +181,20 @@ def rerun(api: Api, id: UUID, body: RunAgain) -> Note:
 @actions.post("/schedules/{workflow}/{name}/trigger", about=WORKFLOW)
 def trigger(api: Api, workflow: str, name: str, body: Seen) -> Note:
     """Start a run of a schedule now."""
-    _check(api, f"{workflow}/{name}", "trigger", body.since)
+    _check_not_started(api, f"{workflow}/{name}", "trigger", body.since)
     new = schedules.trigger_schedule(api, workflow, name).id
     return Note("a run is started: this is it", to=f"/ui/runs/{new}")
 
 
 @actions.post("/workflows/{name}/runs", about=WORKFLOW, scope=Scope.ENQUEUE)
 def start_run(api: Api, name: str, body: NewRun, key_scope: KeyScope) -> Note:
-    """Start a run of a workflow. One with a key starts once."""
-    _check(api, name, _START, None if body.key else body.since)
+    """Start a run of a workflow. A key starts one run only."""
+    _check_not_started(api, name, _START, None if body.key else body.since)
     return record(api, _START, "workflow", name, workflows.start(api, name, body, None, key_scope))
 
 
 @actions.post("/flows/{name}/runs", about=WORKFLOW, scope=Scope.ENQUEUE)
 def start_flow(api: Api, name: str, body: NewFlowRun) -> Note:
     """Start a run of a flow."""
-    _check(api, name, _START, body.since)
+    _check_not_started(api, name, _START, body.since)
     return record(api, _START, "flow", name, flows.start_flow(api, name, body, None).id)

@@ -1,4 +1,4 @@
-"""Workflows: a list, and one with its steps, last runs and a form that starts it."""
+"""Workflows: a list, and a workflow with its steps, last runs and start form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from orchestrator.api.dashboard.fields import Field, of_parameters, of_params
 from orchestrator.api.dashboard.graph import counts_of, fold, planned_step, rows_of, worst
 from orchestrator.api.dashboard.layout import draw
 from orchestrator.api.dashboard.list_notes import run_notes
-from orchestrator.api.dashboard.rendering import go, page, pages
+from orchestrator.api.dashboard.rendering import page, pages, redirect
 from orchestrator.api.dashboard.words import address, with_query
 from orchestrator.api.key_scope import WITHIN, WORKFLOW
 from orchestrator.api.routes import runs as run_routes
@@ -33,28 +33,28 @@ routes = pages("/ui/workflows")
 
 _LAST_RUNS = 20
 _GRID_RUNS, _FEW_RUNS, _GRID_ROWS = 50, 10, 60
-_MOST_STEPS = 200
-"""Of a workflow, beyond which the grid has few runs."""
-_MOST_SHOWN = 100
-"""Workflows of which the last runs are shown."""
+_MAX_STEPS = 200
+"""Steps of a workflow, beyond which the grid has few runs."""
+_MAX_SHOWN = 100
+"""Workflows whose last runs are shown."""
 
 
 @routes.get("", about=WITHIN)
 def list_workflows(api: Api, key_scope: KeyScope) -> Response:
-    """List workflows of both kinds."""
+    """List workflow definitions and workflows as code."""
     found = workflow_routes.list_workflows(api, key_scope)
-    names = [*(one.name for one in found.workflows), *(one.name for one in found.code)][:_MOST_SHOWN]
+    names = [*(workflow.name for workflow in found.workflows), *(one.name for one in found.code)][:_MAX_SHOWN]
     return page("workflows.html", found=found, last=squares(api, names))
 
 
 def squares(api: Api, workflows: Iterable[str], limit: int = _LAST_RUNS) -> dict[str, list[LastRun]]:
-    """Return the last runs of each of these workflows, the oldest of them first, from one statement for all."""
+    """Return the last runs of each workflow, oldest first, with one query for all."""
     names = tuple(dict.fromkeys(workflows))
     return api.recent.get(("squares", names, limit), 1.0, lambda: api.read_list(insights.last_runs, names, limit))
 
 
 def last_runs(api: Api, workflow: str, key_scope: KeyScope, limit: int = _LAST_RUNS) -> list[Any]:
-    """Return the last runs of a workflow, the oldest of them first."""
+    """Return the last runs of a workflow, oldest first."""
     query = run_routes.RunQuery(workflow=workflow, limit=limit)
     return api.recent.get(
         ("last runs", workflow, key_scope, limit),
@@ -64,7 +64,7 @@ def last_runs(api: Api, workflow: str, key_scope: KeyScope, limit: int = _LAST_R
 
 
 class WorkflowQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which groups of steps are open, in the graph and in the grid."""
+    """Which groups of steps are expanded in the graph and the grid."""
 
     open: Annotated[tuple[str, ...], Meta(max_length=20)] = ()
 
@@ -72,14 +72,14 @@ class WorkflowQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 @routes.get("/{name}", about=WORKFLOW)
 def show_workflow(api: Api, name: str, query: WorkflowQuery, key_scope: KeyScope) -> Response:
     """Show one workflow."""
-    listed = api.read(insights.list_code_workflows, key_scope.workflows)
-    code = next((one for one in listed if one.name == name), None)
+    code_workflows = api.read(insights.list_code_workflows, key_scope.workflows)
+    code = next((workflow for workflow in code_workflows if workflow.name == name), None)
     stored = None
     try:
         stored = workflow_routes.find(api, name)
     except NotFound:
         if api.backend.flows.find(name) is not None:
-            return go(address("flows", name))
+            return redirect(address("flows", name))
         if code is None and not last_runs(api, name, key_scope):
             raise
     steps = _steps(stored.definition) if stored else []
@@ -103,37 +103,37 @@ def show_workflow(api: Api, name: str, query: WorkflowQuery, key_scope: KeyScope
 
 
 def _fields(api: Api, name: str) -> list[Field]:
-    known = api.read(parameters_of, name)
-    return of_parameters(known or ())
+    parameters = api.read(parameters_of, name)
+    return of_parameters(parameters or ())
 
 
 class Cell(NamedTuple):
-    """A step, or like steps, of one run."""
+    """The state of a step, or of a group of steps, in one run."""
 
     state: str
-    """Empty where the run has no such step."""
+    """The state; empty if the run has no such step."""
     link: str
     seconds: float | None = None
     part: int = 0
-    """How long it took, in fifths of the slowest in its row."""
+    """The duration, in fifths of the slowest in the row."""
     counts: str = ""
-    """How many of like steps are in which state."""
+    """The number of steps of the group in each state."""
 
 
 def _grid(
     api: Api, name: str, steps: list[StepView], opened: tuple[str, ...]
 ) -> tuple[list[StepStates], dict[str, list[Cell]], set[str]]:
-    """Return the last runs of a workflow, the oldest first, the state of each step in them, and the rows of many."""
-    number = _GRID_RUNS if len(steps) <= _MOST_STEPS else _FEW_RUNS
+    """Return the last runs of a workflow, oldest first, the cells of each row, and the rows that are groups."""
+    number = _GRID_RUNS if len(steps) <= _MAX_STEPS else _FEW_RUNS
     ids = [run.id for run in squares(api, [name], number)[name]]
     runs = api.recent.get(("grid", name, number), 2.0, lambda: api.read_list(states_of_runs, name, ids))
     failed = {step for run in runs for step, state in run.states.items() if state == "failed"}
     rows = rows_of([step.name for step in steps], _GRID_ROWS, failed, opened)
-    cells = {label: _scaled([_cell(run, names) for run in runs]) for label, names in rows.items()}
+    cells = {label: _with_parts([_cell(run, names) for run in runs]) for label, names in rows.items()}
     return runs, cells, {label for label, names in rows.items() if names != [label]}
 
 
-def _scaled(cells: list[Cell]) -> list[Cell]:
+def _with_parts(cells: list[Cell]) -> list[Cell]:
     slowest = max((cell.seconds or 0.0 for cell in cells), default=0.0) or 1.0
     return [cell._replace(part=ceil(5 * (cell.seconds or 0.0) / slowest)) for cell in cells]
 
@@ -150,7 +150,7 @@ def _cell(run: StepStates, names: list[str]) -> Cell:
 
 
 def _steps(definition: Definition) -> list[StepView]:
-    """Return the steps of a definition, as one draws those of a run that has not begun."""
+    """Return the steps of a definition as those of a run that has not started."""
     return [
         planned_step(
             name=step.name,
