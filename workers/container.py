@@ -231,8 +231,7 @@ class Board:
 
 
 def run(call: Callable[[], Any], board: Board) -> int:
-    """Call a function and write its end to the board. Print a result as the last line of the standard output. Return
-    the exit code."""
+    """Call a function, write its end to the board, and print its result as the last line. Return the exit code."""
     board.begin()  # if the first status cannot be written, the function is not called
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, _terminate) if main else None

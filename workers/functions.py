@@ -80,8 +80,7 @@ def _applications(module: ModuleType) -> dict[str, Orchestrator]:
 
 
 def _as_app(value: object) -> Orchestrator | None:
-    """Return an application, also if `value` is an object of a compatible API that wraps one
-    (`orchestrator.compat`)."""
+    """Return an application, or the one inside an object of a compatible API (`orchestrator.compat`)."""
     if isinstance(value, Orchestrator) or not hasattr(type(value), "__orchestrator__"):
         return value if isinstance(value, Orchestrator) else None
     below: Orchestrator = value.__orchestrator__  # type: ignore[attr-defined]
@@ -206,8 +205,7 @@ class Allowed:
 
 
 def _is_own(path: Path, folder: Path) -> bool:
-    """Return whether a file below a folder belongs to the project: not in a hidden folder, environment or installed
-    package."""
+    """Return whether a file is in no hidden folder, environment or installed package below `folder`."""
     inner: Iterable[Path] = (parent for parent in path.parents if parent != folder and parent.is_relative_to(folder))
     return not any(
         parent.name.startswith(".")
@@ -287,9 +285,7 @@ def install(app: Orchestrator) -> None:
 
 def post(url: str, body: Any, destinations: Destinations) -> int:
     """Post JSON and return the status of the response. A status other than 2xx is a failure, which is retried."""
-    from orchestrator.workers.executors import (
-        asking,
-    )  # imported with the first webhook: without h11 a process starts sooner
+    from orchestrator.workers.executors import asking  # imported late: without h11 a process starts sooner
 
     if destinations.mode == "off":
         raise GiveUp("Webhooks are turned off for this worker (setting webhooks).")

@@ -232,8 +232,7 @@ class WorkerProcess:
         return True
 
     def _await_applied(self, timeout: float) -> None:
-        """Wait until the leader has applied the last reports. Without a leader, leave them in Redis for the next
-        one."""
+        """Wait until the leader has applied the last reports. Without a leader, leave them in Redis."""
         give_up_at = time.monotonic() + timeout
         while not self._reporter.wait_until_applied(min(_POLL_INTERVAL, max(0.0, give_up_at - time.monotonic()))):
             if time.monotonic() >= give_up_at:
@@ -289,8 +288,7 @@ class WorkerProcess:
     # -- the parent's commands
 
     def run_commands(self) -> None:
-        """Run the parent's commands. Exit at once if the parent is gone: without heartbeats the process must not go
-        on."""
+        """Run the parent's commands. Exit at once if the parent is gone, because then there are no heartbeats."""
         while True:
             try:
                 command = decode(Command, self._pipe.recv_bytes())
@@ -314,7 +312,6 @@ class WorkerProcess:
                 self._pool.spare((attempt.id, attempt.attempt) for attempt in command.spare)
             else:
                 stop, moved = (
-                    [(attempt.id, attempt.attempt) for attempt in attempts]
-                    for attempts in (command.stop, command.moved)
+                    [(attempt.id, attempt.attempt) for attempt in items] for items in (command.stop, command.moved)
                 )
                 self._pool.revoke(stop, moved)

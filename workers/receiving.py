@@ -48,8 +48,8 @@ class Receiver:
     ) -> None:
         self._settings = settings
         self._worker = worker
-        self._private_stream = private_queue(worker)
-        self._queues = (*queues, self._private_stream)
+        self._private = private_queue(worker)
+        self._queues = (*queues, self._private)
         self._held = held
         self._reporter = reporter
         self._pool = pool
@@ -119,8 +119,7 @@ class Receiver:
         return handed_back + self._pool.hand_back_waiting() + self._hand_back_all(self._take_private(), "worker stops")
 
     def _has_space(self) -> bool:
-        """Return whether the table of held attempts has room for a message. It fills up if no leader applies
-        reports."""
+        """Return whether the table of held attempts has room. It fills up if no leader applies reports."""
         was_full, self._is_full = self._is_full, self._held.room < LARGEST_BUNDLE
         if self._is_full and not was_full:
             log.warning(
@@ -144,9 +143,7 @@ class Receiver:
             if is_last and not received:
                 self._closed.wait(_PRIVATE_PAUSE)
             if not received and self._streams.generation() != generation:
-                self._joined = (
-                    ""  # the streams may remain: the leader of the next generation may not have known of them
-                )
+                self._joined = ""  # the streams may remain, if the new leader did not know of them
             return received
         except StreamsGone:
             self._joined = ""
@@ -188,7 +185,7 @@ class Receiver:
         """Read the messages of this worker's private stream without blocking."""
         try:
             if self._joined:
-                return self._streams.take(self._joined, self._worker, [self._private_stream], _MAX_MESSAGES, 0.001)
+                return self._streams.take(self._joined, self._worker, [self._private], _MAX_MESSAGES, 0.001)
         except (StreamsGone, *UNAVAILABLE) as error:
             log.debug("worker.orders_unreturned error=%s: the leader finds them", error)
         return []
@@ -207,9 +204,7 @@ class Receiver:
                 continue
             read_began_at = time.monotonic()
             try:
-                received = streams.take(
-                    generation, self._worker, [self._private_stream], min(_MAX_MESSAGES, room), _WAIT
-                )
+                received = streams.take(generation, self._worker, [self._private], min(_MAX_MESSAGES, room), _WAIT)
             except (StreamsGone, *UNAVAILABLE):  # the other thread logs the outage
                 self._closed.wait(0.5)
                 continue
@@ -218,8 +213,7 @@ class Receiver:
     # -- taking in
 
     def _accept_or_return(self, received: list[Received], read_began_at: float) -> int:
-        """Submit received tasks, unless they come too late. Return how many are handed back because the worker
-        stops."""
+        """Submit received tasks, unless too late. Return how many are handed back because the worker stops."""
         if self._closed.is_set():
             return self._hand_back_all(received, "worker stops")
         if time.monotonic() - read_began_at > _MAX_READ_AGE:
@@ -275,7 +269,7 @@ class Receiver:
 
 _NO_LIMIT = 1_000_000
 """Stands for no limit: more than there is ever room for."""
-_SUCCESSOR_START = 3.0
+_LEAD_TIME = 3.0
 """Seconds until a successor process is ready, roughly."""
 
 
@@ -300,15 +294,13 @@ class Age:
 
     def check(self) -> None:
         """Request a successor before the limit is reached, and an immediate replacement once it is."""
-        max_tasks = self._max_tasks
-        if max_tasks is None or self._is_spent:
+        limit = self._max_tasks
+        if limit is None or self._is_spent:
             return
-        remaining = max(0, max_tasks - self._received.used)
-        if remaining == 0:
+        left = max(0, limit - self._received.used)
+        if left == 0:
             self._is_spent = True
-            self._notify_parent(Leaving(f"it has run {max_tasks} tasks", at_once=True, is_last=False))
-        elif not self._is_leaving and remaining <= min(
-            max_tasks / 2, max(max_tasks / 5, self._received.pace.rate * _SUCCESSOR_START)
-        ):
+            self._notify_parent(Leaving(f"it has run {limit} tasks", at_once=True, is_last=False))
+        elif not self._is_leaving and left <= min(limit / 2, max(limit / 5, self._received.pace.rate * _LEAD_TIME)):
             self._is_leaving = True
-            self._notify_parent(Leaving(f"it has run {self._received.ended} tasks of {max_tasks}", at_once=False))
+            self._notify_parent(Leaving(f"it has run {self._received.ended} tasks of {limit}", at_once=False))

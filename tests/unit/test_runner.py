@@ -264,13 +264,13 @@ def test_an_output_for_which_the_store_has_no_room_waits_and_is_handed_back_at_l
     try:
         with ThreadPoolExecutor(1) as threads:
             report = threads.submit(run)
-            eventually(lambda: runner._large_results._outage.lasts, "that it waits")
+            eventually(lambda: runner._results._outage.lasts, "that it waits")
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             done = report.result(60)
         assert isinstance(done, Succeeded)
         reference = whole_reference(done.result)
         assert reference is not None
-        assert runner._large_results._store.encoded(reference) == msgspec.msgpack.encode(data)  # type: ignore[union-attr]
+        assert runner._results._store.encoded(reference) == msgspec.msgpack.encode(data)  # type: ignore[union-attr]
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, limits[1]))
         monkeypatch.setattr(large_results, "_STORE_TIMEOUT", 0.0)
         assert isinstance(run(), Returned)

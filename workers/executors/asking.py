@@ -160,8 +160,7 @@ class Incoming:
 
 
 async def ask(place: Place, request: Request, *, largest: int, allowed: Destinations | None = None) -> Answer:
-    """Send a request, and return the answer, whose body may have `largest` bytes. Cancellation closes the
-    connection."""
+    """Send a request, and return the answer, of at most `largest` bytes. Cancellation closes the connection."""
     async with opened(place, request, allowed=allowed) as incoming:
         return await incoming.whole(largest)
 
@@ -224,8 +223,7 @@ async def _resolve(place: Place, allowed: Destinations | None) -> Sequence[str]:
 
 
 async def _connect(place: Place, addresses: Sequence[str]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to the first of these addresses that accepts. The name is not resolved again, so that a check stays
-    valid."""
+    """Connect to the first of these checked addresses that accepts. The name is not resolved again."""
     tls = (place.tls or _tls()) if place.is_secure else None
     name = (place.server_name or place.host) if place.is_secure else None
     last: Exception = OSError("it has no address")

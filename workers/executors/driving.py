@@ -53,8 +53,7 @@ _CANCEL_WAIT = 30.0
 _CANCEL_TIMEOUT = 600.0
 """Seconds after which canceling is given up."""
 _RELEASE_AFTER = 3.0
-"""Seconds between the end and the release. A worker that was cut off learns in that time that another worker
-watches."""
+"""Seconds between the end and the release, in which a worker that was cut off learns that another one watches."""
 _RETURN_DELAY = 0.5
 """Seconds before an attempt that was handed back is dispatched again."""
 _MIN_WATCH = 1.0
@@ -190,8 +189,7 @@ class Driver:
         self._freed.set()
 
     async def _begin(self, job: Job) -> _Watched | None:
-        """Return an execution with its executor. If this worker does not have the executor, hand the job back and
-        return None."""
+        """Return an execution with its executor, or hand the job back if this worker lacks the executor."""
         call = job.options.executor
         assert call is not None
         executor = self._executors.get(call.name)
@@ -251,9 +249,7 @@ class Driver:
             if reason is None and isinstance(error, Unequipped):
                 self._hand_back(job, str(error))
                 return
-            if reason is None and isinstance(
-                error, (NoStore, Unavailable)
-            ):  # the work is done, and its end remains readable
+            if reason is None and isinstance(error, (NoStore, Unavailable)):  # the end of the work stays readable
                 self._end(job, self._runner.failures.failure(job, error))
                 return
             if reason is None and isinstance(error, Gone):
@@ -381,8 +377,7 @@ class Driver:
         return task
 
     async def _release(self, watched: _Watched, delay: float, doubts: int) -> None:
-        """Release an ended execution, unless this worker was cut off meanwhile: another worker may be about to read the
-        end."""
+        """Release an ended execution, unless another worker may still read the end: this one was cut off."""
         executor, execution = watched.executor, watched.execution
         if delay and isinstance(executor, Expiring) and self._doubts == doubts:
             await self._clear_away(watched, executor.expire(execution, watched.external_id))

@@ -171,14 +171,14 @@ class HttpExecutor:
         options = _options(execution)
         self._last_workers[execution.name] = worker
         self._book.begin(worker.id)
-        target = f"{service!r} at {worker.url}"
+        name = f"{service!r} at {worker.url}"
         request = Request("POST", _path(service), body, self._headers(options))
         try:
             async with asyncio.timeout(options.request_timeout):
                 place, destinations = Place.of(worker.url), self._destinations(options)
                 reply = await ask(place, request, largest=self._max_answer, allowed=destinations)
         except TimeoutError:
-            raise Unanswered(f"{target} did not answer within {options.request_timeout:g} s") from None
+            raise Unanswered(f"{name} did not answer within {options.request_timeout:g} s") from None
         except Unreadable as error:
             return Broken("BadAnswer", f"{error}.")
         except TooLarge as error:
@@ -188,10 +188,8 @@ class HttpExecutor:
         if lines := said_lines(reply.body):
             watcher.log("\n".join(lines))
         if reply.status == 413:
-            return Broken(
-                "RequestTooLarge", f"{target} does not take a request of {len(body):,} bytes.", retryable=False
-            )
-        answer = read_answer(reply.status, reply.body, target)
+            return Broken("RequestTooLarge", f"{name} does not take a request of {len(body):,} bytes.", retryable=False)
+        answer = read_answer(reply.status, reply.body, name)
         return answer if isinstance(answer, Broken) else finished(answer)
 
     async def _candidates(self, execution: Execution, options: Http, *, refresh: bool = False) -> list[ServiceWorker]:

@@ -114,8 +114,7 @@ async def has_ended(keeper: Keeper, timeout: float) -> bool:
 async def end_all(
     keeper: Keeper, grace: float, call: Callable[[Callable[[], list[int]]], Awaitable[list[int]]]
 ) -> bool:
-    """End the processes that a killed keeper has left: SIGTERM, and SIGKILL after `grace` seconds. Return whether they
-    are gone."""
+    """End the processes left by a killed keeper: SIGTERM, then SIGKILL after `grace`. Return whether they ended."""
     for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, KILLED)):
         give_up_at = time.monotonic() + seconds
         for pid in (remaining := await call(keeper.left_behind)):
@@ -142,14 +141,8 @@ async def _readable(descriptor: int) -> None:
 def _spawn(spool: Spool, options: Process, command: list[str], environment: dict[str, str], writer: int) -> int:
     """Start a keeper with `posix_spawn` and return its pid. The keeper closes `writer` when it has begun."""
     limits = (options.cpu, None if options.memory is None else max(1, options.memory // 1024), options.files)
-    directory = options.cwd or str(spool.folder / "work")
-    arguments = [
-        _SHELL,
-        _KEEPER,
-        str(spool.folder),
-        directory,
-        *("-" if limit is None else str(limit) for limit in limits),
-    ]
+    folder = options.cwd or str(spool.folder / "work")
+    arguments = [_SHELL, _KEEPER, str(spool.folder), folder, *("-" if size is None else str(size) for size in limits)]
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     return os.posix_spawn(
         _SHELL,

@@ -104,7 +104,7 @@ class ProcessExecutor:
         spool, options = self._spool(execution, external_id), _options(execution)
         keeper = await self._call(spool.keeper)
         if keeper is None:
-            if (other := _keeper_from_id(external_id)) is not None and other.is_alive():
+            if (other := _keeper(external_id)) is not None and other.is_alive():
                 raise Unreachable(
                     f"process {other.pid} keeps the command, and its folder {spool.folder} cannot be reached from here"
                 )
@@ -129,17 +129,11 @@ class ProcessExecutor:
         spool = self._spool(execution, external_id)
         if not external_id and await self._call(spool.forbid):
             return  # a keeper that is just starting finds that it must not begin
-        keeper = (
-            await keeper_of(spool)
-            if not external_id
-            else await self._call(spool.keeper) or _keeper_from_id(external_id)
-        )
+        keeper = await keeper_of(spool) if not external_id else await self._call(spool.keeper) or _keeper(external_id)
         if keeper is None:
             return
         if not keeper.is_alive():
-            await end_all(
-                keeper, _options(execution).grace, self._call
-            )  # in case the keeper was killed and the command was not
+            await end_all(keeper, _options(execution).grace, self._call)  # the keeper may have been killed alone
             return
         keeper.signal_group(signal.SIGTERM)
         if not await has_ended(keeper, _options(execution).grace):
@@ -202,8 +196,7 @@ class ProcessExecutor:
         return False
 
     async def _read_part(self, spool: Spool, watcher: Watcher, end: int | None = None) -> bool:
-        """Log a part of the command's output, up to offset `end` if the command has ended. Return whether there was
-        one."""
+        """Log a part of the command's output, up to offset `end` if it has ended. Return False if none is left."""
         if not spool.has_more(end):
             return False
         reading = asyncio.ensure_future(self._call(partial(_read_part, spool, watcher, end is not None)))
@@ -232,9 +225,7 @@ class ProcessExecutor:
 
     def _program(self, program: str) -> str:
         """Return the path of a program, if the program is allowed and exists."""
-        patterns = (
-            [] if ".." in program.split("/") else [pattern for pattern in self._commands if is_one_of(program, pattern)]
-        )
+        patterns = [] if ".." in program.split("/") else [name for name in self._commands if is_one_of(program, name)]
         if not patterns:
             allowed = ", ".join(self._commands) or "no program"
             raise GiveUp(
@@ -288,15 +279,14 @@ def _read_part(spool: Spool, watcher: Watcher, is_last: bool) -> bool:
 
 
 def _is_inside(program: str, real: str, pattern: str) -> bool:
-    """Return whether a program lies in the pattern's folder after following links. A program named in full may be
-    anywhere."""
+    """Return whether a program lies in the pattern's folder after following links, or is named in full."""
     folder, slash, names = pattern.rpartition("/")
     return (
         program == pattern or not slash or is_one_of(real, f"{os.path.realpath(folder or slash).rstrip(slash)}/{names}")
     )
 
 
-def _keeper_from_id(external_id: str) -> Keeper | None:
+def _keeper(external_id: str) -> Keeper | None:
     """Return the keeper of a command from the external id."""
     _, pid, started, *_ = [*external_id.split(" "), "", ""]
     return Keeper(int(pid), started) if pid.isdigit() and int(pid) else None

@@ -36,8 +36,7 @@ class Unreachable(Exception):
 
 
 class Unequipped(Exception):
-    """This worker lacks configuration for the execution, such as an address or account. The task is handed back for
-    another worker."""
+    """This worker lacks configuration for the work, such as an account. The task is handed back for another worker."""
 
 
 class Gone(Exception):
@@ -85,8 +84,7 @@ class Executor(Protocol):
     async def cancel(self, execution: Execution, external_id: str) -> None:
         """Cancel the work, and return when it has ended. Work that has ended or is gone is no error.
 
-        The external id is empty if it is unknown whether `submit` has started the work. Then look for the work by its
-        name.
+        An empty external id means that `submit` may have started the work: then find the work by its name.
         """
 
     async def release(self, execution: Execution, external_id: str) -> None:

@@ -1,6 +1,6 @@
 """Runs tasks on programs that poll the HTTP API for work: offers the work, and waits for its end.
 
-The watcher of an execution guarantees its completion. If Redis has lost the work, the watcher offers it again, first to
+The watcher of an execution recovers losses. If Redis has lost the work, the watcher offers it again, first to
 the program that held it. If the program becomes silent, the watcher offers the work to others. A program learns that
 its completion counts once the report is in Postgres. So work can live in Redis, where the API finds it without a
 database query, and losing Redis costs only time.
@@ -54,8 +54,7 @@ class PullExecutor:
         """Watchers by work name: the last seen state, the future for the next state, and when the holder's silence is
         too long."""
         self._observed_time = 0.0
-        """Seconds in which holders could send heartbeats: while checks are slow, Redis does not answer heartbeats
-        either."""
+        """Seconds in which holders could send heartbeats: while checks are slow, Redis is slow for heartbeats, too."""
         self._urgent: set[str] = set()
         self._wakeup = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
@@ -165,11 +164,7 @@ class PullExecutor:
         try:
             await self._poll_while_waiting()
         finally:
-            for (
-                _,
-                future,
-                _,
-            ) in self._waiting.values():  # on a defect, watchers raise an error instead of waiting for ever
+            for _, future, _ in self._waiting.values():  # on a defect, watchers must not wait for ever
                 if not future.done():
                     future.set_exception(Unreachable("nobody looks any more"))
 

@@ -50,6 +50,4 @@ def _is_installed(plugin: ExecutorPlugin) -> bool:
 
 def _may_exist(command: str, environ: Mapping[str, str]) -> bool:
     """Return whether a program exists on this machine. A pattern always may."""
-    return (
-        any(character in command for character in "*?[") or shutil.which(command, path=environ.get("PATH")) is not None
-    )
+    return any(sign in command for sign in "*?[") or shutil.which(command, path=environ.get("PATH")) is not None

@@ -95,8 +95,7 @@ class Api:
     async def lines(
         self, path: str, query: Mapping[str, str] | None = None, *, silence: float
     ) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
-        """Yield the head of an answer, and its lines as they arrive. Raise Unreachable after `silence` seconds without
-        data.
+        """Yield the head of an answer, and its lines as they arrive. Raise Unreachable after `silence` idle seconds.
 
         The answer to a failed request is read whole, and has no lines.
         """

@@ -200,8 +200,7 @@ class Spool:
         return as_it_stands(text.removesuffix("\n"))
 
     def _complete_size(self, data: bytes) -> int:
-        """Return how many bytes are complete lines. A progress bar redrawn with carriage returns counts as one, once a
-        second."""
+        """Return how many bytes are complete lines. A progress bar with carriage returns is one line a second."""
         ended, redrawn = data.rfind(b"\n") + 1, data.rfind(b"\r") + 1
         now = time.monotonic()
         if redrawn <= ended or now < self._progress_at + _PROGRESS_INTERVAL:
@@ -255,8 +254,7 @@ def open_root(namespace: str) -> Path:
 
 
 def root_of(folder: str, name: str, namespace: str) -> Path | None:
-    """Return the parent of an execution's folder whose path another worker has stored, or None if the path is not
-    valid."""
+    """Return the parent of an execution's folder, whose path another worker has stored; None if the path is invalid."""
     path = Path(folder)
     if path.name != name or path.parent.name != _root_name(namespace) or ".." in path.parts:
         return None

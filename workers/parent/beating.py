@@ -46,8 +46,7 @@ class Heartbeats:
         return self._last_sent_at is not None and now - self._last_sent_at < 2 * self._settings.heartbeat + 1.0
 
     def send(self, ready: Sequence[Child], asking: Child | None, now: float) -> bool:
-        """Send the heartbeats of processes. `asking` asks the leader whether work waits. Return False if there are no
-        processes."""
+        """Send the heartbeats of processes, if there are any. `asking` asks the leader whether work waits."""
         if not ready:
             self._last_sent_at = None  # no process was there to send for
             return False

@@ -184,8 +184,7 @@ class Child:
         return self._closed_checks > 1
 
     def has_stalled(self, now: float, grace: float) -> bool:
-        """Return, once per stall, whether the process's clock has stopped for `grace` seconds: a task blocks it, or it
-        is paused."""
+        """Return, once per stall, whether the process's clock has stopped for `grace` seconds: blocked, or paused."""
         pulse, _ = self.held.pulse()
         self._stalled_checks = self._stalled_checks + 1 if pulse > 0.0 and now - pulse > grace else 0
         self._stalled_for = now - pulse if self._stalled_checks > 1 else 0.0
@@ -214,8 +213,7 @@ class Child:
         """Return whether the process is stalled because workflow code never releases the interpreter.
 
         A task may compute for as long as it likes, a turn may not. A turn that cannot be interrupted ends with its
-        process. The cause is the thread that uses the processor while the process is stalled: all other threads wait
-        for it.
+        process. The cause is the thread that uses the processor while the process is stalled: all others wait for it.
         """
         if not self.is_stalled:
             self._turn_times.clear()
@@ -231,9 +229,8 @@ class Child:
     def final_reports(self, now: float, died_of: str) -> list[Report]:
         """Return the reports for the attempts that an ended process still held.
 
-        No attempt is charged for the death, because another one may have caused it. If some attempts had begun, the
-        others are handed back. If none had begun, receiving any of them may have caused the death, so all count as
-        lost.
+        No attempt is charged for the death, because another one may have caused it. Attempts that had begun are lost,
+        the others are handed back. If none had begun, receiving one may have caused the death, so all are lost.
         """
         remaining, begun = self.held.unended(), self.held.begun()
         if self._blocking_turns:
@@ -275,8 +272,7 @@ def _timed_out(limit: Limit, now: float) -> Failed:
 
 
 def prepare_forks(spec: WorkerSpec) -> None:
-    """Import modules that every process uses, and freeze them for garbage collection, so that forks share their
-    memory."""
+    """Import what every process uses, and freeze it for garbage collection, so that forks share the memory."""
     import_module("orchestrator.public")
     if spec.executions:
         for name in own_plugins(EXECUTORS):

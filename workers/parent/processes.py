@@ -63,8 +63,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel signal this process when its parent dies. On other systems than Linux, only the closed pipe ends
-    it."""
+    """Have the kernel signal this process when its parent dies. On other systems, a closed pipe must do."""
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

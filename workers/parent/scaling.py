@@ -4,9 +4,8 @@
                           └────code that does not end, new code, too many processes────▲
 
 A worn process works until its successor is ready. Successors start one at a time, so that throughput does not stop and
-memory does not double. A process that drains for another reason gets a successor at once. Draining takes as long as the
-longest task, so draining processes may pile up. Worn processes then go on working; in the end the worker loses capacity
-rather than exceed its memory.
+memory does not double. Other draining processes get a successor at once. Draining takes as long as the longest task, so
+draining processes may pile up. Then worn ones go on working; in the end capacity drops rather than memory runs out.
 """
 
 from __future__ import annotations

@@ -90,8 +90,7 @@ class Supervisor:
         self._autoscaler = Autoscaler(bounds, settings.scale_down_after)
         self._changes = Changes(Path.cwd()) if spec.reload else None
         self._is_proven = not spec.reload
-        """Whether the current version of the application has been loaded. Until then, one process tries alone (with
-        `reload`)."""
+        """Whether the current version of the application has been loaded. Until then, one process tries alone."""
         self._was_loaded = False
         self._awaits_change = False
         self._unserved: list[str] = []
@@ -248,8 +247,7 @@ class Supervisor:
             child.spent = True
 
     def _check_children(self, now: float) -> None:
-        """Measure the children's memory, replace those that are too large, and kill those that are blocked for too
-        long."""
+        """Measure the children's memory, replace those that are too large, and kill those that are blocked."""
         is_delivering = self._heartbeats.is_delivering(now)
         self._heartbeats.own.memory = cheap_resident_memory(os.getpid())
         limit = self._spec.max_memory
@@ -313,9 +311,7 @@ class Supervisor:
         if self._changes is not None and mendable:
             self._awaits_change = True
             log.error("app.not_loaded: the worker waits for the next change of a file")
-        elif any(
-            child.names is not None and not child.draining for child in self._children.values()
-        ):  # spent processes count, too
+        elif any(child.names is not None and not child.draining for child in self._children.values()):  # or is spent
             self._start_after = self._broken_until = now + _RELOAD_RETRY
             log.error("app.not_loaded: the worker goes on with the processes that have loaded it before")
         else:
@@ -371,8 +367,7 @@ class Supervisor:
     # -- scaling
 
     def _scale(self, *, work_waits: bool = False) -> Child | None:
-        """Adjust the wanted number of processes to the load. Return a process that should ask the leader for waiting
-        work."""
+        """Adjust the wanted number of processes to the load. Return a process that should ask the leader for work."""
         working = [child for child in self._children.values() if child.state in (ChildState.WORKING, ChildState.WORN)]
         load = sum(child.held.pulse()[1] for child in working)
         before = self._autoscaler.wanted
@@ -399,6 +394,5 @@ class Supervisor:
         self._signals += 1
 
     def _on_hangup(self) -> None:
-        """Drain when the terminal is closed. The shell and the kernel may both send SIGHUP, so a second one does not
-        count."""
+        """Drain when the terminal is closed. Repeated SIGHUP, from the shell and the kernel, does not stop at once."""
         self._signals = max(1, self._signals)

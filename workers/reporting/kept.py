@@ -179,8 +179,7 @@ class KeptReports:
     # -- Postgres has lost commits
 
     def recall(self, running: Iterable[Job]) -> list[Report]:
-        """Return all kept reports, to send them again. Prepare questions to the leader about their tasks and the
-        running jobs."""
+        """Return all kept reports, to send them again. Prepare questions about their tasks and the running jobs."""
         now = self._clock()
         self._expire(now)
         bodies = [body for enqueued in self._open.values() for body in enqueued.reports]

@@ -56,10 +56,7 @@ class _Text(NamedTuple):
         return _Text(line, len(data) + 1, data.count(b"\n") + 1, many=True)
 
     def split(self, room: int, lines: int) -> tuple[_Text | None, _Text | None]:
-        """Split the text at a line end. Return the part that fits into so many bytes and lines, and the rest.
-
-        A single line is not split.
-        """
+        """Return the lines that fit into so many bytes and lines, and the rest. A single line is not split."""
         if self.size <= room and self.number <= lines:
             return self, None
         if not self.many or lines <= 0:
@@ -160,7 +157,7 @@ class Lines:
         max_lines = max(_LAST_SHARE, limit // _MIN_AVERAGE)
         self._last_count = max_lines // _LAST_SHARE
         self._first, self._first_count = limit - self._last, max_lines - self._last_count
-        self._reason = f"of an attempt, {limit:,} bytes and {max_lines:,} lines are kept (setting log_limit)"
+        self._why = f"of an attempt, {limit:,} bytes and {max_lines:,} lines are kept (setting log_limit)"
         self._vault = vault
         self._lock = threading.Lock()
         self._attempts: dict[int, _Attempt] = {}
@@ -228,7 +225,7 @@ class Lines:
             first = last.popleft()
             attempt.last_size -= first.size
             attempt.last_count -= first.number
-            attempt.drop(first.number, first.size, self._reason)
+            attempt.drop(first.number, first.size, self._why)
         if text_lines.many and len(last) == 1:
             self._cut_last(attempt)
 
@@ -243,7 +240,7 @@ class Lines:
             if kept is not None:
                 attempt.last.appendleft(kept)
                 size, count = size + kept.size, count + kept.number
-            attempt.drop(attempt.last_count - count, attempt.last_size - size, self._reason)
+            attempt.drop(attempt.last_count - count, attempt.last_size - size, self._why)
             attempt.last_size, attempt.last_count = size, count
 
     def end(self, job: Job) -> bool:
@@ -274,9 +271,7 @@ class Lines:
                 elif not attempt.is_full:
                     attempt.is_full = True
                     attempt.noted -= 1  # the following note is no line of the task
-                    attempt.note(
-                        f"The next lines are kept back, and the last of them follow at the end: {self._reason}"
-                    )
+                    attempt.note(f"The next lines are kept back, and the last of them follow at the end: {self._why}")
                 if attempt.has_ended:
                     attempt.lines += attempt.last
                     attempt.last.clear()
@@ -313,8 +308,7 @@ class Lines:
 
 
 def blocks(text: str) -> Iterator[str]:
-    """Split a text into blocks of whole lines. A block has at most `LONGEST` characters, unless a single line is
-    longer."""
+    """Split a text into blocks of whole lines, of at most `LONGEST` characters unless a single line is longer."""
     start, size = 0, len(text)
     while size - start > LONGEST:
         end = text.rfind("\n", start, start + LONGEST + 1)
@@ -328,8 +322,7 @@ def blocks(text: str) -> Iterator[str]:
 
 
 def as_it_stands(text: str) -> str:
-    """Return the text as a terminal finally shows it: of a line redrawn with carriage returns, only the last
-    version."""
+    """Return the text as a terminal finally shows it: for a line redrawn with carriage returns, the last version."""
     text = text.replace("\r\n", "\n")
     if "\r" in text:
         text = "\n".join([line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")])

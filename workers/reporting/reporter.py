@@ -1,8 +1,8 @@
-"""Send reports to the leader: in batches, kept until they are applied, and sent again if Redis loses them.
+"""Sends reports to the leader: in batches, kept until they are applied, and sent again if Redis loses them.
 
-Each report belongs to a slot in the shared table of held attempts. The slot is cleared when the leader has stored the
-report in Postgres, so that the attempt is not taken for lost before; and when the code of the attempt has ended, so
-that the leader counts the code's use of limits until then.
+Each report belongs to a slot in the shared table of held attempts. The slot is cleared once the report is in Postgres,
+because until then the attempt must not be taken for lost, and its code has ended, because until then the leader counts
+what the code uses.
 """
 
 from __future__ import annotations
@@ -177,8 +177,7 @@ class Reporter:
         return self._key_holders(with_keys) if with_keys else {}
 
     def _key_holders(self, tasks: Mapping[bytes, NewTask]) -> dict[bytes, KeyHolder]:
-        """Wait until the leader has said which tasks hold these unique keys. Send the request again if the answer may
-        be lost."""
+        """Wait until the leader has said which tasks hold these unique keys. An answer may be lost, so ask again."""
         holders: dict[bytes, KeyHolder] = {}
         pause = 0.002
         give_up_at = time.monotonic() + _KEY_TIMEOUT
@@ -228,9 +227,7 @@ class Reporter:
                     self._redis.failed(describe(error))
                     if isinstance(error, FULL):
                         self._make_room([*batch, *self._backlog])
-                        largest = max(
-                            _SMALLEST_BATCH_BYTES, largest // 2
-                        )  # a small batch may fit where a large one does not
+                        largest = max(_SMALLEST_BATCH_BYTES, largest // 2)  # a small batch may still fit
                     unsent, is_away = batch, True
                 self._backlog = [*unsent, *self._backlog]
                 if not (self._backlog or self._queue or self._unapplied):
@@ -315,8 +312,8 @@ class Reporter:
             self._streams.drop(self.generation, self._finished_messages(unsent))
 
     def _begin_generation(self, generation: str, batch: list[PendingReport]) -> list[PendingReport]:
-        """Switch to a new generation, because Redis has lost its data. Return the reports to send again: those not
-        applied and, if Postgres has lost commits, the applied ones too."""
+        """Switch to a new generation. Return the reports to send again: if Postgres has lost commits, applied ones
+        too."""
         kept: list[PendingReport] = []
         with self._lock:
             lost = [item for flight in self._unapplied for item in flight.items]

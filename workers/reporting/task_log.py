@@ -81,7 +81,7 @@ class TaskLog:
     def ended(self, job: Job, report: AttemptReport) -> None:
         if isinstance(report, Succeeded):
             if self._logs_all and self._has_room(job.dispatch.name, _SUCCEEDED):
-                self._succeeded(job, _format_duration(report.duration))
+                self._succeeded(job, _duration(report.duration))
         elif isinstance(report, Failed):
             self._failed(job, report)
         elif isinstance(report, Lost):
@@ -99,9 +99,7 @@ class TaskLog:
             _log(job, logging.INFO, "task.result_dropped attempt=%d: %s", job.dispatch.attempt, _REVOKED)
 
     def _succeeded(self, job: Job, took: str) -> None:
-        if job.completion is None and _is_revoked(
-            job
-        ):  # an attempt that has committed its transaction counts in any case
+        if job.completion is None and _is_revoked(job):  # a completed transaction counts in any case
             _log(
                 job,
                 logging.INFO,
@@ -114,7 +112,7 @@ class TaskLog:
             _log(job, logging.INFO, "task.succeeded attempt=%d duration=%s", job.dispatch.attempt, took)
 
     def _failed(self, job: Job, report: Failed) -> None:
-        error, attempt, took = report.error, job.dispatch.attempt, _format_duration(report.duration)
+        error, attempt, took = report.error, job.dispatch.attempt, _duration(report.duration)
         if _is_revoked(job):
             _log(job, logging.INFO, "task.stopped attempt=%d duration=%s: %s", attempt, took, _REVOKED)
             return
@@ -127,7 +125,7 @@ class TaskLog:
                 _log(job, logging.ERROR, "task.failed attempt=%d try=%s duration=%s error=%s", *values, error=error)
         elif not report.charged:
             if self._logs_all and self._has_room(job.dispatch.name, _RETRIED):
-                arguments = attempt, _format_duration(decision.delay), error.message
+                arguments = attempt, _duration(decision.delay), error.message
                 _log(job, logging.INFO, "task.retry_requested attempt=%d delay=%s reason=%s", *arguments)
         elif self._may_log(job, _RETRIED, error):
             prefix = "~" if report.delay is None and policy.jitter else ""
@@ -136,14 +134,7 @@ class TaskLog:
                 job,
                 logging.WARNING,
                 "task.retried attempt=%d try=%s duration=%s delay=%s at=%s error=%s",
-                *(
-                    attempt,
-                    tried,
-                    took,
-                    prefix + _format_duration(decision.delay),
-                    _location(error),
-                    _first_line(error),
-                ),
+                *(attempt, tried, took, prefix + _duration(decision.delay), _location(error), _first_line(error)),
                 error=detail,
             )
 
@@ -214,7 +205,7 @@ def _location(error: TaskError) -> str:
     return f"{locations[-1][0].rpartition('/')[2]}:{locations[-1][1]}" if locations else "?"
 
 
-def _format_duration(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     """Format a duration."""
     return f"{1000 * seconds:.3g}ms" if seconds < 1 else f"{seconds:.3g}s" if seconds < 100 else f"{seconds:.0f}s"
 

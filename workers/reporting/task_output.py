@@ -111,9 +111,7 @@ def share_log(keep: Keeper | None = None) -> None:
         _line_stores[:] = [keep]
         kept = KeptRecords()
         for logger in _loggers():
-            if logger is root or not (
-                logger.propagate or logger is own
-            ):  # each record reaches exactly one of these loggers
+            if logger is root or not (logger.propagate or logger is own):  # each record reaches one of these
                 logger.addHandler(kept)
 
 
@@ -220,8 +218,7 @@ class TaskStream(io.TextIOWrapper):
 
 
 def _write_to(output: TaskOutput) -> Callable[[str], int]:
-    """Return a fast `write`. `print` calls it twice a line; for a task that prints much it costs little more than an
-    append."""
+    """Return a fast `write`, which `print` calls twice a line: for much output, it is little more than an append."""
     current: Callable[[], Any] = current_runtime
     is_handler, put = in_handler.get, output.put
 

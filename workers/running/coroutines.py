@@ -77,13 +77,9 @@ class Coroutines:
             self._loop.set_default_executor(TaskThreads())
             self._log_stops(self._loop)
             on_fork(self._forked)
-            self._thread = threading.Thread(
-                target=self._run_forever, args=(self._loop,), name="tasks-async", daemon=True
-            )
+            self._thread = threading.Thread(target=self._serve, args=(self._loop,), name="tasks-async", daemon=True)
             self._thread.start()
-        with contextlib.suppress(
-            RuntimeError
-        ):  # the loop is closed: the jobs are handed back, like all that have not begun
+        with contextlib.suppress(RuntimeError):  # a closed loop: the jobs are handed back like others
             self._loop.call_soon_threadsafe(self._start, jobs)
 
     @property
@@ -146,7 +142,7 @@ class Coroutines:
 
     # -- the loop's thread
 
-    def _run_forever(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         """Run the loop, and restart it when a task stops it or raises an uncaught SystemExit."""
         while True:
             try:
@@ -169,9 +165,7 @@ class Coroutines:
     def _start(self, jobs: Sequence[Job]) -> None:
         assert self._loop is not None
         for job in jobs:
-            task = _JobTask(
-                self._wrap(job), self._loop, job
-            )  # each task has its own context, so jobs do not see each other's
+            task = _JobTask(self._wrap(job), self._loop, job)  # with a context of its own
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -196,8 +190,7 @@ class Coroutines:
     # -- forks
 
     def _forked(self) -> None:
-        """In a fork made by a task on the loop: stop the copy of the loop, so that only the task's current step goes
-        on."""
+        """In a fork made by a task on the loop: stop the copied loop, so that only the task's current step goes on."""
         if self._loop is None or self._thread is None or threading.current_thread() is not self._thread:
             return
         getattr(self._loop, "_ready", []).clear()

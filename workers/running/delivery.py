@@ -126,8 +126,7 @@ class Delivery:
                 self._stop_checking()
 
     def _recording_class(self, reason: type[BaseException]) -> type[BaseException]:
-        """Return a subclass of `reason` that records its delivery: the interpreter makes an instance when it raises
-        it."""
+        """Return a subclass of `reason` that records its delivery: when the interpreter makes an instance to raise."""
         if (recording := self._classes.get(reason)) is None:
 
             def initialize(error: BaseException, *args: Any) -> None:
@@ -155,8 +154,7 @@ DELIVERY = Delivery()
 
 
 def stack_of(thread: int) -> TracebackType | None:
-    """Return the stack of a thread that runs a task, as the traceback of an error raised there, from the runner's frame
-    on."""
+    """Return the current stack of a task's thread, from the runner's frame on, as a traceback for an error."""
     frame, traceback = sys._current_frames().get(thread), None
     while frame is not None:
         traceback = TracebackType(traceback, frame, frame.f_lasti, frame.f_lineno or 0)

@@ -57,8 +57,7 @@ _UNKNOWN = "unknown task"
 
 
 def unknown(job: Job, reason: str = _UNKNOWN) -> Returned:
-    """Return the report that hands back a task which this process does not know or cannot run. Another worker may run
-    it."""
+    """Return the report that hands back a task which this process does not know or cannot run."""
     task = job.dispatch
     return Returned(task.id, task.attempt, reason, RETURN_DELAY, task.name, begun=reason != _UNKNOWN)
 
@@ -90,9 +89,9 @@ class Failures:
         """Return the report of a failed attempt.
 
         An interrupted attempt failed for the reason of the interruption. A timed-out attempt failed by timeout, even if
-        its code replaced the exception. An attempt that needs the database, which this worker does not have, is handed
-        back like an unknown task. An attempt whose values this worker has no key for is handed back on its own: other
-        tasks of that name may be sealed with other keys.
+        its code replaced the exception. An attempt that needs the database, which this worker lacks, is handed back
+        like an unknown task. An attempt whose data key this worker lacks is handed back alone: others of its name may
+        use other keys.
         """
         if job.output is not None:
             job.output.abandon()
@@ -169,8 +168,7 @@ class Failures:
         return Returned(task.id, task.attempt, "an executor does it", RETURN_DELAY, executor=call)
 
     def _backoff(self, job: Job) -> float | None:
-        """Return the delay computed by the task's own backoff function. If that fails, the leader computes the
-        delay."""
+        """Return the delay from the task's own backoff function, or None, so that the leader computes the delay."""
         if job.options.retry.backoff != "computed":
             return None
         task = self._find(job)

@@ -131,8 +131,7 @@ class AttemptSpans:
             leave(token)
 
     def ended(self, job: Job, report: AttemptReport) -> None:
-        """End the span of an attempt whose end is being reported. The span names the type of an error, but not its
-        message."""
+        """End the span of an attempt whose end is being reported. It has the type of an error, not its message."""
         span, job.span = job.span, None
         if span is None or self._spans is None:
             return

@@ -54,8 +54,7 @@ class Bundle:
 
 
 class Job(msgspec.Struct, eq=False):
-    """A received task. Its runner, the clock, a drain or an order to stop may each change its stage; the first one
-    wins."""
+    """A received task. The runner, the clock, a drain or an order to stop may change its stage; the first one wins."""
 
     dispatch: Dispatch
     bundle: Bundle
@@ -69,8 +68,7 @@ class Job(msgspec.Struct, eq=False):
     label: str = ""
     """Name of the job in its stored log lines: the task, or the workflow step with its index in a fan-out."""
     trace: str | None = None
-    """The trace context of the job's code as a traceparent: the span of the job itself, if this process exports
-    spans."""
+    """Trace context of the job's code as a traceparent: the job's own span, if this process exports spans."""
     next_turn: int = 0
     """Number of the workflow turn that follows the job's success, while the turn runs."""
     on_loop: bool = False
@@ -188,8 +186,7 @@ class Job(msgspec.Struct, eq=False):
             return True
 
     def finish(self, *, lingers: bool = False) -> bool:
-        """Claim the right to report the job's end. Return False if the end was reported. With `lingers`, the code goes
-        on."""
+        """Claim the right to report the job's end. Return False if it is taken. With `lingers`, the code goes on."""
         with _lock:
             if self.stage is not _RUNNING:
                 return False
@@ -238,22 +235,17 @@ class Job(msgspec.Struct, eq=False):
     def commit(self) -> Iterator[bool]:
         """Claim the right to commit a transaction. Yield False if the job has ended or must stop.
 
-        An interruption that arrives meanwhile is delivered after the commit, never between the commit and its record
-        here.
+        An interruption that arrives meanwhile is delivered after the commit, never between the commit and its record.
         """
         with _lock:
             self.committing = self.may_complete()
-            previous = self.interrupted_by
+            before = self.interrupted_by
         try:
             yield self.committing
         finally:
             with _lock:
                 self.committing = False
-                if (
-                    self.interrupted_by is not previous
-                    and self.interrupted_by is not None
-                    and self.interrupt is not None
-                ):
+                if self.interrupted_by is not before and self.interrupted_by is not None and self.interrupt is not None:
                     self.interrupt(self.interrupted_by)
 
     def outlives_stop(self, now: float, grace: float) -> bool:
@@ -276,7 +268,7 @@ class Pace:
         self._min_interval = min_interval
         """Seconds between two measurements of the rate, at least."""
         self._checked_at = self._measured_at = time.monotonic()
-        self._used_share = 0.0
+        self._used = 0.0
         """Share of the slots that were in use at the last measurement."""
         self.load = 0.0
         """Recent share of used slots: 1 if all slots were in use."""
@@ -287,10 +279,8 @@ class Pace:
 
     def measure(self, now: float, jobs: int) -> None:
         """Update the averages with the current number of jobs."""
-        self.load = self._used_share + (self.load - self._used_share) * math.exp(
-            (self._checked_at - now) / _LOAD_WINDOW
-        )
-        self._used_share, self._checked_at = min(1.0, jobs / self._concurrency), now
+        self.load = self._used + (self.load - self._used) * math.exp((self._checked_at - now) / _LOAD_WINDOW)
+        self._used, self._checked_at = min(1.0, jobs / self._concurrency), now
         elapsed = now - self._measured_at
         if elapsed >= self._min_interval:
             self.rate = 0.5 * self.rate + 0.5 * self.finished / elapsed

@@ -53,21 +53,20 @@ class LargeResults:
         """Return whether a report has a result that must go to the store."""
         return self._store is not None and isinstance(report, Succeeded) and len(report.result) > self._inline
 
-    def with_stored_result(self, job: Job, report: AttemptReport) -> AttemptReport:
+    def store(self, job: Job, report: AttemptReport) -> AttemptReport:
         """Return the report, with a large result moved to the store."""
         if not self.is_large(report) or not isinstance(report, Succeeded) or report.result == job.completion:
             return report
         return replace(report, result=self.store_if_large(job, report.result))
 
     def store_if_large(self, job: Job, data: bytes) -> bytes:
-        """Store an encoded result if it is large. Return the result or its reference. Waits for a store that is
-        down."""
+        """Store an encoded result if it is large. Return the result or its reference. Wait for a store that is down."""
         store, task = self._store, job.dispatch
         if store is None or len(data) <= self._inline:
             return data
         return self._retry(job, lambda: store.result(data, task.id, task.run_id, task.attempt))
 
-    def with_stored_values(self, job: Job, report: Activated) -> Activated:
+    def store_turn(self, job: Job, report: Activated) -> Activated:
         """Return the report of a turn, with large values of its commands moved to the store."""
         store, task = self._store, job.dispatch
         if store is None or all(command_size(command) <= self._inline for command in report.commands):
@@ -135,8 +134,7 @@ def read_events(activation: Activation) -> Activation:
 async def in_thread(call: Callable[[], T]) -> T:
     """Call a function in a thread, while the event loop goes on.
 
-    An error is raised without its traceback: frames of libraries would make it look like an error of the task's own
-    code.
+    Its error is raised without traceback: library frames would make it look like an error of the task's own code.
     """
 
     def attempt() -> tuple[T | None, BaseException | None]:

@@ -174,8 +174,7 @@ class Pool:
             self._spans.leave(job, token)
 
     def is_parent_silent(self) -> bool:
-        """Return whether heartbeats have failed for so long that the leader may have given the attempts to other
-        workers."""
+        """Return whether the parent has sent no heartbeat for so long that other workers may have the attempts."""
         return self._is_parent_silent(time.monotonic())
 
     def _is_parent_silent(self, now: float) -> bool:
@@ -200,7 +199,8 @@ class Pool:
         return True
 
     def _announce_if_rated(self, job: Job, now: float) -> None:
-        """Report the start of a task with a rate limit at once: the leader counts the rate from the start."""
+        """Report at once that a task with a rate limit has begun: until then, the leader holds back others of that
+        rate."""
         options = job.options
         if not job.starting and (options.rate is not None or options.total_rate is not None):
             self._announce(job, now)
@@ -220,8 +220,7 @@ class Pool:
             self._held.limit(job.slot, job.deadline, job.options.timeout, retryable=retries_timeouts(job))
 
     def _follow(self, job: Job, report: AttemptReport) -> Activated | None:
-        """Run the turn that follows the success of a job, if the workflow's code is in this process. The timeout of the
-        job does not count it."""
+        """Run the turn that follows the success of a job, if its workflow is here, outside of the job's timeout."""
         if not self._runner.may_follow(job, report):
             return None
         if job.deadline is not None:
@@ -327,8 +326,7 @@ class Pool:
             self._give_up(job)
 
     def _give_up(self, job: Job) -> None:
-        """Report the end of an attempt whose code does not stop. Its slot in the table of held attempts is freed when
-        the code ends."""
+        """End an attempt whose code does not stop. The code keeps its slot in the table of held attempts."""
         reason = job.interrupted_by
         assert reason is not None
         stack = None if job.on_loop or job.is_isolated else stack_of(job.thread)

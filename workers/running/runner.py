@@ -69,7 +69,7 @@ class Runner:
         self._database = app if database else None
         self._tasks = app.tasks
         self._allowed = allowed
-        self._large_results = LargeResults(app.settings)
+        self._results = LargeResults(app.settings)
         self._redacted = {*redaction.words(app.settings.redact)}
         self._outbox = outbox
         self.failures = Failures(self.find, self._redacted)
@@ -106,7 +106,7 @@ class Runner:
         try:
             job.interruptible(_CURRENT_THREAD.interrupt)
             arguments, keywords = self._arguments(task, job)
-            enter_task(runtime := JobRuntime(job, self._outbox, self._database, self._large_results))
+            enter_task(runtime := JobRuntime(job, self._outbox, self._database, self._results))
             if (hooks := self.client.middleware) is None:
                 value = task.function(*arguments, **keywords)
             else:  # in a new context, so that variables set by a hook do not leak into the next task
@@ -114,7 +114,7 @@ class Runner:
                 value = copy_context().run(around, hooks, runtime.context(), call)
             end_fork()
             report = self._success(job, task, value)
-            return self._large_results.with_stored_result(job, report) if self._large_results.has_store else report
+            return self._results.store(job, report) if self._results.has_store else report
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, SystemExit too
             end_fork(error)
             return self.failures.failure(job, error)
@@ -156,7 +156,7 @@ class Runner:
                 report = self._engine.activate(activation, dispatch.id, dispatch.attempt)
             else:
                 report = copy_context().run(around_turn, self._engine, hooks, job, activation)
-            return self._large_results.with_stored_values(job, report)
+            return self._results.store_turn(job, report)
         except BaseException as error:  # noqa: BLE001  # not an error of the workflow's code: that would be in the report
             return self.failures.failure(job, error)
         finally:
@@ -196,7 +196,7 @@ class Runner:
             with DELIVERY.watched():
                 leader_time = dispatch.at + time.monotonic() - job.received_at
                 turn = self._engine.follow(dispatch.run_id, dispatch.id, report.result, begin, leader_time)
-                return None if turn is None else self._large_results.with_stored_values(job, turn)
+                return None if turn is None else self._results.store_turn(job, turn)
         except BaseException as error:  # noqa: BLE001  # the task has succeeded, whether or not the turn fails
             log.debug("run.turn_dropped error=%r: the leader sends it", error, extra=job.fields)
             return None
@@ -253,9 +253,7 @@ class Runner:
             end_fork()
             report = self._success(job, task, value)
             return (
-                await in_thread(lambda: self._large_results.with_stored_result(job, report))
-                if self._large_results.is_large(report)
-                else report
+                await in_thread(lambda: self._results.store(job, report)) if self._results.is_large(report) else report
             )
         except BaseException as error:  # noqa: BLE001  # whatever a task raises is its failure, CancelledError too
             end_fork(error)
@@ -291,7 +289,7 @@ class Runner:
         return arguments, keywords
 
     def _runtime(self, job: Job) -> JobRuntime:
-        return JobRuntime(job, self._outbox, self._database, self._large_results)
+        return JobRuntime(job, self._outbox, self._database, self._results)
 
     def _success(self, job: Job, task: Task[..., Any], value: Any) -> Succeeded | Failed:
         ended_at = time.monotonic()
@@ -301,7 +299,7 @@ class Runner:
         if job.output is not None:
             data = finished_output(job, value)
         elif job.options.store_result:
-            data = encode_value(value, task._signature.result_words, self._large_results.limit)
+            data = encode_value(value, task._signature.result_words, self._results.limit)
         if job.completion is not None:
             if value is not None and data != job.completion and not is_reference(job.completion):
                 log.warning(
@@ -328,7 +326,7 @@ class Runner:
             patterns |= {*task._redacting_options.redact}
             if step:
                 keywords = task._signature.pick(keywords)  # the input may contain more than the function's parameters
-            arguments, keywords = task._signature.data_by_name(arguments, keywords, self._large_results.limit)
+            arguments, keywords = task._signature.data_by_name(arguments, keywords, self._results.limit)
         if patterns:
             job.secrets = Redaction(patterns).secrets(arguments, keywords)
         if step:
@@ -340,7 +338,7 @@ class Runner:
         data = NOTHING
         try:
             if job.options.store_result:
-                data = encode_value(output, f"The result of task {job.dispatch.name!r}", self._large_results.limit)
+                data = encode_value(output, f"The result of task {job.dispatch.name!r}", self._results.limit)
                 if (task := self._tasks.get(job.dispatch.name)) is not None:
                     task._signature.check_result(output, data)
         except PayloadError as error:
@@ -348,9 +346,5 @@ class Runner:
         return Succeeded(job.dispatch.id, job.dispatch.attempt, time.monotonic() - job.started_at, data)
 
     async def kept(self, job: Job, report: AttemptReport) -> AttemptReport:
-        """Move a large result to the payload store, and return the report. Return Unavailable if the store is down."""
-        return (
-            await in_thread(lambda: self._large_results.with_stored_result(job, report))
-            if self._large_results.is_large(report)
-            else report
-        )
+        """Return the report, with a large result moved to the payload store. Raise Unavailable if the store is down."""
+        return await in_thread(lambda: self._results.store(job, report)) if self._results.is_large(report) else report

@@ -27,13 +27,11 @@ _STALLED_AFTER = 0.2
 _HAND_BACK_AFTER = 0.2
 """Seconds that a received task may wait for a thread before it is handed back."""
 _HAND_BACK_PLACED_AFTER = 10.0
-"""Seconds that a task sent only to this worker may wait before it is handed back. Few other workers can run it, and the
-leader asks for it when they have room (`spare`). If they are full, it would only come back, and lose its place in
-the queue."""
+"""Seconds that a task sent only to this worker may wait before it is handed back. Few workers can run it, and the
+leader asks for it when they have room (`spare`). Otherwise it would come back, and lose its place in the queue."""
 _FIRST_DELAY = 0.2
 _MAX_DELAY = 1.0
-"""Limits of the delay of a task that was handed back, in seconds. The delay doubles each time that the task comes
-back."""
+"""Bounds of the delay of tasks that were handed back, in seconds. It doubles each time that a task comes back."""
 
 
 class Standstill:

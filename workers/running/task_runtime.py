@@ -1,5 +1,4 @@
-"""The services for a running task: enqueueing, logs, progress, notes for its next attempt and, if allowed, the
-database."""
+"""Services for a running task: enqueueing, logs, progress, notes for its next attempt and, if allowed, the database."""
 
 from __future__ import annotations
 
@@ -193,10 +192,9 @@ class JobRuntime:
 
     def _as_children(self, tasks: Sequence[NewTask]) -> list[NewTask]:
         """Return tasks with this task as their parent, and with its headers and redaction patterns."""
-        parent, redacted = self.job.dispatch.id, handed_on(self.job.options.hidden)
+        parent, hidden = self.job.dispatch.id, handed_on(self.job.options.hidden)
         children = [
-            msgspec.structs.replace(task, parent=parent, options=with_inherited(task.options, redacted))
-            for task in tasks
+            msgspec.structs.replace(task, parent=parent, options=with_inherited(task.options, hidden)) for task in tasks
         ]
         if headers := self.job.options.headers:
             children = [msgspec.structs.replace(task, options=inheriting(task.options, headers)) for task in children]

@@ -47,8 +47,7 @@ class Threads:
         self._lock = threading.Lock()
         self.backlog: deque[Job] = deque()
         self._idle: list[threading.Lock] = []
-        """Locks that idle threads wait for. The last thread to become idle is woken first: its data is still in the
-        caches."""
+        """Locks that idle threads wait for. The last one is woken first: its thread's data is still in the caches."""
         self._started = 0
         self._quick_threads = 0
         """Number of threads that run short jobs, and so will soon take the next job."""

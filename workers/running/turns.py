@@ -30,8 +30,7 @@ _MAX_STEP = 0.1
 _BUSY_SHARE = 0.01
 """Share of processor time above which code counts as computing; below, it waits for something or for the processor."""
 _MAX_IDLE = 5
-"""Multiple of the limit after which a turn that uses no processor time is stopped: other threads may delay it a
-while."""
+"""Multiple of the limit after which a turn that uses no processor time is stopped; others may slow it for a while."""
 _MAX_ELAPSED = 10
 """Multiple of the limit after which a turn is stopped, however little processor time it got."""
 _MAX_ISOLATED = 30

@@ -31,9 +31,8 @@ class ServiceRequest(msgspec.Struct, frozen=True, kw_only=True):
 def as_call(task: Task[..., Any], request: ServiceRequest) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments of the function, converted to its types.
 
-    A parameter named `input` or `params` gets that value unchanged. Without a parameter `input`, named values of the
-    input and the params are bound to parameters of the same name. Any other input is the first argument, if the
-    function has one.
+    A parameter named `input` or `params` gets that value unchanged. Without a parameter `input`, named values of input
+    and params are bound to parameters of the same name. Any other input is the first argument, if there is one.
     """
     signature, input = task._signature, request.input
     names = signature.names

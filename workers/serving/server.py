@@ -199,8 +199,7 @@ def serve(app: Orchestrator, serving: Serving) -> None:
 
 
 def _tasks_to_serve(app: Orchestrator, services: tuple[str, ...]) -> dict[str, Task[..., Any]]:
-    """Return the tasks to serve, by name. Tasks with an executor are left out, because their functions are never
-    run."""
+    """Return the tasks to serve, by name, without those that have an executor: their functions are never run."""
     executors = {name: task._call_options.executor_call for name, task in app.tasks.items()}
     for name in services:
         app.find_task(name)  # raises an error that suggests similar names

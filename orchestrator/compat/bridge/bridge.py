@@ -38,7 +38,7 @@ _BATCH = 1_000
 """Messages that one transaction enqueues, at most."""
 _HEARTBEAT_INTERVAL = 3.0
 """Seconds between two heartbeats of an idle bridge, which also looks for messages of dead bridges."""
-_POLL_INTERVAL = 0.02
+_POLL = 0.02
 """Seconds between two polls for messages: no Redis command waits for several lists without popping from one."""
 _RECHECK_INTERVAL = 5.0
 """Seconds after which the ends of tasks are looked up, in case an announcement was missed."""
@@ -105,20 +105,15 @@ class Bridge:
     def _await_message(self) -> None:
         """Wait until a message arrives, or a heartbeat is due."""
         lists = [key for transit in self._transits for key in transit.lists]
-        give_up_at = time.monotonic() + _HEARTBEAT_INTERVAL
-        while (
-            not self._wake.wait(_POLL_INTERVAL)
-            and time.monotonic() < give_up_at
-            and not self._source.redis.exists(*lists)
-        ):
+        deadline = time.monotonic() + _HEARTBEAT_INTERVAL
+        while not self._wake.wait(_POLL) and time.monotonic() < deadline and not self._source.redis.exists(*lists):
             pass
         self._wake.clear()
 
     # -- messages in
 
     def _move(self, transit: Transit) -> int:
-        """Take a batch of messages, and those that dead bridges had taken, and enqueue them as tasks. Return how
-        many."""
+        """Take a batch of messages, and those of dead bridges, and enqueue them as tasks. Return how many."""
         moved = 0
         for bridge in transit.beat():
             while messages := transit.taken_by(bridge, _BATCH):
@@ -158,11 +153,9 @@ class Bridge:
             return self._create(tasks[:half], refused) | self._create(tasks[half:], refused)
 
     def prepare(self, taken: Iterable[Taken]) -> tuple[list[NewTask], dict[bytes, str], dict[bytes, str]]:
-        """Convert messages. Return the tasks, the reasons why some messages are put aside, and the errors to answer
-        callers with.
+        """Convert messages. Return the tasks, the reasons to put some aside, and the errors to answer callers with.
 
-        Nothing is written. A message that is answered with an error is open without a task: `_refusal` returns the
-        error.
+        Nothing is written. A message answered with an error is open without a task: `_refusal` returns the error.
         """
         tasks: list[NewTask] = []
         refused: dict[bytes, str] = {}
@@ -188,8 +181,7 @@ class Bridge:
     def give_back(self, timeout: float = 30.0) -> int:
         """Return messages to their queue that were put aside, or whose tasks no worker has received. Return how many.
 
-        No other bridge may run. If this is interrupted, the next bridge returns the messages whose tasks the leader has
-        canceled.
+        No other bridge may run. If this is interrupted, the next bridge returns messages whose tasks were canceled.
         """
         returned = 0
         for transit in self._transits:
@@ -218,9 +210,9 @@ class Bridge:
         """Have the leader cancel the tasks that no worker has received, and wait until it has."""
         for part in _slices(tasks):
             self._tasks.withdraw(part)
-        give_up_at = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         while not self._tasks.are_withdrawn():
-            if time.monotonic() > give_up_at:
+            if time.monotonic() > deadline:
                 raise OrchestratorError(
                     f"No scheduler has withdrawn the tasks within {timeout:g} s. Start one, and run this again."
                 )
@@ -237,7 +229,7 @@ class Bridge:
 
 
 class _Ends:
-    """Follows tasks, and writes their ends back. The list of followed tasks is in Redis, and is read at the start."""
+    """Follows tasks, and writes their ends to Celery. The followed tasks are stored in Redis, and read at the start."""
 
     def __init__(
         self,
@@ -291,8 +283,7 @@ class _Ends:
         self._wake.set()
 
     def give_back(self) -> int:
-        """Return the messages whose tasks the leader has canceled, the oldest to the front of its list. Return how
-        many."""
+        """Return messages whose tasks the leader has canceled, the oldest to the front of its list. Return how many."""
         previous = self.given
         for ids in _slices(sorted(self._awaited, reverse=True)):
             self._settle(self._tasks.find_ends(ids))
@@ -374,7 +365,7 @@ class _Ends:
             self._has_sent.set()
 
     def _write_back(self, message: bytes, ended: Ended, settle: Settle) -> Sequence[tuple[str, bytes]] | None:
-        """Write an end back. Return the follow-up messages, or None if that failed: the next bridge tries it again."""
+        """Write the end of a task to Celery. Return follow-up messages, or None for a retry by the next bridge."""
         try:
             if ended.state == TaskState.SUCCESS:
                 return self._source.succeed(message, Handle[Any](self._client, ended.id)._value(ended), settle)

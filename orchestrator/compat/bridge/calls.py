@@ -41,8 +41,7 @@ class Call(NamedTuple):
 
 
 class Calls:
-    """Creates tasks from calls. With an application, names and arguments are checked, and the tasks' own options
-    apply."""
+    """Creates tasks from calls. With an application, names and arguments are checked, and its task options apply."""
 
     def __init__(self, app: Orchestrator, renamed: Mapping[str, str], queue: str | None, *, is_checked: bool) -> None:
         self._app = app
@@ -51,16 +50,13 @@ class Calls:
         self._is_checked = is_checked
 
     def errbacks(self) -> dict[str, Callable[..., Any]]:
-        """Return functions with the signatures of tasks, by their names in Celery. Celery inspects them to call
-        errbacks.
+        """Return functions with the signatures of tasks, by Celery names. Celery inspects them to call errbacks.
 
         A task with `bind=True` is left out: Celery passes it only the id.
         """
         names = {**{name: name for name in self._app.tasks}, **self._renamed}
         tasks = {name: self._app.tasks[task] for name, task in names.items() if task in self._app.tasks}
-        return {
-            name: _errback_signature(task) for name, task in tasks.items() if not getattr(task.function, "bind", False)
-        }
+        return {name: _header(task) for name, task in tasks.items() if not getattr(task.function, "bind", False)}
 
     def task(self, call: Call) -> NewTask:
         """Return the task of a call, without writing it."""
@@ -84,7 +80,7 @@ class Calls:
         return (task.options(**options) if options else task)._new(arguments, keywords)
 
 
-def _errback_signature(task: Task[..., Any]) -> Callable[..., Any]:
+def _header(task: Task[..., Any]) -> Callable[..., Any]:
     def header(*_: Any, **__: Any) -> None: ...
 
     header.__signature__ = task._signature._signature  # type: ignore[attr-defined]

@@ -52,19 +52,7 @@ _ERRORS = {
 _COMPAT = "orchestrator.compat.celery.exceptions"
 _FAILED = "orchestrator_failed"
 """The header of an errback's message that describes the exception."""
-_REQUEST_FIELDS = (
-    "id",
-    "task",
-    "args",
-    "kwargs",
-    "retries",
-    "root_id",
-    "parent_id",
-    "group",
-    "eta",
-    "expires",
-    "timelimit",
-)
+_FIELDS = ("id", "task", "args", "kwargs", "retries", "root_id", "parent_id", "group", "eta", "expires", "timelimit")
 """Fields of the failed request that an errback gets."""
 _CHORD_RETRY_PAUSE = 1.0
 """Seconds before a chord's body is sent again while Celery's Redis is down."""
@@ -251,11 +239,9 @@ class CeleryQueues:
         return request
 
     def _follow_ups(self, request: Context, settle: Settle) -> list[tuple[str, bytes]]:
-        """Return the messages that Celery has sent. Settle a chord member at once: repeated, it could send the body
-        again.
+        """Return the messages that Celery has sent. Settle a chord member at once, so that the body is sent once.
 
-        If another process is sending the body, or has died while it did, the member waits until that process's claim
-        expires.
+        If another process is sending the body, or died while it did, the member waits until that claim expires.
         """
         if not request.chord:
             return list(self._sent())
@@ -356,7 +342,7 @@ class _Errback(Task):  # type: ignore[misc]
                 "kind": f"{module}.{description['exc_type']}".removeprefix("builtins."),
                 "args": message if isinstance(message, (list, tuple)) else [message],
             }
-            args = ({name: getattr(request, name, None) for name in _REQUEST_FIELDS}, repr(error), *rest)
+            args = ({name: getattr(request, name, None) for name in _FIELDS}, repr(error), *rest)
         return self.apply_async(args, kwargs, headers=headers)
 
 

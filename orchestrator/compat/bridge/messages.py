@@ -16,7 +16,7 @@ from kombu.utils.json import loads
 
 from orchestrator.compat.bridge.calls import Unreadable
 
-_ACCEPTED_TYPES = {"application/json", "application/x-msgpack"}
+_ACCEPTED = {"application/json", "application/x-msgpack"}
 _OWN_HEADERS = {"lang", "task", "id", "shadow", "eta", "expires", "group", "root_id", "parent_id", "argsrepr"} | {
     *("kwargsrepr", "origin", "compression")
 }
@@ -24,7 +24,7 @@ _OWN_HEADERS = {"lang", "task", "id", "shadow", "eta", "expires", "group", "root
 
 
 def read_envelope(message: bytes) -> Mapping[str, Any]:
-    """Decode a message with its headers. Raise Unreadable if it is none of kombu's."""
+    """Decode a message with its headers. Raise Unreadable if kombu did not write it."""
     try:
         envelope = loads(message)
         headers, properties = envelope["headers"], envelope["properties"]
@@ -39,18 +39,16 @@ def read_envelope(message: bytes) -> Mapping[str, Any]:
 
 def read_body(envelope: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
     """Return a call's arguments, its keywords, and its embedded callbacks, chain and chord."""
-    content_type = envelope.get("content-type")
-    if content_type not in _ACCEPTED_TYPES:
-        raise Unreadable(f"its content type is {content_type}; the bridge reads JSON and msgpack, and no pickle")
+    kind = envelope.get("content-type")
+    if kind not in _ACCEPTED:
+        raise Unreadable(f"its content type is {kind}; the bridge reads JSON and msgpack, and no pickle")
     try:
         body: Any = envelope["body"]
         if envelope["properties"].get("body_encoding") == "base64":
             body = base64.b64decode(body)
         if compression := envelope["headers"].get("compression"):
             body = decompress(body, compression)
-        arguments, keywords, embedded = load_body(
-            body, content_type, envelope.get("content-encoding"), accept=_ACCEPTED_TYPES
-        )
+        arguments, keywords, embedded = load_body(body, kind, envelope.get("content-encoding"), accept=_ACCEPTED)
     except (ContentDisallowed, SerializationError, KeyError, ValueError, TypeError, binascii.Error, OSError) as error:
         raise Unreadable(f"its body cannot be read: {error}") from None
     if not (isinstance(arguments, list) and isinstance(keywords, dict) and isinstance(embedded, dict)):

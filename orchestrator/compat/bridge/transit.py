@@ -2,7 +2,7 @@
 
 Keys, all below `orchestrator:bridge:<queue>`:
 
-    woken            list: messages that woke a bridge of the previous release
+    woken            list: messages moved here by a bridge of the previous release
     taken:<bridge>   list: task id and message, for messages that this bridge is enqueueing
     open             hash: id of the message's task -> id of the task to follow, and the message
     aside            hash: the same for messages that cannot become tasks
@@ -99,8 +99,7 @@ class Transit:
         base = f"{prefix}orchestrator:bridge:{queue}"
         self.queue = queue
         self.lists = [f"{base}:woken", *lists]
-        """The lists of waiting messages, the most urgent first. A bridge of the previous release may have left some in
-        the first."""
+        """The lists of waiting messages, the most urgent first. A bridge of the previous release wrote to the first."""
         self.open = f"{base}:open"
         self.aside = f"{base}:aside"
         self.name = uuid4().hex
@@ -182,8 +181,7 @@ class Transit:
             self._redis.hdel(self.open, *ids)
 
     def follow_up(self, id: bytes, messages: Sequence[tuple[str, bytes]]) -> None:
-        """Delete a message whose task has ended, and send its follow-up messages: once, by whichever process is
-        first."""
+        """Delete a message whose task has ended, and send its follow-up messages, once, whichever process is first."""
         self._settle([self.open, *(key for key, _ in messages)], [id, *(message for _, message in messages)])
 
     def give(self, source: str, messages: Sequence[tuple[bytes, str]]) -> int:

@@ -70,8 +70,7 @@ class Message:
         return task.s(*self.args, **self.kwargs, **({PIPED: True} if self.args else {}))
 
     def get_result(self, *, backend: Any = None, block: bool = False, timeout: int | None = None) -> Any:
-        """Return the actor's result. Raise ResultMissing if there is none yet, or ResultTimeout after `timeout`
-        milliseconds."""
+        """Return the result. Raise ResultMissing if there is none, or ResultTimeout after `timeout` milliseconds."""
         handle = app.handle(self.message_id)
         if not block and handle.status() in ("pending", "dispatched", "running"):
             raise ResultMissing(repr(self))
@@ -158,9 +157,7 @@ class group(_Composition):
         self._callbacks.append(message)
 
     def _native(self, delay: float | None = None) -> Any:
-        parts = [
-            child._native(delay) if isinstance(child, pipeline) else child.part(True, delay) for child in self.children
-        ]
+        parts = [one._native(delay) if isinstance(one, pipeline) else one.part(True, delay) for one in self.children]
         if not self._callbacks:
             return native_group(parts)
         return chord(native_group(parts), native_group(callback.part(True) for callback in self._callbacks))

@@ -165,8 +165,7 @@ def new_task(
 
 
 def store(app: Orchestrator, tasks: Sequence[NewTask], *, chosen: bool = False) -> None:
-    """Store tasks, all or none. Inside a job, send them through the scheduler. Tasks with `chosen` ids may exist
-    already."""
+    """Store tasks, all or none. Inside a job, the scheduler stores them. Tasks with `chosen` ids may exist already."""
     runtime = current_runtime()
     if runtime is not None:
         runtime.enqueue(tasks)

@@ -1,5 +1,4 @@
-"""Encodes arguments and results of jobs as data that keep their types, in place of RQ's pickles. Values that would
-change are refused."""
+"""Arguments and results of jobs as data that keep their types, in place of pickles. Other values are refused."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ tagged, untagged = _values.tagged, _values.untagged
 def tagged_call(
     name: str, function: Callable[..., Any] | None, args: Sequence[Any], kwargs: Mapping[str, Any], limit: int
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return the arguments of a call as data. Types without a tag are kept if the function's annotations restore
-    them."""
+    """Return the arguments of a call as data. Annotations of the function can restore types that have no tag."""
     try:
         return _values.tagged_call(args, kwargs)
     except PayloadError:
