@@ -113,9 +113,10 @@ def broken(where: str, error: BaseException) -> ImportFailed:
     return ImportFailed(f"The application {where} cannot be loaded. {what_failed(error)}")
 
 
-# -- plain functions, named `module:function` or `file.py:function`, that the worker's operator has allowed. A name
-# comes over the network, so only code that `--allow` covers is imported: a module and its submodules, one file, or
-# every file in a folder except virtual environments and installed packages. The real path decides where a file lies.
+# -- plain functions, named `module:function` or `file.py:function`, that the worker's operator has allowed
+#
+# A name comes over the network, so only code that `--allow` covers is imported: a module and its submodules, one file,
+# or every file in a folder except virtual environments and installed packages. The real path decides where a file lies.
 # Only public functions defined in the module itself may be named: a module that imports `subprocess.check_output` does
 # not offer it.
 
@@ -260,9 +261,11 @@ def _as_task(app: Orchestrator, name: str, function: Callable[..., Any]) -> Task
     return Task(app._client, name, function, CallOptions(), Signature(name, function))
 
 
-# -- webhooks: post JSON to an address that a workflow gives. The request is sent like those of executors
-# (`workers/executors/asking.py`): resolve the name once, check each of its addresses, and connect to an allowed one.
-# Redirects are not followed. Proxies of the environment are not used, because they would resolve the name again.
+# -- webhooks: post JSON to an address that a workflow gives
+#
+# The request is sent like those of executors (`workers/executors/asking.py`): resolve the name once, check each of its
+# addresses, and connect to an allowed one. Redirects are not followed. Proxies of the environment are not used, because
+# they would resolve the name again.
 
 _TIMEOUT = 30.0
 _PORTS = {"http": 80, "https": 443}

@@ -165,8 +165,9 @@ def as_unreachable(error: OSError) -> Exception:
     return Unreachable(f"this machine has no room for it now: {error.strerror}") if error.errno in _EXHAUSTED else error
 
 
-# -- notification of writes to files (inotify), instead of polling. Python has no function for that, so this calls the C
-# library. If a limit of the user is reached, the caller gets no notification, and polls.
+# -- notification of writes to files (inotify), instead of polling
+#
+# Python has no function for that, so this calls the C library. If a limit of the user is reached, the caller polls.
 
 _MODIFIED = 0x2
 _EVENT = struct.Struct("iIII")

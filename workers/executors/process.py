@@ -187,8 +187,8 @@ class ProcessExecutor:
                         break
                 else:
                     tick.set()  # there may be more output without another notification
-                if spool.has_much():
-                    await self._call(spool.cut)
+                if spool.needs_truncation():
+                    await self._call(spool.truncate)
                 if spool.has_written_more_than(self._max_output) and not ended.is_set():
                     return True
                 with contextlib.suppress(TimeoutError):
@@ -208,15 +208,15 @@ class ProcessExecutor:
 
     async def _read_rest(self, spool: Spool, watcher: Watcher) -> None:
         """Log the remaining output of a command. Another process may still write to the file."""
-        end = spool.said()
+        end = spool.stderr_size()
         for _ in range(_MAX_PARTS):
             if not await self._read_part(spool, watcher, end):
                 break
         await self._call(partial(spool.skip, end))
         while await self._read_part(spool, watcher, end):
             pass
-        if left_out := await self._call(spool.left_out):
-            watcher.log(f"at least {left_out:,} bytes of stderr were left out: they came too fast", level="warning")
+        if dropped := await self._call(spool.dropped_bytes):
+            watcher.log(f"at least {dropped:,} bytes of stderr were left out: they came too fast", level="warning")
 
     def _spool(self, execution: Execution, external_id: str = "") -> Spool:
         """Return the folder of an execution, from the external id if possible: TMPDIR may differ between workers."""

@@ -128,19 +128,19 @@ class Spool:
             self._offset = 0  # the file was truncated meanwhile
         return (size if until is None else min(size, until)) > (self._read_offset() if size else 0)
 
-    def has_much(self) -> bool:
+    def needs_truncation(self) -> bool:
         """Return whether stderr is so large that it should be truncated."""
         return _size(self.stderr) > _MAX_STDERR
 
-    def cut(self) -> None:
+    def truncate(self) -> None:
         """Truncate stderr to zero bytes, and count its unread bytes as dropped.
 
         Bytes written between reading the size and truncating are not counted.
         """
-        left_out = _size(self.stderr) - self._read_offset()
+        dropped_bytes = _size(self.stderr) - self._read_offset()
         with contextlib.suppress(FileNotFoundError):
             os.truncate(self.stderr, 0)  # the writer appends
-            self._record_dropped(left_out, 0)
+            self._record_dropped(dropped_bytes, 0)
 
     def skip(self, end: int) -> None:
         """Skip unread stderr if there is very much, except its last bytes before `end`."""
@@ -149,7 +149,7 @@ class Spool:
             self._record_dropped(offset - self._read_offset(), offset)
 
     def _record_dropped(self, size: int, offset: int) -> None:
-        self._write_number("left_out", self.left_out() + max(0, size))
+        self._write_number("left_out", self.dropped_bytes() + max(0, size))
         self._offset = offset
         self._write_number("told", offset)
 
@@ -159,11 +159,11 @@ class Spool:
         path.write_text(str(number))
         path.replace(self.folder / name)
 
-    def left_out(self) -> int:
+    def dropped_bytes(self) -> int:
         """Return how many bytes of stderr were dropped, at least."""
         return _number(self.folder / "left_out")
 
-    def said(self) -> int:
+    def stderr_size(self) -> int:
         """Return the size of stderr in bytes."""
         return _size(self.stderr)
 

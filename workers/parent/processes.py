@@ -56,8 +56,9 @@ def thread_time(pid: int, thread: int) -> float:
     return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
-# -- dying with the parent, and describing how a process ended A process without heartbeats must not continue a task
-# that may run elsewhere by then.
+# -- dying with the parent, and describing how a process ended
+#
+# A process without heartbeats must not continue a task that may run elsewhere by then.
 
 _PR_SET_PDEATHSIG = 1
 

@@ -106,7 +106,7 @@ def main(
     while True:
         try:
             _, data = decode(tuple[str, bytes], pipe.recv_bytes())
-        except (EOFError, OSError):  # OSError if it died with unread data
+        except (EOFError, OSError):  # OSError if the worker died with unread data
             return
         dispatch = decode(Dispatch, data)
         job = Job(dispatch, Bundle("", "", "", 1), 0, time.monotonic())

@@ -227,7 +227,7 @@ class Pool:
             self._held.unlimit(job.slot)
             job.deadline = job.soft_deadline = None
         turn = self._runner.follow(job, report)
-        self._turns.verdict(job)  # if the turn took too long, drop it: the leader sends an activation, which fails
+        self._turns.verdict(job)  # dropped: if the turn took too long, the leader's activation will, too
         return turn
 
     def _end(self, job: Job, report: AttemptReport, turn: Activated | None = None, *, later: bool = False) -> None:
